@@ -86,6 +86,7 @@ setup(
         "torch>=2.11,<2.14",
         "torchrl>=0.14,<0.15",
         "pyyaml>=6",
+        "jinja2",
         "numpy",
         "tqdm",
     ],

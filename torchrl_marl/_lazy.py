@@ -66,9 +66,9 @@ def _imported_for_type_checkers(package: str) -> dict[str, str]:
 # Modules and packages that moved into a folder under their own names.
 _MOVED_INTO = {
     "apps": "choosing console export players plotting reports serving suites",
-    "apps.cli": "arguments evaluating listing",
-    "apps.jobs": "pruning seeds tuning",
-    "apps.reports": "curves experiments",
+    "apps.cli": "arguments evaluating",
+    "apps.jobs": "tuning",
+    "apps.reports": "curves",
     "functional": "kernels sum_tree",
     "runtime": "import_path memory naming random_state ranks torchrun trust",
     "specs": "joining stacking",
@@ -82,6 +82,7 @@ MOVED = {
     "collectors.splitting": "contrib.splitting",
     "distributed": "apps.jobs",
     "envs.external": "apps.external",
+    "experiments": "apps.reports.curves",
     "games.matchmaking": "games.ratings",
     "games.ranking": "contrib.ranking",
     "games.sequence_form": "games.equilibrium",
@@ -90,10 +91,13 @@ MOVED = {
     "learners.replay.tree_sampler": "contrib.tree_sampler",
     "learners.replay_population": "learners.members",
     "links": "runtime.trust",
+    "listing": "apps.cli.main",
     "modules.routed": "contrib.routed",
     "per_group": "functional.statistics",
     "population": "specs.joining",
+    "pruning": "apps.jobs.tuning",
     "registry": "settings.registry",
+    "seeds": "apps.jobs.jobs",
 }
 
 

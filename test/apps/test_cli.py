@@ -222,7 +222,8 @@ class TestNoise:
         monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", "ERROR")
         source = "import warnings\ndef warn(level): warnings.warn('two\\nlines', stacklevel=level)"
         ours, theirs = {}, {}
-        exec(compile(source, str(Path(cli.__file__).parent / "envs" / "x.py"), "exec"), ours)
+        path = Path(torchrl_marl.__file__).parent / "envs" / "x.py"
+        exec(compile(source, str(path), "exec"), ours)
         exec(compile(source, "elsewhere.py", "exec"), theirs)
         with warnings.catch_warnings():
             shown = warnings.showwarning

@@ -8,8 +8,7 @@ from meadow import Meadow
 from plotted import make_groups_run, make_run
 
 from torchrl_marl.apps.plotting import learning_curve
-from torchrl_marl.apps.reports.curves import read_run
-from torchrl_marl.apps.reports.experiments import experiments, world_name
+from torchrl_marl.apps.reports.curves import experiments, read_run, world_name
 from torchrl_marl.runs import train
 
 pytest.importorskip("matplotlib")

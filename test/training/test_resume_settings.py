@@ -12,7 +12,7 @@ from runs import assert_equal, assert_same_run, final_state, small_config, table
 
 import torchrl_marl
 from torchrl_marl.apps.cli import main as cli
-from torchrl_marl.apps.suites.running import train_one
+from torchrl_marl.apps.jobs.jobs import train_or_resume
 from torchrl_marl.errors import CheckpointError, ConfigError
 from torchrl_marl.recipes import load_config
 from torchrl_marl.runs import resume
@@ -220,7 +220,7 @@ def test_every_kind_of_run_keeps_its_settings(kind, tmp_path):
 def test_a_run_of_a_suite_keeps_its_settings(run):
     edit(run, "  lr: 0.0005", "  lr: 0.1")
     with pytest.raises(ConfigError, match="learner.lr was 0.0005 when this run was made"):
-        train_one({}, run)
+        train_or_resume({}, run)
 
 
 def test_a_member_of_a_population_keeps_its_own(tmp_path):

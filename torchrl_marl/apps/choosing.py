@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -257,7 +258,7 @@ def algorithms_for(world: Any) -> Fits:
     state = RandomState(0)
     with state.active():
         seen = _look(given)
-        discrete = _Discrete(given)
+        discrete = functools.cache(functools.partial(_look_at_discrete, given))
         found = {a: _fit(a, seen, discrete) for a in ALGORITHMS.names()}
     return Fits(name, seen.traits, found)
 
@@ -320,24 +321,15 @@ def _look(world: EnvConfig | EnvBase) -> _Seen:
     return _Seen(team, batch, traits_of(team, batch))
 
 
-class _Discrete:
-    """The same world with discrete actions, where it has them; built when it is asked for."""
-
-    def __init__(self, world: EnvConfig | EnvBase) -> None:
-        self._config = world if isinstance(world, EnvConfig) else None
-        self._seen: _Seen | None = None
-
-    def __call__(self) -> _Seen | None:
-        """Returns it, or None where there is none."""
-        config, self._config = self._config, None
-        if config is not None and config.continuous_actions:
-            # Else it has continuous ones only.
-            with contextlib.suppress(UserError):
-                self._seen = _look(dataclasses.replace(config, continuous_actions=False))
-        return self._seen
+def _look_at_discrete(world: EnvConfig | EnvBase) -> _Seen | None:
+    """Plays the same world with discrete actions; None where it has none."""
+    if isinstance(world, EnvConfig) and world.continuous_actions:
+        with contextlib.suppress(UserError):  # it has continuous ones only
+            return _look(dataclasses.replace(world, continuous_actions=False))
+    return None
 
 
-def _fit(algorithm: str, seen: _Seen, discrete: _Discrete) -> Fit:
+def _fit(algorithm: str, seen: _Seen, discrete: Callable[[], _Seen | None]) -> Fit:
     """Asks the learner of an algorithm, as it is and then with what such a world takes."""
     fit = _fit_as_it_is(algorithm, seen)
     continuous = not all(group.discrete for group in seen.team.groups.values())

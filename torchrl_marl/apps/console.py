@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torchrl_marl.training.run import Run
 
 __all__ = [
+    "aligned",
     "number",
     "report",
     "settings_markdown",
@@ -44,6 +45,26 @@ def table(rows: Sequence[tuple[str, str]]) -> str:
     """Formats names and texts as two columns."""
     width = max((len(name) for name, _ in rows), default=0)
     return "\n".join(f"  {name:<{width}}  {text}".rstrip() for name, text in rows)
+
+
+def aligned(rows: Sequence[Sequence[str]], numbers: slice = slice(0), indent: str = "  ") -> str:
+    """Formats rows of as many texts each as columns.
+
+    Args:
+        rows (sequence of sequences of str): the texts.
+        numbers (slice): the columns that are flush right.
+        indent (str): stands before each row.
+    """
+    right = range(len(rows[0]))[numbers]
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    lines = (
+        [
+            cell.rjust(w) if i in right else cell.ljust(w)
+            for i, (cell, w) in enumerate(zip(row, widths))
+        ]
+        for row in rows
+    )
+    return "\n".join((indent + "  ".join(line)).rstrip() for line in lines)
 
 
 def settings_table(settings: Sequence[Setting], *, words: bool = False) -> str:
@@ -109,12 +130,7 @@ def report(runs: Sequence[Run], seeds: Sequence[int]) -> str:
         ),
         ["mean", *(number(_mean(column)) for column in zip(*numbers)), ""],
     ]
-    widths = [max(map(len, column)) for column in zip(*lines)]
-    aligned = (
-        [row[0].ljust(widths[0]), *map(str.rjust, row[1:-1], widths[1:-1]), row[-1]]
-        for row in lines
-    )
-    return "return by seed:\n" + "\n".join("  " + "  ".join(row).rstrip() for row in aligned)
+    return "return by seed:\n" + aligned(lines, slice(1, -1))
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -140,9 +156,14 @@ def number(value: Any) -> str:
 
 def tell(text: str) -> None:
     """Prints what a run says at its end; of several processes that train as one, one does."""
-    here = place()
-    if here is None or here.rank == 0:
+    if _is_first():
         print(text)
+
+
+def _is_first() -> bool:
+    """Whether this is the only process of a run, or the first of several."""
+    here = place()
+    return here is None or here.rank == 0
 
 
 def tell_error(error: UserError) -> None:
@@ -162,10 +183,8 @@ def tell_stopped(folder: Path | None, saved: bool = True, *, command: str = "tra
     Keyword Args:
         command (str): which trained it.
     """
-    here = place()
-    if here is not None and here.rank:
-        return
-    print(f"\ntorchrl-marl: stopped{_how_to_go_on(folder, saved, command)}", file=sys.stderr)
+    if _is_first():
+        print(f"\ntorchrl-marl: stopped{_how_to_go_on(folder, saved, command)}", file=sys.stderr)
 
 
 def _how_to_go_on(folder: Path | None, saved: bool, command: str) -> str:
@@ -210,7 +229,7 @@ def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     frame = sys._getframe(1)
     while frame.f_back and Path(frame.f_code.co_filename).name == "warnings.py":
         frame = frame.f_back
-    if not Path(frame.f_code.co_filename).is_relative_to(Path(__file__).parent):
+    if not Path(frame.f_code.co_filename).is_relative_to(Path(__file__).parents[1]):
         return
     text = " ".join(f"torchrl-marl: warning: {message}".split())
     if "tqdm" in sys.modules:

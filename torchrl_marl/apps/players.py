@@ -14,7 +14,8 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from torchrl_marl.apps.pictures.drawing import check_matplotlib
+from torchrl_marl.apps.console import aligned
+from torchrl_marl.apps.pictures.drawing import check_matplotlib, new_figure, save_figure
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.games import Ratings, bradley_terry, nash_average
 from torchrl_marl.training.files import whole_file, writing
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Standing",
-    "check_picture",
     "evenly",
     "heat_map",
     "rating_curve",
@@ -133,7 +133,7 @@ def standing_text(
         rated = f"{found.ratings.rating[i]:+.0f}", f"{low[i]:+.0f} to {high[i]:+.0f}"
         rows.append([names[i], f"{earned[i]:+.3f}", *weight, f"{won[i]:.3f}", *rated])
     ranked, values = [names[i] for i in order], found.earned[order][:, order]
-    return f"{_aligned(rows)}\n\n{_matrix(ranked, values, 'earned from')}"
+    return f"{aligned(rows, slice(1, None))}\n\n{_matrix(ranked, values, 'earned from')}"
 
 
 def _mean(values: Tensor, mask: Tensor) -> Tensor:
@@ -146,16 +146,7 @@ def _matrix(names: Sequence[str], values: Tensor, what: str) -> str:
     rows = [[what, *numbers]]
     for i, own in enumerate(values.tolist()):
         rows.append([f"{i + 1} {names[i]}", *(f"{x:.2f}" for x in own)])
-    return _aligned(rows)
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    lines = (
-        [row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:]))]
-        for row in rows
-    )
-    return "\n".join("  " + "  ".join(line).rstrip() for line in lines)
+    return aligned(rows, slice(1, None))
 
 
 def write_table(
@@ -196,15 +187,6 @@ def _write_csv(path: Path, head: Sequence[str], rows: Sequence[Sequence[Any]]) -
     return path
 
 
-def check_picture() -> None:
-    """Refuses to draw without matplotlib.
-
-    Raises:
-        MissingExtraError: it is not installed.
-    """
-    check_matplotlib()
-
-
 def heat_map(
     names: Sequence[str],
     table: TensorDictBase,
@@ -228,13 +210,10 @@ def heat_map(
         MissingExtraError: matplotlib is not installed.
         WriteError: the picture cannot be written.
     """
-    check_picture()
-    from matplotlib import pyplot
-
+    check_matplotlib()
     values = table["returns"] if found is None else found.earned
     size = 2.5 + 0.7 * len(names)
-    figure = pyplot.figure(figsize=(size + 1.5, size), layout="constrained")
-    pyplot.close(figure)  # a notebook shows the returned figure, once
+    figure = new_figure(size + 1.5, size)
     axes = figure.add_subplot()
     options: dict[str, Any] = {"cmap": "viridis"}
     if found is not None:
@@ -251,13 +230,11 @@ def heat_map(
             dark = sum(image.to_rgba(value)[:3]) < 1.4  # of 3, white
             color = "white" if dark else "black"
             axes.text(j, i, f"{value:.2f}", ha="center", va="center", fontsize=8.5, color=color)
-    what = "earned by the row (its Nash average)"
-    what = "return, as rows of the table" if found is None else what
+    what = "earned by the row (its Nash average)" if found else "return, as rows of the table"
     figure.colorbar(image, label=what, shrink=0.8)
     axes.set_title(title)
     if path is not None:
-        with whole_file(path, "wb") as file:
-            figure.savefig(file, dpi=150, format="png")
+        save_figure(figure, path)
     return figure
 
 
@@ -292,11 +269,8 @@ def rating_curve(
         MissingExtraError: matplotlib is not installed.
         WriteError: the picture cannot be written.
     """
-    check_picture()
-    from matplotlib import pyplot
-
-    figure = pyplot.figure(figsize=(6, 3.6), layout="constrained")
-    pyplot.close(figure)
+    check_matplotlib()
+    figure = new_figure(6, 3.6)
     axes = figure.add_subplot()
     order = sorted(frames, key=frames.__getitem__)
     x = [frames[i] for i in order]
@@ -314,6 +288,5 @@ def rating_curve(
     axes.grid(alpha=0.3)
     if path is None:
         return figure
-    with whole_file(path, "wb") as file:
-        figure.savefig(file, dpi=150, format="png")
+    save_figure(figure, path)
     return path

@@ -12,10 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from torchrl_marl.apps.pictures.drawing import check_matplotlib, legend_below
-from torchrl_marl.apps.reports.curves import Curves, read_run
-from torchrl_marl.apps.reports.experiments import experiments, world_name
-from torchrl_marl.apps.reports.grouping import by_world, find_runs
+from torchrl_marl.apps.pictures.drawing import (
+    check_matplotlib,
+    legend_below,
+    new_figure,
+    save_figure,
+)
+from torchrl_marl.apps.reports.curves import Curves, experiments, read_run, world_name
+from torchrl_marl.apps.reports.grouping import REWARD, by_world, find_runs
 from torchrl_marl.errors import CheckpointError, ConfigError, nearest
 from torchrl_marl.training.config import read_run_config, seed_folders
 from torchrl_marl.training.files import whole_file, writing
@@ -27,7 +31,6 @@ if TYPE_CHECKING:
 
 __all__ = ["aggregate", "learning_curve"]
 
-_REWARD = "/episode_reward"
 _COLORS = ("#2a6fbb", "#d1662a", "#3a8f57", "#9a4fb0", "#b8902a", "#4f9fb0", "#b03a5b", "#5d4037")
 _STYLES = ("-", "--", "-.")  # for lines beyond the number of colors
 _ACROSS = 4  # panels beside each other
@@ -93,11 +96,10 @@ def learning_curve(
     check_matplotlib()
     runs = _read([folders] if isinstance(folders, (str, Path)) else list(folders))
     panels = _panels(runs, key)
-    from matplotlib import pyplot, rc_context
+    from matplotlib import rc_context
 
     with rc_context(_style()):
-        figure = pyplot.figure(figsize=(7.2, 4.2), layout="constrained")
-        pyplot.close(figure)  # a notebook shows the returned figure, once
+        figure = new_figure(7.2, 4.2)
         _draw(figure, panels, runs, key)
     if path is not None:
         _save(figure, Path(path))
@@ -199,7 +201,7 @@ def _by_group(named: list[tuple[str, list[Curves]]], key: str | None) -> dict[st
     columns = [[key] if key else _reward_columns(seeds) for _, seeds in named]
     if len(named) > 1 and len(columns[0]) > 1 and all(c == columns[0] for c in columns):
         return {
-            column.removesuffix(_REWARD): [
+            column.removesuffix(REWARD): [
                 _Line(name, seeds, column, i) for i, (name, seeds) in enumerate(named)
             ]
             for column in columns[0]
@@ -214,7 +216,7 @@ def _all_lines(
     for name, seeds in named:
         own = [key] if key else _reward_columns(seeds)
         for column in own:
-            group = column.removesuffix(_REWARD)
+            group = column.removesuffix(REWARD)
             both = group if len(named) == 1 else f"{name}: {group}"
             yield name if len(own) == 1 else both, seeds, column
 
@@ -297,7 +299,7 @@ def _draw_references(axes: Axes, lines: Sequence[_Line], legend: dict[str, Artis
 def _summarized(line: _Line, name: str) -> list[float]:
     """Returns the figures of a line's group from its seeds' summaries."""
     if len(_reward_columns(line.seeds)) > 1:
-        name = f"{line.column.removesuffix(_REWARD)}/{name}"
+        name = f"{line.column.removesuffix(REWARD)}/{name}"
     found = [seed.summary.get(name) for seed in line.seeds]
     return [float(value) for value in found if isinstance(value, (int, float))]
 
@@ -311,7 +313,7 @@ def _evaluations(line: _Line) -> list[tuple[np.ndarray, np.ndarray]]:
 
 def _reward_columns(seeds: Sequence[Curves]) -> list[str]:
     trained, evaluated = (
-        [name for name in table if name.endswith(_REWARD)]
+        [name for name in table if name.endswith(REWARD)]
         for table in (seeds[0].training, seeds[0].evaluation)
     )
     return trained or (evaluated if len(evaluated) > 1 else ["return_mean"])
@@ -340,8 +342,7 @@ def _save(figure: Figure, path: Path) -> None:
         )
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    with whole_file(path, "wb") as file:
-        figure.savefig(file, dpi=150, format=path.suffix[1:])
+    save_figure(figure, path, kind=path.suffix[1:])
 
 
 def _write_table(path: Path, panels: Sequence[_Panel], key: str | None) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from tensordict import TensorDictBase
 
-from torchrl_marl.apps.comparison import Comparison, Side, compare, win_interval
-from torchrl_marl.apps.console import number, table
+from torchrl_marl.apps.comparison import Comparison, Side, win_interval
+from torchrl_marl.apps.console import aligned, number, table
 from torchrl_marl.errors import ConfigError, quoted
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.config import TrainConfig
@@ -19,7 +19,7 @@ from torchrl_marl.training.entrants import enter
 from torchrl_marl.training.evaluation import Episodes, kind_of, where_they_differ
 from torchrl_marl.training.run import Run
 
-__all__ = ["print_against", "print_comparison", "print_evaluation"]
+__all__ = ["comparison_text", "print_against", "print_evaluation"]
 
 
 def print_evaluation(config: TrainConfig, parsed: argparse.Namespace) -> None:
@@ -32,8 +32,8 @@ def print_evaluation(config: TrainConfig, parsed: argparse.Namespace) -> None:
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     run = Run.load(Path(parsed.run), device=parsed.device, trust=parsed.trust)
-    own = config.evaluation.deterministic
-    kinds = [True] if parsed.deterministic else [False] if parsed.stochastic else [own, not own]
+    own, kind = config.evaluation.deterministic, parsed.deterministic
+    kinds = [own, not own] if kind is None else [kind]
     played: dict[bool, Episodes] = {}
     for kind in kinds:
         film = {"gif": parsed.gif, "mp4": parsed.mp4, "shown": parsed.episodes_shown}
@@ -66,7 +66,7 @@ def evaluation_text(found: Mapping[str, Mapping[str, float]]) -> str:
         ["length", *(f"{number(own['length_mean'])} ({_span(own, 'length')})" for own in columns)]
     )
     lines.append(["episodes", *(number(own["episodes"]) for own in columns)])
-    return _aligned(lines)
+    return aligned(lines)
 
 
 def _with_interval(own: Mapping[str, float], key: str, name: str) -> str:
@@ -77,28 +77,6 @@ def _with_interval(own: Mapping[str, float], key: str, name: str) -> str:
 
 def _span(own: Mapping[str, float], name: str) -> str:
     return f"{number(own[f'{name}_min'])} to {number(own[f'{name}_max'])}"
-
-
-def _aligned(lines: Sequence[Sequence[str]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*lines)]
-    rows = ("  ".join(cell.ljust(w) for cell, w in zip(line, widths)) for line in lines)
-    return "\n".join(f"  {row}".rstrip() for row in rows)
-
-
-def print_comparison(parsed: argparse.Namespace) -> None:
-    """Plays two sides on the same starts, and says whether one is better."""
-    kind = True if parsed.deterministic else False if parsed.stochastic else None
-    found = compare(
-        parsed.first,
-        parsed.second,
-        episodes=parsed.episodes,
-        deterministic=kind,
-        seed=parsed.seed,
-        device=parsed.device,
-        trust=parsed.trust,
-        by_seed=parsed.by_seed,
-    )
-    print(comparison_text(found))
 
 
 def comparison_text(found: Comparison) -> str:
@@ -121,7 +99,7 @@ def comparison_text(found: Comparison) -> str:
     ]
     marked = [words for side in sides for words in side.unfinished]
     more = [("not finished", words) for words in marked]
-    return "\n".join([_aligned(lines), table([*rows, *more]), f"  {found.verdict}."])
+    return "\n".join([aligned(lines), table([*rows, *more]), f"  {found.verdict}."])
 
 
 def _return_of(side: Side) -> str:
@@ -158,8 +136,8 @@ def print_against(config: TrainConfig, parsed: argparse.Namespace) -> None:
             "one plays against the other; `torchrl-marl crossplay` lets players play with each "
             "other, `torchrl-marl compare` compares runs."
         )
-    own = config.evaluation.deterministic
-    kind = parsed.deterministic or (own and not parsed.stochastic)
+    kind = parsed.deterministic
+    kind = config.evaluation.deterministic if kind is None else kind
     options = {"deterministic": kind, "seed": parsed.seed}
     me, other = ([players[name]] for name in names)
     rows = [("actions", kind_of(kind))]

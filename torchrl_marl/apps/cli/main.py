@@ -6,15 +6,19 @@ Nothing heavy is imported before the arguments are known to be right.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torchrl_marl.apps.cli.arguments import COMMANDS, make_parser
 from torchrl_marl.apps.console import (
     report,
+    settings_markdown,
+    settings_table,
     silence_others,
     table,
     tell,
@@ -34,7 +38,7 @@ if TYPE_CHECKING:
     from torchrl_marl.training.config import TrainConfig
     from torchrl_marl.training.run import Run
 
-__all__ = ["main"]
+__all__ = ["beside", "free", "main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -113,7 +117,7 @@ def _train(parsed: argparse.Namespace) -> None:
         _resume(parsed)
         return
     from torchrl_marl import runs as doors
-    from torchrl_marl.apps.jobs.seeds import train_each
+    from torchrl_marl.apps.jobs.jobs import train_each
     from torchrl_marl.training.folder import check_folder
     from torchrl_marl.training.recorder import check_logging
 
@@ -241,9 +245,16 @@ def _evaluate(parsed: argparse.Namespace) -> None:
 
 def _compare(parsed: argparse.Namespace) -> None:
     silence_others()
-    from torchrl_marl.apps.cli.evaluating import print_comparison
+    from torchrl_marl.apps.cli.evaluating import comparison_text
+    from torchrl_marl.apps.comparison import compare
 
-    print_comparison(parsed)
+    print(comparison_text(compare(**_options(parsed))))
+
+
+def _options(parsed: argparse.Namespace, but: str = "") -> dict[str, Any]:
+    """Returns the arguments of a command that are those of a function by name, too."""
+    others = ("command", "rest", but)
+    return {key: value for key, value in vars(parsed).items() if key not in others}
 
 
 def _tune(parsed: argparse.Namespace) -> None:
@@ -267,18 +278,43 @@ def _tune(parsed: argparse.Namespace) -> None:
 def _suite(parsed: argparse.Namespace) -> None:
     from torchrl_marl.apps.suites.running import suite_command
 
-    suite_command(
-        parsed.settings,
-        out=parsed.out,
-        resume=parsed.resume,
-        jobs=parsed.jobs,
-        dry_run=parsed.dry_run,
-        trust=parsed.trust,
-    )
+    suite_command(parsed.settings, **_options(parsed, but="settings"))
+
+
+def beside(folders: Iterable[str | Path]) -> Path:
+    """Returns the folder in which all of these lie; that of the first where they share none.
+
+    Args:
+        folders (iterable of paths): run folders.
+
+    Examples:
+        >>> beside(["runs/a/seed0", "runs/b"]).as_posix()
+        'runs'
+    """
+    parents = [os.path.dirname(os.path.abspath(folder)) for folder in folders]
+    try:
+        found = os.path.commonpath(parents)
+    except ValueError:  # of several drives
+        found = parents[0]
+    if os.path.dirname(found) == found:
+        found = parents[0]
+    near = os.path.relpath(found)
+    return Path(found if near.startswith(os.pardir) else near)
+
+
+def free(path: Path) -> Path:
+    """Returns the path, or one with a number where there is something already.
+
+    Args:
+        path (Path): a file or a folder.
+    """
+    if not os.path.lexists(path):
+        return path
+    numbered = (path.with_name(f"{path.stem}_{i}{path.suffix}") for i in count(2))
+    return next(one for one in numbered if not os.path.lexists(one))
 
 
 def _crossplay(parsed: argparse.Namespace) -> None:
-    from torchrl_marl.apps.cli.listing import beside, free
     from torchrl_marl.training.entrants import runs_of_players
 
     given = [str(name) for name in parsed.players]
@@ -313,11 +349,12 @@ def _play_off(
     """
     silence_others()
     from torchrl_marl.apps import players
+    from torchrl_marl.apps.pictures.drawing import check_matplotlib
     from torchrl_marl.specs import TeamSpec
     from torchrl_marl.training.crossplay import cross_play, seats_of
     from torchrl_marl.training.entrants import enter, same_players
 
-    players.check_picture()
+    check_matplotlib()
     games = parsed.episodes * len(names) ** 2
     env, policies = enter(given, min(games, 1000), device=parsed.device, trust=parsed.trust)
     sides, first = seats_of(TeamSpec.from_env(env)), same_players(policies)
@@ -354,7 +391,6 @@ def _export(parsed: argparse.Namespace) -> None:
 
 def _plot(parsed: argparse.Namespace) -> None:
     silence_others()
-    from torchrl_marl.apps.cli.listing import beside, free
     from torchrl_marl.apps.plotting import learning_curve
 
     folders, path, name = [Path(run) for run in parsed.runs], parsed.out, "learning_curve.png"
@@ -378,25 +414,80 @@ def _serve(parsed: argparse.Namespace) -> None:
     silence_others()
     from torchrl_marl.apps.serving import serve
 
-    serve(
-        parsed.run,
-        follow=parsed.follow,
-        host=parsed.host,
-        port=parsed.port,
-        token_file=parsed.token_file,
-        tls_certificate=parsed.tls_cert,
-        tls_key=parsed.tls_key,
-        max_clients=parsed.max_clients,
-        stochastic=parsed.stochastic,
-        execution=parsed.execution,
-        trust=parsed.trust,
-    )
+    serve(parsed.run, **_options(parsed, but="run"))
 
 
 def _list(parsed: argparse.Namespace) -> None:
-    from torchrl_marl.apps.cli.listing import print_list
+    what, recipe, world = parsed.what, parsed.recipe, parsed.world
+    if recipe is not None and what != "settings":
+        raise ConfigError(
+            f"found {quoted(recipe)} after {what!r}, expected nothing; "
+            "`torchrl-marl list settings RECIPE` shows the values of a recipe."
+        )
+    if parsed.markdown and what != "settings":
+        raise ConfigError(
+            "--markdown is given without `settings`, expected: list settings --markdown."
+        )
+    if world is not None and what != "algorithms":
+        raise ConfigError(
+            f"--for is given without `algorithms`, expected: list algorithms --for {world}."
+        )
+    if world is not None:
+        _list_fitting(world)
+    elif what == "settings":
+        _list_settings(recipe, parsed.markdown)
+    elif what == "schema":
+        _list_schema()
+    else:
+        for one in [what] if what else ("recipes", "scenarios", "algorithms"):
+            print(f"{one}:")
+            print(table(_rows_of(one)))
 
-    print_list(parsed.what, parsed.recipe, markdown=parsed.markdown, world=parsed.world)
+
+def _rows_of(what: str) -> list[tuple[str, str]]:
+    from torchrl_marl import recipes
+    from torchrl_marl.envs.libraries import world_rows
+    from torchrl_marl.learners.algorithms import ALGORITHMS
+
+    if what == "recipes":
+        return recipes.recipe_rows()
+    if what == "algorithms":
+        return list(ALGORITHMS.words().items())
+    if what == "suites":
+        from torchrl_marl.apps.suites.running import suite_rows
+
+        return suite_rows()
+    return world_rows()
+
+
+def _list_schema() -> None:
+    from torchrl_marl.settings import json_schema
+    from torchrl_marl.training.config import TrainConfig
+
+    print(json.dumps(json_schema(TrainConfig, "a recipe of torchrl_marl"), indent=2))
+
+
+def _list_fitting(world: str) -> None:
+    silence_others()
+    from torchrl_marl.apps.choosing import algorithms_for
+
+    print(algorithms_for(world).text())
+
+
+def _list_settings(recipe: str | None, markdown: bool) -> None:
+    from torchrl_marl.recipes import DEFAULT_RECIPE, explain, read_config
+    from torchrl_marl.settings import read_by_others
+
+    if markdown:
+        values = None if recipe is None else read_config(recipe)
+        print(settings_markdown(explain(values)))
+        return
+    recipe = recipe or DEFAULT_RECIPE
+    config = read_config(recipe)
+    idle = tuple(f"{key}." for key in read_by_others(config))
+    chosen = [one for one in explain(config) if not f"{one.key}.".startswith(idle)]
+    print(f"settings, with their values in {recipe}:")
+    print(settings_table(chosen, words=True))
 
 
 _ACTIONS = {

@@ -5,6 +5,6 @@ from typing import TYPE_CHECKING
 from torchrl_marl._lazy import attach
 
 if TYPE_CHECKING:
-    from torchrl_marl.apps.jobs.ray_runs import train_all
+    from torchrl_marl.apps.jobs.jobs import train_all
 
-__getattr__, __dir__, __all__ = attach(__name__, {"ray_runs": ["train_all"]})
+__getattr__, __dir__, __all__ = attach(__name__, {"jobs": ["train_all"]})

@@ -6,16 +6,18 @@ import importlib.util
 import logging
 import textwrap
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchrl_marl.errors import MissingExtraError
+from torchrl_marl.training.files import whole_file
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.figure import Figure
     from matplotlib.legend import Legend
 
-__all__ = ["check_matplotlib", "has_matplotlib", "legend_below"]
+__all__ = ["check_matplotlib", "has_matplotlib", "legend_below", "new_figure", "save_figure"]
 
 _WIDEST = 90  # letters of a line
 
@@ -45,6 +47,25 @@ def check_matplotlib() -> None:
         logger.setLevel(level)
 
 
+def new_figure(width: float, height: float) -> Figure:
+    """Returns an empty figure; a notebook shows it once, where it is returned."""
+    from matplotlib import pyplot
+
+    figure = pyplot.figure(figsize=(width, height), layout="constrained")
+    pyplot.close(figure)
+    return figure
+
+
+def save_figure(figure: Figure, path: Path, kind: str = "png", dpi: int = 150) -> None:
+    """Writes a figure whole or not at all.
+
+    Raises:
+        WriteError: it cannot be written.
+    """
+    with whole_file(path, "wb") as file:
+        figure.savefig(file, dpi=dpi, format=kind)
+
+
 def legend_below(
     figure: Figure, entries: Mapping[str, Artist], title: str = "", most: int = 4
 ) -> None:
@@ -57,17 +78,14 @@ def legend_below(
         most (int): columns at most.
     """
     room = figure.bbox.width
-    for columns in range(min(len(entries), most), 0, -1):
-        legend, lines = _legend(figure, entries, title, columns, _WIDEST)
+    looks = [(columns, _WIDEST) for columns in range(min(len(entries), most), 0, -1)]
+    # Where a column of its own is too wide, lines are broken.
+    looks += [(1, letters) for letters in range(_WIDEST - 4, 10, -4)]
+    for columns, letters in looks:
+        legend, lines = _legend(figure, entries, title, columns, letters)
         if legend.get_window_extent().width < room:
             break
         legend.remove()
-    else:  # a column of its own is too wide: lines are broken
-        for letters in range(_WIDEST, 10, -4):
-            legend, lines = _legend(figure, entries, title, 1, letters)
-            if legend.get_window_extent().width < room:
-                break
-            legend.remove()
     figure.set_figheight(figure.get_figheight() + 0.2 * lines)
 
 

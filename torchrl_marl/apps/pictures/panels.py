@@ -47,6 +47,7 @@ class ShapesPanel:
             axes.add_patch(box)
         self._known: list[tuple[Any, ...]] = []
         self._drawn: list[Any] = []
+        self._lines: tuple[Any, ...] = ()
 
     def show(self, frame: Frame, recent: Sequence[Frame]) -> None:
         """Moves all artists to their places in a frame.
@@ -74,7 +75,7 @@ class ShapesPanel:
             for artist in artists.values():
                 artist.remove()
         self._drawn = [self._artists(shape) for shape in shapes]
-        for lines in getattr(self, "_lines", ()):
+        for lines in self._lines:
             lines.remove()
         add: Any = self.axes.add_collection
         self._trails = add(LineCollection([], linewidths=1.6, zorder=5), autolim=False)

@@ -1,10 +1,9 @@
 """Reports: what many runs say together, with its uncertainty, as tables and one page to look at.
 
-In the order of the work: ``finding`` (run folders), ``records`` (their measured returns),
-``grouping`` (worlds and algorithms), ``foreign`` (others' tables), ``references`` (what returns are
-normalized by), ``lines`` (sample efficiency), ``scores``, ``aggregates`` and ``results``
-(estimates), ``answers`` (sentences), ``tables`` (Markdown, CSV), ``pictures`` (PNG) and ``page``
-(HTML).
+In the order of the work: ``curves`` (run folders and what tells them apart), ``grouping`` (runs by
+environment and algorithm), ``aggregates`` (scores, references, estimates), ``results`` (a whole
+report, also with tables of others), ``answers`` (sentences), ``tables`` (Markdown, CSV),
+``pictures`` (PNG) and ``page`` (HTML).
 """
 
 from typing import TYPE_CHECKING

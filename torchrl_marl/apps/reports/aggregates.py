@@ -12,7 +12,14 @@ from typing import Any
 import numpy as np
 import yaml
 
-from torchrl_marl.apps.reports.grouping import REWARD, Numbers, Progress, Record, World
+from torchrl_marl.apps.reports.grouping import (
+    REWARD,
+    Numbers,
+    Progress,
+    Record,
+    World,
+    mean_of_known,
+)
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.training.statistics import (
     Estimate,
@@ -26,20 +33,12 @@ from torchrl_marl.training.statistics import (
 )
 
 __all__ = [
-    "POINTS",
-    "STATISTICS",
     "Aggregate",
     "Line",
-    "Reference",
     "Scored",
     "Team",
     "WorldResult",
     "aggregates_of",
-    "find_reference",
-    "improvements",
-    "line_of",
-    "on_grid",
-    "profile_of",
     "read_references",
     "result_of",
     "shown_by",
@@ -359,7 +358,7 @@ def line_of(runs: Sequence[Progress], points: int = POINTS) -> Line | None:
     each = on_grid(runs, grid)
     value, low, high = _estimates(each)
     agent_frames, seconds = (
-        _mean(on_grid(runs, grid, column)) for column in ("agent_frames", "seconds")
+        mean_of_known(on_grid(runs, grid, column), 1) for column in ("agent_frames", "seconds")
     )
     return Line(
         grid, agent_frames, seconds, value, low, high, np.isfinite(each).sum(1).astype(float), each
@@ -391,12 +390,6 @@ def _estimates(each: Numbers) -> tuple[Numbers, Numbers, Numbers]:
         if found.has_interval:
             low[rows], high[rows] = found.low, found.high
     return value, low, high
-
-
-def _mean(each: Numbers) -> Numbers:
-    known = np.isfinite(each)
-    total = np.where(known, each, 0).sum(1)
-    return np.where(known.any(1), total / np.maximum(known.sum(1), 1), np.nan)
 
 
 STATISTICS = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import resources
 from typing import Any
 
 import numpy as np
@@ -24,12 +25,14 @@ from torchrl_marl.training.statistics import (
 
 __all__ = [
     "answers",
+    "asset",
     "counted",
     "duration",
     "figure",
     "listed",
     "methods",
     "notes",
+    "ranged",
     "share",
     "with_interval",
 ]
@@ -108,6 +111,17 @@ def counted(number: int, thing: str) -> str:
     return f"{number:,} {thing}{'s' * (number != 1)}"
 
 
+def ranged(counts: Sequence[int], thing: str) -> str:
+    """Formats several numbers of things, from the least to the most.
+
+    Examples:
+        >>> ranged([5, 3], "seed"), ranged([1, 1], "seed")
+        ('3 to 5 seeds', '1 seed')
+    """
+    low, high = min(counts), max(counts)
+    return counted(high, thing) if low == high else f"{low} to {counted(high, thing)}"
+
+
 def listed(names: Sequence[str], most: int = 6) -> str:
     """Joins names with commas and `and`; many are cut.
 
@@ -150,41 +164,23 @@ def notes(report: Report) -> list[str]:
     ]
 
 
-def methods(report: Report) -> list[str]:
+def methods() -> list[str]:
     """Returns how the figures were worked out."""
-    percent = f"{CONFIDENCE:.0%}".replace("%", " %")
-    return [
-        "A run's score is the mean return of the episodes of its last evaluation; where a world's "
-        "algorithms were trained for different frames, that of the evaluation at the frames that "
-        "all have come to.",
-        "IQM is the interquartile mean: the mean of the middle half of the runs.",
-        f"Intervals are of {percent}: percentiles of the figure over 5,000 resamples of the seeds "
-        "(2,000 for curves and profiles), drawn with replacement within each world (stratified "
-        "bootstrap). They say how much another set of seeds would change the figure, and nothing "
-        "of other worlds or settings.",
-        "P(X > Y) is the probability that a run of X has a greater score than one of Y, mean over "
-        "worlds; a tie counts half. It is called more than chance where its interval lies above "
-        f"one half and the exact two-sided test (the seeds of each world dealt out to the two in "
-        f"every way) finds it in at most {1 - CONFIDENCE:.0%} of the cases.".replace("%", " %"),
-        "Each pair of algorithms is tested by itself: of twenty pairs that do not differ, one may "
-        "be told apart.",
-        "A normalized score is 0 at the random policy's return and 1 at the best known one, of "
-        "the sources given.",
-        "A performance profile is the share of runs above each normalized score.",
-        "Agent frames count each living agent of each frame. Seconds are those of training, on "
-        "the machine it ran on, without evaluations.",
-        "Agarwal et al. (2021), Deep Reinforcement Learning at the Edge of the Statistical "
-        "Precipice; Gorsane et al. (2022), Towards a Standardised Performance Evaluation Protocol "
-        "for Cooperative MARL.",
-    ]
+    confidence, chance = (f"{x:.0%}".replace("%", " %") for x in (CONFIDENCE, 1 - CONFIDENCE))
+    return asset("methods.txt").format(confidence=confidence, chance=chance).splitlines()
+
+
+def asset(name: str) -> str:
+    """Returns the text of a file that lies beside this module."""
+    assets = resources.files("torchrl_marl.apps.reports") / "assets"
+    return (assets / name).read_text(encoding="utf-8")
 
 
 def _overall(found: Aggregate) -> Iterator[str]:
     first, *others = found.algorithms
     worlds = f"Over {counted(len(found.worlds), 'world')} ({listed(found.worlds)})"
     iqm = {name: with_interval(found.estimates[name]["IQM"], True) for name in found.algorithms}
-    seeds = sorted({n for runs in found.seeds.values() for n in runs})
-    each = f"{seeds[0]} to {seeds[-1]} seeds" if len(seeds) > 1 else counted(seeds[0], "seed")
+    each = ranged([n for runs in found.seeds.values() for n in runs], "seed")
     rest = "".join(f", {name} {iqm[name]}" for name in others)
     yield (
         f"{worlds}, {each} each, {first} comes to {iqm[first]} of the best known "
@@ -205,10 +201,8 @@ def _of_world(result: WorldResult) -> Iterator[str]:
     rest = "".join(f", {team.algorithm} {with_interval(team.iqm)}" for team in others)
     random = result.reference.random
     beside = f" (random policy: {figure(random)})" if random is not None else ""
-    counts = sorted({len(team.runs) for team in teams})
-    seeds = "one run" if counts == [1] else f"IQM of {counted(counts[-1], 'seed')}"
-    if len(counts) > 1:
-        seeds = f"IQM of {counts[0]} to {counted(counts[-1], 'seed')}"
+    counts = [len(team.runs) for team in teams]
+    seeds = "one run" if max(counts) == 1 else f"IQM of {ranged(counts, 'seed')}"
     yield (
         f"In {result.world.name}, after {figure(result.frames)} frames, {first.algorithm} earns "
         f"{with_interval(first.iqm)}{rest}{beside}; {seeds}."
@@ -302,28 +296,21 @@ def _on_frames(report: Report) -> Iterator[str]:
 
 def _on_totals(report: Report) -> Iterator[str]:
     """Says where seeds of one algorithm were to be trained for unlike frames."""
-    for result in report.worlds:
-        for team in result.teams.values():
-            totals = sorted({run.record.total_frames for run in team.runs})
-            if len(totals) > 1:
-                yield (
-                    f"Seeds of {team.algorithm} in {result.world.name} have total_frames of "
-                    f"{listed([figure(total) for total in totals])}: what falls in the course of "
-                    "a training, such as a linear lr, was not alike at the frames compared."
-                )
+    for result, team in report.teams:
+        totals = sorted({run.record.total_frames for run in team.runs})
+        if len(totals) > 1:
+            yield (
+                f"Seeds of {team.algorithm} in {result.world.name} have total_frames of "
+                f"{listed([figure(total) for total in totals])}: what falls in the course of "
+                "a training, such as a linear lr, was not alike at the frames compared."
+            )
 
 
 def _on_seeds(report: Report) -> Iterator[str]:
-    single = [
-        f"{team.algorithm} in {result.world.name}"
-        for result in report.worlds
-        for team in result.teams.values()
-        if len(team.runs) == 1
-    ]
+    single = [f"{t.algorithm} in {r.world.name}" for r, t in report.teams if len(t.runs) == 1]
     if single:
         yield (f"One seed, and so no interval, which says how much seeds differ: {listed(single)}.")
-    counts = [len(t.runs) for r in report.worlds for t in r.teams.values() if len(t.runs) > 1]
-    fewest = min(counts, default=5)
+    fewest = min((len(team.runs) for _, team in report.teams if len(team.runs) > 1), default=5)
     if fewest < 5:
         yield (
             f"With {fewest} seeds an interval of one world is too narrow: where returns are "
@@ -347,18 +334,17 @@ def _on_zero_sums(report: Report) -> Iterator[str]:
 
 def _on_actions(report: Report) -> Iterator[str]:
     """Says where the likeliest actions and drawn ones earn differently, by more than chance."""
-    for result in report.worlds:
-        for team in result.teams.values():
-            runs = [run.record.run.summary for run in team.runs]
-            differ = [x for x in runs if isinstance(x.get("actions_differ"), str) and _matters(x)]
-            earned = {kind: _earned(differ, kind) for kind in ("likeliest", "drawn")}
-            if differ and None not in earned.values():
-                one, other = figure(earned["likeliest"]), figure(earned["drawn"])
-                yield (
-                    f"In {result.world.name} the likeliest actions of {team.algorithm} earn {one} "
-                    f"and drawn ones {other}, which is more than chance, in {len(differ)} of "
-                    f"{counted(len(runs), 'run')}; scores are those of evaluation.deterministic."
-                )
+    for result, team in report.teams:
+        runs = [run.record.run.summary for run in team.runs]
+        differ = [x for x in runs if isinstance(x.get("actions_differ"), str) and _matters(x)]
+        one, other = (_earned(differ, kind) for kind in ("likeliest", "drawn"))
+        if one is not None and other is not None:
+            yield (
+                f"In {result.world.name} the likeliest actions of {team.algorithm} earn "
+                f"{figure(one)} and drawn ones {figure(other)}, which is more than chance, in "
+                f"{len(differ)} of {counted(len(runs), 'run')}; scores are those of "
+                "evaluation.deterministic."
+            )
 
 
 def _matters(summary: Mapping[str, Any]) -> bool:

@@ -15,25 +15,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from torchrl_marl.apps.reports.curves import Curves, read_run
-from torchrl_marl.apps.reports.experiments import NOT_READ, by_settings, differences, world_name
+from torchrl_marl.apps.reports.curves import (
+    NOT_READ,
+    Curves,
+    by_settings,
+    differences,
+    read_run,
+    world_name,
+)
 from torchrl_marl.errors import CheckpointError, ConfigError, UserError
 from torchrl_marl.training.config import read_run_config, seed_folders
 
 __all__ = [
-    "REWARD",
-    "SHOWN",
-    "Progress",
     "Record",
     "World",
     "by_world",
     "each_seed_once",
     "find_runs",
     "group",
-    "is_evolved",
-    "is_of_world",
-    "population_name",
-    "read_population",
     "record_of",
     "without_copies",
 ]
@@ -371,15 +370,17 @@ def _together(tables: Sequence[Table], shown: str) -> dict[str, np.ndarray]:
     if shown == "best" and score is not None:
         known = np.where(np.isnan(every[score]), -np.inf, every[score])
         best = known.argmax(0), np.arange(len(frames))
-        return {name: _mean(x) if name in _OF_ALL else x[best] for name, x in every.items()}
-    return {name: _mean(x) for name, x in every.items()}
+        return {
+            name: mean_of_known(x, 0) if name in _OF_ALL else x[best] for name, x in every.items()
+        }
+    return {name: mean_of_known(x, 0) for name, x in every.items()}
 
 
-def _mean(values: np.ndarray) -> np.ndarray:
-    """The mean of the members that have the number: who have not diverged, or ended an episode."""
+def mean_of_known(values: Numbers, axis: int) -> Numbers:
+    """The mean of the runs that have the number: which have come so far, and not diverged."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # nobody has it
-        return np.asarray(np.nanmean(values, 0))
+        warnings.simplefilter("ignore", RuntimeWarning)  # none has it
+        return np.asarray(np.nanmean(values, axis))
 
 
 # Of `env`, what changes what a return means.

@@ -4,42 +4,37 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from importlib import resources
-from itertools import groupby
+from itertools import combinations, groupby
 from pathlib import Path
-from string import Template
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 
-from torchrl_marl.apps.reports.aggregates import (
-    STATISTICS,
-    Aggregate,
-    Line,
-    Team,
-    WorldResult,
-    shown_by,
-)
+from torchrl_marl.apps.reports.aggregates import Aggregate, Line, WorldResult, shown_by
 from torchrl_marl.apps.reports.answers import (
     answers,
+    asset,
     counted,
     duration,
     figure,
     listed,
     methods,
     notes,
+    ranged,
 )
+from torchrl_marl.apps.reports.grouping import Progress
 from torchrl_marl.apps.reports.pictures import draw
 from torchrl_marl.apps.reports.results import Report, make_report
 from torchrl_marl.apps.reports.tables import (
-    Table,
     curves_csv,
     evaluations_csv,
     markdown,
     results_csv,
     tables_of,
+    template,
 )
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.training.files import whole_file, writing
@@ -61,64 +56,46 @@ def page(report: Report) -> str:
     Args:
         report (Report): the figures.
     """
+    worlds = listed([result.world.name for result in report.worlds], 3)
     data = json.dumps(data_of(report), allow_nan=False, separators=(",", ":"))
-    return Template(_asset("report.html")).substitute(
+    functions = {"arguments_of": _arguments_of, "caption_of": _caption_of, "counted": counted}
+    functions |= {"listed": listed, "ranged": ranged, "sort_value": _sort_value}
+    return template("report.html", escape, **functions).render(
+        report=report,
         generator=GENERATOR,
-        title=escape(_title(report)),
-        scope=escape(_scope(report)),
-        style=_asset("report.css"),
-        script="\n".join(map(_asset, _SCRIPTS)),
-        # So that no text can end the element it stands in.
-        data=data.replace("<", "\\u003c"),
-        answers="\n  ".join(map(_answer, _first_sentences(report))),
+        title=f"{listed(report.algorithms, 3)} in {worlds}",
+        scope=f"Report on {counted(len(report.runs), 'run')}",
+        sentences=map(_with_numbers_whole, answers(report)[:8]),
         tiles=_tiles(report),
-        notes=_notes(report),
-        overall="\n".join(_overall(found, i) for i, found in enumerate(report.aggregates)),
-        cards="\n".join(_card(result, i) for i, result in enumerate(report.worlds)),
-        tables=_tables(report),
-        methods=_section("methods", "How it was worked out", _list(methods(report), "methods")),
-        footer=f"Written by torchrl_marl {escape(__version__)}.",
+        notes=notes(report),
+        methods=methods(),
+        folds=groupby(tables_of(report), key=lambda table: table.fold),
+        style=Markup(asset("report.css")),
+        script=Markup("\n".join(map(asset, _SCRIPTS))),
+        # So that no text can end the element it stands in.
+        data=Markup(data.replace("<", "\\u003c")),
+        version=__version__,
     )
 
 
 def data_of(report: Report) -> dict[str, Any]:
     """Returns what the page's charts are drawn from."""
     order = {name: i for i, name in enumerate(report.algorithms)}
-    return {
+    found = {
         "algorithms": report.algorithms,
         "worlds": [_world_data(result, order) for result in report.worlds],
         "aggregates": [_aggregate_data(found) for found in report.aggregates],
     }
+    return {name: _plain(value) for name, value in found.items()}
 
 
-def _asset(name: str) -> str:
-    assets = resources.files("torchrl_marl.apps.reports") / "assets"
-    return (assets / name).read_text(encoding="utf-8")
+def _with_numbers_whole(sentence: str) -> Markup:
+    """A sentence in which a number and its interval stay on one line."""
+    number = r"(-?[\d.,]*\d \[[^\]]*\])"
+    return Markup(re.sub(number, r'<span class="number">\1</span>', escape(sentence)))
 
 
-def _title(report: Report) -> str:
-    worlds = listed([result.world.name for result in report.worlds], 3)
-    return f"{listed(report.algorithms, 3)} in {worlds}"
-
-
-def _scope(report: Report) -> str:
-    return f"Report on {counted(len(report.runs), 'run')}"
-
-
-def _first_sentences(report: Report) -> list[tuple[str, str]]:
-    """The first answer stands out; a report on many worlds shows the first few."""
-    sentences = answers(report)
-    return [(x, "answer" if i == 0 else "answer more") for i, x in enumerate(sentences[:8])]
-
-
-def _answer(sentence: tuple[str, str]) -> str:
-    text, kind = sentence
-    # A number and its interval stay on one line.
-    text = re.sub(r"(-?[\d.,]*\d \[[^\]]*\])", r'<span class="number">\1</span>', escape(text))
-    return f'<p class="{kind}">{text}</p>'
-
-
-def _tiles(report: Report) -> str:
+def _tiles(report: Report) -> list[tuple[str, str]]:
     runs = report.runs
     seeds = sorted({len(team.runs) for result in report.worlds for team in result.teams.values()})
     seconds = np.array([run.record.measured.seconds[-1] for run in runs])
@@ -131,144 +108,22 @@ def _tiles(report: Report) -> str:
     ]
     if np.isfinite(seconds).any():  # others' tables need not have them
         tiles.append((duration(float(np.nansum(seconds))), "of training in all"))
-    cells = "".join(f"<li><b>{escape(n)}</b><span>{escape(what)}</span></li>" for n, what in tiles)
-    return f'<ul class="tiles">{cells}</ul>'
+    return tiles
 
 
-def _notes(report: Report) -> str:
-    found = notes(report)
-    if not found:
-        return ""
-    title = f"{counted(len(found), 'thing')} to know before believing this"
-    opened = " open" if len(found) <= 8 else ""
-    return f'<details class="notes"{opened}><summary>{title}</summary>{_list(found)}</details>'
-
-
-def _list(texts: Sequence[str], kind: str = "") -> str:
-    return f'<ul class="{kind}">{"".join(f"<li>{escape(text)}</li>" for text in texts)}</ul>'
-
-
-def _section(name: str, title: str, inner: str, lead: str = "") -> str:
-    lead = f'<p class="lead">{lead}</p>' if lead else ""
-    return (
-        f'<section id="{name}" aria-labelledby="{name}-title">'
-        f'<h2 id="{name}-title">{title}</h2>{lead}{inner}</section>'
-    )
-
-
-def _overall(found: Aggregate, number: int) -> str:
-    names, worlds = listed(found.algorithms, 12), listed(found.worlds, 20)
-    where = "All worlds together" if len(found.worlds) > 1 else "Algorithms beside each other"
-    counts = sorted({n for runs in found.seeds.values() for n in runs})
-    seeds = counted(counts[0], "seed") if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds"
-    bands = "" if counts[0] > 1 else " No bands where a world has a single seed."
-    of = f"{seeds} in each of {counted(len(found.worlds), 'world')}"
-    lead = (
-        f"{escape(names)} in {escape(worlds)}; {of}. Scores are normalized: 0 is the random "
-        "policy, 1 the best known. Bars and bands are 95&nbsp;% intervals over seeds."
-    )
-    meanings = _MEANINGS if len(found.worlds) > 1 else _MEANINGS | _OF_ONE
-    small = [
-        _chart("estimates", what, meanings[what], f' data-statistic="{what}"')
-        for what in STATISTICS
-    ]
-    charts = []
-    if found.curves:
-        text = "IQM of normalized scores in the course of training."
-        charts.append(_chart("curves", "Sample efficiency", f"{text} {of}.{bands}"))
-    text = "Share of runs above a score: the higher the curve, the better."
-    charts.append(_chart("profiles", "Performance profile", f"{text} {of}.{bands}"))
-    if found.improvements:
-        text = "How probably a run of the first has the greater score; 0.5 is no difference."
-        charts.append(_chart("improvements", "Probability of improvement", f"{text} {of}."))
-    inner = (
-        f'<div data-overall="{number}"><div class="cards small">{"".join(small)}</div>'
-        f'<div class="cards third">{"".join(charts)}</div></div>'
-    )
-    return _section(f"overall{number}", where, inner, lead)
-
-
-_MEANINGS = {
-    "IQM": "Interquartile mean: the mean of the middle half of all runs.",
-    "median": "Median of the worlds' means.",
-    "mean": "Mean of the worlds' means; outliers count.",
-    "optimality gap": "How far runs fall short of 1; less is better.",
-}
-
-_OF_ONE = {"median": "Median of the runs.", "mean": "Mean of the runs; outliers count."}
-
-
-def _chart(kind: str, title: str, caption: str, more: str = "") -> str:
-    return (
-        f'<figure class="card"><h3>{escape(title[:1].upper() + title[1:])}</h3>'
-        f'<div class="chart" data-chart="{kind}"{more}></div>'
-        f'<figcaption class="caption">{escape(caption)}</figcaption></figure>'
-    )
-
-
-def _card(result: WorldResult, number: int) -> str:
-    world = result.world
-    counts = listed(
-        [f"{t.algorithm} {counted(len(t.runs), 'seed')}" for t in result.teams.values()]
-    )
-    kind = "evaluations" if shown_by(result) == "evaluation" else "training episodes"
-    caption = f"{counts}. Returns of {kind}; compared at {figure(result.frames)} frames."
-    settings = ", ".join(
+def _arguments_of(result: WorldResult) -> str:
+    return ", ".join(
         f"{key.removeprefix('env.').removeprefix('kwargs.')}={value}"
-        for key, value in world.settings.items()
+        for key, value in result.world.settings.items()
         if key.startswith("env.kwargs.") or (key == "env.max_steps" and value is not None)
     )
-    runs = "".join(_run_switches(team, i) for i, team in enumerate(result.teams.values()))
-    return (
-        f'<figure class="card" data-world="{number}"><h3>{escape(world.name)}</h3>'
-        f'<p class="caption">{escape(settings)}</p><div class="chart"></div>'
-        f'<figcaption class="caption">{escape(caption)}</figcaption>'
-        f'<details class="runs"><summary>Switch runs off</summary>{runs}</details></figure>'
-    )
 
 
-def _run_switches(team: Team, number: int) -> str:
-    boxes = []
-    for i, run in enumerate(team.runs):
-        state = "" if run.record.finished else ' <span class="mark">not finished</span>'
-        boxes.append(
-            f'<label title="{escape(run.record.name)}"><input type="checkbox" checked '
-            f'data-team="{number}" data-run="{i}"> seed {run.record.run.seed}{state}</label>'
-        )
-    return f"<fieldset><legend>{escape(team.algorithm)}</legend>{''.join(boxes)}</fieldset>"
-
-
-def _tables(report: Report) -> str:
-    lead = "Press a column's name to sort by it. Intervals are of 95&nbsp;%, over seeds."
-    parts = []
-    for fold, tables in groupby(tables_of(report), key=lambda table: table.fold):
-        inner = "".join(map(_table, tables))
-        if fold:
-            inner = f'<details class="fold"><summary>{escape(fold)}</summary>{inner}</details>'
-        parts.append(inner)
-    inner = "".join(parts)
-    return _section("tables", "Tables", inner, lead)
-
-
-def _table(table: Table) -> str:
-    words = [' class="words"' if x in table.words else "" for x in table.head]
-    head = "".join(f'<th scope="col"{w}>{escape(x)}</th>' for x, w in zip(table.head, words))
-    rows = "".join(
-        f"<tr>{''.join(_cell(text, word) for text, word in zip(row, words))}</tr>"
-        for row in table.rows
-    )
-    title = escape(table.title)
-    inner = (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{title}"><table class="data">'
-        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
-    )
-    return f'<div class="table"><h3>{title}</h3>{inner}</div>'
-
-
-def _cell(text: str, word: str) -> str:
-    value = None if word else _sort_value(text)
-    sort = "" if value is None else f' data-value="{value:g}"'
-    return f"<td{word}{sort}>{escape(text)}</td>"
+def _caption_of(result: WorldResult) -> str:
+    teams = result.teams.values()
+    counts = listed([f"{team.algorithm} {counted(len(team.runs), 'seed')}" for team in teams])
+    kind = "evaluations" if shown_by(result) == "evaluation" else "training episodes"
+    return f"{counts}. Returns of {kind}; compared at {figure(result.frames)} frames."
 
 
 def _sort_value(text: str) -> float | None:
@@ -284,65 +139,51 @@ def _world_data(result: WorldResult, order: dict[str, int]) -> dict[str, Any]:
     from_runs = reference.best_source.startswith("the best run of this report")
     return {
         "name": result.world.name,
-        "random": _plain(reference.random),
-        "best": None if from_runs else _plain(reference.best),
+        "random": reference.random,
+        "best": None if from_runs else reference.best,
         "teams": [
             {
                 "algorithm": name,
                 "order": order[name],
                 "measured": shown_by(result),
-                "evaluation": _line_data(
-                    team.evaluation, [len(run.record.evaluation) for run in team.runs]
-                ),
-                "training": _line_data(
-                    team.training, [len(run.record.training) for run in team.runs]
-                ),
+                "evaluation": _line_data(team.evaluation, [r.record.evaluation for r in team.runs]),
+                "training": _line_data(team.training, [r.record.training for r in team.runs]),
             }
             for name, team in result.teams.items()
         ],
     }
 
 
-def _line_data(line: Line | None, lengths: Sequence[int]) -> dict[str, Any] | None:
+def _line_data(line: Line | None, runs: Sequence[Progress]) -> dict[str, Any] | None:
+    """A line, and the numbers of the runs that it is of."""
     if line is None:
         return None
-    columns = ("frames", "agent_frames", "seconds", "value", "low", "high", "runs", "each")
-    of = [i for i, length in enumerate(lengths) if length]
-    return {name: _plain(getattr(line, name)) for name in columns} | {"of": of}
+    return {**vars(line), "of": [i for i, run in enumerate(runs) if len(run)]}
 
 
 def _aggregate_data(found: Aggregate) -> dict[str, Any]:
+    names = ("algorithms", "estimates", "thresholds", "profiles", "share", "curves")
     return {
-        "algorithms": found.algorithms,
-        "estimates": {
-            name: {what: _estimate_data(one) for what, one in own.items()}
-            for name, own in found.estimates.items()
-        },
-        "thresholds": _plain(found.thresholds),
-        "profiles": {name: _estimate_data(one, True) for name, one in found.profiles.items()},
-        "share": _plain(found.share),
-        "curves": {name: _estimate_data(one, True) for name, one in found.curves.items()},
+        **{name: getattr(found, name) for name in names},
         "improvements": [
-            {"first": one, "second": other, **_estimate_data(found.improvements[one, other])}
-            for i, one in enumerate(found.algorithms)
-            for other in found.algorithms[i + 1 :]
+            {"first": one, "second": other, **_plain(found.improvements[one, other])}
+            for one, other in combinations(found.algorithms, 2)
         ],
     }
 
 
-def _estimate_data(found: Estimate, of_curve: bool = False) -> dict[str, Any]:
-    nothing = [None] * len(found.value) if of_curve else None
-    low, high = (nothing if end is None else _plain(end) for end in (found.low, found.high))
-    return {"value": _plain(found.value), "low": low, "high": high}
-
-
 def _plain(value: Any) -> Any:
-    """Lists and numbers of six digits; None for what is not finite."""
-    if isinstance(value, np.ndarray):
-        return [_plain(one) for one in value.tolist()]
-    if isinstance(value, list):
+    """What JSON knows: numbers have six digits, and are None where they are not finite."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, Estimate):
+        ends = (value.low, value.high) if value.has_interval else (value.value * np.nan,) * 2
+        return _plain(dict(zip(("value", "low", "high"), (value.value, *ends))))
+    if isinstance(value, Mapping):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, (Sequence, np.ndarray)):
         return [_plain(one) for one in value]
-    if value is None or not np.isfinite(value):
+    if not np.isfinite(value):
         return None
     short = float(f"{value:.6g}") if abs(value) < 1e6 else float(round(value))
     return int(short) if short.is_integer() else short

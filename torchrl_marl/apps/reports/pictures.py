@@ -9,12 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from torchrl_marl.apps.pictures.drawing import check_matplotlib, has_matplotlib, legend_below
+from torchrl_marl.apps.pictures.drawing import (
+    check_matplotlib,
+    has_matplotlib,
+    legend_below,
+    new_figure,
+)
 from torchrl_marl.apps.reports.aggregates import Aggregate, Line, WorldResult, shown_by
-from torchrl_marl.apps.reports.answers import counted
+from torchrl_marl.apps.reports.answers import ranged
 from torchrl_marl.apps.reports.results import Report
 from torchrl_marl.errors import MissingExtraError
 from torchrl_marl.training.files import whole_file
+from torchrl_marl.training.statistics import Estimate
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -68,12 +74,9 @@ def _figures(report: Report) -> Iterator[tuple[str, Figure]]:
 
 
 def _empty(panels: int, across: int = _ACROSS) -> tuple[Figure, list[Axes]]:
-    from matplotlib import pyplot
-
     across = min(panels, across)
     down = -(-panels // across)
-    figure = pyplot.figure(figsize=(4.2 * across, 3.1 * down + 0.4), layout="constrained")
-    pyplot.close(figure)
+    figure = new_figure(4.2 * across, 3.1 * down + 0.4)
     axes = [figure.add_subplot(down, across, i + 1) for i in range(panels)]
     for one in axes:
         one.spines[["top", "right"]].set_visible(False)
@@ -87,9 +90,12 @@ def _style(order: int) -> dict[str, Any]:
     return {"color": _COLORS[color], "linestyle": _DASHES[turn % len(_DASHES)]}
 
 
-def _draw(axes: Axes, name: str, order: int, x: np.ndarray, line: Line) -> None:
-    axes.plot(x, line.value, label=name, marker="o" if len(x) < 3 else None, **_style(order))
-    axes.fill_between(x, line.low, line.high, color=_style(order)["color"], alpha=0.16, lw=0)
+def _draw(axes: Axes, name: str, order: int, x: np.ndarray, line: Line | Estimate) -> None:
+    marker = "o" if len(x) < 3 else None
+    axes.plot(x, np.asarray(line.value), label=name, marker=marker, **_style(order))
+    if isinstance(line, Line) or line.has_interval:
+        color = _style(order)["color"]
+        axes.fill_between(x, line.low, line.high, color=color, alpha=0.16, lw=0)
 
 
 def _curves(report: Report, order: dict[str, int]) -> Figure:
@@ -124,14 +130,8 @@ def _together(found: Aggregate, order: dict[str, int]) -> Figure:
             iqm.barh(place, one.high - one.low, left=one.low, height=0.5, color=color, alpha=0.4)
         iqm.plot([one.value] * 2, [place - 0.32, place + 0.32], color=color, lw=2.5)
         if name in found.curves:
-            curve = found.curves[name]
-            curves.plot(100 * found.share, curve.value, label=name, **_style(order[name]))
-            if curve.has_interval:
-                _band(curves, 100 * found.share, curve.low, curve.high, color)
-        profile = found.profiles[name]
-        profiles.plot(found.thresholds, profile.value, label=name, **_style(order[name]))
-        if profile.has_interval:
-            _band(profiles, found.thresholds, profile.low, profile.high, color)
+            _draw(curves, name, order[name], 100 * found.share, found.curves[name])
+        _draw(profiles, name, order[name], found.thresholds, found.profiles[name])
     iqm.use_sticky_edges = False
     iqm.set_yticks(range(len(found.algorithms)), found.algorithms[::-1])
     for axes, title, label in (
@@ -145,18 +145,12 @@ def _together(found: Aggregate, order: dict[str, int]) -> Figure:
     return figure
 
 
-def _band(axes: Axes, x: np.ndarray, low: np.ndarray, high: np.ndarray, color: str) -> None:
-    axes.fill_between(x, low, high, color=color, alpha=0.16, lw=0)
-
-
 def _legend(figure: Figure, axes: list[Axes], seeds: list[int]) -> None:
     """Draws the legend below, with what bands and bars are."""
     found: dict[str, Artist] = {}
     for one in axes:
         handles, labels = one.get_legend_handles_labels()
         found |= dict(zip(labels, handles))
-    of = counted(max(seeds), "seed")
-    of = of if min(seeds) == max(seeds) else f"{min(seeds)} to {of}"
     entries = {name: found[name] for name in sorted(found)}
-    legend_below(figure, entries, f"IQM and 95 % intervals over {of}")
+    legend_below(figure, entries, f"IQM and 95 % intervals over {ranged(seeds, 'seed')}")
     figure.legends[0].set_frame_on(False)

@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import math
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ import numpy as np
 from torchrl_marl.apps.reports.aggregates import (
     Aggregate,
     Scored,
+    Team,
     WorldResult,
     aggregates_of,
     read_references,
@@ -58,21 +60,20 @@ def read_table(path: Path) -> tuple[dict[tuple[str, str], list[Record]], list[st
         CheckpointError: a file without these columns, with a row that is not numbers or of
             negative frames, or with two rows of a run at the same frames.
     """
-    runs: dict[_Key, dict[float, list[float]]] = {}
-    lines: dict[tuple[_Key, float], int] = {}
+    runs: dict[_Key, dict[float, tuple[int, list[float]]]] = {}
     for line, row in _rows(path):
         key, frames, numbers = _numbers(path, line, row)
-        first = lines.setdefault((key, frames), line)
+        first, _ = runs.setdefault(key, {}).setdefault(frames, (line, numbers))
         if first != line:
             raise CheckpointError(
                 f"{str(path)!r} has two rows of {_who(key)} at frame {frames:,.0f}, in lines "
                 f"{first} and {line}, expected one; delete one of them."
             )
-        runs.setdefault(key, {})[frames] = [frames, *numbers]
     found: dict[tuple[str, str], list[Record]] = {}
     left_out = []
-    for key, values in sorted(runs.items()):
-        record = _record(path, key, np.array([values[frames] for frames in sorted(values)]))
+    for key, rows in sorted(runs.items()):
+        values = np.array([[frames, *numbers] for frames, (_, numbers) in sorted(rows.items())])
+        record = _record(path, key, values)
         if isinstance(record, Record):
             found.setdefault(key[:2], []).append(record)
         else:
@@ -123,14 +124,8 @@ def _who(key: _Key) -> str:
 
 
 def _record(path: Path, key: _Key, values: np.ndarray) -> Record | str:
-    frames, returns, agent_frames, seconds = values.T
-    table = {
-        "frames": frames,
-        "return_mean": returns,
-        "agent_frames": agent_frames,
-        "seconds": seconds,
-    }
-    summary = {"frames": float(frames[-1])}
+    table = dict(zip(("frames", "return_mean", "agent_frames", "seconds"), values.T))
+    summary = {"frames": float(values[-1, 0])}
     found = record_of(Curves(path, "", {}, {}, table, summary, key[2]))
     if isinstance(found, str):
         return found
@@ -175,17 +170,19 @@ class Report:
     """A sentence for each run that could not be used."""
 
     @property
+    def teams(self) -> list[tuple[WorldResult, Team]]:
+        """Each world's algorithms, beside the world."""
+        return [(world, team) for world in self.worlds for team in world.teams.values()]
+
+    @property
     def runs(self) -> list[Scored]:
         """All runs, by world, algorithm and seed."""
-        return [run for world in self.worlds for team in world.teams.values() for run in team.runs]
+        return [run for _, team in self.teams for run in team.runs]
 
     @property
     def algorithms(self) -> list[str]:
         """The names of all algorithms, those of the most worlds first."""
-        worlds: dict[str, int] = {}
-        for world in self.worlds:
-            for name in world.teams:
-                worlds[name] = worlds.get(name, 0) + 1
+        worlds = Counter(name for world in self.worlds for name in world.teams)
         return sorted(worlds, key=lambda name: (-worlds[name], name))
 
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from jinja2 import Environment, StrictUndefined, Template
+from markupsafe import Markup
 
 from torchrl_marl.apps.reports.aggregates import Aggregate, Scored, Team, WorldResult
 from torchrl_marl.apps.reports.answers import (
     answers,
+    asset,
     counted,
     duration,
     figure,
@@ -23,29 +27,41 @@ from torchrl_marl.apps.reports.answers import (
 )
 from torchrl_marl.apps.reports.results import Report
 
-__all__ = ["Table", "curves_csv", "evaluations_csv", "markdown", "results_csv", "tables_of"]
+__all__ = [
+    "Table",
+    "curves_csv",
+    "evaluations_csv",
+    "markdown",
+    "results_csv",
+    "tables_of",
+    "template",
+]
 
 Row = Sequence[str]
 
 
+@dataclass
 class Table:
     """A table of texts, which Markdown and HTML show alike.
 
     Args:
         title (str): what it is.
         head (sequence of str): the columns' names.
-        rows (iterable of sequences): texts, as many as columns.
+        rows (sequence of sequences): texts, as many as columns.
         words (sequence of str): columns that hold words, the first if none are given; the others
             hold numbers.
         fold (str): what a page shows of it, and of those beside it with the same, until it is
             opened; empty: all.
     """
 
-    def __init__(
-        self, title: str, head: Row, rows: Iterable[Row], words: Row = (), fold: str = ""
-    ) -> None:
-        self.title, self.head, self.rows = title, list(head), [list(row) for row in rows]
-        self.words, self.fold = list(words) or [head[0]], fold
+    title: str
+    head: Row
+    rows: Sequence[Row]
+    words: Row = ()
+    fold: str = ""
+
+    def __post_init__(self) -> None:
+        self.words = self.words or self.head[:1]
 
 
 def tables_of(report: Report) -> Iterator[Table]:
@@ -75,32 +91,36 @@ def markdown(report: Report, pictures: Sequence[str] = ()) -> str:
         report (Report): the figures.
         pictures (sequence of str): files beside it that it shows.
     """
-    lines = [
-        "# Report",
-        "",
-        f"{_scope(report)}.",
-        "",
-        *(f"**{_md(x)}**\n" for x in answers(report)),
-    ]
-    lines += [f"![{_md(name)}]({name})\n" for name in pictures]
-    if found := notes(report):
-        lines += ["## To know", "", *(f"- {_md(note)}" for note in found), ""]
-    for table in tables_of(report):
-        lines += [f"## {_md(table.title)}", "", *_table(table), ""]
-    lines += ["## How it was worked out", "", *(f"- {_md(text)}" for text in methods(report)), ""]
-    return "\n".join(lines)
+    worlds = [world.world.name for world in report.worlds]
+    return template("report.md", _md).render(
+        scope=f"{counted(len(report.runs), 'run')} of {listed(report.algorithms)} in "
+        f"{counted(len(worlds), 'world')}: {listed(worlds)}",
+        answers=answers(report),
+        pictures=pictures,
+        notes=notes(report),
+        tables=tables_of(report),
+        methods=methods(),
+    )
 
 
-def _scope(report: Report) -> str:
-    names = [listed(report.algorithms), listed([world.world.name for world in report.worlds])]
-    runs, worlds = counted(len(report.runs), "run"), counted(len(report.worlds), "world")
-    return _md(f"{runs} of {names[0]} in {worlds}: {names[1]}")
+def template(name: str, escape: Callable[[str], str], **functions: Any) -> Template:
+    """Returns a template that escapes all that it is given, unless it is markup already.
 
-
-def _table(table: Table) -> list[str]:
-    rule = ["---" if name in table.words else "---:" for name in table.head]
-    rows = [list(map(_md, row)) for row in (table.head, *table.rows)]
-    return [f"| {' | '.join(row)} |" for row in (rows[0], rule, *rows[1:])]
+    Args:
+        name (str): of the file, among the assets.
+        escape (callable): makes a text harmless.
+        **functions: which the template calls.
+    """
+    environment = Environment(
+        autoescape=True,
+        finalize=lambda x: x if isinstance(x, Markup) else Markup(escape(str(x))),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=StrictUndefined,
+    )
+    environment.globals |= functions
+    return environment.from_string(asset(name))
 
 
 def _md(text: str) -> str:
@@ -155,12 +175,10 @@ def _world(result: WorldResult, fold: str) -> Table:
     rows = []
     for team in sorted(result.teams.values(), key=lambda team: -team.iqm.value):
         runs, scores = team.runs, team.scores
-        normal = "-"
-        if not result.reference.why_none:
-            normal = share(float(result.reference.normalize(team.iqm.value)))
         rows.append([
             team.algorithm, with_interval(team.iqm), figure(team.median.value),
-            figure(team.mean.value), f"{figure(min(scores))} to {figure(max(scores))}", normal,
+            figure(team.mean.value), f"{figure(min(scores))} to {figure(max(scores))}",
+            share(_normal(result, team.iqm.value)),
             _seeds(team), _range([run.frames for run in runs]),
             figure(_mean(runs, "agent_frames")),
             duration(_mean(runs, "seconds")), figure(_mean(runs, "end")),
@@ -206,15 +224,14 @@ def _references(report: Report) -> Table:
 def _runs(report: Report) -> Table:
     head = ["world", "algorithm", "seed", "state", "score", "frames", "agent frames", "time", "run"]
     rows = []
-    for result in report.worlds:
-        for team in result.teams.values():
-            for run in team.runs:
-                state = "finished" if run.record.finished else "not finished"
-                rows.append([
-                    result.world.name, team.algorithm, str(run.record.run.seed), state,
-                    figure(run.score), figure(run.frames), figure(run.agent_frames),
-                    duration(run.seconds), run.record.name,
-                ])  # fmt: skip
+    for result, team in report.teams:
+        for run in team.runs:
+            state = "finished" if run.record.finished else "not finished"
+            rows.append([
+                result.world.name, team.algorithm, str(run.record.run.seed), state,
+                figure(run.score), figure(run.frames), figure(run.agent_frames),
+                duration(run.seconds), run.record.name,
+            ])  # fmt: skip
     return Table(
         "All runs", head, rows, words=["world", "algorithm", "state", "run"], fold="All runs"
     )
@@ -228,21 +245,22 @@ def results_csv(report: Report) -> str:
         "normalized_iqm", "random", "random_source", "best_known", "best_known_source",
     ]  # fmt: skip
     rows: list[list[Any]] = []
-    for result in report.worlds:
+    for result, team in report.teams:
         reference, settings = result.reference, result.world.settings
-        for team in result.teams.values():
-            normal = None
-            if not reference.why_none:
-                normal = float(reference.normalize(team.iqm.value))
-            rows.append([
-                result.world.name, settings["env.library"], settings["env.name"], team.algorithm,
-                len(team.runs), result.frames, _mean(team.runs, "agent_frames"),
-                _mean(team.runs, "seconds"), team.iqm.value, team.iqm.low, team.iqm.high,
-                team.mean.value, team.mean.low, team.mean.high, team.median.value,
-                min(team.scores), max(team.scores), normal, reference.random,
-                reference.random_source, reference.best, reference.best_source,
-            ])  # fmt: skip
+        rows.append([
+            result.world.name, settings["env.library"], settings["env.name"], team.algorithm,
+            len(team.runs), result.frames, _mean(team.runs, "agent_frames"),
+            _mean(team.runs, "seconds"), team.iqm.value, team.iqm.low, team.iqm.high,
+            team.mean.value, team.mean.low, team.mean.high, team.median.value,
+            min(team.scores), max(team.scores), _normal(result, team.iqm.value), reference.random,
+            reference.random_source, reference.best, reference.best_source,
+        ])  # fmt: skip
     return _csv(head, rows)
+
+
+def _normal(result: WorldResult, value: float) -> float | None:
+    """Returns a normalized return; None where it cannot be normalized."""
+    return None if result.reference.why_none else float(result.reference.normalize(value))
 
 
 def evaluations_csv(report: Report) -> str:
@@ -252,22 +270,17 @@ def evaluations_csv(report: Report) -> str:
         "frames", "agent_frames", "seconds", "return", "normalized",
     ]  # fmt: skip
     rows: list[list[Any]] = []
-    for result in report.worlds:
-        known, settings = not result.reference.why_none, result.world.settings
-        for team in result.teams.values():
-            for run in team.runs:
-                record, measured = run.record, run.record.measured
-                of_run = [
-                    result.world.name, settings["env.library"], settings["env.name"],
-                    team.algorithm, record.run.seed, record.name, record.finished,
-                    "evaluation" if record.is_evaluated else "training",
-                ]  # fmt: skip
-                columns = (
-                    measured.frames, measured.agent_frames, measured.seconds, measured.returns
-                )  # fmt: skip
-                for row in zip(*columns):
-                    normal = result.reference.normalize(row[-1]) if known else None
-                    rows.append([*of_run, *row, normal])
+    for result, team in report.teams:
+        settings = result.world.settings
+        for record in (run.record for run in team.runs):
+            measured = record.measured
+            of_run = [
+                result.world.name, settings["env.library"], settings["env.name"],
+                team.algorithm, record.run.seed, record.name, record.finished,
+                "evaluation" if record.is_evaluated else "training",
+            ]  # fmt: skip
+            columns = measured.frames, measured.agent_frames, measured.seconds, measured.returns
+            rows += [[*of_run, *row, _normal(result, row[-1])] for row in zip(*columns)]
     return _csv(head, rows)
 
 
@@ -278,11 +291,9 @@ def curves_csv(report: Report) -> str:
         "iqm", "iqm_low", "iqm_high",
     ]  # fmt: skip
     rows: list[list[Any]] = []
-    for result in report.worlds:
-        for team in result.teams.values():
-            for what, line in (("evaluation", team.evaluation), ("training", team.training)):
-                if line is None:
-                    continue
+    for result, team in report.teams:
+        for what, line in (("evaluation", team.evaluation), ("training", team.training)):
+            if line is not None:
                 columns = (
                     line.frames, line.agent_frames, line.seconds, line.runs,
                     line.value, line.low, line.high,

@@ -14,7 +14,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from torchrl_marl.apps.console import number
+from torchrl_marl.apps.console import aligned, number
 from torchrl_marl.apps.suites.plan import Pace, Pair, SuiteRun, clock, seconds_left
 from torchrl_marl.training.files import whole_file
 
@@ -73,8 +73,8 @@ class Board:
         """Notes that a run is trained from now on."""
         self._working[place] = time.monotonic(), self._frames[place]
 
-    def show(self, working: Mapping[Path, Path]) -> None:
-        """Shows how far the runs are that are trained now: place -> folder."""
+    def show(self, working: Iterable[Path]) -> None:
+        """Shows how far the runs are that are trained now, by their places."""
         for place in working:
             self._frames[place] = self._frames_now(place)
         self._bar.update(sum(self._frames.values()) - self._bar.n)
@@ -145,15 +145,8 @@ def frames_of(folder: Path) -> int:
     return 0
 
 
-_COLUMNS = [
-    "task",
-    "algorithm",
-    "seed",
-    "state",
-    "return_before",
-    "return_random",
-    "return_after",
-] + ["frames", "seconds", "elapsed", "folder"]
+_SUMMARIZED = ["return_before", "return_random", "return_after", "frames", "seconds"]
+_COLUMNS = ["task", "algorithm", "seed", "state", *_SUMMARIZED, "elapsed", "folder"]
 
 
 @dataclass(frozen=True)
@@ -207,7 +200,7 @@ def write_results(out: Path, results: Iterable[Result]) -> None:
         writer.writeheader()
         for one in results:
             run = one.run
-            own = {key: one.summary.get(key) for key in _COLUMNS[4:9]}
+            own = {key: one.summary.get(key) for key in _SUMMARIZED}
             own |= {"task": run.task, "algorithm": run.algorithm, "seed": run.seed}
             own |= {"state": one.state, "elapsed": round(one.elapsed, 2)}
             writer.writerow({**own, "folder": run.place.as_posix()})
@@ -234,14 +227,7 @@ def results_table(results: Sequence[Result]) -> str:
         cells = [_mean(done, key) for key in ("return_random", "frames", "seconds")]
         seeds = f"{len(done)} of {len(own)}"
         rows.append([*pair, seeds, _mean(done, "return_after"), spread, *cells])
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if i < 2 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths))
-        ).rstrip()
-        for row in rows
-    )
+    return aligned(rows, slice(2, None), indent="")
 
 
 def _known(summaries: Iterable[dict[str, Any]], key: str) -> list[float]:

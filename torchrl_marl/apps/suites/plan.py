@@ -15,20 +15,7 @@ from torchrl_marl.recipes import load_config
 from torchrl_marl.settings import Reader, flatten, merged, normalized, read_yaml, unfold, unread
 from torchrl_marl.training.config import TrainConfig
 
-__all__ = [
-    "OF_A_RUN",
-    "SEEDS",
-    "WORDS",
-    "Pace",
-    "Plan",
-    "Suite",
-    "SuiteRun",
-    "clock",
-    "make_plan",
-    "read_suite",
-    "seconds_left",
-    "suite_names",
-]
+__all__ = ["Plan", "Suite", "SuiteRun", "make_plan", "read_suite", "suite_names"]
 
 Pair = tuple[str, str]
 

@@ -1,23 +1,19 @@
-"""Runs a suite, several runs at once; ``torchrl-marl suite``."""
+"""Runs a suite, several runs at once, and keeps its folder; ``torchrl-marl suite``."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import json
-import os
-import signal
-import subprocess
-import sys
-import threading
 import time
 import traceback
-from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torchrl_marl.apps.console import number, silence_others, table
+from torchrl_marl.apps.jobs.jobs import Jobs, Stopped
 from torchrl_marl.apps.suites.board import (
     Board,
     Result,
@@ -25,13 +21,6 @@ from torchrl_marl.apps.suites.board import (
     read_elapsed,
     results_table,
     write_results,
-)
-from torchrl_marl.apps.suites.folder import (
-    RECORD,
-    check_folder,
-    check_record,
-    open_folder,
-    read_words,
 )
 from torchrl_marl.apps.suites.plan import (
     WORDS,
@@ -43,67 +32,16 @@ from torchrl_marl.apps.suites.plan import (
     seeds_of,
     suite_names,
 )
-from torchrl_marl.errors import ConfigError, UserError, quoted
-from torchrl_marl.runtime.trust import is_trusting, trusting
-from torchrl_marl.settings import merged, normalized, parse_overrides
-from torchrl_marl.training.config import TrainConfig
-from torchrl_marl.training.files import open_to_append
-from torchrl_marl.training.process import Interruption, terminable
+from torchrl_marl.errors import CheckpointError, ConfigError, TrustError, UserError, quoted
+from torchrl_marl.runtime.trust import trusting
+from torchrl_marl.settings import flatten, merged, normalized, parse_overrides, shown
+from torchrl_marl.training.config import TrainConfig, read_run_config
+from torchrl_marl.training.files import whole_file
+from torchrl_marl.training.folder import RunFolder
+from torchrl_marl.training.origin import Named, named_by
+from torchrl_marl.training.process import terminable
 
-__all__ = ["plan_of", "run_suite", "suite_command", "suite_rows", "train_one"]
-
-
-def train_one(settings: Mapping[str, Any], folder: Path, trust: bool = False) -> None:
-    """Trains a run, or goes on with one that was begun.
-
-    Args:
-        settings (mapping): the run's.
-        folder (Path): where it is kept.
-        trust (bool): go on with one of somebody else's.
-
-    Raises:
-        UserError: what is asked for cannot be done; the message names the fix.
-    """
-    from torchrl_marl.runs import resume, train
-
-    quiet = {"logging.progress": False}
-    if (folder / "config.yaml").is_file():
-        resume(folder, trust=trust, **quiet)
-    else:
-        train({**settings, "folder": str(folder)}, **quiet)
-
-
-def _main() -> int:
-    request = json.loads(sys.stdin.readline())
-    threading.Thread(target=_end_with_input, daemon=True).start()
-    from torchrl_marl.apps.console import silence_others, tell_error
-
-    silence_others()
-    try:
-        train_one(request["settings"], Path(request["folder"]), request["trust"])
-    except UserError as error:
-        tell_error(error)
-        return 2
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
-    except Exception:  # the suite reads the last line and goes on with the other runs
-        traceback.print_exc()
-        return 1
-    return 0
-
-
-def _end_with_input() -> None:
-    while os.read(sys.stdin.fileno(), 1024):  # not by sys.stdin, whose lock Python's end wants
-        pass
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-if __name__ == "__main__":
-    sys.exit(_main())
-
-
-_LOOK = 0.5  # seconds between two looks at the processes
-_STOPPED = tuple(code for n in (signal.SIGINT, signal.SIGTERM) for code in (-n, 128 + n))
+__all__ = ["plan_of", "run_suite", "suite_command", "suite_rows"]
 
 
 def run_suite(
@@ -193,7 +131,7 @@ def plan_of(
     if resume:
         own = {key: words[key] for key in ("algorithms", "tasks", "seeds")}
         own |= {"frames": chosen["frames"], "settings": chosen["settings"]}
-        check_record(folder / RECORD, plan, lambda: make_plan(table, **own))
+        check_record(folder / RECORD, plan, partial(make_plan, table, **own))
     return plan, folder
 
 
@@ -204,76 +142,6 @@ def _check_devices(plan: Plan) -> None:
         check_device(config)
 
 
-class _Child:
-    """A run that is trained in a process of its own."""
-
-    def __init__(self, run: SuiteRun, out: Path, threads: bool) -> None:
-        self.run, self.folder = run, out / run.place
-        self.log = out / "logs" / f"{'_'.join(run.place.parts)}.log"
-        self.log.parent.mkdir(exist_ok=True)
-        request = {
-            "settings": dataclasses.asdict(run.config),
-            "folder": str(self.folder),
-            "trust": is_trusting(),
-        }
-        with open_to_append(self.log) as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "torchrl_marl.apps.suites.running"],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                env=_environment(threads),
-                start_new_session=True,  # Ctrl-C is the suite's, which tells its runs
-            )
-        assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it says in its log why it ended so soon
-            self.process.stdin.write((json.dumps(request) + "\n").encode())
-            self.process.stdin.flush()
-
-    def stop(self) -> None:
-        if self.process.poll() is None:
-            self.process.terminate()
-
-    def close(self) -> None:
-        """Ends the process, at once if it has not ended yet."""
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
-        assert self.process.stdin is not None
-        with contextlib.suppress(OSError):
-            self.process.stdin.close()
-
-    def result(self) -> Result | None:
-        """Returns how it ended, or None while it has not."""
-        code = self.process.poll()
-        if code is None:
-            return None
-        found = found_result(self.folder.parents[2], self.run)
-        if code == 0 and found.finished:
-            return found
-        if code in _STOPPED:
-            return dataclasses.replace(found, state="stopped")
-        return dataclasses.replace(found, state="failed", error=self._reason(code))
-
-    def _reason(self, code: int) -> str:
-        try:
-            lines = self.log.read_text(encoding="utf-8", errors="replace").split("\n")
-        except OSError:
-            lines = []
-        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-        text = last.removeprefix("torchrl-marl: error: ") or "it said nothing"
-        return f"ended by signal {-code}" if code < 0 else text
-
-
-def _environment(threads: bool) -> dict[str, str]:
-    """Returns a child's variables: this package, and one thread where several run at once."""
-    one = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS")
-    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)  # an empty one: the current folder
-    paths = [str(Path(__file__).parents[2]), *filter(None, given)]
-    own = {"PYTHONPATH": os.pathsep.join(paths)}
-    return {**(dict.fromkeys(one, "1") if threads else {}), **os.environ, **own}
-
-
 class _Work:
     """The runs of a plan, trained one after the other or side by side."""
 
@@ -282,17 +150,14 @@ class _Work:
         before = read_elapsed(out)
         found = [found_result(out, run, before.get(run.place.as_posix(), 0.0)) for run in plan.runs]
         self.results = {one.run.place: one for one in found}
-        self.waiting = deque(one.run for one in found if not one.finished)
+        self.waiting = [one.run for one in found if not one.finished]
         self.board = Board(self.results, max(jobs, 1), said)
 
     def done(self) -> list[Result]:
         """Trains all, and returns what they have come to; also writes it where it is stopped."""
         try:
             self._note()
-            if self.jobs:
-                self._side_by_side()
-            else:
-                self._here()
+            self._train()
         finally:
             self.board.close()
             self._note()
@@ -301,82 +166,213 @@ class _Work:
     def _note(self) -> None:
         write_results(self.out, self.results.values())
 
-    def _end(self, result: Result, seconds: float) -> None:
-        place = result.run.place
-        elapsed = self.results[place].elapsed + seconds
-        self.results[place] = dataclasses.replace(result, elapsed=elapsed)
-        self.board.ended(place)
+    def _train(self) -> None:
+        began: dict[int, float] = {}
+
+        def begin(number: int) -> None:
+            self.board.began(self.waiting[number].place)
+            began[number] = time.monotonic()
+
+        jobs = Jobs(
+            [self._placed(run) for run in self.waiting],
+            "processes" if self.jobs else "here",
+            at_once=self.jobs,
+            folder=self.out,
+            began=begin,
+            look=lambda working: self.board.show([self.waiting[i].place for i in working]),
+            **{"logging.progress": False},
+        )
+        with terminable():
+            for number, outcome in jobs.ended():
+                self._end(self.waiting[number], outcome, time.monotonic() - began[number])
+
+    def _placed(self, run: SuiteRun) -> TrainConfig:
+        return dataclasses.replace(run.config, folder=str(self.out / run.place))
+
+    def _end(self, run: SuiteRun, outcome: object, seconds: float) -> None:
+        elapsed = self.results[run.place].elapsed + seconds
+        result = found_result(self.out, run, elapsed)
+        if isinstance(outcome, Stopped):
+            result = dataclasses.replace(result, state="stopped")
+        elif isinstance(outcome, Exception):
+            result = dataclasses.replace(result, state="failed", error=_reason(outcome))
+        self.results[run.place] = result
+        self.board.ended(run.place)
         self._note()
 
-    def _here(self) -> None:
-        with terminable():
-            for run in self.waiting:
-                folder = self.out / run.place
-                self.board.began(run.place)
-                began = time.monotonic()
-                with self._timed(run, began):
-                    error = _attempt(run, folder)
-                    found = found_result(self.out, run)
-                    if error:
-                        found = dataclasses.replace(found, state="failed", error=error)
-                self._end(found, time.monotonic() - began)
 
-    @contextlib.contextmanager
-    def _timed(self, run: SuiteRun, began: float) -> Iterator[None]:
-        """Counts the seconds of a run that is stopped, too."""
-        try:
-            yield
-        except BaseException:
-            self._end(
-                dataclasses.replace(found_result(self.out, run), state="stopped"),
-                time.monotonic() - began,
-            )
-            raise
-
-    def _side_by_side(self) -> None:
-        working: dict[_Child, float] = {}
-        interruption = Interruption()
-        try:
-            with interruption:
-                while working or (self.waiting and not interruption.asked):
-                    self._fill(working, 0 if interruption.asked else self.jobs)
-                    if interruption.asked:
-                        for child in working:
-                            child.stop()
-                    for child in [one for one in working if self._ended(one, working)]:
-                        del working[child]
-                    self.board.show({one.run.place: one.folder for one in working})
-                    time.sleep(_LOOK if working else 0)
-        finally:
-            for child in working:
-                child.close()
-        interruption.heed(self.out)
-
-    def _fill(self, working: dict[_Child, float], places: int) -> None:
-        while self.waiting and len(working) < places:
-            run = self.waiting.popleft()
-            self.board.began(run.place)
-            working[_Child(run, self.out, self.jobs > 1)] = time.monotonic()
-
-    def _ended(self, child: _Child, working: Mapping[_Child, float]) -> bool:
-        result = child.result()
-        if result is None:
-            return False
-        child.close()
-        self._end(result, time.monotonic() - working[child])
-        return True
-
-
-def _attempt(run: SuiteRun, folder: Path) -> str:
-    """Trains a run in this process; returns why it failed, or an empty text."""
-    try:
-        train_one(dataclasses.asdict(run.config), folder)
-    except UserError as error:
+def _reason(error: Exception) -> str:
+    """Says why a run failed, which does not end the others."""
+    if isinstance(error, UserError):
         return " ".join(str(error).split())
-    except Exception as error:  # a run that fails does not end the others
-        traceback.print_exception(error)
-        return f"{type(error).__name__}: {error}"
-    return ""
+    traceback.print_exception(error)
+    return f"{type(error).__name__}: {error}"
+
+
+def check_record(record: Path, plan: Plan, without: Callable[[], Plan]) -> None:
+    """Refuses worlds, clusters and services that only the record of a stranger's folder names.
+
+    Args:
+        record (Path): the folder's ``suite.json``.
+        plan (Plan): the runs, with the settings of the record.
+        without (callable): returns them with those that the user has given.
+
+    Raises:
+        TrustError: naming what would be imported or connected to.
+    """
+    try:
+        given = json.loads(record.read_text(encoding="utf-8")).get("signatures", [])
+        given = [one for one in given if isinstance(one, str)]
+    except (OSError, ValueError, AttributeError, TypeError):
+        given = []
+    unsigned = [one for one in _named(plan) if not one.is_signed(given)]
+    if not unsigned:
+        return
+    own = _named(without())
+    for one in unsigned:
+        if one not in own:
+            raise TrustError(
+                f"a run would {one.deed}, as {str(record)!r} says, which was not written by you on "
+                "this machine; if you trust it, add --trust (in Python: trust=True)."
+            )
+
+
+def _named(plan: Plan) -> list[Named]:
+    found = (one for run in plan.runs for one in named_by(run.config))
+    return list(dict.fromkeys(found))
+
+
+RECORD = "suite.json"
+"""File of a suite's folder: the words that it was begun with."""
+# Where and how a run computes and what it shows; nothing of this is compared between runs.
+_FREE = ("device", "execution", "threads", "folder", "recipe", "checkpoint.", "logging.")
+
+
+@contextlib.contextmanager
+def open_folder(out: Path, plan: Plan, *, resume: bool) -> Iterator[None]:
+    """Makes and locks the folder of a suite, and notes what is trained there.
+
+    Args:
+        out (Path): the folder.
+        plan (Plan): the runs.
+
+    Keyword Args:
+        resume (bool): go on in a folder that is there.
+
+    Raises:
+        ConfigError: a folder with other content, or with runs of other settings.
+        CheckpointError: another suite is trained there.
+        WriteError: it cannot be written.
+    """
+    _check_fit(out, resume)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"suite folder {str(out)!r} cannot be made ({error.strerror}); choose another --out."
+        ) from None
+    lock = RunFolder(out, "suite folder")
+    try:
+        check_folder(out, plan, resume=resume)
+        if not (out / RECORD).exists():
+            with whole_file(out / RECORD) as file:
+                record = {"suite": plan.suite.name, **plan.words}
+                # This user's, of what the settings of the runs name.
+                signatures = sorted({one.signature for one in _named(plan)})
+                record |= {"signatures": signatures} if signatures else {}
+                file.write(json.dumps(record, indent=2) + "\n")
+        yield
+    finally:
+        lock.release()
+
+
+def read_words(out: Path, suite: str) -> dict[str, Any]:
+    """Returns the words that a suite was begun with: algorithms, tasks, seeds and settings.
+
+    Raises:
+        ConfigError: no suite's folder, or another's.
+    """
+    try:
+        record = json.loads((out / RECORD).read_text(encoding="utf-8"))
+        words = {key: record[key] for key in ("algorithms", "tasks", "seeds", "settings")}
+        lists = (words["algorithms"], words["tasks"], words["seeds"])
+        if not (all(type(one) is list for one in lists) and type(words["settings"]) is dict):
+            raise ValueError("it is no record of a suite")
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{str(out)!r} is no suite's folder, which --resume goes on with; leave --resume out, "
+            "or name the folder by --out."
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ConfigError(
+            f"{str(out / RECORD)!r} cannot be read; remove it and begin the suite with all its "
+            "words and another --out."
+        ) from None
+    if record.get("suite") != suite:
+        raise ConfigError(
+            f"{str(out)!r} holds the suite {record.get('suite')!r}, but {suite!r} is given; name "
+            "that one, or choose another --out."
+        )
+    return words
+
+
+def check_folder(out: Path, plan: Plan, *, resume: bool) -> None:
+    """Refuses a folder that the runs are not to be trained in.
+
+    Args:
+        out (Path): the folder.
+        plan (Plan): the runs.
+
+    Keyword Args:
+        resume (bool): go on in a folder that is there.
+
+    Raises:
+        ConfigError: a folder with other content, or with runs that were begun with other settings:
+            naming the run, the setting, and both values.
+    """
+    _check_fit(out, resume)
+    now: dict[tuple[str, str], dict[str, Any]] = {}
+    for run in plan.runs:
+        try:
+            before = _compared(read_run_config(out / run.place))
+        except CheckpointError:
+            continue  # none yet; or a broken one, which fails by itself
+        after = now.get(run.pair) or now.setdefault(run.pair, _compared(run.config))
+        for key in sorted(before.keys() | after.keys()):
+            old, new = before.get(key), after.get(key)
+            if old != new:
+                raise ConfigError(
+                    f"{key} of {run.task} with {run.algorithm} is {shown(new)}, but "
+                    f"{str(out / run.place)!r} was begun with {shown(old)}; give that, choose "
+                    f"another --out, or remove {str(out / run.task / run.algorithm)!r} to train "
+                    "it anew."
+                )
+
+
+def _compared(config: TrainConfig) -> dict[str, Any]:
+    flat = flatten(dataclasses.asdict(config))
+    return {
+        key: value
+        for key, value in flat.items()
+        if key != "seed" and not key.startswith(_FREE) and not _found_by_the_run(key)
+    }
+
+
+def _found_by_the_run(key: str) -> bool:
+    """Whether a setting is one that a run writes down when it begins: who is in which cluster."""
+    return key.startswith("groups.") and key.endswith(".sharing_index")
+
+
+def _check_fit(out: Path, resume: bool) -> None:
+    """Refuses a folder that a suite is not to be begun, or gone on with, in."""
+    if resume or not out.exists():
+        return
+    if (out / RECORD).is_file():
+        raise ConfigError(
+            f"suite folder {str(out)!r} exists; --resume goes on with it, or choose another --out."
+        )
+    if not out.is_dir() or any(path.name != ".lock" for path in out.iterdir()):
+        raise ConfigError(f"{str(out)!r} exists and is no suite's folder; choose another --out.")
 
 
 def suite_command(

@@ -1,0 +1,411 @@
+"""Many runs: one after the other in this process, side by side in others, or as tasks of Ray."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torchrl_marl.errors import UserError
+from torchrl_marl.runtime.naming import file_name
+from torchrl_marl.runtime.trust import is_trusting
+from torchrl_marl.training.config import TrainConfig, seed_folders
+from torchrl_marl.training.files import open_to_append
+from torchrl_marl.training.process import Interruption
+
+if TYPE_CHECKING:
+    from torchrl_marl.collectors.ray_connection import Connection
+    from torchrl_marl.training.run import Run
+
+__all__ = ["Jobs", "Stopped", "train_all", "train_each", "train_or_resume"]
+
+_LOOK = 0.5  # seconds between two looks at the processes
+_PATIENCE = 120.0  # seconds for a task that was asked to stop to save its run
+_STOPPED = tuple(code for n in (signal.SIGINT, signal.SIGTERM) for code in (-n, 128 + n))
+
+
+def _ignore(_: Any) -> None:
+    """Nobody wants to know."""
+
+
+class Stopped(Exception):
+    """A run was stopped by Ctrl-C or SIGTERM, and can be gone on with."""
+
+
+class Jobs:
+    """Runs, and where they are trained.
+
+    Args:
+        configs (sequence of TrainConfig): of each run; its folder is known but where it is trained
+            here.
+        where (str): ``here``, one after the other; ``processes``, each of its own; or ``ray``, each
+            a task, of ``distributed.backend: ray``.
+
+    Keyword Args:
+        at_once (int): processes at once.
+        folder (Path): in which processes write their logs, and all runs are.
+        began (callable): takes the number of a run that begins.
+        look (callable): takes the numbers of the runs that are trained now, every half second.
+        resume (bool): go on with runs that were begun, also here.
+        **overrides: settings of runs that are trained here or in processes.
+    """
+
+    def __init__(
+        self,
+        configs: Sequence[TrainConfig],
+        where: str = "here",
+        *,
+        at_once: int = 1,
+        folder: Path = Path(),
+        began: Callable[[int], object] = _ignore,
+        look: Callable[[Collection[int]], object] = _ignore,
+        resume: bool = True,
+        **overrides: Any,
+    ) -> None:
+        self.configs, self.where, self.at_once, self.folder = configs, where, at_once, folder
+        self.began, self.look, self.resume, self.overrides = began, look, resume, overrides
+
+    def ended(self) -> Iterator[tuple[int, Run | Path | Exception]]:
+        """Trains all.
+
+        Yields:
+            tuple: the number of a run that has ended, in the order in which they end; and the run,
+            its folder where it was trained elsewhere, or what went wrong.
+        """
+        places = {"here": self._here, "processes": self._in_processes, "ray": self._on_ray}
+        return places[self.where]()
+
+    def _here(self) -> Iterator[tuple[int, Run | Path | Exception]]:
+        for number, config in enumerate(self.configs):
+            self.began(number)
+            try:
+                folder = config.folder if self.resume else None
+                found: Run | Exception = train_or_resume(config, folder, **self.overrides)
+            except Exception as error:
+                found = error
+            except BaseException:
+                yield number, Stopped()
+                raise
+            yield number, found
+
+    def _in_processes(self) -> Iterator[tuple[int, Run | Path | Exception]]:
+        waiting, working = deque(range(len(self.configs))), dict[int, _Process]()
+        interruption = Interruption()
+        try:
+            with interruption:
+                while working or (waiting and not interruption.asked):
+                    while waiting and len(working) < self.at_once and not interruption.asked:
+                        self._start(waiting.popleft(), working)
+                    if interruption.asked:
+                        for process in working.values():
+                            process.stop()
+                    for number in [n for n, one in working.items() if one.has_ended]:
+                        working[number].close()
+                        yield number, working.pop(number).outcome()
+                    self.look(working.keys())
+                    time.sleep(_LOOK if working else 0)
+        finally:
+            for process in working.values():
+                process.close()
+        interruption.heed(self.folder)
+
+    def _start(self, number: int, working: dict[int, _Process]) -> None:
+        self.began(number)
+        config = self.configs[number]
+        parts = Path(str(config.folder)).relative_to(self.folder).parts
+        log = self.folder / "logs" / f"{'_'.join(parts)}.log"
+        working[number] = _Process(config, self.overrides, log, one_thread=self.at_once > 1)
+
+    def _on_ray(self) -> Iterator[tuple[int, Run | Path | Exception]]:
+        from torchrl_marl.collectors.ray_connection import connect
+        from torchrl_marl.training.folder import check_folder
+
+        placed = [_placed(config, number) for number, config in enumerate(self.configs)]
+        for config in placed:
+            check_folder(config)
+        settings = self.configs[0].distributed
+        connection = connect(settings.address, settings.cpus_per_actor)
+        connection.tell_of_death(
+            "the Ray that was started for these runs has died (its raylet), and this process with "
+            "it; `torchrl-marl train --resume FOLDER` goes on with each, such as "
+            f"FOLDER={shlex.quote(str(placed[0].folder))}."
+        )
+        try:
+            yield from _tasks_as_they_end(connection, self.configs[0], placed)
+        finally:
+            connection.close()
+
+
+def train_or_resume(
+    settings: TrainConfig | Mapping[str, Any],
+    folder: str | Path | None,
+    *,
+    trust: bool = False,
+    **overrides: Any,
+) -> Run:
+    """Trains a run, or goes on with one that was begun.
+
+    Args:
+        settings (TrainConfig or mapping): the run's.
+        folder (str or Path, optional): where it is kept, and may have been begun; otherwise it
+            begins, where its settings say.
+
+    Keyword Args:
+        trust (bool): go on with one of somebody else's.
+        **overrides: further settings.
+
+    Raises:
+        UserError: what is asked for cannot be done; the message names the fix.
+    """
+    from torchrl_marl.runs import resume, train
+
+    if folder is None:
+        return train(settings, **overrides)
+    if (Path(folder) / "config.yaml").is_file():
+        return resume(folder, trust=trust, **overrides)
+    return train(settings, folder=str(folder), **overrides)
+
+
+# -------------------------------------------------------------------------------------- processes
+
+
+class _Process:
+    """A run that is trained in a process of its own."""
+
+    def __init__(
+        self, config: TrainConfig, overrides: Mapping[str, Any], log: Path, one_thread: bool
+    ) -> None:
+        self.folder, self.log = Path(str(config.folder)), log
+        log.parent.mkdir(exist_ok=True)
+        request = {
+            "settings": dataclasses.asdict(config),
+            "overrides": overrides,
+            "trust": is_trusting(),
+        }
+        with open_to_append(log) as file:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "torchrl_marl.apps.jobs.jobs"],
+                stdin=subprocess.PIPE,
+                stdout=file,
+                stderr=file,
+                env=_environment(one_thread),
+                start_new_session=True,  # Ctrl-C is this process's, which tells the others
+            )
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it says in its log why it ended so soon
+            self.process.stdin.write((json.dumps(request) + "\n").encode())
+            self.process.stdin.flush()
+
+    @property
+    def has_ended(self) -> bool:
+        return self.process.poll() is not None
+
+    def stop(self) -> None:
+        if not self.has_ended:
+            self.process.terminate()
+
+    def close(self) -> None:
+        """Ends the process, at once if it has not ended yet."""
+        if not self.has_ended:
+            self.process.kill()
+        self.process.wait()
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):
+            self.process.stdin.close()
+
+    def outcome(self) -> Path | Exception:
+        """Returns the run's folder, or why there is none: the last line that it has said."""
+        code = self.process.returncode
+        if code == 0:
+            return self.folder
+        if code in _STOPPED:
+            return Stopped()
+        if code < 0:
+            return UserError(f"ended by signal {-code}")
+        try:
+            lines = self.log.read_text(encoding="utf-8", errors="replace").split("\n")
+        except OSError:
+            lines = []
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return UserError(last.removeprefix("torchrl-marl: error: ") or "it said nothing")
+
+
+def _environment(one_thread: bool) -> dict[str, str]:
+    """Returns a child's variables: this package, and one thread where several run at once."""
+    one = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS")
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)  # an empty one: the current folder
+    paths = [str(Path(__file__).parents[3]), *filter(None, given)]
+    own = {"PYTHONPATH": os.pathsep.join(paths)}
+    return {**(dict.fromkeys(one, "1") if one_thread else {}), **os.environ, **own}
+
+
+def _main() -> int:
+    """What a process does: trains the run of which it reads."""
+    request = json.loads(sys.stdin.readline())
+    threading.Thread(target=_end_with_input, daemon=True).start()
+    from torchrl_marl.apps.console import silence_others, tell_error
+
+    silence_others()
+    settings, trust = request["settings"], request["trust"]
+    try:
+        train_or_resume(settings, settings["folder"], trust=trust, **request["overrides"])
+    except UserError as error:
+        tell_error(error)
+        return 2
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except Exception:  # the last line is read, and the others go on
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def _end_with_input() -> None:
+    while os.read(sys.stdin.fileno(), 1024):  # not by sys.stdin, whose lock Python's end wants
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+# ------------------------------------------------------------------------------------ tasks of Ray
+
+
+def _placed(config: TrainConfig, number: int) -> TrainConfig:
+    """Returns the settings of a run that is one task, with a folder that is known beforehand."""
+    folder = config.folder
+    if folder is None:
+        stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+        folder = f"runs/{file_name(config.recipe)}_seed{config.seed}_{stamp}_{number}"
+    plain = dataclasses.replace(config.distributed, backend="none", address=None)
+    quiet = dataclasses.replace(config.logging, progress=False)
+    path = str(Path(folder).absolute())
+    return dataclasses.replace(config, folder=path, distributed=plain, logging=quiet)
+
+
+def _tasks_as_they_end(
+    connection: Connection, first: TrainConfig, configs: Sequence[TrainConfig]
+) -> Iterator[tuple[int, Path | Exception]]:
+    ray, settings = connection.ray, first.distributed
+    task = ray.remote(_train_task).options(
+        num_cpus=settings.cpus_per_actor,
+        num_gpus=settings.gpus_per_actor,
+        max_retries=settings.max_restarts,
+    )
+    numbers = {task.remote(config): number for number, config in enumerate(configs)}
+    left = list(numbers)
+    try:
+        while left:
+            (ended, *_), left = connection.wait(left, 1)
+            yield numbers[ended], _outcome(ray, ended, configs[numbers[ended]])
+    finally:
+        for result in left:
+            ray.cancel(result)
+        if left:
+            ray.wait(left, num_returns=len(left), timeout=_PATIENCE)
+
+
+def _outcome(ray: Any, result: Any, config: TrainConfig) -> Path | Exception:
+    from torchrl_marl.collectors.ray import ActorFailure, answer_of
+
+    try:
+        answer = answer_of(ray, result, ready=True, timeout=0.0)
+    except Exception as error:
+        return error
+    if isinstance(answer, ActorFailure):
+        return answer.error("its task", f"; torchrl-marl train --resume {config.folder} goes on.")
+    return Path(str(config.folder))
+
+
+def _train_task(config: TrainConfig) -> None:
+    """Trains a run, or goes on with it where the task was begun before."""
+    from torchrl_marl.training import trainer
+
+    folder = Path(str(config.folder))
+    if (folder / "config.yaml").is_file():
+        trainer.resume(folder, trust=True)
+    else:
+        trainer.train(config)
+
+
+def train_all(configs: Sequence[TrainConfig]) -> Iterator[tuple[int, Path | Exception]]:
+    """Trains every run as a task of Ray, as many at once as there are CPUs.
+
+    A run is the same as by itself. Where its process or machine dies, Ray starts the task again,
+    and it goes on from its last checkpoint: folders must be where every machine sees them. Ctrl-C
+    lets all save and stop.
+
+    Args:
+        configs (sequence of TrainConfig): of ``distributed.backend: ray``, whose ``address``,
+            ``cpus_per_actor``, ``gpus_per_actor`` and ``max_restarts`` are those of tasks.
+
+    Yields:
+        tuple: the number of a run that has ended, in the order in which they end, and its folder,
+        or what went wrong.
+
+    Raises:
+        ConfigError: no Ray, or a folder that is taken.
+    """
+    yield from Jobs(configs, "ray").ended()  # type: ignore[misc]
+
+
+# ------------------------------------------------------------------------------------------ seeds
+
+
+def train_each(
+    configs: Sequence[TrainConfig], *, seeds: bool = False
+) -> Iterator[tuple[TrainConfig, list[Run] | Exception]]:
+    """Trains runs; yields each that has ended, with its members where it is a population.
+
+    Args:
+        configs (sequence of TrainConfig): settings that differ in their seed.
+        seeds (bool): they are runs of several seeds; of ``distributed.backend: ray``, unless they
+            have shards there, each is a task.
+
+    Raises:
+        Exception: of a run that is the only one; otherwise it is yielded, in its place.
+    """
+    from torchrl_marl.training.recorder import say
+
+    settings, count = configs[0].distributed, len(configs)
+    on_ray = seeds and settings.backend == "ray" and not settings.enabled
+    if on_ray:
+        say(f"{count} runs are tasks of Ray, as many at once as there are CPUs")
+    ended = Jobs(configs, "ray" if on_ray else "here", resume=False).ended()
+    for done, (number, found) in enumerate(ended, 1):
+        if isinstance(found, Stopped):  # what stopped it is raised next
+            continue
+        if isinstance(found, Path):
+            left = count - done
+            say(f"seed {configs[number].seed} has ended, {left} to go: {str(found)!r}")
+            yield configs[number], _load(found)
+        elif not isinstance(found, Exception):
+            yield configs[number], getattr(found, "members", [found])
+        elif count == 1 and not on_ray:
+            raise found
+        else:
+            yield configs[number], found
+
+
+def _load(folder: Path) -> list[Run]:
+    """Draws a run that was trained elsewhere, and returns it, or its members."""
+    from torchrl_marl.runs import draw
+    from torchrl_marl.training.run import Run
+
+    draw(folder)
+    return [Run.load(one) for one in seed_folders(folder) or [folder]]
+
+
+if __name__ == "__main__":
+    sys.exit(_main())
