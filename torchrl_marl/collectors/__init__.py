@@ -12,12 +12,6 @@ if TYPE_CHECKING:
 
 __getattr__, __dir__, __all__ = attach(
     __name__,
-    {
-        "collector": ["Collector"],
-        "matches": ["MatchPolicy"],
-        "rollout": ["RolloutCollector"],
-        "team": ["TeamPolicy"],
-    },
     moved={
         "ExternalCollector": "torchrl_marl.apps.external",
         **dict.fromkeys(["SplitPolicy", "parts", "split"], "torchrl_marl.contrib"),

@@ -17,18 +17,5 @@ if TYPE_CHECKING:
     from torchrl_marl.envs.vmas import VmasEnv
 
 __getattr__, __dir__, __all__ = attach(
-    __name__,
-    {
-        "check": ["check_marl_env"],
-        "config": ["EnvConfig"],
-        "isaaclab": ["IsaacLabEnv"],
-        "jaxmarl": ["JaxMarlEnv"],
-        "make": ["make_env"],
-        "marl_env": ["MarlEnv"],
-        "pettingzoo": ["PettingZooEnv"],
-        "remember": ["Remember", "with_memory"],
-        "transforms": ["AgentInitTracker", "PadAgents"],
-        "vmas": ["VmasEnv"],
-    },
-    moved={"ExternalEnv": "torchrl_marl.apps.external"},
+    __name__, moved={"ExternalEnv": "torchrl_marl.apps.external"}
 )

@@ -15,17 +15,4 @@ if TYPE_CHECKING:
         masked_standardize,
     )
 
-__getattr__, __dir__, __all__ = attach(
-    __name__,
-    {
-        "advantage": ["gae", "vtrace"],
-        "returns": ["n_step", "q_lambda", "soft_update_", "within_window"],
-        "statistics": [
-            "expand_mask",
-            "fit_mask",
-            "masked_mean",
-            "masked_moments",
-            "masked_standardize",
-        ],
-    },
-)
+__getattr__, __dir__, __all__ = attach(__name__)

@@ -21,20 +21,4 @@ if TYPE_CHECKING:
     from torchrl_marl.learners.replay.team_replay import TeamReplay
     from torchrl_marl.learners.value_learner import ValueLearner
 
-__getattr__, __dir__, __all__ = attach(
-    __name__,
-    {
-        "build": ["build_learners"],
-        "config": ["OnPolicyConfig"],
-        "fixed_policy": ["FixedPolicy", "RandomPlayers"],
-        "learner": ["Learner"],
-        "off_policy": ["OffPolicyLearner"],
-        "off_policy_config": ["OffPolicyConfig", "ParallelQConfig", "ValueConfig"],
-        "on_policy": ["OnPolicyLearner"],
-        "parallel_q": ["ParallelQLearner"],
-        "replay.priorities": ["Priority"],
-        "replay.team_replay": ["TeamReplay"],
-        "value_learner": ["ValueLearner"],
-    },
-    moved={"TreeSampler": "torchrl_marl.contrib"},
-)
+__getattr__, __dir__, __all__ = attach(__name__, moved={"TreeSampler": "torchrl_marl.contrib"})

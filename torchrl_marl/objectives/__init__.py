@@ -13,15 +13,4 @@ if TYPE_CHECKING:
     from torchrl_marl.objectives.value_decomposition import ValueDecompositionLoss
     from torchrl_marl.objectives.vtrace import TeamVTrace
 
-__getattr__, __dir__, __all__ = attach(
-    __name__,
-    {
-        "estimator": ["TeamGAE"],
-        "maddpg": ["MADDPGLoss"],
-        "masac": ["MASACLoss"],
-        "parallel_q": ["ParallelQLoss"],
-        "ppo": ["MAPPOLoss"],
-        "value_decomposition": ["ValueDecompositionLoss"],
-        "vtrace": ["TeamVTrace"],
-    },
-)
+__getattr__, __dir__, __all__ = attach(__name__)

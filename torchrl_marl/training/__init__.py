@@ -11,13 +11,4 @@ if TYPE_CHECKING:
     from torchrl_marl.training.run import Run
     from torchrl_marl.training.trainer import iterate, resume, train
 
-__getattr__, __dir__, __all__ = attach(
-    __name__,
-    {
-        "config": ["TrainConfig"],
-        "crossplay": ["cross_play"],
-        "evaluation": ["evaluate"],
-        "run": ["Run"],
-        "trainer": ["iterate", "resume", "train"],
-    },
-)
+__getattr__, __dir__, __all__ = attach(__name__)

@@ -7,4 +7,4 @@ from torchrl_marl._lazy import attach
 if TYPE_CHECKING:
     from torchrl_marl.apps.jobs.jobs import train_all
 
-__getattr__, __dir__, __all__ = attach(__name__, {"jobs": ["train_all"]})
+__getattr__, __dir__, __all__ = attach(__name__)

@@ -8,6 +8,4 @@ if TYPE_CHECKING:
     from torchrl_marl.apps.pictures.animation import check_drawable, draw_frames, write
     from torchrl_marl.apps.pictures.film import Film
 
-__getattr__, __dir__, __all__ = attach(
-    __name__, {"animation": ["check_drawable", "draw_frames", "write"], "film": ["Film"]}
-)
+__getattr__, __dir__, __all__ = attach(__name__)

@@ -14,6 +14,4 @@ if TYPE_CHECKING:
     from torchrl_marl.apps.reports.page import write_report
     from torchrl_marl.apps.reports.results import Report, make_report
 
-__getattr__, __dir__, __all__ = attach(
-    __name__, {"page": ["write_report"], "results": ["Report", "make_report"]}
-)
+__getattr__, __dir__, __all__ = attach(__name__)

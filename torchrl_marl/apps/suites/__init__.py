@@ -19,11 +19,4 @@ if TYPE_CHECKING:
     )
     from torchrl_marl.apps.suites.running import run_suite
 
-__getattr__, __dir__, __all__ = attach(
-    __name__,
-    {
-        "board": ["Result"],
-        "plan": ["Plan", "Suite", "SuiteRun", "make_plan", "read_suite", "suite_names"],
-        "running": ["run_suite"],
-    },
-)
+__getattr__, __dir__, __all__ = attach(__name__)

@@ -2,4 +2,4 @@
 
 from torchrl_marl._lazy import attach
 
-__getattr__, __dir__, __all__ = attach(__name__, {})
+__getattr__, __dir__, __all__ = attach(__name__)

@@ -7,4 +7,4 @@ from torchrl_marl._lazy import attach
 if TYPE_CHECKING:
     from torchrl_marl.envs.check.marl_env import check_marl_env
 
-__getattr__, __dir__, __all__ = attach(__name__, {"marl_env": ["check_marl_env"]})
+__getattr__, __dir__, __all__ = attach(__name__)

@@ -7,4 +7,4 @@ from torchrl_marl._lazy import attach
 if TYPE_CHECKING:
     from torchrl_marl.envs.isaaclab.env import IsaacLabEnv
 
-__getattr__, __dir__, __all__ = attach(__name__, {"env": ["IsaacLabEnv"]})
+__getattr__, __dir__, __all__ = attach(__name__)

@@ -7,4 +7,4 @@ from torchrl_marl._lazy import attach
 if TYPE_CHECKING:
     from torchrl_marl.envs.jaxmarl.env import JaxMarlEnv
 
-__getattr__, __dir__, __all__ = attach(__name__, {"env": ["JaxMarlEnv"]})
+__getattr__, __dir__, __all__ = attach(__name__)

@@ -16,18 +16,4 @@ if TYPE_CHECKING:
     from torchrl_marl.envs.toy.traffic_junction import TrafficJunction
     from torchrl_marl.envs.toy.turns import Nim, Paces
 
-__getattr__, __dir__, __all__ = attach(
-    __name__,
-    {
-        "arena": ["Arena"],
-        "echo": ["Echo"],
-        "games": ["TOY_ENVS", "MatrixGame", "TwoStepGame", "ZeroSum"],
-        "kuhn": ["Kuhn"],
-        "leduc": ["Leduc"],
-        "levers": ["Levers", "MatchingLevers"],
-        "predator_prey": ["PredatorPrey"],
-        "speaker_listener": ["SpeakerListener"],
-        "traffic_junction": ["TrafficJunction"],
-        "turns": ["Nim", "Paces"],
-    },
-)
+__getattr__, __dir__, __all__ = attach(__name__)

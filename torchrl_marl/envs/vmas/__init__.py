@@ -7,4 +7,4 @@ from torchrl_marl._lazy import attach
 if TYPE_CHECKING:
     from torchrl_marl.envs.vmas.env import VmasEnv
 
-__getattr__, __dir__, __all__ = attach(__name__, {"env": ["VmasEnv"]})
+__getattr__, __dir__, __all__ = attach(__name__)

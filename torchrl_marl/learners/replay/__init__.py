@@ -8,8 +8,4 @@ if TYPE_CHECKING:
     from torchrl_marl.learners.replay.priorities import Priority
     from torchrl_marl.learners.replay.team_replay import TeamReplay
 
-__getattr__, __dir__, __all__ = attach(
-    __name__,
-    {"priorities": ["Priority"], "team_replay": ["TeamReplay"]},
-    moved={"TreeSampler": "torchrl_marl.contrib"},
-)
+__getattr__, __dir__, __all__ = attach(__name__, moved={"TreeSampler": "torchrl_marl.contrib"})
