@@ -16,7 +16,7 @@ from torch import nn
 
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.learners.config import ActorCriticConfig, TrainedConfig
-from torchrl_marl.modules.actors import make_actor
+from torchrl_marl.modules.build import make_actor
 from torchrl_marl.modules.config import communicates
 from torchrl_marl.modules.critics import make_critic
 from torchrl_marl.modules.inputs import gather_observation

@@ -15,7 +15,7 @@ from torchrl_marl.learners.off_policy_config import OffPolicyConfig
 from torchrl_marl.learners.replay_learner import ReplayLearner
 from torchrl_marl.learners.replay_updates import Step
 from torchrl_marl.learners.team_checks import refuse_rival_agents
-from torchrl_marl.modules.actors import make_actor
+from torchrl_marl.modules.build import make_actor
 from torchrl_marl.modules.q_actor import make_deterministic_actor
 from torchrl_marl.modules.registry import body_of
 from torchrl_marl.objectives.maddpg import MADDPGLoss

@@ -6,7 +6,7 @@ from torchrl_marl._lazy import attach
 
 if TYPE_CHECKING:
     from torchrl_marl.modules.action_critics import make_action_critic
-    from torchrl_marl.modules.actors import make_actor
+    from torchrl_marl.modules.build import make_actor
     from torchrl_marl.modules.config import (
         CommunicationConfig,
         CriticConfig,

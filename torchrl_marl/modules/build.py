@@ -1,4 +1,4 @@
-"""Builds networks of agents from their settings: bodies, memory, communication, sharing."""
+"""Builds actors and other networks of agents from their settings."""
 
 from __future__ import annotations
 
@@ -8,10 +8,21 @@ from typing import Any
 
 import torch
 from tensordict import NestedKey
+from tensordict.nn import InteractionType, TensorDictModule, TensorDictSequential
 from torch import Tensor, nn
+from torch.distributions import Categorical
 from torch.types import Device
+from torchrl.data import Bounded
+from torchrl.modules import (
+    IndependentNormal,
+    NormalParamExtractor,
+    OneHotCategorical,
+    ProbabilisticActor,
+    TanhNormal,
+)
 
 from torchrl_marl.errors import ConfigError
+from torchrl_marl.modules.actors import GroupActor
 from torchrl_marl.modules.bodies import make_mlp
 from torchrl_marl.modules.config import (
     NetworkConfig,
@@ -19,10 +30,19 @@ from torchrl_marl.modules.config import (
     has_memory,
     sharing_of,
 )
-from torchrl_marl.modules.inputs import Features, agent_features, widest
-from torchrl_marl.modules.networks import Feedforward, TeamNetwork, places_of
+from torchrl_marl.modules.distributions import Gated, PaddedNormal, PaddedTanhNormal
+from torchrl_marl.modules.inputs import (
+    AgentInput,
+    Features,
+    LegalLogits,
+    agent_features,
+    widest,
+)
+from torchrl_marl.modules.networks import AgentNetwork, Feedforward, TeamNetwork, places_of
+from torchrl_marl.modules.normalization import ObservationNorm
 from torchrl_marl.modules.registry import body_of
 from torchrl_marl.modules.sharing.builder import share
+from torchrl_marl.modules.size import check_size
 from torchrl_marl.specs import GroupSpec
 
 __all__ = [
@@ -31,9 +51,14 @@ __all__ = [
     "feedforward",
     "has_parts",
     "kinds_of",
+    "legal_logits",
     "links_of",
+    "make_actor",
+    "make_actor_network",
     "make_agent_network",
     "make_team_network",
+    "of_group",
+    "refuse_half_bounded",
     "sharing_of_encoder",
 ]
 
@@ -241,3 +266,165 @@ def links_of(group: GroupSpec, config: NetworkConfig, device: Device = None) -> 
         return None
     owner = torch.tensor(group.group_index, device=device)
     return owner.unsqueeze(-1) == owner
+
+
+def make_actor(
+    group: GroupSpec,
+    config: NetworkConfig | None = None,
+    *,
+    observation_norm: ObservationNorm | None = None,
+    device: Device = None,
+) -> ProbabilisticActor:
+    """Builds a stochastic policy for every agent of a group.
+
+    Bounded continuous actions get a :class:`~torchrl.modules.TanhNormal` over the group's
+    bounds, unbounded ones a normal, discrete ones a categorical in which illegal actions have
+    no probability. An agent without any legal action (it waits or is dead) draws from all of
+    them, so that nothing becomes NaN; the environment ignores it.
+
+    Args:
+        group (GroupSpec): keys, sizes, bounds and masks, from :class:`TeamSpec`.
+        config (NetworkConfig, optional): the network.
+        observation_norm (ObservationNorm, optional): standardizes observations.
+        device (torch.device, optional): of the parameters.
+
+    Shapes:
+        - observation: ``[*B, N, O]``; mask: ``[*B, N]``; action_mask: ``[*B, N, n_actions]``
+        - action: ``[*B, N, A]``, ``[*B, N]`` or one-hot ``[*B, N, n_actions]``
+        - action_log_prob: ``[*B, N]``
+
+    Keys:
+        - reads: ``group.observation_keys``, ``group.mask_key``, ``group.action_mask_key``
+        - writes: ``group.action_key``, ``(group, "action_log_prob")`` and the parameters of the
+          distribution: ``(group, "loc")`` and ``(group, "scale")``, or ``(group, "logits")``
+        - with ``config.memory`` it also reads ``(group, "is_init")`` and ``(group, "hidden")`` and
+          writes ``("next", group, "hidden")``; :func:`~torchrl_marl.envs.with_memory` carries them
+
+    Where the agents of the group differ, it takes padded or lazily stacked groups, and padding
+    counts in no log-probability and no entropy.
+
+    Raises:
+        ValueError: an action spec that has no distribution here.
+
+    Examples:
+        >>> from torchrl.data import Bounded, Unbounded
+        >>> from torchrl_marl import AgentSpec, TeamSpec
+        >>> from tensordict import TensorDict
+        >>> team = TeamSpec([AgentSpec("car", 3, Unbounded((4,)), Bounded(-1, 1, (2,)))])
+        >>> actor = make_actor(team.groups["car"])
+        >>> td = TensorDict({"car": {"observation": torch.zeros(5, 3, 4),
+        ...                          "mask": torch.ones(5, 3, dtype=torch.bool)}}, [5])
+        >>> actor(td)["car", "action"].shape, td["car", "action_log_prob"].shape
+        (torch.Size([5, 3, 2]), torch.Size([5, 3]))
+    """
+    outputs = group.n_actions if group.discrete else 2 * group.action_dim
+    head = None if group.discrete else NormalParamExtractor()
+    network = make_actor_network(group, config, outputs, head, observation_norm, device)
+    make = _discrete if group.discrete else _continuous
+    module, parameters, distribution, settings = make(group, network, device)
+    if network.gated:
+        parameters |= {"gate": group.key("channel"), "gate_logits": group.key("gate_logits")}
+        distribution, settings = Gated, {"of": distribution, **settings}
+    return GroupActor(
+        group,
+        module=module,
+        in_keys=parameters,
+        out_keys=[group.action_key],
+        distribution_class=distribution,
+        distribution_kwargs=settings,
+        return_log_prob=True,
+        log_prob_key=group.key("action_log_prob"),
+        default_interaction_type=InteractionType.RANDOM,
+    )
+
+
+def make_actor_network(
+    group: GroupSpec,
+    config: NetworkConfig | None,
+    outputs: int,
+    head: nn.Module | None,
+    norm: ObservationNorm | None,
+    device: Device,
+    *,
+    gain: float = 0.01,
+) -> AgentNetwork:
+    """Builds an actor's network, with so many outputs for every agent.
+
+    Args:
+        gain (float): scale of the last layer's orthogonal start; small for a policy that starts
+            near uniform.
+
+    Raises:
+        ValueError: actions that are neither discrete nor floats.
+    """
+    config = NetworkConfig() if config is None else config
+    spec = group.padded_spec["action"]
+    if not group.discrete and not spec.dtype.is_floating_point:
+        raise ValueError(
+            f"group {group.name!r}: {type(spec).__name__} actions have no "
+            "distribution here, expected Bounded, Unbounded, Categorical or OneHot."
+        )
+    check_size("actor", group, config, device)
+    body = make_agent_network(
+        group, outputs, config, gain=gain, standardized=norm is not None, device=device
+    )
+    agents = AgentInput(group, norm, device)
+    return AgentNetwork(agents, body, head, links=links_of(group, config, device))
+
+
+def _continuous(group, network, device):
+    outputs = [group.key("loc"), group.key("scale")]
+    module = of_group(group, network, outputs)
+    parameters = {"loc": outputs[0], "scale": outputs[1]}
+    bounds, own = group.action_bounds, group.action_padding
+    settings = {} if own is None else {"mask": own.to(device)}
+    if bounds is None:
+        refuse_half_bounded(group)
+        return module, parameters, IndependentNormal if own is None else PaddedNormal, settings
+    low, high = (_scalar_or_tensor(bound, own, device) for bound in bounds)
+    settings |= {"low": low, "high": high}
+    return module, parameters, TanhNormal if own is None else PaddedTanhNormal, settings
+
+
+def of_group(group: GroupSpec, network: nn.Module, outputs: list[NestedKey]) -> TensorDictModule:
+    """Returns a network that reads a group, with its memory and its channel where it has them."""
+    read, written = extra_keys(network, group)
+    keys = [*AgentInput.keys(group), *read]
+    return TensorDictModule(network, in_keys=keys, out_keys=[*outputs, *written])
+
+
+def refuse_half_bounded(group: GroupSpec) -> None:
+    spec, own = group.padded_spec["action"], group.action_padding
+    if not isinstance(spec, Bounded):
+        return
+    finite = torch.isfinite(spec.space.low) | torch.isfinite(spec.space.high)
+    if bool(finite.any() if own is None else finite[own].any()):
+        raise ValueError(
+            f"group {group.name!r}: some action bounds are finite and some are not, expected "
+            "all or none; give each action a finite low and high."
+        )
+
+
+def _discrete(group, network, device):
+    module = legal_logits(group, network, device)
+    distribution = OneHotCategorical if group.one_hot else Categorical
+    return module, {"logits": group.key("logits")}, distribution, {}
+
+
+def legal_logits(
+    group: GroupSpec, network: nn.Module, device: Device
+) -> TensorDictModule | TensorDictSequential:
+    """Returns what writes ``(group, "logits")``, in which illegal actions have no probability."""
+    logits = group.key("logits")
+    module = of_group(group, network, [logits])
+    if group.action_mask_key is None and group.action_padding is None:
+        return module
+    keys = [logits, *([group.action_mask_key] if group.action_mask_key else [])]
+    legal = TensorDictModule(LegalLogits(group, device), in_keys=keys, out_keys=[logits])
+    return TensorDictSequential(module, legal)
+
+
+def _scalar_or_tensor(bound: Tensor, own: Tensor | None, device: Device) -> float | Tensor:
+    first = bound.flatten()[0]
+    same = bound == first if own is None else (bound == first)[own]
+    return first.item() if bool(same.all()) else bound.to(device)

@@ -16,9 +16,8 @@ from torch.types import Device
 from torchrl.modules import OneHotCategorical
 
 from torchrl_marl.errors import ConfigError
-from torchrl_marl.modules.actors import (
-    ActsForGroup,
-    GroupActor,
+from torchrl_marl.modules.actors import ActsForGroup, GroupActor
+from torchrl_marl.modules.build import (
     legal_logits,
     make_actor_network,
     of_group,

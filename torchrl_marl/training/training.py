@@ -300,11 +300,12 @@ class Training:
 
     def _learn_and_count(self, batch: TensorDictBase) -> dict[str, Tensor]:
         """Learns from a batch; returns its metrics, and of how much they are, by member."""
-        with self.ranks.active():
+        alone = self.ranks.size == 1
+        with contextlib.nullcontext() if alone else self.ranks.active():
             episodes, learned = self.tracker.update(batch), self._learn(batch)
         done = batch.get(("next", "done")).reshape(self.n_members, -1)
         counts = count_agent_frames(self.team, batch, self.n_members), done.sum(-1)
-        agent_frames, ended = self.ranks.sum_all(counts)
+        agent_frames, ended = counts if alone else self.ranks.sum_all(counts)
         return {**episodes, **learned, "agent_frames": agent_frames, "episodes": ended}
 
     @in_its_own_state
@@ -350,7 +351,8 @@ class Training:
         minutes = self.config.checkpoint.every_minutes
         if minutes is None:
             return False
-        return self.ranks.send(time.monotonic() - self._saved_when >= 60 * minutes)
+        late = time.monotonic() - self._saved_when >= 60 * minutes
+        return late if self.ranks.size == 1 else self.ranks.send(late)
 
     @in_its_own_state
     def evaluate(self) -> Any:
