@@ -19,7 +19,7 @@ from torchrl_marl.functional import expand_mask
 from torchrl_marl.modules.players import Players
 from torchrl_marl.specs import TeamSpec
 
-__all__ = ["ExploitedPolicy", "MatchPolicy"]
+__all__ = ["MatchPolicy"]
 
 Policy = Callable[[TensorDictBase], TensorDictBase]
 Seat = Mapping[str, Sequence[int]]
@@ -44,6 +44,10 @@ class MatchPolicy(TensorDictModuleBase):
         n_slots (int): number S of stored copies.
         guests (sequence of callable): other policies, which act one after the other: players
             S, S + 1, ...
+        exploiters (sequence of TeamPolicy): others that only learn how to beat this one. Each has
+            as many of the first envs, in which it has one seat, and this one, which is not learned
+            from there, has all others.
+        exploited (sequence of int): of each exploiter, in how many envs it has each seat.
         block (int): rows of a block of one player, see :class:`~torchrl_marl.modules.Players`.
 
     Attributes:
@@ -53,6 +57,8 @@ class MatchPolicy(TensorDictModuleBase):
         learns (dict): group -> for whom the policy acts, ``[E, N]``.
         rows (Tensor): the envs with stored players, ``[R]``.
         seat (Tensor): which seat learns in each of them, ``[R]``.
+        n_exploited (int): envs of one exploiter.
+        exploited_seat (Tensor): which seat one has in each of them, ``[n_exploited]``.
 
     Shapes:
         - ``(group, "player")``: int64 ``[E, N]``: 0 where the policy acts, or an episode is new;
@@ -87,6 +93,8 @@ class MatchPolicy(TensorDictModuleBase):
 
     rows: Tensor
     seat: Tensor
+    exploited_seat: Tensor
+    _row: Tensor
 
     def __init__(
         self,
@@ -97,6 +105,8 @@ class MatchPolicy(TensorDictModuleBase):
         *,
         n_slots: int,
         guests: Sequence[Policy] = (),
+        exploiters: Sequence[TeamPolicy] = (),
+        exploited: Sequence[int] = (),
         block: int = 32,
     ) -> None:
         super().__init__()
@@ -124,6 +134,7 @@ class MatchPolicy(TensorDictModuleBase):
         for i, names in enumerate(self._groups):
             acts = torch.stack([~self.learns[name][self.rows].all(-1) for name in names]).any(0)
             self.register_buffer(f"_place_{i}", acts.nonzero().squeeze(1), persistent=False)
+        self._add_exploiters(exploiters, seats, exploited)
         first = next(iter(policy.parameters()), chances)
         self.to(first.device)
         player_keys = [group.key("player") for group in team.groups.values()]
@@ -131,6 +142,19 @@ class MatchPolicy(TensorDictModuleBase):
         learn_keys = [group.key("learns") for group in team.groups.values()]
         following: list[NestedKey] = [("next", *key) for key in player_keys]
         self.out_keys = [*policy.out_keys, *player_keys, *learn_keys, *following]
+
+    def _add_exploiters(
+        self, exploiters: Sequence[TeamPolicy], seats: Sequence[Seat], envs: Sequence[int]
+    ) -> None:
+        self.exploiters, self.n_exploited = nn.ModuleList(exploiters), sum(envs)
+        if not exploiters:
+            return
+        whose = torch.repeat_interleave(torch.arange(len(seats)), torch.tensor(envs))
+        for name, group in self.team.groups.items():
+            learns = _learns(seats, whose, name, group.n_agents)
+            self.register_buffer(f"_exploits_{name}", learns, persistent=False)
+        self.register_buffer("exploited_seat", whose, persistent=False)
+        self.register_buffer("_row", torch.arange(self.n_exploited), persistent=False)
 
     @property
     def learns(self) -> dict[str, Tensor]:
@@ -172,7 +196,10 @@ class MatchPolicy(TensorDictModuleBase):
             own = who == self.n_slots + 1 + i
             seen = before[self.rows]
             self._put(acted, guest(seen), slice(None), list(self.team.groups), own)
-        return self._note(acted, who)
+        self._note(acted, who)
+        for i, exploiter in enumerate(self.exploiters):
+            self._exploit(acted, before, exploiter, self._row + i * self.n_exploited)
+        return acted
 
     def _playing(self, tensordict: TensorDictBase) -> Tensor:
         """Returns each env's player, ``[R]``, 0 where none is drawn yet."""
@@ -217,7 +244,7 @@ class MatchPolicy(TensorDictModuleBase):
             others = {name: other & own.unsqueeze(-1) for name, other in others.items()}
         _replace(acted, theirs, rows, others)
 
-    def _note(self, acted: TensorDictBase, who: Tensor) -> TensorDictBase:
+    def _note(self, acted: TensorDictBase, who: Tensor) -> None:
         """Writes who plays and who is learned from."""
         size = acted.batch_size[0]
         everywhere = who.new_zeros(size).index_copy(0, self.rows, who)
@@ -226,60 +253,16 @@ class MatchPolicy(TensorDictModuleBase):
             acted.set((name, "player"), player)
             acted.set((name, "learns"), learns.clone())
             acted.set(("next", name, "player"), player)
-        return acted
 
-
-class ExploitedPolicy(TensorDictModuleBase):
-    """A policy that learns in matches, and others that only learn how to beat it as it is.
-
-    The first envs are theirs: in these the policy plays, and is not learned from.
-
-    Args:
-        match (MatchPolicy): plays in all envs; in the first ones it has all seats.
-        exploiters (sequence of TeamPolicy): each has as many envs, in which it has one seat.
-        seats (sequence of mapping): as in :class:`MatchPolicy`.
-        envs (sequence of int): of each exploiter, in how many it has each seat.
-
-    Attributes:
-        n_own (int): envs of one exploiter.
-
-    Shapes and keys: as in :class:`MatchPolicy`; ``(group, "learns")`` says for whom the exploiter
-    acts in its envs.
-
-    Reduces to: the match policy, without exploiters.
-    """
-
-    def __init__(
-        self,
-        match: MatchPolicy,
-        exploiters: Sequence[TeamPolicy],
-        seats: Sequence[Seat],
-        envs: Sequence[int],
+    def _exploit(
+        self, acted: TensorDictBase, before: TensorDictBase, exploiter: nn.Module, rows: Tensor
     ) -> None:
-        super().__init__()
-        self.match, self.n_own = match, sum(envs)
-        self.exploiters = nn.ModuleList(exploiters)
-        whose = torch.repeat_interleave(torch.arange(len(seats)), torch.tensor(envs))
-        for name, group in match.team.groups.items():
-            learns = _learns(seats, whose, name, group.n_agents)
-            self.register_buffer(f"_learns_{name}", learns, persistent=False)
-        self.register_buffer("seat", whose, persistent=False)
-        self.register_buffer("_row", torch.arange(self.n_own), persistent=False)
-        self.in_keys, self.out_keys = match.in_keys, match.out_keys
-        self.to(match.chances.device)
-
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Acts."""
-        before = tensordict.copy()
-        acted = self.match(tensordict)
-        learns = {name: self.get_buffer(f"_learns_{name}") for name in self.match.team.groups}
-        for i, exploiter in enumerate(self.exploiters):
-            rows = self._row + i * self.n_own
-            _replace(acted, exploiter(before[rows]), rows, learns)
-            for name, own in learns.items():
-                everybody = acted.get((name, "learns"))
-                acted.set((name, "learns"), everybody.index_copy(0, rows, own))
-        return acted
+        """Lets an exploiter act for its seat in its envs, where it alone learns."""
+        learns = {name: self.get_buffer(f"_exploits_{name}") for name in self.team.groups}
+        _replace(acted, exploiter(before[rows]), rows, learns)
+        for name, own in learns.items():
+            everybody = acted.get((name, "learns"))
+            acted.set((name, "learns"), everybody.index_copy(0, rows, own))
 
 
 def _replace(

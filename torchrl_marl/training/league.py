@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from torchrl_marl.collectors.matches import ExploitedPolicy, MatchPolicy
+from torchrl_marl.collectors.matches import MatchPolicy
 from torchrl_marl.collectors.team import TeamPolicy
 from torchrl_marl.errors import ConfigError, SpecError, nearest, quoted
 from torchrl_marl.learners.learner import Learner
@@ -207,7 +207,7 @@ class League(Part):
         self.results = Results(len(self.seats), n_slots + len(self.guests))
         self.stored_at = 0
 
-    def _make_policy(self, num_envs: int, n_slots: int) -> MatchPolicy | ExploitedPolicy:
+    def _make_policy(self, num_envs: int, n_slots: int) -> MatchPolicy:
         """Returns the policy with its matches; exploiters have the first envs."""
         settings, seats = self.settings, list(self.seats.values())
         theirs: list[int] = []
@@ -226,12 +226,16 @@ class League(Part):
         envs[0] += n_theirs
         guests = list(self.guests.values())
         self.matches = MatchPolicy(
-            self._live, self.team, seats, envs, n_slots=n_slots, guests=guests
+            self._live,
+            self.team,
+            seats,
+            envs,
+            n_slots=n_slots,
+            guests=guests,
+            exploiters=[exploiter.policy for exploiter in self.exploiters],
+            exploited=theirs,
         )
-        if not self.exploiters:
-            return self.matches
-        policies = [exploiter.policy for exploiter in self.exploiters]
-        return ExploitedPolicy(self.matches, policies, seats, theirs)
+        return self.matches
 
     # ---------------------------------------------------------------------------------- players
 
@@ -424,20 +428,20 @@ class League(Part):
     def _look_at_exploiter(self, i: int, returns: Tensor, done: Tensor) -> float:
         """Takes in the matches of an exploiter; returns its win rate in the batch."""
         rows, nobody = self._rows_of(i), torch.zeros_like(done[self._rows_of(i)], dtype=torch.int64)
-        new = outcomes(returns[:, rows], done[rows], nobody, self.policy.seat, 1)
+        new = outcomes(returns[:, rows], done[rows], nobody, self.policy.exploited_seat, 1)
         self.exploiters[i].results.saw(new)
         wins, draws, games, _ = new.sum((1, 2)).tolist()
         return (wins + draws / 2) / games if games else math.nan
 
     def _rows_of(self, i: int) -> slice:
         """Returns the envs of an exploiter."""
-        return slice(i * self.policy.n_own, (i + 1) * self.policy.n_own)
+        return slice(i * self.policy.n_exploited, (i + 1) * self.policy.n_exploited)
 
     def take(self, batch: TensorDictBase) -> TensorDictBase:
         """Returns the envs of a batch that are not the exploiters'."""
         if not self.exploiters:
             return batch
-        return batch[len(self.exploiters) * self.policy.n_own :]
+        return batch[len(self.exploiters) * self.policy.n_exploited :]
 
     def learn(self, batch: TensorDictBase, progress: float) -> None:
         """Lets exploiters learn from their envs of a batch, ``[E, T]``.
