@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from test_layers import MODULES, NAMES, PACKAGE, name_of, run_time_imports_of
 
-BUDGETS = {  # today's numbers; beside them what they are to become
+BUDGETS = {  # today's numbers; beside them what was asked for
     "files that an iteration of MAPPO enters": 30,  # 34
     "files that an iteration of QMIX enters": 35,  # 36
     "files that an iteration of QMIX that learns enters": 41,
@@ -31,7 +31,7 @@ BUDGETS = {  # today's numbers; beside them what they are to become
     "circles of imports": 0,
     "circles through the names in a registry": 3,  # 0
 }
-SLACK = {"lines of code": 46768, "lines of code in the files that MAPPO's learn enters": 2838}
+SLACK = {"lines of code": 200, "lines of code in the files that MAPPO's learn enters": 50}
 FEW = 2  # by which other numbers may lie below their budget
 SMALL = {
     "execution": "eager",
