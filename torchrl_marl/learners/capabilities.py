@@ -188,9 +188,14 @@ _DRAWS_NONE = (
 _FOR_TRAINING = (
     "but an external simulator plays for training alone, whose returns are in metrics.csv"
 )
+_IN_ORDER = (
+    "which updates one agent after the other, in an order that each member draws for itself "
+    "(--seeds without --together trains one member after the other)"
+)
 _NO_CLIENTS = "expected none on an external simulator, whose clients are where they are"
 _NOT_IN_POPULATIONS = "which a population does not have"
 _NOT_IN_RANKS = "which several processes that learn as one do not have"
+_ONE_CHANNEL = "whose channel has one set of parameters for all agents, not one for each member"
 _ONE_POLICY = "but distributed.collectors is {}, and shards have one policy"
 _READS_ALL = "which reads all agents, those of other members too"
 _TOGETHER = (
@@ -295,6 +300,7 @@ POPULATION = Feature(
         Limit("evaluation.animate_every", _DRAWS_NONE),
     ),
     (
+        Limit("algorithm", _IN_ORDER, None, lambda own: own.algorithm == "happo"),
         Limit("algorithm", _TOGETHER, None, lambda own: own.algorithm not in _OF_ALGORITHM),
         *_of_networks("memory.kind", f"{_NOT_IN_POPULATIONS} where steps are stored", stored=True),
         Limit("replay.alpha", "but a population draws stored steps alike", (0,)),
@@ -307,7 +313,7 @@ POPULATION = Feature(
         ),
         Limit("unshare_at", _NOT_IN_POPULATIONS),
         *_of_networks("sharing", "which links members of a population", "group", "none"),
-        *_of_networks("communication.kind", _NOT_IN_POPULATIONS),
+        *_of_networks("communication.kind", _ONE_CHANNEL),
         Limit("critic.architecture", _READS_ALL, ("mlp",)),
         *_of_networks("body", _READS_ALL, "mlp", "cnn"),
     ),
