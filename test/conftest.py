@@ -87,3 +87,12 @@ def _one_thread():
     torch.manual_seed(0)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def _search_of_child_processes(monkeypatch):
+    """The command line sets it for its process, which the tests go on with."""
+    for name in ("PYTHONPATH", "PYTHONSAFEPATH"):
+        monkeypatch.setenv(name, os.environ.get(name, ""))
+        if name not in os.environ or not os.environ[name]:
+            monkeypatch.delenv(name)

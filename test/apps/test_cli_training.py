@@ -11,7 +11,7 @@ from torchrl_marl.apps.cli import main as cli
 from torchrl_marl.errors import NonFiniteError
 from torchrl_marl.recipes import load_config, save_config
 from torchrl_marl.training.evaluation import Episodes
-from torchrl_marl.training.process import Terminated
+from torchrl_marl.training.interruption import Terminated
 
 TOY = "toy_arena_mappo"
 

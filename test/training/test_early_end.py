@@ -17,7 +17,7 @@ from torchrl_marl.recipes import load_config
 from torchrl_marl.runs import resume
 from torchrl_marl.training import train, training
 from torchrl_marl.training.folder import RunFolder
-from torchrl_marl.training.process import Terminated
+from torchrl_marl.training.interruption import Terminated
 from torchrl_marl.training.trainer import iterate
 from torchrl_marl.training.training import Training
 

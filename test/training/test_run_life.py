@@ -18,7 +18,7 @@ from torchrl_marl.errors import CheckpointError, ConfigError
 from torchrl_marl.recipes import load_config
 from torchrl_marl.runs import resume
 from torchrl_marl.training import Run, iterate, train, training
-from torchrl_marl.training.process import Interruption, Terminated
+from torchrl_marl.training.interruption import Interruption, Terminated
 from torchrl_marl.training.training import Training
 
 ARENA = {"n_agents": 3, "years": 4, "lives": 2}

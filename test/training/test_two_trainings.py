@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from runs import assert_same_run, small_config
 
+from torchrl_marl.runtime.random_state import ProcessState
 from torchrl_marl.training import iterate, train
-from torchrl_marl.training.process import ProcessState
 
 
 def draws():

@@ -19,7 +19,7 @@ from torchrl_marl.runtime.ranks import ALONE, Alone, Ranks
 from torchrl_marl.runtime.torchrun import place
 from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.folder import RunFolder
-from torchrl_marl.training.process import terminable
+from torchrl_marl.training.interruption import terminable
 
 __all__ = ["by_first", "folder_of", "joined", "prepared"]
 

@@ -27,6 +27,7 @@ from torchrl_marl.training.config import TrainConfig, read_run_config
 from torchrl_marl.training.environments import time_limit
 from torchrl_marl.training.files import whole_file
 from torchrl_marl.training.folder import RunFolder, has_checkpoint
+from torchrl_marl.training.interruption import named, terminable
 from torchrl_marl.training.joined import by_first, folder_of, joined, prepared
 from torchrl_marl.training.origin import (
     check_origin,
@@ -38,7 +39,6 @@ from torchrl_marl.training.origin import (
     warn_of_versions,
 )
 from torchrl_marl.training.part import Part
-from torchrl_marl.training.process import named, terminable
 from torchrl_marl.training.recorder import say
 from torchrl_marl.training.run import Run
 from torchrl_marl.training.training import Iteration, Training

@@ -22,7 +22,7 @@ from torchrl_marl.envs.remember import remembered_by
 from torchrl_marl.errors import ConfigError, TrustError
 from torchrl_marl.learners.build import build_learners, partition
 from torchrl_marl.learners.config import finds_clusters
-from torchrl_marl.runtime.random_state import RandomState
+from torchrl_marl.runtime.random_state import ProcessState, RandomState, in_its_own_state
 from torchrl_marl.runtime.ranks import ALONE, Alone
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.checkpoint import load_learners, save_checkpoint
@@ -30,10 +30,10 @@ from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.environments import Environments, choose_execution, make_collector
 from torchrl_marl.training.evaluation import Episodes, put_back
 from torchrl_marl.training.folder import RunFolder
+from torchrl_marl.training.interruption import Interruption
 from torchrl_marl.training.metrics import EpisodeTracker, count_agent_frames
 from torchrl_marl.training.origin import made_by
 from torchrl_marl.training.part import Part, Progress
-from torchrl_marl.training.process import Interruption, ProcessState, in_its_own_state
 from torchrl_marl.training.progress import Iteration, figures_of, is_due, write_summary
 from torchrl_marl.training.results import RunResults
 

@@ -29,7 +29,7 @@ from torchrl_marl.apps.console import (
 from torchrl_marl.errors import ConfigError, UserError, nearest, quoted
 from torchrl_marl.runtime.import_path import leave_current_folder
 from torchrl_marl.runtime.trust import trusting
-from torchrl_marl.training.process import Terminated
+from torchrl_marl.training.interruption import Terminated
 
 if TYPE_CHECKING:
     from tensordict import TensorDictBase

@@ -24,7 +24,7 @@ from torchrl_marl.runtime.naming import file_name
 from torchrl_marl.runtime.trust import is_trusting
 from torchrl_marl.training.config import TrainConfig, seed_folders
 from torchrl_marl.training.files import open_to_append
-from torchrl_marl.training.process import Interruption
+from torchrl_marl.training.interruption import Interruption
 
 if TYPE_CHECKING:
     from torchrl_marl.collectors.ray_connection import Connection

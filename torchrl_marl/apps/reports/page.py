@@ -60,7 +60,7 @@ def page(report: Report) -> str:
     data = json.dumps(data_of(report), allow_nan=False, separators=(",", ":"))
     functions = {"arguments_of": _arguments_of, "caption_of": _caption_of, "counted": counted}
     functions |= {"listed": listed, "ranged": ranged, "sort_value": _sort_value}
-    return template("report.html", escape, **functions).render(
+    return template("report.html.j2", escape, **functions).render(
         report=report,
         generator=GENERATOR,
         title=f"{listed(report.algorithms, 3)} in {worlds}",

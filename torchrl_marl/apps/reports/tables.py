@@ -92,7 +92,7 @@ def markdown(report: Report, pictures: Sequence[str] = ()) -> str:
         pictures (sequence of str): files beside it that it shows.
     """
     worlds = [world.world.name for world in report.worlds]
-    return template("report.md", _md).render(
+    return template("report.md.j2", _md).render(
         scope=f"{counted(len(report.runs), 'run')} of {listed(report.algorithms)} in "
         f"{counted(len(worlds), 'world')}: {listed(worlds)}",
         answers=answers(report),

@@ -38,8 +38,8 @@ from torchrl_marl.settings import flatten, merged, normalized, parse_overrides, 
 from torchrl_marl.training.config import TrainConfig, read_run_config
 from torchrl_marl.training.files import whole_file
 from torchrl_marl.training.folder import RunFolder
+from torchrl_marl.training.interruption import terminable
 from torchrl_marl.training.origin import Named, named_by
-from torchrl_marl.training.process import terminable
 
 __all__ = ["plan_of", "run_suite", "suite_command", "suite_rows"]
 

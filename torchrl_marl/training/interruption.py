@@ -1,33 +1,20 @@
-"""The process of a run: its random generators and threads, and what Ctrl-C and SIGTERM do.
-
-Signals take effect at the end of an iteration, where a run can be resumed to the bit.
-"""
+"""Ctrl-C and SIGTERM at the end of an iteration, where a run can be resumed to the bit."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NoReturn
 
-import torch
+if TYPE_CHECKING:
+    from torchrl_marl.runtime.ranks import Alone
 
-from torchrl_marl.runtime.random_state import RandomState
-from torchrl_marl.runtime.ranks import ALONE, Alone
-
-__all__ = [
-    "Interruption",
-    "ProcessState",
-    "Terminated",
-    "in_its_own_state",
-    "named",
-    "terminable",
-]
+__all__ = ["Interruption", "Terminated", "named", "terminable"]
 
 _SAID = "\nstopping after this iteration{}{}"
 
@@ -78,7 +65,7 @@ class Interruption:
     their own for SIGTERM keeps it. Several ranks stop after the same iteration, and not at once.
 
     Args:
-        ranks (Alone): the processes that train as one.
+        ranks (Alone, optional): the processes that train as one.
 
     Attributes:
         asked (bool): whether one has come, of several ranks to any before they last agreed.
@@ -89,8 +76,8 @@ class Interruption:
         False
     """
 
-    def __init__(self, ranks: Alone = ALONE) -> None:
-        self._ranks = ranks
+    def __init__(self, ranks: Alone | None = None) -> None:
+        self._ranks = None if ranks is None or ranks.size == 1 else ranks
         self._number: int | None = None
         self._agreed: int | None = None
         self._depth = self._unbroken = 0
@@ -98,7 +85,7 @@ class Interruption:
 
     @property
     def asked(self) -> bool:
-        return (self._number if self._ranks.size == 1 else self._agreed) is not None
+        return (self._number if self._ranks is None else self._agreed) is not None
 
     @property
     def entered(self) -> bool:
@@ -132,7 +119,7 @@ class Interruption:
 
     def agree(self) -> None:
         """Decides with the other ranks whether to stop."""
-        if self._ranks.size > 1:
+        if self._ranks is not None:
             self._agreed = max(self._ranks.of_all(self._number or 0)) or None
 
     def heed(self, folder: Path) -> None:
@@ -145,7 +132,7 @@ class Interruption:
             KeyboardInterrupt: after Ctrl-C.
             Terminated: after SIGTERM.
         """
-        number = self._number if self._ranks.size == 1 else self._agreed
+        number = self._number if self._ranks is None else self._agreed
         self._number = self._agreed = None
         if number == signal.SIGTERM:
             raise Terminated(folder)
@@ -156,11 +143,10 @@ class Interruption:
         if self._number is None:
             self._number = number
             # To ranks ``torchrun`` passes the terminal's Ctrl-C on once more.
-            alone = self._ranks.size == 1
-            hint = "; once more to stop at once" if alone else ""
+            hint = "; once more to stop at once" if self._ranks is None else ""
             said = (" (SIGTERM)", "") if number == signal.SIGTERM else ("", hint)
             print(_SAID.format(*said), file=sys.stderr)
-        elif number == signal.SIGINT and not self._unbroken and self._ranks.size == 1:
+        elif number == signal.SIGINT and not self._unbroken and self._ranks is None:
             # A second SIGTERM, which process managers send to a group, does not.
             raise KeyboardInterrupt
 
@@ -184,62 +170,3 @@ def _raise_terminated(number: int, frame: FrameType | None) -> NoReturn:
 
 def _in_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
-
-
-Method = TypeVar("Method", bound=Callable[..., Any])
-
-
-class ProcessState:
-    """Random generators and threads of a training, active only while it works.
-
-    Two trainings in one process, and the code around them, do not disturb each other.
-
-    Args:
-        seed (int): start of all generators.
-        device (torch.device): a CUDA device's generator is included.
-        threads (int, optional): of torch on the CPU; None leaves them as they are.
-
-    Examples:
-        >>> mine, other = ProcessState(0), ProcessState(0)
-        >>> with mine.active():
-        ...     first = torch.rand(2)
-        >>> with other.active():
-        ...     again = torch.rand(2)
-        >>> torch.equal(first, again)
-        True
-    """
-
-    def __init__(
-        self, seed: int, device: torch.device | str = "cpu", threads: int | None = None
-    ) -> None:
-        self._random = RandomState(seed, device)
-        self._threads = threads
-        self._depth = 0
-
-    @contextlib.contextmanager
-    def active(self) -> Iterator[None]:
-        """Activates both within this context; nested calls change nothing."""
-        if self._depth:
-            yield
-            return
-        before = torch.get_num_threads()
-        self._depth += 1
-        try:
-            if self._threads is not None:
-                torch.set_num_threads(self._threads)
-            with self._random.active():
-                yield
-        finally:
-            self._depth -= 1
-            torch.set_num_threads(before)
-
-
-def in_its_own_state(method: Method) -> Method:
-    """Runs a method with the random generators and threads of its object's ``process``."""
-
-    @functools.wraps(method)
-    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with self.process.active():
-            return method(self, *args, **kwargs)
-
-    return cast(Method, run)
