@@ -161,7 +161,11 @@ MORE: dict[str, tuple[str, str, dict[str, Any]]] = {
         {"learner.clip_value": True, "learner.loss_critic_type": "l2"},
     ),
     "mappo/value_centering": ("train", MAPPO, {"learner.value_centering": True}),
-    "mappo/joint_ratio": ("train", MAPPO, {"learner.ratio": "joint"}),
+    "vtrace/joint_ratio": (
+        "train",
+        MAPPO,
+        {"learner.estimator": "vtrace", "learner.ratio": "joint"},
+    ),
     "mappo/deaths_two_groups": ("train", MAPPO, {"env.kwargs.n_groups": 2}),
     "mappo/own_advantages": ("train", MAPPO, {"learner.normalize_advantage": "agent"}),
     "mappo/bfloat16": ("train", MAPPO, {"learner.precision": "bf16"}),

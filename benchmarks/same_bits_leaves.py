@@ -24,7 +24,10 @@ LEFT_OUT = {
 
 
 def leaves(state: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every tensor, number and text of nested dicts, lists and TensorDicts, but for LEFT_OUT."""
+    """Every tensor, number and text of nested dicts, lists and TensorDicts, but for LEFT_OUT.
+
+    Pickled worlds of MuJoCo are left out, too: they hold timers, and differ between equal runs.
+    """
     if isinstance(state, (list, tuple)):
         state = {str(i): one for i, one in enumerate(state)}
     if isinstance(state, Mapping) or hasattr(state, "items"):
@@ -33,8 +36,14 @@ def leaves(state: Any, path: str = "") -> Iterator[tuple[str, Any]]:
                 yield from leaves(value, f"{path}/{key}" if path else str(key))
     elif isinstance(state, numpy.ndarray):
         yield path, torch.as_tensor(state)
-    else:
+    elif not is_pickle_of_mujoco(state):
         yield path, state.detach().cpu() if isinstance(state, Tensor) else state
+
+
+def is_pickle_of_mujoco(leaf: Any) -> bool:
+    """Whether a leaf is a pickled world of MuJoCo."""
+    is_bytes = isinstance(leaf, Tensor) and leaf.dtype == torch.uint8 and leaf.ndim == 1
+    return is_bytes and b"mujoco" in as_bytes(leaf)
 
 
 def digest(leaf: Any) -> str:

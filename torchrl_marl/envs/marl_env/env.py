@@ -322,7 +322,8 @@ class MarlEnv(WorldGraphs, DeclaredEnv):
 
     def _start_episode(self, source: dict[str, Any], fresh: Tensor | None) -> None:
         steps = torch.zeros(self.batch_size, dtype=torch.int64, device=self.device)
-        root = TeamFlags.running(self.batch_size, self.device)
+        false = torch.zeros(*self.batch_size, 1, dtype=torch.bool, device=self.device)
+        root = TeamFlags(false, false)
         groups = begun(self.team, root, source)
         born = {n: flags.mask | self.in_turns for n, flags in groups.items()}
         episode = episode_of(steps, root, groups, source, born)
