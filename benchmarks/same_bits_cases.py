@@ -170,6 +170,7 @@ MORE: dict[str, tuple[str, str, dict[str, Any]]] = {
     "mappo/own_advantages": ("train", MAPPO, {"learner.normalize_advantage": "agent"}),
     "mappo/bfloat16": ("train", MAPPO, {"learner.precision": "bf16"}),
     "qmix/prioritized": ("train", QMIX, {"learner.replay.alpha": 0.6, "learner.n_step": 3}),
+    "qmix/small_start": ("train", "jaxmarl_smax_3m_qmix", {"learner.mixer.init_scale": 1e-3}),
     "qmix/dueling": ("train", QMIX, {"learner.actor.dueling": True}),
     "qmix/one_team": (
         "train",
