@@ -55,7 +55,7 @@ class Side(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What came of a case: equal, moved, DIFFERENT or FAILED, and the lines that say more."""
+    """Result of a case: equal, moved, DIFFERENT or FAILED, and the lines that say more."""
 
     case: str
     word: str
@@ -155,7 +155,7 @@ def checked_out(revision: str, folder: Path) -> Iterator[Path]:
 
 
 def git(*words: str) -> str:
-    """What a command of git says about the repository that this file is in."""
+    """Output of a git command in the repository of this file."""
     command = ["git", "-C", str(HERE), *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

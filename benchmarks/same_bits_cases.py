@@ -46,7 +46,7 @@ class Case(NamedTuple):
         return f"{self.name.replace('/', '__')}-{hashlib.sha256(what.encode()).hexdigest()[:8]}"
 
     def as_dict(self) -> dict[str, Any]:
-        """What a side's process is told of it."""
+        """The case as JSON, for the process that runs it."""
         return {**self._asdict(), "stem": self.stem}
 
 
@@ -70,7 +70,7 @@ def small(recipe: str, golden: dict[str, Any], more: dict[str, Any]) -> dict[str
 
 
 def small_learner(section: str, algorithm: str, remembers: bool) -> dict[str, Any]:
-    """What makes a learner learn from 40 frames."""
+    """Settings with which a learner learns from 40 frames."""
     own: dict[str, Any] = {"minibatch_size": 20}
     if algorithm in AT_ONCE:
         own["num_epochs"] = 2
@@ -247,7 +247,7 @@ QUICK = {
     *("vtrace/mappo", "ranks/on_policy", "qmix/prioritized", "mappo/statistics", "critic/memory"),
     *("facmac/discrete", "sharing/agent_id", "mappo/deaths_two_groups", "compile/qmix"),
 }
-"""What ``--quick`` runs: recipes eagerly and as recorded programs, and these cases."""
+"""Cases of ``--quick``: recipes eagerly and as recorded programs, and these cases."""
 
 
 def all_cases() -> list[Case]:

@@ -1,4 +1,4 @@
-"""What a run has left behind, as leaves that can be compared by bits: path -> tensor or value."""
+"""Results of a run as leaves that can be compared by bits: path -> tensor or value."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def files_of(folder: Path) -> list[Path]:
 
 
 def content(file: Path) -> Any:
-    """What a file holds: a state, the rows of a table, or a summary."""
+    """Content of a file: a state, the rows of a table, or a summary."""
     if file.suffix == ".pt":
         return torch.load(file, map_location="cpu", weights_only=True)
     text = file.read_text(encoding="utf-8")

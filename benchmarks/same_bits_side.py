@@ -80,7 +80,7 @@ def free_port() -> int:
         return one.getsockname()[1]
 
 
-def start_anew() -> None:
+def reset_process() -> None:
     """Brings what cases share to one state: random numbers, compiled code, threads."""
     random.seed(0)
     numpy.random.seed(0)
@@ -104,7 +104,7 @@ def found_by(case: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     error = None
     signal.alarm(SECONDS)
     try:
-        start_anew()
+        reset_process()
         run_case(case, folder / "run")
         values = same_bits_leaves.of_run(folder / "run")
     except (Exception, SystemExit) as failure:

@@ -303,7 +303,7 @@ POPULATION = Feature(
         Limit("algorithm", _IN_ORDER, None, lambda own: own.algorithm == "happo"),
         Limit("algorithm", _TOGETHER, None, lambda own: own.algorithm not in _OF_ALGORITHM),
         *_of_networks("memory.kind", f"{_NOT_IN_POPULATIONS} where steps are stored", stored=True),
-        Limit("replay.alpha", "but a population draws stored steps alike", (0,)),
+        Limit("replay.alpha", "but a population samples its replay buffer uniformly", (0,)),
         Limit("mixer.over", _NOT_IN_POPULATIONS, ("group",), lambda own: own.mixes_team),
         Limit(
             "central_input",
