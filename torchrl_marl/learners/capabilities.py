@@ -188,10 +188,6 @@ _DRAWS_NONE = (
 _FOR_TRAINING = (
     "but an external simulator plays for training alone, whose returns are in metrics.csv"
 )
-_IN_ORDER = (
-    "which updates one agent after the other, in an order that each member draws for itself "
-    "(--seeds without --together trains one member after the other)"
-)
 _NO_CLIENTS = "expected none on an external simulator, whose clients are where they are"
 _NOT_IN_POPULATIONS = "which a population does not have"
 _NOT_IN_RANKS = "which several processes that learn as one do not have"
@@ -202,6 +198,7 @@ _TOGETHER = (
     f"expected one of {', '.join(_OF_ALGORITHM)} for a population (members of others train one "
     "after the other: --seeds without --together)"
 )
+_IN_ORDER = f"which updates agents in an order of each member; {_TOGETHER}"
 
 EXTERNAL = Feature(
     "an external simulator",
