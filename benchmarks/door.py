@@ -39,8 +39,8 @@ def served(execution: str) -> Iterator[Any]:
 
     from torchrl_marl import TeamSpec
     from torchrl_marl.apps.external import ActionServer, Declared, Door
+    from torchrl_marl.apps.external.client_slots import Seats
     from torchrl_marl.apps.external.graph_acting import GraphActing
-    from torchrl_marl.apps.external.seats import Seats
     from torchrl_marl.modules import make_actor
 
     torch.set_num_threads(1)

@@ -69,7 +69,7 @@ RECIPES = f"""\
 files, which hold what differs from the [defaults](settings.md). Times are for one CPU core, where
 nothing else is said.
 
-| recipe | world | frames | what it is |
+| recipe | environment | frames | what it is |
 |---|---|---:|---|
 """
 

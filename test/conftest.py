@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-# What JAX's worlds compile runs a few steps only.
+# What JAX's environments compile runs a few steps only.
 os.environ.setdefault(
     "XLA_FLAGS",
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "

@@ -196,7 +196,7 @@ class TestWorlds:
 
     def test_two_worlds_are_refused(self):
         text = sentence(BALANCE, "env=vmas/wheel", "env.name=flocking")
-        assert "'vmas/wheel' and env.name 'flocking', which are two worlds; drop one" in text
+        assert "'vmas/wheel' and env.name 'flocking', which are two environments; drop one" in text
 
     def test_a_yaml_file_may_name_it_so(self, tmp_path):
         pytest.importorskip("vmas")
@@ -210,16 +210,16 @@ class TestWorlds:
         pytest.importorskip("pettingzoo")
         (tmp_path / "my_world.py").write_text("raise SystemExit('imported')\n", encoding="utf-8")
         monkeypatch.chdir(tmp_path)
-        use = "a world of your own is a library: use env.library=my_world:"
-        assert f"{use}MyWorld;" in sentence(BALANCE, "env.name=my_world")
+        use = "an environment of your own is a library: use env.library=my_world:"
+        assert f"{use}MyEnv;" in sentence(BALANCE, "env.name=my_world")
         assert f"{use}Reach;" in sentence(BALANCE, "env.name=my_world:Reach")
-        assert f"{use}MyWorld;" in sentence(TOY, "env.name=my_world")
+        assert f"{use}MyEnv;" in sentence(TOY, "env.name=my_world")
         read = load_config(TOY, {"env.library": "pettingzoo", "env.name": "my_world"})
-        with pytest.raises(ConfigError, match=f"{use}MyWorld;"):
+        with pytest.raises(ConfigError, match=f"{use}MyEnv;"):
             make_env(read.env, num_envs=1)
         text = sentence(BALANCE, "env.library=my_world")
-        assert text.endswith("behind the module, such as env.library=my_world:MyWorld.")
-        with pytest.raises(ConfigError, match="for a world in that module 'my_world:MyWorld'"):
+        assert text.endswith("behind the module, such as env.library=my_world:MyEnv.")
+        with pytest.raises(ConfigError, match="for an environment in that module 'my_world:MyEnv'"):
             torchrl_marl.train(TOY, env="my_world")
         assert "of your own" not in sentence(BALANCE, "env.name=no_such_module")
 
@@ -278,8 +278,8 @@ class TestRecipes:
         pytest.importorskip("vmas")
         line = said_by(capsys, "train", given)
         assert line == (
-            f"'{given}' is a world, expected a recipe; use a recipe of it, such as "
-            "vmas_balance_mappo, or one of another world with env=vmas/balance."
+            f"'{given}' is an environment, expected a recipe; use a recipe of it, such as "
+            "vmas_balance_mappo, or one of another environment with env=vmas/balance."
         )
         with pytest.raises(ConfigError, match="such as vmas_balance_mappo"):
             torchrl_marl.train(given)

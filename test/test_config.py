@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from torchrl_marl import recipes, runs
-from torchrl_marl.envs.toy.library import TOY_WORLDS
+from torchrl_marl.envs.toy.library import TOY_ENVIRONMENTS
 from torchrl_marl.errors import CheckpointError, ConfigError, MissingExtraError
 from torchrl_marl.recipes import explain, load_config, read_config, recipe_names, save_config
 from torchrl_marl.settings import override
@@ -153,7 +153,7 @@ class TestHelp:
 
     def test_the_worlds_that_are_named_are_there(self):
         toy = pytest.importorskip("torchrl_marl.envs.toy")
-        assert sorted(toy.TOY_ENVS) == sorted(TOY_WORLDS)
+        assert sorted(toy.TOY_ENVS) == sorted(TOY_ENVIRONMENTS)
 
     def test_the_activations_that_are_named_are_there(self):
         bodies = pytest.importorskip("torchrl_marl.modules.bodies")

@@ -82,7 +82,7 @@ class TestUnknown:
         pytest.importorskip("vmas")
         text = refusal("env.name=balanc", recipe="vmas_balance_mappo")
         assert text.startswith("unknown VMAS scenario 'balanc'; did you mean 'balance'?")
-        assert "unknown toy world 'areno'; did you mean 'arena'?" in refusal("env.name=areno")
+        assert "unknown toy environment 'areno'; did you mean 'arena'?" in refusal("env.name=areno")
 
 
 class TestTypes:
@@ -199,8 +199,8 @@ class TestValues:
             ),
             (
                 "env.state=observations",
-                "env.state is 'observations', expected null, since toy worlds have a state of "
-                "their own; use env.state=null.",
+                "env.state is 'observations', expected null, since toy environments have a state "
+                "of their own; use env.state=null.",
             ),
         ],
     )

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from torchrl_marl.apps.external.declaration import Declared
-from torchrl_marl.apps.external.door import Door
+from torchrl_marl.apps.external.listener import Listener
 from torchrl_marl.apps.external.server import ActionServer
 
 FOLDER = Path(__file__).parents[1] / "clients" / "cpp"
@@ -90,7 +90,7 @@ def policy(td):
 def door():
     server = ActionServer(Declared.read(AGENTS), policy, token="secret")
     server.version = 2**40
-    door = Door(server)
+    door = Listener(server)
     yield door
     door.close()
 
@@ -129,7 +129,7 @@ def test_it_raises_what_the_server_says(program, door):
 def test_the_example_plays(door, tmp_path):
     example = compiled(FOLDER / "example.cpp", tmp_path / "example")
     server = ActionServer(None, lambda td: td.set(("walker", "action"), _towards(td)))
-    own = Door(server)
+    own = Listener(server)
     try:
         lines = said(example, "127.0.0.1", own.port, 3)
     finally:

@@ -1,4 +1,4 @@
-"""The benchmark of games with known answers: its world, its rows, and a tiny run."""
+"""The benchmark of games with known answers: its environment, its rows, and a tiny run."""
 
 import importlib
 from pathlib import Path

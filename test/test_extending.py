@@ -1,4 +1,4 @@
-"""The examples of ``docs/extending.md`` hold in worlds with masks and in worlds without."""
+"""The examples of ``docs/extending.md`` hold in environments with masks and in environments without."""
 
 import contextlib
 import csv

@@ -47,7 +47,7 @@ WITHOUT_TORCH = {
     "errors",
     "settings.registry",
     "settings",
-    "settings.words",
+    "settings.formatting",
     "capture.execution",
     "modules.registry",
 }

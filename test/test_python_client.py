@@ -15,7 +15,7 @@ from external import CLIENTS, echo
 from torchrl_marl_client import Client, numbers, pack, unpack
 
 from torchrl_marl.apps.external.declaration import Declared
-from torchrl_marl.apps.external.door import Door
+from torchrl_marl.apps.external.listener import Listener
 from torchrl_marl.apps.external.server import ActionServer
 
 FILE = CLIENTS / "torchrl_marl_client.py"
@@ -125,7 +125,7 @@ def test_it_is_one_small_file_for_old_pythons():
 @pytest.fixture
 def door():
     agents = {"walker": {"n": 2, "observation": 1, "action": 1}}
-    opened = Door(ActionServer(Declared.read(agents), echo))
+    opened = Listener(ActionServer(Declared.read(agents), echo))
     yield opened
     opened.close()
 

@@ -45,7 +45,7 @@ def test_there_are_tutorials():
         "02_specs_and_groups",
         "03_stacks_and_sharing",
         "04_one_program",
-        "05_your_world",
+        "05_your_environment",
         "06_replay_and_mixed",
         "07_talk_and_remember",
         "08_players_and_populations",

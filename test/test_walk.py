@@ -95,7 +95,7 @@ def code_in(files):
 
 
 def named_in(path):
-    """Modules that a file names in texts, such as ``"torchrl_marl.envs.own:Own"``: loaded later."""
+    """Modules that a file names in texts, such as ``"torchrl_marl.envs.external_code:Own"``: loaded later."""
     for node in ast.walk(ast.parse((PACKAGE / path).read_text(encoding="utf-8"))):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             package, _, inner = node.value.partition(":")[0].partition(".")

@@ -72,7 +72,7 @@ class SpecError(UserError, ValueError):
 
 
 class WorkerError(UserError, RuntimeError):
-    """A process of worlds that died, or does not answer."""
+    """A process of environments that died, or does not answer."""
 
 
 class RankError(UserError, RuntimeError):

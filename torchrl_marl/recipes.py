@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from torchrl_marl.envs.config import EnvConfig
 from torchrl_marl.envs.libraries import DEFAULT_LIBRARY, LIBRARIES, find_library
-from torchrl_marl.envs.make import check_world_name, split_name
+from torchrl_marl.envs.make import check_environment_name, split_name
 from torchrl_marl.envs.vmas.library import scenario_arguments, scenario_names
 from torchrl_marl.errors import ConfigError, MissingExtraError, nearest, quoted
 from torchrl_marl.learners.algorithms import ALGORITHMS
@@ -33,6 +33,7 @@ from torchrl_marl.training.origin import check_origin, signed_yaml
 
 __all__ = [
     "DEFAULT_RECIPE",
+    "environment_settings",
     "explain",
     "load_config",
     "read_config",
@@ -40,7 +41,6 @@ __all__ = [
     "recipe_rows",
     "save_config",
     "validate",
-    "world_settings",
 ]
 
 Recipe = str | Path | TrainConfig | Mapping[str, Any]
@@ -80,7 +80,7 @@ def load_config(
 
     Raises:
         ConfigError: an unknown recipe, key or value.
-        MissingExtraError: the world or a logging backend is not installed.
+        MissingExtraError: the environment or a logging backend is not installed.
         TrustError: the ``config.yaml`` of a stranger's run, or a copy of it, names a module to be
             imported, a cluster, an address or a service.
 
@@ -125,7 +125,7 @@ def validate(
 
     Raises:
         ConfigError: naming the setting, what was found, what was expected and the fix.
-        MissingExtraError: the world or a logging backend is not installed.
+        MissingExtraError: the environment or a logging backend is not installed.
 
     Examples:
         >>> validate(TrainConfig(device="gpu"))
@@ -136,7 +136,7 @@ use device=cpu.
     """
     check(config, skip=("env",) if own_env else (), like=like)
     if not own_env:
-        check_world_name(config.env)
+        check_environment_name(config.env)
 
 
 class _Read(NamedTuple):
@@ -148,13 +148,15 @@ class _Read(NamedTuple):
 
 
 def _read(recipe: Recipe, overrides: GivenSettings) -> _Read:
-    settings = _with_world(normalized(TrainConfig, _settings(recipe)), EnvConfig.library)
-    own = _with_world(_given(overrides), settings.get("env", {}).get("library", EnvConfig.library))
+    settings = _with_environment(normalized(TrainConfig, _settings(recipe)), EnvConfig.library)
+    own = _with_environment(
+        _given(overrides), settings.get("env", {}).get("library", EnvConfig.library)
+    )
     base = _without_foreign_arguments(settings, own)
     read = _merged(base, own, complete=_is_complete(recipe))
     idle = (read.inapplicable | read.unread).keys() - flatten(own).keys()
     if idle and own:
-        # What the recipe's algorithm or world reads and the chosen one does not.
+        # What the recipe's algorithm or environment reads and the chosen one does not.
         before = _merged(base, {})
         read = _merged(
             _without(base, idle - before.inapplicable.keys() - before.unread.keys()), own
@@ -186,8 +188,8 @@ def _given(overrides: GivenSettings) -> dict[str, Any]:
     return normalized(TrainConfig, own)
 
 
-def _with_world(settings: dict[str, Any], before: str) -> dict[str, Any]:
-    """Returns settings with ``env=vmas/wheel`` as library and name of a world."""
+def _with_environment(settings: dict[str, Any], before: str) -> dict[str, Any]:
+    """Returns settings with ``env=vmas/wheel`` as library and name of an environment."""
     env = settings.get("env", {})
     text = env.get("library") if isinstance(env, Mapping) else None
     if not isinstance(text, str) or "/" not in text or ":" in text or text.endswith(".py"):
@@ -195,21 +197,25 @@ def _with_world(settings: dict[str, Any], before: str) -> dict[str, Any]:
     library, name = split_name(text)
     if env.get("name", name) != name:
         raise ConfigError(
-            f"env is {quoted(text)} and env.name {quoted(env['name'])}, which are two worlds; "
-            "drop one."
+            f"env is {quoted(text)} and env.name {quoted(env['name'])}, which are two "
+            "environments; drop one."
         )
-    return {**settings, "env": {**world_settings(library, name, before), **env, "library": library}}
+    return {
+        **settings,
+        "env": {**environment_settings(library, name, before), **env, "library": library},
+    }
 
 
-def world_settings(library: str, name: str, before: str) -> dict[str, Any]:
-    """Returns settings of ``env`` for a world, with its own time limit where it may have one.
+def environment_settings(library: str, name: str, before: str) -> dict[str, Any]:
+    """Returns settings of ``env`` for an environment, with its own time limit where it may have
+    one.
 
     Args:
-        library, name (str): the world's.
-        before (str): library of the recipe, whose time limit its other worlds keep.
+        library, name (str): the environment's.
+        before (str): library of the recipe, whose time limit its other environments keep.
 
     Examples:
-        >>> world_settings("vmas", "wheel", "vmas")
+        >>> environment_settings("vmas", "wheel", "vmas")
         {'library': 'vmas', 'name': 'wheel'}
     """
     new = library != before and library in LIBRARIES.names()
@@ -273,14 +279,16 @@ def _settings(recipe: Recipe) -> dict[str, Any]:
 
 
 def _unknown_recipe(text: str) -> ConfigError:
-    """Returns what to use in place of a world, an algorithm or any other text."""
+    """Returns what to use in place of an environment, an algorithm or any other text."""
     names = recipe_names()
-    library, slash, world = (text if "/" in text else f"{DEFAULT_LIBRARY}/{text}").partition("/")
-    if library in LIBRARIES.names() and (slash in text or world in _scenarios()):
-        check_world_name(EnvConfig(library=library, name=world))
-        own = _recipes_with("env", (library, world))
-        other = f"one of another world with env={library}/{world}"
-        return _no_recipe(text, "a world", own, "of it", other)
+    library, slash, environment = (text if "/" in text else f"{DEFAULT_LIBRARY}/{text}").partition(
+        "/"
+    )
+    if library in LIBRARIES.names() and (slash in text or environment in _scenarios()):
+        check_environment_name(EnvConfig(library=library, name=environment))
+        own = _recipes_with("env", (library, environment))
+        other = f"one of another environment with env={library}/{environment}"
+        return _no_recipe(text, "an environment", own, "of it", other)
     word = text.lower()
     if word in ALGORITHMS.names():
         own = _recipes_with("learner", (word,))
@@ -327,7 +335,7 @@ def _recipes_with(section: str, values: tuple[str, ...]) -> list[str]:
 
 
 def _without_foreign_arguments(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """Another world than the recipe's takes neither its arguments nor its agents' names."""
+    """Another environment than the recipe's takes neither its arguments nor its agents' names."""
     before = {"env.library": EnvConfig.library, "env.name": EnvConfig.name}
     before |= flatten(base)
     after = before | flatten(own)
@@ -335,7 +343,8 @@ def _without_foreign_arguments(base: dict[str, Any], own: dict[str, Any]) -> dic
     if after["env.library"] != before["env.library"]:
         foreign["state"] = None
     if foreign and ":" in str(after["env.library"]):
-        # It reads what its constructor names, and has no use for what the recipe's world needs.
+        # It reads what its constructor names, and has no use for what the recipe's environment
+        # needs.
         kept = ("library", "name", "num_envs", "max_steps")
         defaults = dataclasses.asdict(EnvConfig()).items()
         foreign = {key: value for key, value in defaults if key not in kept} | foreign

@@ -10,17 +10,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torchrl_marl.envs.external_code import as_environment
 from torchrl_marl.envs.libraries import find_library, library_of
 from torchrl_marl.envs.make import split_name
-from torchrl_marl.envs.own import as_environment
 from torchrl_marl.errors import CheckpointError, ConfigError, MissingExtraError, WriteError, quoted
 from torchrl_marl.recipes import (
     DEFAULT_RECIPE,
     Recipe,
+    environment_settings,
     load_config,
     read_config,
     validate,
-    world_settings,
 )
 from torchrl_marl.runtime.applications import application
 from torchrl_marl.runtime.torchrun import place
@@ -29,9 +29,9 @@ from torchrl_marl.settings import flatten, normalized, unfold
 from torchrl_marl.training.config import TrainConfig, read_run_config
 from torchrl_marl.training.folder import check_folder, has_checkpoint
 from torchrl_marl.training.origin import (
+    check_environment,
     check_origin,
     check_unchanged,
-    check_world,
     differences,
     settings_of,
 )
@@ -51,9 +51,9 @@ def train(recipe: Recipe = DEFAULT_RECIPE, *, env: Any = None, **overrides: Any)
     Args:
         recipe (str, Path, TrainConfig or dict): a recipe's name, the path of a YAML file, or
             the settings themselves.
-        env (EnvBase, world, str or dict, optional): what is played instead of the recipe's: an
-            environment; a world of PettingZoo or JaxMARL or what makes one, of which there are
-            then ``env.num_envs`` copies; a name, such as ``"vmas/wheel"``; or a dict that
+        env (EnvBase, environment, str or dict, optional): what is played instead of the recipe's:
+            an environment; an environment of PettingZoo or JaxMARL or what makes one, of which
+            there are then ``env.num_envs`` copies; a name, such as ``"vmas/wheel"``; or a dict that
             overrides the recipe's ``env`` settings.
         overrides: settings, such as ``seed=1``, ``learner={"lr": 1e-3}`` or
             ``**{"learner.lr": 1e-3}``.
@@ -99,9 +99,10 @@ def resume(
     Args:
         folder (str or Path): the run's.
         env (EnvBase, optional): for a run on an environment of one's own.
-        trust (bool): run the code that a run of somebody else's brings: its world's module, and
-            the pickled worlds of a PettingZoo run, whose episodes begin anew otherwise; follow
-            links out of its folder; and use the cluster, addresses and services that it names.
+        trust (bool): run the code that a run of somebody else's brings: its environment's module,
+            and the pickled environments of a PettingZoo run, whose episodes begin anew otherwise;
+            follow links out of its folder; and use the cluster, addresses and services that it
+            names.
         overrides: settings that change from now on, as ``config.yaml`` then says:
             ``total_frames``, ``stop_at_return``, those of ``evaluation``, ``checkpoint`` and
             ``logging``, and where and how it is computed: ``device``, ``threads``, ``execution``
@@ -117,7 +118,7 @@ def resume(
         before = read_run_config(folder)
         refuse_links(Path(folder))
     if env is None:
-        check_world(Path(folder), before.env, trust)
+        check_environment(Path(folder), before.env, trust)
     config = read_config(before, overrides)
     given = flatten(normalized(TrainConfig, unfold(overrides)))
     with trusting(trust):
@@ -217,13 +218,15 @@ def _prepared(
     if isinstance(env, Mapping):
         overrides = {**overrides, "env": env}
     elif isinstance(env, str):
-        overrides = {**_world_of(recipe, *split_name(env)), **overrides}
+        overrides = {**_environment_of(recipe, *split_name(env)), **overrides}
     elif env is not None:
         given, kind = env, library_of(env)
         if kind is not None:
             name = getattr(env, "__name__", type(env).__name__)
-            _refuse_beside(overrides, "env.kwargs.", "a world, which takes no arguments from here")
-            overrides = {**_world_of(recipe, kind, name), **overrides}
+            _refuse_beside(
+                overrides, "env.kwargs.", "an environment, which takes no arguments from here"
+            )
+            overrides = {**_environment_of(recipe, kind, name), **overrides}
         else:
             _refuse_beside(overrides, "env.", "an environment that is built already")
     built = given is not None and (kind is None or find_library(kind).one_per_process)
@@ -242,7 +245,7 @@ def _refuse_beside(overrides: Mapping[str, Any], idle: str, what: str) -> None:
             raise ConfigError(f"{key} is given beside {what}; build it so, or leave {key} out.")
 
 
-def _world_of(recipe: Recipe, library: str, name: str) -> dict[str, Any]:
-    """Overrides for a world of a library, with its own time limit where it may have one."""
+def _environment_of(recipe: Recipe, library: str, name: str) -> dict[str, Any]:
+    """Overrides for an environment of a library, with its own time limit where it may have one."""
     before = read_config(recipe).env.library
-    return flatten({"env": world_settings(library, name, before)})
+    return flatten({"env": environment_settings(library, name, before)})

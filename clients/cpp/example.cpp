@@ -1,4 +1,4 @@
-// Walkers in a square who learn to meet: the world of clients/python/example_meet.py, as a client in C++.
+// Walkers in a square who learn to meet: the environment of clients/python/example_meet.py, as a client in C++.
 //
 //     g++ -std=c++17 -O2 example.cpp -o example && ./example 127.0.0.1 7777 100
 //
@@ -55,14 +55,14 @@ int main(int count, char** given) {
     const int port = count > 2 ? std::stoi(given[2]) : 7777, episodes = count > 3 ? std::stoi(given[3]) : 100;
     try {
         torchrl_marl::Client client(host, port, {{"walker", N, 2 * N, 2}}, "meet");
-        Meet world(0);
+        Meet environment(0);
         for (int episode = 0; episode < episodes; ++episode) {
-            world.begin();
-            Actions actions = client.begin(world.look());
+            environment.begin();
+            Actions actions = client.begin(environment.look());
             double total = 0;
             for (int t = 1; t <= LIMIT; ++t) {
-                const double earned = world.step(actions);
-                const Seen seen = world.look();
+                const double earned = environment.step(actions);
+                const Seen seen = environment.look();
                 Rewards rewards;
                 for (const auto& [agent, numbers] : seen) rewards[agent] = earned;
                 if (t < LIMIT) actions = client.step(seen, rewards);

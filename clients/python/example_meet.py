@@ -80,7 +80,7 @@ def play(world, client, episodes=None):
 
 
 def main():
-    """Runs so many clients, each with a world of its own."""
+    """Runs so many clients, each with an environment of its own."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=7777)

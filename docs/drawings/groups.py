@@ -6,9 +6,9 @@ from drawings.canvas import Drawing
 
 
 def draw() -> Drawing:
-    """A world with two groups, one of which has two kinds."""
+    """An environment with two groups, one of which has two kinds."""
     drawing = Drawing(760, 400, "Groups, kinds and what stands in a group's TensorDict")
-    drawing.words(20, 30, "One world: E environments, T steps", size=16, bold=True)
+    drawing.words(20, 30, "One environment: E environments, T steps", size=16, bold=True)
     drawing.words(20, 52, "rollout, batch [E, T]", code=True, size=12, color="soft")
     _rovers(drawing, 20, 72)
     _team(drawing, 300, 72)
@@ -40,10 +40,10 @@ def _leaves(drawing: Drawing, x: float, y: float, leaves: list[tuple[str, str]])
 
 
 def _team(drawing: Drawing, x: float, y: float) -> None:
-    """Draws a heterogeneous group, as the world gives it and padded."""
+    """Draws a heterogeneous group, as the environment gives it and padded."""
     drawing.box(x, y, 440, 222, "paper")
     drawing.words(x + 12, y + 24, 'group "team": two kinds', bold=True)
-    drawing.words(x + 12, y + 56, "as the world gives it", size=12, color="soft")
+    drawing.words(x + 12, y + 56, "as the environment gives it", size=12, color="soft")
     drawing.words(x + 12, y + 73, "(a lazy stack)", size=12, color="soft")
     drawing.words(x + 12, y + 146, "in learners, stores, graphs", size=12, color="soft")
     drawing.words(x + 12, y + 163, "(PadAgents)", size=12, color="soft")

@@ -56,7 +56,7 @@ def _ends(drawing: Drawing, y: float) -> None:
     """Draws what is added behind an end."""
     cases = [
         ("terminated", "red", "an end of the world", "nothing more can be earned: + 0"),
-        ("truncated", "amber", "an end of the time", "the world would go on: + value"),
+        ("truncated", "amber", "an end of the time", "the environment would go on: + value"),
     ]
     for i, (word, color, meaning, behind) in enumerate(cases):
         top = y + i * 40

@@ -6,7 +6,7 @@ from drawings.canvas import Drawing
 
 
 def draw() -> Drawing:
-    """From a world's name to new weights."""
+    """From an environment's name to new weights."""
     drawing = Drawing(760, 330, "The walk of the data through a run")
     drawing.words(20, 30, "The walk of the data", size=16, bold=True)
     pieces = [

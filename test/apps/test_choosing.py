@@ -1,4 +1,4 @@
-"""What is said of an algorithm and a world is what happens when it is trained there."""
+"""What is said of an algorithm and an environment is what happens when it is trained there."""
 
 import dataclasses
 import functools
@@ -28,7 +28,7 @@ VALUES = {"qmix", "vdn", "iql", "pqn"}
 GRADIENTS = {"mappo", "ippo", "happo", "random"}
 EVERY = set(ALGORITHMS.names())
 AGENT, DISCRETE = {"learner.bootstrap": "agent"}, {"env.continuous_actions": False}
-# World -> those that do not fit, and the settings of those that fit with some.
+# Environment -> those that do not fit, and the settings of those that fit with some.
 WORLDS = {
     "toy/arena": (set(), dict.fromkeys(VALUES, DISCRETE)),
     "toy/kuhn": (EVERY - GRADIENTS, dict.fromkeys(GRADIENTS - {"random"}, AGENT)),
@@ -44,8 +44,8 @@ SMALL = {"minibatch_size": 16, "num_epochs": 1, "learning_starts": 0, "updates_p
 
 
 @functools.cache
-def asked(world):
-    return algorithms_for(world)
+def asked(environment):
+    return algorithms_for(environment)
 
 
 def learn_once(config, env=None):
@@ -63,27 +63,27 @@ def learn_once(config, env=None):
             learner.learn(batch)
 
 
-def settings_of(world, fit):
-    library, _, name = world.partition("/")
+def settings_of(environment, fit):
+    library, _, name = environment.partition("/")
     env = {"env.library": library, "env.name": name, "env.num_envs": 4}
     return {**env, "learner.algorithm": fit.algorithm, **fit.settings}
 
 
-@pytest.mark.parametrize("world", WORLDS)
-def test_what_is_said_is_what_happens(world):
-    if world.startswith("vmas"):
+@pytest.mark.parametrize("environment", WORLDS)
+def test_what_is_said_is_what_happens(environment):
+    if environment.startswith("vmas"):
         pytest.importorskip("vmas")
-    found = asked(world).algorithms
-    refused, settings = WORLDS[world]
+    found = asked(environment).algorithms
+    refused, settings = WORLDS[environment]
     assert {name for name, fit in found.items() if not fit.fits} == refused
     assert {name: fit.settings for name, fit in found.items() if fit.settings} == settings
     for fit in found.values():
         torch.manual_seed(0)
         if fit.fits:
-            learn_once(load_config({}, settings_of(world, fit)))
+            learn_once(load_config({}, settings_of(environment, fit)))
         else:
             with pytest.raises((UserError, UserWarning)) as error:
-                learn_once(load_config({}, settings_of(world, fit)))
+                learn_once(load_config({}, settings_of(environment, fit)))
             assert " ".join(fit.reason.split()[:4]) in str(error.value)
 
 
@@ -140,7 +140,7 @@ def test_it_leaves_the_process_and_an_environment_alone():
     expected = torch.rand(2)
     torch.manual_seed(3)
     env = Arena(4, seed=0)
-    assert algorithms_for(env).world == "Arena"
+    assert algorithms_for(env).environment == "Arena"
     assert torch.equal(torch.rand(2), expected)
     assert env.rollout(3).shape == (4, 3)
 
@@ -148,25 +148,29 @@ def test_it_leaves_the_process_and_an_environment_alone():
 def test_recipes_and_files_are_worlds_too(tmp_path):
     mine = tmp_path / "mine.yaml"
     mine.write_text("env: {library: toy, name: nim}\nlearner: {bootstrap: agent}\n")
-    assert torchrl_marl.algorithms_for(mine).world == "toy/nim"
+    assert torchrl_marl.algorithms_for(mine).environment == "toy/nim"
     found = algorithms_for("toy_matrix_game_happo")
-    assert found.world == "toy/matrix_game"
+    assert found.environment == "toy/matrix_game"
     assert found.algorithms == {name: Fit(name, True) for name in EVERY}
 
 
 @pytest.mark.parametrize(
-    ("world", "message"),
+    ("environment", "message"),
     [
-        ("kuhnn", "unknown world 'kuhnn'; did you mean 'toy/kuhn'? expected 'library/world', such"),
-        ("toy/kun", "unknown toy world 'kun'; did you mean 'kuhn'?"),
+        (
+            "kuhnn",
+            "unknown environment 'kuhnn'; did you mean 'toy/kuhn'? expected "
+            "'library/environment', such",
+        ),
+        ("toy/kun", "unknown toy environment 'kun'; did you mean 'kuhn'?"),
         ("tooy/kuhn", "unknown library of environments 'tooy'; did you mean 'toy'?"),
-        ("toy/", "unknown world 'toy/'; expected 'library/world'"),
+        ("toy/", "unknown environment 'toy/'; expected 'library/environment'"),
         ("external/meet", "external/meet says what its agents are when its first client comes"),
         ("nothing.yaml", "'nothing.yaml' is not there"),
     ],
 )
-def test_a_world_that_is_not_known(world, message, capsys):
-    assert main(["list", "algorithms", "--for", world]) == 2
+def test_a_world_that_is_not_known(environment, message, capsys):
+    assert main(["list", "algorithms", "--for", environment]) == 2
     told = capsys.readouterr().err
     assert told.startswith(f"torchrl-marl: error: {message}") and told.count("\n") == 1
 

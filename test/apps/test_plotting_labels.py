@@ -8,7 +8,7 @@ from meadow import Meadow
 from plotted import make_groups_run, make_run
 
 from torchrl_marl.apps.plotting import learning_curve
-from torchrl_marl.apps.reports.curves import experiments, read_run, world_name
+from torchrl_marl.apps.reports.curves import environment_name, experiments, read_run
 from torchrl_marl.runs import train
 
 pytest.importorskip("matplotlib")
@@ -73,10 +73,10 @@ class TestNames:
     def test_other_recipes_and_worlds(self, tmp_path):
         one = make_run(tmp_path / "one")
         other = make_run(tmp_path / "other", recipe="toy_arena_mappo_kinds")
-        world = make_run(tmp_path / "world", **{"env.name": "paces"})
+        environment = make_run(tmp_path / "world", **{"env.name": "paces"})
         assert self.names(one) == [TOY]
-        assert self.names(world) == ["paces"]
-        assert self.names(one, world) == [TOY, "paces"]
+        assert self.names(environment) == ["paces"]
+        assert self.names(one, environment) == [TOY, "paces"]
         assert self.names(one, other) == [TOY, "toy_arena_mappo_kinds"]
 
     def test_a_class_as_a_library(self, tmp_path):
@@ -84,7 +84,7 @@ class TestNames:
         for recipe in (TOY, "mine"):
             settings = {**run.settings, "env.library": "worlds.py:Reach"}
             other = dataclasses.replace(run, recipe=recipe, settings=settings)
-            assert world_name(other) == "Reach"
+            assert environment_name(other) == "Reach"
             assert [name for name, _ in experiments([other])] == ["Reach"]
 
     def test_a_world_of_ones_own_has_its_own_name(self, tmp_path):

@@ -5,7 +5,7 @@ from tensordict import TensorDict
 from torch import nn
 
 from torchrl_marl.collectors.asynchronous import AsynchronousCollector
-from torchrl_marl.collectors.sharded import Played
+from torchrl_marl.collectors.sharded import ShardResult
 
 
 class Scripted:
@@ -33,7 +33,7 @@ class Scripted:
         self.journals.append(journal)
         batch = TensorDict({"weight": entry.weights["weight"].expand(3, 4).clone()}, [3, 4])
         batch["collector", "traj_ids"] = torch.arange(3).unsqueeze(1).expand(3, 4).clone()
-        return [Played(batch, {"life": 0, "collector": {}, "fragment": call})]
+        return [ShardResult(batch, {"life": 0, "collector": {}, "fragment": call})]
 
     def load(self, states):
         self.loaded = states

@@ -57,7 +57,8 @@ CASES = {
 
 
 def test_a_world_that_checks_its_actions_gets_those_below_the_transforms():
-    # Novices answer with 2 choices, the others with 4: the world itself knows no padded actions.
+    # Novices answer with 2 choices, the others with 4: the environment itself knows no padded
+    # actions.
     env = with_dense_groups(Arena(6, n_agents=4, n_actions=4, kinds=2, max_steps=7, seed=0))
     collector = collector_of(env, "trace")
     action = batch_of(collector)["agents", "action"]

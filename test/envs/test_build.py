@@ -47,7 +47,7 @@ def test_the_arena_has_both_kinds_of_actions():
         ({"library": "vma"}, "did you mean 'vmas'"),
         (
             {"library": "toy", "name": "arna"},
-            "unknown toy world 'arna'; did you mean 'arena'",
+            "unknown toy environment 'arna'; did you mean 'arena'",
         ),
         ({"library": "toy", "name": "arena", "kwargs": {"n_agent": 2}}, "did you mean 'n_agents'"),
         ({"library": "toy", "name": "arena", "kwargs": {"num_envs": 2}}, "set env.num_envs"),

@@ -60,7 +60,9 @@ def test_no_end_and_no_limit_asks_for_one():
             self.t = self.t % 2  # nobody grows old enough to die
             return super().give()
 
-    with pytest.raises(SpecError, match="no episode ended in 6 steps.* give the world a time lim"):
+    with pytest.raises(
+        SpecError, match="no episode ended in 6 steps.* give the environment a time lim"
+    ):
         check_marl_env(Endless(), n_steps=6)
 
 

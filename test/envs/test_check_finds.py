@@ -115,7 +115,7 @@ ZOO = {
         put("truncated", value=False),
         "'done'",
         "in step 4 at [0, 0] done is True without a cause",
-        "terminated if the world ended the episode",
+        "terminated if the environment ended the episode",
     ),
     "a cause without done": (
         put("done", value=False),
@@ -127,7 +127,7 @@ ZOO = {
         wrong(both),
         "('scouts', 'done')",
         "both terminated and truncated",
-        "terminated if the world ended the episode",
+        "terminated if the environment ended the episode",
     ),
     "a done that flickers": (
         wrong(flicker),
@@ -205,7 +205,7 @@ ZOO = {
         Overwrites,
         "('next', 'observation')",
         "it is the first one of the next episode",
-        "before the world is reset",
+        "before the environment is reset",
     ),
     "never ends": (
         wrong(never),

@@ -51,7 +51,7 @@ def vmas(scenario, **kwargs):
     return make
 
 
-# Worlds that begin the same, and those that end by themselves.
+# Environments that begin the same, and those that end by themselves.
 ALWAYS_THE_SAME = (MatchingLevers, MatrixGame, TrafficJunction, TwoStepGame, ZeroSum)
 LONGEST = {
     Kuhn: 3,
@@ -101,7 +101,7 @@ SCENARIOS = {
     "football": {"n_blue_agents": 2, "n_red_agents": 2, "ai_red_agents": False},
     "football_ai": {"n_blue_agents": 2, "n_red_agents": 1, "ai_red_agents": True},
 }
-# Steps by graphs; those of other worlds are their eager ones (test_step_graphs.py).
+# Steps by graphs; those of other environments are their eager ones (test_step_graphs.py).
 GRAPHS = {"dropout": {"n_agents": 2, "state": "observations"}}
 CASES = {
     "matrix_game": toy_case(MatrixGame),
@@ -158,7 +158,7 @@ HETEROGENEOUS = {
 for name, case in HETEROGENEOUS.items():
     CASES[f"{name}_lazy"] = replace(case, lazy=True)
     CASES[f"{name}_padded"] = replace(case, make=padded(case.make))
-# Numbered and one-hot actions are stacked each way by one of the two worlds that have both.
+# Numbered and one-hot actions are stacked each way by one of the two environments that have both.
 del CASES["simple_world_comm_discrete_lazy"], CASES["simple_world_comm_one_hot_padded"]
 del CASES["arena_masked_padded"], CASES["arena_masked_one_hot_lazy"]
 

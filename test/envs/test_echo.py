@@ -1,4 +1,4 @@
-"""The echo world asks for what it says, and has the returns that it states."""
+"""The echo environment asks for what it says, and has the returns that it states."""
 
 import pytest
 import torch

@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 from contract import Case, EnvContract
-from isaac_worlds import NAMES, PENDULUM, pendulum, robots, simulated, task_of_robots, told
+from isaac_environments import NAMES, PENDULUM, pendulum, robots, simulated, task_of_robots, told
 from torchrl.data import Bounded, Categorical, Unbounded
 from torchrl.envs import TransformedEnv
 

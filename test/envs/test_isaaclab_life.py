@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from contract import asking_reset, draw_actions, reset_some
-from isaac_worlds import NAMES, pendulum, robots, simulated, task_of_robots, told
+from isaac_environments import NAMES, pendulum, robots, simulated, task_of_robots, told
 from operations import CountOperations
 
 from torchrl_marl.envs.agents.life_cycle import GroupFlags

@@ -1,10 +1,10 @@
-"""JaxMARL's worlds: equal to JAX's own steps, with right ends and in each form."""
+"""JaxMARL's environments: equal to JAX's own steps, with right ends and in each form."""
 
 import numpy as np
 import pytest
 import torch
 from contract import E, draw_actions, play
-from jax_worlds import ROUNDS, SMAX, SPREAD, spread
+from jax_environments import ROUNDS, SMAX, SPREAD, spread
 
 from torchrl_marl.envs import JaxMarlEnv, make_env
 from torchrl_marl.envs.check import check_marl_env
@@ -262,7 +262,7 @@ def test_groups_are_the_ids_prefixes_or_a_map():
 
 
 def test_kinds_of_one_group_act_each_for_itself():
-    """Agents that differ, in another order than the world's, do what they did in two groups."""
+    """Agents that differ, in another order than the environment's, do what they did in two groups."""
     apart = JaxMarlEnv(
         "MPE_simple_speaker_listener_v4", num_envs=4, seed=0, continuous_actions=False
     )
@@ -304,7 +304,7 @@ def test_an_environment_of_ones_own_stays_as_it_is():
     assert world.max_steps == 25
 
 
-# ---------------------------------------------------------------- worlds of other forms
+# ---------------------------------------------------------------- environments of other forms
 
 
 FORMS = {

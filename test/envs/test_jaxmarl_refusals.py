@@ -1,10 +1,10 @@
-"""JaxMARL's worlds: what cannot be is refused, what is missing is named."""
+"""JaxMARL's environments: what cannot be is refused, what is missing is named."""
 
 import importlib.util
 
 import pytest
 from contract import base_of
-from jax_worlds import SMAX, SPREAD, spread
+from jax_environments import SMAX, SPREAD, spread
 from torchrl.envs.utils import MarlGroupMapType
 
 from torchrl_marl.envs import JaxMarlEnv
@@ -26,7 +26,7 @@ jaxmarl = pytest.importorskip("jaxmarl")
         ({"world": "hanabi", "state": "world"}, "has no state for a critic"),
         ({"world": SPREAD, "shaped_reward": 1.0}, "shaped_reward is 1.0, but"),
         ({"world": SPREAD, "max_steps": 0}, "max_steps is 0"),
-        ({"world": object()}, "the world is a object"),
+        ({"world": object()}, "the environment is a object"),
         ({"world": SPREAD, "group_map": {"a": ["agent_0", "agent_1"]}}, "'agent_2' has no group"),
         ({"world": SPREAD, "group_map": {"a": ["agnt_0"]}}, "did you mean 'agent_0'"),
         ({"world": SPREAD, "group_map": {"a": ["agent_0"] * 2}}, "'agent_0' twice"),

@@ -9,8 +9,8 @@ from tensordict.nn import TensorDictModule
 
 from torchrl_marl.collectors import TeamPolicy
 from torchrl_marl.envs.toy import Leduc
-from torchrl_marl.envs.toy.chances import legal_chances
 from torchrl_marl.envs.toy.leduc import information_sets, seen, strength
+from torchrl_marl.envs.toy.probabilities import legal_probabilities
 from torchrl_marl.modules import RandomActor, make_actor
 
 F, C, R = range(3)
@@ -191,7 +191,9 @@ def test_what_is_never_drawn_shares_the_rest_as_the_policy_says():
         out_keys=[("a", "action"), ("a", "action_log_prob")],
     )
     mask = torch.tensor([[[True, True, True]], [[False, True, True]]])
-    found = legal_chances(policy, TensorDict({"a": {"action_mask": mask}}, [2]), ["a"], 4)["a"]
+    found = legal_probabilities(policy, TensorDict({"a": {"action_mask": mask}}, [2]), ["a"], 4)[
+        "a"
+    ]
     expected = torch.tensor([[0.998, 0.0015, 0.0005], [0.0, 0.75, 0.25]]).double()
     torch.testing.assert_close(found[:, 0], expected, rtol=0, atol=1e-6)
 

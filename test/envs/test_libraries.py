@@ -1,4 +1,4 @@
-"""The registry of libraries of worlds: one of a user's own is a folder and a line."""
+"""The registry of libraries of environments: one of a user's own is a folder and a line."""
 
 import dataclasses
 import sys
@@ -15,23 +15,23 @@ from torchrl_marl.envs import MarlEnv, check_marl_env, make_env
 from torchrl_marl.envs.libraries import (
     LIBRARIES,
     Library,
+    environment_rows,
     find_library,
     library_of,
     register_library,
-    world_rows,
 )
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.recipes import load_config
 from torchrl_marl.settings import Count
 
 
-# All that a library of worlds of one's own consists of.
+# All that a library of environments of one's own consists of.
 class Corridor(MarlEnv):
     """Two agents walk along a corridor; the nearer to its end, the better."""
 
     def __init__(self, name, num_envs, length=5, **kwargs):
         super().__init__(num_envs, **kwargs)
-        self.world_name, self.length = name, length
+        self.environment_name, self.length = name, length
         self.register_agent(AgentSpec("walker", 2, Unbounded((1,)), Bounded(-1, 1, (1,))))
 
     def _reset(self, tensordict):
@@ -92,7 +92,7 @@ def settings(tmp_path, **kwargs):
 class TestOnesOwn:
     def test_is_made_by_name(self):
         env = make_env("corridors/straight", num_envs=3, seed=0, max_steps=4, length=7)
-        assert (type(env), env.length, env.world_name) == (Corridor, 7, "straight")
+        assert (type(env), env.length, env.environment_name) == (Corridor, 7, "straight")
         check_marl_env(env)
 
     def test_trains(self, tmp_path):
@@ -103,7 +103,7 @@ class TestOnesOwn:
         assert again["return_mean"] == run.evaluate(episodes=2)["return_mean"]
 
     def test_is_listed(self):
-        assert ("corridors", "straight") in world_rows()
+        assert ("corridors", "straight") in environment_rows()
 
     @pytest.mark.parametrize(
         ("texts", "message"),
@@ -113,7 +113,7 @@ class TestOnesOwn:
             (["env.kwargs.length=long"], "env.kwargs.length is 'long', expected an integer"),
             (["env.info=true"], "env.info is true, which is read only where env.library is vmas"),
             (["env.group_map={a: [walker_0]}"], "env.group_map is .* which is read only where"),
-            (["env.state=observations"], "expected null, since corridors worlds have"),
+            (["env.state=observations"], "expected null, since corridors environments have"),
             (["env.library=corridor"], "did you mean 'corridors'"),
         ],
     )
@@ -131,7 +131,9 @@ class TestOnesOwn:
         if unlisted:
             assert load_config(base, ["env.name=bent"]).env.name == "bent"
         else:
-            with pytest.raises(ConfigError, match="unknown world 'bent' of corridors; expected on"):
+            with pytest.raises(
+                ConfigError, match="unknown environment 'bent' of corridors; expected on"
+            ):
                 load_config(base, ["env.name=bent"])
 
     def test_its_name_is_taken_then(self):

@@ -1,4 +1,4 @@
-"""MarlEnv on small worlds whose flags are written by hand."""
+"""MarlEnv on small environments whose flags are written by hand."""
 
 import pytest
 import torch

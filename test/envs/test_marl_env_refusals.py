@@ -1,4 +1,4 @@
-"""What a world of MarlEnv may not declare or give."""
+"""What an environment of MarlEnv may not declare or give."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The world of conventions has the returns that it states."""
+"""The environment of conventions has the returns that it states."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Worlds of one's own: by module:Class, by a file, and as an object."""
+"""Environments of one's own: by module:Class, by a file, and as an object."""
 
 import shutil
 from pathlib import Path
@@ -59,7 +59,7 @@ QUICK = {
 
 @pytest.fixture
 def worlds(tmp_path, monkeypatch):
-    """A folder with a world of one's own, in which one is."""
+    """A folder with an environment of one's own, in which one is."""
     folder = tmp_path / "here"
     folder.mkdir()
     (folder / "my_reach.py").write_text(REACH)
@@ -124,7 +124,7 @@ class TestByName:
             make_env(EnvConfig(library=library, max_steps=None), num_envs=3)
 
     def test_a_file_without_what_makes_the_world(self, worlds):
-        with pytest.raises(ConfigError, match=r"such as env\.library=my_reach\.py:MyWorld"):
+        with pytest.raises(ConfigError, match=r"such as env\.library=my_reach\.py:MyEnv"):
             load_config("toy_arena_mappo", ["env.library=my_reach.py"])
 
     def test_a_setting_that_the_class_does_not_take(self, worlds):
@@ -203,7 +203,7 @@ class TestObjects:
             "toy_arena_mappo", env=world, folder="run", **QUICK, **{"env.num_envs": 4}
         )
         assert run.config.env.num_envs == 4
-        assert run.config.env.max_steps is None  # the world's own limit, not the recipe's
+        assert run.config.env.max_steps is None  # the environment's own limit, not the recipe's
         assert run.summary["frames"] == 20
         assert run.evaluate(episodes=2)["length_mean"] == 5
         loaded = torchrl_marl.training.Run.load(run.folder, env=world)
@@ -230,7 +230,7 @@ class TestObjects:
         [
             (3, "the environment is a int, expected a name"),
             (Arena, r"the environment is the class Arena, expected .* YourEnv\(num_envs=64\)"),
-            ("balance", "the environment's name is 'balance', expected 'library/world'"),
+            ("balance", "the environment's name is 'balance', expected 'library/environment'"),
             ("vmas/blance", "unknown VMAS scenario 'blance'; did you mean 'balance'"),
             ("gym/x", "env.library is 'gym', expected vmas"),
         ],

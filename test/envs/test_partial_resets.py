@@ -162,7 +162,9 @@ def test_a_slot_that_no_probe_has_is_refused():
     env = Worlds(seed=0)
     env.later = torch.zeros(3)
     env.on_reset = set_to("later", lambda env: torch.ones(3))
-    with pytest.raises(SimulatorStateError, match="writes later, which worlds of .* have not"):
+    with pytest.raises(
+        SimulatorStateError, match="writes later, which environments of .* have not"
+    ):
         reset_first(env)
 
 
@@ -225,5 +227,5 @@ def test_nothing_of_torchrl_counts_as_the_world():
     TransformedEnv(env, RewardSum()).rollout(5, break_when_any_done=False)
     check_env_specs(env)
     _ = env.fake_tensordict(), env.action_keys, env.state_spec, env.done_keys_groups
-    world = {name for name in vars(env) if (name,) not in env._not_world}
+    world = {name for name in vars(env) if (name,) not in env._not_simulator}
     assert world == {"_episode", "_buffers", "_modules", "count", "seen", "script"}

@@ -1,4 +1,4 @@
-"""PettingZooEnv on parallel worlds: groups, specs, infos, masks, own worlds and real ones."""
+"""PettingZooEnv on parallel environments: groups, specs, infos, masks, own environments and real ones."""
 
 import subprocess
 import sys
@@ -187,7 +187,8 @@ def test_action_masks(where):
     assert all(got["bob_0"] in (1, 2) for got in world.got)
 
 
-# -------------------------------------------------------------------------- worlds of one's own
+# -------------------------------------------------------------------------- environments of one's
+# own
 
 
 def make_script(n=2):
@@ -224,7 +225,8 @@ def test_make_env_builds_it():
     assert env.team.groups["agent"].discrete
 
 
-# --------------------------------------------------------------------------------- real worlds
+# --------------------------------------------------------------------------------- real
+# environments
 
 
 def test_mujoco_with_infos_that_reset_does_not_have():
@@ -274,7 +276,7 @@ def test_an_episode_that_the_world_began_anew_is_not_begun_again(monkeypatch):
     td = env.step(env.rand_action(env.step_mdp(td)))
     assert td["next", "done"].all()
     carried = env.maybe_reset(env.step_mdp(td))
-    assert not begun  # the step did, once for each world
+    assert not begun  # the step did, once for each environment
     # Who asks for a new episode in the middle of one gets it.
     env.step(env.rand_action(carried))
     env.reset(TensorDict({"_reset": torch.tensor([[False], [True]])}, [2]))

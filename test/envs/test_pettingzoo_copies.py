@@ -1,4 +1,4 @@
-"""Copies of PettingZoo's worlds: random states, snapshots, seeds, and copies that fail."""
+"""Copies of PettingZoo's environments: random states, snapshots, seeds, and copies that fail."""
 
 import random
 import sys

@@ -143,7 +143,7 @@ def test_nobody_comes_back():
     steps = [{"agents": "bob_0", "dies": "bob_1"}, {}, {"agents": "bob_0 bob_1"}]
     with pytest.raises(SpecError, match="agent 'bob_1' ended and is there again.*new id"):
         roll(Script("bob_0 bob_1", steps), 3)
-    # A world may keep one for a while.
+    # An environment may keep one for a while.
     steps = [{"dies": "bob_1"}, {}, {"agents": "bob_0"}]
     assert not roll(Script("bob_0 bob_1", steps), 3, max_steps=3)["next", "bob", "mask"][
         ..., 1
@@ -173,7 +173,7 @@ def changing(step, first=None):
 CHANGES = {
     "a stranger comes": (
         changing({"agents": "bob_0 bob_1 eve", "sees": "bob_0 bob_1"}),
-        "agent 'eve' is among its agents, but it is none of the world's agents",
+        "agent 'eve' is among its agents, but it is none of the environment's agents",
     ),
     "one has another name": (
         changing({"agents": "bob_0 rob_1", "sees": "bob_0", "dies": "bob_1"}),
@@ -190,7 +190,8 @@ CHANGES = {
     ),
     "gone without a flag": (
         changing({"agents": "bob_0"}),
-        "agent 'bob_1' is gone from the world's agents, but was neither terminated nor truncated",
+        "agent 'bob_1' is gone from the environment's agents, but was neither terminated nor "
+        "truncated",
     ),
     "all gone without a flag": (changing({"agents": ""}), "agent 'bob_0' is gone from"),
     "a stranger at the begin": (

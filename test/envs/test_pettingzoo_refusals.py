@@ -1,4 +1,4 @@
-"""What a world of PettingZoo may not give, and arguments that cannot be."""
+"""What an environment of PettingZoo may not give, and arguments that cannot be."""
 
 import gymnasium.spaces as spaces
 import numpy as np
@@ -95,7 +95,7 @@ def test_a_space_of_no_fixed_shape_is_refused():
 
 
 def test_a_world_that_never_ends_asks_for_a_time_limit(monkeypatch):
-    monkeypatch.setattr("torchrl_marl.envs.pettingzoo.one_copy.ENDLESS", 20)
+    monkeypatch.setattr("torchrl_marl.envs.pettingzoo.instance.ENDLESS", 20)
     with pytest.raises(ConfigError, match="^Copy 0 of Script: an episode did not end in 20"):
         roll(Script("bob_0", [{}]), 30)
     assert roll(Script("bob_0", [{}]), 30, max_steps=25)["next", "truncated"].sum() == 1
@@ -110,9 +110,9 @@ def test_a_world_that_never_ends_asks_for_a_time_limit(monkeypatch):
         ("mpe2/simple_sprad_v3", "did you mean 'mpe2/simple_spread_v3'"),
         ("sisl/pursuit_v4", "did you mean 'sisl/pursuit-v5'"),
         ("connect_four", "did you mean 'classic/connect_four-v3'"),
-        ("nowhere/land", "unknown PettingZoo world 'nowhere/land'"),
-        ("mpe2", "'mpe2' names no world.*'mpe2/simple_"),
-        ("sisl", "'sisl' names no world.*'sisl/multiwalker-v"),
+        ("nowhere/land", "unknown PettingZoo environment 'nowhere/land'"),
+        ("mpe2", "'mpe2' names no environment.*'mpe2/simple_"),
+        ("sisl", "'sisl' names no environment.*'sisl/multiwalker-v"),
     ],
 )
 def test_an_unknown_name_names_the_nearest(name, words):

@@ -1,4 +1,4 @@
-"""PettingZooEnv on turn-based worlds: who moves, who earned what and when, deaths, real games."""
+"""PettingZooEnv on turn-based environments: who moves, who earned what and when, deaths, real games."""
 
 import numpy as np
 import pytest
@@ -100,7 +100,10 @@ def test_a_world_that_tells_nothing_to_who_waits():
     "change, words",
     [
         (lambda world: world.agents.append("eve"), "'eve' is among its agents"),
-        (lambda world: world.agents.remove("p_2"), "'p_2' is gone from the world's agents, but"),
+        (
+            lambda world: world.agents.remove("p_2"),
+            "'p_2' is gone from the environment's agents, but",
+        ),
         (lambda world: world.terminations.update(p_2="no"), "'p_2' is said to be terminated: 'no'"),
         (lambda world: setattr(world, "agent_selection", "eve"), "'eve' is among its movers"),
     ],

@@ -14,7 +14,7 @@ UP, RIGHT, DOWN, LEFT, STAY = range(5)
 
 
 def placed(predators, prey, **kwargs):
-    """A world of one env with predators and prey in these places."""
+    """An environment of one env with predators and prey in these places."""
     env = PredatorPrey(1, n_agents=len(predators), seed=0, **kwargs)
     td = env.reset()
     env.predators, env.prey = torch.tensor([predators]), torch.tensor([[prey]])

@@ -8,7 +8,7 @@ import torchrl.envs
 from tensordict import TensorDict
 from torchrl.data import Categorical, Composite, Unbounded
 from torchrl.envs import EnvBase, MarlGroupMapType, RewardSum, SerialEnv, TransformedEnv
-from torchrl_worlds import Crew, Engine, Smac, StarCraft, Unity
+from torchrl_environments import Crew, Engine, Smac, StarCraft, Unity
 
 import torchrl_marl
 from torchrl_marl.collectors import RolloutCollector
@@ -72,7 +72,7 @@ class Lonely(EnvBase):
 
 
 class Dicer(Lonely):
-    """Shows what it draws, and seeds torch as many worlds do."""
+    """Shows what it draws, and seeds torch as many environments do."""
 
     def _set_seed(self, seed):
         torch.manual_seed(seed)

@@ -1,8 +1,8 @@
-"""TorchRL's environments of SMAC, Melting Pot and Unity, with stand-ins for the worlds."""
+"""TorchRL's environments of SMAC, Melting Pot and Unity, with stand-ins for the environments."""
 
 import pytest
 import torch
-from torchrl_worlds import Engine, MeltingPot, Smac, StarCraft, Substrate, Unity
+from torchrl_environments import Engine, MeltingPot, Smac, StarCraft, Substrate, Unity
 
 from torchrl_marl import TeamSpec
 from torchrl_marl.envs import make_env

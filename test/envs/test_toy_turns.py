@@ -1,4 +1,4 @@
-"""Worlds of turns and paces: their exact returns, who acts when, and that they are learned."""
+"""Environments of turns and paces: their exact returns, who acts when, and that they are learned."""
 
 import pytest
 import torch

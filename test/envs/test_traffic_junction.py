@@ -19,7 +19,7 @@ def go(env, td, *actions):
 
 
 def with_cars(*cars, **kwargs):
-    """A world of one env where cars are at (route, place), and where none arrives."""
+    """An environment of one env where cars are at (route, place), and where none arrives."""
     env = TrafficJunction(
         1, **{"n_agents": len(cars) + 1, "arrival_rate": 0.0, "seed": 0, **kwargs}
     )

@@ -13,7 +13,7 @@ vmas = pytest.importorskip("vmas")
 from torchrl_marl.envs import VmasEnv  # noqa: E402
 from torchrl_marl.envs.vmas.library import scenario_arguments, scenario_names  # noqa: E402
 from torchrl_marl.errors import ConfigError, SimulatorStateError  # noqa: E402
-from torchrl_marl.runtime.random_state import own_stream  # noqa: E402
+from torchrl_marl.runtime.random_state import offset_seed  # noqa: E402
 
 AGENTS = ("agents", "observation")
 QUICK = [
@@ -36,7 +36,7 @@ def stepped(env, n=2):
 def test_a_full_reset_and_the_steps_after_it_are_those_of_vmas(scenario):
     env = VmasEnv(scenario, num_envs=6, seed=4)
     stock = vmas.make_env(scenario, 6)
-    expected, td = stock.reset(seed=own_stream(4)), env.reset()
+    expected, td = stock.reset(seed=offset_seed(4)), env.reset()
     assert torch.equal(td[AGENTS], torch.stack(expected, 1))
     for action in draw_actions(env, 10):
         td = step_mdp(env.step(td.update(action)), exclude_reward=False)

@@ -1,4 +1,4 @@
-"""A VMAS world without branches does what the stock one does, to the bit."""
+"""A VMAS environment without branches does what the stock one does, to the bit."""
 
 import pytest
 import torch
@@ -36,7 +36,7 @@ def make_world(pair, num_envs):
 
 
 class Around:
-    """What ``without_branches`` asks of an environment: its world."""
+    """What ``without_branches`` asks of an environment: its environment."""
 
     def __init__(self, world):
         self.world = world
@@ -222,5 +222,8 @@ def test_a_scenario_that_does_more_than_that_is_refused(function):
         world.landmarks[1].state.pos = at
         return function(world, *world.landmarks, torch.zeros(3))
 
-    with pytest.raises(CaptureError, match="if world.collides"), without_branches(Around(world)):
+    with (
+        pytest.raises(CaptureError, match="if environment.collides"),
+        without_branches(Around(world)),
+    ):
         capture(moved, torch.ones(3, 2), name="a reward", execution="trace")

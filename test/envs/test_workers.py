@@ -1,4 +1,4 @@
-"""Copies of a world in processes: equal to the bit, and what happens when they fail."""
+"""Copies of an environment in processes: equal to the bit, and what happens when they fail."""
 
 from __future__ import annotations
 
@@ -289,12 +289,12 @@ def test_a_mistake_of_this_package_is_not_restarted():
 @pytest.mark.parametrize("n_workers", [0, 2])
 def test_a_world_that_cannot_be_made(n_workers):
     def refuse():
-        raise ConfigError("unknown world 'wlak'")
+        raise ConfigError("unknown environment 'wlak'")
 
     def divide():
         return 1 / 0
 
-    with pytest.raises(ConfigError, match=r"^Copy 0 of walk.*: unknown world 'wlak'"):
+    with pytest.raises(ConfigError, match=r"^Copy 0 of walk.*: unknown environment 'wlak'"):
         workers_of(n_workers, make=refuse, restart=True)
     with pytest.raises(WorkerError, match="raised ZeroDivisionError"):
         workers_of(n_workers, make=divide, restart=True)

@@ -9,7 +9,7 @@ from tensordict import TensorDict
 from torchrl_marl import TeamSpec
 from torchrl_marl.collectors import TeamPolicy
 from torchrl_marl.envs.toy import Kuhn, ZeroSum
-from torchrl_marl.envs.toy.chances import chances
+from torchrl_marl.envs.toy.probabilities import chances
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.modules import RandomActor, make_actor
 

@@ -72,7 +72,7 @@ def watch(learner, look):
 
 # -------------------------------------------------------------------------------- reductions
 
-ALONE = {
+SINGLE_PROCESS = {
     "once": (lambda: MatrixGame(8, payoff=[1.0, 5.0, 2.0], seed=0), {}),
     "deaths, entropy": (lambda: arena(n_agents=1), {"entropy_coeff": 0.01}),
     "stops, schedules": (
@@ -83,9 +83,9 @@ ALONE = {
 
 
 @pytest.mark.parametrize("execution", ["eager", "trace"])
-@pytest.mark.parametrize("case", ALONE)
+@pytest.mark.parametrize("case", SINGLE_PROCESS)
 def test_one_agent_learns_as_by_mappo_to_the_bit(case, execution):
-    make_env, settings = ALONE[case]
+    make_env, settings = SINGLE_PROCESS[case]
     settings["execution"] = execution
     one = train(make_env, **settings)
     number = torch.rand(1)

@@ -148,7 +148,7 @@ def _like(mask, value):
 
 EARNED = [("next", "car", "reward"), ("car", "action_log_prob")]
 SEEN = [("car", "observation"), ("next", "car", "observation")]
-ALONE = {"algorithm": "ippo", "normalize_observations": True}
+SINGLE_PROCESS = {"algorithm": "ippo", "normalize_observations": True}
 
 
 @pytest.mark.filterwarnings("ignore:group .*act in turns")
@@ -156,9 +156,9 @@ ALONE = {"algorithm": "ippo", "normalize_observations": True}
 @pytest.mark.parametrize(
     "leaves, settings",
     [
-        (EARNED + SEEN, ALONE),
-        (EARNED + SEEN, {**ALONE, "value_centering": True}),
-        (EARNED[:1] + SEEN, {**ALONE, "estimator": "vtrace"}),
+        (EARNED + SEEN, SINGLE_PROCESS),
+        (EARNED + SEEN, {**SINGLE_PROCESS, "value_centering": True}),
+        (EARNED[:1] + SEEN, {**SINGLE_PROCESS, "estimator": "vtrace"}),
         (EARNED, {"algorithm": "mappo"}),
         (EARNED, {"algorithm": "happo"}),
     ],

@@ -123,20 +123,20 @@ def test_so_do_members_of_other_teams_and_settings(env, config):
 @pytest.mark.parametrize("algorithm", ["matd3", "masac"])
 def test_a_sick_member_is_frozen_and_reaches_nobody(algorithm):
     config, found = dataclasses.replace(CONFIG, algorithm=algorithm), {}
-    for sick in (False, True):
+    for diverged in (False, True):
         many, collector = population(world(), config, DIFFERENT)
         batch = collector.rollout()
         torch.manual_seed(1)
         many.learn(batch.clone())
-        if sick:
+        if diverged:
             batch["next", "agents", "reward"][ENVS : 2 * ENVS] = torch.nan
         for _ in range(2):
             many.learn(batch.clone())
         own = [rows_of(many, alone(world(), config, {}, 0)).read(i) for i in (0, 2)]
-        found[sick] = many, [numbers_of(one) for one in own]
+        found[diverged] = many, [numbers_of(one) for one in own]
     for well, ill in zip(found[False][1], found[True][1]):
         for x, y in zip(well, ill, strict=True):
             assert torch.equal(x, y)
     many = found[True][0]
-    assert many.sick.tolist() == [False, True, False] and not found[False][0].sick.any()
+    assert many.diverged.tolist() == [False, True, False] and not found[False][0].diverged.any()
     assert all(p.isfinite().all() for p in many.members.rows.owners)

@@ -166,22 +166,22 @@ def test_each_member_has_a_limit_of_divergence_of_its_own():
 @pytest.mark.parametrize("where", ["reward", "observation", "parameter"])
 def test_a_sick_member_is_frozen_and_reaches_nobody(where, execution):
     found = {}
-    for sick in (False, True):
+    for diverged in (False, True):
         many, collector = population(world(), settings={"lr": DIFFERENT["lr"]}, execution=execution)
         batch = collector.rollout()
         torch.manual_seed(1)
         many.learn(batch.clone())
         before = networks_of(many, 1)
-        if sick and where == "parameter":
+        if diverged and where == "parameter":
             with torch.no_grad():
                 for p, owner in zip(many.updates.clips["agents"].parameters, owners_of(many)):
                     p[owner == 1] = torch.nan
-        elif sick:
+        elif diverged:
             place = batch["next", "agents"] if where == "reward" else batch["agents"]
             place[where][ENVS : 2 * ENVS, 3] = torch.nan
         for _ in range(2):
             many.learn(batch.clone())
-        found[sick] = (
+        found[diverged] = (
             many,
             [numbers_of(rows_of(many, alone(world(), CONFIG, {}, 0)).read(i)) for i in (0, 2)],
         )
@@ -189,7 +189,7 @@ def test_a_sick_member_is_frozen_and_reaches_nobody(where, execution):
         for x, y in zip(well, ill, strict=True):
             torch.testing.assert_close(x, y, rtol=0, atol=0)
     many = found[True][0]
-    assert many.sick.tolist() == [False, True, False] and not found[False][0].sick.any()
+    assert many.diverged.tolist() == [False, True, False] and not found[False][0].diverged.any()
     if where != "parameter":
         for x, y in zip(before, networks_of(many, 1), strict=True):
             assert torch.equal(x, y)
@@ -232,14 +232,14 @@ def test_it_resumes_to_the_bit():
     batch = collector.rollout()
     many.learn(batch.clone())
     other, _ = population(world(), settings={name: [0.5] * MEMBERS for name in DIFFERENT})
-    many.sick[1] = True
+    many.diverged[1] = True
     other.load_state_dict(copy.deepcopy(many.state_dict()))
     for learner in (many, other):
         torch.manual_seed(3)
         learner.learn(batch.clone())
     for x, y in zip(numbers_of(many), numbers_of(other), strict=True):
         assert torch.equal(x, y)
-    assert torch.equal(many.sick, other.sick)
+    assert torch.equal(many.diverged, other.diverged)
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def test_copies_take_all_of_their_parent_and_nothing_of_another():
     for _ in range(2):
         batch = collector.rollout()
         many.learn(batch)
-    many.sick[0] = True
+    many.diverged[0] = True
     one = alone(world(), MEMORY, {}, 0)
     before = [numbers_of(rows_of(many, one).read(i)) for i in range(MEMBERS)]
     states = many.critic_states["agents"].unflatten(1, (MEMBERS, -1)).clone()
@@ -278,7 +278,7 @@ def test_copies_take_all_of_their_parent_and_nothing_of_another():
         for x, y in zip(numbers_of(rows_of(many, one).read(i)), before[source], strict=True):
             assert torch.equal(x, y)
     assert torch.equal(many.critic_states["agents"].unflatten(1, (MEMBERS, -1)), states[:, parent])
-    assert not many.sick.any() and many.settings["lr"].tolist() == pytest.approx(settings["lr"])
+    assert not many.diverged.any() and many.settings["lr"].tolist() == pytest.approx(settings["lr"])
 
 
 def test_wrong_calls_get_one_sentence():

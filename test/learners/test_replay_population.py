@@ -122,28 +122,28 @@ def test_so_do_members_of_other_teams_and_settings(env, config):
 @pytest.mark.parametrize("where", ["reward", "observation", "parameter"])
 def test_a_sick_member_is_frozen_and_reaches_nobody(where, execution):
     found = {}
-    for sick in (False, True):
+    for diverged in (False, True):
         many, collector = population(world(), settings=DIFFERENT, execution=execution)
         batch = collector.rollout()
         torch.manual_seed(1)
         many.learn(batch.clone())
         before = numbers_of_networks(many, 1)
-        if sick and where == "parameter":
+        if diverged and where == "parameter":
             with torch.no_grad():
                 for p, owner in many.members.rows.owners.items():
                     p[owner == 1] = torch.nan
-        elif sick:
+        elif diverged:
             place = batch["next", "agents"] if where == "reward" else batch["agents"]
             place[where][ENVS : 2 * ENVS] = torch.nan
         for _ in range(2):
             many.learn(batch.clone())
         own = [rows_of(many, alone(world(), CONFIG, {}, 0)).read(i) for i in (0, 2)]
-        found[sick] = many, [numbers_of(one) for one in own]
+        found[diverged] = many, [numbers_of(one) for one in own]
     for well, ill in zip(found[False][1], found[True][1]):
         for x, y in zip(well, ill, strict=True):
             assert torch.equal(x, y)
     many = found[True][0]
-    assert many.sick.tolist() == [False, True, False] and not found[False][0].sick.any()
+    assert many.diverged.tolist() == [False, True, False] and not found[False][0].diverged.any()
     if where != "parameter":
         for x, y in zip(before, numbers_of_networks(many, 1), strict=True):
             assert torch.equal(x, y)
@@ -180,21 +180,21 @@ def test_it_resumes_to_the_bit():
     batch = collector.rollout()
     many.learn(batch.clone())
     other, _ = population(world(), settings={name: [0.5] * MEMBERS for name in DIFFERENT})
-    many.sick[1] = True
+    many.diverged[1] = True
     other.load_state_dict(copy.deepcopy(many.state_dict()))
     for learner in (many, other):
         torch.manual_seed(3)
         learner.learn(batch.clone())
     for x, y in zip(numbers_of(many), numbers_of(other), strict=True):
         assert torch.equal(x, y)
-    assert torch.equal(many.sick, other.sick)
+    assert torch.equal(many.diverged, other.diverged)
 
 
 def test_copies_take_all_of_their_parent_but_its_steps():
     many, collector = population(world(), settings={"lr": DIFFERENT["lr"]})
     for _ in range(2):
         many.learn(collector.rollout())
-    many.sick[0] = True
+    many.diverged[0] = True
     n_stored = len(many.replay.tensors)
     one = alone(world(), CONFIG, {}, 0)
     before = [numbers_of(rows_of(many, one).read(i)) for i in range(MEMBERS)]
@@ -206,7 +206,9 @@ def test_copies_take_all_of_their_parent_but_its_steps():
             assert torch.equal(x, y)
         for x, y in zip(now[-n_stored:], before[i][-n_stored:], strict=True):
             assert torch.equal(x, y)
-    assert not many.sick.any() and many.settings["lr"].tolist() == pytest.approx(DIFFERENT["lr"])
+    assert not many.diverged.any() and many.settings["lr"].tolist() == pytest.approx(
+        DIFFERENT["lr"]
+    )
     with pytest.raises(ConfigError, match="expected the number of a member"):
         many.copy_members(torch.tensor([0, 1, 3]))
 

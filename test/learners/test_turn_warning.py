@@ -1,4 +1,4 @@
-"""A team's bootstrap in a world of turns is told once."""
+"""A team's bootstrap in an environment of turns is told once."""
 
 import warnings
 from pathlib import Path
@@ -45,7 +45,9 @@ def test_a_world_of_turns_with_a_teams_bootstrap_is_told_once(world):
 def test_the_tutorial_says_what_turns_need():
     """The game of its section on turns, by the default setting and by the one that it names."""
     pytest.importorskip("pettingzoo")
-    text = (Path(__file__).parents[2] / "tutorials" / "05_your_world.ipynb").read_text("utf-8")
+    text = (Path(__file__).parents[2] / "tutorials" / "05_your_environment.ipynb").read_text(
+        "utf-8"
+    )
     section = text.partition("## 3. Games with turns")[2].partition("## 4.")[0]
     assert "`learner.bootstrap=agent`" in section and "nothing to be set" not in section
     (told,) = learn(make_env("pettingzoo/classic/connect_four_v3", num_envs=4, seed=0), "team")

@@ -12,7 +12,7 @@ STEPS = 400
 
 
 def world_of(kinds, *, seed=0, n=1000, noise=0.1):
-    """Transitions of agents that see alike; the world of each kind answers in its own way."""
+    """Transitions of agents that see alike; the environment of each kind answers in its own way."""
     generator = torch.Generator().manual_seed(seed)
 
     def randn(*shape):

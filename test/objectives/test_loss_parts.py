@@ -7,7 +7,7 @@ from tensordict import TensorDict
 from torchrl.modules import TanhNormal
 
 from torchrl_marl.objectives.ppo import entropy_of
-from torchrl_marl.runtime.ranks import Alone
+from torchrl_marl.runtime.ranks import SingleProcess
 
 
 @pytest.mark.parametrize("layout", ["one", "two"])
@@ -21,8 +21,8 @@ def test_parts_add_up_to_the_whole(layout):
     sizes = (10, 25, 45)
     parts = frames.split(sizes)
     whole = loss(frames)
-    counts = [loss.own_count(part) for part in parts]
-    torch.testing.assert_close(sum(counts), loss.own_count(frames))
+    counts = [loss.local_count(part) for part in parts]
+    torch.testing.assert_close(sum(counts), loss.local_count(frames))
     assert len({round(float(c.sum() / n), 3) for c, n in zip(counts, sizes)}) == 3  # deaths differ
     loss.count = sum(counts)
     found = [loss(part) for part in parts]
@@ -38,7 +38,7 @@ def test_parts_add_up_to_the_whole(layout):
 def test_ranks_draw_the_noise_of_one_process():
     """Each for its own rows, from equal generators; the others' draws leave no gap."""
 
-    class OneOfTwo(Alone):
+    class OneOfTwo(SingleProcess):
         size = 2
 
         def __init__(self, rank):

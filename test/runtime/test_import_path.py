@@ -217,15 +217,16 @@ def test_the_current_folder_comes_last_in_children(tmp_path, monkeypatch):
     assert sys.path == ["/bin", "/other", *rest]
 
 
-# ------------------------------------------------------------------------------ worlds of one's own
+# ------------------------------------------------------------------------------ environments of
+# one's own
 
 
 MEADOW = """
-from mpe2.simple_speaker_listener_v4 import parallel_env as world
+from mpe2.simple_speaker_listener_v4 import parallel_env as environment
 
 def parallel_env(**settings):
     import meadow_of_grass  # a neighbour, later
-    return world(**settings)
+    return environment(**settings)
 """
 
 

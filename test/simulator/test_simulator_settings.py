@@ -154,7 +154,8 @@ def test_nothing_is_drawn_anew_where_nothing_is_set(monkeypatch):
     assert len(drawn) == 1
 
 
-# --------------------------------------------------------------------------- worlds of one's own
+# --------------------------------------------------------------------------- environments of one's
+# own
 
 
 class Track(MarlEnv):

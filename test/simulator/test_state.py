@@ -87,7 +87,7 @@ def test_the_batched_dim_is_found_whatever_else_has_this_size(state):
         name.removeprefix("by_key.") for name in batched
     }
     assert not any("viewer" in name for name in batched)
-    # A world of 7 envs, like the constant's size.
+    # An environment of 7 envs, like the constant's size.
     assert "constant" in state.read(warmed(7))["shared"].keys()
 
 

@@ -2,7 +2,7 @@
 
 from torchrl_marl.learners.algorithms import ALGORITHMS
 from torchrl_marl.settings import settings_of
-from torchrl_marl.settings.words import listed
+from torchrl_marl.settings.formatting import listed
 
 
 def algorithms_with(key):

@@ -202,7 +202,7 @@ class RefusesTheDead(Camp):
 
 
 class Overwrites(Camp):
-    """The world starts anew inside the step; the reset has nothing left to do."""
+    """The environment starts anew inside the step; the reset has nothing left to do."""
 
     def _step(self, tensordict):
         out = super()._step(tensordict)

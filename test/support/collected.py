@@ -1,4 +1,4 @@
-"""Worlds and policies to collect from, and what batches must hold."""
+"""Environments and policies to collect from, and what batches must hold."""
 
 import torch
 from torchrl.envs import TransformedEnv

@@ -108,8 +108,8 @@ def start(env: EnvBase, n_steps: int = 2) -> TensorDict:
     return td
 
 
-def world_rows(env: EnvBase) -> dict[str, torch.Tensor]:
-    """Every tensor of the world's state that has one row an env."""
+def environment_rows(env: EnvBase) -> dict[str, torch.Tensor]:
+    """Every tensor of the environment's state that has one row an env."""
     snapshot = base_of(env).snapshot()
     world = snapshot["world"] if "world" in snapshot.keys() else snapshot["simulator"]
     leaves = [(k, x) for part in ("batched", "shared") for k, x in world[part].items()]
@@ -257,11 +257,11 @@ class EnvContract:
         for envs in ([0], [2, 3, 9], list(range(1, E)), []):
             td = start(env, min(2, case.longest - 1))
             running = [i for i in range(E) if i not in envs]
-            before = world_rows(env) if case.rows else {}
+            before = environment_rows(env) if case.rows else {}
             drawn = rng_states()
             after_reset = reset_some(env, td, envs)
             assert_same_rng(drawn, rng_states())
-            after = world_rows(env) if case.rows else {}
+            after = environment_rows(env) if case.rows else {}
             assert set(before) <= set(after)
             for key, x in before.items():
                 assert torch.equal(x[running], after[key][running]), key
@@ -272,7 +272,7 @@ class EnvContract:
 
     def test_a_reset_takes_as_many_operations_for_any_number_of_envs(self, case, env):
         if not case.rows:
-            pytest.skip("its worlds begin one by one")
+            pytest.skip("its environments begin one by one")
         td = start(env, min(2, case.longest - 1))
         reset_some(env, td, [0])
         snapshot = base_of(env).snapshot()
@@ -290,7 +290,7 @@ class EnvContract:
     def test_a_snapshot_is_exact(self, case, env):
         """Through a file, to itself and to another that has not begun; not to one of other size."""
         if not case.saved:
-            pytest.skip("its world cannot be saved")
+            pytest.skip("its environment cannot be saved")
         n = min(2, case.longest - 1)
         td = reset_some(env, start(env, n), [1, 2])
         file = io.BytesIO()

@@ -1,4 +1,4 @@
-"""A small world whose flags are written by hand."""
+"""A small environment whose flags are written by hand."""
 
 import torch
 from tensordict import TensorDict

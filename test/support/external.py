@@ -137,7 +137,7 @@ def _refuse():
 
 @contextlib.contextmanager
 def meeting(port, n=2, caller=False):
-    """Clients that play the example's world."""
+    """Clients that play the example's environment."""
     from example_meet import Meet, play
     from torchrl_marl_client import Client
 

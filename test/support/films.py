@@ -1,4 +1,4 @@
-"""Films of worlds: a small one, the frames of a file, and a film beside its episodes."""
+"""Films of environments: a small one, the frames of a file, and a film beside its episodes."""
 
 import numpy as np
 from PIL import Image

@@ -1,4 +1,4 @@
-"""A world of two kinds of agents that are born late and die early, in groups of any make-up."""
+"""An environment of two kinds of agents that are born late and die early, in groups of any make-up."""
 
 import torch
 from torchrl.data import Bounded, Categorical, OneHot, Unbounded

@@ -1,4 +1,4 @@
-"""Rollouts of PettingZoo's worlds."""
+"""Rollouts of PettingZoo's environments."""
 
 import torch
 

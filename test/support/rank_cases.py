@@ -9,7 +9,7 @@ from torchrl_marl import TeamSpec
 from torchrl_marl.collectors import RolloutCollector, TeamPolicy
 from torchrl_marl.learners import OnPolicyConfig, build_learners
 from torchrl_marl.modules import CriticConfig, NetworkConfig
-from torchrl_marl.runtime.ranks import ALONE
+from torchrl_marl.runtime.ranks import SINGLE_PROCESS
 
 SHARDS = 4
 E, T = 8, 10
@@ -124,8 +124,8 @@ def average_gradients(learner, ranks):
 
         def __call__(self):
             found = [p.grad for p in parameters if p.grad is not None]
-            for gradient, of_all in zip(found, ranks.sum_all(found)):
-                gradient.copy_(of_all / ranks.size)
+            for gradient, all_gather in zip(found, ranks.sum_all(found)):
+                gradient.copy_(all_gather / ranks.size)
             return inner()
 
     clips[first] = Averaging()
@@ -133,7 +133,7 @@ def average_gradients(learner, ranks):
 
 def compare(ranks, case, naive=False):
     """How far ranks end from one process, in parts of what was learned, and other figures."""
-    with ALONE.active():
+    with SINGLE_PROCESS.active():
         batches, learners, expected, begun = alone(case)
     own, metrics, messages = split(case, ranks, batches, naive)
     (weights, buffers), (others, statistics) = numbers_of(learners), numbers_of(own)
@@ -142,7 +142,7 @@ def compare(ranks, case, naive=False):
         "weights": ((weights - others).norm() / moved).item(),
         "statistics": ((buffers - statistics).abs() / buffers.abs().clamp_min(1e-3)).max().item(),
         "of_updates": messages,
-        "spread": max((others - x).abs().max().item() for x in ranks.of_all(others)),
+        "spread": max((others - x).abs().max().item() for x in ranks.all_gather(others)),
         "epochs": [
             one[group, "epochs"].item()
             for batch in expected

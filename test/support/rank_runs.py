@@ -109,7 +109,7 @@ def interrupt():
 
 
 def break_world():
-    raise SpecError("the world broke.")
+    raise SpecError("the environment broke.")
 
 
 def bug():

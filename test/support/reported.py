@@ -12,7 +12,7 @@ from torchrl_marl.recipes import load_config, save_config
 HEAD = "iteration,frames,agent_frames,seconds,frames_per_second,agents/episode_reward"
 EVALUATED = "iteration,frames,seconds,return_mean,return_std,length_mean,episodes"
 
-# World -> the random policy's return and the best.
+# Task -> the random policy's return and the best.
 WORLDS = {
     "balance": (-8.8, 46.0),
     "navigation": (-0.4, 3.1),
@@ -73,11 +73,11 @@ def write_run(
     return folder
 
 
-def write_suite(folder, worlds=tuple(WORLDS), algorithms=None, seeds=5, points=25, frames=480_000):
-    """``<folder>/<world>/<algorithm>/seed<k>``, as suites lay their runs down."""
+def write_suite(folder, tasks=tuple(WORLDS), algorithms=None, seeds=5, points=25, frames=480_000):
+    """``<folder>/<task>/<algorithm>/seed<k>``, as suites lay their runs down."""
     algorithms = algorithms or ALGORITHMS
-    for i, world in enumerate(worlds):
-        random, best = WORLDS[world]
+    for i, task in enumerate(tasks):
+        random, best = WORLDS[task]
         for j, (name, (level, spread)) in enumerate(algorithms.items()):
             for seed in range(seeds):
                 draw = np.random.default_rng([i, j, seed])
@@ -87,14 +87,14 @@ def write_suite(folder, worlds=tuple(WORLDS), algorithms=None, seeds=5, points=2
                 returns = random + (end - random) * rise
                 returns = returns + draw.normal(0, 0.015 * (best - random), points)
                 write_run(
-                    folder / world / name / f"seed{seed}",
+                    folder / task / name / f"seed{seed}",
                     returns.round(4),
                     seed=seed,
                     frames=when.astype(int),
                     random=random,
                     second=0.0001 * (1 + j),
                     recipe="vmas_balance_mappo",
-                    **{"env.name": world, "learner.algorithm": name}
+                    **{"env.name": task, "learner.algorithm": name}
                     | ({"env.continuous_actions": False} if name == "qmix" else {}),
                 )
     return folder

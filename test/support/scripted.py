@@ -1,4 +1,4 @@
-"""Toy worlds of PettingZoo that do what a script says; without torch, for quick workers."""
+"""Toy environments of PettingZoo that do what a script says; without torch, for quick workers."""
 
 import random
 

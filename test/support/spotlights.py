@@ -1,4 +1,4 @@
-"""A world of pictures: two guards who each see a light."""
+"""An environment of pictures: two guards who each see a light."""
 
 import torch
 from tensordict import TensorDict

@@ -13,7 +13,7 @@ from torchrl_marl.capture import stored
 from torchrl_marl.recipes import load_config
 from torchrl_marl.settings import to_yaml
 from torchrl_marl.training import ahead
-from torchrl_marl.training.ahead import CompilingAhead
+from torchrl_marl.training.background_compile import BackgroundCompile
 from torchrl_marl.training.folder import RunFolder
 from torchrl_marl.training.training import Training
 
@@ -66,36 +66,36 @@ def config_of(folder, **changed):
 
 
 def test_it_runs_where_a_step_is_compiled_meanwhile(tmp_path, many_cores, commands):
-    CompilingAhead(tmp_path, config_of(tmp_path / "run"), World())
+    BackgroundCompile(tmp_path, config_of(tmp_path / "run"), World())
     assert commands == [tmp_path]
     for changed in ({"execution": "eager"}, {"execution": "trace"}):
-        CompilingAhead(tmp_path, config_of(tmp_path / "run", **changed), World())
-    CompilingAhead(tmp_path, config_of(tmp_path / "run"), object())
+        BackgroundCompile(tmp_path, config_of(tmp_path / "run", **changed), World())
+    BackgroundCompile(tmp_path, config_of(tmp_path / "run"), object())
     own = config_of(tmp_path / "run")
     own = dataclasses.replace(own, env=dataclasses.replace(own.env, library="own"))
-    CompilingAhead(tmp_path, own, World())
+    BackgroundCompile(tmp_path, own, World())
     assert commands == [tmp_path]
 
 
 def test_it_does_not_run_on_one_core(tmp_path, many_cores, commands):
     with config.patch(compile_threads=1):
-        CompilingAhead(tmp_path, config_of(tmp_path / "run"), World())
+        BackgroundCompile(tmp_path, config_of(tmp_path / "run"), World())
     assert not commands
 
 
 def test_what_is_in_the_cache_is_not_compiled_again(tmp_path, many_cores, commands):
-    CompilingAhead(tmp_path, config_of(tmp_path / "run"), World()).learned()
+    BackgroundCompile(tmp_path, config_of(tmp_path / "run"), World()).learned()
     same = config_of(tmp_path / "other", seed=3, total_frames=80)
-    CompilingAhead(tmp_path, same, World())
+    BackgroundCompile(tmp_path, same, World())
     assert len(commands) == 1
     other = config_of(tmp_path / "run", learner={**SETTINGS["learner"], "minibatch_size": 4})
-    CompilingAhead(tmp_path, other, World())
+    BackgroundCompile(tmp_path, other, World())
     assert len(commands) == 2
 
 
 def test_an_update_compiled_ahead_is_found(tmp_path, many_cores, monkeypatch):
     training = Training(config_of(tmp_path / "run"), folder_of(tmp_path / "run"), None)
-    second = CompilingAhead(training.folder, training.config, training.env)
+    second = BackgroundCompile(training.folder, training.config, training.env)
     process = second.process
     second.wait()
     assert process.returncode == 0
@@ -113,7 +113,7 @@ def folder_of(path):
 
 
 def test_a_second_process_that_fails_is_not_missed(tmp_path, many_cores):
-    second = CompilingAhead(tmp_path / "nothing", config_of(tmp_path / "run"), World())
+    second = BackgroundCompile(tmp_path / "nothing", config_of(tmp_path / "run"), World())
     process = second.process
     second.wait()
     assert process.returncode == 1 and second.process is None

@@ -17,7 +17,7 @@ from torchrl_marl.apps.pictures.film import ACTS, DEAD, UNBORN, WAITS, Film
 from torchrl_marl.envs import VmasEnv
 from torchrl_marl.envs.scene import Shape, scene, stage
 from torchrl_marl.envs.toy import TOY_ENVS, Arena, Nim
-from torchrl_marl.envs.toy.library import TOY_WORLDS
+from torchrl_marl.envs.toy.library import TOY_ENVIRONMENTS
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.training.evaluation import play
 
@@ -251,7 +251,7 @@ class TestOtherPictures:
         write(film, tmp_path / "episode.gif")
         assert len(list(frames_of(tmp_path / "episode.gif"))) == len(pictures)
 
-    @pytest.mark.parametrize("name", TOY_WORLDS)
+    @pytest.mark.parametrize("name", TOY_ENVIRONMENTS)
     def test_every_toy_world(self, name):
         limit = {"max_steps": 8} if name in ("paces", "speaker_listener") else {}
         film, played = film_of(TOY_ENVS[name](2, seed=0, **limit), shown=2)
@@ -282,7 +282,7 @@ class TestOtherPictures:
         # The last picture is of the episode's end, not of the next one's start.
         assert (film.episodes[0][-1].picture != scene(env, 0)).any()
 
-    def test_jax_worlds_show_their_last_state(self):
+    def test_jax_environments_show_their_last_state(self):
         """A step of theirs begins the next episode at once; positions are also observed."""
         pytest.importorskip("jaxmarl")
         from torchrl_marl.envs import JaxMarlEnv

@@ -63,7 +63,9 @@ class TestWhereItIsAskedFor:
     def test_what_cannot_be_drawn_is_refused_before_it_is_played(self, tmp_path, monkeypatch):
         monkeypatch.delattr(Arena, "scene")
         env = TransformedEnv(Arena(num_envs=2, seed=0))
-        message = "^Arena cannot be drawn, expected a world with a method scene.index., .* leave"
+        message = (
+            "^Arena cannot be drawn, expected an environment with a method scene.index., .* leave"
+        )
         with pytest.raises(ConfigError, match=message):
             evaluate(
                 env,

@@ -267,7 +267,7 @@ class TestVerdict:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Three runs of one world, of which one has learned, and one of another."""
+    """Three runs of one environment, of which one has learned, and one of another."""
     folder = tmp_path_factory.mktemp("runs")
     good = {"learner": {"lr": 1e-2}, "evaluation": {"every_frames": 240}}
     train(small_config(total_frames=1600, **good, folder=str(folder / "good")))
@@ -372,7 +372,7 @@ class TestAgainst:
 
     def test_one_team_has_no_opponent(self, trained, capsys):
         assert cli.main(["evaluate", str(trained / "good"), "--against", "random"]) == 2
-        assert "plays in a world of one team, expected two sides" in capsys.readouterr().err
+        assert "plays in an environment of one team, expected two sides" in capsys.readouterr().err
         gif = ["evaluate", str(trained / "game"), "--against", "random", "--gif"]
         assert cli.main(gif) == 2
         assert "--gif and --against are both given" in capsys.readouterr().err

@@ -129,9 +129,11 @@ def sides(count):
 
 
 def test_worlds_of_other_seats_are_refused():
-    with pytest.raises(ConfigError, match="the world has 3 groups .* expected two sides or one"):
+    with pytest.raises(
+        ConfigError, match="the environment has 3 groups .* expected two sides or one"
+    ):
         seats_of(sides(3))
-    with pytest.raises(ConfigError, match="the world has one agent, expected two or more"):
+    with pytest.raises(ConfigError, match="the environment has one agent, expected two or more"):
         seats_of(sides(1))
     halves = seats_of(TeamSpec.from_env(Echo(2, n_agents=3)))
     assert [own["agents"].tolist() for own in halves.agents] == [[0, 1], [2]]

@@ -12,7 +12,7 @@ from leagues import settings_of as league_settings
 from runs import assert_same_run, small_config, table
 
 from torchrl_marl.apps.cli import main as cli
-from torchrl_marl.apps.console import tell_stopped
+from torchrl_marl.apps.console import print_stopped
 from torchrl_marl.recipes import load_config
 from torchrl_marl.runs import resume
 from torchrl_marl.training import train, training
@@ -170,5 +170,5 @@ def test_sigterm_at_once_says_how_to_go_on(tmp_path, monkeypatch, capsys):
     ],
 )
 def test_what_stopped_is_named(command, saved, said, capsys):
-    tell_stopped(Path("run"), saved, command=command)
+    print_stopped(Path("run"), saved, command=command)
     assert capsys.readouterr().err == f"\ntorchrl-marl: {said}\n"

@@ -38,8 +38,8 @@ def test_a_run_is_trained_and_gone_on_with_by_other_clients(tmp_path, capfd):
         assert [int(row["frames"]) for row in rows] == [120, 240]
         assert float(rows[0]["walker/episode_reward"]) < 0
         assert float(rows[1]["walker/episode_length"]) == 25
-        assert all(row["door/refused"] == row["door/truncated"] == "0" for row in rows)
-        assert int(rows[1]["door/clients"]) == 2
+        assert all(row["server/refused"] == row["server/truncated"] == "0" for row in rows)
+        assert int(rows[1]["server/clients"]) == 2
         assert run.summary["return_after"] is None and run.summary["frames"] == 240
         assert not (run.folder / "evaluation.csv").exists()
         said = capfd.readouterr().err

@@ -263,7 +263,9 @@ def test_every_seat_needs_an_env():
 
 
 def test_a_league_of_one_team_or_of_other_learners_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="the world has one team, 'agents'; use league.partners"):
+    with pytest.raises(
+        ConfigError, match="the environment has one team, 'agents'; use league.partners"
+    ):
         partners(tmp_path / "a", {"opponents": "pfsp", "partners": "none"})
     with pytest.raises(ConfigError, match="population.size=1"):
         train(tmp_path / "b", population={"size": 2})

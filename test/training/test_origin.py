@@ -1,4 +1,4 @@
-"""What a stranger's settings name: clusters, addresses, services, worlds; asked for first."""
+"""What a stranger's settings name: clusters, addresses, services, environments; asked for first."""
 
 import dataclasses
 import json

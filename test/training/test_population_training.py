@@ -123,7 +123,7 @@ def test_rollouts_and_updates_are_captured_for_all_members_at_once(tmp_path):
 def test_a_member_that_falls_ill_is_named_and_the_others_go_on(tmp_path, capsys):
     run = train(tmp_path / "all", vary={"learner.lr": [1e-3, 1e30, 1e-3]})
     assert "member seed1 is frozen" in capsys.readouterr().err
-    assert table(run.folder / "metrics.csv")[-1]["sick"] == "1"
+    assert table(run.folder / "metrics.csv")[-1]["diverged"] == "1"
     assert [member.frames for member in run.members] == [160] * 3
     well = train(tmp_path / "well", vary={"learner.lr": [1e-3, 1e-3, 1e-3]})
     for i in (0, 2):

@@ -7,7 +7,7 @@ from threads import by_threads
 from torchrl_marl.functional import masked_moments, masked_standardize
 from torchrl_marl.functional.statistics import PerGroup
 from torchrl_marl.modules import ObservationNorm, ValueNorm
-from torchrl_marl.runtime.ranks import ALONE, current
+from torchrl_marl.runtime.ranks import SINGLE_PROCESS, current
 
 MEMBERSHIP = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
 
@@ -97,6 +97,6 @@ def test_norms_of_values_also_where_a_part_has_nobody(whole):
 
 
 def test_nobody_is_summed_with_outside_of_learning():
-    assert current() is ALONE
+    assert current() is SINGLE_PROCESS
     assert by_threads(lambda part: current().size, 0, 0) == [2, 2]
-    assert current() is ALONE and ALONE.slots(torch.ones(2)).shape == (1, 2)
+    assert current() is SINGLE_PROCESS and SINGLE_PROCESS.slots(torch.ones(2)).shape == (1, 2)

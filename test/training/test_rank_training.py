@@ -13,9 +13,9 @@ from runs import final_state, replaced, small_config, table
 import torchrl_marl
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.runs import resume
-from torchrl_marl.runtime.ranks import Alone
+from torchrl_marl.runtime.ranks import SingleProcess
 from torchrl_marl.training.ddp import check_ranks, with_shards
-from torchrl_marl.training.joined import prepared
+from torchrl_marl.training.process_group import prepared
 
 
 @functools.cache
@@ -117,7 +117,7 @@ def test_ranks_that_disagree_say_so_once():
 
 def test_one_rank_that_fails_ends_all():
     _, (first, second) = found()
-    assert second["broken"] == ("RankError", "rank 1 of 2: the world broke.", True)
+    assert second["broken"] == ("RankError", "rank 1 of 2: the environment broke.", True)
     assert first["broken"] == ("SystemExit", "2", False)
     assert second["bug"][0] == "KeyError" and "rank 1 of 2" in second["bug"][1]
     assert first["bug"] == ("SystemExit", "1", False)
@@ -161,10 +161,10 @@ def test_what_is_in_one_process_is_not_split():
 
 
 def test_a_run_in_one_piece_is_gone_on_with_by_one_process(tmp_path):
-    class Two(Alone):
+    class Two(SingleProcess):
         size = 2
 
-        def of_all(self, value):
+        def all_gather(self, value):
             return [value, value]
 
     with pytest.raises(ConfigError, match="distributed.collectors is null, so that the run is in"):

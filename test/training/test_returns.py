@@ -17,7 +17,7 @@ ACTS = torch.tensor(
     [[1, 0, 1], [1, 0, 1], [0, 1, 1], [1, 1, 1], [1, 1, 0], [1, 1, 0], [1, 1, 0]]
 ).bool()
 DIES = torch.tensor([[0, 0, 0]] * 3 + [[0, 0, 1]] * 4).bool()
-# In step t, counted from 1, the world gives t, 10 t and 100 t, whoever is there.
+# In step t, counted from 1, the environment gives t, 10 t and 100 t, whoever is there.
 GIVES = torch.arange(1.0, 7).unsqueeze(-1) * torch.tensor([1.0, 10.0, 100.0])
 EARNED = [1 + 2 + 3 + 4 + 5 + 6, 10 * (3 + 4 + 5 + 6), 100 * (1 + 2 + 3 + 4)]
 # The mean over those who are there: agents 0 and 2, then all, then 0 and 1.

@@ -205,7 +205,7 @@ def test_ctrl_c_while_an_unfinished_run_is_left_is_not_lost(tmp_path):
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt, match="run"):
-        interruption.heed(tmp_path / "run")
+        interruption.handle_signal(tmp_path / "run")
     assert not interruption.asked
     with interruption, pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)

@@ -8,7 +8,7 @@ from support.runs import assert_equal, assert_same_run, final_state, small_confi
 
 import torchrl_marl
 from torchrl_marl.collectors.shard import shard_seed
-from torchrl_marl.collectors.sharded import Here, ShardedCollector
+from torchrl_marl.collectors.sharded import LocalPlacement, ShardedCollector
 from torchrl_marl.envs.make import make_env
 from torchrl_marl.errors import ConfigError, NonFiniteError
 from torchrl_marl.recipes import load_config, read_config
@@ -71,7 +71,7 @@ def test_a_batch_is_its_shards_side_by_side(tmp_path):
 
 
 def test_a_shard_is_what_its_seed_makes_of_its_envs(tmp_path):
-    """The first shard's envs are those that the world makes of the shard's seed."""
+    """The first shard's envs are those that the environment makes of the shard's seed."""
     config = settings_of(tmp_path / "run")
     seed = shard_seed(config.seed, 0)
     with RandomState(seed).active():
@@ -144,7 +144,7 @@ def test_a_part_is_checked_by_its_shard(tmp_path):
 def test_lost_episodes_are_forgotten(tmp_path):
     """The sums of a lost shard's envs begin anew; those of the others go on."""
 
-    class Losing(Here):
+    class Losing(LocalPlacement):
         def take(self, journal):
             played = super().take(journal)
             if len(calls) == 1:

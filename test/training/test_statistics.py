@@ -16,17 +16,17 @@ from torchrl_marl.training import statistics
 from torchrl_marl.training.statistics import (
     difference_of_runs,
     estimate,
-    exact_chance,
     interquartile_mean,
-    least_chance,
     mean,
     median,
     optimality_gap,
     paired_difference,
+    permutation_p_value,
     probability_of_improvement,
     score_distribution,
-    sign_flip_chance,
-    student_chance,
+    sign_flip_p_value,
+    smallest_p_value,
+    student_p_value,
     student_quantile,
 )
 
@@ -199,16 +199,18 @@ def test_exact_chance_deals_out_the_runs_in_every_way(sizes):
         ways = itertools.combinations(range(len(both)), len(one))
         dealt.append([(both[list(way)], np.delete(both, way)) for way in ways])
     found = [abs(probability_of_improvement(*zip(*way)) - 0.5) for way in itertools.product(*dealt)]
-    assert exact_chance(ours, theirs) == pytest.approx(np.mean(np.array(found) >= off - 1e-9))
+    assert permutation_p_value(ours, theirs) == pytest.approx(
+        np.mean(np.array(found) >= off - 1e-9)
+    )
 
 
 @pytest.mark.parametrize(("seeds", "chance"), [(2, 1 / 3), (3, 1 / 10), (4, 2 / 70)])
 def test_few_runs_come_apart_by_chance(seeds, chance):
     better = np.arange(seeds) + 100.0
-    assert exact_chance([better], [-better]) == pytest.approx(chance)
-    assert exact_chance([-better], [better]) == pytest.approx(chance)
-    assert exact_chance([better] * 2, [-better] * 2) == pytest.approx(chance**2 / 2)
-    assert exact_chance([better], [better]) == 1
+    assert permutation_p_value([better], [-better]) == pytest.approx(chance)
+    assert permutation_p_value([-better], [better]) == pytest.approx(chance)
+    assert permutation_p_value([better] * 2, [-better] * 2) == pytest.approx(chance**2 / 2)
+    assert permutation_p_value([better], [better]) == 1
 
 
 @pytest.mark.parametrize("freedom", [1, 2, 3, 4, 9, 10, 199])
@@ -218,7 +220,7 @@ def test_students_distribution_as_scipy_has_it(freedom):
         assert student_quantile(confidence, freedom) == pytest.approx(expected)
     for value in (-3.0, 0.0, 0.2, 12.7):
         expected = 2 * stats.t.sf(abs(value), freedom)
-        assert student_chance(value, freedom) == pytest.approx(expected, abs=1e-12)
+        assert student_p_value(value, freedom) == pytest.approx(expected, abs=1e-12)
 
 
 def test_signs_by_hand_and_of_many_pairs():
@@ -226,16 +228,16 @@ def test_signs_by_hand_and_of_many_pairs():
     for n in (1, 2, 5, 10):
         sums = [abs(np.dot(s, gaps[:n])) for s in itertools.product((-1, 1), repeat=n)]
         expected = np.mean(np.array(sums) >= abs(gaps[:n].sum()) - 1e-9)
-        assert sign_flip_chance(gaps[:n]) == expected
+        assert sign_flip_p_value(gaps[:n]) == expected
     many = np.random.default_rng(1).normal(0.3, size=40)
-    assert sign_flip_chance(many) == pytest.approx(stats.ttest_1samp(many, 0).pvalue)
-    assert sign_flip_chance(np.zeros(40)) == 1 and sign_flip_chance(np.ones(40)) == 0
+    assert sign_flip_p_value(many) == pytest.approx(stats.ttest_1samp(many, 0).pvalue)
+    assert sign_flip_p_value(np.zeros(40)) == 1 and sign_flip_p_value(np.ones(40)) == 0
 
 
 def test_the_least_chance_of_so_many_runs():
-    assert [least_chance(n, n) for n in (2, 3, 4)] == pytest.approx([1 / 3, 1 / 10, 1 / 35])
-    assert least_chance(2, 10) == pytest.approx(2 / 66)
-    assert least_chance([2, 2], [2, 3]) == pytest.approx(2 / 60)
+    assert [smallest_p_value(n, n) for n in (2, 3, 4)] == pytest.approx([1 / 3, 1 / 10, 1 / 35])
+    assert smallest_p_value(2, 10) == pytest.approx(2 / 66)
+    assert smallest_p_value([2, 2], [2, 3]) == pytest.approx(2 / 60)
 
 
 def sides(kind, seeds, random, starts=20):
@@ -262,7 +264,7 @@ def test_false_alarms_are_rare_however_few_the_seeds(kind, seeds, by_seed):
     told, out = 0, 0
     for _ in range(600):
         found = difference_of_runs(*sides(kind, seeds, random), by_seed=by_seed)
-        told += found.told_apart
+        told += found.distinguishable
         out += not found.difference.low <= 0 <= found.difference.high
     assert told <= 0.05 * 600
     assert told == 0 or seeds > (5 if by_seed else 3)
@@ -276,7 +278,7 @@ def test_what_differs_is_found():
         found = 0
         for _ in range(100):
             one, other = sides("normal", seeds, random)
-            found += difference_of_runs(one + 4, other, by_seed=by_seed).told_apart
+            found += difference_of_runs(one + 4, other, by_seed=by_seed).distinguishable
         assert found >= least * 100
 
 

@@ -15,27 +15,27 @@ def stop(limit, episodes, every=None):
 
 def test_the_mean_over_the_last_episodes():
     last = stop(3.0, episodes=10)
-    assert not last.saw_episodes(9.0, 4) and last.value is None
-    assert not last.saw_episodes(float("nan"), 0) and last.value is None
-    assert last.saw_episodes(1.0, 6)
+    assert not last.update_from_episodes(9.0, 4) and last.value is None
+    assert not last.update_from_episodes(float("nan"), 0) and last.value is None
+    assert last.update_from_episodes(1.0, 6)
     assert last.value == pytest.approx((9 * 4 + 1 * 6) / 10)
-    assert last.saw_episodes(2.0, 3)  # the 4 are needed still: 13 - 4 < 10
+    assert last.update_from_episodes(2.0, 3)  # the 4 are needed still: 13 - 4 < 10
     assert last.value == pytest.approx((9 * 4 + 1 * 6 + 2 * 3) / 13)
-    assert not last.saw_episodes(2.0, 1)
+    assert not last.update_from_episodes(2.0, 1)
     assert last.value == pytest.approx((1 * 6 + 2 * 3 + 2 * 1) / 10)
     other = stop(3.0, episodes=10)
     other.load_state_dict(last.state_dict())
     assert other.value == last.value
-    assert last.saw_episodes(5.0, 50) == other.saw_episodes(5.0, 50) is True
+    assert last.update_from_episodes(5.0, 50) == other.update_from_episodes(5.0, 50) is True
     assert last.value == 5.0
 
 
 def test_evaluations_alone_where_there_are_any():
     evaluated = stop(3.0, episodes=2, every=100)
-    assert not evaluated.saw_episodes(9.0, 4)
-    assert not evaluated.saw_evaluation(2.9)
-    assert evaluated.saw_evaluation(3.0)
-    assert not stop(None, episodes=2, every=100).saw_evaluation(9e9)
+    assert not evaluated.update_from_episodes(9.0, 4)
+    assert not evaluated.update_from_evaluation(2.9)
+    assert evaluated.update_from_evaluation(3.0)
+    assert not stop(None, episodes=2, every=100).update_from_evaluation(9e9)
 
 
 def config_of(folder, **settings):

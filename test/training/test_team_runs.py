@@ -22,7 +22,7 @@ def arena(**kwargs):
 
 
 def comm():
-    """All of one world in one group, whose agents see and do different things."""
+    """All of one environment in one group, whose agents see and do different things."""
     env = VmasEnv("simple_world_comm", num_envs=1, **COMM, seed=0)
     agents = [name for names in env.group_map.values() for name in names]
     return small_config(

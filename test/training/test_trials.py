@@ -39,10 +39,10 @@ class Listed:
     def next(self):
         return self.more.pop(0) if self.more else None
 
-    def gone(self, trial):
+    def is_finished(self, trial):
         return False
 
-    def prunes(self, trial, frames, value):
+    def should_prune(self, trial, frames, value):
         self.seen.append((trial, frames))
         return trial in self.prune
 

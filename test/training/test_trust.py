@@ -17,7 +17,7 @@ from torchrl_marl.apps.cli.main import main
 from torchrl_marl.apps.reports.curves import read_run
 from torchrl_marl.envs import make_env
 from torchrl_marl.envs.config import EnvConfig
-from torchrl_marl.envs.own import foreign_code
+from torchrl_marl.envs.external_code import external_code
 from torchrl_marl.errors import TrustError, UserError
 from torchrl_marl.runtime.trust import is_own, signature, trusting
 from torchrl_marl.training import Run, iterate, train
@@ -44,7 +44,7 @@ def another_user(tmp_path, monkeypatch):
 
 @pytest.fixture
 def module(tmp_path, monkeypatch):
-    """A world of one's own, ``secret_meadow/world``; gives the file that its import leaves."""
+    """An environment of one's own, ``secret_meadow/world``; gives the file that its import leaves."""
     place, mark = tmp_path / "modules" / "secret_meadow", tmp_path / "mark"
     place.mkdir(parents=True)
     (place / "__init__.py").touch()
@@ -109,7 +109,8 @@ def test_a_key_that_is_no_secret_is_not_used(tmp_path, monkeypatch, fault):
     assert is_own(signature(b"a"), b"a")
 
 
-# ------------------------------------------------------------------------------ pickled worlds
+# ------------------------------------------------------------------------------ pickled
+# environments
 
 
 def assert_same_training(one, other):
@@ -189,7 +190,7 @@ def test_whose_code_a_world_is(tmp_path, monkeypatch):
         ("own", "Reach"),
     ]
     for library, name in known:
-        assert foreign_code(EnvConfig(library=library, name=name)) is None, name
+        assert external_code(EnvConfig(library=library, name=name)) is None, name
     foreign = {
         ("pettingzoo", "meadow/world"): "meadow.py",
         ("pettingzoo", "meadow.sub/world"): "meadow.py",
@@ -201,10 +202,10 @@ def test_whose_code_a_world_is(tmp_path, monkeypatch):
         ("vmas", str(tmp_path / "meadow.py")): "meadow.py",
     }
     for (library, name), place in foreign.items():
-        assert place in foreign_code(EnvConfig(library=library, name=name)), name
+        assert place in external_code(EnvConfig(library=library, name=name)), name
     # A form that the registry does not have is looked for among modules.
     turns = EnvConfig(library="pettingzoo", name="json/tool", kwargs={"backend": "aec"})
-    assert "json.tool" in foreign_code(turns)
+    assert "json.tool" in external_code(turns)
 
 
 def test_a_run_s_own_module_asks_a_stranger_only(tmp_path, module, another_user, capsys):

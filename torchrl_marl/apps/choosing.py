@@ -38,7 +38,7 @@ __all__ = ["Fit", "Fits", "Traits", "algorithms_for", "traits_of"]
 
 @dataclass(frozen=True)
 class Traits:
-    """What decides which algorithms fit a world, as seen in a batch at random.
+    """What decides which algorithms fit an environment, as seen in a batch at random.
 
     Args:
         agents (dict): group -> number of its agents.
@@ -164,7 +164,7 @@ def _state(groups: Iterable[GroupSpec]) -> str:
 
 _STEPS = 100
 _COPIES = 16
-_SLOW_COPIES = 4  # of worlds that are stepped one by one
+_SLOW_COPIES = 4  # of environments that are stepped one by one
 _TURNS = "agents act in turns"
 _DEATHS = "agents die, and rewards are their own"
 _MEAN = "learns from the mean of rewards that are each agent's own"
@@ -172,7 +172,7 @@ _MEAN = "learns from the mean of rewards that are each agent's own"
 
 @dataclass(frozen=True)
 class Fit:
-    """Whether an algorithm fits a world.
+    """Whether an algorithm fits an environment.
 
     Args:
         algorithm (str): its name.
@@ -202,15 +202,15 @@ class Fit:
 
 @dataclass(frozen=True)
 class Fits:
-    """Which algorithms fit a world, and what it is like.
+    """Which algorithms fit an environment, and what it is like.
 
     Args:
-        world (str): its name.
+        environment (str): its name.
         traits (Traits): what steps at random have shown.
         algorithms (dict): name -> :class:`Fit`.
     """
 
-    world: str
+    environment: str
     traits: Traits
     algorithms: dict[str, Fit]
 
@@ -221,32 +221,32 @@ class Fits:
         fits = self.algorithms.values()
         width = max(len(fit.words) for fit in fits)
         rows = [(one.algorithm, f"{one.words:<{width}}  {one.reason}".rstrip()) for one in fits]
-        return f"{self.world}:\n{table(self.traits.rows())}\nalgorithms:\n{table(rows)}"
+        return f"{self.environment}:\n{table(self.traits.rows())}\nalgorithms:\n{table(rows)}"
 
 
 @dataclass(frozen=True)
 class _Seen:
-    """A world as an algorithm meets it: its groups, a batch at random, and what that shows."""
+    """An environment as an algorithm meets it: its groups, a batch at random, and what that shows."""
 
     team: TeamSpec
     batch: TensorDictBase
     traits: Traits
 
 
-def algorithms_for(world: Any) -> Fits:
-    """Returns which algorithms fit a world, with which settings, and why others do not.
+def algorithms_for(environment: Any) -> Fits:
+    """Returns which algorithms fit an environment, with which settings, and why others do not.
 
-    Each learner is built for the world and shown a hundred steps at random, of 16 copies of it
-    (of 4, where a world is stepped in Python); nothing is trained. What such steps do not show,
-    such as deaths that take a better policy, is not known.
+    Each learner is built for the environment and shown a hundred steps at random, of 16 copies of
+    it (of 4, where an environment is stepped in Python); nothing is trained. What such steps do not
+    show, such as deaths that take a better policy, is not known.
 
     Args:
-        world (str, Path, TrainConfig, EnvConfig or EnvBase): ``"library/world"`` or
+        environment (str, Path, TrainConfig, EnvConfig or EnvBase): ``"library/environment"`` or
             ``"module:Class"``; a recipe, by its name or file; settings; or an environment, which
             is played, so that its episodes begin anew.
 
     Raises:
-        ConfigError: an unknown world, or one that says only later what it is.
+        ConfigError: an unknown environment, or one that says only later what it is.
         MissingExtraError: its library is not installed.
 
     Examples:
@@ -254,7 +254,7 @@ def algorithms_for(world: Any) -> Fits:
         >>> found.algorithms["mappo"].words, found.algorithms["vdn"].fits
         ('fits with learner.bootstrap=agent', False)
     """
-    name, given = _world_of(world)
+    name, given = _environment_of(environment)
     state = RandomState(0)
     with state.active():
         seen = _look(given)
@@ -263,18 +263,18 @@ def algorithms_for(world: Any) -> Fits:
     return Fits(name, seen.traits, found)
 
 
-def _world_of(world: Any) -> tuple[str, EnvConfig | EnvBase]:
-    """Returns a world's name, and what it is built from."""
-    if isinstance(world, TrainConfig):
-        world = world.env
-    if isinstance(world, EnvBase):
-        return type(world).__name__, world
-    config = world if isinstance(world, EnvConfig) else _named(str(world))
+def _environment_of(environment: Any) -> tuple[str, EnvConfig | EnvBase]:
+    """Returns an environment's name, and what it is built from."""
+    if isinstance(environment, TrainConfig):
+        environment = environment.env
+    if isinstance(environment, EnvBase):
+        return type(environment).__name__, environment
+    config = environment if isinstance(environment, EnvConfig) else _named(str(environment))
     if config.has_clients:
         raise ConfigError(
             f"{config.library}/{config.name} says what its agents are when its first client "
-            "comes, so that nothing is known of it before; use a world that is simulated here, or "
-            "train it: the learner refuses what does not fit."
+            "comes, so that nothing is known of it before; use an environment that is simulated "
+            "here, or train it: the learner refuses what does not fit."
         )
     return config.name if ":" in config.library else f"{config.library}/{config.name}", config
 
@@ -284,30 +284,32 @@ def _named(text: str) -> EnvConfig:
         return load_config(Path(text) if text not in recipe_names() else text).env
     if "/" in text.strip("/") or ":" in text:
         return named_config(text)
-    worlds = {name.rpartition("/")[2]: name for name in _world_names()}
-    near = closest(text, [*worlds, *recipe_names()])
-    hint = "" if near is None else f"did you mean {worlds.get(near, near)!r}? "
+    environments = {name.rpartition("/")[2]: name for name in _environment_names()}
+    near = closest(text, [*environments, *recipe_names()])
+    hint = "" if near is None else f"did you mean {environments.get(near, near)!r}? "
     raise ConfigError(
-        f"unknown world {quoted(text)}; {hint}expected 'library/world', such as "
+        f"unknown environment {quoted(text)}; {hint}expected 'library/environment', such as "
         "'vmas/balance', a recipe's name or a YAML file."
     )
 
 
-def _world_names() -> Iterator[str]:
+def _environment_names() -> Iterator[str]:
     for library, record in LIBRARIES.items():
         try:
-            yield from (f"{library}/{name}" for name in (record.worlds or list)())
+            yield from (f"{library}/{name}" for name in (record.environments or list)())
         except MissingExtraError:
             continue
 
 
-def _look(world: EnvConfig | EnvBase) -> _Seen:
-    """Plays a world at random."""
-    env = world
-    if isinstance(world, EnvConfig):
-        in_python = world.record is None or "workers" in world.record.settings
+def _look(environment: EnvConfig | EnvBase) -> _Seen:
+    """Plays an environment at random."""
+    env = environment
+    if isinstance(environment, EnvConfig):
+        in_python = environment.record is None or "workers" in environment.record.settings
         most = _SLOW_COPIES if in_python else _COPIES
-        config = dataclasses.replace(world, num_envs=min(world.num_envs, most), workers=0)
+        config = dataclasses.replace(
+            environment, num_envs=min(environment.num_envs, most), workers=0
+        )
         env = make_env(config, seed=0)
     env = with_dense_groups(make_env(env))
     team = TeamSpec.from_env(env)
@@ -316,21 +318,21 @@ def _look(world: EnvConfig | EnvBase) -> _Seen:
     try:
         batch = RolloutCollector(env, policy, frames_per_batch=frames).next()
     finally:
-        if isinstance(world, EnvConfig):
+        if isinstance(environment, EnvConfig):
             env.close()
     return _Seen(team, batch, traits_of(team, batch))
 
 
-def _look_at_discrete(world: EnvConfig | EnvBase) -> _Seen | None:
-    """Plays the same world with discrete actions; None where it has none."""
-    if isinstance(world, EnvConfig) and world.continuous_actions:
+def _look_at_discrete(environment: EnvConfig | EnvBase) -> _Seen | None:
+    """Plays the same environment with discrete actions; None where it has none."""
+    if isinstance(environment, EnvConfig) and environment.continuous_actions:
         with contextlib.suppress(UserError):  # it has continuous ones only
-            return _look(dataclasses.replace(world, continuous_actions=False))
+            return _look(dataclasses.replace(environment, continuous_actions=False))
     return None
 
 
 def _fit(algorithm: str, seen: _Seen, discrete: Callable[[], _Seen | None]) -> Fit:
-    """Asks the learner of an algorithm, as it is and then with what such a world takes."""
+    """Asks the learner of an algorithm, as it is and then with what such an environment takes."""
     fit = _fit_as_it_is(algorithm, seen)
     continuous = not all(group.discrete for group in seen.team.groups.values())
     other = discrete() if continuous and not fit.fits else None
@@ -373,7 +375,7 @@ def _of_some(fit: Fit, seen: _Seen) -> Fit:
 
 
 def _ways(traits: Traits) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yields settings to try in turn, and why such a world takes them."""
+    """Yields settings to try in turn, and why such an environment takes them."""
     why = _TURNS if traits.in_turns else _DEATHS if traits.deaths and not traits.shared else ""
     if why and (traits.in_turns or traits.shared is not None):
         own = {"learner.bootstrap": "agent"}
@@ -397,13 +399,13 @@ def _config(algorithm: str, settings: Mapping[str, Any]) -> Any:
 def _refusal(
     config: Any, seen: _Seen, groups: Mapping[str, Mapping[str, Any]] | None = None
 ) -> str | None:
-    """Returns why a learner refuses a world or warns of it, in a few words; None where it fits."""
+    """Returns why a learner refuses an environment or warns of it, in a few words; None where it fits."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             check(config, at="learner.")
             for learner in build_learners(seen.team, config, groups):
-                look = getattr(learner, "look_at", None)
+                look = getattr(learner, "inspect_first_batch", None)
                 if look is not None:
                     look(seen.batch)
         except (UserError, ValueError) as error:

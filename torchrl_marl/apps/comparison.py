@@ -1,4 +1,4 @@
-"""Two policies, or two algorithms of several runs each, on the same starts of a world.
+"""Two policies, or two algorithms of several runs each, on the same starts of an environment.
 
 Shapes: R runs of a side, n starts.
 """
@@ -31,8 +31,9 @@ from torchrl_marl.training.statistics import (
 
 __all__ = ["Comparison", "Side", "compare", "runs_of", "win_interval"]
 
-# Where the copies of a world run, how many, and what only a critic sees: the world is the same.
-_NOT_THE_WORLD: dict[str, object] = {
+# Where the copies of an environment run, how many, and what only a critic sees: the environment is
+# the same.
+_NOT_THE_ENVIRONMENT: dict[str, object] = {
     "num_envs": 1,
     "workers": 0,
     "worker_timeout": 60.0,
@@ -104,7 +105,7 @@ class Comparison:
         things = "episodes" if self.of_policies else "seeds"
         better, other = (self.first, self.second) if gap.value > 0 else (self.second, self.first)
         words = f"{better.name} is better than {other.name}"
-        if found.told_apart:
+        if found.distinguishable:
             end = f": of these {self._policies}, not the algorithms" * self.of_policies
             return f"{words}, {explained(things)}{end}"
         enough = self.of_policies or found.least <= 1 - CONFIDENCE or gap.value == 0
@@ -157,8 +158,8 @@ def compare(
             algorithm that start alike; tells apart from 6 pairs on.
 
     Raises:
-        ConfigError: runs of different worlds, a run that is on both sides, or pairs by seed where
-            the sides have other seeds.
+        ConfigError: runs of different environments, a run that is on both sides, or pairs by seed
+            where the sides have other seeds.
         CheckpointError: no run, or one without a checkpoint.
 
     Examples:
@@ -174,7 +175,7 @@ def compare(
             f"{quoted(str(second))} is on both sides, expected two different runs; name another."
         )
     with trusting(trust):
-        _check_worlds([folder for folders in sides.values() for folder in folders])
+        _check_environments([folder for folders in sides.values() for folder in folders])
         sides = _by_seed(sides) if by_seed else sides
     how: dict[str, object] = {"episodes": episodes, "deterministic": deterministic, "seed": seed}
     one, other = (_play(name, own, device, trust, how) for name, own in sides.items())
@@ -214,20 +215,21 @@ def runs_of(given: str | Path) -> list[Path]:
     return inside
 
 
-def _check_worlds(folders: Sequence[Path]) -> None:
-    first = _world(read_run_config(folders[0]).env)
+def _check_environments(folders: Sequence[Path]) -> None:
+    first = _environment(read_run_config(folders[0]).env)
     for folder in folders[1:]:
-        other = _world(read_run_config(folder).env)
+        other = _environment(read_run_config(folder).env)
         differ = next((key for key in first if first[key] != other[key]), None)
         if differ is not None:
             raise ConfigError(
                 f"run {quoted(str(folder))} has env.{differ}={quoted(other[differ])} and "
-                f"{quoted(str(folders[0]))} {quoted(first[differ])}; expected runs of one world."
+                f"{quoted(str(folders[0]))} {quoted(first[differ])}; expected runs of one "
+                "environment."
             )
 
 
-def _world(env: EnvConfig) -> dict[str, object]:
-    return {k: v for k, v in dataclasses.asdict(env).items() if k not in _NOT_THE_WORLD}
+def _environment(env: EnvConfig) -> dict[str, object]:
+    return {k: v for k, v in dataclasses.asdict(env).items() if k not in _NOT_THE_ENVIRONMENT}
 
 
 def _play(

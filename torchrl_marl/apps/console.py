@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 __all__ = [
     "aligned",
     "number",
+    "print_error",
+    "print_failed",
+    "print_stopped",
     "report",
     "settings_markdown",
     "settings_table",
     "silence_others",
     "table",
     "tell",
-    "tell_error",
-    "tell_failed",
-    "tell_stopped",
 ]
 
 _RETURNS = {
@@ -166,14 +166,14 @@ def _is_first() -> bool:
     return here is None or here.rank == 0
 
 
-def tell_error(error: UserError) -> None:
+def print_error(error: UserError) -> None:
     """Prints what a user can correct in one line; once for each machine of several processes."""
     here = place()
     if here is None or here.local_rank == 0 or isinstance(error, RankError):
         print(f"torchrl-marl: error: {' '.join(str(error).split())}", file=sys.stderr)
 
 
-def tell_stopped(folder: Path | None, saved: bool = True, *, command: str = "train") -> None:
+def print_stopped(folder: Path | None, saved: bool = True, *, command: str = "train") -> None:
     """Prints that Ctrl-C or SIGTERM ended a run, and how to go on with it.
 
     Args:
@@ -207,7 +207,7 @@ def _how_to_go_on(folder: Path | None, saved: bool, command: str) -> str:
     return "; nothing was stored, so begin again."
 
 
-def tell_failed(seed: int, error: Exception) -> None:
+def print_failed(seed: int, error: Exception) -> None:
     """Prints why one of several seeds failed, with its place unless the user can fix it."""
     if not isinstance(error, UserError):
         traceback.print_exception(error)

@@ -44,7 +44,7 @@ class Standing(NamedTuple):
         ratings (Ratings): by games won, ``[A]``.
         won (Tensor): share of the games that the row's player won, draws half, ``[A, A]``.
         earned (Tensor): half the mean difference of both returns, ``[A, A]``; the return of the
-            row's player in a zero-sum world.
+            row's player in a zero-sum environment.
         weight (Tensor): each one's share of the Nash average of what is earned, ``[A]``.
         weight_interval (pair of Tensor, optional): the ends of its 95 % interval, ``[A]`` each:
             percentiles over resamples of the games; None where an entry is a single game.
@@ -203,7 +203,7 @@ def heat_map(
         found (Standing, optional): of opponents; the players' Nash average stands by their names.
 
     Keyword Args:
-        title (str): such as the world's name.
+        title (str): such as the environment's name.
         path (Path, optional): where to write the picture.
 
     Raises:

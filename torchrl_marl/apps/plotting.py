@@ -18,8 +18,8 @@ from torchrl_marl.apps.pictures.drawing import (
     new_figure,
     save_figure,
 )
-from torchrl_marl.apps.reports.curves import Curves, experiments, read_run, world_name
-from torchrl_marl.apps.reports.grouping import REWARD, by_world, find_runs
+from torchrl_marl.apps.reports.curves import Curves, environment_name, experiments, read_run
+from torchrl_marl.apps.reports.grouping import REWARD, by_task, find_runs
 from torchrl_marl.errors import CheckpointError, ConfigError, nearest
 from torchrl_marl.training.config import read_run_config, seed_folders
 from torchrl_marl.training.files import whole_file, writing
@@ -34,7 +34,7 @@ __all__ = ["aggregate", "learning_curve"]
 _COLORS = ("#2a6fbb", "#d1662a", "#3a8f57", "#9a4fb0", "#b8902a", "#4f9fb0", "#b03a5b", "#5d4037")
 _STYLES = ("-", "--", "-.")  # for lines beyond the number of colors
 _ACROSS = 4  # panels beside each other
-_HEAD = ("world", "line", "column", "seeds", "frames", "mean", "least", "greatest")
+_HEAD = ("environment", "line", "column", "seeds", "frames", "mean", "least", "greatest")
 _GRAY = "#707070"
 _RANGE = "range of seeds"
 # Entries that mean the same in every color come last in the legend.
@@ -60,9 +60,9 @@ class _Line:
 
 @dataclass(frozen=True)
 class _Panel:
-    """Lines that share axes: of one world, and of one group where there are panels for each."""
+    """Lines that share axes: of one environment, and of one group where there are panels for each."""
 
-    world: str
+    task: str
     group: str
     lines: Sequence[_Line]
 
@@ -75,7 +75,8 @@ def learning_curve(
 ) -> Figure:
     """Draws return over frames: training as a line, evaluation as dots, range over the seeds.
 
-    Runs are seeds of one line if all settings that matter agree. Each world has axes of its own.
+    Runs are seeds of one line if all settings that matter agree. Each environment has axes of its
+    own.
 
     Args:
         folders (list of paths): run folders, or such as hold runs, however deep.
@@ -161,7 +162,7 @@ def _draw(
     for i, panel in enumerate(panels):
         axes = figure.add_subplot(down, across, i + 1)
         drawn += _draw_panel(axes, panel.lines, key, legend)
-        axes.set_title(panel.world, loc="left")
+        axes.set_title(panel.task, loc="left")
         axes.set_title(panel.group, loc="right")
     if not drawn:
         raise CheckpointError(
@@ -175,11 +176,11 @@ def _draw(
 
 
 def _panels(runs: Sequence[Curves], key: str | None) -> list[_Panel]:
-    """Returns the panels: one for each world, or of one world by group."""
-    worlds = by_world(runs)
-    if len(worlds) == 1:
+    """Returns the panels: one for each environment, or of one environment by group."""
+    tasks = by_task(runs)
+    if len(tasks) == 1:
         named = experiments(runs)
-        title = ", ".join(sorted({world_name(run) for run in runs}))
+        title = ", ".join(sorted({environment_name(run) for run in runs}))
         groups = _by_group(named, key)
         return [
             _Panel(title if i == 0 else "", group, lines)
@@ -187,12 +188,12 @@ def _panels(runs: Sequence[Curves], key: str | None) -> list[_Panel]:
         ]
     places: dict[str, int] = {}
     panels = []
-    for world, algorithms in worlds.items():
+    for task, algorithms in tasks.items():
         lines = [
             _Line(name, seeds, column, places.setdefault(name, len(places)))
             for name, seeds, column in _all_lines(list(algorithms.items()), key)
         ]
-        panels.append(_Panel(world, "", lines))
+        panels.append(_Panel(task, "", lines))
     return panels
 
 
@@ -274,8 +275,8 @@ def _draw_dots(axes: Axes, line: _Line, legend: dict[str, Artist]) -> bool:
 
 
 def _draw_references(axes: Axes, lines: Sequence[_Line], legend: dict[str, Artist]) -> None:
-    """Draws each group's untrained policies, if all lines are of one world."""
-    if len({world_name(line.seeds[0]) for line in lines}) > 1:
+    """Draws each group's untrained policies, if all lines are of one environment."""
+    if len({environment_name(line.seeds[0]) for line in lines}) > 1:
         return
     from matplotlib.lines import Line2D
 
@@ -351,7 +352,7 @@ def _write_table(path: Path, panels: Sequence[_Panel], key: str | None) -> None:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(_HEAD)
         for panel in panels:
-            world = panel.world or panels[0].world
+            task = panel.task or panels[0].task
             for line in panel.lines:
                 curves = {line.column: _columns(line.seeds, line.column)}
                 if key is None:
@@ -359,7 +360,7 @@ def _write_table(path: Path, panels: Sequence[_Panel], key: str | None) -> None:
                 for what, rows in curves.items():
                     for point in zip(*aggregate(rows)):
                         numbers = [f"{float(x):.10g}" for x in point]
-                        writer.writerow([world, line.name, what, len(rows), *numbers])
+                        writer.writerow([task, line.name, what, len(rows), *numbers])
 
 
 def _style() -> Any:

@@ -14,7 +14,7 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from torchrl_marl.collectors.ray import OnRay
-from torchrl_marl.collectors.sharded import Entry, Journal, Played, Weights
+from torchrl_marl.collectors.sharded import ReplayLog, ShardResult, Weights, WeightsRecord
 
 __all__ = ["AsynchronousCollector"]
 
@@ -58,8 +58,10 @@ class AsynchronousCollector:
         self.n_shards = len(placement.makers)
         self.frames = self.version = self.dropped = 0
         self._snapshots: list[dict[str, Any] | None] = [None] * self.n_shards
-        self._playing: dict[Any, tuple[int, int, Entry]] = {}  # call -> actor, version, weights
-        self._ready: deque[tuple[int, int, Played]] = deque()  # shard, version
+        self._playing: dict[
+            Any, tuple[int, int, WeightsRecord]
+        ] = {}  # call -> actor, version, weights
+        self._ready: deque[tuple[int, int, ShardResult]] = deque()  # shard, version
 
     @property
     def counters(self) -> dict[str, int]:
@@ -89,7 +91,7 @@ class AsynchronousCollector:
         self.version += 1
         return batch
 
-    def _fresh(self, shard: int, version: int, played: Played) -> list[TensorDictBase]:
+    def _fresh(self, shard: int, version: int, played: ShardResult) -> list[TensorDictBase]:
         """Returns a fragment with its policy's version, or nothing where that is too old."""
         if self.version - version > self.max_lag:
             self.dropped += 1
@@ -105,14 +107,14 @@ class AsynchronousCollector:
         return {name: value.detach().cpu().clone() for name, value in state.items()}
 
     def _begin(self, a: int, weights: Weights) -> None:
-        entry = Entry(weights, with_state=True)
+        entry = WeightsRecord(weights, with_state=True)
         self._playing[self.placement.play(a, entry)] = a, self.version, entry
 
     def _wait(self, weights: Weights) -> None:
         """Takes what the next actor has played, and lets it begin again."""
         call = self.placement.first(list(self._playing))
         a, version, entry = self._playing.pop(call)
-        journal = Journal(keeps=all(state is not None for state in self._snapshots))
+        journal = ReplayLog(keeps=all(state is not None for state in self._snapshots))
         journal.snapshots = list(self._snapshots) if journal.keeps else None  # type: ignore[arg-type]
         journal.begin(entry)
         for shard, played in zip(self.placement.own[a], self.placement.take_of(a, call, journal)):

@@ -318,7 +318,7 @@ class CapturedRollout:
 
 
 def _tried(call: Callable[[], Any], what: str) -> Any:
-    """Turns what a policy, a transform or a world raises into a reason to run eagerly."""
+    """Turns what a policy, a transform or an environment raises into a reason to run eagerly."""
     try:
         return call()
     except UserError:

@@ -14,7 +14,7 @@ from typing import Any
 from torchrl_marl.capture.program import announce
 from torchrl_marl.collectors.ray_connection import Connection, connect
 from torchrl_marl.collectors.shard import Shard, ShardActor, goes_on, to_arrays, unpack
-from torchrl_marl.collectors.sharded import Entry, Journal, Played, Weights
+from torchrl_marl.collectors.sharded import ReplayLog, ShardResult, Weights, WeightsRecord
 from torchrl_marl.errors import ConfigError, UserError, WorkerError
 from torchrl_marl.runtime.trust import is_trusting
 
@@ -27,7 +27,8 @@ class ActorFailure:
 
     Args:
         words (str): in one line.
-        lost (bool): its process is dead, silent or out of reach; otherwise its world's code raised.
+        lost (bool): its process is dead, silent or out of reach; otherwise its environment's code
+            raised.
         traceback (str): of the actor's process.
     """
 
@@ -80,7 +81,7 @@ def _named(cause: UserError, who: str, traceback: str) -> UserError:
 
 
 def _raised(error: Any) -> str:
-    """``"raised ValueError: it broke (world.py, line 3)"``."""
+    """``"raised ValueError: it broke (environment.py, line 3)"``."""
     text = " ".join(str(error.cause).split())[:500]
     places = re.findall(r'File "([^"]+)", line (\d+)', str(error))
     where = f" ({places[-1][0]}, line {places[-1][1]})" if places else ""
@@ -94,7 +95,7 @@ class OnRay:
     """Shards on actors, which are replaced when they die, fail or fall silent.
 
     A shard that is lost is put back from its last snapshot and plays again what it has played
-    since, so that a run with deaths equals one without, to the bit. Where its world has no
+    since, so that a run with deaths equals one without, to the bit. Where its environment has no
     snapshot, or none is kept, it begins new episodes; both is counted.
 
     Args:
@@ -174,9 +175,11 @@ class OnRay:
         sent = self._ray.put(to_arrays(weights))
         self._pending.append([actor.play.remote(sent, with_state) for actor in self.actors])
 
-    def take(self, journal: Journal) -> list[Played]:
+    def take(self, journal: ReplayLog) -> list[ShardResult]:
         """Returns what every shard has played of the oldest batch begun."""
-        first = "the actors build their worlds, compile what is compiled, and play a first batch"
+        first = (
+            "the actors build their environments, compile what is compiled, and play a first batch"
+        )
         with contextlib.nullcontext() if self._seen else announce(first):
             answers = self._answers(self._pending.popleft())
         self._seen = True
@@ -184,7 +187,7 @@ class OnRay:
         self._keep_spares()
         return played
 
-    def play(self, a: int, entry: Entry) -> Any:
+    def play(self, a: int, entry: WeightsRecord) -> Any:
         """Lets one actor play a batch; returns the call."""
         return self.actors[a].play.remote(self._ray.put(to_arrays(entry.weights)), entry.with_state)
 
@@ -193,7 +196,7 @@ class OnRay:
         ended, _ = self.connection.wait(calls, 1, self.timeout)
         return next(iter(ended), calls[0])
 
-    def take_of(self, a: int, call: Any, journal: Journal) -> list[Played]:
+    def take_of(self, a: int, call: Any, journal: ReplayLog) -> list[ShardResult]:
         """Returns what one actor has played.
 
         Args:
@@ -206,12 +209,12 @@ class OnRay:
         self._keep_spares()
         return played
 
-    def _played(self, a: int, answer: Any, journal: Journal) -> list[Played]:
+    def _played(self, a: int, answer: Any, journal: ReplayLog) -> list[ShardResult]:
         """Returns what an actor has played, after having replaced it where it failed."""
         if isinstance(answer, ActorFailure):
             answer = self._put_back(a, answer, journal)
         own = zip(self.own[a], answer)
-        played = [Played(unpack(batch), state, i in self._lost) for i, (batch, state) in own]
+        played = [ShardResult(unpack(batch), state, i in self._lost) for i, (batch, state) in own]
         self.counters["episodes_lost"] += sum(len(one.batch) for one in played if one.lost)
         self._lost.difference_update(self.own[a])
         return played
@@ -226,7 +229,7 @@ class OnRay:
 
     # -------------------------------------------------------------------------------- deaths
 
-    def _put_back(self, a: int, failure: ActorFailure, journal: Journal) -> Any:
+    def _put_back(self, a: int, failure: ActorFailure, journal: ReplayLog) -> Any:
         """Replaces an actor, or its shards; returns its part of the oldest batch begun."""
         tries = 1
         while tries <= self.max_restarts:
@@ -255,7 +258,7 @@ class OnRay:
             self._ray.kill(self.actors[a])
             self.actors[a] = self._spares.pop() if self._spares else self._new_actor()
 
-    def _play_again(self, a: int, journal: Journal) -> Any:
+    def _play_again(self, a: int, journal: ReplayLog) -> Any:
         """Makes an actor's shards, brings them to where they were, and begins what is pending."""
         making = self._make(a, self._states_of(a, journal), trust=True)
         (made,) = self._answers([making], _TO_IMPORT)
@@ -270,7 +273,7 @@ class OnRay:
             later[a] = result
         return self._answers(results[:1])[0]
 
-    def _states_of(self, a: int, journal: Journal) -> dict[int, Mapping[str, Any]]:
+    def _states_of(self, a: int, journal: ReplayLog) -> dict[int, Mapping[str, Any]]:
         """Returns what an actor's shards are put back to; those without begin new episodes."""
         if journal.keeps and journal.snapshots is None:
             return {}  # as they were made
@@ -336,10 +339,10 @@ class OnRay:
         found: dict[int, dict[str, Any]] = {}
         answers = self._answers([actor.states.remote() for actor in self.actors])
         for a, answer in enumerate(answers):
-            found |= self._begin_anew(a, answer) if isinstance(answer, ActorFailure) else answer
+            found |= self._restart(a, answer) if isinstance(answer, ActorFailure) else answer
         return [found[i] for i in range(len(self.makers))]
 
-    def _begin_anew(self, a: int, failure: ActorFailure) -> dict[int, dict[str, Any]]:
+    def _restart(self, a: int, failure: ActorFailure) -> dict[int, dict[str, Any]]:
         """Makes an actor's shards anew, from no snapshot; returns their states."""
         self._replace(a, failure)
         for i in self.own[a]:

@@ -70,7 +70,7 @@ class Connection:
             if self._died:
                 raise WorkerError("the Ray that was started here has died; go on with --resume.")
 
-    def tell_of_death(self, text: str) -> None:
+    def report_death(self, text: str) -> None:
         """Prints a text where a Ray that was started here dies while it is in use.
 
         Ray then ends this process from C++, without an exception, and says only what befell it.

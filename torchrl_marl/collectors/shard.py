@@ -155,7 +155,7 @@ class Shard:
         """Goes on from a saved state.
 
         Returns:
-            bool: whether no episode is lost; they begin anew where the world has no snapshot.
+            bool: whether no episode is lost; they begin anew where the environment has no snapshot.
         """
         state = copy.deepcopy(dict(state))
         with self._active():
@@ -261,7 +261,7 @@ class ShardActor:
             makers (mapping): number of a shard -> ``maker(life)``.
             lives (mapping): how often each has begun anew.
             states (mapping): what each is put back to, where it is known.
-            trust (bool): take pickled worlds in states for one's own.
+            trust (bool): take pickled environments in states for one's own.
 
         Returns:
             dict: whether no episode of a shard is lost.

@@ -14,13 +14,21 @@ from torch import Tensor, nn
 
 from torchrl_marl.collectors.shard import Shard, goes_on
 
-__all__ = ["Entry", "Here", "Journal", "Placement", "Played", "ShardedCollector", "Weights"]
+__all__ = [
+    "LocalPlacement",
+    "Placement",
+    "ReplayLog",
+    "ShardResult",
+    "ShardedCollector",
+    "Weights",
+    "WeightsRecord",
+]
 
 Weights = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Entry:
+class WeightsRecord:
     """A batch that was begun."""
 
     weights: Weights
@@ -29,7 +37,7 @@ class Entry:
     """Whether the shards' states behind it are wanted."""
 
 
-class Journal:
+class ReplayLog:
     """Snapshots of all shards, and the batches that were begun after them.
 
     From both a shard comes back to where it is, wherever it is put: it plays the batches of
@@ -58,10 +66,10 @@ class Journal:
     def __init__(self, keeps: bool = True) -> None:
         self.keeps = keeps
         self.snapshots: list[dict[str, Any]] | None = None
-        self.entries: list[Entry] = []
+        self.entries: list[WeightsRecord] = []
         self.taken = 0
 
-    def begin(self, entry: Entry) -> None:
+    def begin(self, entry: WeightsRecord) -> None:
         """Notes a batch that is begun."""
         self.entries.append(entry)
 
@@ -85,7 +93,7 @@ class Journal:
 
 
 @dataclass
-class Played:
+class ShardResult:
     """What a shard has played."""
 
     batch: TensorDictBase
@@ -113,7 +121,7 @@ class Placement(Protocol):
             with_state (bool): return the shards' states, too.
         """
 
-    def take(self, journal: Journal) -> list[Played]:
+    def take(self, journal: ReplayLog) -> list[ShardResult]:
         """Returns what every shard has played of the oldest batch begun, in the shards' order.
 
         Args:
@@ -138,7 +146,7 @@ class Placement(Protocol):
         """Closes the environments."""
 
 
-class Here:
+class LocalPlacement:
     """Shards in this process, one after the other.
 
     Args:
@@ -149,16 +157,16 @@ class Here:
         self.makers = list(makers)
         self.shards = [make(0) for make in makers]
         self.counters = {"collector_restarts": 0, "episodes_lost": 0}  # as everywhere
-        self._played: deque[list[Played]] = deque()
+        self._played: deque[list[ShardResult]] = deque()
 
     def begin(self, weights: Weights | None, with_state: bool = False) -> None:
         """Plays a batch."""
-        played = [Played(shard.rollout(weights)) for shard in self.shards]
+        played = [ShardResult(shard.rollout(weights)) for shard in self.shards]
         for shard, own in zip(self.shards, played):
             own.state = shard.state_dict() if with_state else None
         self._played.append(played)
 
-    def take(self, journal: Journal) -> list[Played]:
+    def take(self, journal: ReplayLog) -> list[ShardResult]:
         """Returns what every shard has played."""
         return self._played.popleft()
 
@@ -249,7 +257,7 @@ class ShardedCollector:
         self.snapshot_every = 0 if live else snapshot_every
         self.frames = 0
         self.renewed: Tensor | None = None
-        self._journal = Journal(keeps=self.snapshot_every > 0)
+        self._journal = ReplayLog(keeps=self.snapshot_every > 0)
         self._begun = 0
         self._ahead = 0
         self._before: dict[str, int] = {}
@@ -287,7 +295,7 @@ class ShardedCollector:
             self.placement.begin(None)
             return
         due = self.snapshot_every > 0 and self._begun % self.snapshot_every == 0
-        entry = Entry(self._weights(), due)
+        entry = WeightsRecord(self._weights(), due)
         self._journal.begin(entry)
         self.placement.begin(entry.weights, due)
 
@@ -295,7 +303,7 @@ class ShardedCollector:
         state = self.policy.state_dict()
         return {name: value.detach().cpu().clone() for name, value in state.items()}
 
-    def _side_by_side(self, played: list[Played]) -> TensorDictBase:
+    def _side_by_side(self, played: list[ShardResult]) -> TensorDictBase:
         batches = [own.batch for own in played]
         for shard, batch in enumerate(batches):
             ids = batch.get(("collector", "traj_ids"))
@@ -331,13 +339,13 @@ class ShardedCollector:
         went_on = [True]
         if shards is not None or self._begun:
             went_on = self.placement.load(shards)
-        self._journal = Journal(keeps=self.snapshot_every > 0)
+        self._journal = ReplayLog(keeps=self.snapshot_every > 0)
         self._journal.snapshots = None if shards is None else list(shards)
         self._ahead, self._begun = 0, int(begun)
         if any(went_on) and not all(went_on):
             warnings.warn(
                 f"shards {[i for i, own in enumerate(went_on) if not own]} begin new episodes, "
-                "since their worlds could not be put back.",
+                "since their environments could not be put back.",
                 stacklevel=2,
             )
         self._play_again(entries, state.get("taken", 0))
@@ -346,7 +354,7 @@ class ShardedCollector:
     def _play_again(self, entries: list[Weights], taken: int) -> None:
         """Brings shards from their snapshots to where they were."""
         for i, weights in enumerate(entries):
-            self._journal.begin(Entry(weights))
+            self._journal.begin(WeightsRecord(weights))
             self.placement.begin(weights)
             if i < taken:
                 self.placement.take(self._journal)

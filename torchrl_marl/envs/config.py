@@ -11,12 +11,12 @@ from typing import Annotated, Any
 from torchrl_marl.envs.libraries import DEFAULT_LIBRARY, LIBRARIES, Library
 from torchrl_marl.errors import ConfigError, quoted
 from torchrl_marl.settings import Arguments, Count, Formerly, OneOf, Positive, Range, ReadWhere
-from torchrl_marl.settings.words import listed
+from torchrl_marl.settings.formatting import listed
 
-__all__ = ["OWN_WORLD", "EnvConfig", "is_module", "own_world_hint"]
+__all__ = ["OWN_ENVIRONMENT", "EnvConfig", "is_module", "own_environment_hint"]
 
-OWN_WORLD = "module:Class"
-"""Stands for any world of one's own; ``path/to/file.py:Class`` is one, too."""
+OWN_ENVIRONMENT = "module:Class"
+"""Stands for any environment of one's own; ``path/to/file.py:Class`` is one, too."""
 
 
 def is_module(name: str) -> bool:
@@ -31,25 +31,26 @@ def is_module(name: str) -> bool:
     return finder.find_spec(top, [os.getcwd(), *sys.path]) is not None
 
 
-def own_world_hint(name: str) -> str:
-    """Returns how a world of one's own is named, where a name is a module or ``module:Class``.
+def own_environment_hint(name: str) -> str:
+    """Returns how an environment of one's own is named, where a name is a module or
+    ``module:Class``.
 
     Imports nothing.
 
     Examples:
-        >>> own_world_hint("mine:Reach")
-        'a world of your own is a library: use env.library=mine:Reach; '
-        >>> own_world_hint("balance")
+        >>> own_environment_hint("mine:Reach")
+        'an environment of your own is a library: use env.library=mine:Reach; '
+        >>> own_environment_hint("balance")
         ''
     """
     place, colon, kind = name.partition(":")
     if not colon and not is_module(name):
         return ""
-    return f"a world of your own is a library: use env.library={place}:{kind or 'MyWorld'}; "
+    return f"an environment of your own is a library: use env.library={place}:{kind or 'MyEnv'}; "
 
 
 class _NotAModule:
-    """A file or module defines several classes, so the name must contain the world's class."""
+    """A file or module defines several classes, so the name must contain the environment's class."""
 
     def misfit(self, key: str, value: Any, default: Any) -> str | None:
         """Returns what to write behind the path of a file, or the name of a module."""
@@ -58,13 +59,13 @@ class _NotAModule:
         if not file and (named or not is_module(value)):
             return None
         return (
-            f"{key} is {quoted(value)}, expected what makes the world behind the "
-            f"{'file' if file else 'module'}, such as {key}={value}:MyWorld."
+            f"{key} is {quoted(value)}, expected what makes the environment behind the "
+            f"{'file' if file else 'module'}, such as {key}={value}:MyEnv."
         )
 
 
 class _TakenBy(ReadWhere):
-    """A setting that some libraries' adapters read, and worlds of one's own."""
+    """A setting that some libraries' adapters read, and environments of one's own."""
 
     def __init__(self, setting: str) -> None:
         self.key, self.but, self.of = "library", False, ()
@@ -72,19 +73,19 @@ class _TakenBy(ReadWhere):
 
     @property
     def values(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Returns the libraries, and the form of the names of worlds of one's own."""
+        """Returns the libraries, and the form of the names of environments of one's own."""
         taking = (name for name, library in LIBRARIES.items() if self._setting in library.settings)
-        return (*taking, OWN_WORLD)
+        return (*taking, OWN_ENVIRONMENT)
 
 
 @dataclass(frozen=True)
 class EnvConfig:
-    """Which world is played, and how many copies of it side by side."""
+    """Which environment is played, and how many copies of it side by side."""
 
     library: Annotated[
-        str, _NotAModule(), OneOf(LIBRARIES.words, form=OWN_WORLD, advice=LIBRARIES.advice)
+        str, _NotAModule(), OneOf(LIBRARIES.words, form=OWN_ENVIRONMENT, advice=LIBRARIES.advice)
     ] = DEFAULT_LIBRARY
-    """Where the world comes from; or a world of your own, ``module:Class`` or
+    """Where the environment comes from; or an environment of your own, ``module:Class`` or
     ``path/to/file.py:Class``."""
     name: str = "balance"
     """World of the library, such as ``balance`` or ``mpe2/simple_spread_v3``; for VMAS also the
@@ -97,14 +98,14 @@ class EnvConfig:
     """Continuous or discrete actions, where the scenario has both."""
     state: str | None = None
     """What a central critic may see as ``"state"``: ``observations`` (of all agents), ``world``
-    (the world's own state, where it has one) or null."""
+    (the environment's own state, where it has one) or null."""
     info: Annotated[bool, _TakenBy("info")] = False
     """Whether the scenario's info is computed and collected."""
     group_map: Annotated[dict[str, Any], _TakenBy("group_map")] = field(default_factory=dict)
     """Group -> names of its agents, such as ``{team: [speaker_0, listener_0]}``; empty: by the
     library's own rule (VMAS: the names' prefixes)."""
     workers: Annotated[int, Range(0), _TakenBy("workers")] = 0
-    """Processes in which the copies of a world written in Python run; 0: in this one."""
+    """Processes in which the copies of an environment written in Python run; 0: in this one."""
     worker_timeout: Annotated[
         Positive, _TakenBy("worker_timeout"), ReadWhere("workers", 0, but=True)
     ] = 60.0
@@ -112,11 +113,11 @@ class EnvConfig:
     restart_workers: Annotated[bool, _TakenBy("restart_workers")] = False
     """Start a worker that died or hangs anew, and count it, instead of stopping."""
     kwargs: Annotated[dict[str, Any], Arguments("library", LIBRARIES)] = field(default_factory=dict)
-    """Arguments of the world, such as ``n_agents``."""
+    """Arguments of the environment, such as ``n_agents``."""
 
     @property
     def record(self) -> Library | None:
-        """The record of its library; None for a world of one's own."""
+        """The record of its library; None for an environment of one's own."""
         return LIBRARIES.find(self.library)
 
     @property
@@ -126,7 +127,7 @@ class EnvConfig:
 
     @property
     def is_stateless(self) -> bool:
-        """Whether critics find no state, since none is asked for and its worlds have none."""
+        """Whether critics find no state, since none is asked for and its environments have none."""
         return (
             self.state is None
             and self.record is not None
@@ -144,8 +145,8 @@ class EnvConfig:
             return
         if not library.states:
             raise ConfigError(
-                f"{at}state is {quoted(self.state)}, expected null, since {self.library} worlds "
-                f"have a state of their own; use {at}state=null."
+                f"{at}state is {quoted(self.state)}, expected null, since {self.library} "
+                f"environments have a state of their own; use {at}state=null."
             )
         raise ConfigError(
             f"{at}state is {quoted(self.state)}, expected {listed([*library.states, 'null'])}; "

@@ -7,17 +7,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torchrl_marl.envs.config import EnvConfig, is_module
+from torchrl_marl.envs.external_code import adapted, build_own, check_own
 from torchrl_marl.envs.libraries import LIBRARIES, find_library, library_of
-from torchrl_marl.envs.own import adapted, build_own, check_own
 from torchrl_marl.errors import ConfigError, UserError, quoted
 from torchrl_marl.runtime.memory import is_out_of_memory, refuse_too_large
-from torchrl_marl.settings import tell_new_name, unread
+from torchrl_marl.settings import unread, warn_renamed
 
 if TYPE_CHECKING:
     import torch
     from torchrl.envs import EnvBase
 
-__all__ = ["check_world_name", "make_env", "named_config", "split_name"]
+__all__ = ["check_environment_name", "make_env", "named_config", "split_name"]
 
 
 def make_env(
@@ -32,24 +32,24 @@ def make_env(
     """Builds an environment, or adapts one of TorchRL's to the layout of this package.
 
     Args:
-        env (str, EnvConfig, EnvBase or world): ``"library/world"``, such as ``"vmas/balance"``,
-            or ``"module:Class"``; a config; a TorchRL environment of one's own, whose life cycle
-            is then corrected where necessary; or a world of PettingZoo or JaxMARL, or what makes
-            one, of which there are then ``num_envs`` copies.
+        env (str, EnvConfig, EnvBase or environment): ``"library/environment"``, such as
+            ``"vmas/balance"``, or ``"module:Class"``; a config; a TorchRL environment of one's own,
+            whose life cycle is then corrected where necessary; or an environment of PettingZoo or
+            JaxMARL, or what makes one, of which there are then ``num_envs`` copies.
 
     Keyword Args:
         seed (int, optional): start of the environment's own random state; drawn if None.
         device (torch.device): where the simulation runs, or where its tensors go.
         num_envs (int, optional): number E of envs, where it is not the config's.
-        drawn (bool): build a world that draws itself so that it does (PettingZoo's).
+        drawn (bool): build an environment that draws itself so that it does (PettingZoo's).
         **settings: with a name: any other setting of :class:`EnvConfig`, and arguments of the
-            world itself; with a world: arguments of its adapter.
+            environment itself; with an environment: arguments of its adapter.
 
     Returns:
         EnvBase: with batch size ``[E]``.
 
     Raises:
-        ConfigError: an unknown library, world or argument of it.
+        ConfigError: an unknown library, environment or argument of it.
         MissingExtraError: the library is not installed.
 
     Examples:
@@ -63,7 +63,7 @@ def make_env(
             raise ConfigError(
                 "n_envs and num_envs are both given, which are one setting; use num_envs alone."
             )
-        tell_new_name("n_envs", "num_envs")
+        warn_renamed("n_envs", "num_envs")
         num_envs = settings.pop("n_envs")
     if isinstance(env, str):
         env = named_config(env, **settings)
@@ -115,13 +115,14 @@ def _built(
         ) from error
 
 
-def check_world_name(env: EnvConfig) -> None:
-    """Refuses a world that its library does not have, and arguments that the world does not read.
+def check_environment_name(env: EnvConfig) -> None:
+    """Refuses an environment that its library does not have, and arguments that the environment
+    does not read.
 
-    Imports neither torch nor the world.
+    Imports neither torch nor the environment.
 
     Args:
-        env (EnvConfig): of a known library, or with a world of one's own.
+        env (EnvConfig): of a known library, or with an environment of one's own.
 
     Raises:
         ConfigError: naming what is unknown and what comes nearest.
@@ -129,14 +130,14 @@ def check_world_name(env: EnvConfig) -> None:
     """
     if ":" in env.library:
         return check_own(env.library)
-    return find_library(env.library).check_world(env)
+    return find_library(env.library).check_environment(env)
 
 
 def _check_settings(env: EnvConfig) -> None:
-    """Refuses settings that the world's adapter does not take, and unknown arguments."""
+    """Refuses settings that the environment's adapter does not take, and unknown arguments."""
     own = ":" in env.library
     if not own:
-        check_world_name(env)
+        check_environment_name(env)
         for key, text in unread(env, "env.").items():
             raise ConfigError(f"{text}; leave {key} out.")
         env.check("env.")
@@ -156,22 +157,22 @@ def split_name(name: str) -> tuple[str, str]:
     """
     if ":" in name:
         return name, name.rpartition(":")[2]
-    library, _, world = name.partition("/")
-    if not world:
-        own = f", or for a world in that module '{name}:MyWorld'" if is_module(name) else ""
+    library, _, env = name.partition("/")
+    if not env:
+        own = f", or for an environment in that module '{name}:MyEnv'" if is_module(name) else ""
         raise ConfigError(
-            f"the environment's name is {quoted(name)}, expected 'library/world', such as "
+            f"the environment's name is {quoted(name)}, expected 'library/environment', such as "
             f"'vmas/balance' or 'pettingzoo/mpe2/simple_spread_v3'{own}."
         )
-    return library, world
+    return library, env
 
 
 def named_config(name: str, **settings: Any) -> EnvConfig:
-    """Returns the settings of a world by its name, with the library's own time limit.
+    """Returns the settings of an environment by its name, with the library's own time limit.
 
     Args:
-        name (str): ``"library/world"`` or ``"module:Class"``.
-        **settings: of :class:`EnvConfig`; others become arguments of the world.
+        name (str): ``"library/environment"`` or ``"module:Class"``.
+        **settings: of :class:`EnvConfig`; others become arguments of the environment.
 
     Raises:
         ConfigError: a text that is no such name.
@@ -180,14 +181,14 @@ def named_config(name: str, **settings: Any) -> EnvConfig:
         >>> named_config("toy/arena", num_envs=3, n_agents=2).kwargs
         {'n_agents': 2}
     """
-    library, world = split_name(name)
+    library, env = split_name(name)
     known = {field.name for field in fields(EnvConfig)} - {"library", "name", "kwargs"}
     own = {key: settings[key] for key in settings if key in known}
     if library in LIBRARIES.names() and find_library(library).own_limit:
         own.setdefault("max_steps", None)
     kwargs = {**settings.get("kwargs", {})}
     kwargs.update({key: settings[key] for key in settings if key not in {*known, "kwargs"}})
-    return EnvConfig(library=library, name=world, kwargs=kwargs, **own)
+    return EnvConfig(library=library, name=env, kwargs=kwargs, **own)
 
 
 def _check_words(env: EnvConfig) -> None:

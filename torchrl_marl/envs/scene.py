@@ -1,4 +1,4 @@
-"""Scenes of worlds: what pictures of them show."""
+"""Scenes of environments: what pictures of them show."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ Kind: TypeAlias = Literal["circle", "box", "line", "text"]
 
 @dataclass(frozen=True)
 class Shape:
-    """One entity of a world at one time: its place and its look.
+    """One entity of an environment at one time: its place and its look.
 
     Its ``role`` is ``"agent"``, ``"object"`` (a landmark or an obstacle that others run into),
     ``"goal"`` (a landmark that they do not run into) or ``"joint"`` (what ties two entities); its
-    ``kind`` is ``"circle"``, ``"box"``, ``"line"`` or ``"text"``. Lengths are the world's; a length
-    lies along x where ``rotation`` is 0.
+    ``kind`` is ``"circle"``, ``"box"``, ``"line"`` or ``"text"``. Lengths are the environment's; a
+    length lies along x where ``rotation`` is 0.
 
     Raises:
         ConfigError: another role or kind.
@@ -76,7 +76,7 @@ class Shape:
     """What is written, upright, in the middle of the form; of a text, in letters as high as its
     width."""
     visible: bool = True
-    """Whether the world shows the entity now."""
+    """Whether the environment shows the entity now."""
 
     def __post_init__(self) -> None:
         for what, known in (("role", get_args(Role)), ("kind", get_args(Kind))):
@@ -103,7 +103,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Stage:
-    """The part of the plane in which a world plays."""
+    """The part of the plane in which an environment plays."""
 
     name: str
     """The scenario's name."""
@@ -136,7 +136,7 @@ def text(
         x, y (float): its middle.
 
     Keyword Args:
-        height (float): of its letters, in the world's lengths.
+        height (float): of its letters, in the environment's lengths.
         color (tuple of float): red, green and blue, from 0 to 1.
         visible (bool): whether it is shown now.
     """
@@ -148,13 +148,13 @@ def scene(env: EnvBase, index: int = 0, step: TensorDictBase | None = None) -> P
     """Returns what one of the envs looks like.
 
     Args:
-        env (EnvBase): a world with a method ``scene``, such as
+        env (EnvBase): an environment with a method ``scene``, such as
             :class:`~torchrl_marl.envs.VmasEnv`, also under transforms.
         index (int): which of its E envs.
         step (TensorDictBase, optional): the step of that env which led there.
 
     Raises:
-        ConfigError: a world that cannot be drawn.
+        ConfigError: an environment that cannot be drawn.
 
     Examples:
         >>> from torchrl_marl.envs import VmasEnv
@@ -167,23 +167,23 @@ def scene(env: EnvBase, index: int = 0, step: TensorDictBase | None = None) -> P
 
 
 def stage(env: EnvBase) -> Stage | None:
-    """Returns the view of a world, and its border; None where all that is drawn is shown.
+    """Returns the view of an environment, and its border; None where all that is drawn is shown.
 
     Args:
         env (EnvBase): as :func:`scene` takes it.
 
     Raises:
-        ConfigError: a world that cannot be drawn.
+        ConfigError: an environment that cannot be drawn.
     """
     found = getattr(_drawable(env), "stage", None)
     return None if found is None else found()
 
 
 def check_scene(env: EnvBase) -> None:
-    """Refuses worlds that cannot be drawn, before anything is played.
+    """Refuses environments that cannot be drawn, before anything is played.
 
     Raises:
-        ConfigError: naming the world, and what would let it be drawn.
+        ConfigError: naming the environment, and what would let it be drawn.
     """
     check = getattr(_drawable(env), "check_scene", None)
     if check is not None:
@@ -192,7 +192,8 @@ def check_scene(env: EnvBase) -> None:
 
 @contextlib.contextmanager
 def watched(env: EnvBase, number: int) -> Iterator[None]:
-    """Lets worlds that begin the next episode in the step that ends one keep its last picture.
+    """Lets environments that begin the next episode in the step that ends one keep its last
+    picture.
 
     Args:
         env (EnvBase): as :func:`scene` takes it.
@@ -210,22 +211,22 @@ def watched(env: EnvBase, number: int) -> Iterator[None]:
 
 
 def _drawable(env: EnvBase) -> Any:
-    world, inner = env, env  # type: Any, Any
+    inner: Any = env
     while inner is not None:
         if callable(getattr(type(inner), "scene", None)):
             return inner
-        world, inner = inner, getattr(inner, "base_env", None)
+        env, inner = inner, getattr(inner, "base_env", None)
     raise ConfigError(
-        f"{type(world).__name__} cannot be drawn, expected a world with a method scene(index), "
-        "which gives shapes, pixels or a text; write one, or leave the animation out."
+        f"{type(env).__name__} cannot be drawn, expected an environment with a method "
+        "scene(index), which gives shapes, pixels or a text; write one, or leave the animation out."
     )
 
 
 class LastPictures:
     """Keeps what the first envs look like after a step, before ended ones begin anew.
 
-    An adapter gives ``_draw(index)`` and calls ``_look()`` between the step of its world and the
-    start of the next episodes, ``_forget()`` where all begin.
+    An adapter gives ``_draw(index)`` and calls ``_look()`` between the step of its environment and
+    the start of the next episodes, ``_forget()`` where all begin.
     """
 
     _watched = 0

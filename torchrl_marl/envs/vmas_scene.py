@@ -1,4 +1,4 @@
-"""Drawing of VMAS's worlds without its renderer."""
+"""Drawing of VMAS's environments without its renderer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["VmasScene"]
 
 
 class VmasScene:
-    """The entities of a VMAS world as shapes, and the view that its author chose.
+    """The entities of a VMAS environment as shapes, and the view that its author chose.
 
     Args:
         env (VmasEnv): this package's or TorchRL's.

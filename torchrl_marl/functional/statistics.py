@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.types import Device
 
-from torchrl_marl.runtime.ranks import ALONE, Alone, current
+from torchrl_marl.runtime.ranks import SINGLE_PROCESS, SingleProcess, current
 
 __all__ = [
     "PerGroup",
@@ -87,7 +87,7 @@ def masked_moments(
     mask: Tensor | None = None,
     dim: int | Sequence[int] | None = None,
     keepdim: bool = False,
-    ranks: Alone = ALONE,
+    ranks: SingleProcess = SINGLE_PROCESS,
 ) -> tuple[Tensor, Tensor]:
     """Returns mean and (population) variance of the elements whose mask is True.
 
@@ -126,7 +126,7 @@ def masked_standardize(
     mask: Tensor | None = None,
     dim: int | Sequence[int] | None = None,
     eps: float = 1e-5,
-    ranks: Alone = ALONE,
+    ranks: SingleProcess = SINGLE_PROCESS,
 ) -> Tensor:
     """Standardizes the elements whose mask is True; 0 where masked.
 
@@ -245,7 +245,7 @@ class PerGroup(nn.Module):
         return self.sum(torch.where(alive, rows, 0.0).sum(0)) / number.clamp_min(1)
 
     def moments(
-        self, value: Tensor, mask: Tensor | None = None, ranks: Alone | None = None
+        self, value: Tensor, mask: Tensor | None = None, ranks: SingleProcess | None = None
     ) -> tuple[Tensor, Tensor]:
         """Returns the mean and the (population) variance over elements whose mask is True.
 

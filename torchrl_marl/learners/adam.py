@@ -123,7 +123,7 @@ class Adam(torch.optim.Adam):
         start_adam(self, self.parameters)
         moments = [x for own in moments_of(self, self.parameters) for x in own]
         found = [*self.parameters, *moments, self.lr, self._goes_on]
-        return found if self.members is None else [*found, self.rates, self.members.sick]
+        return found if self.members is None else [*found, self.rates, self.members.diverged]
 
     @torch.no_grad()
     def prepare(self, rates: Tensor) -> None:
@@ -187,8 +187,8 @@ def move(
         return
     assert isinstance(optimizer, Adam)
     rows = [members.rows.of(p) for p in parameters]
-    shares = torch.where(members.sick, 0.0, optimizer.rates / lr.to(optimizer.rates))
-    healthy = [torch.where(members.sick[own], 0.0, g) for own, g in zip(rows, gradients)]
+    shares = torch.where(members.diverged, 0.0, optimizer.rates / lr.to(optimizer.rates))
+    healthy = [torch.where(members.diverged[own], 0.0, g) for own, g in zip(rows, gradients)]
     before = [x.detach().clone() for x in parameters]
     adam_(parameters, healthy, *moments, lr, skip, frozen, betas, eps)
     for x, old, own in zip(parameters, before, rows):

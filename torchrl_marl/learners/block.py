@@ -246,7 +246,7 @@ class BlockLearner(nn.Module):
         self.execution, self.members = execution, members
         self.n_members = n_members = 1 if members is None else members.n
         if members is not None:
-            self.settings, self.sick = members.settings, members.sick
+            self.settings, self.diverged = members.settings, members.diverged
         self.groups, self.config = dict(groups), config
         self.remembers = getattr(config, "remembers", False)
         self.remembered = _remembered_of(config)
@@ -342,9 +342,9 @@ class BlockLearner(nn.Module):
             data (TensorDictBase): a batch ``[E, T]`` in the block's layout.
         """
         if self.communicates:
-            from torchrl_marl.learners.words import add_words
+            from torchrl_marl.learners.communication_metrics import add_communication_metrics
 
-            add_words(metrics, self.actors, self.block.joined, data)
+            add_communication_metrics(metrics, self.actors, self.block.joined, data)
 
     def refuse_diverged(self, values: Mapping[Any, Tensor]) -> None:
         """Waits for the device.
@@ -356,7 +356,7 @@ class BlockLearner(nn.Module):
             NonFiniteError: a loss or gradient that is not finite; of a population, everybody's.
         """
         if self.members is not None:
-            self.members.refuse_all_sick(self.rates)
+            self.members.refuse_all_diverged(self.rates)
             return
         keys = [key for key in values if must_be_finite(key[1])]
         finite = [values[key].isfinite().all() for key in keys]

@@ -13,7 +13,7 @@ from typing import Any
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.learners.algorithms import ALGORITHMS
 from torchrl_marl.learners.off_policy_config import ReplayLearnerConfig
-from torchrl_marl.settings.words import listed, shown
+from torchrl_marl.settings.formatting import listed, shown
 
 __all__ = [
     "FEATURES",
@@ -225,7 +225,7 @@ OWN_ENV = Feature(
         ),
         Limit("population.size", _ALONE + "of which members cannot each have some", (1,)),
     ),
-    otherwise="name a world (env.name, or env.library=module:Class)",
+    otherwise="name an environment (env.name, or env.library=module:Class)",
 )
 SHARDS = Feature(
     "shards",

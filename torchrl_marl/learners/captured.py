@@ -226,9 +226,11 @@ class CapturedUpdates(Updates):
         parameters = self._started
         gradients: Sequence[Tensor] = torch.autograd.grad(total, parameters)
         if counts:
-            from torchrl_marl.learners.shards import sum_of_all
+            from torchrl_marl.learners.shards import reduce_gradients
 
-            gradients, metrics = sum_of_all(current(), self.objectives, gradients, metrics, counts)
+            gradients, metrics = reduce_gradients(
+                current(), self.objectives, gradients, metrics, counts
+            )
         found = dict(zip(parameters, gradients))
         with torch.no_grad():
             for name, clip in self.clips.items():

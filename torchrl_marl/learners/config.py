@@ -227,7 +227,7 @@ CentralInput = Annotated[
         {
             "observations": "those of all agents of the group",
             "team": "those of all agents of all groups",
-            "state": "the world's state",
+            "state": "the environment's state",
         }
     ),
 ]
@@ -311,7 +311,7 @@ class TrainedConfig(LearnerConfig):
         return self.algorithm in _CENTRAL.values()
 
     def check_run(self, run: Any, at: str, *, own_env: bool = False) -> None:
-        """Refuses a critic or a mixer of a state that the world does not give."""
+        """Refuses a critic or a mixer of a state that the environment does not give."""
         central = self.central and self.central_input == "state"
         if central and not own_env and run.env.is_stateless:
             raise ConfigError(
@@ -342,7 +342,7 @@ class OnBatches:
         return remembers(self)
 
     def check_run(self, run: Any, at: str, *, own_env: bool = False) -> None:
-        """Refuses minibatches larger than a batch, a state that the world does not give, and
+        """Refuses minibatches larger than a batch, a state that the environment does not give, and
         batches that are no whole windows."""
         check_minibatch(self.minibatch_size, run, at)
         if self.remembers and not own_env:

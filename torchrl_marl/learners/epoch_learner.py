@@ -72,7 +72,7 @@ class EpochLearner(BlockLearner):
         """Writes what the losses learn, into a batch ``[E, T]`` in the block's layout."""
 
     @abstractmethod
-    def look_at(self, batch: TensorDictBase) -> None:
+    def inspect_first_batch(self, batch: TensorDictBase) -> None:
         """Warns of, or refuses, what the first batch shows of the agents."""
 
     def make_stop(self, clips: Mapping[str, GradientClip], device: torch.device) -> KLStop:
@@ -192,7 +192,7 @@ class EpochLearner(BlockLearner):
         self.check_remembered(batch)
         if not self._looked:
             self._looked = True
-            self.look_at(batch)
+            self.inspect_first_batch(batch)
         data = self.block.gather(batch)
         self.add_targets(data)
         self.block.scatter(data, batch, self.written)

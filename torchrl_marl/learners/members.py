@@ -77,20 +77,22 @@ class Members:
         check_members(config)
         self.settings = settings_of_members(config, n_members, settings or {}, device)
         self.n, self.share_replay = n_members, share_replay
-        self.sick = torch.zeros(n_members, dtype=torch.bool, device=device)
+        self.diverged = torch.zeros(n_members, dtype=torch.bool, device=device)
         self.rows = Rows(n_members)
-        self.tensors = [self.sick]
+        self.tensors = [self.diverged]
 
     def full(self, value: float) -> Tensor:
         """Returns a number for each member, ``[P]``."""
-        return torch.full((self.n,), value, device=self.sick.device)
+        return torch.full((self.n,), value, device=self.diverged.device)
 
     def take_over(self, clips: Iterable[GradientClip], optimizers: Iterable[Adam]) -> None:
         """Finds out whose rows of parameters are; limits and optimizers then tell members apart."""
         for clip in clips:
             self.rows.add(clip)
             if "max_grad_norm" in self.settings:
-                clip.limit = torch.full((clip.n_groups + 1,), torch.inf, device=self.sick.device)
+                clip.limit = torch.full(
+                    (clip.n_groups + 1,), torch.inf, device=self.diverged.device
+                )
                 self.tensors.append(clip.limit)
         for optimizer in optimizers:
             for parameter in optimizer.parameters:
@@ -113,29 +115,29 @@ class Members:
         self._give_settings(learner)
         before = {p: p.detach().clone() for p in self.rows.owners}
         yield
-        self._leave_out_the_sick(learner, before)
+        self._exclude_diverged(learner, before)
 
     @torch.no_grad()
     def note(self, norms: Tensor) -> None:
         """Notes members of whose gradients a norm is not finite, of those of all groups ``[G]``."""
-        self.sick.logical_or_((~norms.unflatten(0, (self.n, -1)).isfinite()).any(-1))
+        self.diverged.logical_or_((~norms.unflatten(0, (self.n, -1)).isfinite()).any(-1))
 
     @torch.no_grad()
-    def _leave_out_the_sick(self, learner: Any, before: Mapping[Tensor, Tensor]) -> None:
+    def _exclude_diverged(self, learner: Any, before: Mapping[Tensor, Tensor]) -> None:
         """Puts members back that are sick to what they were when they acted last.
 
         Sick are also those whose parameters have a norm that overflows. Their statistics are made
         finite, too: they are saved.
         """
-        self.rows.note_broken(self.sick)
-        if not bool(self.sick.any()):
+        self.rows.note_broken(self.diverged)
+        if not bool(self.diverged.any()):
             return
-        self.rows.put_back(before, self.sick)
+        self.rows.put_back(before, self.diverged)
         for statistic in (*learner.buffers(), *learner.critic_states.values()):
             if statistic.is_floating_point():
                 statistic.nan_to_num_(0.0, 0.0, 0.0)
 
-    def refuse_all_sick(self, rates: str) -> None:
+    def refuse_all_diverged(self, rates: str) -> None:
         """Waits for the device.
 
         Args:
@@ -144,7 +146,7 @@ class Members:
         Raises:
             NonFiniteError: no member is left.
         """
-        if bool(self.sick.all()):
+        if bool(self.diverged.all()):
             raise NonFiniteError(
                 "the gradients of every member of the population became NaN or infinite; lower "
                 f"{rates} or learner.max_grad_norm, or look at the rewards' scale."
@@ -247,17 +249,17 @@ class Members:
         self.rows.copy(learner, parent)
         for x in learner.critic_states.values():
             x.copy_(x.unflatten(1, (self.n, -1))[:, parent].flatten(1, 2))
-        self.sick.copy_(self.sick[parent])
+        self.diverged.copy_(self.diverged[parent])
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what a learner's extra state holds of them."""
-        return {"settings": dict(self.settings), "sick": self.sick}
+        return {"settings": dict(self.settings), "diverged": self.diverged}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes the settings, and who is sick, back."""
         for name, values in state["settings"].items():
             self.settings[name].copy_(values)
-        self.sick.copy_(state["sick"])
+        self.diverged.copy_(state["diverged"] if "diverged" in state else state["sick"])
 
 
 def _fill(loss: Any, name: str, values: Tensor) -> None:

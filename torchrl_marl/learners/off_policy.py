@@ -14,7 +14,7 @@ from torchrl_marl.learners.clipping import GradientClip
 from torchrl_marl.learners.off_policy_config import OffPolicyConfig
 from torchrl_marl.learners.replay_learner import ReplayLearner
 from torchrl_marl.learners.replay_updates import Step
-from torchrl_marl.learners.team_checks import refuse_rival_agents
+from torchrl_marl.learners.team_checks import check_cooperative_agents
 from torchrl_marl.modules.build import make_actor
 from torchrl_marl.modules.q_actor import make_deterministic_actor
 from torchrl_marl.modules.registry import body_of
@@ -122,11 +122,11 @@ class OffPolicyLearner(ReplayLearner):
         critic = self.builder.action_critic(group, 2 if self.config.twin else 1)
         return actor, build_loss(actor, critic, group, self.config)
 
-    def look_at(self, batch: TensorDictBase) -> None:
+    def inspect_first_batch(self, batch: TensorDictBase) -> None:
         """Refuses what the first batch shows: agents under one mixer that compete."""
-        super().look_at(batch)
+        super().inspect_first_batch(batch)
         if self.config.mixed:
-            refuse_rival_agents(self.groups.values(), batch, "learner.mixer.kind=none")
+            check_cooperative_agents(self.groups.values(), batch, "learner.mixer.kind=none")
 
     def make_steps(self) -> list[Step]:
         """Returns a step of the critics, and one of the actors and temperatures."""

@@ -170,7 +170,7 @@ class OnPolicyLearner(EpochLearner):
         super().set_extra_state(state)
         self.critic_states = dict(state.get("critic_states", {}))
 
-    def look_at(self, batch: TensorDictBase) -> None:
+    def inspect_first_batch(self, batch: TensorDictBase) -> None:
         """Warns of turns that nobody is credited for."""
         warn_of_turns(self.groups.values(), batch, self.config.bootstrap)
 

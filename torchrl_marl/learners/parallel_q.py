@@ -17,10 +17,10 @@ from torchrl_marl.learners.clipping import GradientClip
 from torchrl_marl.learners.epoch_learner import EpochLearner
 from torchrl_marl.learners.off_policy_config import ParallelQConfig
 from torchrl_marl.learners.team_checks import (
+    check_cooperative,
+    check_cooperative_agents,
+    check_turn_based,
     refuse_apart,
-    refuse_rival_agents,
-    refuse_rivals,
-    refuse_turns,
 )
 from torchrl_marl.modules.exploration import Explore
 from torchrl_marl.objectives.parallel_q import ParallelQLoss
@@ -131,13 +131,13 @@ class ParallelQLearner(EpochLearner):
         for loss in self.losses.values():
             loss.add_targets(data)
 
-    def look_at(self, batch: TensorDictBase) -> None:
+    def inspect_first_batch(self, batch: TensorDictBase) -> None:
         """Refuses turns that are not credited, and who competes under one mixer."""
-        refuse_turns(self.groups.values(), batch, self.config)
+        check_turn_based(self.groups.values(), batch, self.config)
         if self.config.mixes != "none":
-            refuse_rival_agents(self.groups.values(), batch, "learner.mixer.kind=none")
+            check_cooperative_agents(self.groups.values(), batch, "learner.mixer.kind=none")
         if self.config.mixes_team and len(self.groups) > 1:
-            refuse_rivals(self.groups.values(), batch)
+            check_cooperative(self.groups.values(), batch)
 
     def _learn(self, batch: TensorDictBase) -> TensorDict:
         metrics = super()._learn(batch)

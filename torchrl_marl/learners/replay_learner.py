@@ -21,7 +21,7 @@ from torchrl_marl.learners.clipping import GradientClip
 from torchrl_marl.learners.off_policy_config import ReplayLearnerConfig
 from torchrl_marl.learners.replay import Priority, TeamReplay
 from torchrl_marl.learners.replay_updates import History, ReplayUpdates, Step
-from torchrl_marl.learners.team_checks import refuse_turns
+from torchrl_marl.learners.team_checks import check_turn_based
 from torchrl_marl.learners.unshare import unshare_parts
 from torchrl_marl.modules.exploration import Explore
 from torchrl_marl.objectives.off_policy import OffPolicyLoss
@@ -233,7 +233,7 @@ class ReplayLearner(BlockLearner):
     def _store(self, batch: TensorDictBase) -> TensorDictBase:
         """Stores a batch; returns it in the block's layout."""
         if self.replay is None:
-            self.look_at(batch)
+            self.inspect_first_batch(batch)
             num_envs, frames = len(batch) // self.n_members, batch.numel() // self.n_members
             self.config.check_store(num_envs, frames, "learner.")
             self.replay = self._make_replay(num_envs)
@@ -280,9 +280,9 @@ class ReplayLearner(BlockLearner):
             shared=self.members is not None and self.members.share_replay,
         )
 
-    def look_at(self, batch: TensorDictBase) -> None:
+    def inspect_first_batch(self, batch: TensorDictBase) -> None:
         """Refuses what the first batch shows: agents in turns that own ends cannot credit."""
-        refuse_turns(self.groups.values(), batch, self.config)
+        check_turn_based(self.groups.values(), batch, self.config)
 
     def _summary(self, history: History, n_updates: int) -> TensorDict:
         device = self.explorers[0].epsilon.device

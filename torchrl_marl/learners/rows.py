@@ -62,17 +62,17 @@ class Rows:
         return self.owners[parameter].reshape(-1, *(1,) * (parameter.ndim - 1))
 
     @torch.no_grad()
-    def note_broken(self, sick: Tensor) -> None:
+    def note_broken(self, diverged: Tensor) -> None:
         """Flags members, ``[P]``, whose parameters have a norm that is not finite."""
         for p, rows in self.owners.items():
             broken = ~p.reshape(len(rows), -1).square().sum(1).isfinite()
-            sick.index_put_((rows,), broken, accumulate=True)
+            diverged.index_put_((rows,), broken, accumulate=True)
 
     @torch.no_grad()
-    def put_back(self, before: Mapping[Tensor, Tensor], sick: Tensor) -> None:
+    def put_back(self, before: Mapping[Tensor, Tensor], diverged: Tensor) -> None:
         """Gives flagged members, ``[P]``, the parameters that they had."""
         for p in self.owners:
-            p.copy_(torch.where(sick[self.of(p)], before[p], p))
+            p.copy_(torch.where(diverged[self.of(p)], before[p], p))
 
     @torch.no_grad()
     def copy(self, learner: Any, parent: Tensor) -> None:

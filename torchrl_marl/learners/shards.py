@@ -16,9 +16,9 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from torchrl_marl.errors import ConfigError
-from torchrl_marl.runtime.ranks import Alone
+from torchrl_marl.runtime.ranks import SingleProcess
 
-__all__ = ["ShardOrder", "counted_by_all", "sum_of_all"]
+__all__ = ["ShardOrder", "global_counts", "reduce_gradients"]
 
 
 class ShardOrder:
@@ -91,21 +91,21 @@ class ShardOrder:
 
 
 @contextlib.contextmanager
-def counted_by_all(
-    ranks: Alone, objectives: Mapping[str, Any], minibatch: TensorDictBase
+def global_counts(
+    ranks: SingleProcess, objectives: Mapping[str, Any], minibatch: TensorDictBase
 ) -> Iterator[dict[str, Tensor]]:
     """Lets losses divide by everybody's number of steps, so that gradients add up; one message.
 
     Args:
         ranks (Alone): who learns.
-        objectives (mapping): name -> a loss with ``own_count`` and ``count``.
+        objectives (mapping): name -> a loss with ``local_count`` and ``count``.
         minibatch (TensorDictBase): the own part ``[M]``.
 
     Yields:
         dict: name -> that number, a scalar or ``[G]``.
     """
     with torch.no_grad():
-        found = ranks.sum_all([loss.own_count(minibatch) for loss in objectives.values()])
+        found = ranks.sum_all([loss.local_count(minibatch) for loss in objectives.values()])
     counts = {name: count.clamp_min(1) for name, count in zip(objectives, found)}
     for name, loss in objectives.items():
         loss.count = counts[name]
@@ -117,8 +117,8 @@ def counted_by_all(
 
 
 @torch.no_grad()
-def sum_of_all(
-    ranks: Alone,
+def reduce_gradients(
+    ranks: SingleProcess,
     objectives: Mapping[str, Any],
     gradients: Sequence[Tensor],
     metrics: Mapping[tuple[str, str], Tensor],
@@ -132,7 +132,7 @@ def sum_of_all(
             made of.
         gradients (sequence of Tensor): own ones, of losses that were counted by all.
         metrics (mapping): (name, metric) -> a scalar or ``[G]``; ``[*, G]`` for ``combine``.
-        counts (dict): of :func:`counted_by_all`.
+        counts (dict): of :func:`global_counts`.
     """
     apart = {key: objectives[key[0]].combine.get(key[1]) for key in metrics}
     own = [ranks.slots(x) if apart[key] is not None else x for key, x in metrics.items()]

@@ -17,10 +17,10 @@ from torchrl_marl.specs import GroupSpec
 
 __all__ = [
     "acts_in_turns",
+    "check_cooperative",
+    "check_cooperative_agents",
+    "check_turn_based",
     "refuse_apart",
-    "refuse_rival_agents",
-    "refuse_rivals",
-    "refuse_turns",
     "rivals_among",
     "warn_of_turns",
 ]
@@ -46,7 +46,7 @@ def refuse_apart(trained: Iterable[str]) -> None:
         )
 
 
-def refuse_rivals(groups: Collection[GroupSpec], batch: TensorDictBase) -> None:
+def check_cooperative(groups: Collection[GroupSpec], batch: TensorDictBase) -> None:
     """Refuses a mixer of groups of which one loses what the other earns, in its first batch.
 
     Waits for the device.
@@ -61,7 +61,9 @@ def refuse_rivals(groups: Collection[GroupSpec], batch: TensorDictBase) -> None:
         )
 
 
-def refuse_rival_agents(groups: Iterable[GroupSpec], batch: TensorDictBase, instead: str) -> None:
+def check_cooperative_agents(
+    groups: Iterable[GroupSpec], batch: TensorDictBase, instead: str
+) -> None:
     """Refuses a mixer of agents of one group of which one loses what the other earns.
 
     Waits for the device.
@@ -164,7 +166,7 @@ def acts_in_turns(group: GroupSpec, batch: TensorDictBase) -> Tensor:
     return (mask[..., :-1, :] & waits & goes_on).any()
 
 
-def refuse_turns(groups: Iterable[GroupSpec], batch: TensorDictBase, config: Any) -> None:
+def check_turn_based(groups: Iterable[GroupSpec], batch: TensorDictBase, config: Any) -> None:
     """Refuses turns with ``bootstrap="agent"``, for what does not credit them; else warns of them.
 
     Args:

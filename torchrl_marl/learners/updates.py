@@ -227,9 +227,9 @@ class Updates:
         parameters = self.optimizer.param_groups[0]["params"]
         own = [p.grad for p in parameters if p.grad is not None]
         if counts:
-            from torchrl_marl.learners.shards import sum_of_all
+            from torchrl_marl.learners.shards import reduce_gradients
 
-            gradients, metrics = sum_of_all(current(), self.objectives, own, metrics, counts)
+            gradients, metrics = reduce_gradients(current(), self.objectives, own, metrics, counts)
             torch._foreach_copy_(own, gradients)
         for name, clip in self.clips.items():
             metrics[name, "grad_norm"] = clip()
@@ -266,9 +266,9 @@ class Updates:
         prepared, ranks = minibatch if self.prepare is None else self.prepare(minibatch), current()
         if ranks.size == 1:
             return *evaluate(self.objectives, prepared), {}
-        from torchrl_marl.learners.shards import counted_by_all
+        from torchrl_marl.learners.shards import global_counts
 
-        with counted_by_all(ranks, self.objectives, prepared) as counts:
+        with global_counts(ranks, self.objectives, prepared) as counts:
             return *evaluate(self.objectives, prepared), counts
 
 

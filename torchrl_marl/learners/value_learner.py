@@ -14,7 +14,11 @@ from torchrl_marl.learners.clipping import GradientClip
 from torchrl_marl.learners.off_policy_config import ValueConfig
 from torchrl_marl.learners.replay_learner import ReplayLearner
 from torchrl_marl.learners.replay_updates import Step
-from torchrl_marl.learners.team_checks import refuse_apart, refuse_rival_agents, refuse_rivals
+from torchrl_marl.learners.team_checks import (
+    check_cooperative,
+    check_cooperative_agents,
+    refuse_apart,
+)
 from torchrl_marl.objectives.value_decomposition import ValueDecompositionLoss
 from torchrl_marl.specs import GroupSpec
 from torchrl_marl.specs.joining import as_one
@@ -77,13 +81,13 @@ class ValueLearner(ReplayLearner):
         )
         return actor, loss
 
-    def look_at(self, batch: TensorDictBase) -> None:
+    def inspect_first_batch(self, batch: TensorDictBase) -> None:
         """Refuses what the first batch shows: agents or groups under one mixer that compete."""
-        super().look_at(batch)
+        super().inspect_first_batch(batch)
         if self.config.mixes != "none":
-            refuse_rival_agents(self.groups.values(), batch, "learner.algorithm=iql")
+            check_cooperative_agents(self.groups.values(), batch, "learner.algorithm=iql")
         if self.config.mixes_team and len(self.groups) > 1:
-            refuse_rivals(self.groups.values(), batch)
+            check_cooperative(self.groups.values(), batch)
 
     def make_steps(self) -> list[Step]:
         """Returns the one step, of all networks."""

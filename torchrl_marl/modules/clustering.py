@@ -33,7 +33,7 @@ def cluster_agents(
     latent: int = 4,
     steps: int = 1000,
 ) -> tuple[int, ...]:
-    """Returns the cluster of each agent; agents whose world answers alike share one.
+    """Returns the cluster of each agent; agents whose environment answers alike share one.
 
     An encoder gives each agent a Gaussian over latents, from nothing but who it is; a decoder
     predicts what follows from the latent, the observation and the action. Trained together by

@@ -183,7 +183,7 @@ def make_q_actor(
     if not group.discrete:
         raise ConfigError(
             f"group {group.name!r}: its actions are continuous, expected discrete ones for values "
-            "of each; use maddpg or mappo, or a world with discrete actions."
+            "of each; use maddpg or mappo, or an environment with discrete actions."
         )
     head = Dueling(group, device) if dueling else None
     outputs = group.n_actions + int(dueling)

@@ -29,7 +29,7 @@ from torchrl_marl.objectives.flags import (
     placeholder_action,
     valid_actions,
 )
-from torchrl_marl.runtime.ranks import ALONE, Alone, current
+from torchrl_marl.runtime.ranks import SINGLE_PROCESS, SingleProcess, current
 from torchrl_marl.specs import GroupSpec
 
 __all__ = ["COMBINE", "MAPPOLoss", "entropy_of", "explained_variance", "ratio_metrics"]
@@ -78,7 +78,10 @@ def explained_variance(
         mask (Tensor, optional): bool, ``[*B, N]``.
         alone (bool): False: this is one of several ranks, and the result is for :data:`COMBINE`.
     """
-    moments = (*per.moments(residual, mask, ALONE), *per.moments(target, mask, ALONE))
+    moments = (
+        *per.moments(residual, mask, SINGLE_PROCESS),
+        *per.moments(target, mask, SINGLE_PROCESS),
+    )
     if alone:
         return _explained(moments[1], moments[3])
     return torch.stack([per.number(target, mask), *moments])
@@ -107,7 +110,7 @@ def entropy_of(distribution: torch.distributions.Distribution, n_samples: int) -
 class _OwnRows(TorchFunctionMode):
     """Draws for the rows of all ranks, which lie in dim 1, and keeps one's own."""
 
-    def __init__(self, ranks: Alone) -> None:
+    def __init__(self, ranks: SingleProcess) -> None:
         super().__init__()
         self.ranks = ranks
 
@@ -119,7 +122,7 @@ class _OwnRows(TorchFunctionMode):
         return x.copy_(func(everybodys, *rest, **(kwargs or {}))[:, self.ranks.rank])
 
 
-def _draws_of_all(ranks: Alone) -> contextlib.AbstractContextManager[Any]:
+def _draws_of_all(ranks: SingleProcess) -> contextlib.AbstractContextManager[Any]:
     return _OwnRows(ranks) if ranks.size > 1 else contextlib.nullcontext()
 
 
@@ -410,7 +413,7 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
         others = None if self.group is None else self.group.key("loss_mask")
         return others if self._mask_key is None else loss_mask_key(self._mask_key)
 
-    def own_count(self, minibatch: TensorDictBase) -> Tensor:
+    def local_count(self, minibatch: TensorDictBase) -> Tensor:
         """Returns how many steps of each group a minibatch has to learn from, a scalar or ``[G]``.
 
         ``count`` takes what it adds up to over several minibatches that are learned from as one.

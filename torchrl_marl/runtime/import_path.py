@@ -1,7 +1,7 @@
 """The folders in which Python looks for modules, and why the current one is not among them.
 
 Whatever lies in the current folder would take the place of a package, and somebody else may have
-put it there. Worlds of one's own are looked for in it, since their settings name them.
+put it there. Environments of one's own are looked for in it, since their settings name them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def child_path() -> list[str]:
 
 @contextlib.contextmanager
 def current_folder(module: str, *, first: bool = False) -> Iterator[None]:
-    """Lets a world of one's own be imported from the current folder.
+    """Lets an environment of one's own be imported from the current folder.
 
     The folder stays the last to be searched if the module was found there, since the module may
     import its neighbours later, or from another process.

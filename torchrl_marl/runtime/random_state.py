@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["ProcessState", "RandomState", "in_its_own_state", "own_stream"]
+__all__ = ["ProcessState", "RandomState", "offset_seed", "with_run_rng"]
 
 
 class RandomState:
@@ -134,7 +134,7 @@ class RandomState:
             self._cuda = state["cuda"].cpu().clone()
 
 
-def own_stream(seed: int) -> int:
+def offset_seed(seed: int) -> int:
     """Derives another seed, as an env and a policy of one seed must not draw the same numbers.
 
     Args:
@@ -144,7 +144,7 @@ def own_stream(seed: int) -> int:
         int: below ``2**32``.
 
     Examples:
-        >>> own_stream(0) == own_stream(0), own_stream(0) in (0, own_stream(1))
+        >>> offset_seed(0) == offset_seed(0), offset_seed(0) in (0, offset_seed(1))
         (True, False)
     """
     return int(np.random.SeedSequence([seed % 2**64, 0]).generate_state(1)[0])
@@ -198,7 +198,7 @@ class ProcessState:
             torch.set_num_threads(before)
 
 
-def in_its_own_state(method: Method) -> Method:
+def with_run_rng(method: Method) -> Method:
     """Runs a method with the random generators and threads of its object's ``process``."""
 
     @functools.wraps(method)

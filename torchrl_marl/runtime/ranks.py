@@ -20,7 +20,7 @@ from torch import Tensor
 
 from torchrl_marl.errors import RankError
 
-__all__ = ["ALONE", "Alone", "Ranks", "current"]
+__all__ = ["SINGLE_PROCESS", "Ranks", "SingleProcess", "current"]
 
 # A rank that waits longer for a message than this has lost the others.
 LIMIT = timedelta(minutes=5)
@@ -40,7 +40,7 @@ def _(x: Tensor) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-class Alone:
+class SingleProcess:
     """The one process of a run that is not split: what is summed stays as it is.
 
     Attributes:
@@ -64,7 +64,7 @@ class Alone:
         """
         return x.unsqueeze(0)
 
-    def of_all(self, value: Any) -> list[Any]:
+    def all_gather(self, value: Any) -> list[Any]:
         """Returns what each rank has, by rank; such as numbers and texts."""
         return [value]
 
@@ -77,7 +77,7 @@ class Alone:
         return value
 
     @contextlib.contextmanager
-    def turn_of_first(self) -> Iterator[bool]:
+    def rank_zero_first(self) -> Iterator[bool]:
         """Gives the first rank time of its own; yields whether this is the first."""
         yield True
 
@@ -91,7 +91,7 @@ class Alone:
             _CURRENT.reset(token)
 
 
-class Ranks(Alone):
+class Ranks(SingleProcess):
     """The processes that ``torchrun`` has started, which learn as one.
 
     All of them must ask for the same things in the same order; whoever is missing for five minutes
@@ -162,7 +162,7 @@ class Ranks(Alone):
         nobody = torch.zeros_like(x)
         return torch.stack([x if i == self.rank else nobody for i in range(self.size)])
 
-    def of_all(self, value: Any) -> list[Any]:
+    def all_gather(self, value: Any) -> list[Any]:
         """Returns what each rank has, by rank; such as numbers and texts."""
         found: list[Any] = [None] * self.size
         dist.all_gather_object(found, value)
@@ -181,7 +181,7 @@ class Ranks(Alone):
         return found[0]
 
     @contextlib.contextmanager
-    def turn_of_first(self) -> Iterator[bool]:
+    def rank_zero_first(self) -> Iterator[bool]:
         """Gives the first rank time of its own, however long; the others wait at the end.
 
         Yields:
@@ -210,8 +210,8 @@ class Ranks(Alone):
         return self._store
 
 
-ALONE = Alone()
-_CURRENT: ContextVar[Alone] = ContextVar("ranks", default=ALONE)
+SINGLE_PROCESS = SingleProcess()
+_CURRENT: ContextVar[SingleProcess] = ContextVar("ranks", default=SINGLE_PROCESS)
 
 
 current = _CURRENT.get

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
         settings_within,
     )
     from torchrl_marl.settings.files import parse_overrides, read_yaml, to_yaml
+    from torchrl_marl.settings.formatting import shown
     from torchrl_marl.settings.layers import flatten, merged, unfold
-    from torchrl_marl.settings.reading import Reader, normalized, overridden, read, tell_new_name
+    from torchrl_marl.settings.reading import Reader, normalized, overridden, read, warn_renamed
     from torchrl_marl.settings.rules import (
         AlsoCalled,
         AnyOf,
@@ -39,6 +40,5 @@ if TYPE_CHECKING:
         Variants,
         Weight,
     )
-    from torchrl_marl.settings.words import shown
 
 __getattr__, __dir__, __all__ = attach(__name__)

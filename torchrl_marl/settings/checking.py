@@ -7,10 +7,10 @@ from typing import Any
 
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.settings.fields import Setting, settings_of, settings_within
+from torchrl_marl.settings.formatting import shown
 from torchrl_marl.settings.layers import flatten, unfold
 from torchrl_marl.settings.reading import overridden
 from torchrl_marl.settings.rules import Arguments, OneOf, Overrides, ReadWhere, Tagged
-from torchrl_marl.settings.words import shown
 
 __all__ = ["check", "override", "read_by_others", "unread"]
 

@@ -18,11 +18,11 @@ from torchrl_marl.settings.fields import (
     settings_of,
     settings_within,
 )
+from torchrl_marl.settings.formatting import expectation, listed, shown, unknown_setting
 from torchrl_marl.settings.layers import UNFIT, WORD, converted, flatten, merged, plain, unfold
 from torchrl_marl.settings.rules import Arguments, Overrides, Tagged, Variants
-from torchrl_marl.settings.words import expectation, listed, shown, unknown_setting
 
-__all__ = ["Reader", "normalized", "overridden", "read", "tell_new_name", "with_new_names"]
+__all__ = ["Reader", "normalized", "overridden", "read", "warn_renamed", "with_new_names"]
 
 
 def with_new_names(
@@ -51,14 +51,14 @@ def with_new_names(
             if old in renamed:
                 _refuse_both(old in renamed and name in renamed, f"{path}{old}", f"{path}{name}")
                 if told:
-                    tell_new_name(f"{path}{old}", f"{path}{name}")
+                    warn_renamed(f"{path}{old}", f"{path}{name}")
                 renamed[name] = renamed.pop(old)
         if arguments := setting.note(Arguments):
             _move_into(arguments, name, renamed, told, path)
     return renamed
 
 
-def tell_new_name(old: str, new: str) -> None:
+def warn_renamed(old: str, new: str) -> None:
     """Warns that a name is going to be forgotten."""
     warnings.warn(
         f"{old} is called {new} now; the old name works in this version only.",
@@ -80,7 +80,7 @@ def _move_into(
         held = dict(renamed.get(name) or {})
         _refuse_both(setting.key in held, f"{path}{old}", new)
         if told:
-            tell_new_name(f"{path}{old}", new)
+            warn_renamed(f"{path}{old}", new)
         renamed[name] = {**held, setting.key: value}
 
 

@@ -16,7 +16,7 @@ from operator import attrgetter
 from typing import Annotated, Any, Protocol
 
 from torchrl_marl.errors import closest, nearest, quoted
-from torchrl_marl.settings.words import listed, shown
+from torchrl_marl.settings.formatting import listed, shown
 
 __all__ = [
     "AlsoCalled",

@@ -165,8 +165,9 @@ class RunningEnvs:
                 continue
             if self._slots is not None and path not in self._slots:
                 raise SimulatorStateError(
-                    f"a reset writes {name}, which worlds of {SimulatorState.PROBES} envs have "
-                    "not after a step, so that its batch dim is not known; make it in __init__."
+                    f"a reset writes {name}, which environments of {SimulatorState.PROBES} envs "
+                    "have not after a step, so that its batch dim is not known; make it in "
+                    "__init__."
                 )
             batched = x.shape == old.shape and id(old) in self._copies
             if not batched or path in walk.in_ring_buffer:

@@ -179,7 +179,7 @@ def what_starts_depend_on(
         _vary(simulator, exclude, moving, vary)
         try:
             other, also = _start(simulator, exclude, reset)
-        except Exception as error:  # worlds may raise anything at impossible states
+        except Exception as error:  # environments may raise anything at impossible states
             return f"a reset that finds another state raises {type(error).__name__}: {error}"
         written |= also
         for name in sorted(written, key=lambda name: (name[0] == "_", name)):
@@ -330,8 +330,8 @@ def _may_hold_envs(path: Path, x: Tensor, value: Any, sizes: tuple[int, int], pr
     if not probed:
         return True
     raise SimulatorStateError(
-        f"{path_name(path)} was no tensor when the world was made, and has {sizes[1]} rows now: it "
-        "is not known whether these are the envs; make it a tensor in the constructor."
+        f"{path_name(path)} was no tensor when the environment was made, and has {sizes[1]} rows "
+        "now: it is not known whether these are the envs; make it a tensor in the constructor."
     )
 
 
@@ -344,7 +344,7 @@ def _is_size(value: Any, other: Any, sizes: tuple[int, int]) -> bool:
 
 
 def shared_tables(
-    world: Any,
+    env: Any,
     num_envs: int,
     exclude: Exclude,
     reset: Callable[[Any], Any],
@@ -356,11 +356,11 @@ def shared_tables(
     difference.
 
     Args:
-        world: to be copied.
+        environment: to be copied.
         num_envs (int): number E of envs.
         exclude (iterable of str or Path): what not to enter.
-        reset, step (callable): ``reset(world)`` and ``step(world)``, with the same random
-            numbers each time; a step gives a TensorDict ``[E]``.
+        reset, step (callable): ``reset(environment)`` and ``step(environment)``, with the same
+            random numbers each time; a step gives a TensorDict ``[E]``.
 
     Examples:
         >>> from tensordict import TensorDict
@@ -370,12 +370,12 @@ def shared_tables(
         ...     def step(self):
         ...         distances = self.at.unsqueeze(1) - self.places
         ...         return TensorDict({"observation": distances}, [2])
-        >>> world = Landmarks()
-        >>> world.reset()
-        >>> shared_tables(world, 2, [], Landmarks.reset, Landmarks.step)
+        >>> environment = Landmarks()
+        >>> environment.reset()
+        >>> shared_tables(environment, 2, [], Landmarks.reset, Landmarks.step)
         ['places']
     """
-    started = copy.deepcopy(world)
+    started = copy.deepcopy(env)
     written = written_by(started, exclude, lambda: reset(started))
     tensors = walk_simulator(started, exclude).tensors
     rows = {p: tensors[p] for p in written if p in tensors and tensors[p].shape[:1] == (num_envs,)}
@@ -396,14 +396,14 @@ def _as_row(x: Tensor, env: int) -> Tensor:
     return x.detach()[env].expand_as(x).clone()
 
 
-def _with(world: Any, path: Path, x: Tensor, exclude: Exclude) -> Any:
-    world = copy.deepcopy(world)
-    walk = walk_simulator(world, exclude)
+def _with(env: Any, path: Path, x: Tensor, exclude: Exclude) -> Any:
+    env = copy.deepcopy(env)
+    walk = walk_simulator(env, exclude)
     old = walk.tensors[path]
     for other, value in walk.tensors.items():
         if value is old:
             set_child(walk.objects[other[:-1]], other[-1], x)
-    return world
+    return env
 
 
 def _same_table(x: TensorDictBase, y: TensorDictBase) -> bool:

@@ -107,7 +107,7 @@ def read_group_map(env: EnvBase) -> dict[str, list[str]]:
         if keys == ["action"]:
             fix = (
                 f"as one agent has it, {expected}; write a team of one as a MarlEnv "
-                "(docs/worlds/own.md), or train one agent by TorchRL's own losses."
+                "(docs/environments/own.md), or train one agent by TorchRL's own losses."
             )
         raise SpecError(f"{type(env).__name__} keeps no groups: its action keys are {keys}, {fix}")
     return {name: [f"{name}_{i}" for i in range(n)] for name, n in groups.items()}

@@ -1,4 +1,4 @@
-"""Clusters of agents that share a network, found from the world's answers to them (SePS).
+"""Clusters of agents that share a network, found from the environment's answers to them (SePS).
 
 Shapes: E envs, T steps, N agents of a learner.
 """

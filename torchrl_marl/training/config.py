@@ -129,7 +129,7 @@ class TrainConfig:
     folder: str | None = None
     """Run folder; null: a new one under ``runs/``."""
     env: EnvConfig = field(default_factory=EnvConfig)
-    """The world."""
+    """The environment."""
     learner: Annotated[LearnerConfig, LearnerSettings] = field(default_factory=OnPolicyConfig)
     """How all groups learn."""
     groups: Annotated[dict[str, Any], Overrides("learner", example="lr")] = field(

@@ -45,13 +45,13 @@ def seats_of(team: TeamSpec) -> Seats:
     groups = list(team.groups.values())
     if team.n_agents < 2:
         raise ConfigError(
-            "the world has one agent, expected two or more; there is nobody to play against or "
-            "with."
+            "the environment has one agent, expected two or more; there is nobody to play against "
+            "or with."
         )
     if len(groups) > 2:
         raise ConfigError(
-            f"the world has {len(groups)} groups ({', '.join(team.groups)}), expected two sides or "
-            "one team; group its agents by group_map."
+            f"the environment has {len(groups)} groups ({', '.join(team.groups)}), expected two "
+            "sides or one team; group its agents by group_map."
         )
     if len(groups) == 1:
         [group] = groups
@@ -79,9 +79,9 @@ def cross_play(
 ) -> TensorDict:
     """Plays every player of one list against, or with, every one of the other.
 
-    The sides of a world are its two groups; a world of one group is a team, of which each player
-    has one half. An entry's episodes, and the entries, lie side by side in the envs of one batch;
-    each player acts once a step, on the rows where it has a seat. Structures may differ.
+    The sides of an environment are its two groups; an environment of one group is a team, of which
+    each player has one half. An entry's episodes, and the entries, lie side by side in the envs of
+    one batch; each player acts once a step, on the rows where it has a seat. Structures may differ.
 
     Args:
         players_a, players_b (sequence of callable): joint policies, which act for all groups.

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.learners.capabilities import RANKS
-from torchrl_marl.runtime.ranks import Alone
+from torchrl_marl.runtime.ranks import SingleProcess
 from torchrl_marl.settings import flatten, shown
 from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.version import __version__
@@ -42,8 +42,8 @@ def check_ranks(config: TrainConfig, n_ranks: int, *, own_env: bool = False) -> 
     if own_env:
         raise ConfigError(
             f"an environment of your own is given, but {n_ranks} processes learn as one, each of "
-            "which makes its own; name a world (env.name, or env.library=module:Class), or start "
-            "one process."
+            "which makes its own; name an environment (env.name, or env.library=module:Class), or "
+            "start one process."
         )
     RANKS.check(config)
     number = config.distributed.collectors or 0
@@ -57,7 +57,7 @@ def check_ranks(config: TrainConfig, n_ranks: int, *, own_env: bool = False) -> 
     config.check_learners()
 
 
-def refuse_disagreement(ranks: Alone, config: TrainConfig) -> None:
+def refuse_disagreement(ranks: SingleProcess, config: TrainConfig) -> None:
     """Refuses ranks of other versions or settings than the first.
 
     Raises:
@@ -65,7 +65,7 @@ def refuse_disagreement(ranks: Alone, config: TrainConfig) -> None:
     """
     own = {"torchrl_marl": __version__, "torch": torch.__version__}
     own |= flatten(dataclasses.asdict(config))
-    found = ranks.of_all({name: shown(value) for name, value in own.items()})
+    found = ranks.all_gather({name: shown(value) for name, value in own.items()})
     for rank, theirs in enumerate(found):
         name = _difference(found[0], theirs)
         if name is not None:
@@ -84,7 +84,7 @@ def _difference(one: Mapping[str, str], other: Mapping[str, str]) -> str | None:
 _BY_ENV = ("critic_states", "born")
 
 
-def gathered(state: dict[str, Any], ranks: Alone) -> dict[str, Any]:
+def gathered(state: dict[str, Any], ranks: SingleProcess) -> dict[str, Any]:
     """Returns the state of a run in one process, on the first rank; on others their own.
 
     Args:
@@ -95,7 +95,9 @@ def gathered(state: dict[str, Any], ranks: Alone) -> dict[str, Any]:
     return state if parts is None else _with_all(state, parts)
 
 
-def part_of(state: dict[str, Any], ranks: Alone, shards: range, n_envs: int) -> dict[str, Any]:
+def part_of(
+    state: dict[str, Any], ranks: SingleProcess, shards: range, n_envs: int
+) -> dict[str, Any]:
     """Returns this rank's part of the state of a run in one process.
 
     Args:

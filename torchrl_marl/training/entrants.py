@@ -1,4 +1,4 @@
-"""Who plays in a table: trained runs, ``random`` and ``heuristic``, and the world of all."""
+"""Who plays in a table: trained runs, ``random`` and ``heuristic``, and the environment of all."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ Policy = Callable[[TensorDictBase], TensorDictBase]
 def enter(
     names: Sequence[str], num_envs: int, *, device: str | None = None, trust: bool = False
 ) -> tuple[EnvBase, dict[str, Policy]]:
-    """Returns the world of the runs, and each player's joint policy by name.
+    """Returns the environment of the runs, and each player's joint policy by name.
 
     Args:
         names (sequence of str): run folders, files of a run's stored players
-            (``RUN/players/NAME.pt``), ``random``, ``heuristic`` (the world's own).
+            (``RUN/players/NAME.pt``), ``random``, ``heuristic`` (the environment's own).
         num_envs (int): how many play at once.
 
     Keyword Args:
@@ -53,8 +53,8 @@ def enter(
         trust (bool): run the code that a run of somebody else's brings.
 
     Raises:
-        ConfigError: one player, one that is there twice, no run, runs of several worlds, shapes
-            that differ, or a world without a heuristic.
+        ConfigError: one player, one that is there twice, no run, runs of several environments,
+            shapes that differ, or an environment without a heuristic.
         CheckpointError: a folder that is no run.
     """
     twice = [name for i, name in enumerate(names) if name in names[:i]]
@@ -68,21 +68,22 @@ def enter(
     folders = [name for name in names if name not in (RANDOM, HEURISTIC)]
     if not folders:
         raise ConfigError(
-            f"found no run among {', '.join(names)}, expected one or more; its world is played."
+            f"found no run among {', '.join(names)}, expected one or more; its environment is "
+            "played."
         )
     with trusting(trust):
         configs = {name: read_run_config(_folder_of(name)) for name in folders}
-    worlds = {name: config.env for name, config in configs.items()}
-    _check_worlds(worlds)
+    environments = {name: config.env for name, config in configs.items()}
+    _check_environments(environments)
     device = configs[folders[0]].device if device is None else device
     runs = {name: _load(name, device, trust) for name in folders}
-    _check_shapes(worlds, runs)
+    _check_shapes(environments, runs)
     env = _remembering(runs).make_env(num_envs)
     team = TeamSpec.from_env(env)
     players: dict[str, Policy] = {name: run.policy for name, run in runs.items()}
     for name in (RANDOM, HEURISTIC):
         if name in names:
-            players[name] = scripted(name, env, team, worlds[folders[0]])
+            players[name] = scripted(name, env, team, environments[folders[0]])
     return env, {name: players[name] for name in names}
 
 
@@ -154,21 +155,21 @@ def find_players(given: str) -> list[tuple[str, Networks]]:
     return [(path.resolve().name, networks_of(cast(TeamPolicy, run.policy)))]
 
 
-def scripted(name: str, env: EnvBase, team: TeamSpec, world: EnvConfig) -> Policy:
+def scripted(name: str, env: EnvBase, team: TeamSpec, environment: EnvConfig) -> Policy:
     """Returns the joint policy of a player that is no run.
 
     Args:
         name (str): ``random`` or ``heuristic``.
         env (EnvBase): where it plays.
         team (TeamSpec): its groups.
-        world (EnvConfig): what the environment is, for messages.
+        environment (EnvConfig): what the environment is, for messages.
 
     Raises:
-        ConfigError: a world without a heuristic.
+        ConfigError: an environment without a heuristic.
     """
     if name == RANDOM:
         return TeamPolicy(RandomActor(g, env.device) for g in team.groups.values())
-    return _heuristic(env, world)
+    return _heuristic(env, environment)
 
 
 def _folder_of(name: str) -> Path:
@@ -193,20 +194,23 @@ def _load(name: str, device: str, trust: bool) -> Run:
     return run
 
 
-def _check_worlds(worlds: Mapping[str, EnvConfig]) -> None:
-    (first, one), *others = worlds.items()
+def _check_environments(environments: Mapping[str, EnvConfig]) -> None:
+    (first, one), *others = environments.items()
     for name, other in others:
         if (other.library, other.name) != (one.library, one.name):
             raise ConfigError(
                 f"run {quoted(name)} was trained in {other.library}/{other.name} and "
-                f"{quoted(first)} in {one.library}/{one.name}; expected runs of one world."
+                f"{quoted(first)} in {one.library}/{one.name}; expected runs of one environment."
             )
 
 
-def _check_shapes(worlds: Mapping[str, EnvConfig], runs: Mapping[str, Run]) -> None:
-    """Compares what players see and do, where worlds were made by other settings."""
-    first, *others = worlds
-    same = {name: dataclasses.replace(world, num_envs=1) for name, world in worlds.items()}
+def _check_shapes(environments: Mapping[str, EnvConfig], runs: Mapping[str, Run]) -> None:
+    """Compares what players see and do, where environments were made by other settings."""
+    first, *others = environments
+    same = {
+        name: dataclasses.replace(environment, num_envs=1)
+        for name, environment in environments.items()
+    }
     others = [name for name in others if same[name] != same[first]]
     if not others:
         return
@@ -216,7 +220,7 @@ def _check_shapes(worlds: Mapping[str, EnvConfig], runs: Mapping[str, Run]) -> N
         if found != expected:
             differ = next(g for g in {**expected, **found} if found.get(g) != expected.get(g))
             raise ConfigError(
-                f"run {quoted(name)} cannot play in the world of {quoted(first)}: group "
+                f"run {quoted(name)} cannot play in the environment of {quoted(first)}: group "
                 f"{differ!r} is {found.get(differ, 'not there')}, expected "
                 f"{expected.get(differ, 'none')}; play runs of equal env settings."
             )
@@ -237,7 +241,7 @@ def _described(group: GroupSpec) -> str:
 
 
 def _remembering(runs: Mapping[str, Run]) -> Run:
-    """Returns the run whose world carries what all players remember."""
+    """Returns the run whose environment carries what all players remember."""
     sizes = {name: remembered_by(run.policy) for name, run in runs.items()}
     largest = max(sizes, key=lambda name: len(sizes[name]))
     for name, own in sizes.items():
@@ -250,13 +254,14 @@ def _remembering(runs: Mapping[str, Run]) -> Run:
     return runs[largest]
 
 
-def _heuristic(env: EnvBase, world: EnvConfig) -> Policy:
+def _heuristic(env: EnvBase, environment: EnvConfig) -> Policy:
     while isinstance(env, TransformedEnv):
         env = env.base_env
     make = getattr(env, "heuristic", None)
     policy = None if make is None else make()
     if policy is None:
         raise ConfigError(
-            f"{world.library}/{world.name} has no heuristic that runs here; leave {HEURISTIC} out."
+            f"{environment.library}/{environment.name} has no heuristic that runs here; leave "
+            f"{HEURISTIC} out."
         )
     return policy  # type: ignore[no-any-return]

@@ -15,9 +15,9 @@ from torchrl.envs import EnvBase, TransformedEnv
 from torchrl.envs.batched_envs import BatchedEnvBase
 
 from torchrl_marl.collectors.rollout import RolloutCollector
+from torchrl_marl.envs.external_code import as_environment
 from torchrl_marl.envs.libraries import LIBRARIES
 from torchrl_marl.envs.make import make_env
-from torchrl_marl.envs.own import as_environment
 from torchrl_marl.envs.remember import with_memory, with_players
 from torchrl_marl.envs.torchrl.env import adapt
 from torchrl_marl.envs.transforms import with_dense_groups
@@ -109,7 +109,7 @@ class Environments:
         return self._evaluation
 
     def play(self, policy: Any, team: TeamSpec, other: bool = False) -> Episodes:
-        """Plays an evaluation's episodes, from the starts that every run in this world gets.
+        """Plays an evaluation's episodes, from the starts that every run in this environment gets.
 
         Args:
             policy (callable, optional): random actions without one.
@@ -154,8 +154,8 @@ class Environments:
         pictures.write(film, path)
 
     def heuristic(self) -> Any:
-        """The world's own heuristic policy, or None."""
-        # The heuristics of worlds take agents of one shape, without padding.
+        """The environment's own heuristic policy, or None."""
+        # The heuristics of environments take agents of one shape, without padding.
         env = None if self.own is not None or padded_members(self.evaluation) else self.evaluation
         make = None if env is None else getattr(_base_of(env), "heuristic", None)
         return None if make is None else make()

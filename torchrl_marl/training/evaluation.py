@@ -58,7 +58,7 @@ __all__ = [
 AT_ONCE = 200
 """Episodes that are played side by side: fewer where fewer are asked for, never more."""
 EVALUATION_SEED = 1_000_003
-"""Of the starts that every policy of a world is measured on: not those of training."""
+"""Of the starts that every policy of an environment is measured on: not those of training."""
 
 _ACTIONS = 7_368_787
 _NEXT_STARTS = 15_485_863  # between the seeds of the first episodes of all envs, and of the next
@@ -140,7 +140,7 @@ def where_they_differ(likeliest: Episodes, drawn: Episodes) -> str | None:
     if len(likeliest.lengths) < 2:
         return None
     found = likeliest.against(drawn)
-    if not found.told_apart:
+    if not found.distinguishable:
         return None
     gap = found.difference
     spread = _spread(likeliest.total, drawn.total)
@@ -229,7 +229,7 @@ def filmed(
         shown (int): how many of the first episodes, side by side.
 
     Raises:
-        ConfigError: a world that cannot be drawn.
+        ConfigError: an environment that cannot be drawn.
         MissingExtraError: a package that an animation takes is not installed.
     """
     if not paths:
@@ -258,7 +258,7 @@ def play(
 
     The first episode of each env counts, by the env's index: the first to *finish* would favor
     short ones. With more episodes than envs, all envs start anew, from a seed of their own: so
-    where an episode starts depends on the world, the seed and the number of envs, and not on
+    where an episode starts depends on the environment, the seed and the number of envs, and not on
     the policy, and two policies are compared start by start. A group's reward of a step is the
     mean over its agents that are born and live. Draws from a random state of its own. What an env
     adds to the reward for training only is left out, in its ``measured()``.
@@ -425,7 +425,7 @@ def _first_episodes(
             reward = group_reward(group, step, born.get(name)).reshape(running.shape)
             sums[name] += torch.where(running, reward, 0.0)
         if film is not None:
-            film.saw(act, step, sums)
+            film.update(act, step, sums)
             carry = env.maybe_reset(step_mdp(step))
         length += running
         running = running & ~step.get(("next", "done")).reshape(running.shape)

@@ -194,7 +194,7 @@ class Fitness:
         """Mean return, ``[P]``; NaN without an episode."""
         return self.total / self.episodes
 
-    def saw(self, returns: Tensor, done: Tensor) -> None:
+    def update(self, returns: Tensor, done: Tensor) -> None:
         """Takes in a batch.
 
         Args:
@@ -240,12 +240,12 @@ class MemberRating:
     """Plays every member against every other, in one batch of envs, and rates them.
 
     Args:
-        env (EnvBase): the world, with any number of envs.
+        env (EnvBase): the environment, with any number of envs.
         learners (sequence of OnPolicyLearner): of all groups.
         make (callable): returns an ordinary run's learners, into which a member is written.
 
     Raises:
-        ConfigError: a world in which members never play against each other.
+        ConfigError: an environment in which members never play against each other.
     """
 
     def __init__(
@@ -258,7 +258,7 @@ class MemberRating:
         team = TeamSpec.from_env(env)
         if len(team.groups) != 2 or not seats_of(team).apart:
             raise ConfigError(
-                f"evolution.fitness is 'rating', but the world has {len(team.groups)} "
+                f"evolution.fitness is 'rating', but the environment has {len(team.groups)} "
                 f"{'group' if len(team.groups) == 1 else 'groups'} ({', '.join(team.groups)}), "
                 "expected two that play against each other; use evolution.fitness=return."
             )
@@ -344,7 +344,7 @@ class Evolution(Part):
     def update(self, training: Training, batch: TensorDictBase) -> dict[str, float]:
         """Takes in the returns of the episodes that ended in a batch."""
         if training.tracker.returns is not None:
-            self.fitness.saw(*training.tracker.returns)
+            self.fitness.update(*training.tracker.returns)
         return {}
 
     def finish(self, training: Training) -> None:
@@ -386,8 +386,8 @@ class Evolution(Part):
             Tensor: whose copy each member has become, ``[P]``.
         """
         settings = self.config.evolution
-        sick = torch.stack([learner.sick.cpu() for learner in learners]).any(0)
-        fitness = fitness.cpu().masked_fill(sick, torch.nan)
+        diverged = torch.stack([learner.diverged.cpu() for learner in learners]).any(0)
+        fitness = fitness.cpu().masked_fill(diverged, torch.nan)
         if settings.method == "pbt":
             parent = truncation(fitness, settings.worst, self.generator)
         else:
@@ -397,7 +397,7 @@ class Evolution(Part):
         for name, bounds in self.bounds.items():
             known[name] = vary(before[name], parent, bounds, generator=self.generator)
         for learner in learners:
-            learner.copy_members(parent.to(learner.sick.device))
+            learner.copy_members(parent.to(learner.diverged.device))
             for name, values in known.items():
                 learner.settings[name].copy_(values)
         self._write(parent, fitness, known, {"iteration": iteration, "frames": frames})

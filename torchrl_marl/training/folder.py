@@ -162,9 +162,9 @@ def _start_failed(folder: Path) -> bool:
 
 def _new_under_runs(config: TrainConfig) -> Path:
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    name, world = file_name(config.recipe), file_name(Path(config.env.name).stem)
-    if world not in name:
-        name = f"{name}_{world}"
+    name, environment = file_name(config.recipe), file_name(Path(config.env.name).stem)
+    if environment not in name:
+        name = f"{name}_{environment}"
     base = Path("runs") / f"{name}_seed{config.seed}_{stamp}"
     base.parent.mkdir(parents=True, exist_ok=True)
     folder, n = base, 1

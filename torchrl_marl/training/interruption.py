@@ -12,7 +12,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
-    from torchrl_marl.runtime.ranks import Alone
+    from torchrl_marl.runtime.ranks import SingleProcess
 
 __all__ = ["Interruption", "Terminated", "named", "terminable"]
 
@@ -76,7 +76,7 @@ class Interruption:
         False
     """
 
-    def __init__(self, ranks: Alone | None = None) -> None:
+    def __init__(self, ranks: SingleProcess | None = None) -> None:
         self._ranks = None if ranks is None or ranks.size == 1 else ranks
         self._number: int | None = None
         self._agreed: int | None = None
@@ -120,9 +120,9 @@ class Interruption:
     def agree(self) -> None:
         """Decides with the other ranks whether to stop."""
         if self._ranks is not None:
-            self._agreed = max(self._ranks.of_all(self._number or 0)) or None
+            self._agreed = max(self._ranks.all_gather(self._number or 0)) or None
 
-    def heed(self, folder: Path) -> None:
+    def handle_signal(self, folder: Path) -> None:
         """Raises the noted interruption, once; of several ranks, what they have agreed on.
 
         Args:

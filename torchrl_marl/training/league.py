@@ -45,8 +45,8 @@ def find_seats(team: TeamSpec, given: Mapping[str, Any], *, against: bool) -> di
         against (bool): whether seats are opponents, of which each is whole groups.
 
     Raises:
-        ConfigError: opponents in a world of one team, a seat of what is not there, agents in two
-            seats or in none.
+        ConfigError: opponents in an environment of one team, a seat of what is not there, agents in
+            two seats or in none.
 
     Examples:
         >>> from torchrl_marl.envs.toy import MatchingLevers
@@ -59,8 +59,9 @@ def find_seats(team: TeamSpec, given: Mapping[str, Any], *, against: bool) -> di
         parts[name] = name, list(range(group.n_agents))
     if against and len(parts) == 1:
         raise ConfigError(
-            f"league.opponents is given, but the world has one team, {quoted(next(iter(parts)))}; "
-            "use league.partners, or give each side a group of its own (env.group_map)."
+            "league.opponents is given, but the environment has one team, "
+            f"{quoted(next(iter(parts)))}; use league.partners, or give each side a group of its "
+            "own (env.group_map)."
         )
     groups = list(parts)
     if not against:
@@ -390,7 +391,7 @@ class League(Part):
         """
         episodes, carry = training.tracker.episodes, training.collector.carry
         frames = training.frames
-        metrics = self._look_at(batch, episodes) if self.matches is not None else {}
+        metrics = self._inspect(batch, episodes) if self.matches is not None else {}
         when = {"iteration": training.iteration, "frames": frames}
         if self._due(frames) and self._store(self._live, when, carry):
             self.stored_at = frames
@@ -402,7 +403,7 @@ class League(Part):
         self._match()
         return {**metrics, "league/players": float(self._candidates().sum())}
 
-    def _look_at(
+    def _inspect(
         self, batch: TensorDictBase, episodes: tuple[Mapping[str, Tensor], Tensor]
     ) -> dict[str, float]:
         assert self.matches is not None
@@ -413,23 +414,23 @@ class League(Part):
         ).amax(0)[rows]
         n_players = self.results.sums.shape[2]
         new = outcomes(returns[:, rows], done[rows], player - 1, self.matches.seat, n_players)
-        self.results.saw(new)
+        self.results.update(new)
         wins, draws, games, total = new.sum((1, 2)).tolist()
         value = (wins + draws / 2 if self.against else total) / games if games else math.nan
         metrics = {
             "league/games": games,
             "league/win_rate" if self.against else "league/return": value,
         }
-        exploited = [self._look_at_exploiter(i, returns, done) for i in range(len(self.exploiters))]
+        exploited = [self._inspect_exploiter(i, returns, done) for i in range(len(self.exploiters))]
         if exploited:
             metrics["league/exploited"] = sum(exploited) / len(exploited)
         return metrics
 
-    def _look_at_exploiter(self, i: int, returns: Tensor, done: Tensor) -> float:
+    def _inspect_exploiter(self, i: int, returns: Tensor, done: Tensor) -> float:
         """Takes in the matches of an exploiter; returns its win rate in the batch."""
         rows, nobody = self._rows_of(i), torch.zeros_like(done[self._rows_of(i)], dtype=torch.int64)
         new = outcomes(returns[:, rows], done[rows], nobody, self.policy.exploited_seat, 1)
-        self.exploiters[i].results.saw(new)
+        self.exploiters[i].results.update(new)
         wins, draws, games, _ = new.sum((1, 2)).tolist()
         return (wins + draws / 2) / games if games else math.nan
 

@@ -95,7 +95,7 @@ class Results:
     def __init__(self, n_seats: int, n_players: int) -> None:
         self.sums = torch.zeros(4, n_seats, n_players, dtype=torch.float64)
 
-    def saw(self, new: Tensor) -> None:
+    def update(self, new: Tensor) -> None:
         """Takes in the sums of a batch, ``[4, S, K]``."""
         self.sums = self.sums * _DECAY ** new[2] + new
 

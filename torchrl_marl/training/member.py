@@ -58,7 +58,7 @@ class PopulationRun:
 
 
 def row_of_all(
-    rows: Sequence[Mapping[str, Any]], team: TeamSpec, seeds: Sequence[int], sick: Tensor
+    rows: Sequence[Mapping[str, Any]], team: TeamSpec, seeds: Sequence[int], diverged: Tensor
 ) -> dict[str, Any]:
     """Returns each group's mean return, the best member's, and whose that is.
 
@@ -74,7 +74,7 @@ def row_of_all(
     row: dict[str, Any] = {}
     for name in team.groups:
         found = torch.tensor([own[f"{name}/episode_reward"] for own in rows])
-        found = found.masked_fill(sick, torch.nan)
+        found = found.masked_fill(diverged, torch.nan)
         known = found.nan_to_num(-torch.inf)
         row[f"{name}/episode_reward"] = float(found.nanmean())
         row[f"{name}/best"] = float(known.max())

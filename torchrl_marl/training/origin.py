@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from torchrl_marl.envs.config import EnvConfig
+from torchrl_marl.envs.external_code import external_code
 from torchrl_marl.envs.libraries import LIBRARIES
-from torchrl_marl.envs.own import foreign_code
 from torchrl_marl.errors import CheckpointError, ConfigError, TrustError
 from torchrl_marl.runtime.trust import is_own, signature
 from torchrl_marl.settings import Reader, flatten, shown, to_yaml
@@ -27,9 +27,9 @@ __all__ = [
     "SIGNATURE",
     "Difference",
     "Named",
+    "check_environment",
     "check_origin",
     "check_unchanged",
-    "check_world",
     "differences",
     "in_words",
     "made_by",
@@ -46,7 +46,7 @@ _FREE = ("total_frames", "stop_at_return", "evaluation.", "checkpoint.", "loggin
 _PLACES = ("device", "threads", "execution", "distributed.")
 _SHARDS = ("distributed.collectors", "distributed.overlap")  # on which depends what is learned
 # Where external simulators find a run, and when it gives one up.
-_DOOR = tuple(
+_LISTENER = tuple(
     f"env.kwargs.{name}"
     for name in ("host", "port", "token_file", "tls_", "grace", "idle_timeout", "patience", "max_")
 )
@@ -113,7 +113,7 @@ def differences(before: TrainConfig, now: TrainConfig) -> list[Difference]:
         now (TrainConfig): those that it would go on with.
     """
     old, new = _flat(before), _flat(now)
-    free = (*_FREE, *_PLACES, *(_DOOR if now.env.has_clients else ()))
+    free = (*_FREE, *_PLACES, *(_LISTENER if now.env.has_clients else ()))
     found = []
     for key in {**old, **new}:
         one, other = old.get(key, _ABSENT), new.get(key, _ABSENT)
@@ -215,7 +215,7 @@ def _versions(library: str) -> dict[str, str | None]:
 
 
 def _is_without_package(library: str, simulator: str) -> bool:
-    """Returns whether worlds need no package of their library's name; a stranger may have it."""
+    """Returns whether environments need no package of their library's name; a stranger may have it."""
     record = LIBRARIES.find(library)
     if record is None or not record.adapter.startswith("torchrl_marl."):
         return simulator in ("own", "")
@@ -233,7 +233,7 @@ def _version(name: str) -> str | None:
 
 
 SIGNATURE = "world.signature"
-"""File of a run that tells that this user had it trained with this world and these addresses."""
+"""File of a run that tells that this user had it trained with this environment and these addresses."""
 _COMMENT = "# signature "
 _HERE = ("127.0.0.1", "localhost", "::1")
 _FILES = ("token_file", "tls_certificate", "tls_key")
@@ -247,7 +247,7 @@ class Named(NamedTuple):
     """What settings name outside of this package and of the run's folder."""
 
     key: str
-    """The setting; ``env`` for the code of a world."""
+    """The setting; ``env`` for the code of an environment."""
     deed: str
     """What is done with it, in a sentence."""
     parts: tuple[bytes, ...]
@@ -266,7 +266,7 @@ class Named(NamedTuple):
 def named_by(config: TrainConfig) -> list[Named]:
     """Returns what settings name: code of no known library, a cluster, addresses, services."""
     found = []
-    code = foreign_code(config.env)
+    code = external_code(config.env)
     if code is not None:
         found.append(_code(code))
     at = config.distributed
@@ -286,21 +286,21 @@ def named_by(config: TrainConfig) -> list[Named]:
     return found
 
 
-def check_world(folder: Path, env: EnvConfig, trust: bool = False) -> None:
-    """Refuses to import a world that another user's run names.
+def check_environment(folder: Path, env: EnvConfig, trust: bool = False) -> None:
+    """Refuses to import an environment that another user's run names.
 
     Runs that this user trained on this machine pass, as long as the module lies where it did;
     so does everything within :func:`torchrl_marl.runtime.trust.trusting`.
 
     Args:
         folder (Path): the run's.
-        env (EnvConfig): its world.
+        env (EnvConfig): its environment.
         trust (bool): the user says that it may.
 
     Raises:
         TrustError: saying what would be imported.
     """
-    code = foreign_code(env)
+    code = external_code(env)
     if code is not None and not trust:
         _refuse([_code(code)], folder / "config.yaml", f"run {str(folder)!r}")
 
@@ -335,7 +335,7 @@ def check_origin(
 
 
 def _chosen(given: Collection[str]) -> bool:
-    """Returns whether the user has named the world."""
+    """Returns whether the user has named the environment."""
     return "env.library" in given or "env.name" in given
 
 

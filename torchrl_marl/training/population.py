@@ -43,7 +43,7 @@ def environments_of_members(
     """
     if env is not None:
         raise ConfigError(
-            "a population's members play the recipe's world, but an environment is given; "
+            "a population's members play the recipe's environment, but an environment is given; "
             "leave env out, or use population.size=1."
         )
     found = Environments(together(config), None, device, MOST_EVALUATED)
@@ -226,7 +226,7 @@ class Population:
             "seconds": round(now.seconds, 3),
             "frames_per_second": round(rate, 1),
             **row_of_all(rows, self.team, [own.seed for own in self.configs], diverged),
-            "sick": int(diverged.sum()),
+            "diverged": int(diverged.sum()),
         }
         self.recorder.iteration(row, [row[f"{name}/episode_reward"] for name in groups])
         self._report_diverged(now.frames)
@@ -234,7 +234,7 @@ class Population:
 
     def diverged(self) -> Tensor:
         """Returns which members are frozen, bool ``[P]``."""
-        return torch.stack([learner.sick for learner in self.learners]).any(0).cpu()
+        return torch.stack([learner.diverged for learner in self.learners]).any(0).cpu()
 
     def _report_diverged(self, frames: int) -> None:
         for i in sorted(set(self.diverged().nonzero().flatten().tolist()) - self._reported):

@@ -92,7 +92,7 @@ class StopAtReturn:
         >>> from torchrl_marl.training.config import EvaluationConfig
         >>> evaluation = EvaluationConfig(episodes=8)
         >>> stop = StopAtReturn(TrainConfig(stop_at_return=2, evaluation=evaluation))
-        >>> stop.saw_episodes(1.0, 4), stop.saw_episodes(2.5, 4), stop.saw_episodes(1.5, 4)
+        >>> stop.update_from_episodes(1.0, 4), stop.update_from_episodes(2.5, 4), stop.update_from_episodes(1.5, 4)
         (False, False, True)
     """
 
@@ -118,13 +118,13 @@ class StopAtReturn:
         """Returns whether the run should end."""
         return self.limit is not None and self.value is not None and self.value >= self.limit
 
-    def saw_evaluation(self, mean: float) -> bool:
+    def update_from_evaluation(self, mean: float) -> bool:
         """Notes an evaluation's mean return."""
         if self.limit is not None:
             self._evaluated = mean
         return self.reached
 
-    def saw_episodes(self, mean: float, count: int) -> bool:
+    def update_from_episodes(self, mean: float, count: int) -> bool:
         """Notes the mean return of the episodes that ended in an iteration, and their number."""
         if count and not math.isnan(mean):
             self._last.append((mean, count))

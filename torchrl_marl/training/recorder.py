@@ -71,8 +71,8 @@ class CsvTable:
         try:
             with self.path.open(newline="", encoding="utf-8", errors="replace") as file:
                 reader = csv.DictReader(file)
-                rows = list(reader)
-                return list(reader.fieldnames or ()), rows
+                reader.fieldnames = [_current_name(name) for name in reader.fieldnames or ()]
+                return list(reader.fieldnames), list(reader)
         except (OSError, csv.Error) as error:
             raise CheckpointError(
                 f"{str(self.path)!r} cannot be read ({error}); move it away to go on."
@@ -258,6 +258,11 @@ def open_backend(name: str, config: LoggingConfig, folder: Path) -> Backend:
         with whole_file(path) as file:
             file.write(json.dumps({**known, name: run_id}, indent=2) + "\n")
     return backend
+
+
+def _current_name(column: str) -> str:
+    """Returns the name of a column that a run before 0.2 wrote under another one."""
+    return "diverged" if column == "sick" else re.sub("^door/", "server/", column)
 
 
 def _known_names(path: Path) -> dict[str, str]:

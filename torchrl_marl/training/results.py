@@ -87,7 +87,7 @@ class RunResults:
 
     def scheduled(self, result: Mapping[str, float]) -> None:
         """Takes in an evaluation in mid-training, on which the end may depend."""
-        self.stopping.saw_evaluation(result["return_mean"])
+        self.stopping.update_from_evaluation(result["return_mean"])
 
     def known(self, iteration: int) -> dict[str, float] | None:
         """Returns the result of an iteration's evaluation, if there was one."""
@@ -156,7 +156,7 @@ class RunResults:
         """
         [own] = values
         self.agent_frames += int(own.pop("agent_frames"))
-        self.stopping.saw_episodes(mean_return(self.team, own), int(own.pop("episodes")))
+        self.stopping.update_from_episodes(mean_return(self.team, own), int(own.pop("episodes")))
         row = {
             "iteration": now.iteration,
             "frames": now.frames,

@@ -18,8 +18,8 @@ from tensordict.nn import TensorDictModuleBase
 from torchrl.envs import EnvBase, TransformedEnv
 
 from torchrl_marl.collectors.team import TeamPolicy
+from torchrl_marl.envs.external_code import as_environment
 from torchrl_marl.envs.make import make_env
-from torchrl_marl.envs.own import as_environment
 from torchrl_marl.envs.remember import with_memory
 from torchrl_marl.envs.torchrl.env import TorchRLEnv, adapt
 from torchrl_marl.envs.transforms import with_dense_groups
@@ -43,8 +43,8 @@ from torchrl_marl.training.evaluation import (
 )
 from torchrl_marl.training.files import append
 from torchrl_marl.training.origin import (
+    check_environment,
     check_origin,
-    check_world,
     differences,
     in_words,
     settings_of,
@@ -116,8 +116,8 @@ class Run:
             folder (str or Path): of the run.
             device (torch.device, optional): by default, the run's own.
             env (EnvBase, optional): for a run on an environment of one's own.
-            trust (bool): import the world's module though the run is somebody else's, and follow
-                links out of the folder.
+            trust (bool): import the environment's module though the run is somebody else's, and
+                follow links out of the folder.
 
         Raises:
             CheckpointError: no run, no checkpoint, or none that is not broken.
@@ -134,7 +134,7 @@ class Run:
             )
         device = config.device if device is None else device
         if env is None:
-            check_world(folder, config.env, trust)
+            check_environment(folder, config.env, trust)
             with trusting(trust):
                 check_origin(folder / "config.yaml", config, only="env.")
         used, state = load_latest(folder)
@@ -191,8 +191,8 @@ class Run:
             deterministic (bool, optional): likewise.
             gif (bool): write ``episode.gif`` into the run folder: the first episodes.
             env (EnvBase, optional): another environment than the run's.
-            seed (int, optional): which starts; by default 0, those of every run in this world,
-                on which training measures, too. It trains on others.
+            seed (int, optional): which starts; by default 0, those of every run in this
+                environment, on which training measures, too. It trains on others.
             record (bool): add the result to ``evaluations.jsonl`` in the run folder.
             mp4 (bool): write ``episode.mp4``.
             shown (int): episodes that an animation shows side by side.
@@ -201,8 +201,8 @@ class Run:
             dict: of :func:`~torchrl_marl.training.evaluate`.
 
         Raises:
-            ConfigError: no episodes, a world that cannot be drawn, or the environment is being
-                trained and cannot be put back.
+            ConfigError: no episodes, an environment that cannot be drawn, or the environment is
+                being trained and cannot be put back.
             MissingExtraError: a package that an animation takes is not installed.
         """
         return self.play(episodes, deterministic, gif, env, seed, record, mp4, shown).figures()
@@ -220,7 +220,8 @@ class Run:
     ) -> Episodes:
         """Plays as :meth:`evaluate`, and returns each episode's returns and length.
 
-        Policies of a world play the same starts, so that they can be compared start by start.
+        Policies of an environment play the same starts, so that they can be compared start by
+        start.
 
         Args:
             episodes, deterministic, gif, env, seed, record, mp4, shown: of :meth:`evaluate`.
@@ -238,11 +239,11 @@ class Run:
             raise ConfigError(f"seed is {quoted(seed)}, expected a whole number; use seed=0.")
         paths = [self.folder / f"episode.{kind}" for kind in ("gif",) * gif + ("mp4",) * mp4]
         num_envs = min(episodes, AT_ONCE)
-        with self._playing_on(env, seed, num_envs, "evaluate", drawn=bool(paths)) as world:
-            team = TeamSpec.from_env(world)
-            with filmed(world, team, paths, shown) as film:
+        with self._playing_on(env, seed, num_envs, "evaluate", drawn=bool(paths)) as environment:
+            team = TeamSpec.from_env(environment)
+            with filmed(environment, team, paths, shown) as film:
                 found = play(
-                    world,
+                    environment,
                     self.policy,
                     team,
                     episodes=episodes,
@@ -291,11 +292,11 @@ class Run:
         players = {name: exporting.Player(own, trust=True) for name, own in folders.items()}
         seed = self.config.seed
         with (
-            self._playing_on(env, seed, 1, "export") as world,
-            RandomState(seed, world.device or "cpu").active(),
+            self._playing_on(env, seed, 1, "export") as environment,
+            RandomState(seed, environment.device or "cpu").active(),
         ):
-            world.set_seed(seed + EVALUATION_SEED)
-            found = exporting.check_players(world, policy, players, steps=steps)
+            environment.set_seed(seed + EVALUATION_SEED)
+            found = exporting.check_players(environment, policy, players, steps=steps)
         return exporting.Export(folder, folders, found)
 
     @contextlib.contextmanager
@@ -308,7 +309,7 @@ class Run:
         )
         own = env if env is not None else self._env
         trained = self.trained_on
-        if trained is not None and (own is None or _world(own) is _world(trained)):
+        if trained is not None and (own is None or _environment(own) is _environment(trained)):
             own = trained
         with RandomState(seed, device).active():
             env = _own_or_new(self.config, own, device, num_envs=num_envs, drawn=drawn)
@@ -317,8 +318,8 @@ class Run:
             with put_back(env) as undisturbed:
                 if env is trained and not undisturbed:
                     raise ConfigError(
-                        f"{type(_world(env)).__name__} is being trained, and has no snapshot to "
-                        f"put it back to; play on another one: run.{asker}(env=...)."
+                        f"{type(_environment(env)).__name__} is being trained, and has no snapshot "
+                        f"to put it back to; play on another one: run.{asker}(env=...)."
                     )
                 yield env
         finally:
@@ -390,8 +391,8 @@ def _own_or_new(
     return with_dense_groups(make_env(config.env, **options))  # type: ignore[arg-type]
 
 
-def _world(env: EnvBase) -> EnvBase:
-    """Returns the world within transforms and adapters."""
+def _environment(env: EnvBase) -> EnvBase:
+    """Returns the environment within transforms and adapters."""
     while isinstance(env, (TransformedEnv, TorchRLEnv)):
         env = env.base_env if isinstance(env, TransformedEnv) else env._inner
     return env

@@ -100,7 +100,7 @@ class LeagueConfig:
     """Stored players that act in some envs and seats instead of the policy that learns."""
 
     opponents: Annotated[str, OneOf(MATCHES)] = "none"
-    """Who the opponents are, in worlds of several sides."""
+    """Who the opponents are, in environments of several sides."""
     partners: Annotated[
         str, OneOf({name: words for name, words in MATCHES.items() if name != "nash"})
     ] = "none"
@@ -352,7 +352,7 @@ class EvolutionConfig:
             {
                 "return": "mean return of the episodes of training that began since the last one",
                 "evaluation": "mean return of an evaluation",
-                "rating": "Bradley-Terry rating of games between members, in worlds of two sides",
+                "rating": "Bradley-Terry rating of games between members, in environments of two sides",
             }
         ),
     ] = "return"
@@ -415,7 +415,7 @@ class DistributedConfig:
     cpus_per_actor: Annotated[float, Range(0), _ON_RAY] = 1.0
     """CPUs that Ray keeps for each actor."""
     gpus_per_actor: Annotated[float, Range(0), _ON_RAY] = 0.0
-    """GPUs that Ray keeps for each; 0: worlds and actors' networks are on the CPU."""
+    """GPUs that Ray keeps for each; 0: environments and actors' networks are on the CPU."""
     spares: Annotated[int, Range(0, 100), _ON_RAY] = 1
     """Processes that have imported everything and wait to replace one that dies."""
     timeout: Annotated[Positive, _ON_RAY] = 300.0

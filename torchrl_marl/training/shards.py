@@ -13,7 +13,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 
 from torchrl_marl.collectors.shard import Shard, shard_seed
-from torchrl_marl.collectors.sharded import Here, Placement, ShardedCollector
+from torchrl_marl.collectors.sharded import LocalPlacement, Placement, ShardedCollector
 from torchrl_marl.collectors.team import TeamPolicy
 from torchrl_marl.envs.make import make_env
 from torchrl_marl.envs.remember import remembered_by, with_memory
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torchrl_marl.collectors.asynchronous import AsynchronousCollector
     from torchrl_marl.collectors.collector import Collector
 
-__all__ = ["EpisodeSums", "ShardMaker", "sharded_collector", "share_minibatches", "tell_of_death"]
+__all__ = ["EpisodeSums", "ShardMaker", "report_death", "sharded_collector", "share_minibatches"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,7 +147,7 @@ def sharded_collector(
 
 def _placed(makers: list[ShardMaker], config: TrainConfig) -> Placement:
     if config.distributed.backend == "none":
-        return Here(makers)
+        return LocalPlacement(makers)
     from torchrl_marl.collectors.ray import OnRay
 
     settings = config.distributed
@@ -163,7 +163,7 @@ def _placed(makers: list[ShardMaker], config: TrainConfig) -> Placement:
     )
 
 
-def tell_of_death(collector: Collector, folder: Path) -> None:
+def report_death(collector: Collector, folder: Path) -> None:
     """Says how a run goes on where the Ray that was started for it dies, and the run with it.
 
     Args:
@@ -172,7 +172,7 @@ def tell_of_death(collector: Collector, folder: Path) -> None:
     """
     placement: Any = getattr(collector, "placement", None)
     if placement is not None:
-        placement.connection.tell_of_death(
+        placement.connection.report_death(
             "the Ray that was started for this run has died (its raylet), and this process with "
             f"it; `torchrl-marl train --resume {shlex.quote(str(folder))}` goes on from the last "
             "checkpoint."

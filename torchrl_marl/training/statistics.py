@@ -12,14 +12,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from torchrl_marl.errors import ConfigError
-from torchrl_marl.training.probabilities import (
+from torchrl_marl.training.significance import (
     Scores,
-    exact_chance,
-    least_chance,
+    permutation_p_value,
     probability_of_improvement,
-    sign_flip_chance,
+    sign_flip_p_value,
     signs,
-    student_chance,
+    smallest_p_value,
+    student_p_value,
     student_quantile,
 )
 
@@ -31,19 +31,19 @@ __all__ = [
     "by_chance",
     "difference_of_runs",
     "estimate",
-    "exact_chance",
     "explained",
     "interquartile_mean",
-    "least_chance",
     "matters",
     "mean",
     "median",
     "optimality_gap",
     "paired_difference",
+    "permutation_p_value",
     "probability_of_improvement",
     "score_distribution",
-    "sign_flip_chance",
-    "student_chance",
+    "sign_flip_p_value",
+    "smallest_p_value",
+    "student_p_value",
     "student_quantile",
     "undecided",
 ]
@@ -230,7 +230,7 @@ def _resampled(
     size = sum(task.size for tasks in players for task in tasks)
     chunk = max(1, min(resamples, LARGEST_CHUNK // size))
 
-    def drawn_anew(task: NDArray[np.float64], count: int) -> NDArray[np.float64]:
+    def resampled(task: NDArray[np.float64], count: int) -> NDArray[np.float64]:
         """Returns ``[count, *L, R]``."""
         runs = task.shape[-1]
         return np.moveaxis(task[..., random.integers(runs, size=(count, runs))], -2, 0)
@@ -238,7 +238,7 @@ def _resampled(
     found = []
     for first in range(0, resamples, chunk):
         count = min(chunk, resamples - first)
-        found.append(statistic(*([drawn_anew(task, count) for task in t] for t in players)))
+        found.append(statistic(*([resampled(task, count) for task in t] for t in players)))
     return np.concatenate(found)
 
 
@@ -278,7 +278,7 @@ class Paired:
     """The least that :attr:`chance` can be, of so many."""
 
     @property
-    def told_apart(self) -> bool:
+    def distinguishable(self) -> bool:
         """Whether the interval leaves out 0 and chance alone hardly comes as far."""
         found = self.difference
         if not found.has_interval or self.chance is None or found.low <= 0 <= found.high:
@@ -326,7 +326,7 @@ def paired_difference(
     found = _interval(float(gap.mean()), _of_mean(gap), len(gap) - 1, confidence, (len(gap),))
     means = _resampled(lambda tasks: tasks[0].mean(-1), [[gap]], resamples, seed)
     return Paired(
-        found, float(signs(means).mean()), won, sign_flip_chance(gap), _least(len(gap), True)
+        found, float(signs(means).mean()), won, sign_flip_p_value(gap), _least(len(gap), True)
     )
 
 
@@ -342,8 +342,8 @@ def difference_of_runs(
     The interval is Student's, of what runs and starts both leave open: the variances of the two
     sides' runs and of the starts' differences add up, and the degrees of freedom are the fewest of
     the three. So it is never too narrow where returns are normally distributed, however unlike the
-    two variances are. The chance is that of :func:`exact_chance`, or, by seed, of
-    :func:`sign_flip_chance`.
+    two variances are. The chance is that of :func:`permutation_p_value`, or, by seed, of
+    :func:`sign_flip_p_value`.
 
     Args:
         first, second (array): returns, ``[R, n]`` and ``[R', n]``.
@@ -380,9 +380,9 @@ def difference_of_runs(
     runs = (len(one), len(other))
     found = _interval(value, of_runs + _of_mean(gap), freedom, confidence, runs)
     if by_seed:
-        return Paired(found, None, won, sign_flip_chance(ours - theirs), _least(len(ours), True))
-    chance = exact_chance([ours], [theirs])
-    return Paired(found, None, won, chance, least_chance(len(ours), len(theirs)))
+        return Paired(found, None, won, sign_flip_p_value(ours - theirs), _least(len(ours), True))
+    chance = permutation_p_value([ours], [theirs])
+    return Paired(found, None, won, chance, smallest_p_value(len(ours), len(theirs)))
 
 
 _ONE_START = "one start says nothing about others"
@@ -468,4 +468,4 @@ def by_chance(
 
 def _least(n: int, pairs: bool) -> float:
     """The least chance that the exact test of so many runs of each side can give."""
-    return 2.0 ** (1 - n) if pairs else least_chance(n, n)
+    return 2.0 ** (1 - n) if pairs else smallest_p_value(n, n)

@@ -14,7 +14,7 @@ from torchrl.envs import EnvBase
 from torchrl_marl.collectors.collector import Interrupted
 from torchrl_marl.errors import CheckpointError, ConfigError
 from torchrl_marl.learners.build import partition
-from torchrl_marl.runtime.ranks import ALONE, Alone
+from torchrl_marl.runtime.ranks import SINGLE_PROCESS, SingleProcess
 from torchrl_marl.runtime.torchrun import place
 from torchrl_marl.runtime.trust import trusting
 from torchrl_marl.training.checkpoint import (
@@ -28,17 +28,22 @@ from torchrl_marl.training.environments import time_limit
 from torchrl_marl.training.files import whole_file
 from torchrl_marl.training.folder import RunFolder, has_checkpoint
 from torchrl_marl.training.interruption import named, terminable
-from torchrl_marl.training.joined import by_first, folder_of, joined, prepared
 from torchrl_marl.training.origin import (
+    check_environment,
     check_origin,
     check_unchanged,
-    check_world,
     settings_of,
     sign_run,
     signed_yaml,
     warn_of_versions,
 )
 from torchrl_marl.training.part import Part
+from torchrl_marl.training.process_group import (
+    joined,
+    on_rank_zero,
+    open_run_folder,
+    resolve_config,
+)
 from torchrl_marl.training.recorder import say
 from torchrl_marl.training.run import Run
 from torchrl_marl.training.training import Iteration, Training
@@ -61,7 +66,7 @@ def start_training(
     config: TrainConfig,
     env: EnvBase | None,
     *,
-    ranks: Alone = ALONE,
+    ranks: SingleProcess = SINGLE_PROCESS,
     trials: Trials = None,
 ) -> Training:
     """Starts a run in a new folder.
@@ -72,9 +77,9 @@ def start_training(
         ranks (Alone): the processes that train as one.
         trials (callable, optional): of :class:`Training`.
     """
-    config = prepared(config, ranks, own_env=env is not None)
+    config = resolve_config(config, ranks, own_env=env is not None)
     _check_shards(config)
-    folder = folder_of(ranks, lambda: RunFolder.new(config))
+    folder = open_run_folder(ranks, lambda: RunFolder.new(config))
     try:
         with named(folder.path):
             return _begin(folder, config, env, ranks, trials)
@@ -89,7 +94,7 @@ def resume_training(
     config: TrainConfig | None = None,
     trust: bool = False,
     *,
-    ranks: Alone = ALONE,
+    ranks: SingleProcess = SINGLE_PROCESS,
     trials: Trials = None,
 ) -> Training:
     """Resumes a run from its last checkpoint; one without any starts from the beginning."""
@@ -97,12 +102,12 @@ def resume_training(
     asked = config or before
     _check_shards(asked)
     if env is None:
-        check_world(path, before.env, trust)
+        check_environment(path, before.env, trust)
     if config is None:
         with trusting(trust):
             check_origin(path / "config.yaml", before, own_env=env is not None)
-    config = prepared(asked, ranks, own_env=env is not None, resumed=True)
-    folder = folder_of(ranks, lambda: RunFolder(path))
+    config = resolve_config(asked, ranks, own_env=env is not None, resumed=True)
+    folder = open_run_folder(ranks, lambda: RunFolder(path))
     try:
         with named(path):
             if before.env.library == "own" and env is None:
@@ -110,9 +115,9 @@ def resume_training(
                     "this run was trained on an environment of your own; in Python, "
                     "torchrl_marl.training.resume(folder, env=...) takes it."
                 )
-            if not by_first(ranks, lambda: has_checkpoint(path)):
-                return _begin_anew(folder, config, env, ranks, trials)
-            used, state = by_first(ranks, lambda: load_latest(path))
+            if not on_rank_zero(ranks, lambda: has_checkpoint(path)):
+                return _restart(folder, config, env, ranks, trials)
+            used, state = on_rank_zero(ranks, lambda: load_latest(path))
             made = settings_of(state, used) or before
             check_unchanged(made, asked, before, path / "config.yaml")
             if "trials" in state and trials is None:
@@ -153,7 +158,11 @@ def _check_shards(config: TrainConfig) -> None:
 
 
 def _begin(
-    folder: RunFolder, config: TrainConfig, env: EnvBase | None, ranks: Alone, trials: Trials
+    folder: RunFolder,
+    config: TrainConfig,
+    env: EnvBase | None,
+    ranks: SingleProcess,
+    trials: Trials,
 ) -> Training:
     from torchrl_marl.learners.replay.team_replay import refuse_large_store
 
@@ -189,8 +198,12 @@ def _begin(
     return training
 
 
-def _begin_anew(
-    folder: RunFolder, config: TrainConfig, env: EnvBase | None, ranks: Alone, trials: Trials
+def _restart(
+    folder: RunFolder,
+    config: TrainConfig,
+    env: EnvBase | None,
+    ranks: SingleProcess,
+    trials: Trials,
 ) -> Training:
     if (folder.path / "summary.json").exists():
         latest_checkpoint(folder.path)  # raises that there is none
@@ -271,8 +284,8 @@ def resume(
         folder (str or Path): the run's.
         env (EnvBase, optional): the environment, for a run on one's own.
         config (TrainConfig, optional): instead of the run's settings, from now on.
-        trust (bool): run the code that a run of somebody else's brings: its world's module is
-            imported, and the worlds of a PettingZoo run are unpickled. Without it episodes of
+        trust (bool): run the code that a run of somebody else's brings: its environment's module is
+            imported, and the environments of a PettingZoo run are unpickled. Without it episodes of
             the latter begin anew. One's own runs need it not. Links out of the folder are
             followed.
 
@@ -316,9 +329,9 @@ def finish(training: Training) -> Run:
 def _iterate(training: Training) -> Iterator[Iteration]:
     working = training.interruption  # outside of it signals belong to the caller
     if training.config.distributed.backend == "ray":
-        from torchrl_marl.training.shards import tell_of_death
+        from torchrl_marl.training.shards import report_death
 
-        tell_of_death(training.collector, training.folder)
+        report_death(training.collector, training.folder)
     with terminable(), named(training.folder):
         try:
             with working:
@@ -333,7 +346,7 @@ def _iterate(training: Training) -> Iterator[Iteration]:
                     training.save()
                 else:
                     training.end()
-            working.heed(training.folder)
+            working.handle_signal(training.folder)
         except GeneratorExit:
             training.save()
             raise

@@ -22,8 +22,8 @@ from torchrl_marl.envs.remember import remembered_by
 from torchrl_marl.errors import ConfigError, TrustError
 from torchrl_marl.learners.build import build_learners, partition
 from torchrl_marl.learners.config import finds_clusters
-from torchrl_marl.runtime.random_state import ProcessState, RandomState, in_its_own_state
-from torchrl_marl.runtime.ranks import ALONE, Alone
+from torchrl_marl.runtime.random_state import ProcessState, RandomState, with_run_rng
+from torchrl_marl.runtime.ranks import SINGLE_PROCESS, SingleProcess
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.checkpoint import load_learners, save_checkpoint
 from torchrl_marl.training.config import TrainConfig
@@ -37,7 +37,7 @@ from torchrl_marl.training.part import Part, Progress
 from torchrl_marl.training.progress import Iteration, figures_of, is_due, write_summary
 from torchrl_marl.training.results import RunResults
 
-__all__ = ["Iteration", "Training", "in_its_own_state"]
+__all__ = ["Iteration", "Training", "with_run_rng"]
 
 
 class Training:
@@ -66,7 +66,7 @@ class Training:
         folder: RunFolder,
         env: EnvBase | None,
         *,
-        ranks: Alone = ALONE,
+        ranks: SingleProcess = SINGLE_PROCESS,
         trials: Callable[..., Part] | None = None,
     ) -> None:
         self.config = dataclasses.replace(config, execution=choose_execution(config, env))
@@ -176,9 +176,9 @@ class Training:
     def open(self) -> None:
         """Opens the tables, truncated to this iteration, and the loggers."""
         if self.config.execution == "compile" and self.n_members == 1 and self._kept.writes:
-            from torchrl_marl.training.ahead import CompilingAhead
+            from torchrl_marl.training.background_compile import BackgroundCompile
 
-            self.parts["ahead"] = CompilingAhead(self.folder, self.config, self.env)
+            self.parts["ahead"] = BackgroundCompile(self.folder, self.config, self.env)
         self.results.open(self.progress, done=self.done)
         for part in self.parts.values():
             part.open(self.iteration)
@@ -246,7 +246,7 @@ class Training:
 
     # ----------------------------------------------------------------------------------- the loop
 
-    @in_its_own_state
+    @with_run_rng
     def begin(self) -> None:
         """Evaluates the untrained, the random and the heuristic policy, once, and saves."""
         if "return_before" not in self.run.summary:
@@ -260,7 +260,7 @@ class Training:
             self.trials.replace_ended(self)
         self.interruption.agree()
 
-    @in_its_own_state
+    @with_run_rng
     def step(self) -> Iteration:
         """Collects a batch, learns from it, writes a row; evaluates and saves when due."""
         began = time.perf_counter()
@@ -308,7 +308,7 @@ class Training:
         agent_frames, ended = counts if alone else self.ranks.sum_all(counts)
         return {**episodes, **learned, "agent_frames": agent_frames, "episodes": ended}
 
-    @in_its_own_state
+    @with_run_rng
     def learn_once(self) -> None:
         """Collects a batch and learns from it, and no more."""
         self._learn(self.collector.rollout())
@@ -354,7 +354,7 @@ class Training:
         late = time.monotonic() - self._saved_when >= 60 * minutes
         return late if self.ranks.size == 1 else self.ranks.send(late)
 
-    @in_its_own_state
+    @with_run_rng
     def evaluate(self) -> Any:
         """Evaluates the policy and writes a row of ``evaluation.csv``; empty without episodes.
 
@@ -366,7 +366,7 @@ class Training:
     def _measure(self, policy: Any, *, other: bool = False) -> list[Episodes]:
         """Plays the evaluation's episodes, by the settings' actions or by the other kind's."""
         found: list[Episodes] = []
-        with self.ranks.turn_of_first() as first, ALONE.active():
+        with self.ranks.rank_zero_first() as first, SINGLE_PROCESS.active():
             if first:
                 with self._apart():
                     found = self.results.play(policy, other=other)
@@ -390,7 +390,7 @@ class Training:
             self.tracker.load_state_dict({})  # the evaluation cut off its episodes
             self._cut()
 
-    @in_its_own_state
+    @with_run_rng
     def end(self) -> None:
         """Evaluates the trained policy, saves and writes the summary."""
         self.recorder.close_bar()
@@ -427,9 +427,9 @@ class Training:
             self.saved_at = self.iteration
             self._saved_when = time.monotonic()
         if not self.interruption.entered:
-            self.interruption.heed(self.folder)
+            self.interruption.handle_signal(self.folder)
 
-    @in_its_own_state
+    @with_run_rng
     def save_members(self, state: dict[str, Any]) -> None:
         """Writes a checkpoint of each member of several; a run's own is its only member's."""
         self.results.save(state, self.progress)
@@ -453,7 +453,7 @@ class Training:
         if self.left is not None:
             self.left.detach()
 
-    @in_its_own_state
+    @with_run_rng
     def state_dict(self) -> dict[str, Any]:
         """Returns all state that exact resuming needs: of one process, on the first rank."""
         collector = self.collector.state_dict()
@@ -478,7 +478,7 @@ class Training:
 
         return gathered(state, self.ranks)
 
-    @in_its_own_state
+    @with_run_rng
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores a checkpoint, or this rank's part of it."""
         if self.ranks.size > 1:

@@ -1,9 +1,10 @@
 """A team whose agents are processes: each sees its own, says its own, and does its own.
 
-    python tutorials/decentralized/world.py RUN --steps 200
+    python tutorials/decentralized/environment.py RUN --steps 200
 
 exports the agents of a run, starts a process for each, without torch, and lets them play. Messages
-go through this process, which is the world: it knows who lives, and who speaks to whom. In each
+go through this process, which is the environment: it knows who lives, and who speaks to whom. In
+    each
 step the team's policy is asked, too, and not one action may differ.
 """
 
@@ -70,7 +71,7 @@ def play_step(
     """Lets the living agents see, talk and act; returns name -> action."""
     talk = next(iter(agents.values())).talk
     if talk and talk["links"] not in ("all", "ring"):
-        raise SystemExit(f"who hears whom is up to the world here (links={talk['links']}).")
+        raise SystemExit(f"who hears whom is up to the environment here (links={talk['links']}).")
     if talk is None:
         return ask_all(agents, "act", {name: {**seen[name], **legal[name]} for name in agents})
     said = ask_all(agents, "speak", seen)
@@ -81,7 +82,7 @@ def play_step(
                 agent.ask("relay", handed=handed, back=back)
                 handed = agent.answer()
         return ask_all(agents, "act", legal)
-    if talk["delay"]:  # nobody waits for words: they are heard while the world moves on
+    if talk["delay"]:  # nobody waits for words: they are heard while the environment moves on
         actions = ask_all(agents, "act", legal)
         ask_all(agents, "hear", {name: {"inbox": said} for name in agents})
         return actions

@@ -1,4 +1,4 @@
-"""Programs of single agents against the policy of their team, in a world of deaths and births."""
+"""Programs of single agents against the policy of their team, in an environment of deaths and births."""
 
 import pytest
 import torch
@@ -44,22 +44,28 @@ def dueling(group, config, **settings):
 
 
 class TestActors:
-    @pytest.mark.parametrize("world", WORLDS)
+    @pytest.mark.parametrize("environment", WORLDS)
     @pytest.mark.parametrize("make", [make_actor, make_deterministic_actor])
-    def test_policies(self, make, world):
-        joined = "groups" in world
+    def test_policies(self, make, environment):
+        joined = "groups" in environment
         found = played_alone(
-            arena(**WORLDS[world]), make, config=NetworkConfig([8]), joined=joined, normed=True
+            arena(**WORLDS[environment]),
+            make,
+            config=NetworkConfig([8]),
+            joined=joined,
+            normed=True,
         )
         assert found.actions > 24
         assert found.differ == 0
         assert found.largest < 1e-5
 
-    @pytest.mark.parametrize("world", [name for name in WORLDS if name != "continuous"])
+    @pytest.mark.parametrize("environment", [name for name in WORLDS if name != "continuous"])
     @pytest.mark.parametrize("make", [make_q_actor, dueling])
-    def test_values(self, make, world):
-        joined = "groups" in world
-        found = played_alone(arena(**WORLDS[world]), make, config=NetworkConfig([8]), joined=joined)
+    def test_values(self, make, environment):
+        joined = "groups" in environment
+        found = played_alone(
+            arena(**WORLDS[environment]), make, config=NetworkConfig([8]), joined=joined
+        )
         assert (found.differ, found.largest < 1e-5) == (0, True)
 
     def test_unbounded_actions(self):

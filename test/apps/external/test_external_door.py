@@ -12,8 +12,8 @@ from external import AGENTS, CLIENTS, Clock, Pen, echo
 from torchrl_marl_client import Client
 
 from torchrl_marl.apps.external.declaration import Declared
-from torchrl_marl.apps.external.door import Door
 from torchrl_marl.apps.external.env import ExternalEnv
+from torchrl_marl.apps.external.listener import Listener
 from torchrl_marl.apps.external.server import ActionServer
 from torchrl_marl.apps.external.wire import framed
 from torchrl_marl.errors import ConfigError
@@ -25,28 +25,28 @@ ACTIONS = {"walker_0": [1.0], "walker_1": [2.0]}
 @pytest.fixture
 def opened():
     """Makes doors, and closes them."""
-    doors = []
+    listeners = []
 
     def make(host="127.0.0.1", max_message_bytes=1 << 16, hello_timeout=10.0, port=0, **options):
         agents = options.pop("agents", AGENTS)
         options["max_message_bytes"] = max_message_bytes
         server = ActionServer(Declared.read(agents), echo, **options)
-        doors.append(Door(server, host=host, port=port, hello_timeout=hello_timeout))
-        doors[-1].visitors = []
-        return doors[-1]
+        listeners.append(Listener(server, host=host, port=port, hello_timeout=hello_timeout))
+        listeners[-1].visitors = []
+        return listeners[-1]
 
     yield make
-    for door in doors:
-        for client in door.visitors:
+    for listener in listeners:
+        for client in listener.visitors:
             client.close()
-        door.close()
+        listener.close()
 
 
-def client_of(door, **options):
+def client_of(listener, **options):
     """A client of a door, which is closed with it."""
     agents = options.pop("agents", AGENTS)
-    door.visitors.append(Client(port=door.port, agents=agents, patience=5.0, **options))
-    return door.visitors[-1]
+    listener.visitors.append(Client(port=listener.port, agents=agents, patience=5.0, **options))
+    return listener.visitors[-1]
 
 
 def until(condition, seconds=5.0):
@@ -57,8 +57,8 @@ def until(condition, seconds=5.0):
 
 
 def test_a_client_plays(opened):
-    door = opened()
-    client = client_of(door)
+    listener = opened()
+    client = client_of(listener)
     assert client.begin(SEEN) == ACTIONS
     actions = client.step({"walker_1": [5.0, 0, 0]}, {"walker_0": 1.0}, ["walker_0"])
     assert actions == {"walker_1": [5.0]}
@@ -68,52 +68,52 @@ def test_a_client_plays(opened):
 
 
 def test_a_broken_connection_in_mid_episode_goes_on(opened):
-    door = opened()
-    client = client_of(door)
+    listener = opened()
+    client = client_of(listener)
     client.begin(SEEN)
     for _ in range(3):
         client.socket.shutdown(socket.SHUT_RDWR)  # as a network does
         assert client.step(SEEN) == ACTIONS
-    assert door.server.counts["reconnects"] == 3 and door.server.counts["truncated"] == 0
-    assert door.server.counts["steps"] == 4
+    assert listener.server.counts["reconnects"] == 3 and listener.server.counts["truncated"] == 0
+    assert listener.server.counts["steps"] == 4
 
 
 def test_a_server_that_comes_back_is_found(opened):
-    door = opened()
-    client = client_of(door)
+    listener = opened()
+    client = client_of(listener)
     client.begin(SEEN)
-    port = door.port
-    door.close()
+    port = listener.port
+    listener.close()
     opened(port=port)
     assert client.step(SEEN) == ACTIONS
 
 
 def test_a_killed_client_gives_its_place_free(opened):
-    door = opened(grace=0.1, max_clients=1)
+    listener = opened(grace=0.1, max_clients=1)
     code = (
         f"import sys; sys.path.insert(0, {str(CLIENTS)!r})\n"
         "from torchrl_marl_client import Client\n"
-        f"client = Client(port={door.port}, agents={AGENTS!r})\n"
+        f"client = Client(port={listener.port}, agents={AGENTS!r})\n"
         f"client.begin({SEEN!r})\n"
         f"while True: client.step({SEEN!r})\n"
     )
     process = subprocess.Popen([sys.executable, "-S", "-c", code])
-    until(lambda: door.server.counts["steps"] > 20)
+    until(lambda: listener.server.counts["steps"] > 20)
     with pytest.raises(RuntimeError, match="1 clients are here"):
-        client_of(door).begin(SEEN)
+        client_of(listener).begin(SEEN)
     process.kill()
     process.wait()
-    until(lambda: not door.server.clients)
-    assert door.server.counts["truncated"] == 1
-    assert client_of(door).begin(SEEN) == ACTIONS
+    until(lambda: not listener.server.clients)
+    assert listener.server.counts["truncated"] == 1
+    assert client_of(listener).begin(SEEN) == ACTIONS
 
 
 @pytest.mark.parametrize("token", ["", "wrong"])
 def test_a_wrong_token_is_refused_with_words(opened, token):
-    door = opened(token="secret")
+    listener = opened(token="secret")
     with pytest.raises(RuntimeError, match="the proof is of a wrong token, or missing"):
-        client_of(door, token=token).begin(SEEN)
-    assert client_of(door, token="secret").begin(SEEN) == ACTIONS
+        client_of(listener, token=token).begin(SEEN)
+    assert client_of(listener, token="secret").begin(SEEN) == ACTIONS
 
 
 def test_a_client_reads_the_token_of_its_environment(opened, monkeypatch):
@@ -121,9 +121,9 @@ def test_a_client_reads_the_token_of_its_environment(opened, monkeypatch):
     assert client_of(opened(token="secret")).begin(SEEN) == ACTIONS
 
 
-def stranger(door, data=b""):
+def stranger(listener, data=b""):
     """A connection that sends some bytes; returns what it is told at the end."""
-    with socket.create_connection(("127.0.0.1", door.port), 5.0) as line:
+    with socket.create_connection(("127.0.0.1", listener.port), 5.0) as line:
         line.sendall(data)
         told = b""
         while part := line.recv(4096):
@@ -142,42 +142,42 @@ def stranger(door, data=b""):
     ],
 )
 def test_strangers_are_told_and_left_while_others_play_on(opened, data, said):
-    door = opened(hello_timeout=0.2)
-    client = client_of(door)
+    listener = opened(hello_timeout=0.2)
+    client = client_of(listener)
     client.begin(SEEN)
-    assert said in stranger(door, data)
+    assert said in stranger(listener, data)
     assert client.step(SEEN) == ACTIONS
 
 
 def test_who_is_refused_is_told_and_the_others_are_not(opened):
-    door = opened()
-    good, bad = client_of(door), client_of(door)
+    listener = opened()
+    good, bad = client_of(listener), client_of(listener)
     good.begin(SEEN)
     bad.begin(SEEN)
     with pytest.raises(RuntimeError, match="'walker_0' sees 2 numbers|8 bytes, expected 3 float32"):
         bad.step({"walker_0": [1.0, 2.0]})
     assert good.step(SEEN) == ACTIONS
-    assert len(door.server.clients) == 1
+    assert len(listener.server.clients) == 1
 
 
 def test_a_half_open_connection_is_left_by_its_silence(opened):
-    door = opened(idle_timeout=0.2, grace=60.0)
-    silent, quick = client_of(door), client_of(door)
+    listener = opened(idle_timeout=0.2, grace=60.0)
+    silent, quick = client_of(listener), client_of(listener)
     silent.begin(SEEN)
     quick.begin(SEEN)
     end = time.monotonic() + 0.5
     while time.monotonic() < end:
         quick.step(SEEN)
-    assert [client.line is not None for client in door.server.clients.values()] == [True]
-    assert door.server.counts["truncated"] == 1
+    assert [client.line is not None for client in listener.server.clients.values()] == [True]
+    assert listener.server.counts["truncated"] == 1
     with pytest.raises(RuntimeError, match=r"nothing came for 0.2 s \(idle_timeout\)"):
         silent.step(SEEN)
 
 
 def test_a_client_that_does_not_read_is_left_before_memory_grows(opened):
     agents = {"walker": {"n": 2000, "observation": 1, "action": 1}}  # whose answers are large
-    door = opened(agents=agents)
-    good, bad = client_of(door, agents=agents), client_of(door, agents=agents)
+    listener = opened(agents=agents)
+    good, bad = client_of(listener, agents=agents), client_of(listener, agents=agents)
     seen = {f"walker_{i}": [0.0] for i in range(2000)}
     good.begin({"walker_0": [1.0]})
     bad.begin(seen)
@@ -188,7 +188,7 @@ def test_a_client_that_does_not_read_is_left_before_memory_grows(opened):
             bad.socket.sendall(again)
             time.sleep(0.0001)
     assert good.step({"walker_0": [2.0]}) == {"walker_0": [2.0]}
-    assert door.server.counts["refused"] == 1
+    assert listener.server.counts["refused"] == 1
 
 
 def test_a_port_or_a_host_that_cannot_be(opened):
@@ -222,25 +222,25 @@ def test_who_is_waited_for_is_said_with_what_it_last_sent():
 
 
 def test_what_fails_in_the_policy_is_raised_where_it_is_waited_for(opened):
-    door = opened()
+    listener = opened()
 
     def broken(td):
         raise ValueError("out of petrol")
 
-    door.server.policy = broken
-    client = client_of(door, timeout=0.5)
+    listener.server.policy = broken
+    client = client_of(listener, timeout=0.5)
     client.patience = -1.0
     with pytest.raises((OSError, EOFError)):
         client.begin(SEEN)
-    until(lambda: door.error is not None)
+    until(lambda: listener.error is not None)
     with pytest.raises(ValueError, match="out of petrol"):
-        door.ask(lambda: None)
+        listener.ask(lambda: None)
 
 
 def test_a_client_reads_why_its_message_is_too_large(opened):
     """Not a connection that is reset, with the bytes that the server did not want unread."""
-    door = opened(max_message_bytes=1 << 12)
-    client = client_of(door)
+    listener = opened(max_message_bytes=1 << 12)
+    client = client_of(listener)
     client.begin(SEEN)
     with pytest.raises(RuntimeError, match="expected 4,096 at most"):
         client.step(SEEN, {f"walker_{i}": 1.0 for i in range(20_000)})

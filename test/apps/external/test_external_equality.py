@@ -1,12 +1,12 @@
-"""A world played by an external client gives the batch, and the advantages, that it gives here."""
+"""An environment played by an external client gives the batch, and the advantages, that it gives here."""
 
 import pytest
 import torch
 from external import Pen, f32, make_server
 from torchrl.envs.utils import ExplorationType
 
+from torchrl_marl.apps.external.client_slots import Fragments
 from torchrl_marl.apps.external.collector import as_batch
-from torchrl_marl.apps.external.seats import Fragments
 from torchrl_marl.collectors.rollout import RolloutCollector
 from torchrl_marl.envs.toy import Arena
 from torchrl_marl.learners import OnPolicyConfig, OnPolicyLearner

@@ -7,8 +7,8 @@ import struct
 import msgpack
 from external import AGENTS, Clock, echo, make_server
 
-from torchrl_marl.apps.external.door import Connection
-from torchrl_marl.apps.external.seats import Fragments
+from torchrl_marl.apps.external.client_slots import Fragments
+from torchrl_marl.apps.external.listener import Connection
 from torchrl_marl.apps.external.wire import framed
 
 N_FAULTS, T, E = 1000, 5, 4

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from external import Pen, all_see, make_server
 
-from torchrl_marl.apps.external.seats import Fragments
+from torchrl_marl.apps.external.client_slots import Fragments
 
 
 def recording(n_steps=3, per_batch=2, hold=True, **options):

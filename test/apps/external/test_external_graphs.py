@@ -37,7 +37,7 @@ def test_every_step_is_of_the_policy_of_its_version(hold):
     collector = ExternalCollector(env, policy, frames_per_batch=12)
     env.open()
     stop, policies, found = threading.Event(), [], []
-    thread = threading.Thread(target=play, args=(env.door.port, stop), daemon=True)
+    thread = threading.Thread(target=play, args=(env.listener.port, stop), daemon=True)
     thread.start()
     try:
         for _ in range(3):

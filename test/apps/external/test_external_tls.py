@@ -11,8 +11,8 @@ from external import AGENTS, all_see, echo
 from torchrl_marl_client import Client
 
 from torchrl_marl.apps.external.declaration import Declared
-from torchrl_marl.apps.external.door import Connection, Door
 from torchrl_marl.apps.external.env import tls_context
+from torchrl_marl.apps.external.listener import Connection, Listener
 from torchrl_marl.apps.external.server import ActionServer
 from torchrl_marl.apps.external.wire import Frames, framed
 
@@ -41,8 +41,8 @@ def context_of(certificate=None):
 @pytest.mark.skipif(OPENSSL is None, reason="there is no openssl")
 def test_clients_of_a_door_with_a_certificate_speak_tls(certificate):
     server = ActionServer(Declared.read(AGENTS), echo, token="secret")
-    door = Door(server, ssl=tls_context(*certificate), hello_timeout=0.5)
-    options = {"port": door.port, "agents": AGENTS, "token": "secret", "patience": -1.0}
+    listener = Listener(server, ssl=tls_context(*certificate), hello_timeout=0.5)
+    options = {"port": listener.port, "agents": AGENTS, "token": "secret", "patience": -1.0}
     try:
         with closing(Client(ssl=context_of(certificate[0]), **options)) as client:
             assert client.begin(all_see(1)) == {"walker_0": [1.0], "walker_1": [1.0]}
@@ -56,7 +56,7 @@ def test_clients_of_a_door_with_a_certificate_speak_tls(certificate):
             assert client.step(all_see(3))["walker_0"] == [3.0]
         assert server.counts["steps"] == 3 and server.counts["reconnects"] == 1
     finally:
-        door.close()
+        listener.close()
 
 
 class Wire(asyncio.Transport):

@@ -7,7 +7,7 @@ import pytest
 from torchrl_marl.apps.reports.results import read_table
 from torchrl_marl.errors import CheckpointError
 
-HEAD = ["world", "algorithm", "seed", "frames", "return"]
+HEAD = ["task", "algorithm", "seed", "frames", "return"]
 NAMES = ["line\u2028apart", "two\nlines", 'a "quoted", name', "next\x85line", "form\x0cfeed"]
 
 

@@ -1,4 +1,4 @@
-"""What the returns of the VMAS suite's tasks are normalized by is said of the suite's worlds."""
+"""What the returns of the VMAS suite's tasks are normalized by is said of the suite's tasks."""
 
 import pytest
 
@@ -7,9 +7,9 @@ from torchrl_marl.apps.suites.plan import make_plan
 from torchrl_marl.settings import flatten
 
 ENTRIES = {
-    entry["world"].removeprefix("vmas/"): entry
+    entry["task"].removeprefix("vmas/"): entry
     for entry in read_references()
-    if entry["world"].startswith("vmas/")
+    if entry["task"].startswith("vmas/")
 }
 
 
@@ -17,8 +17,8 @@ ENTRIES = {
 def test_an_entry_has_the_arguments_of_its_task(task):
     [run] = make_plan("vmas", tasks=task, algorithms="mappo", seeds=1).runs
     env = run.config.env
-    world = {"env.max_steps": env.max_steps, **flatten({"env": {"kwargs": dict(env.kwargs)}})}
-    assert ENTRIES[task]["settings"] == world
+    settings = {"env.max_steps": env.max_steps, **flatten({"env": {"kwargs": dict(env.kwargs)}})}
+    assert ENTRIES[task]["settings"] == settings
 
 
 def test_every_task_has_an_entry():

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no Chromium (apt-get in
 SIZES = pytest.mark.parametrize(
     ("width", "dark"), [(1440, False), (375, True)], ids=["desktop", "phone"]
 )
-BALANCE = '[data-world="0"]'
+BALANCE = '[data-task="0"]'
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +146,7 @@ def test_algorithms_and_runs_are_switched_off(browser, suite, report):
     press_button(browser, "IPPO")
     assert sorted(curves(browser)) == ["MADDPG", "MAPPO"]
     profiles = "document.querySelectorAll('[data-chart=profiles] path.line').length"
-    assert browser.run(profiles) == 1  # over all worlds, too
+    assert browser.run(profiles) == 1  # over all tasks, too
     browser.click(f"{BALANCE} details.runs summary")
     browser.click(f"{BALANCE} input[data-team='2'][data-run='1']")
     browser.run(f"document.querySelector('{BALANCE} svg').focus()")
@@ -189,10 +189,10 @@ def test_tables_are_sorted(browser, report):
     browser.open(report)
     column = (
         "[...[...document.querySelectorAll('.table')].find(x => x.innerText.startsWith('Return in "
-        "each world')).querySelectorAll('tbody tr')].map(x => x.cells[0].innerText)"
+        "each task')).querySelectorAll('tbody tr')].map(x => x.cells[0].innerText)"
     )
     assert browser.run(column) == ["balance", "navigation", "wheel"]
-    head = "[aria-label='Return in each world (IQM)'] th:nth-child({}) button"
+    head = "[aria-label='Return in each task (IQM)'] th:nth-child({}) button"
     browser.click(head.format(5))  # the random policy's return
     assert browser.run(column) == ["navigation", "wheel", "balance"]
     browser.click(head.format(5))

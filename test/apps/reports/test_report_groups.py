@@ -1,4 +1,4 @@
-"""Which runs a report finds, and what it takes for worlds, algorithms and seeds."""
+"""Which runs a report finds, and what it takes for tasks, algorithms and seeds."""
 
 import pytest
 import yaml
@@ -11,8 +11,8 @@ from torchrl_marl.errors import CheckpointError
 
 def teams_of(report):
     return {
-        world.world.name: {name: len(team.runs) for name, team in world.teams.items()}
-        for world in report.worlds
+        task.task.name: {name: len(team.runs) for name, team in task.teams.items()}
+        for task in report.tasks
     }
 
 
@@ -51,7 +51,7 @@ def test_recipes_of_one_algorithm_are_told_apart(tmp_path):
     assert set(teams_of(make_report(tmp_path))["balance"]) == {"IPPO", "MAPPO", "MAPPO (rmappo)"}
 
 
-def test_arguments_and_time_limits_make_worlds(tmp_path):
+def test_arguments_and_time_limits_make_tasks(tmp_path):
     write_run(tmp_path / "a", [1, 2])
     write_run(tmp_path / "b", [1, 2], **{"env.kwargs.lives": 5})
     write_run(tmp_path / "c", [1, 2], **{"env.num_envs": 64})

@@ -14,8 +14,8 @@ from torchrl_marl.training.config import read_run_config
 
 def names_of(report):
     return {
-        world.world.name: {name: len(team.runs) for name, team in world.teams.items()}
-        for world in report.worlds
+        task.task.name: {name: len(team.runs) for name, team in task.teams.items()}
+        for task in report.tasks
     }
 
 
@@ -74,7 +74,7 @@ class TestPopulations:
             write_population(tmp_path / f"pbt{seed}", ends, seed=seed, **self.PBT)
         write_run(tmp_path / "alone", [0, 1, 4])
         report = make_report(tmp_path)
-        teams = report.worlds[0].teams
+        teams = report.tasks[0].teams
         assert names_of(report)["arena"] == {
             "MAPPO": 1,
             "MAPPO, best of PBT of 4": 2,
@@ -91,7 +91,7 @@ class TestPopulations:
     def test_a_member_that_is_named_stands_for_its_population(self, tmp_path):
         folder = write_population(tmp_path / "pbt", [[0, 1], [0, 3]], **self.PBT)
         report = make_report([folder / "seed1"])
-        assert set(report.worlds[0].teams) == {
+        assert set(report.tasks[0].teams) == {
             "MAPPO, best of PBT of 2",
             "MAPPO, mean of PBT of 2",
         }
@@ -99,7 +99,7 @@ class TestPopulations:
     def test_a_member_that_has_diverged_leaves_the_best(self, tmp_path):
         ends = [[0, float("nan")], [0, 3]]
         write_population(tmp_path / "pbt", ends, **self.PBT)
-        teams = make_report(tmp_path).worlds[0].teams
+        teams = make_report(tmp_path).tasks[0].teams
         assert teams["MAPPO, best of PBT of 2"].scores == [3]
         assert teams["MAPPO, mean of PBT of 2"].scores == [3]  # of the others
 
@@ -121,7 +121,7 @@ class TestASeedCountsOnce:
     def test_the_run_that_has_come_farther_stays(self, tmp_path):
         write_run(tmp_path / "a", [0, 1], finished=False)
         write_run(tmp_path / "b", [0, 1, 3], execution="eager")
-        assert make_report(tmp_path).worlds[0].teams["MAPPO"].scores == [3]
+        assert make_report(tmp_path).tasks[0].teams["MAPPO"].scores == [3]
 
 
 class TestNames:
@@ -161,22 +161,22 @@ class TestAnswers:
         assert third.startswith("A run of MAPPO is better than one of HAPPO with probability 1.00")
         assert third.endswith("more than chance among seeds explains.")
 
-    def test_over_several_worlds(self, tmp_path):
+    def test_over_several_tasks(self, tmp_path):
         levels = {"mappo": (0.9, 0.01), "ippo": (0.5, 0.01), "masac": (0.3, 0.01)}
         write_suite(tmp_path, ["balance", "navigation"], levels, seeds=5, points=3)
         sentences = answers(make_report(tmp_path))
         assert [" IPPO " in x or " MASAC " in x for x in sentences[1:]] == [True, True]
         assert all("more than chance" in x for x in sentences[1:])
 
-    def test_every_algorithm_of_several_worlds_has_normalized_scores(self, tmp_path):
-        """Two teams in two worlds, and a third in two others."""
+    def test_every_algorithm_of_several_tasks_has_normalized_scores(self, tmp_path):
+        """Two teams in two tasks, and a third in two others."""
         levels = {"mappo": (0.9, 0.01), "ippo": (0.8, 0.01)}
         write_suite(tmp_path, ["balance", "navigation"], levels, seeds=2, points=3)
         write_suite(tmp_path, ["wheel", "transport"], {"masac": (0.5, 0.01)}, seeds=2, points=3)
         first, second = make_report(tmp_path).aggregates
         assert first.algorithms == ["MAPPO", "IPPO"] and second.algorithms == ["MASAC"]
-        assert second.worlds == ["transport", "wheel"]
-        # One world: all of them, in one table.
+        assert second.tasks == ["transport", "wheel"]
+        # One task: all of them, in one table.
         (alone,) = make_report([tmp_path / "balance"]).aggregates
         assert alone.algorithms == ["MAPPO", "IPPO"]
 
@@ -196,13 +196,13 @@ class TestAnswers:
         (sentence,) = answers(make_report(tmp_path))
         assert "the mean return of all is 0 whatever has been learned" in sentence
         assert "`torchrl-marl crossplay RUN RUN ...`" in sentence
-        # Of one kind of runs, without a league, too; but not of a world in which nobody scores.
+        # Of one kind of runs, without a league, too; but not of a task in which nobody scores.
         shutil.rmtree(tmp_path / "a0"), shutil.rmtree(tmp_path / "a1")
         assert "crossplay" in answers(make_report(tmp_path))[0]
         write_run(tmp_path / "c", [0, 0])
         assert "crossplay" not in answers(make_report(tmp_path / "c"))[0]
 
-    def test_beside_other_worlds_it_is_a_note(self, tmp_path):
+    def test_beside_other_tasks_it_is_a_note(self, tmp_path):
         write_suite(tmp_path, ["balance", "navigation"], seeds=2, points=3)
         write_run(tmp_path / "game", [0, 0], recipe="toy_zero_sum_ippo_psro")
         report = make_report(tmp_path)

@@ -28,10 +28,10 @@ def report(suite):
     return make_report(suite)
 
 
-def ends(folder, world, algorithm):
+def ends(folder, task, algorithm):
     """The last return of each seed, read from the files."""
     found = []
-    for path in sorted((folder / world / algorithm).glob("seed*/evaluation.csv")):
+    for path in sorted((folder / task / algorithm).glob("seed*/evaluation.csv")):
         found.append(float(rows(path.read_text())[-1]["return_mean"]))
     return np.array(found)
 
@@ -41,8 +41,8 @@ def rows(text):
 
 
 def test_scores_and_estimates(suite, report):
-    for result in report.worlds:
-        one, other = (ends(suite, result.world.name, name) for name in ("mappo", "ippo"))
+    for result in report.tasks:
+        one, other = (ends(suite, result.task.name, name) for name in ("mappo", "ippo"))
         team = result.teams["MAPPO"]
         np.testing.assert_allclose(team.scores, one)
         np.testing.assert_allclose(team.iqm.value, trim_mean(one, 0.25))
@@ -51,13 +51,13 @@ def test_scores_and_estimates(suite, report):
         np.testing.assert_allclose(result.improvements["MAPPO", "IPPO"].value, won)
 
 
-def test_normalized_scores_over_all_worlds(suite, report):
+def test_normalized_scores_over_all_tasks(suite, report):
     (found,) = report.aggregates
-    assert found.worlds == ["balance", "navigation", "wheel"]
+    assert found.tasks == ["balance", "navigation", "wheel"]
     scores = {"mappo": [], "ippo": []}
-    for world in found.worlds:
-        random = WORLDS[world][0]
-        both = {name: ends(suite, world, name) for name in scores}
+    for task in found.tasks:
+        random = WORLDS[task][0]
+        both = {name: ends(suite, task, name) for name in scores}
         best = max(x.max() for x in both.values())
         for name, values in both.items():
             scores[name].append((values - random) / (best - random))
@@ -75,7 +75,7 @@ def test_normalized_scores_over_all_worlds(suite, report):
 
 
 def test_lines_over_frames_agent_frames_and_seconds(suite, report):
-    line = report.worlds[0].teams["MAPPO"].evaluation
+    line = report.tasks[0].teams["MAPPO"].evaluation
     np.testing.assert_array_equal(line.frames, np.linspace(0, 480_000, 6))
     np.testing.assert_array_equal(line.agent_frames, 3 * line.frames)
     np.testing.assert_allclose(line.seconds, 0.0001 * line.frames)
@@ -89,7 +89,7 @@ def test_lines_over_frames_agent_frames_and_seconds(suite, report):
 def test_algorithms_trained_for_different_frames_meet_at_the_fewer(tmp_path):
     write_run(tmp_path / "a", [0, 1, 2, 3, 4], frames=[0, 100, 200, 300, 400])
     write_run(tmp_path / "b", [0, 5, 7], frames=[0, 100, 205], **{"learner.algorithm": "ippo"})
-    (result,) = make_report(tmp_path).worlds
+    (result,) = make_report(tmp_path).tasks
     assert result.frames == 205 and result.equal
     assert result.teams["MAPPO"].scores == [2] and result.teams["MAPPO"].runs[0].end == 4
     assert result.teams["IPPO"].scores == [7]
@@ -100,7 +100,7 @@ def test_runs_that_measured_nothing_near_are_named(tmp_path):
     write_run(tmp_path / "a", [0, 4], frames=[0, 400])
     write_run(tmp_path / "b", [0, 7], frames=[0, 200], **{"learner.algorithm": "ippo"})
     report = make_report(tmp_path)
-    assert report.worlds[0].teams["MAPPO"].scores == [4] and not report.worlds[0].equal
+    assert report.tasks[0].teams["MAPPO"].scores == [4] and not report.tasks[0].equal
     assert any("measured nothing near" in note and "/a (400)" in note for note in notes(report))
 
 
@@ -109,8 +109,8 @@ def test_unfinished_runs_count_up_to_where_they_are(tmp_path):
     write_run(tmp_path / "b", [0, 1, 4, 5], seed=1)
     write_run(tmp_path / "c", [0, 6], seed=2, finished=False)
     report = make_report(tmp_path)
-    (team,) = report.worlds[0].teams.values()
-    assert report.worlds[0].frames == 3000 and team.scores == [3, 5, 6]
+    (team,) = report.tasks[0].teams.values()
+    assert report.tasks[0].frames == 3000 and team.scores == [3, 5, 6]
     assert [run.record.finished for run in team.runs] == [True, True, False]
     np.testing.assert_array_equal(team.evaluation.runs, [3, 3, 2, 2])
     np.testing.assert_allclose(team.evaluation.value, [0, 8 / 3, 3, 4])
@@ -120,12 +120,12 @@ def test_unfinished_runs_count_up_to_where_they_are(tmp_path):
 def test_a_return_that_is_no_number_ends_a_run(tmp_path):
     write_run(tmp_path / "a", [0.0, 3.0, float("nan"), 9.0])
     report = make_report(tmp_path)
-    assert report.worlds[0].teams["MAPPO"].scores == [3]
+    assert report.tasks[0].teams["MAPPO"].scores == [3]
     assert any("no finite number at frame 2,000; used up to there" in x for x in notes(report))
     write_run(tmp_path / "b", [float("nan"), float("nan")], seed=1, training=False)
     write_run(tmp_path / "c", [float("nan"), 3.0], seed=2)
     report = make_report(tmp_path)
-    assert report.worlds[0].teams["MAPPO"].scores == [3]  # not those of training's episodes
+    assert report.tasks[0].teams["MAPPO"].scores == [3]  # not those of training's episodes
     for name, sentence in zip("bc", report.left_out):
         assert f"/{name}' has a return that is no finite number at its first" in sentence
     assert not any("/c " in note for note in notes(report) if "Left out" not in note)
@@ -135,7 +135,7 @@ def test_runs_without_evaluations_stand_by_their_training(tmp_path):
     run = write_run(tmp_path / "a", [0, 1, 2])
     (run / "evaluation.csv").unlink()
     report = make_report(tmp_path)
-    assert report.worlds[0].teams["MAPPO"].scores == [2]
+    assert report.tasks[0].teams["MAPPO"].scores == [2]
     assert any("returns are those of training episodes" in note for note in notes(report))
     assert {row["measured_by"] for row in rows(evaluations_csv(report))} == {"training"}
 
@@ -155,23 +155,23 @@ def test_few_seeds_are_said_to_be_few(tmp_path):
     assert any("in 75 % of the cases, not 95 %" in note for note in notes(make_report(tmp_path)))
 
 
-def test_worlds_of_different_algorithms_are_not_averaged(tmp_path):
+def test_tasks_of_different_algorithms_are_not_averaged(tmp_path):
     write_run(tmp_path / "a", [0, 3])
     other = {"recipe": "toy_matrix_game_mappo", "learner.algorithm": "ippo"}
     write_run(tmp_path / "b", [0, 3], **other)
     report = make_report(tmp_path)
     assert not report.aggregates
-    assert any("No figure over all worlds is given" in note for note in notes(report))
+    assert any("No figure over all tasks is given" in note for note in notes(report))
 
 
-def test_algorithms_are_aggregated_on_the_worlds_they_share(tmp_path):
+def test_algorithms_are_aggregated_on_the_tasks_they_share(tmp_path):
     levels = {"mappo": (0.9, 0.01), "ippo": (0.8, 0.01)}
     write_suite(tmp_path, ["balance", "navigation", "wheel"], levels, seeds=2, points=3)
     write_suite(tmp_path, ["balance", "wheel"], {"masac": (0.5, 0.01)}, seeds=2, points=3)
     first, second = make_report(tmp_path).aggregates
-    assert first.algorithms == ["MAPPO", "IPPO"] and len(first.worlds) == 3
+    assert first.algorithms == ["MAPPO", "IPPO"] and len(first.tasks) == 3
     assert second.algorithms == ["MAPPO", "IPPO", "MASAC"]
-    assert second.worlds == ["balance", "wheel"]
+    assert second.tasks == ["balance", "wheel"]
 
 
 def test_returns_of_groups(tmp_path):
@@ -180,7 +180,7 @@ def test_returns_of_groups(tmp_path):
         head = "frames,return_mean,cats/episode_reward,dogs/episode_reward"
         (run / "evaluation.csv").write_text(f"{head}\n0,0,9,9\n1000,3,{cats},-7\n")
     report = make_report(tmp_path)
-    (team,) = report.worlds[0].teams.values()
+    (team,) = report.tasks[0].teams.values()
     assert (team.groups["cats"].value, team.groups["dogs"].value) == (3, -7)
     assert "| MAPPO | 3.0 \\[1.0, 6.0\\] | -7 \\[-7, -7\\] |" in markdown(report)
     assert any("has the groups cats and dogs" in note for note in notes(report))
@@ -205,22 +205,22 @@ def test_actions_of_two_kinds(tmp_path):
 
 
 def test_what_0_and_1_are(tmp_path):
-    exact = make_report(write_run(tmp_path / "a", [0, 3], random=1.0)).worlds[0]
+    exact = make_report(write_run(tmp_path / "a", [0, 3], random=1.0)).tasks[0]
     assert (exact.reference.random, exact.reference.best) == (1.0, 12.5)
     assert exact.normalized("MAPPO") == [pytest.approx(2 / 11.5)]
     other = write_run(tmp_path / "b", [0, 3], random=1.0, **{"env.kwargs.lives": 5})
-    unknown = make_report(other).worlds[0].reference
+    unknown = make_report(other).tasks[0].reference
     assert unknown.best == 3 and unknown.best_source == "the best run of this report, of MAPPO"
     worse = write_run(tmp_path / "c", [0, 0.5], random=1.0, **{"env.kwargs.lives": 6})
     report = make_report(worse)
     assert "nothing is known that is better" in "\n".join(notes(report)) and not report.aggregates
 
     own = tmp_path / "own.yaml"
-    own.write_text("- {world: toy/arena, random: 0, best: 6, source: mine}\n")
-    found = make_report(tmp_path / "b", own).worlds[0]
+    own.write_text("- {task: toy/arena, random: 0, best: 6, source: mine}\n")
+    found = make_report(tmp_path / "b", own).tasks[0]
     assert found.normalized("MAPPO") == [0.5] and found.reference.random_source == "mine"
-    own.write_text("- {world: toy/arena, top: 6}\n")
-    with pytest.raises(ConfigError, match="expected entries with world and source"):
+    own.write_text("- {task: toy/arena, top: 6}\n")
+    with pytest.raises(ConfigError, match="expected entries with task and source"):
         make_report(tmp_path / "b", own)
 
 
@@ -232,9 +232,9 @@ def test_tables_of_numbers(report):
     last = [
         float(row["return"])
         for row in evaluations
-        if (row["world"], row["algorithm"], row["frames"]) == ("wheel", "IPPO", "480000")
+        if (row["task"], row["algorithm"], row["frames"]) == ("wheel", "IPPO", "480000")
     ]
-    row = next(row for row in results if (row["world"], row["algorithm"]) == ("wheel", "IPPO"))
+    row = next(row for row in results if (row["task"], row["algorithm"]) == ("wheel", "IPPO"))
     np.testing.assert_allclose(float(row["iqm"]), trim_mean(last, 0.25))
     assert row["agent_frames"] == "1440000" and row["seeds"] == "5"
     text = markdown(report)
@@ -248,19 +248,19 @@ def test_curves_with_their_intervals(suite, report):
     own = [
         row
         for row in curves
-        if (row["world"], row["algorithm"], row["measured_by"]) == ("wheel", "IPPO", "evaluation")
+        if (row["task"], row["algorithm"], row["measured_by"]) == ("wheel", "IPPO", "evaluation")
     ]
-    line = next(x for x in report.worlds if x.world.name == "wheel").teams["IPPO"].evaluation
+    line = next(x for x in report.tasks if x.task.name == "wheel").teams["IPPO"].evaluation
     for name, expected in (("iqm", line.value), ("iqm_low", line.low), ("iqm_high", line.high)):
         np.testing.assert_allclose([float(row[name]) for row in own], expected)
     assert [row["frames"] for row in own][-1] == "480000" and {row["runs"] for row in own} == {"5"}
 
 
-def test_tables_of_others_join_the_worlds(suite, report, tmp_path):
+def test_tables_of_others_join_the_tasks(suite, report, tmp_path):
     own = tmp_path / "evaluations.csv"
     own.write_text(evaluations_csv(report))
     again = make_report(own)  # a report of a report's table
-    for one, other in zip(report.worlds, again.worlds):
+    for one, other in zip(report.tasks, again.tasks):
         for name, team in one.teams.items():
             np.testing.assert_allclose(other.teams[name].scores, team.scores)
             np.testing.assert_array_equal(
@@ -268,10 +268,10 @@ def test_tables_of_others_join_the_worlds(suite, report, tmp_path):
             )
     theirs = tmp_path / "other.csv"
     theirs.write_text(
-        "world,algorithm,seed,frames,return\n"
+        "task,algorithm,seed,frames,return\n"
         "wheel,Other MAPPO,0,480000,1\nwheel,Other MAPPO,1,480000,2\nelsewhere,Other MAPPO,0,9,3\n"
     )
-    both = {result.world.name: result for result in make_report([suite, theirs]).worlds}
+    both = {result.task.name: result for result in make_report([suite, theirs]).tasks}
     assert both["wheel"].teams["Other MAPPO"].scores == [1, 2]
     assert set(both["wheel"].teams) == {"MAPPO", "IPPO", "Other MAPPO"}
     assert list(both["elsewhere"].teams) == ["Other MAPPO"]
@@ -281,11 +281,11 @@ def test_tables_of_others_join_the_worlds(suite, report, tmp_path):
     ("text", "sentence"),
     [
         ("", "it has no rows"),
-        ("world,seed\na,1\n", "it has no column 'algorithm'"),
-        ("world,algorithm,seed,frames,return\na,b,0,1,good\n", "is broken in line 2"),
-        ("world,algorithm,seed,frames,return\na,b,0,-5,1\n", "has frames=-5 in line 2"),
-        ("world,algorithm,seed,frames,return\na,b,0,5,1\n\na,b,0,5,2\n", "in lines 2 and 4"),
-        ("world,algorithm,seed,frames,return\nwheel,MAPPO,0,1,1\n", "give it a name of its own"),
+        ("task,seed\na,1\n", "it has no column 'algorithm'"),
+        ("task,algorithm,seed,frames,return\na,b,0,1,good\n", "is broken in line 2"),
+        ("task,algorithm,seed,frames,return\na,b,0,-5,1\n", "has frames=-5 in line 2"),
+        ("task,algorithm,seed,frames,return\na,b,0,5,1\n\na,b,0,5,2\n", "in lines 2 and 4"),
+        ("task,algorithm,seed,frames,return\nwheel,MAPPO,0,1,1\n", "give it a name of its own"),
     ],
 )
 def test_tables_of_others_that_do_not_fit(suite, tmp_path, text, sentence):
@@ -299,9 +299,9 @@ def test_tables_of_others_that_do_not_fit(suite, tmp_path, text, sentence):
 def test_a_return_of_others_that_is_no_number_ends_its_run(tmp_path):
     path = tmp_path / "other.csv"
     rows = "a,b,0,0,1\na,b,0,9,nan\na,b,1,0,1\na,b,1,9,2\na,c,1,0,nan\n"
-    path.write_text("world,algorithm,seed,frames,return\n" + rows)
+    path.write_text("task,algorithm,seed,frames,return\n" + rows)
     report = make_report(path)
-    assert report.worlds[0].teams["b"].scores == [1, 2]
+    assert report.tasks[0].teams["b"].scores == [1, 2]
     said = "\n".join(notes(report))
     assert "(of 'b' in 'a', seed 0) has a return that is no finite number at frame 9" in said
     assert "no finite return at the start of 'c' in 'a', seed 1" in report.left_out[0]
@@ -327,7 +327,7 @@ def test_a_copy_of_a_run_counts_once(tmp_path):
     write_run(tmp_path / "b", [0, 1], seed=1)
     shutil.copytree(run, tmp_path / "c")
     report = make_report(tmp_path)
-    assert report.worlds[0].teams["MAPPO"].scores == [1, 1]
+    assert report.tasks[0].teams["MAPPO"].scores == [1, 1]
     (sentence,) = report.left_out
     assert "/c' has the settings, the seed and every number of" in sentence
     assert any("Left out:" in note and "count once" in note for note in notes(report))
@@ -349,7 +349,7 @@ def test_tables_that_were_cut_are_named(tmp_path):
     text = (run / "metrics.csv").read_text().splitlines(keepends=True)
     (run / "metrics.csv").write_text("".join(text[:2]))
     report = make_report(tmp_path)
-    assert report.worlds[0].teams["MAPPO"].scores == [2]
+    assert report.tasks[0].teams["MAPPO"].scores == [2]
     said = "\n".join(notes(report))
     assert "/a has a half last line in evaluation.csv, which is not used." in said
     assert "/a has a metrics.csv that ends at frame 1,000; agent frames of later" in said

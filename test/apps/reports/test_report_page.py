@@ -84,7 +84,7 @@ def test_the_page_needs_nothing_from_elsewhere(suite):
 def test_the_page_holds_every_run(suite):
     found = data_of(page(make_report(suite)))
     assert found["algorithms"] == ["IPPO", "MAPPO"]
-    balance = found["worlds"][0]
+    balance = found["tasks"][0]
     assert balance["name"] == "balance" and balance["random"] == -8.8
     line = balance["teams"][1]["evaluation"]
     assert line["frames"] == [0, 120_000, 240_000, 360_000, 480_000]
@@ -102,13 +102,13 @@ def test_what_comes_from_runs_is_escaped(tmp_path):
     own["env"]["name"] = name.replace("/", "_")
     config.write_text(yaml.safe_dump(own))
     table = tmp_path / "other.csv"
-    table.write_text(f"world,algorithm,seed,frames,return\narena,{name},0,9,9\n")
+    table.write_text(f"task,algorithm,seed,frames,return\narena,{name},0,9,9\n")
     text = page(make_report([folder, table]))
     elements = Elements(text)
     assert [tag for tag, _ in elements.found].count("script") == 2
     assert not any("onclick" in attributes for _, attributes in elements.found)
     found = data_of(text)
-    assert found["worlds"][0]["name"] == "<_script><script>alert(1)<_script>|`x`&"
+    assert found["tasks"][0]["name"] == "<_script><script>alert(1)<_script>|`x`&"
     assert found["algorithms"][0] == name
 
 
@@ -181,7 +181,7 @@ def test_two_reports_at_once_both_succeed(tmp_path, monkeypatch):
 
 
 def test_pictures_cut_nothing(tmp_path):
-    """A legend of long names below one narrow world, and the titles above three."""
+    """A legend of long names below one narrow task, and the titles above three."""
     for i in range(4):
         settings = {"learner.lr": 0.001 * i + 1e-4, "learner.entropy_coeff": 0.1 * i}
         write_run(tmp_path / f"{i}", [0, i], **settings, **{"learner.gamma": 0.9 + 0.01 * i})

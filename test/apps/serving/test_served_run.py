@@ -20,7 +20,7 @@ from torchrl_marl_client import Client
 import torchrl_marl
 from torchrl_marl import AgentSpec, TeamSpec
 from torchrl_marl.apps.cli import main as cli
-from torchrl_marl.apps.serving import ServedRun, declared_of
+from torchrl_marl.apps.serving import PolicyServer, declared_of
 from torchrl_marl.errors import CheckpointError, ConfigError
 from torchrl_marl.recipes import read_config
 from torchrl_marl.training.run import Run
@@ -86,7 +86,7 @@ def best(policy, td):
 
 def test_clients_get_what_the_policy_does(kinds):
     policy, draw = Run.load(kinds.folder).policy, np.random.default_rng(0)
-    with ServedRun(kinds.folder, port=0, execution="trace", max_clients=4) as served:
+    with PolicyServer(kinds.folder, port=0, execution="trace", max_clients=4) as served:
         assert served.version == 160 and list(served.declared.kinds) == ["agents_0", "agents_1"]
         with closing(connect(served)) as client:
             for t in range(6):
@@ -108,7 +108,7 @@ def test_clients_get_what_the_policy_does(kinds):
 def test_sampled_actions_vary(kinds):
     draw = np.random.default_rng(0)
     options = {"port": 0, "execution": "eager", "stochastic": True}
-    with ServedRun(kinds.folder, **options) as served, closing(connect(served)) as client:
+    with PolicyServer(kinds.folder, **options) as served, closing(connect(served)) as client:
         seen, legal = drawn_observations(served, draw)
         client.begin(seen, action_masks=legal)
         found = [str(client.step(seen, action_masks=legal)) for _ in range(20)]
@@ -117,7 +117,7 @@ def test_sampled_actions_vary(kinds):
 
 def test_agents_remember_for_each_client_and_episode(remembering):
     policy, draw = Run.load(remembering.folder).policy, np.random.default_rng(0)
-    with ServedRun(remembering.folder, port=0, execution="trace", max_clients=2) as served:
+    with PolicyServer(remembering.folder, port=0, execution="trace", max_clients=2) as served:
         clients = [connect(served, name=name) for name in "ab"]
         size = served.server.seats.remembered["agents"].shape[-1]
         for _ in range(2):  # episodes
@@ -145,7 +145,7 @@ def test_newer_checkpoints_are_followed_in_mid_episode(tmp_path):
     learner = {"actor.memory": "gru", "window": 5, "minibatch_size": 20, "lr": 0.05}
     run = torchrl_marl.train(read_config(config(tmp_path / "run"), {"learner": learner}))
     draw = np.random.default_rng(0)
-    with ServedRun(run.folder, port=0, execution="trace", max_clients=2) as served:
+    with PolicyServer(run.folder, port=0, execution="trace", max_clients=2) as served:
         with closing(connect(served)) as client:
             seen, _ = drawn_observations(served, draw)
             first = client.begin(seen)
@@ -165,7 +165,7 @@ def test_newer_checkpoints_are_followed_in_mid_episode(tmp_path):
 
 
 def test_who_declares_other_agents_is_refused(kinds):
-    with ServedRun(kinds.folder, port=0, execution="eager") as served:
+    with PolicyServer(kinds.folder, port=0, execution="eager") as served:
         other = {"walker": {"n": 1, "observation": 2, "action": 1}}
         host, port = served.address.split(":")
         with pytest.raises(RuntimeError, match="but no 'agents_0', expected .'n': 2"):
@@ -201,7 +201,7 @@ def test_bad_requests_are_one_sentence(kinds, tmp_path, capsys):
     assert "expected a port" in error(kinds.folder, "--port", "70000")
     assert "did you mean 'trace'?" in error(kinds.folder, "--execution", "trase")
     with pytest.raises(CheckpointError):
-        ServedRun(tmp_path)
+        PolicyServer(tmp_path)
 
 
 # A shell's background jobs are begun with Ctrl-C ignored.
@@ -245,4 +245,4 @@ def test_the_command(kinds):
 
 def test_a_key_wants_its_certificate(kinds):
     with pytest.raises(ConfigError, match="tls_key is 'key.pem', expected tls_certificate beside"):
-        ServedRun(kinds.folder, port=0, execution="eager", tls_key="key.pem")
+        PolicyServer(kinds.folder, port=0, execution="eager", tls_key="key.pem")

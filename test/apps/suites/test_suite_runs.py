@@ -142,7 +142,7 @@ def test_folders_of_others_are_left_alone(here, capsys):
 
 
 def test_a_run_that_fails_is_said_and_the_others_go_on(here, capsys):
-    """Each in a process of its own, of which one is on a world that breaks."""
+    """Each in a process of its own, of which one is on an environment that breaks."""
     orders = here / "orders"
     orders.mkdir()
     (orders / "always").touch()

@@ -106,11 +106,14 @@ def test_all_that_a_suite_of_the_package_says_can_be_run(name):
 
 def test_the_tasks_of_vmas_are_benchmarls():
     """Its own arguments and time limits; `football` has an opponent of less strength."""
-    worlds = {task: read_suite("vmas").run(task, "mappo").config.env for task in TASKS}
+    environments = {task: read_suite("vmas").run(task, "mappo").config.env for task in TASKS}
     assert set(read_suite("vmas").tasks) == set(TASKS)
-    assert {task: env.max_steps for task, env in worlds.items()} == TASKS
-    assert worlds["balance"].kwargs["n_agents"] == 4 and worlds["wheel"].kwargs["line_mass"] == 30
-    assert worlds["football"].kwargs["ai_strength"] == 0.3
+    assert {task: env.max_steps for task, env in environments.items()} == TASKS
+    assert (
+        environments["balance"].kwargs["n_agents"] == 4
+        and environments["wheel"].kwargs["line_mass"] == 30
+    )
+    assert environments["football"].kwargs["ai_strength"] == 0.3
 
 
 TASKS = dict.fromkeys(

@@ -1,4 +1,4 @@
-"""What a world of several kinds of agents may not give, and actions outside their specs."""
+"""What an environment of several kinds of agents may not give, and actions outside their specs."""
 
 import pytest
 import torch

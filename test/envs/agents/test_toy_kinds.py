@@ -1,4 +1,4 @@
-"""Toy worlds of several kinds: speaker and listener, and arena agents that are born late."""
+"""Toy environments of several kinds: speaker and listener, and arena agents that are born late."""
 
 import inspect
 
@@ -95,7 +95,7 @@ def test_who_was_never_born_ends_with_the_episode():
     assert td["truncated"][:, -1].all()
     assert td["agents", "truncated"][:, -1, 1].all()
     assert not td["agents", "done"][:, :-1, 1].any()
-    # Nobody lives between the first one's death and the second one's birth: the world waits.
+    # Nobody lives between the first one's death and the second one's birth: the environment waits.
     env = Arena(2, n_agents=2, years=1, late_spawn=3)
     td = env.rollout(5, break_when_any_done=False)["next"]
     assert td["terminated"][0].flatten().tolist() == [False] * 4 + [True]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from torchrl_marl.apps.console import settings_table
@@ -16,7 +17,8 @@ from torchrl_marl.version import __version__
 
 __all__ = ["COMMANDS", "make_parser"]
 
-_LISTS = ("recipes", "worlds", "scenarios", "algorithms", "settings", "suites", "schema")
+_LISTS = ("recipes", "environments", "scenarios", "algorithms", "settings", "suites", "schema")
+_RENAMED_LISTS = {"worlds": "environments"}
 
 
 def _seeds(text: str) -> list[int]:
@@ -56,10 +58,13 @@ _PORT = _whole(0, 65535, "a port, 0 to 65535")
 _SEED = _whole(0, 2**32 - 1, f"a number from 0 to {2**32 - 1}")
 
 
-def _one_of(words: Iterable[str]) -> Callable[[str], str]:
-    """Returns what reads one of some words."""
+def _one_of(
+    words: Iterable[str], renamed: Mapping[str, str] = MappingProxyType({})
+) -> Callable[[str], str]:
+    """Returns a reader of one of several words; ``renamed`` maps old words to new ones."""
 
     def read(text: str) -> str:
+        text = renamed.get(text, text)
         if text not in words:
             raise argparse.ArgumentTypeError(
                 f"found {quoted(text)}; {nearest(text, words)}choose among {', '.join(words)}"
@@ -109,7 +114,7 @@ class _Parser(argparse.ArgumentParser):
         """Adds what trusts a folder of somebody else's."""
         self.switch(
             "--trust",
-            "run the code that a run of somebody else's brings (its world's module, pickled "
+            "run the code that a run of somebody else's brings (its environment's module, pickled "
             "worlds), and follow links out of its folder",
         )
 
@@ -193,7 +198,7 @@ def _tune(tune: _Parser) -> None:
     tune.words(
         "settings",
         "RECIPE|key=LOW..HIGH[:log]|key=value",
-        "a recipe (first; the world that a YAML file names is imported), ranges such as "
+        "a recipe (first; the environment that a YAML file names is imported), ranges such as "
         "learner.lr=1e-4..1e-2:log, and settings",
     )
     tune.option("--trials", "N", "default: 32", _COUNT, 32)
@@ -225,8 +230,8 @@ def _suite(suite: _Parser) -> None:
     suite.words(
         "settings",
         "SUITE|key=value",
-        "a suite's name or YAML file (first; the worlds that it names are imported); which runs: "
-        "algorithms=mappo,ippo, tasks=balance,wheel, seeds=5 (so many; seeds=3..7: those), "
+        "a suite's name or YAML file (first; the environments that it names are imported); which "
+        "runs: algorithms=mappo,ippo, tasks=balance,wheel, seeds=5 (so many; seeds=3..7: those), "
         "frames=600000; and settings of all of them, as `train` takes them",
     )
     suite.option("--out", "FOLDER", "default: suite_NAME in the current folder", Path)
@@ -246,16 +251,16 @@ def _suite(suite: _Parser) -> None:
     "evaluate",
     "measure a trained team",
     "Plays whole episodes with the policy of a run's last checkpoint, by the likeliest actions and "
-    "by drawn ones, from the same starts for every run of a world. Prints means with their 95 % "
-    "intervals, and adds the results to RUN/evaluations.jsonl.",
+    "by drawn ones, from the same starts for every run of an environment. Prints means with their "
+    "95 % intervals, and adds the results to RUN/evaluations.jsonl.",
 )
 def _evaluate(evaluate: _Parser) -> None:
     evaluate.run()
     evaluate.option(
         "--against",
         "PLAYER",
-        "in a world of two sides: win rate against another run, RUN/players/NAME.pt, `random` or "
-        "`heuristic`, from both seats; printed only",
+        "in an environment of two sides: win rate against another run, RUN/players/NAME.pt, "
+        "`random` or `heuristic`, from both seats; printed only",
     )
     _add_measuring(evaluate, "both kinds, beside each other")
     evaluate.switch("--gif", "write RUN/episode.gif, too")
@@ -266,9 +271,9 @@ def _evaluate(evaluate: _Parser) -> None:
 @_command(
     "compare",
     "say whether one run is better than another",
-    "Plays two runs of a world, or two folders of several seeds, from the same starts. Prints the "
-    "difference of their returns with its 95 % interval, and whether one is better: by more than "
-    "chance among episodes, or among seeds, explains.",
+    "Plays two runs of an environment, or two folders of several seeds, from the same starts. "
+    "Prints the difference of their returns with its 95 % interval, and whether one is better: by "
+    "more than chance among episodes, or among seeds, explains.",
 )
 def _compare(compare: _Parser) -> None:
     for name, metavar in (("first", "RUN_A"), ("second", "RUN_B")):
@@ -310,16 +315,16 @@ def _add_measuring(command: _Parser, kinds: str) -> None:
 @_command(
     "crossplay",
     "play runs against, or with, each other",
-    "Plays the policies of runs of one world against each other, in a world of two sides, or with "
-    "each other, in a world of one team. Prints ratings with their intervals, the Nash average and "
-    "the table, and writes them with a picture.",
+    "Plays the policies of runs of one environment against each other, in an environment of two "
+    "sides, or with each other, in an environment of one team. Prints ratings with their "
+    "intervals, the Nash average and the table, and writes them with a picture.",
 )
 def _crossplay(crossplay: _Parser) -> None:
     crossplay.words(
         "players",
         "PLAYER",
         "folders that `train` printed, files of stored players (RUN/players/NAME.pt), `random`, "
-        "and `heuristic`, the world's own",
+        "and `heuristic`, the environment's own",
         "+",
     )
     crossplay.option(
@@ -411,8 +416,8 @@ def _serve(serve: _Parser) -> None:
 @_command(
     "plot",
     "draw learning curves",
-    "Draws the learning curves of runs; seeds of a recipe become mean and range, and each world "
-    "has axes of its own. Writes what is drawn as CSV beside the picture.",
+    "Draws the learning curves of runs; seeds of a recipe become mean and range, and each "
+    "environment has axes of its own. Writes what is drawn as CSV beside the picture.",
 )
 def _plot(plot: _Parser) -> None:
     plot.words("runs", "RUN", "folders that hold runs, however deep", "+")
@@ -428,8 +433,8 @@ def _plot(plot: _Parser) -> None:
 @_command(
     "report",
     "compare many runs, with intervals over seeds",
-    "Compares the algorithms of runs world by world and over all worlds, with intervals over "
-    "seeds, as a page for a browser, Markdown and CSV.",
+    "Compares the algorithms of runs environment by environment and over all environments, with "
+    "intervals over seeds, as a page for a browser, Markdown and CSV.",
 )
 def _report(report: _Parser) -> None:
     report.words("runs", "RUN", "folders that hold runs, or tables such as evaluations.csv", "+")
@@ -449,15 +454,15 @@ def _report(report: _Parser) -> None:
     "recipes, by which editors complete and check them.",
 )
 def _list(lists: _Parser) -> None:
-    lists.option("what", "WHAT", ", ".join(_LISTS), _one_of(_LISTS), nargs="?")
+    lists.option("what", "WHAT", ", ".join(_LISTS), _one_of(_LISTS, _RENAMED_LISTS), nargs="?")
     lists.option("recipe", "RECIPE", "whose values `settings` shows", nargs="?")
     lists.switch("--markdown", "`settings` as a table, with their defaults")
     lists.option(
         "--for",
-        "WORLD",
-        "`algorithms` that fit a world (vmas/balance), a recipe's or a YAML file's (which is "
-        "imported and built), with which settings, and why others do not",
-        dest="world",
+        "ENVIRONMENT",
+        "`algorithms` that fit an environment (vmas/balance), a recipe's or a YAML file's (which "
+        "is imported and built), with which settings, and why others do not",
+        dest="environment",
     )
     lists.trust()
 

@@ -117,7 +117,7 @@ def print_against(config: TrainConfig, parsed: argparse.Namespace) -> None:
         parsed (Namespace): the command's arguments.
 
     Raises:
-        ConfigError: a world of one team, or animations, which show the run's own episodes.
+        ConfigError: an environment of one team, or animations, which show the run's own episodes.
     """
     if parsed.gif or parsed.mp4:
         raise ConfigError(
@@ -132,9 +132,9 @@ def print_against(config: TrainConfig, parsed: argparse.Namespace) -> None:
     if not seats.apart:
         env.close()
         raise ConfigError(
-            f"run {quoted(parsed.run)} plays in a world of one team, expected two sides, of which "
-            "one plays against the other; `torchrl-marl crossplay` lets players play with each "
-            "other, `torchrl-marl compare` compares runs."
+            f"run {quoted(parsed.run)} plays in an environment of one team, expected two sides, of "
+            "which one plays against the other; `torchrl-marl crossplay` lets players play with "
+            "each other, `torchrl-marl compare` compares runs."
         )
     kind = parsed.deterministic
     kind = config.evaluation.deterministic if kind is None else kind

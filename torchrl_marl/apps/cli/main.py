@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 from torchrl_marl.apps.cli.arguments import COMMANDS, make_parser
 from torchrl_marl.apps.console import (
+    print_error,
+    print_failed,
+    print_stopped,
     report,
     settings_markdown,
     settings_table,
     silence_others,
     table,
     tell,
-    tell_error,
-    tell_failed,
-    tell_stopped,
 )
 from torchrl_marl.errors import ConfigError, UserError, nearest, quoted
 from torchrl_marl.runtime.import_path import leave_current_folder
@@ -57,13 +57,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(arguments)
     except UserError as error:
-        tell_error(error)
+        print_error(error)
         return 2
     except KeyboardInterrupt as stop:
-        tell_stopped(*(stop.args or (None,)), command=arguments[0])
+        print_stopped(*(stop.args or (None,)), command=arguments[0])
         return 130
     except Terminated as stop:
-        tell_stopped(stop.folder, stop.saved, command=arguments[0])
+        print_stopped(stop.folder, stop.saved, command=arguments[0])
         return 143
     except BrokenPipeError:  # `torchrl-marl list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -116,7 +116,7 @@ def _train(parsed: argparse.Namespace) -> None:
     if parsed.resume is not None:
         _resume(parsed)
         return
-    from torchrl_marl import runs as doors
+    from torchrl_marl import runs as listeners
     from torchrl_marl.apps.jobs.jobs import train_each
     from torchrl_marl.training.folder import check_folder
     from torchrl_marl.training.recorder import check_logging
@@ -125,7 +125,7 @@ def _train(parsed: argparse.Namespace) -> None:
     find = _together if parsed.together else _configs_of_seeds
     configs = find(recipe, texts, parsed.seeds)
     for one in configs:
-        doors.check_device(one)
+        listeners.check_device(one)
         check_logging(one.logging)
         check_folder(one)
     silence_others()
@@ -135,7 +135,7 @@ def _train(parsed: argparse.Namespace) -> None:
         for one, found in train_each(configs, seeds=parsed.seeds is not None):
             if isinstance(found, Exception):
                 failed.append(one.seed)
-                tell_failed(one.seed, found)
+                print_failed(one.seed, found)
             else:
                 own = [one.seed] if len(found) == 1 else [run.config.seed for run in found]
                 runs |= zip(own, found)
@@ -366,7 +366,7 @@ def _play_off(
     table_of_all = cross_play(everybody, everybody, env, parsed.episodes, **options)
     env.close()
     found = players.standing(table_of_all) if sides.alike else None
-    # In a world of unlike sides, the row's player has the first.
+    # In an environment of unlike sides, the row's player has the first.
     what = "return with" if sides.alike else f"return as {next(iter(sides.agents[0]))}"
     print(players.standing_text(names, table_of_all, found, what))
     paths = players.write_table(out, names, table_of_all, found)
@@ -418,7 +418,7 @@ def _serve(parsed: argparse.Namespace) -> None:
 
 
 def _list(parsed: argparse.Namespace) -> None:
-    what, recipe, world = parsed.what, parsed.recipe, parsed.world
+    what, recipe, environment = parsed.what, parsed.recipe, parsed.environment
     if recipe is not None and what != "settings":
         raise ConfigError(
             f"found {quoted(recipe)} after {what!r}, expected nothing; "
@@ -428,12 +428,12 @@ def _list(parsed: argparse.Namespace) -> None:
         raise ConfigError(
             "--markdown is given without `settings`, expected: list settings --markdown."
         )
-    if world is not None and what != "algorithms":
+    if environment is not None and what != "algorithms":
         raise ConfigError(
-            f"--for is given without `algorithms`, expected: list algorithms --for {world}."
+            f"--for is given without `algorithms`, expected: list algorithms --for {environment}."
         )
-    if world is not None:
-        _list_fitting(world)
+    if environment is not None:
+        _list_fitting(environment)
     elif what == "settings":
         _list_settings(recipe, parsed.markdown)
     elif what == "schema":
@@ -446,7 +446,7 @@ def _list(parsed: argparse.Namespace) -> None:
 
 def _rows_of(what: str) -> list[tuple[str, str]]:
     from torchrl_marl import recipes
-    from torchrl_marl.envs.libraries import world_rows
+    from torchrl_marl.envs.libraries import environment_rows
     from torchrl_marl.learners.algorithms import ALGORITHMS
 
     if what == "recipes":
@@ -457,7 +457,7 @@ def _rows_of(what: str) -> list[tuple[str, str]]:
         from torchrl_marl.apps.suites.running import suite_rows
 
         return suite_rows()
-    return world_rows()
+    return environment_rows()
 
 
 def _list_schema() -> None:
@@ -467,11 +467,11 @@ def _list_schema() -> None:
     print(json.dumps(json_schema(TrainConfig, "a recipe of torchrl_marl"), indent=2))
 
 
-def _list_fitting(world: str) -> None:
+def _list_fitting(environment: str) -> None:
     silence_others()
     from torchrl_marl.apps.choosing import algorithms_for
 
-    print(algorithms_for(world).text())
+    print(algorithms_for(environment).text())
 
 
 def _list_settings(recipe: str | None, markdown: bool) -> None:

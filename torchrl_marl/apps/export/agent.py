@@ -15,7 +15,7 @@ from torchrl.data import TensorSpec
 from torchrl_marl.apps.export.interface import FORMAT, VERSIONS, Field, Program
 from torchrl_marl.apps.export.programs import (
     Act,
-    Mind,
+    AgentState,
     OneObservation,
     body_of_agent,
     talking_programs,
@@ -184,7 +184,7 @@ class AgentActor:
             act = Act(observe, body, self._choice(), len(seen))
             return [Program.of("act", act, (*seen, *legal, *memory), done)]
         assert isinstance(body, TeamNetwork)
-        mind = Mind(observe, body, self._choice(), len(seen), network.position)
+        mind = AgentState(observe, body, self._choice(), len(seen), network.position)
         return list(talking_programs(mind, (*seen, *memory), legal, done, self.channel, size))
 
     def describe(self) -> dict[str, Any]:

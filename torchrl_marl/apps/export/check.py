@@ -1,4 +1,4 @@
-"""Exported agents against the policy of their team, over whole episodes of its own world.
+"""Exported agents against the policy of their team, over whole episodes of its own environment.
 
 Shapes: N agents of a group.
 """
@@ -105,9 +105,9 @@ def check_players(
 ) -> Comparison:
     """Lets exported agents act beside their team, each by what it sees and hears itself.
 
-    The team plays, deaths and births included; in the first world of the environment every agent
-    that lives is asked for its action, too. Those with whom the exported agents talk, and who are
-    not exported, are run here.
+    The team plays, deaths and births included; in the first environment of the environment every
+    agent that lives is asked for its action, too. Those with whom the exported agents talk, and who
+    are not exported, are run here.
 
     Args:
         env (EnvBase): with dense groups, and with what the policy remembers.
@@ -196,7 +196,7 @@ class _Team:
         first: tuple[int, ...],
         close: float,
     ) -> None:
-        """Compares a step of the players with that of the team, in one world."""
+        """Compares a step of the players with that of the team, in one environment."""
         rows = {
             name: acted.get(agent.group.name)[agent.number] for name, agent in self.agents.items()
         }

@@ -23,10 +23,10 @@ from torchrl_marl.modules.stacks.module_stack import ModuleStack
 
 __all__ = [
     "Act",
+    "AgentState",
     "Hear",
     "Listen",
     "Listener",
-    "Mind",
     "OneObservation",
     "Relay",
     "Speak",
@@ -208,7 +208,7 @@ class Act(nn.Module):
         return (*chosen, extras.state.squeeze(0)) if self.remembers else chosen
 
 
-class Mind(nn.Module):
+class AgentState(nn.Module):
     """What the programs of an agent that talks have in common.
 
     Between its programs of a step an agent keeps its features, what it remembers, and where it is,
@@ -304,7 +304,7 @@ class Speak(nn.Module):
     Where it decides whether it speaks, ``gate_logits`` come behind, positive where it does.
     """
 
-    def __init__(self, mind: Mind) -> None:
+    def __init__(self, mind: AgentState) -> None:
         super().__init__()
         self.mind = mind
         self.relays = isinstance(mind.channel.rounds[0], Chain)
@@ -321,7 +321,7 @@ class Speak(nn.Module):
 class _Later(nn.Module):
     """A program behind the first: it reads a state."""
 
-    def __init__(self, mind: Mind, sizes: Sequence[int]) -> None:
+    def __init__(self, mind: AgentState, sizes: Sequence[int]) -> None:
         super().__init__()
         self.mind, self.sizes = mind, list(sizes)
 
@@ -339,7 +339,7 @@ class Hear(_Later):
         number (int): of the round that it heard, from 0.
     """
 
-    def __init__(self, mind: Mind, sizes: Sequence[int], number: int) -> None:
+    def __init__(self, mind: AgentState, sizes: Sequence[int], number: int) -> None:
         super().__init__(mind, sizes)
         self.number = number
 
@@ -365,7 +365,7 @@ class Relay(_Later):
         back (bool): against the order of agents.
     """
 
-    def __init__(self, mind: Mind, sizes: Sequence[int], back: bool) -> None:
+    def __init__(self, mind: AgentState, sizes: Sequence[int], back: bool) -> None:
         super().__init__(mind, sizes)
         self.back = back
 
@@ -398,7 +398,7 @@ class Listener(_Later):
 
 
 def talking_programs(
-    mind: Mind,
+    mind: AgentState,
     seen: tuple[Field, ...],
     legal: tuple[Field, ...],
     done: list[str],

@@ -16,6 +16,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 from torchrl.envs import EnvBase, TransformedEnv
 
+from torchrl_marl.apps.external.client_slots import Fragments
 from torchrl_marl.apps.external.env import ExternalEnv, tell
 from torchrl_marl.apps.external.graph_acting import (
     GraphActing,
@@ -24,7 +25,6 @@ from torchrl_marl.apps.external.graph_acting import (
     sizes_for,
     take_tensors,
 )
-from torchrl_marl.apps.external.seats import Fragments
 from torchrl_marl.collectors.collector import Interrupted
 from torchrl_marl.envs.remember import remembered_by
 from torchrl_marl.training.config import TrainConfig
@@ -106,7 +106,7 @@ class ExternalCollector:
         if not self._opened:
             self._open(policy)
         else:
-            self.env.door.ask(self._release, policy)
+            self.env.listener.ask(self._release, policy)
         batch = as_batch(self._wait()).to(self.env.device)
         self.frames += self.frames_per_batch
         return batch
@@ -132,7 +132,7 @@ class ExternalCollector:
         """Begins to record, with the first batch."""
         self._opened = True
         self.env.open()
-        self.env.door.ask(self._begin, policy)
+        self.env.listener.ask(self._begin, policy)
 
     def _begin(self, policy: Any) -> None:
         server = self.env.server
@@ -154,7 +154,7 @@ class ExternalCollector:
         fragments, began = self.fragments, time.monotonic()
         ready, since = len(fragments.ready), began
         while (found := fragments.take()) is None:
-            self.env.door.raise_error()
+            self.env.listener.raise_error()
             if self._asked():
                 raise Interrupted
             with fragments.changed:

@@ -195,7 +195,7 @@ class Declared:
         """Returns the specs of these agents, as every adapter of a library has them.
 
         Args:
-            owner (str): the world's name in messages.
+            owner (str): the environment's name in messages.
             num_envs (int): number E of rows of a batch.
         """
         import torch

@@ -12,8 +12,8 @@ import torch
 from tensordict import TensorDictBase
 
 from torchrl_marl.apps.external.declaration import Declared
-from torchrl_marl.apps.external.door import Door, read_token
 from torchrl_marl.apps.external.library import ExternalArguments
+from torchrl_marl.apps.external.listener import Listener, read_token
 from torchrl_marl.apps.external.server import ActionServer
 from torchrl_marl.envs.agents.declared_env import DeclaredEnv
 from torchrl_marl.errors import ConfigError, quoted
@@ -41,11 +41,11 @@ class ExternalEnv(DeclaredEnv):
     they play. Without ``agents`` it waits for the first client, which declares them.
 
     Args:
-        name (str): of the world, in messages.
+        name (str): of the environment, in messages.
 
     Keyword Args:
         num_envs (int): rows E of a batch, each some steps of one client.
-        seed (int, optional): not used: worlds are seeded where they run.
+        seed (int, optional): not used: environments are seeded where they run.
         device (torch.device): of batches and policy.
         **arguments: as :class:`~torchrl_marl.apps.external.library.ExternalArguments` says.
 
@@ -89,7 +89,7 @@ class ExternalEnv(DeclaredEnv):
             max_message_bytes=settings.max_message_bytes,
             max_number=settings.max_number,
         )
-        self._door: Door | None = None
+        self._listener: Listener | None = None
         if given is None:
             given = self._first_declared()
         given.check_size(settings.max_message_bytes)
@@ -104,26 +104,26 @@ class ExternalEnv(DeclaredEnv):
         began = since = time.monotonic()
         try:
             while self.server.declared is None:
-                self.door.raise_error()
+                self.listener.raise_error()
                 time.sleep(_LOOK)
                 if time.monotonic() - since > self.patience:
                     since = time.monotonic()
                     tell(f"has waited {since - began:.0f} s for a first client at {self.address}")
         except BaseException:
-            self.door.close()
+            self.listener.close()
             raise
         return self.server.declared
 
     @property
-    def door(self) -> Door:
+    def listener(self) -> Listener:
         """The open door."""
-        assert self._door is not None, "open() comes first"
-        return self._door
+        assert self._listener is not None, "open() comes first"
+        return self._listener
 
     @property
     def address(self) -> str:
         """Where clients connect to."""
-        return f"{self.door.host}:{self.door.port}"
+        return f"{self.listener.host}:{self.listener.port}"
 
     def open(self, waits_for: str = "clients") -> None:
         """Opens the door, and says where; a second time nothing happens.
@@ -131,10 +131,10 @@ class ExternalEnv(DeclaredEnv):
         Args:
             waits_for (str): in the message.
         """
-        if self._door is not None:
+        if self._listener is not None:
             return
         settings = self._settings
-        self._door = Door(
+        self._listener = Listener(
             self.server,
             host=settings.host,
             port=settings.port,
@@ -160,7 +160,7 @@ class ExternalEnv(DeclaredEnv):
         names = ("reconnects", "duplicates", "late", "truncated", "refused")
         own = {name: self.server.counts[name] for name in names}
         return {
-            f"door/{name}": n for name, n in {"clients": len(self.server.clients), **own}.items()
+            f"server/{name}": n for name, n in {"clients": len(self.server.clients), **own}.items()
         }
 
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
@@ -176,12 +176,12 @@ class ExternalEnv(DeclaredEnv):
         )
 
     def _set_seed(self, seed: int | None) -> None:
-        """Does nothing: worlds are seeded where they run."""
+        """Does nothing: environments are seeded where they run."""
 
     def close(self, *, raise_if_closed: bool = True) -> None:
         """Closes the door."""
-        if self._door is not None:
-            self._door.close()
+        if self._listener is not None:
+            self._listener.close()
         super().close(raise_if_closed=raise_if_closed)
 
 

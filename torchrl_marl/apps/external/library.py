@@ -81,7 +81,7 @@ def check_external(config: EnvConfig) -> None:
 
 
 LIBRARY = Library(
-    "simulators elsewhere, which are clients (docs/worlds/external.md)",
+    "simulators elsewhere, which are clients (docs/environments/external.md)",
     "torchrl_marl.apps.external.env:ExternalEnv",
     settings=("num_envs",),
     of_objects=(),

@@ -12,9 +12,9 @@ import numpy as np
 from tensordict import TensorDictBase
 from torchrl.envs.utils import ExplorationType
 
+from torchrl_marl.apps.external.client_slots import Fragments, Seats
 from torchrl_marl.apps.external.declaration import Declared
 from torchrl_marl.apps.external.graph_acting import Acting, Leaves
-from torchrl_marl.apps.external.seats import Fragments, Seats
 from torchrl_marl.apps.external.wire import PROTOCOL, Refused, framed
 from torchrl_marl.errors import ConfigError, quoted
 

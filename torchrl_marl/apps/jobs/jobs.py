@@ -120,7 +120,7 @@ class Jobs:
         finally:
             for process in working.values():
                 process.close()
-        interruption.heed(self.folder)
+        interruption.handle_signal(self.folder)
 
     def _start(self, number: int, working: dict[int, _Process]) -> None:
         self.began(number)
@@ -138,7 +138,7 @@ class Jobs:
             check_folder(config)
         settings = self.configs[0].distributed
         connection = connect(settings.address, settings.cpus_per_actor)
-        connection.tell_of_death(
+        connection.report_death(
             "the Ray that was started for these runs has died (its raylet), and this process with "
             "it; `torchrl-marl train --resume FOLDER` goes on with each, such as "
             f"FOLDER={shlex.quote(str(placed[0].folder))}."
@@ -256,14 +256,14 @@ def _main() -> int:
     """What a process does: trains the run of which it reads."""
     request = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_input, daemon=True).start()
-    from torchrl_marl.apps.console import silence_others, tell_error
+    from torchrl_marl.apps.console import print_error, silence_others
 
     silence_others()
     settings, trust = request["settings"], request["trust"]
     try:
         train_or_resume(settings, settings["folder"], trust=trust, **request["overrides"])
     except UserError as error:
-        tell_error(error)
+        print_error(error)
         return 2
     except KeyboardInterrupt:
         return 128 + signal.SIGINT

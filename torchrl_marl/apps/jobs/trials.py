@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from torchrl_marl.training.population import Population
     from torchrl_marl.training.training import Training
 
-__all__ = ["Judge", "Trials", "adam_correction"]
+__all__ = ["TrialScheduler", "Trials", "adam_correction"]
 
 _LEAST_EPISODES = 10  # of which a trial's value at a rung is the mean
 
 
-class Judge(Protocol):
+class TrialScheduler(Protocol):
     """Who proposes trials, and says which of them end early.
 
     Attributes:
@@ -42,10 +42,10 @@ class Judge(Protocol):
     def next(self) -> tuple[int, dict[str, float]] | None:
         """Returns the number and the settings of another trial; None when there is none."""
 
-    def gone(self, trial: int) -> bool:
+    def is_finished(self, trial: int) -> bool:
         """Returns whether a trial has ended already."""
 
-    def prunes(self, trial: int, frames: int, value: float) -> bool:
+    def should_prune(self, trial: int, frames: int, value: float) -> bool:
         """Takes in what a trial is worth at a rung; returns whether it ends there."""
 
     def ended(self, trial: int, value: float | None, *, pruned: bool) -> None:
@@ -77,7 +77,7 @@ class Trials(Part):
         population: Population,
         learners: Sequence[OnPolicyLearner],
         *,
-        judge: Judge,
+        judge: TrialScheduler,
     ) -> None:
         if config.learner.algorithm not in ("mappo", "ippo"):
             raise ConfigError(
@@ -103,11 +103,13 @@ class Trials(Part):
 
     def replace_ended(self, training: Training) -> None:
         """Gives the rows of trials that ended before the run was stopped to others."""
-        gone = [i for i, x in enumerate(self.numbers) if x is None or self.judge.gone(x)]
-        for i in gone:
+        is_finished = [
+            i for i, x in enumerate(self.numbers) if x is None or self.judge.is_finished(x)
+        ]
+        for i in is_finished:
             self._leave(i, training.progress)
             self._enter_next(i, training.progress)
-        if not all(self.population.members[i].idle for i in gone):
+        if not all(self.population.members[i].idle for i in is_finished):
             training.saved_at = None
             training.save()
 
@@ -139,7 +141,7 @@ class Trials(Part):
             rows_of(learner, one).write(i)
             for state in learner.critic_states.values():
                 state.unflatten(1, (learner.n_members, -1))[:, i] = 0.0
-            learner.sick[i] = False
+            learner.diverged[i] = False
             for name, value in settings.items():
                 learner.settings[name][i] = value
             self._lr[k, i] = settings.get("lr", learner.config.lr)
@@ -161,7 +163,7 @@ class Trials(Part):
     def finish(self, training: Training) -> None:
         """Ends trials that are complete, have diverged or fall behind; begins others."""
         if training.tracker.returns is not None:
-            self.fitness.saw(*training.tracker.returns)
+            self.fitness.update(*training.tracker.returns)
         now = training.progress
         diverged = self.population.diverged().tolist()
         running = [i for i, number in enumerate(self.numbers) if number is not None]
@@ -197,7 +199,7 @@ class Trials(Part):
         value = float(self.fitness.mean[i])
         self._reached[i] += 1
         self.fitness.begin([i])
-        return self.judge.prunes(number, rungs[reached], value)
+        return self.judge.should_prune(number, rungs[reached], value)
 
     def _values_of(self, whole: Sequence[int], now: Progress) -> dict[int, float]:
         """Evaluates trials that have come to their end, and notes it."""

@@ -386,11 +386,11 @@ class Halving:
         settings = self.suggest(trial)
         return trial.number, {name.removeprefix("learner."): x for name, x in settings.items()}
 
-    def gone(self, trial: int) -> bool:
+    def is_finished(self, trial: int) -> bool:
         """Returns whether the study knows how a trial ended."""
         return self._known()[trial].state.is_finished()
 
-    def prunes(self, trial: int, frames: int, value: float) -> bool:
+    def should_prune(self, trial: int, frames: int, value: float) -> bool:
         """Reports what a trial is worth at a rung."""
         asked = self._trial(trial)
         asked.report(value, frames)
@@ -407,10 +407,10 @@ class Halving:
             best = " (the best so far)" if self.study.best_trial.number == trial else ""
             self.said(f"trial {trial}: return {value:.4g} with {settings}{best}")
             return
-        fell_ill = value is not None or not pruned
-        self.study.tell(trial, state=TrialState.FAIL if fell_ill else TrialState.PRUNED)
+        diverged = value is not None or not pruned
+        self.study.tell(trial, state=TrialState.FAIL if diverged else TrialState.PRUNED)
         frames = max(known.intermediate_values, default=0)
-        how = "fell ill" if fell_ill else f"pruned after {frames:,} frames"
+        how = "fell ill" if diverged else f"pruned after {frames:,} frames"
         self.said(f"trial {trial}: {how} with {settings}")
 
     def forget(self, running: Sequence[int | None]) -> None:

@@ -40,7 +40,7 @@ def check_drawable(env: EnvBase, paths: Sequence[Path] = ()) -> None:
     """Refuses what cannot be drawn or written, before anything is played.
 
     Args:
-        env (EnvBase): the world.
+        env (EnvBase): the environment.
         paths (sequence of Path): files that are to be written.
 
     Raises:
@@ -233,7 +233,7 @@ class _View:
 
 
 class _Panel:
-    """One episode: its world, title and agents."""
+    """One episode: its environment, title and agents."""
 
     def __init__(
         self, figure: Figure, view: _View, place: Any, below: Any | None, title: str, pad: int
@@ -255,20 +255,20 @@ class _Panel:
             parse_math=False,
             annotation_clip=False,
         )
-        self._world: Any
+        self._environment: Any
         if view.kind == "shapes":
-            self._world = ShapesPanel(axes, view.limits, view.stage, view.turns)
+            self._environment = ShapesPanel(axes, view.limits, view.stage, view.turns)
         elif view.kind == "pixels":
-            self._world = PixelsPanel(axes)
+            self._environment = PixelsPanel(axes)
         else:
-            self._world = TextPanel(axes, view.lines, view.columns)
+            self._environment = TextPanel(axes, view.lines, view.columns)
         self._line = None
         if below is not None:
             self._line = AgentLine(figure.add_axes(below), view.first.agents, view.colors)
 
     def show(self, recent: Sequence[Frame], frame: Frame) -> None:
         """Shows a moment."""
-        self._world.show(frame, recent)
+        self._environment.show(frame, recent)
         if self._line is not None:
             self._line.show(frame.agents)
         color = "#202020" if frame.over else "#606060"

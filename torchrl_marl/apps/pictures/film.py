@@ -62,17 +62,17 @@ class Film:
     It looks on and draws no random number: what is played is the same without it.
 
     Args:
-        env (EnvBase): a world that can be drawn.
+        env (EnvBase): an environment that can be drawn.
         team (TeamSpec): its groups.
         shown (int): how many episodes, from the first on.
 
     Attributes:
-        name (str): of the world.
+        name (str): of the environment.
         stage (Stage, optional): the part of the plane in which it plays.
         episodes (list): the frames of each episode.
 
     Raises:
-        ConfigError: a world that cannot be drawn, or no episode.
+        ConfigError: an environment that cannot be drawn, or no episode.
     """
 
     def __init__(self, env: EnvBase, team: TeamSpec, shown: int = 1) -> None:
@@ -97,7 +97,7 @@ class Film:
             agents = self._agents(carry, i, None, ())
             self.episodes.append([Frame(0, scene(self._env, i), returns, agents)])
 
-    def saw(self, act: Policy, step: TensorDictBase, sums: Mapping[str, Tensor]) -> None:
+    def update(self, act: Policy, step: TensorDictBase, sums: Mapping[str, Tensor]) -> None:
         """Takes a step of the episodes that have not ended; called before ended ones begin anew.
 
         Args:
@@ -177,7 +177,7 @@ def _loudness(team: TeamSpec, heard: Mapping[str, Tensor], i: int) -> dict[str, 
 def _name_of(env: EnvBase) -> str:
     while hasattr(env, "base_env"):
         env = env.base_env
-    for key in ("scenario_name", "world_name"):
+    for key in ("scenario_name", "environment_name"):
         if isinstance(found := getattr(env, key, None), str):
             return found.rpartition("/")[2]
     return type(env).__name__

@@ -25,7 +25,7 @@ Limits = tuple[float, float, float, float]
 
 
 class ShapesPanel:
-    """A world of shapes; artists are created once and moved from frame to frame.
+    """An environment of shapes; artists are created once and moved from frame to frame.
 
     Args:
         axes (Axes): where they are drawn.
@@ -127,7 +127,7 @@ class ShapesPanel:
             artists["cross"].set_visible(shape.visible and life == DEAD)
 
     def _write(self, artist: Any, shape: Shape, height: float | None) -> None:
-        """Places a text in a shape, in letters of a height in the world's lengths."""
+        """Places a text in a shape, in letters of a height in the environment's lengths."""
         room = 1.1 * min(shape.reach)
         if height is None:
             height = min(room, 3.0 * shape.reach[0] / max(len(shape.text), 1))
@@ -223,7 +223,7 @@ def _paint(artist: Any, shape: Shape, life: str) -> None:
 
 
 class PixelsPanel:
-    """A world that draws itself, as pixels.
+    """An environment that draws itself, as pixels.
 
     Args:
         axes (Axes): where they are drawn.
@@ -245,7 +245,7 @@ class PixelsPanel:
 
 
 class TextPanel:
-    """A world that writes what it looks like.
+    """An environment that writes what it looks like.
 
     Args:
         axes (Axes): where it is written.
@@ -318,7 +318,7 @@ def limits(frames: Sequence[Frame], stage: Stage | None) -> Limits:
 
     Args:
         frames (sequence of Frame): all that are shown.
-        stage (Stage, optional): the world's own view; all that is drawn, without.
+        stage (Stage, optional): the environment's own view; all that is drawn, without.
     """
     shapes = [shape for frame in frames for shape in _shapes(frame) if shape.visible]
     agents = [shape for shape in shapes if shape.role == "agent"] if stage else shapes

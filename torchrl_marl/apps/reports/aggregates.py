@@ -17,7 +17,7 @@ from torchrl_marl.apps.reports.grouping import (
     Numbers,
     Progress,
     Record,
-    World,
+    Task,
     mean_of_known,
 )
 from torchrl_marl.errors import ConfigError
@@ -36,8 +36,8 @@ __all__ = [
     "Aggregate",
     "Line",
     "Scored",
+    "TaskResult",
     "Team",
-    "WorldResult",
     "aggregates_of",
     "read_references",
     "result_of",
@@ -45,12 +45,12 @@ __all__ = [
 ]
 
 _FILE = Path(__file__).with_name("references.yaml")
-_KEYS = {"world", "settings", "random", "best", "source"}
+_KEYS = {"task", "settings", "random", "best", "source"}
 
 
 @dataclass(frozen=True)
 class Reference:
-    """Two returns of a world, each with where it is from; None where it is not known."""
+    """Two returns of a task, each with where it is from; None where it is not known."""
 
     random: float | None
     random_source: str
@@ -89,53 +89,55 @@ def read_references(path: Path | None = None) -> list[Mapping[str, Any]]:
             f"the references {str(path)!r} cannot be read: {str(error).splitlines()[0]}."
         ) from None
     for entry in entries if isinstance(entries, list) else [None]:
+        if isinstance(entry, dict) and "task" in entry:  # its name before 0.2
+            entry["task"] = entry.pop("task")
         keys = set(entry) if isinstance(entry, dict) else set()
-        if not {"world", "source"} <= keys <= _KEYS:
+        if not {"task", "source"} <= keys <= _KEYS:
             raise ConfigError(
                 f"the references {str(path)!r} hold {str(entry)[:80]!r}, expected entries with "
-                f"world and source, and of {', '.join(sorted(_KEYS - {'world', 'source'}))} some; "
+                f"task and source, and of {', '.join(sorted(_KEYS - {'task', 'source'}))} some; "
                 "see torchrl_marl/apps/reports/references.yaml."
             )
     return list(entries)
 
 
 def find_reference(
-    world: World, ends: Mapping[str, Sequence[float]], entries: Sequence[Mapping[str, Any]]
+    task: Task, ends: Mapping[str, Sequence[float]], entries: Sequence[Mapping[str, Any]]
 ) -> Reference:
-    """Finds what the returns of a world are normalized by.
+    """Finds what the returns of a task are normalized by.
 
     A figure of the entries comes first. Otherwise random is the mean of what the runs measured, and
     the best known is the better of the heuristic's mean and the best run.
 
     Args:
-        world (World): with its runs.
+        task (Task): with its runs.
         ends (mapping): the scores of each algorithm's runs.
         entries (list of mappings): of :func:`read_references`.
     """
-    entry = _entry(world, entries)
+    entry = _entry(task, entries)
     random, random_source = entry.get("random"), entry.get("source", "")
     if random is None:
-        random, random_source = _measured(world, "return_random", "random actions")
+        random, random_source = _measured(task, "return_random", "random actions")
     best, best_source = entry.get("best"), entry.get("source", "")
     if best is None:
-        best, best_source = _measured(world, "return_heuristic", "the library's heuristic")
+        best, best_source = _measured(task, "return_heuristic", "the library's heuristic")
         name = max(ends, key=lambda name: max(ends[name]), default=None)
         if name is not None and (best is None or max(ends[name]) > best):
             best, best_source = max(ends[name]), f"the best run of this report, of {name}"
     return Reference(random, random_source, best, best_source)
 
 
-def _entry(world: World, entries: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    name = f"{world.settings.get('env.library')}/{world.settings.get('env.name')}"
+def _entry(task: Task, entries: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    name = f"{task.settings.get('env.library')}/{task.settings.get('env.name')}"
     for entry in entries:
         wanted = entry.get("settings") or {}
-        if entry["world"] == name and all(world.settings.get(k) == x for k, x in wanted.items()):
+        if entry["task"] == name and all(task.settings.get(k) == x for k, x in wanted.items()):
             return entry
     return {}
 
 
-def _measured(world: World, key: str, what: str) -> tuple[float | None, str]:
-    found = [x for x in (record.summarized(key) for record in world.records) if x is not None]
+def _measured(task: Task, key: str, what: str) -> tuple[float | None, str]:
+    found = [x for x in (record.summarized(key) for record in task.records) if x is not None]
     runs = f"{len(found)} run{'s' * (len(found) != 1)}"
     return (float(np.mean(found)), f"{what}, measured by {runs}") if found else (None, "")
 
@@ -145,7 +147,7 @@ _FINE = 4  # evaluations from which on they make a curve
 
 @dataclass(frozen=True)
 class Scored:
-    """A run's score: its measured return at the frames at which the world's runs are compared."""
+    """A run's score: its measured return at the frames at which the task's runs are compared."""
 
     record: Record
     score: float
@@ -157,12 +159,12 @@ class Scored:
     end: float
     """Its last return, whatever the frames."""
     groups: dict[str, float]
-    """Each group's return there, of a world of several."""
+    """Each group's return there, of a task of several."""
 
 
 @dataclass(frozen=True)
 class Team:
-    """An algorithm in a world: its seeds' scores, estimates and curves."""
+    """An algorithm in a task: its seeds' scores, estimates and curves."""
 
     algorithm: str
     runs: list[Scored]
@@ -172,7 +174,7 @@ class Team:
     evaluation: Line | None
     training: Line | None
     groups: dict[str, Estimate]
-    """Interquartile mean of each group's return, of a world of several."""
+    """Interquartile mean of each group's return, of a task of several."""
 
     @property
     def scores(self) -> list[float]:
@@ -181,10 +183,10 @@ class Team:
 
 
 @dataclass(frozen=True)
-class WorldResult:
-    """A world's algorithms, compared."""
+class TaskResult:
+    """A task's algorithms, compared."""
 
-    world: World
+    task: Task
     frames: float
     """Frames at which runs are compared."""
     equal: bool
@@ -204,32 +206,32 @@ class WorldResult:
         return [float(self.reference.normalize(x)) for x in self.teams[algorithm].scores]
 
 
-def result_of(world: World, references: Sequence[Mapping[str, Any]]) -> WorldResult:
-    """Works out the figures of a world.
+def result_of(task: Task, references: Sequence[Mapping[str, Any]]) -> TaskResult:
+    """Works out the figures of a task.
 
     Args:
-        world (World): with its runs.
+        task (Task): with its runs.
         references (list of mappings): what returns are normalized by.
     """
-    frames = _common_frames(world)
+    frames = _common_frames(task)
     scored = {
         name: [_scored(record, frames) for record in seeds]
-        for name, seeds in world.algorithms.items()
+        for name, seeds in task.algorithms.items()
     }
     ends = {name: [run.score for run in runs] for name, runs in scored.items()}
     teams = {name: _team(name, runs) for name, runs in scored.items()}
-    return WorldResult(
-        world,
+    return TaskResult(
+        task,
         frames,
         all(run.at_equal_frames for runs in scored.values() for run in runs),
-        find_reference(world, ends, references),
+        find_reference(task, ends, references),
         teams,
         improvements({name: [np.array(scores)] for name, scores in ends.items()}),
     )
 
 
-def shown_by(result: WorldResult) -> str:
-    """``evaluation`` or ``training``: which curves of a world are shown first.
+def shown_by(result: TaskResult) -> str:
+    """``evaluation`` or ``training``: which curves of a task are shown first.
 
     Evaluations, unless they are few.
     """
@@ -271,17 +273,17 @@ def _team(name: str, runs: list[Scored]) -> Team:
     )
 
 
-def _common_frames(world: World) -> float:
+def _common_frames(task: Task) -> float:
     """Returns the most frames that every algorithm has come to with a finished run.
 
     Where none has finished, with any run.
     """
     finished = [
         max(ends)
-        for seeds in world.algorithms.values()
+        for seeds in task.algorithms.values()
         if (ends := [record.measured.end for record in seeds if record.finished])
     ]
-    anyhow = [max(record.measured.end for record in seeds) for seeds in world.algorithms.values()]
+    anyhow = [max(record.measured.end for record in seeds) for seeds in task.algorithms.values()]
     return min(finished or anyhow)
 
 
@@ -335,7 +337,7 @@ class Line:
 
 
 def line_of(runs: Sequence[Progress], points: int = POINTS) -> Line | None:
-    """Joins the curves of an algorithm's runs in one world.
+    """Joins the curves of an algorithm's runs in one task.
 
     Between two measurements a run's curve is straight. The line ends where fewer than half of
     the runs go on.
@@ -405,22 +407,22 @@ _POINTS = 60
 
 @dataclass(frozen=True)
 class Aggregate:
-    """Some algorithms on all worlds that they have in common."""
+    """Some algorithms on all tasks that they have in common."""
 
-    worlds: list[str]
+    tasks: list[str]
     estimates: dict[str, dict[str, Estimate]]
     """Algorithm -> statistic -> estimate."""
     thresholds: Numbers
     profiles: dict[str, Estimate]
     """Share of runs above each threshold."""
     share: Numbers
-    """Share of each world's frames, at the points of the curves."""
+    """Share of each task's frames, at the points of the curves."""
     curves: dict[str, Estimate]
     improvements: dict[tuple[str, str], Estimate]
     seeds: dict[str, list[int]]
-    """Runs of each algorithm in each world."""
+    """Runs of each algorithm in each task."""
     scores: dict[str, list[Numbers]]
-    """Normalized, of each algorithm in each world."""
+    """Normalized, of each algorithm in each task."""
 
     @property
     def algorithms(self) -> list[str]:
@@ -428,19 +430,19 @@ class Aggregate:
         return sorted(self.estimates, key=lambda name: -self.estimates[name]["IQM"].value)
 
 
-def aggregates_of(results: Sequence[WorldResult]) -> list[Aggregate]:
-    """Aggregates the algorithms that share several worlds.
+def aggregates_of(results: Sequence[TaskResult]) -> list[Aggregate]:
+    """Aggregates the algorithms that share several tasks.
 
-    First those of the most worlds, then with each that has fewer, on the fewer worlds. Those that
-    share too few worlds with them stand among themselves, so that no algorithm is left out that
-    has several worlds.
+    First those of the most tasks, then with each that has fewer, on the fewer tasks. Those that
+    share too few tasks with them stand among themselves, so that no algorithm is left out that
+    has several tasks.
 
-    A report on one world has the same figures of that one.
+    A report on one task has the same figures of that one.
 
     Args:
-        results (list of WorldResult): those that cannot be normalized do not count.
+        results (list of TaskResult): those that cannot be normalized do not count.
     """
-    usable = {result.world.name: result for result in results if not result.reference.why_none}
+    usable = {result.task.name: result for result in results if not result.reference.why_none}
     names = {name for result in usable.values() for name in result.teams}
     having = {name: {w for w, result in usable.items() if name in result.teams} for name in names}
     fewest = 1 if len(results) == 1 else 2
@@ -454,35 +456,35 @@ def aggregates_of(results: Sequence[WorldResult]) -> list[Aggregate]:
         shown = {name for _, algorithms in blocks for name in algorithms}
         left = [name for name in left if name not in shown]
     return [
-        _aggregate([usable[name] for name in worlds], algorithms) for worlds, algorithms in blocks
+        _aggregate([usable[name] for name in tasks], algorithms) for tasks, algorithms in blocks
     ]
 
 
 def _blocks(
     order: Sequence[str], having: Mapping[str, set[str]], fewest: int
 ) -> list[tuple[list[str], list[str]]]:
-    """Worlds that algorithms share, and the most of these, of more and more algorithms."""
+    """Tasks that algorithms share, and the most of these, of more and more algorithms."""
     blocks: dict[tuple[str, ...], list[str]] = {}
     for i in range(1, len(order) + 1):
-        worlds = set.intersection(*(having[name] for name in order[:i]))
-        if len(worlds) >= fewest:
-            blocks[tuple(sorted(worlds))] = list(order[:i])
-    several = {worlds: own for worlds, own in blocks.items() if len(own) > 1} or blocks
-    return [(list(worlds), algorithms) for worlds, algorithms in several.items()]
+        tasks = set.intersection(*(having[name] for name in order[:i]))
+        if len(tasks) >= fewest:
+            blocks[tuple(sorted(tasks))] = list(order[:i])
+    several = {tasks: own for tasks, own in blocks.items() if len(own) > 1} or blocks
+    return [(list(tasks), algorithms) for tasks, algorithms in several.items()]
 
 
 def profile_of(scores: Sequence[np.ndarray], thresholds: Numbers) -> Estimate:
     """Estimates a performance profile with its band.
 
     Args:
-        scores (list of arrays): normalized, of each world.
+        scores (list of arrays): normalized, of each task.
         thresholds (array): ``[K]``.
     """
     distribution = partial(score_distribution, thresholds=thresholds)
     return estimate(distribution, scores, resamples=_RESAMPLES)
 
 
-def _aggregate(results: Sequence[WorldResult], algorithms: Sequence[str]) -> Aggregate:
+def _aggregate(results: Sequence[TaskResult], algorithms: Sequence[str]) -> Aggregate:
     scores = {
         name: [np.array(result.normalized(name)) for result in results] for name in algorithms
     }
@@ -491,7 +493,7 @@ def _aggregate(results: Sequence[WorldResult], algorithms: Sequence[str]) -> Agg
     share = np.linspace(0, 1, _POINTS)
     curves = {name: _curve(results, name, share) for name in algorithms}
     return Aggregate(
-        [result.world.name for result in results],
+        [result.task.name for result in results],
         {
             name: {what: estimate(statistic, tasks) for what, statistic in STATISTICS.items()}
             for name, tasks in scores.items()
@@ -506,10 +508,10 @@ def _aggregate(results: Sequence[WorldResult], algorithms: Sequence[str]) -> Agg
     )
 
 
-def _curve(results: Sequence[WorldResult], name: str, share: Numbers) -> Estimate | None:
-    """Estimates the curve over the share of the worlds' frames; None where no run has come far.
+def _curve(results: Sequence[TaskResult], name: str, share: Numbers) -> Estimate | None:
+    """Estimates the curve over the share of the tasks' frames; None where no run has come far.
 
-    Of each world those runs count that have a return at its first and last frames, by their
+    Of each task those runs count that have a return at its first and last frames, by their
     evaluations, or their training episodes where these begin later.
     """
     tasks = []
@@ -521,8 +523,8 @@ def _curve(results: Sequence[WorldResult], name: str, share: Numbers) -> Estimat
     return estimate(interquartile_mean, tasks, resamples=_RESAMPLES)
 
 
-def _on_share(result: WorldResult, name: str, share: Numbers) -> Numbers:
-    """``[K, R]``: returns of the runs that have come to the world's frames."""
+def _on_share(result: TaskResult, name: str, share: Numbers) -> Numbers:
+    """``[K, R]``: returns of the runs that have come to the task's frames."""
     runs = [run.record.measured for run in result.teams[name].runs]
     runs = [run for run in runs if run.end >= 0.9 * result.frames]
     if not runs:

@@ -9,17 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from torchrl_marl.apps.reports.aggregates import Aggregate, WorldResult
+from torchrl_marl.apps.reports.aggregates import Aggregate, TaskResult
 from torchrl_marl.apps.reports.grouping import Numbers
 from torchrl_marl.apps.reports.results import Report
 from torchrl_marl.training.statistics import (
     CONFIDENCE,
     Estimate,
     by_chance,
-    exact_chance,
     explained,
-    least_chance,
     matters,
+    permutation_p_value,
+    smallest_p_value,
     undecided,
 )
 
@@ -144,9 +144,9 @@ _FEW = 20  # seeds, up to which an interval is held against the exact test
 
 def answers(report: Report) -> list[str]:
     """Returns the sentences that a reader looks for first."""
-    if report.aggregates and len(report.worlds) > 1:
+    if report.aggregates and len(report.tasks) > 1:
         return [sentence for found in report.aggregates for sentence in _overall(found)]
-    return [sentence for world in report.worlds for sentence in _of_world(world)]
+    return [sentence for task in report.tasks for sentence in _of_task(task)]
 
 
 def notes(report: Report) -> list[str]:
@@ -178,12 +178,12 @@ def asset(name: str) -> str:
 
 def _overall(found: Aggregate) -> Iterator[str]:
     first, *others = found.algorithms
-    worlds = f"Over {counted(len(found.worlds), 'world')} ({listed(found.worlds)})"
+    tasks = f"Over {counted(len(found.tasks), 'task')} ({listed(found.tasks)})"
     iqm = {name: with_interval(found.estimates[name]["IQM"], True) for name in found.algorithms}
     each = ranged([n for runs in found.seeds.values() for n in runs], "seed")
     rest = "".join(f", {name} {iqm[name]}" for name in others)
     yield (
-        f"{worlds}, {each} each, {first} comes to {iqm[first]} of the best known "
+        f"{tasks}, {each} each, {first} comes to {iqm[first]} of the best known "
         f"(IQM of normalized scores){rest}."
     )
     for other in others[:_PAIRS]:
@@ -192,7 +192,7 @@ def _overall(found: Aggregate) -> Iterator[str]:
     yield from _other_pairs(others)
 
 
-def _of_world(result: WorldResult) -> Iterator[str]:
+def _of_task(result: TaskResult) -> Iterator[str]:
     if (sentence := _zero_sum(result)) is not None:
         yield sentence
         return
@@ -204,7 +204,7 @@ def _of_world(result: WorldResult) -> Iterator[str]:
     counts = [len(team.runs) for team in teams]
     seeds = "one run" if max(counts) == 1 else f"IQM of {ranged(counts, 'seed')}"
     yield (
-        f"In {result.world.name}, after {figure(result.frames)} frames, {first.algorithm} earns "
+        f"In {result.task.name}, after {figure(result.frames)} frames, {first.algorithm} earns "
         f"{with_interval(first.iqm)}{rest}{beside}; {seeds}."
     )
     for other in others[:_PAIRS]:
@@ -219,8 +219,8 @@ def _other_pairs(others: Sequence[object]) -> Iterator[str]:
         yield "Of the other pairs, and of pairs without the first, see the table P(row > column)."
 
 
-def _zero_sum(result: WorldResult) -> str | None:
-    """Says of a world in which all agents together earn 0 that its mean says nothing, or None."""
+def _zero_sum(result: TaskResult) -> str | None:
+    """Says of a task in which all agents together earn 0 that its mean says nothing, or None."""
     runs = [run for team in result.teams.values() for run in team.runs]
     groups = [abs(x) for run in runs for x in run.groups.values()]
     nothing = 1e-6 * max([1.0, *groups])
@@ -230,7 +230,7 @@ def _zero_sum(result: WorldResult) -> str | None:
     if not any(opposed) and max(groups, default=0.0) <= nothing:
         return None
     return (
-        f"In {result.world.name} one side wins what the other loses: where a policy plays both, "
+        f"In {result.task.name} one side wins what the other loses: where a policy plays both, "
         "the mean return of all is 0 whatever has been learned, and does not tell algorithms "
         "apart; `torchrl-marl crossplay RUN RUN ...` plays them against each other."
     )
@@ -247,10 +247,10 @@ def _improvement(
     counts = [[len(task) for task in tasks] for tasks in (scores, others)]
     every = [count for own in counts for count in own]
     few = min(every) <= _FEW
-    least = least_chance(*counts) if few else 0.0
+    least = smallest_p_value(*counts) if few else 0.0
     if found.low <= 0.5 and least <= 1 - CONFIDENCE:
         return f"{sentence}: {undecided('runs')}."
-    chance = exact_chance(scores, others) if few else 0.0
+    chance = permutation_p_value(scores, others) if few else 0.0
     if chance <= 1 - CONFIDENCE:
         return f"{sentence}, {explained('seeds')}."
     words = by_chance("seeds", every, chance, least)
@@ -258,22 +258,22 @@ def _improvement(
 
 
 def _on_aggregation(report: Report) -> Iterator[str]:
-    if len(report.worlds) > 1 and not report.aggregates:
+    if len(report.tasks) > 1 and not report.aggregates:
         yield (
-            "No figure over all worlds is given: no algorithm was trained in two worlds whose "
-            "returns can be normalized, and returns of different worlds do not add up."
+            "No figure over all tasks is given: no algorithm was trained in two tasks whose "
+            "returns can be normalized, and returns of different tasks do not add up."
         )
     for found in report.aggregates[:1]:
         missing = [name for name in report.algorithms if name not in found.estimates]
-        where = [w.world.name for w in report.worlds if w.world.name not in found.worlds]
+        where = [w.task.name for w in report.tasks if w.task.name not in found.tasks]
         if missing or where:
-            what = [f"{listed(missing)} (fewer worlds)"] * bool(missing)
-            what += [f"the world{'s' * (len(where) > 1)} {listed(where)}"] * bool(where)
-            yield f"The first figures over several worlds are without {listed(what)}."
+            what = [f"{listed(missing)} (fewer tasks)"] * bool(missing)
+            what += [f"the task{'s' * (len(where) > 1)} {listed(where)}"] * bool(where)
+            yield f"The first figures over several tasks are without {listed(what)}."
 
 
 def _on_frames(report: Report) -> Iterator[str]:
-    for result in report.worlds:
+    for result in report.tasks:
         ends = {run.record.measured.end for team in result.teams.values() for run in team.runs}
         apart = [
             f"{run.record.name} ({figure(run.frames)})"
@@ -283,13 +283,13 @@ def _on_frames(report: Report) -> Iterator[str]:
         ]
         if apart:
             yield (
-                f"In {result.world.name} runs are compared at {figure(result.frames)} frames, but "
+                f"In {result.task.name} runs are compared at {figure(result.frames)} frames, but "
                 "these measured nothing near, and stand among the seeds by their last return: "
                 f"{listed(apart, 4)}."
             )
         elif max(ends) > 1.1 * result.frames:
             yield (
-                f"In {result.world.name} algorithms were trained for {figure(min(ends))} to "
+                f"In {result.task.name} algorithms were trained for {figure(min(ends))} to "
                 f"{figure(max(ends))} frames; scores are those at {figure(result.frames)}."
             )
 
@@ -300,36 +300,36 @@ def _on_totals(report: Report) -> Iterator[str]:
         totals = sorted({run.record.total_frames for run in team.runs})
         if len(totals) > 1:
             yield (
-                f"Seeds of {team.algorithm} in {result.world.name} have total_frames of "
+                f"Seeds of {team.algorithm} in {result.task.name} have total_frames of "
                 f"{listed([figure(total) for total in totals])}: what falls in the course of "
                 "a training, such as a linear lr, was not alike at the frames compared."
             )
 
 
 def _on_seeds(report: Report) -> Iterator[str]:
-    single = [f"{t.algorithm} in {r.world.name}" for r, t in report.teams if len(t.runs) == 1]
+    single = [f"{t.algorithm} in {r.task.name}" for r, t in report.teams if len(t.runs) == 1]
     if single:
         yield (f"One seed, and so no interval, which says how much seeds differ: {listed(single)}.")
     fewest = min((len(team.runs) for _, team in report.teams if len(team.runs) > 1), default=5)
     if fewest < 5:
         yield (
-            f"With {fewest} seeds an interval of one world is too narrow: where returns are "
+            f"With {fewest} seeds an interval of one task is too narrow: where returns are "
             f"normally distributed it holds the true IQM in {COVERAGE[fewest]:.0%} of the cases, "
             f"not {CONFIDENCE:.0%}, and with 5 seeds in {COVERAGE[5]:.0%}.".replace("%", " %")
         )
 
 
 def _on_normalization(report: Report) -> Iterator[str]:
-    for result in report.worlds:
+    for result in report.tasks:
         reference = result.reference
         if reference.why_none:
-            yield f"Scores of {result.world.name} are not normalized: {reference.why_none}."
+            yield f"Scores of {result.task.name} are not normalized: {reference.why_none}."
 
 
 def _on_zero_sums(report: Report) -> Iterator[str]:
-    """Says what the answers, which are over several worlds, leave out."""
-    if report.aggregates and len(report.worlds) > 1:
-        yield from filter(None, map(_zero_sum, report.worlds))
+    """Says what the answers, which are over several tasks, leave out."""
+    if report.aggregates and len(report.tasks) > 1:
+        yield from filter(None, map(_zero_sum, report.tasks))
 
 
 def _on_actions(report: Report) -> Iterator[str]:
@@ -340,7 +340,7 @@ def _on_actions(report: Report) -> Iterator[str]:
         one, other = (_earned(differ, kind) for kind in ("likeliest", "drawn"))
         if one is not None and other is not None:
             yield (
-                f"In {result.world.name} the likeliest actions of {team.algorithm} earn "
+                f"In {result.task.name} the likeliest actions of {team.algorithm} earn "
                 f"{figure(one)} and drawn ones {figure(other)}, which is more than chance, in "
                 f"{len(differ)} of {counted(len(runs), 'run')}; scores are those of "
                 "evaluation.deterministic."
@@ -371,16 +371,16 @@ def _on_runs(report: Report) -> Iterator[str]:
     for run in report.runs:
         for note in run.record.notes:
             yield f"{run.record.name} {note}."
-    for result in report.worlds:
+    for result in report.tasks:
         groups = sorted({name for team in result.teams.values() for name in team.groups})
         if groups:
             yield (
-                f"{result.world.name} has the groups {listed(groups)}; its return is the mean over "
+                f"{result.task.name} has the groups {listed(groups)}; its return is the mean over "
                 "the agents of all, and a table has each group's own."
             )
         equal = {len(set(team.scores)) == 1 for team in result.teams.values() if len(team.runs) > 1}
         if equal == {True}:
             yield (
-                f"In {result.world.name} all seeds of an algorithm have the same score, so that "
+                f"In {result.task.name} all seeds of an algorithm have the same score, so that "
                 "intervals have no width."
             )

@@ -20,7 +20,7 @@ from torchrl_marl.runtime.trust import refuse_link
 from torchrl_marl.settings import flatten, unread
 from torchrl_marl.training.config import TrainConfig, read_run_config
 
-__all__ = ["Curves", "experiments", "read_csv", "read_run", "world_name"]
+__all__ = ["Curves", "environment_name", "experiments", "read_csv", "read_run"]
 
 NOT_READ = "not read"
 """What stands for a setting that nothing reads in a run, whatever its value; in no name."""
@@ -156,7 +156,7 @@ _MISSING = "no such setting"
 def experiments(runs: Sequence[Curves]) -> list[tuple[str, list[Curves]]]:
     """Groups runs that differ only in their seed, under a name of what differs from the others.
 
-    The name is the recipe's, or the world's where it is not the recipe's own; where all have the
+    The name is the recipe's, or the task's where it is not the recipe's own; where all have the
     same, it is the settings in which they differ.
 
     Args:
@@ -185,8 +185,8 @@ def by_settings(runs: Iterable[Curves]) -> list[list[Curves]]:
     return list(together.values())
 
 
-def world_name(run: Curves) -> str:
-    """Returns the world's name without its library's folders; the class for one's own.
+def environment_name(run: Curves) -> str:
+    """Returns the task's name without its library's folders; the class for one's own.
 
     Args:
         run (Curves): whose.
@@ -246,13 +246,13 @@ def _names(firsts: Sequence[Curves]) -> list[str]:
 
 
 def _kind(run: Curves) -> str:
-    """Returns the recipe, or the world where it is not the recipe's own."""
-    world = run.settings["env.library"], run.settings["env.name"]
+    """Returns the recipe, or the task where it is not the recipe's own."""
+    task = run.settings["env.library"], run.settings["env.name"]
     if run.recipe in recipe_names():
         own = read_config(run.recipe).env
-        return run.recipe if world == (own.library, own.name) else world_name(run)
-    of_ones_own = world[0] == "own" or ":" in world[0]
-    return world_name(run) if of_ones_own else run.recipe
+        return run.recipe if task == (own.library, own.name) else environment_name(run)
+    of_ones_own = task[0] == "own" or ":" in task[0]
+    return environment_name(run) if of_ones_own else run.recipe
 
 
 def differences(

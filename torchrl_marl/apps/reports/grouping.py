@@ -20,16 +20,16 @@ from torchrl_marl.apps.reports.curves import (
     Curves,
     by_settings,
     differences,
+    environment_name,
     read_run,
-    world_name,
 )
 from torchrl_marl.errors import CheckpointError, ConfigError, UserError
 from torchrl_marl.training.config import read_run_config, seed_folders
 
 __all__ = [
     "Record",
-    "World",
-    "by_world",
+    "Task",
+    "by_task",
     "each_seed_once",
     "find_runs",
     "group",
@@ -216,7 +216,7 @@ def _over_frames(run: Curves, column: str, frames: Numbers) -> Numbers:
 
 
 def _training_returns(run: Curves) -> Numbers | None:
-    """Returns training's returns of a world of one group.
+    """Returns training's returns of a task of one group.
 
     Of several groups it is not known how many agents each has.
     """
@@ -384,7 +384,7 @@ def mean_of_known(values: Numbers, axis: int) -> Numbers:
 
 
 # Of `env`, what changes what a return means.
-_OF_WORLD = ("env.library", "env.name", "env.max_steps", "env.group_map")
+_OF_TASK = ("env.library", "env.name", "env.max_steps", "env.group_map")
 # What changes how fast a run is, or how far it has come, but not what is learned in so many frames.
 _NOT_LEARNED = ("execution", "total_frames", "stop_at_return")
 _NOT_LEARNED_SECTIONS = ("distributed.", "env.worker", "env.restart_workers")
@@ -396,8 +396,8 @@ _WAITS_NOT = "distributed.asynchronous"
 
 
 @dataclass(frozen=True)
-class World:
-    """A world with its arguments, and the seeds of each algorithm."""
+class Task:
+    """A task with its arguments, and the seeds of each algorithm."""
 
     name: str
     settings: dict[str, Any]
@@ -409,15 +409,15 @@ class World:
         return [record for seeds in self.algorithms.values() for record in seeds]
 
 
-def is_of_world(setting: str) -> bool:
-    """Whether runs that differ in a setting are of different worlds."""
-    return setting in _OF_WORLD or setting.startswith("env.kwargs.")
+def is_task_setting(setting: str) -> bool:
+    """Whether runs that differ in a setting are of different tasks."""
+    return setting in _OF_TASK or setting.startswith("env.kwargs.")
 
 
-def group(records: Sequence[Record]) -> list[World]:
-    """Groups runs by world, and within it by what is learned; seeds of one algorithm together.
+def group(records: Sequence[Record]) -> list[Task]:
+    """Groups runs by task, and within it by what is learned; seeds of one algorithm together.
 
-    Names are as short as tells them apart: of a world its own, of an algorithm ``MAPPO``, then
+    Names are as short as tells them apart: of a task its own, of an algorithm ``MAPPO``, then
     the recipe's, then the settings that differ.
 
     Args:
@@ -425,21 +425,21 @@ def group(records: Sequence[Record]) -> list[World]:
     """
     together: dict[str, list[Record]] = {}
     for record in records:
-        world = {key: x for key, x in record.run.settings.items() if is_of_world(key)}
-        together.setdefault(json.dumps(world, sort_keys=True), []).append(record)
+        task = {key: x for key, x in record.run.settings.items() if is_task_setting(key)}
+        together.setdefault(json.dumps(task, sort_keys=True), []).append(record)
     groups = list(together.values())
     all_settings = [
-        {key: x for key, x in own[0].run.settings.items() if is_of_world(key)} for own in groups
+        {key: x for key, x in own[0].run.settings.items() if is_task_setting(key)} for own in groups
     ]
-    names = _world_names([own[0].run for own in groups], all_settings)
+    names = _task_names([own[0].run for own in groups], all_settings)
     return sorted(
-        (World(*row) for row in zip(names, all_settings, map(_algorithms, groups))),
-        key=lambda world: world.name,
+        (Task(*row) for row in zip(names, all_settings, map(_algorithms, groups))),
+        key=lambda task: task.name,
     )
 
 
-def by_world(runs: Sequence[Curves]) -> dict[str, dict[str, list[Curves]]]:
-    """Groups runs as :func:`group` does, by the names of worlds and algorithms.
+def by_task(runs: Sequence[Curves]) -> dict[str, dict[str, list[Curves]]]:
+    """Groups runs as :func:`group` does, by the names of tasks and algorithms.
 
     Args:
         runs (list of Curves): as :func:`~torchrl_marl.apps.reports.curves.read_run` gives them.
@@ -447,8 +447,8 @@ def by_world(runs: Sequence[Curves]) -> dict[str, dict[str, list[Curves]]]:
     nothing = Progress(*(np.empty(0),) * 4)
     records = [Record(run, nothing, nothing, False, ()) for run in runs]
     return {
-        world.name: {name: [own.run for own in seeds] for name, seeds in world.algorithms.items()}
-        for world in group(records)
+        task.name: {name: [own.run for own in seeds] for name, seeds in task.algorithms.items()}
+        for task in group(records)
     }
 
 
@@ -482,17 +482,17 @@ def _key(record: Record) -> str:
     return json.dumps([record.run.seed, _learned(record.run)], sort_keys=True)
 
 
-def _world_names(runs: Sequence[Curves], settings: Sequence[dict[str, Any]]) -> list[str]:
-    plain = [world_name(run) for run in runs]
+def _task_names(runs: Sequence[Curves], settings: Sequence[dict[str, Any]]) -> list[str]:
+    plain = [environment_name(run) for run in runs]
     names = []
     for name, own in zip(plain, settings):
         alike = [other for other, of in zip(settings, plain) if of == name]
         names.append(", ".join([name, *differences(own, alike)]))
-    return _told_apart(names)
+    return _distinguishable(names)
 
 
 def _algorithms(records: Sequence[Record]) -> dict[str, list[Record]]:
-    """Returns the algorithms of a world by name, each with its runs by seed."""
+    """Returns the algorithms of a task by name, each with its runs by seed."""
     learned = [dataclasses.replace(record.run, settings=_learned(record.run)) for record in records]
     of_run = {id(run): record for run, record in zip(learned, records)}
     groups = by_settings(learned)
@@ -530,7 +530,7 @@ def _algorithm_names(firsts: Sequence[Curves]) -> list[str]:
         alike = [other.settings for other, kind in zip(firsts, kinds) if kind == (name, recipe)]
         more += differences(run.settings, alike, most=3)
         names.append(f"{name} ({', '.join(more)})" if more else name)
-    return _told_apart(names)
+    return _distinguishable(names)
 
 
 def _algorithm(run: Curves) -> str:
@@ -543,11 +543,11 @@ def _algorithm(run: Curves) -> str:
 
 
 def _recipe(run: Curves) -> str:
-    """Returns a recipe's name without the world's, of ``<library>_<world>_<algorithm>``."""
-    return run.recipe.removeprefix(f"{run.settings.get('env.library')}_{world_name(run)}_")
+    """Returns a recipe's name without the task's, of ``<library>_<task>_<algorithm>``."""
+    return run.recipe.removeprefix(f"{run.settings.get('env.library')}_{environment_name(run)}_")
 
 
-def _told_apart(names: Iterable[str]) -> list[str]:
+def _distinguishable(names: Iterable[str]) -> list[str]:
     """Numbers names that are the same, where settings that are not shown differ."""
     names, seen = list(names), Counter[str]()
     count = Counter(names)

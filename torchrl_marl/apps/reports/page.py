@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from torchrl_marl.apps.reports.aggregates import Aggregate, Line, WorldResult, shown_by
+from torchrl_marl.apps.reports.aggregates import Aggregate, Line, TaskResult, shown_by
 from torchrl_marl.apps.reports.answers import (
     answers,
     asset,
@@ -46,7 +46,7 @@ __all__ = ["GENERATOR", "page", "write_report"]
 GENERATOR = "torchrl_marl report"
 """By which a page is known as a report's."""
 
-_SCRIPTS = ("numbers.js", "charts.js", "worlds.js", "overall.js", "tables.js", "start.js")
+_SCRIPTS = ("numbers.js", "charts.js", "tasks.js", "overall.js", "tables.js", "start.js")
 _UNITS = {"s": 1, "min": 60, "h": 3600}
 
 
@@ -56,14 +56,14 @@ def page(report: Report) -> str:
     Args:
         report (Report): the figures.
     """
-    worlds = listed([result.world.name for result in report.worlds], 3)
+    tasks = listed([result.task.name for result in report.tasks], 3)
     data = json.dumps(data_of(report), allow_nan=False, separators=(",", ":"))
     functions = {"arguments_of": _arguments_of, "caption_of": _caption_of, "counted": counted}
     functions |= {"listed": listed, "ranged": ranged, "sort_value": _sort_value}
     return template("report.html.j2", escape, **functions).render(
         report=report,
         generator=GENERATOR,
-        title=f"{listed(report.algorithms, 3)} in {worlds}",
+        title=f"{listed(report.algorithms, 3)} in {tasks}",
         scope=f"Report on {counted(len(report.runs), 'run')}",
         sentences=map(_with_numbers_whole, answers(report)[:8]),
         tiles=_tiles(report),
@@ -83,7 +83,7 @@ def data_of(report: Report) -> dict[str, Any]:
     order = {name: i for i, name in enumerate(report.algorithms)}
     found = {
         "algorithms": report.algorithms,
-        "worlds": [_world_data(result, order) for result in report.worlds],
+        "tasks": [_task_data(result, order) for result in report.tasks],
         "aggregates": [_aggregate_data(found) for found in report.aggregates],
     }
     return {name: _plain(value) for name, value in found.items()}
@@ -97,11 +97,11 @@ def _with_numbers_whole(sentence: str) -> Markup:
 
 def _tiles(report: Report) -> list[tuple[str, str]]:
     runs = report.runs
-    seeds = sorted({len(team.runs) for result in report.worlds for team in result.teams.values()})
+    seeds = sorted({len(team.runs) for result in report.tasks for team in result.teams.values()})
     seconds = np.array([run.record.measured.seconds[-1] for run in runs])
     tiles = [
         (figure(len(runs)), "runs"),
-        (figure(len(report.worlds)), "world" + "s" * (len(report.worlds) != 1)),
+        (figure(len(report.tasks)), "task" + "s" * (len(report.tasks) != 1)),
         (figure(len(report.algorithms)), "algorithm" + "s" * (len(report.algorithms) != 1)),
         (" to ".join(map(str, dict.fromkeys((seeds[0], seeds[-1])))), "seeds of each"),
         (figure(sum(run.record.frames for run in runs)), "frames in all"),
@@ -111,15 +111,15 @@ def _tiles(report: Report) -> list[tuple[str, str]]:
     return tiles
 
 
-def _arguments_of(result: WorldResult) -> str:
+def _arguments_of(result: TaskResult) -> str:
     return ", ".join(
         f"{key.removeprefix('env.').removeprefix('kwargs.')}={value}"
-        for key, value in result.world.settings.items()
+        for key, value in result.task.settings.items()
         if key.startswith("env.kwargs.") or (key == "env.max_steps" and value is not None)
     )
 
 
-def _caption_of(result: WorldResult) -> str:
+def _caption_of(result: TaskResult) -> str:
     teams = result.teams.values()
     counts = listed([f"{team.algorithm} {counted(len(team.runs), 'seed')}" for team in teams])
     kind = "evaluations" if shown_by(result) == "evaluation" else "training episodes"
@@ -134,11 +134,11 @@ def _sort_value(text: str) -> float | None:
     return float(found[1].replace(",", "")) * _UNITS.get(found[2] or "s", 1)
 
 
-def _world_data(result: WorldResult, order: dict[str, int]) -> dict[str, Any]:
+def _task_data(result: TaskResult, order: dict[str, int]) -> dict[str, Any]:
     reference = result.reference
     from_runs = reference.best_source.startswith("the best run of this report")
     return {
-        "name": result.world.name,
+        "name": result.task.name,
         "random": reference.random,
         "best": None if from_runs else reference.best,
         "teams": [
@@ -201,7 +201,7 @@ def write_report(
 
     ``report.html`` is one file without anything from elsewhere, ``report.md`` has the same
     tables and, where matplotlib is installed, pictures (``curves.png``, ``together.png``),
-    ``results.csv`` a row for each world and algorithm, ``evaluations.csv`` one for each run
+    ``results.csv`` a row for each task and algorithm, ``evaluations.csv`` one for each run
     and evaluation, ``curves.csv`` one for each point of a curve, with its interval.
 
     Args:

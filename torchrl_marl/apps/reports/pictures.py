@@ -15,7 +15,7 @@ from torchrl_marl.apps.pictures.drawing import (
     legend_below,
     new_figure,
 )
-from torchrl_marl.apps.reports.aggregates import Aggregate, Line, WorldResult, shown_by
+from torchrl_marl.apps.reports.aggregates import Aggregate, Line, TaskResult, shown_by
 from torchrl_marl.apps.reports.answers import ranged
 from torchrl_marl.apps.reports.results import Report
 from torchrl_marl.errors import MissingExtraError
@@ -38,7 +38,7 @@ _ACROSS = 3
 
 
 def draw(report: Report, folder: Path) -> list[str]:
-    """Draws the curves of all worlds, and what several worlds say together.
+    """Draws the curves of all tasks, and what several tasks say together.
 
     Args:
         report (Report): the figures.
@@ -99,15 +99,15 @@ def _draw(axes: Axes, name: str, order: int, x: np.ndarray, line: Line | Estimat
 
 
 def _curves(report: Report, order: dict[str, int]) -> Figure:
-    figure, axes = _empty(len(report.worlds))
-    for one, result in zip(axes, report.worlds):
-        _draw_world(one, result, order)
-    counts = [len(team.runs) for result in report.worlds for team in result.teams.values()]
+    figure, axes = _empty(len(report.tasks))
+    for one, result in zip(axes, report.tasks):
+        _draw_task(one, result, order)
+    counts = [len(team.runs) for result in report.tasks for team in result.teams.values()]
     _legend(figure, axes, counts)
     return figure
 
 
-def _draw_world(axes: Axes, result: WorldResult, order: dict[str, int]) -> None:
+def _draw_task(axes: Axes, result: TaskResult, order: dict[str, int]) -> None:
     from matplotlib.ticker import EngFormatter
 
     measured = shown_by(result)
@@ -117,7 +117,7 @@ def _draw_world(axes: Axes, result: WorldResult, order: dict[str, int]) -> None:
             _draw(axes, name, order[name], line.frames, line)
     if result.reference.random is not None:
         axes.axhline(result.reference.random, color="#59616e", linestyle=(0, (1, 3)), lw=1)
-    axes.set_title(result.world.name, loc="left", fontsize=10.5)
+    axes.set_title(result.task.name, loc="left", fontsize=10.5)
     axes.set_xlabel("frames")
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
 
@@ -136,7 +136,7 @@ def _together(found: Aggregate, order: dict[str, int]) -> Figure:
     iqm.set_yticks(range(len(found.algorithms)), found.algorithms[::-1])
     for axes, title, label in (
         (iqm, "IQM of normalized scores", "normalized score"),
-        (curves, "sample efficiency (IQM)", "% of each world's frames"),
+        (curves, "sample efficiency (IQM)", "% of each task's frames"),
         (profiles, "profile: share of runs above", "normalized score"),
     ):
         axes.set_title(title, loc="left", fontsize=10.5)

@@ -16,8 +16,8 @@ import numpy as np
 from torchrl_marl.apps.reports.aggregates import (
     Aggregate,
     Scored,
+    TaskResult,
     Team,
-    WorldResult,
     aggregates_of,
     read_references,
     result_of,
@@ -25,7 +25,7 @@ from torchrl_marl.apps.reports.aggregates import (
 from torchrl_marl.apps.reports.curves import Curves
 from torchrl_marl.apps.reports.grouping import (
     Record,
-    World,
+    Task,
     each_seed_once,
     find_runs,
     group,
@@ -36,16 +36,17 @@ from torchrl_marl.errors import CheckpointError, ConfigError, quoted
 
 __all__ = ["Report", "join", "make_report", "read_table"]
 
-_NEEDED = ("world", "algorithm", "seed", "frames", "return")
+_NEEDED = ("task", "algorithm", "seed", "frames", "return")
+_RENAMED = {"task": "task"}  # columns of tables that were written before 0.2
 _COUNTERS = ("agent_frames", "seconds")
 Foreign = Mapping[tuple[str, str], Sequence[Record]]
-_Key = tuple[str, str, int, str]  # world, algorithm, seed, run
+_Key = tuple[str, str, int, str]  # task, algorithm, seed, run
 
 
 def read_table(path: Path) -> tuple[dict[tuple[str, str], list[Record]], list[str]]:
     """Reads a table of evaluations, in the form of a report's ``evaluations.csv``.
 
-    Its columns are ``world, algorithm, seed, frames, return`` and, where they are known,
+    Its columns are ``task, algorithm, seed, frames, return`` and, where they are known,
     ``agent_frames``, ``seconds`` and ``run``, which tells two runs of a seed apart; others are
     not read.
 
@@ -53,7 +54,7 @@ def read_table(path: Path) -> tuple[dict[tuple[str, str], list[Record]], list[st
         path (Path): the file.
 
     Returns:
-        tuple: world and algorithm -> its runs, by seed; and a sentence for each run without a
+        tuple: task and algorithm -> its runs, by seed; and a sentence for each run without a
         return that is a number.
 
     Raises:
@@ -86,6 +87,7 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
     try:
         with path.open(newline="", encoding="utf-8") as file:  # cells may hold ends of lines
             reader = csv.DictReader(file)
+            reader.fieldnames = [_RENAMED.get(name, name) for name in reader.fieldnames or ()]
             rows = [(reader.line_num, row) for row in reader]
     except (OSError, UnicodeError, csv.Error) as error:
         raise CheckpointError(f"{str(path)!r} cannot be read: {error}.") from None
@@ -102,7 +104,7 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
 def _numbers(path: Path, line: int, row: Mapping[str, str]) -> tuple[_Key, float, list[float]]:
     """Returns whose a row is, its frames, and its return and counters."""
     try:
-        key = row["world"], row["algorithm"], int(row["seed"]), row.get("run") or ""
+        key = row["task"], row["algorithm"], int(row["seed"]), row.get("run") or ""
         frames = float(row["frames"])
         numbers = [float(row["return"])]
         numbers += [float(row.get(name) or math.nan) for name in _COUNTERS]
@@ -133,57 +135,55 @@ def _record(path: Path, key: _Key, values: np.ndarray) -> Record | str:
     return dataclasses.replace(found, notes=whose)
 
 
-def join(worlds: Sequence[World], tables: Iterable[Foreign]) -> list[World]:
-    """Adds the algorithms of tables to the worlds of the same names.
+def join(tasks: Sequence[Task], tables: Iterable[Foreign]) -> list[Task]:
+    """Adds the algorithms of tables to the tasks of the same names.
 
     Args:
-        worlds (list of World): of runs.
+        tasks (list of Task): of runs.
         tables (list): the runs of :func:`read_table`, of each.
 
     Raises:
-        ConfigError: an algorithm that the world has already.
+        ConfigError: an algorithm that the task has already.
     """
-    joined = {
-        world.name: World(world.name, world.settings, {**world.algorithms}) for world in worlds
-    }
+    joined = {task.name: Task(task.name, task.settings, {**task.algorithms}) for task in tasks}
     for table in tables:
         for (name, algorithm), records in table.items():
             settings = {"env.library": "", "env.name": name}
-            world = joined.setdefault(name, World(name, settings, {}))
-            if algorithm in world.algorithms:
+            task = joined.setdefault(name, Task(name, settings, {}))
+            if algorithm in task.algorithms:
                 raise ConfigError(
                     f"{str(records[0].run.folder)!r} has {quoted(algorithm)} in {quoted(name)}, "
                     "which other runs have, too; give it a name of its own, such as "
                     f"{quoted(f'other {algorithm}')}."
                 )
-            world.algorithms[algorithm] = list(records)
-    return sorted(joined.values(), key=lambda world: world.name)
+            task.algorithms[algorithm] = list(records)
+    return sorted(joined.values(), key=lambda task: task.name)
 
 
 @dataclass(frozen=True)
 class Report:
     """What runs say together."""
 
-    worlds: list[WorldResult]
+    tasks: list[TaskResult]
     aggregates: list[Aggregate]
     left_out: list[str]
     """A sentence for each run that could not be used."""
 
     @property
-    def teams(self) -> list[tuple[WorldResult, Team]]:
-        """Each world's algorithms, beside the world."""
-        return [(world, team) for world in self.worlds for team in world.teams.values()]
+    def teams(self) -> list[tuple[TaskResult, Team]]:
+        """Each task's algorithms, beside the task."""
+        return [(task, team) for task in self.tasks for team in task.teams.values()]
 
     @property
     def runs(self) -> list[Scored]:
-        """All runs, by world, algorithm and seed."""
+        """All runs, by task, algorithm and seed."""
         return [run for _, team in self.teams for run in team.runs]
 
     @property
     def algorithms(self) -> list[str]:
-        """The names of all algorithms, those of the most worlds first."""
-        worlds = Counter(name for world in self.worlds for name in world.teams)
-        return sorted(worlds, key=lambda name: (-worlds[name], name))
+        """The names of all algorithms, those of the most tasks first."""
+        tasks = Counter(name for task in self.tasks for name in task.teams)
+        return sorted(tasks, key=lambda name: (-tasks[name], name))
 
 
 def make_report(
@@ -212,8 +212,8 @@ def make_report(
     left_out += [record for record in records if isinstance(record, str)] + copies + repeats
     foreign = [read_table(path) for path in tables]
     left_out += [sentence for _, without in foreign for sentence in without]
-    worlds = join(group(usable), (runs for runs, _ in foreign))
-    if not worlds:
+    tasks = join(group(usable), (runs for runs, _ in foreign))
+    if not tasks:
         raise CheckpointError(left_out[0])
-    results = [result_of(world, entries) for world in worlds]
+    results = [result_of(task, entries) for task in tasks]
     return Report(results, aggregates_of(results), left_out)

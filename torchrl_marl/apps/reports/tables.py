@@ -12,7 +12,7 @@ import numpy as np
 from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
-from torchrl_marl.apps.reports.aggregates import Aggregate, Scored, Team, WorldResult
+from torchrl_marl.apps.reports.aggregates import Aggregate, Scored, TaskResult, Team
 from torchrl_marl.apps.reports.answers import (
     answers,
     asset,
@@ -65,21 +65,21 @@ class Table:
 
 
 def tables_of(report: Report) -> Iterator[Table]:
-    """Yields the tables: over all worlds, of each world, what 0 and 1 are, all runs."""
+    """Yields the tables: over all tasks, of each task, what 0 and 1 are, all runs."""
     for found in report.aggregates:
         yield _overall(found)
         if len(found.algorithms) > 1:
-            yield _improvements(f"P(row > column) over {listed(found.worlds)}", found)
-    if len(report.worlds) > 1:
+            yield _improvements(f"P(row > column) over {listed(found.tasks)}", found)
+    if len(report.tasks) > 1:
         yield _matrix(report)
-    many = len(report.worlds) > 2
-    for result in report.worlds:
-        fold = result.world.name if many else ""
-        yield _world(result, fold)
+    many = len(report.tasks) > 2
+    for result in report.tasks:
+        fold = result.task.name if many else ""
+        yield _task(result, fold)
         if any(team.groups for team in result.teams.values()):
             yield _groups(result, fold)
         if len(result.teams) > 1:
-            yield _improvements(f"P(row > column) in {result.world.name}", result, fold)
+            yield _improvements(f"P(row > column) in {result.task.name}", result, fold)
     yield _references(report)
     yield _runs(report)
 
@@ -91,10 +91,10 @@ def markdown(report: Report, pictures: Sequence[str] = ()) -> str:
         report (Report): the figures.
         pictures (sequence of str): files beside it that it shows.
     """
-    worlds = [world.world.name for world in report.worlds]
+    tasks = [task.task.name for task in report.tasks]
     return template("report.md.j2", _md).render(
         scope=f"{counted(len(report.runs), 'run')} of {listed(report.algorithms)} in "
-        f"{counted(len(worlds), 'world')}: {listed(worlds)}",
+        f"{counted(len(tasks), 'task')}: {listed(tasks)}",
         answers=answers(report),
         pictures=pictures,
         notes=notes(report),
@@ -131,12 +131,12 @@ def _md(text: str) -> str:
 
 
 def _overall(found: Aggregate) -> Table:
-    head = ["algorithm", "IQM", "median", "mean", "optimality gap", "seeds in each world"]
+    head = ["algorithm", "IQM", "median", "mean", "optimality gap", "seeds in each task"]
     rows = []
     for name in found.algorithms:
         cells = [with_interval(found.estimates[name][what], True) for what in head[1:5]]
         rows.append([name, *cells, _range(found.seeds[name])])
-    return Table(f"Normalized scores over {listed(found.worlds)}", head, rows)
+    return Table(f"Normalized scores over {listed(found.tasks)}", head, rows)
 
 
 def _range(numbers: Sequence[float]) -> str:
@@ -144,7 +144,7 @@ def _range(numbers: Sequence[float]) -> str:
     return figure(low) if low == high else f"{figure(low)} to {figure(high)}"
 
 
-def _improvements(title: str, found: Aggregate | WorldResult, fold: str = "") -> Table:
+def _improvements(title: str, found: Aggregate | TaskResult, fold: str = "") -> Table:
     names = found.algorithms if isinstance(found, Aggregate) else list(found.teams)
     rows = [
         [
@@ -159,15 +159,15 @@ def _improvements(title: str, found: Aggregate | WorldResult, fold: str = "") ->
 def _matrix(report: Report) -> Table:
     names = report.algorithms
     rows = []
-    for result in report.worlds:
+    for result in report.tasks:
         cells = [
             with_interval(result.teams[name].iqm) if name in result.teams else "-" for name in names
         ]
-        rows.append([result.world.name, *cells, figure(result.reference.random)])
-    return Table("Return in each world (IQM)", ["world", *names, "random policy"], rows)
+        rows.append([result.task.name, *cells, figure(result.reference.random)])
+    return Table("Return in each task (IQM)", ["task", *names, "random policy"], rows)
 
 
-def _world(result: WorldResult, fold: str) -> Table:
+def _task(result: TaskResult, fold: str) -> Table:
     head = [
         "algorithm", "IQM", "median", "mean", "worst to best", "normalized",
         "seeds", "frames", "agent frames", "time of a run", "at its end",
@@ -184,10 +184,10 @@ def _world(result: WorldResult, fold: str) -> Table:
             duration(_mean(runs, "seconds")), figure(_mean(runs, "end")),
         ])  # fmt: skip
     frames = figure(result.frames)
-    return Table(f"{result.world.name}: return at {frames} frames", head, rows, fold=fold)
+    return Table(f"{result.task.name}: return at {frames} frames", head, rows, fold=fold)
 
 
-def _groups(result: WorldResult, fold: str) -> Table:
+def _groups(result: TaskResult, fold: str) -> Table:
     names = list(dict.fromkeys(group for team in result.teams.values() for group in team.groups))
     rows = [
         [
@@ -196,7 +196,7 @@ def _groups(result: WorldResult, fold: str) -> Table:
         ]
         for team in result.teams.values()
     ]
-    title = f"{result.world.name}: return of each group (IQM)"
+    title = f"{result.task.name}: return of each group (IQM)"
     return Table(title, ["algorithm", *names], rows, fold=fold)
 
 
@@ -209,46 +209,46 @@ def _seeds(team: Team) -> str:
 def _references(report: Report) -> Table:
     rows = [
         [
-            result.world.name,
+            result.task.name,
             figure(result.reference.random),
             result.reference.random_source or "nobody has measured it",
             figure(result.reference.best),
             result.reference.best_source or "nothing is known",
         ]
-        for result in report.worlds
+        for result in report.tasks
     ]
-    head = ["world", "0 is", "from", "1 is", "from"]
-    return Table("What normalized scores mean", head, rows, words=["world", "from"])
+    head = ["task", "0 is", "from", "1 is", "from"]
+    return Table("What normalized scores mean", head, rows, words=["task", "from"])
 
 
 def _runs(report: Report) -> Table:
-    head = ["world", "algorithm", "seed", "state", "score", "frames", "agent frames", "time", "run"]
+    head = ["task", "algorithm", "seed", "state", "score", "frames", "agent frames", "time", "run"]
     rows = []
     for result, team in report.teams:
         for run in team.runs:
             state = "finished" if run.record.finished else "not finished"
             rows.append([
-                result.world.name, team.algorithm, str(run.record.run.seed), state,
+                result.task.name, team.algorithm, str(run.record.run.seed), state,
                 figure(run.score), figure(run.frames), figure(run.agent_frames),
                 duration(run.seconds), run.record.name,
             ])  # fmt: skip
     return Table(
-        "All runs", head, rows, words=["world", "algorithm", "state", "run"], fold="All runs"
+        "All runs", head, rows, words=["task", "algorithm", "state", "run"], fold="All runs"
     )
 
 
 def results_csv(report: Report) -> str:
-    """A row for each world and algorithm, with every figure and its interval."""
+    """A row for each task and algorithm, with every figure and its interval."""
     head = [
-        "world", "library", "name", "algorithm", "seeds", "frames", "agent_frames", "seconds",
+        "task", "library", "name", "algorithm", "seeds", "frames", "agent_frames", "seconds",
         "iqm", "iqm_low", "iqm_high", "mean", "mean_low", "mean_high", "median", "worst", "best",
         "normalized_iqm", "random", "random_source", "best_known", "best_known_source",
     ]  # fmt: skip
     rows: list[list[Any]] = []
     for result, team in report.teams:
-        reference, settings = result.reference, result.world.settings
+        reference, settings = result.reference, result.task.settings
         rows.append([
-            result.world.name, settings["env.library"], settings["env.name"], team.algorithm,
+            result.task.name, settings["env.library"], settings["env.name"], team.algorithm,
             len(team.runs), result.frames, _mean(team.runs, "agent_frames"),
             _mean(team.runs, "seconds"), team.iqm.value, team.iqm.low, team.iqm.high,
             team.mean.value, team.mean.low, team.mean.high, team.median.value,
@@ -258,7 +258,7 @@ def results_csv(report: Report) -> str:
     return _csv(head, rows)
 
 
-def _normal(result: WorldResult, value: float) -> float | None:
+def _normal(result: TaskResult, value: float) -> float | None:
     """Returns a normalized return; None where it cannot be normalized."""
     return None if result.reference.why_none else float(result.reference.normalize(value))
 
@@ -266,16 +266,16 @@ def _normal(result: WorldResult, value: float) -> float | None:
 def evaluations_csv(report: Report) -> str:
     """A row for each run and measurement: an evaluation, or training's where there is none."""
     head = [
-        "world", "library", "name", "algorithm", "seed", "run", "finished", "measured_by",
+        "task", "library", "name", "algorithm", "seed", "run", "finished", "measured_by",
         "frames", "agent_frames", "seconds", "return", "normalized",
     ]  # fmt: skip
     rows: list[list[Any]] = []
     for result, team in report.teams:
-        settings = result.world.settings
+        settings = result.task.settings
         for record in (run.record for run in team.runs):
             measured = record.measured
             of_run = [
-                result.world.name, settings["env.library"], settings["env.name"],
+                result.task.name, settings["env.library"], settings["env.name"],
                 team.algorithm, record.run.seed, record.name, record.finished,
                 "evaluation" if record.is_evaluated else "training",
             ]  # fmt: skip
@@ -285,9 +285,9 @@ def evaluations_csv(report: Report) -> str:
 
 
 def curves_csv(report: Report) -> str:
-    """A row for each point of a world's curves, with its interval over the seeds."""
+    """A row for each point of a task's curves, with its interval over the seeds."""
     head = [
-        "world", "algorithm", "measured_by", "frames", "agent_frames", "seconds", "runs",
+        "task", "algorithm", "measured_by", "frames", "agent_frames", "seconds", "runs",
         "iqm", "iqm_low", "iqm_high",
     ]  # fmt: skip
     rows: list[list[Any]] = []
@@ -298,7 +298,7 @@ def curves_csv(report: Report) -> str:
                     line.frames, line.agent_frames, line.seconds, line.runs,
                     line.value, line.low, line.high,
                 )  # fmt: skip
-                rows += [[result.world.name, team.algorithm, what, *row] for row in zip(*columns)]
+                rows += [[result.task.name, team.algorithm, what, *row] for row in zip(*columns)]
     return _csv(head, rows)
 
 

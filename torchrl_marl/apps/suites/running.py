@@ -210,7 +210,8 @@ def _reason(error: Exception) -> str:
 
 
 def check_record(record: Path, plan: Plan, without: Callable[[], Plan]) -> None:
-    """Refuses worlds, clusters and services that only the record of a stranger's folder names.
+    """Refuses environments, clusters and services that only the record of a stranger's folder
+    names.
 
     Args:
         record (Path): the folder's ``suite.json``.

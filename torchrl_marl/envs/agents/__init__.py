@@ -1,4 +1,4 @@
-"""Declarations of a world's agents, and their life cycle."""
+"""Declarations of an environment's agents, and their life cycle."""
 
 from torchrl_marl._lazy import attach
 

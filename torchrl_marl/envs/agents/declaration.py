@@ -1,4 +1,4 @@
-"""Declarations: a world's agents, and the specs that follow from them.
+"""Declarations: an environment's agents, and the specs that follow from them.
 
 Shapes: E envs, N agents of a group, M agents of a kind, O observation features, S state features.
 """
@@ -33,10 +33,11 @@ _LEAVES = frozenset({"observation", "action", "mask", "action_mask", "reward", *
 
 
 class Declaration:
-    """The agents and the state of a world: their specs, and a reader of the world's output.
+    """The agents and the state of an environment: their specs, and a reader of the environment's
+        output.
 
     Args:
-        owner (str): the world's name in messages.
+        owner (str): the environment's name in messages.
         num_envs (int): number E of envs.
         kinds (dict of str to tuple of AgentSpec): kinds of agents by group.
         state (TensorSpec, optional): ``[S]``.

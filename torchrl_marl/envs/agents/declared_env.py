@@ -1,4 +1,4 @@
-"""Environments of declared agents, and their life cycle around another library's world."""
+"""Environments of declared agents, and their life cycle around another library's environment."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class DeclaredEnv(EnvBase):
 
 
 class AutoResetEnv(DeclaredEnv):
-    """Vectorized adapter of another library's world: groups, and the life cycle of a team.
+    """Vectorized adapter of another library's environment: groups, and the life cycle of a team.
 
     An adapter declares the agents and gives two methods; both deal in nested dicts, group ->
     leaf -> tensor (of a heterogeneous group: kind -> leaf), with all leaves of the specs, flags
@@ -130,7 +130,7 @@ class AutoResetEnv(DeclaredEnv):
     - ``_play(actions)`` makes a step and gives two: what it led to, rewards included, and what
       the next step goes on from: the same, or, where the episode ended, a new one's begin.
 
-    So an episode's end costs no second call of the world in :meth:`step_and_maybe_reset`, and
+    So an episode's end costs no second call of the environment in :meth:`step_and_maybe_reset`, and
     none either where TorchRL asks for the reset of those that just ended. Outputs are
     never written to later.
 
@@ -150,7 +150,7 @@ class AutoResetEnv(DeclaredEnv):
         info: Mapping[str, Composite] | None = None,
     ) -> None:
         super().__init__(device=torch.device(device), batch_size=(declaration.num_envs,))
-        self.is_closed = False  # only an open world needs closing
+        self.is_closed = False  # only an open environment needs closing
         self._set_declaration(declaration, info)
         self._begun: dict[str, Any] | None = None
         self._ended: Tensor | None = None
@@ -192,7 +192,7 @@ class AutoResetEnv(DeclaredEnv):
     ) -> tuple[TensorDictBase, TensorDictBase]:
         """Makes a step, and returns it with the next step's root, of a new episode where one ended.
 
-        Reduces to: TorchRL's, with one call of the world.
+        Reduces to: TorchRL's, with one call of the environment.
         """
         if not {"next", "_step"}.isdisjoint(tensordict.keys()):
             return super().step_and_maybe_reset(tensordict)

@@ -162,7 +162,7 @@ class OutputReader:
     """Reader of the output of ``_reset`` and ``_step``, and of the actions of a step.
 
     Args:
-        owner (str): the world's name in messages.
+        owner (str): the environment's name in messages.
         num_envs (int): number E of envs.
         groups (dict of str to GroupKinds): of the team.
         specs (dict of str to Composite): group -> what one finds under it, ``[N]``: observation,
@@ -178,7 +178,8 @@ class OutputReader:
     kind_specs: dict[str, dict[str, Composite]]
     state: TensorSpec | None
 
-    # ------------------------------------------------------------------------- output of worlds
+    # ------------------------------------------------------------------------- output of
+    # environments
 
     def read(self, output: Any, method: str) -> dict[str, Any]:
         """Returns the checked output of ``_reset`` or ``_step`` as nested dicts.

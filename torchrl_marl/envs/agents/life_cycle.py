@@ -120,7 +120,7 @@ class TeamFlags:
 
 
 def begun(team: TeamSpec, root: TeamFlags, source: Mapping[str, Any]) -> dict[str, GroupFlags]:
-    """Returns the flags of each group where an episode begins, by the masks that a world gave."""
+    """Returns the flags of each group where an episode begins, by the masks that an environment gave."""
     size, device = root.terminated.shape[:-1], root.terminated.device
     living = {
         name: GroupFlags.living(size, group.n_agents, device) for name, group in team.groups.items()
@@ -131,7 +131,7 @@ def begun(team: TeamSpec, root: TeamFlags, source: Mapping[str, Any]) -> dict[st
 def ended(
     groups: Mapping[str, GroupFlags], source: Mapping[str, dict[str, Any]]
 ) -> dict[str, GroupFlags]:
-    """Takes the agents' ends out of what a world gave after a step, and adds them to the flags."""
+    """Takes the agents' ends out of what an environment gave after a step, and adds them to the flags."""
     return {
         name: flags.ended_by(
             source[name].pop("terminated", None), source[name].pop("truncated", None)
@@ -146,7 +146,7 @@ def earned(reward: Tensor, before: GroupFlags, born: Tensor) -> Tensor:
     Who waits for its next turn lives and earns.
 
     Args:
-        reward (Tensor): as the world gives it.
+        reward (Tensor): as the environment gives it.
         before (GroupFlags): when the step began.
         born (Tensor): who has acted in its episode, or does in this step.
 

@@ -33,7 +33,7 @@ def spec_of_space(
 ) -> TensorSpec:
     """Returns the spec of one agent's observations or actions.
 
-    Floats are float32 whatever the world computes in; a choice is an int64.
+    Floats are float32 whatever the environment computes in; a choice is an int64.
 
     Args:
         where (str): whose space it is, in the message.
@@ -73,7 +73,7 @@ def spec_of_space(
         return _box(space)
     raise SpecError(
         f"{where} is a {kind}, which has no fixed shape as a tensor; expected Box, Discrete, "
-        "MultiDiscrete, MultiBinary or a Dict of such. Wrap the world to give one of these."
+        "MultiDiscrete, MultiBinary or a Dict of such. Wrap the environment to give one of these."
     )
 
 
@@ -86,8 +86,8 @@ def action_spec_of(where: str, space: Any, *, one_hot: bool = False) -> TensorSp
     spec = spec_of_space(where, space, action=True, one_hot=one_hot)
     if isinstance(spec, Composite):
         raise SpecError(
-            f"{where} is a Dict, expected Box, Discrete or MultiDiscrete; wrap the world to give "
-            "one of these."
+            f"{where} is a Dict, expected Box, Discrete or MultiDiscrete; wrap the environment to "
+            "give one of these."
         )
     return spec
 
@@ -122,7 +122,7 @@ def check_bounds(
         leaf (str): ``"observation"`` or ``"action"``.
         output (mapping): group -> the leaf, of the whole group or under each kind.
         masks (mapping): group -> who is looked at, ``[E, N]``.
-        declaration (Declaration): of the world.
+        declaration (Declaration): of the environment.
     """
     reader = declaration.reader
     for name, kinds in declaration.groups.items():
@@ -209,12 +209,13 @@ def grouped(
     """Returns the agent ids of each group.
 
     Args:
-        agents (sequence): ids of all agents of a world.
+        agents (sequence): ids of all agents of an environment.
         group_map (MarlGroupMapType or mapping, optional): None groups ``bob_0`` and ``bob_1``
             as ``bob``, and an id without a number alone.
 
     Raises:
-        ConfigError: an agent without a group or in two, or an id that the world does not have.
+        ConfigError: an agent without a group or in two, or an id that the environment does not
+            have.
 
     Examples:
         >>> grouped(["speaker_0", "rover_0", "rover_1"], None)
@@ -234,7 +235,7 @@ def grouped(
         for name in map(str, names):
             if name not in ids:
                 raise ConfigError(
-                    f"group_map: {name!r} of group {group!r} is no agent of the world; "
+                    f"group_map: {name!r} of group {group!r} is no agent of the environment; "
                     f"{nearest(name, ids)}it has {list(ids)}."
                 )
             if name in seen:

@@ -111,7 +111,7 @@ def _look(
                 check_idle_actions(env, team, seed, played, findings)
                 if make is not None:
                     check_twin(env, team, make, seed, played[:21], findings)
-    except Exception as error:  # noqa: BLE001 - worlds of other libraries may raise anything
+    except Exception as error:  # noqa: BLE001 - environments of other libraries may raise anything
         findings.add(
             "step",
             f"playing fails with {brief(error)}",
@@ -147,7 +147,8 @@ def _play(play: Play, rules: StepRules, n_steps: int) -> bool:
         if before != _random_states():
             findings.hint(
                 "the environment draws from the process's random state: two of them disturb each "
-                "other, and a seed of torch changes their worlds; draw from a generator of its own."
+                "other, and a seed of torch changes their environments; draw from a generator of "
+                "its own."
             )
         if not check_specs(step.after, full_specs(rules.env), i + 1, findings):
             return False
@@ -162,7 +163,7 @@ def _check_torchrl(env: EnvBase, findings: Findings) -> None:
     logger.setLevel("WARNING")
     try:
         check_env_specs(env)
-    except Exception as error:  # noqa: BLE001 - it asserts, and steps a world of another library
+    except Exception as error:  # noqa: BLE001 - it asserts, and steps an environment of another library
         findings.add(
             "specs",
             f"torchrl.envs.check_env_specs says {brief(error)}",

@@ -286,7 +286,7 @@ def check_idle_actions(
         played = _recorded(env, team, seed, len(first) - 1, change)
         path = _first_difference(first, played, ignore=("action",))
         found = None if path is None else f"{path!r} changes with what they do who do not act"
-    except Exception as error:  # noqa: BLE001 - worlds may raise anything at such actions
+    except Exception as error:  # noqa: BLE001 - environments may raise anything at such actions
         found = f"the actions of those who do not act make it fail ({brief(error)})"
     if found is not None:
         findings.add(

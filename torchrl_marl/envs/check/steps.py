@@ -18,7 +18,9 @@ from torchrl_marl.specs import GroupSpec, TeamSpec
 
 __all__ = ["StepRules"]
 
-_ONE_WAY = "terminated if the world ended the episode, else truncated, and done where either is"
+_ONE_WAY = (
+    "terminated if the environment ended the episode, else truncated, and done where either is"
+)
 
 
 @dataclass
@@ -83,22 +85,22 @@ class StepRules:
                     "truncated",
                     found,
                     "a time limit to be truncated, so that what would follow is bootstrapped",
-                    "set truncated there, and terminated only where the world itself ends; if it "
-                    "does end there, give check_marl_env a larger max_steps",
+                    "set truncated there, and terminated only where the environment itself ends; "
+                    "if it does end there, give check_marl_env a larger max_steps",
                 )
         if self.unchanged and all(self.unchanged) and self.moves:
             self.findings.add(
                 ("next", "observation"),
                 "where an episode ends, it is the first one of the next episode",
                 "the last one of the episode that ended, with the new one in what follows",
-                "read the observation before the world is reset",
+                "read the observation before the environment is reset",
             )
         if not self.episodes and self.max_steps is None and not _ends_by_itself(self.env):
             self.findings.add(
                 "done",
                 f"no episode ended in {self.step} steps, and no time limit is known",
                 "episodes that end",
-                "give the world a time limit (max_steps, or TransformedEnv(env, "
+                "give the environment a time limit (max_steps, or TransformedEnv(env, "
                 "StepCounter(max_steps=...))), or check_marl_env more n_steps if its episodes are "
                 "long",
             )
@@ -151,8 +153,8 @@ class StepRules:
             "done",
             "the episode ends while an agent lives",
             "an end when all agents ended, or the episode's flag for all who still live",
-            "do not end the episode at a death (done = all agents, not any); where the world ends "
-            "it, give every living agent the root's flag",
+            "do not end the episode at a death (done = all agents, not any); where the environment "
+            "ends it, give every living agent the root's flag",
         )
         note(
             ~root & done.all(-2),
@@ -316,7 +318,7 @@ class StepRules:
 
 
 def _ends_by_itself(env: EnvBase) -> bool:
-    """Returns whether the environment knows a time limit of the world itself."""
+    """Returns whether the environment knows a time limit of the environment itself."""
     return isinstance(getattr(base_of(env), "own_limit", None), int)
 
 

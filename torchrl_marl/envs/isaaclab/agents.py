@@ -1,4 +1,4 @@
-"""Agents of an Isaac Lab world, and the ranges of their actions."""
+"""Agents of an Isaac Lab environment, and the ranges of their actions."""
 
 from __future__ import annotations
 

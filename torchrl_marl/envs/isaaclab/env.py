@@ -24,9 +24,9 @@ from torchrl_marl.envs.agents.life_cycle import GroupFlags, TeamFlags, where_fre
 from torchrl_marl.envs.agents.spaces import spec_of_space
 from torchrl_marl.envs.isaaclab.agents import ActionRanges, Agents, Range, declared, groups_of
 from torchrl_marl.envs.isaaclab.build import build_task, check_task
-from torchrl_marl.envs.isaaclab.simulation import IsaacWorld, StateOf
+from torchrl_marl.envs.isaaclab.simulation import IsaacSimulation, StateOf
 from torchrl_marl.errors import ConfigError
-from torchrl_marl.runtime.random_state import RandomState, own_stream
+from torchrl_marl.runtime.random_state import RandomState, offset_seed
 
 __all__ = ["IsaacLabEnv"]
 
@@ -111,7 +111,7 @@ class IsaacLabEnv(AutoResetEnv):
         ranges = ActionRanges(action_scale, action_clip)
         seed = int(torch.randint(2**31, ())) if seed is None else seed
         if isinstance(env, str):
-            owner, random = env, RandomState(own_stream(seed), device or "cpu")
+            owner, random = env, RandomState(offset_seed(seed), device or "cpu")
             with random.active():
                 task = build_task(env, num_envs=num_envs, seed=seed, device=device, settings=kwargs)
         else:
@@ -124,7 +124,7 @@ class IsaacLabEnv(AutoResetEnv):
         declaration = declaration if spec is None else declaration.with_state(spec)
         super().__init__(declaration, device=task.device)
         self._agents = Agents.of(task, declaration, ranges)
-        self._world = IsaacWorld(
+        self._simulation = IsaacSimulation(
             task,
             self._agents,
             state=state,
@@ -132,7 +132,7 @@ class IsaacLabEnv(AutoResetEnv):
             terminal_observations=terminal_observations,
         )
         self.max_steps, self.own_limit = max_steps, getattr(task, "max_episode_length", None)
-        self._random = RandomState(own_stream(seed), task.device)
+        self._random = RandomState(offset_seed(seed), task.device)
         self._seen: dict[str, Any] = {}
         self._flags: GroupFlags | None = None
         self._set_seed(seed)
@@ -140,10 +140,10 @@ class IsaacLabEnv(AutoResetEnv):
     @property
     def task(self) -> Any:
         """Isaac Lab's environment."""
-        return self._world.env
+        return self._simulation.env
 
     def _set_seed(self, seed: int | None) -> None:
-        stream = own_stream(0 if seed is None else seed)
+        stream = offset_seed(0 if seed is None else seed)
         self._random.seed(stream)
         with self._random.active():  # the task seeds it itself
             self.task.seed(stream % 2**31)
@@ -152,8 +152,8 @@ class IsaacLabEnv(AutoResetEnv):
 
     def _start(self, fresh: Tensor | None) -> dict[str, Any]:
         with self._random.active():
-            seen = self._world.start(fresh)
-        flags = self._world.living()
+            seen = self._simulation.start(fresh)
+        flags = self._simulation.living()
         if fresh is not None and self._flags is not None:
             seen = where_fresh(fresh, seen, self._seen)
             flags = _chosen(fresh, flags, self._flags)
@@ -163,14 +163,14 @@ class IsaacLabEnv(AutoResetEnv):
     def _play(self, actions: dict[str, dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
         assert self._flags is not None  # envs that were not reset do not play
         with self._random.active():
-            step = self._world.step(actions, self._flags)
+            step = self._simulation.step(actions, self._flags)
         reward = torch.where(self._flags.done, 0.0, step.reward)
         seen, flags = step.seen, step.agents
         if step.was_reset:
             ended = step.root.done.squeeze(-1)
             last = self._seen if step.last is None else step.last
             seen = where_fresh(ended, last, step.seen)
-            flags = _chosen(ended, self._world.living(), step.agents)
+            flags = _chosen(ended, self._simulation.living(), step.agents)
         after = self._given(seen, step.root, step.agents)
         for group, place in self._agents.places.items():
             after[group]["reward"] = reward[:, place]
@@ -208,7 +208,7 @@ class IsaacLabEnv(AutoResetEnv):
     def close(self, *, raise_if_closed: bool = True) -> None:
         """Closes the simulation; another one can be built afterwards."""
         super().close(raise_if_closed=raise_if_closed)
-        self._world.close()
+        self._simulation.close()
 
 
 def _chosen(envs: Tensor, new: GroupFlags, old: GroupFlags) -> GroupFlags:

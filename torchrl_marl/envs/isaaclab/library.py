@@ -11,8 +11,8 @@ from torchrl_marl.envs.libraries import Library
 __all__ = ["LIBRARY", "IsaacLabArguments"]
 
 
-def _owns(world: Any) -> bool:
-    kind = world if inspect.isclass(world) else type(world)
+def _owns(env: Any) -> bool:
+    kind = env if inspect.isclass(env) else type(env)
     return any(cls.__module__.partition(".")[0] == "isaaclab" for cls in kind.__mro__)
 
 
@@ -29,7 +29,9 @@ LIBRARY = Library(
     "torchrl_marl.envs.isaaclab:IsaacLabEnv",
     of_objects=("state", "group_map"),  # a simulation fixes its number of envs and its time limit
     arguments="torchrl_marl.envs.isaaclab.library:IsaacLabArguments",
-    worlds=lambda: ["your Isaac Lab's multi-agent tasks: Isaac-Cart-Double-Pendulum-Direct-v0"],
+    environments=lambda: [
+        "your Isaac Lab's multi-agent tasks: Isaac-Cart-Double-Pendulum-Direct-v0"
+    ],
     unlisted=True,
     one_per_process=True,
     owns=_owns,

@@ -14,7 +14,7 @@ from torchrl_marl.envs.agents.life_cycle import GroupFlags, TeamFlags
 from torchrl_marl.envs.isaaclab.agents import Agents
 from torchrl_marl.errors import SpecError
 
-__all__ = ["Ends", "IsaacWorld", "StateOf", "Step", "present"]
+__all__ = ["Ends", "IsaacSimulation", "StateOf", "Step", "present"]
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Step:
     agents: GroupFlags
 
 
-class IsaacWorld:
+class IsaacSimulation:
     """Wrapper of a ``DirectMARLEnv`` that keeps the last observations of ended episodes.
 
     Two methods of the instance are wrapped, until :meth:`close`: ``_get_dones``, so that what
@@ -252,7 +252,7 @@ def _release(env: Any) -> None:
     """Removes the hooks of an earlier wrapper."""
     for name in ("_get_dones", "_reset_idx"):
         wrapped = vars(env).get(name)
-        if isinstance(getattr(wrapped, "__self__", None), IsaacWorld):
+        if isinstance(getattr(wrapped, "__self__", None), IsaacSimulation):
             delattr(env, name)
             earlier = getattr(wrapped.__self__, name)
             if earlier != getattr(env, name):  # it was wrapped before

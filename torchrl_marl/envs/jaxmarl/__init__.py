@@ -1,4 +1,4 @@
-"""JaxMARL's worlds: jitted, vectorized, and exchanged with torch without a copy."""
+"""JaxMARL's environments: jitted, vectorized, and exchanged with torch without a copy."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Builds JaxMARL worlds, and knows their traits."""
+"""Builds JaxMARL environments, and knows their traits."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from typing import Any
 from torchrl_marl.errors import ConfigError, MissingExtraError, nearest
 
 __all__ = [
-    "WORLD_TRAITS",
+    "ENV_TRAITS",
+    "EnvTraits",
     "World",
-    "WorldTraits",
     "import_jaxmarl",
     "legal_actions",
     "make_world",
@@ -26,22 +26,23 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class WorldTraits:
-    """Undeclared traits of a class of worlds.
+class EnvTraits:
+    """Undeclared traits of a class of environments.
 
     Args:
         limit (str, optional): the attribute that holds its time limit.
-        limit_is_seen (bool): observations read the limit, so it is the world's that ends the
-            episode; otherwise the world's own is put out of reach, and ours counts the steps.
-        deadline (bool): the limit is a rule of the game, kept by the world: who is ended by it is
-            terminated.
+        limit_is_seen (bool): observations read the limit, so it is the environment's that ends the
+            episode; otherwise the environment's own is put out of reach, and ours counts the steps.
+        deadline (bool): the limit is a rule of the game, kept by the environment: who is ended by
+            it is terminated.
         timed (bool): it ends by time only.
-        legal (str or callable): its method that gives the legal actions, or ``legal(env, world)``.
-        state (callable, optional): ``state(env, world, observations)``, for a central critic.
-        acts (callable, optional): ``acts(env, world)``: who acts next, of ``env.agents``.
-        won (callable, optional): ``won(env, world)``: whose side has won, of ``env.agents``.
+        legal (str or callable): its method that gives the legal actions, or ``legal(env,
+            environment)``.
+        state (callable, optional): ``state(env, environment, observations)``, for a central critic.
+        acts (callable, optional): ``acts(env, environment)``: who acts next, of ``env.agents``.
+        won (callable, optional): ``won(env, environment)``: whose side has won, of ``env.agents``.
         seen (callable, optional): ``seen(env, observations)``: what each of ``env.agents`` sees,
-            where the world gives it in a form of its own.
+            where the environment gives it in a form of its own.
         by_place (bool): it takes actions one after the other, not by agent.
         length (callable, optional): ``length(env)``: steps of its episodes, where that is built
             in: a shorter limit is ours, a longer one never reached.
@@ -60,7 +61,7 @@ class WorldTraits:
     length: Callable[[Any], int] | None = None
 
 
-def legal_actions(env: Any, traits: WorldTraits, world: Any) -> Any:
+def legal_actions(env: Any, traits: EnvTraits, world: Any) -> Any:
     """Maps each agent to its legal actions, ``[n_actions]``.
 
     Raises:
@@ -71,11 +72,11 @@ def legal_actions(env: Any, traits: WorldTraits, world: Any) -> Any:
     return getattr(env, traits.legal)(world)
 
 
-def traits_of(env: Any) -> WorldTraits:
-    """Returns the traits of a world by its class or the nearest one that it extends.
+def traits_of(env: Any) -> EnvTraits:
+    """Returns the traits of an environment by its class or the nearest one that it extends.
 
     Args:
-        env (MultiAgentEnv): a world of JaxMARL.
+        env (MultiAgentEnv): an environment of JaxMARL.
 
     Examples:
         >>> class SwitchRiddle:
@@ -84,7 +85,7 @@ def traits_of(env: Any) -> WorldTraits:
         ('max_steps', None)
     """
     names = [cls.__name__ for cls in type(env).__mro__]
-    return next((WORLD_TRAITS[name] for name in names if name in WORLD_TRAITS), WorldTraits())
+    return next((ENV_TRAITS[name] for name in names if name in ENV_TRAITS), EnvTraits())
 
 
 def _units(world: Any) -> Any:
@@ -146,20 +147,20 @@ def _all_rounds(env: Any) -> int:
     return int(env.num_inner_steps * env.num_outer_steps)
 
 
-_SMAX = WorldTraits(limit="max_steps", state=_world_state, won=_won)
-WORLD_TRAITS = {
-    "SimpleMPE": WorldTraits(limit="max_steps", state=_entities),
+_SMAX = EnvTraits(limit="max_steps", state=_world_state, won=_won)
+ENV_TRAITS = {
+    "SimpleMPE": EnvTraits(limit="max_steps", state=_entities),
     "SMAX": _SMAX,
     "EnemySMAX": _SMAX,
-    "Overcooked": WorldTraits(limit="max_steps", limit_is_seen=True, timed=True, state=_kitchen),
-    "OvercookedV2": WorldTraits(limit="max_steps", timed=True),
-    "HanabiEnv": WorldTraits(legal="get_legal_moves", acts=_seat),
-    "JaxNav": WorldTraits(limit="max_steps", limit_is_seen=True),
-    "SwitchRiddle": WorldTraits(limit="max_steps", deadline=True, legal=_in_the_room),
-    "CoinGame": WorldTraits(timed=True, length=_all_rounds),
-    "InTheGrid": WorldTraits(timed=True, length=_all_rounds, seen=_in_the_grid),
-    "InTheGrid_2p": WorldTraits(timed=True, length=_all_rounds, by_place=True),
-    "InTheMatrix": WorldTraits(timed=True, length=_all_rounds),
+    "Overcooked": EnvTraits(limit="max_steps", limit_is_seen=True, timed=True, state=_kitchen),
+    "OvercookedV2": EnvTraits(limit="max_steps", timed=True),
+    "HanabiEnv": EnvTraits(legal="get_legal_moves", acts=_seat),
+    "JaxNav": EnvTraits(limit="max_steps", limit_is_seen=True),
+    "SwitchRiddle": EnvTraits(limit="max_steps", deadline=True, legal=_in_the_room),
+    "CoinGame": EnvTraits(timed=True, length=_all_rounds),
+    "InTheGrid": EnvTraits(timed=True, length=_all_rounds, seen=_in_the_grid),
+    "InTheGrid_2p": EnvTraits(timed=True, length=_all_rounds, by_place=True),
+    "InTheMatrix": EnvTraits(timed=True, length=_all_rounds),
 }
 
 
@@ -174,15 +175,15 @@ _OF_MPE = (
 
 @dataclass(frozen=True)
 class World:
-    """A world of JaxMARL, its name, and the time limit of its episodes."""
+    """An environment of JaxMARL, its name, and the time limit of its episodes."""
 
     env: Any
     name: str
-    traits: WorldTraits
+    traits: EnvTraits
     limit: int | None
 
     def reset(self, key: Any) -> tuple[Any, Any]:
-        """Begins an episode of one copy; returns observations and the world's state."""
+        """Begins an episode of one copy; returns observations and the environment's state."""
         observations, world = self.env.reset(key)
         return self._seen(observations), world
 
@@ -199,7 +200,7 @@ class World:
         return self._by_agent(observations)
 
     def _by_agent(self, value: Any) -> Any:
-        """Returns a dict by agent, for worlds that return a sequence or rows."""
+        """Returns a dict by agent, for environments that return a sequence or rows."""
         n = len(value) if isinstance(value, (tuple, list)) else (*getattr(value, "shape", ()), 0)[0]
         return dict(zip(self.env.agents, value)) if n == len(self.env.agents) else value
 
@@ -233,22 +234,22 @@ def _unheard() -> Iterator[None]:
 def make_world(
     world: Any, max_steps: int | None, continuous: bool | None, kwargs: dict[str, Any]
 ) -> World:
-    """Builds a world by its name, or wraps a user's own, without its time limit.
+    """Builds an environment by its name, or wraps a user's own, without its time limit.
 
     Args:
-        world (str or MultiAgentEnv): which.
+        environment (str or MultiAgentEnv): which.
         max_steps (int, optional): steps of an episode; None: as many as its class says.
         continuous (bool, optional): which actions, where its class has both; None: as it says.
         kwargs (dict): arguments of its class.
 
     Raises:
-        ConfigError: an unknown world, scenario, layout or argument; brax is not installed.
+        ConfigError: an unknown environment, scenario, layout or argument; brax is not installed.
         MissingExtraError: JaxMARL is not installed.
     """
     env = _make(world, max_steps, continuous, kwargs) if isinstance(world, str) else world
     if not callable(getattr(env, "step_env", None)):
         raise ConfigError(
-            f"JaxMarlEnv: the world is a {type(env).__name__}, expected the name of one of "
+            f"JaxMarlEnv: the environment is a {type(env).__name__}, expected the name of one of "
             "JaxMARL's, such as 'MPE_simple_spread_v3', or an environment of it."
         )
     if env is world and kwargs:
@@ -278,7 +279,7 @@ def _make(name: str, max_steps: int | None, continuous: bool | None, kwargs: dic
     known = jaxmarl.registered_envs
     if name not in known:
         raise ConfigError(
-            f"unknown world of JaxMARL {name!r}; {nearest(name, known)}"
+            f"unknown environment of JaxMARL {name!r}; {nearest(name, known)}"
             f"expected one of {', '.join(known)}."
         )
     arguments = dict(kwargs)
@@ -292,7 +293,7 @@ def _make(name: str, max_steps: int | None, continuous: bool | None, kwargs: dic
         if max_steps is not None:
             arguments["episode_length"] = max_steps
     _look_up(name, arguments)
-    # facmac's worlds have continuous actions only, whatever is asked for.
+    # facmac's environments have continuous actions only, whatever is asked for.
     if continuous is not None and name.startswith("MPE_") and "facmac" not in name:
         arguments.setdefault("action_type", "Continuous" if continuous else "Discrete")
     try:
@@ -330,7 +331,7 @@ def _look_up(name: str, arguments: dict[str, Any]) -> None:
 
 
 def _refuse_leftover(name: str, env: Any, arguments: dict[str, Any]) -> None:
-    """Refuses unknown arguments of MPE's worlds, which accept any."""
+    """Refuses unknown arguments of MPE's environments, which accept any."""
     classes = type(env).__mro__[:-1]
     if "SimpleMPE" not in {cls.__name__ for cls in classes}:
         return
@@ -346,10 +347,12 @@ def _refuse_leftover(name: str, env: Any, arguments: dict[str, Any]) -> None:
 
 
 def _with_limit(env: Any, attribute: str, limit: int | None) -> Any:
-    """Returns a shallow copy with another time limit; the user's own world stays unchanged."""
+    """Returns a shallow copy with another time limit; the user's own environment stays unchanged."""
     copy = object.__new__(type(env))
     copy.__dict__.update(vars(env))
-    if attribute not in vars(env):  # EnemySMAX only forwards the attributes of its inner world
+    if attribute not in vars(
+        env
+    ):  # EnemySMAX only forwards the attributes of its inner environment
         copy._env = _with_limit(env._env, attribute, limit)
         return copy
     setattr(copy, attribute, limit)

@@ -1,6 +1,6 @@
-"""What JaxMARL's worlds look like: their own state as shapes, their own pixels, or as a text.
+"""What JaxMARL's environments look like: their own state as shapes, their own pixels, or as a text.
 
-Functions of a world here are of one copy, whose state holds numpy arrays.
+Functions of an environment here are of one copy, whose state holds numpy arrays.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import numpy as np
 
 from torchrl_marl.envs.scene import Picture, Shape, text
 
-__all__ = ["draw_world"]
+__all__ = ["draw_environment"]
 
 _BLUE, _RED, _GRAY = (0.35, 0.45, 0.80), (0.85, 0.35, 0.30), (0.45, 0.45, 0.45)
 _GREEN, _YELLOW = (0.30, 0.65, 0.35), (0.95, 0.80, 0.25)
 _MOST_NUMBERS = 8  # of a leaf, in a text
 
 
-def draw_world(env: Any, state: Any) -> Picture:
-    """Returns what a world looks like.
+def draw_environment(env: Any, state: Any) -> Picture:
+    """Returns what an environment looks like.
 
     Args:
         env (MultiAgentEnv): of JaxMARL.
@@ -155,7 +155,7 @@ def _hanabi(env: Any, state: Any) -> str:
 
 
 def _numbers(env: Any, state: Any) -> str:
-    """Writes the state's numbers, for worlds of which nothing better is known."""
+    """Writes the state's numbers, for environments of which nothing better is known."""
     lines = []
     for name in getattr(state, "__dataclass_fields__", {"state": None}):
         value = getattr(state, name, state)

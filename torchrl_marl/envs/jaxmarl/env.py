@@ -1,4 +1,4 @@
-"""JaxMARL's worlds as TorchRL environments.
+"""JaxMARL's environments as TorchRL environments.
 
 Shapes: E envs, N agents of a group, S state features.
 """
@@ -30,10 +30,10 @@ class JaxMarlEnv(LastPictures, AutoResetEnv):
 
     A step gives an episode's last observation and the next one's first, and the life cycle is
     worked out in JAX. Tensors are exchanged by DLPack, without a copy on the CPU. An episode has
-    exactly ``max_steps`` steps, or as many as the world's class says (25 in MPE, 100 in SMAX, 400
-    in Overcooked, where JaxMARL itself makes one more in the first two), and is ``truncated``
-    then; what a world ends by itself is ``terminated``, also where its class is not known here,
-    and so is the switch riddle on its last day, after which nobody can tell any more.
+    exactly ``max_steps`` steps, or as many as the environment's class says (25 in MPE, 100 in SMAX,
+    400 in Overcooked, where JaxMARL itself makes one more in the first two), and is ``truncated``
+    then; what an environment ends by itself is ``terminated``, also where its class is not known
+    here, and so is the switch riddle on its last day, after which nobody can tell any more.
 
     - SMAX: a unit that dies is ``terminated``, its mask False, and earns no more; with
       ``bootstrap: team`` it is credited with what the living earn. ``info=True`` gives
@@ -41,34 +41,34 @@ class JaxMarlEnv(LastPictures, AutoResetEnv):
     - Hanabi: the mask is True of the one whose turn it is.
     - Switch riddle: who is not in the room may do nothing only (``action_mask``); in JaxMARL
       other actions have no effect there.
-    - Overcooked: ``shaped_reward=1.0`` adds the world's shaped reward, linearly less until
+    - Overcooked: ``shaped_reward=1.0`` adds the environment's shaped reward, linearly less until
       ``shaped_reward_steps`` env steps of all copies; ``info=True`` gives the reward without. It
       is for training: policies are measured without it (:meth:`measured`).
 
     On a CPU one thread of torch is best (``torch.set_num_threads(1)``, ``threads: 1`` in a
     recipe): torch's and JAX's threads get in each other's way. JAX does not survive a fork: start
-    processes by spawn. On a GPU it needs JAX's own GPU build, else the world runs on the CPU and
-    its tensors are moved; GPUs are untested.
+    processes by spawn. On a GPU it needs JAX's own GPU build, else the environment runs on the CPU
+    and its tensors are moved; GPUs are untested.
 
     Args:
-        world (str or MultiAgentEnv): one of ``jaxmarl.registered_envs``, or an environment of
+        environment (str or MultiAgentEnv): one of ``jaxmarl.registered_envs``, or an environment of
             JaxMARL's of one's own, which stays as it is.
 
     Keyword Args:
         num_envs (int): number E of copies.
-        max_steps (int, optional): time limit of an episode; None: as the world's class says.
+        max_steps (int, optional): time limit of an episode; None: as the environment's class says.
         seed (int, optional): drawn from torch's global generator if None.
         device (torch.device): of the tensors.
         state ("observations", "world" or callable, optional): what a central critic sees: all
-            agents' observations side by side, the world's own state (of SMAX, MPE and
-            Overcooked), or what ``state(world)`` gives of a copy's JAX state, ``[S]``.
+            agents' observations side by side, the environment's own state (of SMAX, MPE and
+            Overcooked), or what ``state(environment)`` gives of a copy's JAX state, ``[S]``.
         info (bool): with ``(group, "info")``.
         group_map (dict or MarlGroupMapType, optional): group -> agents; by the ids' prefixes.
         continuous_actions (bool, optional): in MPE, which has both; ignored elsewhere.
         categorical_actions (bool): discrete actions as an index, otherwise one-hot.
-        shaped_reward (float): how much of the world's shaped reward is added.
+        shaped_reward (float): how much of the environment's shaped reward is added.
         shaped_reward_steps (int, optional): env steps after which none is.
-        **kwargs: of the world; ``scenario`` (SMAX) and ``layout`` (Overcooked) may be names.
+        **kwargs: of the environment; ``scenario`` (SMAX) and ``layout`` (Overcooked) may be names.
 
     Shapes:
         - ``(group, "observation")``: ``[E, N, ...]``; ``("next", group, "reward")``: ``[E, N, 1]``
@@ -76,8 +76,8 @@ class JaxMarlEnv(LastPictures, AutoResetEnv):
         - ``done``, ``terminated``, ``truncated``: ``[E, 1]``; ``"state"``: ``[E, S]``
 
     Raises:
-        ConfigError: an unknown world, scenario, layout or argument; a state, shaped reward or
-            grouping that the world has not.
+        ConfigError: an unknown environment, scenario, layout or argument; a state, shaped reward or
+            grouping that the environment has not.
         MissingExtraError: JaxMARL is not installed.
 
     Reference: Rutherford et al., 2024, https://arxiv.org/abs/2311.10090.
@@ -112,7 +112,7 @@ class JaxMarlEnv(LastPictures, AutoResetEnv):
         from torchrl_marl.envs.jaxmarl import dlpack, step
 
         self._carry: Any = None
-        self._after: Any = None  # the watched worlds after the last step
+        self._after: Any = None  # the watched environments after the last step
         self._is_measured = False
         self._dlpack = dlpack
         self._jax_device = dlpack.device_of(torch.device(device))
@@ -131,7 +131,7 @@ class JaxMarlEnv(LastPictures, AutoResetEnv):
             )
         )
         self._flags, self._places = step.FLAGS, self._calls.places
-        self.world_name, self.max_steps = self._calls.world.name, self._calls.world.limit
+        self.environment_name, self.max_steps = self._calls.world.name, self._calls.world.limit
         kinds, leaves = self._calls.kinds, self._calls.leaves
         super().__init__(
             Declaration(
@@ -195,14 +195,14 @@ class JaxMarlEnv(LastPictures, AutoResetEnv):
     def _draw(self, index: int) -> Picture:
         import jax
 
-        from torchrl_marl.envs.jaxmarl.drawing import draw_world
+        from torchrl_marl.envs.jaxmarl.drawing import draw_environment
 
         if self._carry is None:
             self.reset()
         after = self._after if self._watched else None
         worlds = self._carry["world"] if after is None else after
         own = jax.device_get(jax.tree.map(lambda x: x[index], worlds))
-        return draw_world(self._calls.world.env, own)
+        return draw_environment(self._calls.world.env, own)
 
     @contextlib.contextmanager
     def measured(self) -> Iterator[None]:
@@ -225,7 +225,8 @@ class JaxMarlEnv(LastPictures, AutoResetEnv):
         self._begun = None
 
     def snapshot(self) -> TensorDict:
-        """Returns the environment's whole state: worlds, running episodes and JAX's random key.
+        """Returns the environment's whole state: environments, running episodes and JAX's random
+        key.
 
         Returns:
             TensorDict: to be given to :meth:`restore`; saves with ``torch.save(x.to_dict())``.
@@ -245,7 +246,7 @@ class JaxMarlEnv(LastPictures, AutoResetEnv):
         """Continues from a snapshot of an environment that was built with the same arguments.
 
         Raises:
-            SimulatorStateError: a snapshot of another world or another number of envs.
+            SimulatorStateError: a snapshot of another environment or another number of envs.
         """
         saved = {**snapshot["world", "batched"], **snapshot["world", "shared"]}
         carry = self._dlpack.write_tree(self._calls.carry, saved, self._jax_device)

@@ -18,24 +18,24 @@ _SOME = (
 
 @dataclass(frozen=True)
 class JaxMarlArguments:
-    """Arguments of the adapter itself, beside those of the world."""
+    """Arguments of the adapter itself, beside those of the environment."""
 
     categorical_actions: bool = True
     """Discrete actions as an index, otherwise one-hot."""
     shaped_reward: float = 0.0
-    """Weight of the world's shaped reward, where it has one, in training."""
+    """Weight of the environment's shaped reward, where it has one, in training."""
     shaped_reward_steps: Count | None = None
     """Env steps over which that weight falls to 0; null: it stays."""
 
 
 LIBRARY = Library(
-    "JaxMARL's worlds, one jitted call a step",
+    "JaxMARL's environments, one jitted call a step",
     "torchrl_marl.envs.jaxmarl:JaxMarlEnv",
     settings=("num_envs", "max_steps", "continuous_actions", "info", "state", "group_map"),
     of_objects=("num_envs", "max_steps", "info", "state", "group_map"),
     arguments="torchrl_marl.envs.jaxmarl.library:JaxMarlArguments",
-    worlds=lambda: [_SOME],
+    environments=lambda: [_SOME],
     unlisted=True,
-    owns=lambda world: callable(getattr(world, "step_env", None)),
+    owns=lambda env: callable(getattr(env, "step_env", None)),
     packages=("jax", "jaxmarl"),
 )

@@ -1,4 +1,4 @@
-"""Steps of JaxMARL worlds, compiled by JAX, and the kinds of their agents."""
+"""Steps of JaxMARL environments, compiled by JAX, and the kinds of their agents."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Kind:
 
     Args:
         name (str): of the kind.
-        ids (tuple): the agents, as the world calls them.
+        ids (tuple): the agents, as the environment calls them.
         observation (tuple of int, or dict of such): the shape of what one sees.
         action (TensorSpec): what one does.
         n_legal (int, optional): how many actions an action mask is of.
@@ -76,7 +76,7 @@ def kinds_of(
     Args:
         group (str): its name.
         ids (sequence): its agents.
-        env (MultiAgentEnv): the world, asked for the action spaces.
+        env (MultiAgentEnv): the environment, asked for the action spaces.
         shapes (mapping): agent -> shape of its observations, or shapes in a dict.
         legal (mapping, optional): agent -> shape of its legal actions.
         one_hot (bool): discrete actions are one-hot encoded.
@@ -105,7 +105,7 @@ def _observation_spec(shape: Shape) -> TensorSpec:
 
 @dataclass(frozen=True)
 class Shaping:
-    """Coefficient of the world's shaped reward, linearly decayed to zero over the steps.
+    """Coefficient of the environment's shaped reward, linearly decayed to zero over the steps.
 
     Args:
         coefficient (float): at first.
@@ -124,7 +124,7 @@ class Shaping:
 
 @dataclass(eq=False)
 class JaxStep:
-    """Pure functions that start and step E copies of a world.
+    """Pure functions that start and step E copies of an environment.
 
     What goes on (the *carry*) and what is given to torch (*leaves*, nested dicts by group) share no
     memory. The
@@ -132,10 +132,10 @@ class JaxStep:
     ``"root"`` ``[3, E, 1]``; :data:`FLAGS` has the order.
 
     Args:
-        world (World): of which.
+        environment (Environment): of which.
         kinds (mapping): group -> its kinds.
         num_envs (int): number E of copies.
-        state (callable, optional): ``state(world, observations)`` of one copy, ``[S]``.
+        state (callable, optional): ``state(environment, observations)`` of one copy, ``[S]``.
         info (bool): with info.
         shaping (Shaping): of the reward.
     """
@@ -185,7 +185,7 @@ class JaxStep:
         return _owned({**going, "key": key, "calls": calls}, after, next_start)
 
     def look(self, carry: Array, actions: list[Array]) -> Array:
-        """Returns the worlds that :meth:`step` leads to, before ended ones begin anew."""
+        """Returns the environments that :meth:`step` leads to, before ended ones begin anew."""
         _, stepping, _ = jax.random.split(carry["key"], 3)
         keys = jax.random.split(stepping, self.num_envs)
         return jax.vmap(self.world.step)(keys, carry["world"], self._deal(carry, actions))[1]
@@ -405,14 +405,14 @@ def _plain(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class Compiled:
-    """The jitted calls, and the world that they belong to.
+    """The jitted calls, and the environment that they belong to.
 
     Args:
-        world (World): the world.
+        environment (Environment): the environment.
         kinds (dict): group -> its kinds.
         places (dict): group -> where its agents are among all.
         start, merge, step (callable): jitted; ``merge`` and ``step`` take over what goes on.
-        look (callable): jitted; gives the worlds that a step leads to, for pictures.
+        look (callable): jitted; gives the environments that a step leads to, for pictures.
         carry, leaves: shapes and dtypes of the carry and of the outputs.
     """
 
@@ -428,12 +428,12 @@ class Compiled:
 
 
 def compiled(settings: Settings) -> Compiled:
-    """Returns the jitted calls of a world, reused from an earlier one of equal settings.
+    """Returns the jitted calls of an environment, reused from an earlier one of equal settings.
 
     Raises:
-        ConfigError: an unknown world or argument; a state, shaped reward or group map that does
-            not fit it.
-        SpecError: a world whose observations are not by agent.
+        ConfigError: an unknown environment or argument; a state, shaped reward or group map that
+            does not fit it.
+        SpecError: an environment whose observations are not by agent.
     """
     return _remembered(settings) if settings.plain else _compile(settings)
 
@@ -466,7 +466,7 @@ _remembered = lru_cache(maxsize=16)(_compile)
 
 
 def _kinds(world: World, group_map: Any, one_hot: bool) -> dict[str, tuple[Kind, ...]]:
-    """Maps each group to its kinds, with the shapes that the world really returns."""
+    """Maps each group to its kinds, with the shapes that the environment really returns."""
     env = world.env
     seen, state = jax.eval_shape(world.reset, jax.random.PRNGKey(0))
     if not isinstance(seen, dict) or any(agent not in seen for agent in env.agents):
@@ -489,7 +489,7 @@ def _kinds(world: World, group_map: Any, one_hot: bool) -> dict[str, tuple[Kind,
 def _state_of(
     world: World, state: Any, kinds: Mapping[str, tuple[Kind, ...]]
 ) -> Callable[..., Any] | None:
-    """Returns ``state(world, observations)`` of a copy."""
+    """Returns ``state(environment, observations)`` of a copy."""
     if state is None:
         return None
     if callable(state):

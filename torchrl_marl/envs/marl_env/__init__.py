@@ -1,4 +1,4 @@
-"""Base of worlds of one's own."""
+"""Base of environments of one's own."""
 
 from typing import TYPE_CHECKING
 

@@ -26,9 +26,9 @@ from torchrl_marl.envs.agents.life_cycle import (
     where_fresh,
 )
 from torchrl_marl.envs.agents.spaces import check_bounds
-from torchrl_marl.envs.marl_env.graphs import WorldGraphs
+from torchrl_marl.envs.marl_env.graphs import EnvGraphs
 from torchrl_marl.errors import ConfigError, SimulatorStateError, SpecError
-from torchrl_marl.runtime.random_state import RandomState, own_stream
+from torchrl_marl.runtime.random_state import RandomState, offset_seed
 from torchrl_marl.simulator.resets import RunningEnvs
 from torchrl_marl.simulator.state import Path, SimulatorState, set_child, walk_simulator
 from torchrl_marl.specs import AgentSpec
@@ -42,7 +42,7 @@ def completed(method: Callable[..., Any], complete: str) -> Callable[..., Any]:
     A subclass's ``super()._step(...)`` is a part of the step that is under way, and runs as it is.
 
     Args:
-        method (callable): ``_reset`` or ``_step`` of a world.
+        method (callable): ``_reset`` or ``_step`` of an environment.
         complete (str): name of the method that completes what it returns.
     """
 
@@ -84,12 +84,19 @@ def _leaves(nested: dict[str, Any], path: Path = ()) -> Iterator[tuple[Path, Ten
             yield (*path, key), x
 
 
-# Attributes that EnvBase sets later; all others but EnvBase's and this class's are the world's.
-_NOT_WORLD = ("_cache_in_keys", "_state_keys", "_collector", "_is_spec_locked", "_inplace_update")
+# Attributes that EnvBase sets later; all others but EnvBase's and this class's are the
+# environment's.
+_NOT_SIMULATOR = (
+    "_cache_in_keys",
+    "_state_keys",
+    "_collector",
+    "_is_spec_locked",
+    "_inplace_update",
+)
 _WORLD = {("_episode",), ("_buffers",), ("_modules",)}
 
 
-class MarlEnv(WorldGraphs, DeclaredEnv):
+class MarlEnv(EnvGraphs, DeclaredEnv):
     """Base of vectorized multi-agent environments.
 
     A subclass declares its agents in ``__init__`` and writes two methods, batched over E envs:
@@ -109,12 +116,12 @@ class MarlEnv(WorldGraphs, DeclaredEnv):
     Python's global functions draw in both methods, :meth:`snapshot` and :meth:`restore`.
 
     An agent earns from its first own step, with which it is born, to its end: other rewards
-    become 0. A world in which agents move in turns sets ``in_turns = True``: all are born with
-    the episode there, and who waits for its first turn may already win or lose.
+    become 0. An environment in which agents move in turns sets ``in_turns = True``: all are born
+    with the episode there, and who waits for its first turn may already win or lose.
 
     What changes from step to step is kept in attributes that are tensors with the E envs in
     the first dim; what ``_step`` gave is not written to in place later. Which these are is seen
-    in worlds of 7 and 11 envs, for which ``__init__`` takes ``num_envs`` and hands it on.
+    in environments of 7 and 11 envs, for which ``__init__`` takes ``num_envs`` and hands it on.
 
     A group may be of several kinds of agents, registered one after the other. What they give is
     then put under the kind's name (a group stacked lazily will do, too); what has one shape for
@@ -123,8 +130,8 @@ class MarlEnv(WorldGraphs, DeclaredEnv):
     specs, its data a lazily stacked TensorDict ``[E, N]``, made dense by
     :class:`~torchrl_marl.envs.PadAgents`.
 
-    Where there is a method ``scene(index)``, the world can be drawn: it says what one of the envs
-    looks like, as shapes, pixels or a text; see :mod:`torchrl_marl.envs.scene`.
+    Where there is a method ``scene(index)``, the environment can be drawn: it says what one of the
+    envs looks like, as shapes, pixels or a text; see :mod:`torchrl_marl.envs.scene`.
 
     Shapes and dtypes are checked in every step; that observations and actions are inside their
     specs only in the first reset and the first step, since that waits for the device.
@@ -226,13 +233,13 @@ class MarlEnv(WorldGraphs, DeclaredEnv):
         self._declaration = Declaration(name, num_envs, in_turns=self.in_turns)
         self._inside = False
         self._seed = int(torch.randint(2**31, ())) if seed is None else seed
-        self.random_state = RandomState(own_stream(self._seed), self.device)
+        self.random_state = RandomState(offset_seed(self._seed), self.device)
         self._captured = self._leader = None
         self._env_slots: Any = ...  # not yet probed
         # All of this class that changes from step to step; empty before the first reset.
         self._episode: dict[str, Any] = {}
-        self._not_world = (
-            frozenset((key,) for key in (*vars(self), *_NOT_WORLD, "_not_world")) - _WORLD
+        self._not_simulator = (
+            frozenset((key,) for key in (*vars(self), *_NOT_SIMULATOR, "_not_simulator")) - _WORLD
         )
 
     # ---------------------------------------------------------------------------- declaring
@@ -304,7 +311,7 @@ class MarlEnv(WorldGraphs, DeclaredEnv):
             self._follow_leader()
         running = None
         if fresh is not None:
-            exclude = {*self._not_world, ("_episode",)}
+            exclude = {*self._not_simulator, ("_episode",)}
             slots = self._slots_of_envs() if self._env_slots is ... else self._env_slots
             running = RunningEnvs(self, self.num_envs, exclude, slots)
         with self._drawing(), forbid_inplace_writes(self._episode, f"{type(self).__name__}._reset"):
@@ -400,10 +407,10 @@ class MarlEnv(WorldGraphs, DeclaredEnv):
 
     def _set_seed(self, seed: int | None) -> None:
         self._seed = 0 if seed is None else seed
-        self.random_state.seed(own_stream(self._seed))
+        self.random_state.seed(offset_seed(self._seed))
 
     def snapshot(self) -> TensorDict:
-        """Returns the environment's whole state: world, running episodes and random state.
+        """Returns the environment's whole state: environment, running episodes and random state.
 
         Returns:
             TensorDict: to be given to :meth:`restore`; saves with ``torch.save(x.to_dict())``.
@@ -413,14 +420,14 @@ class MarlEnv(WorldGraphs, DeclaredEnv):
         """
         if not self._episode:
             self.reset()
-        for path, value in walk_simulator(self, self._not_world).slots():
+        for path, value in walk_simulator(self, self._not_simulator).slots():
             if isinstance(value, _GENERATORS):
                 raise SimulatorStateError(
                     f"{type(self).__name__}: {'.'.join(path)} is a {type(value).__name__}; draw "
                     "from torch's global functions instead, which this env seeds and saves."
                 )
-        world = SimulatorState(None, self._not_world).read(self)
-        return TensorDict({"world": world, "random": TensorDict(self.random_state.state_dict())})
+        env = SimulatorState(None, self._not_simulator).read(self)
+        return TensorDict({"world": env, "random": TensorDict(self.random_state.state_dict())})
 
     def restore(self, snapshot: TensorDict) -> None:
         """Restores a snapshot of an environment that was built with the same arguments.
@@ -430,17 +437,17 @@ class MarlEnv(WorldGraphs, DeclaredEnv):
         """
         if not self._episode:
             self.reset()
-        SimulatorState(None, self._not_world).write(self, snapshot["world"])
+        SimulatorState(None, self._not_simulator).write(self, snapshot["world"])
         self.random_state.load_state_dict(dict(snapshot["random"].items()))
 
     def to(self, device: torch.device | str) -> MarlEnv:
-        """Moves the env and its world's tensors to a device."""
+        """Moves the env and its environment's tensors to a device."""
         device = torch.device(device)
         if device != self.device:
-            walk = walk_simulator(self, self._not_world)
+            walk = walk_simulator(self, self._not_simulator)
             moved = {id(x): x.to(device) for x in walk.tensors.values()}
             for path, x in walk.tensors.items():
                 set_child(walk.objects[path[:-1]], path[-1], moved[id(x)])
-            self.random_state = RandomState(own_stream(self._seed), device)
+            self.random_state = RandomState(offset_seed(self._seed), device)
             self._captured = None
         return super().to(device)

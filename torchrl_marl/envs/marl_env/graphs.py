@@ -1,4 +1,4 @@
-"""Graphs of worlds of one's own: what capturing their steps needs.
+"""Graphs of environments of one's own: what capturing their steps needs.
 
 Shapes: E envs.
 """
@@ -23,13 +23,13 @@ from torchrl_marl.simulator.captured import CapturedSimulator
 from torchrl_marl.simulator.settings import copy_settings, shared_tables
 from torchrl_marl.simulator.state import Path, SimulatorState, slots_of_envs, walk_simulator
 
-__all__ = ["WorldGraphs"]
+__all__ = ["EnvGraphs"]
 
-# Class -> likeness of a world -> which of its tensors have the envs as their first dim.
+# Class -> likeness of an environment -> which of its tensors have the envs as their first dim.
 _known_slots: WeakKeyDictionary[type, dict[tuple, dict[Path, bool]]] = WeakKeyDictionary()
 
 
-class WorldGraphs:
+class EnvGraphs:
     """The part of :class:`~torchrl_marl.envs.MarlEnv` that graphs use."""
 
     random_state: RandomState
@@ -40,7 +40,7 @@ class WorldGraphs:
     _step: Callable[..., Any]
     _wrap: Callable[..., Any]
     _episode: dict[str, Any]
-    _not_world: frozenset[Any]
+    _not_simulator: frozenset[Any]
     _declaration: Declaration
     _checked: set[str]
     _check_values: Callable[..., None]
@@ -62,10 +62,10 @@ class WorldGraphs:
         return self
 
     def captured(self) -> CapturedSimulator:
-        """Returns the world, captured for graphs.
+        """Returns the environment, captured for graphs.
 
         Raises:
-            CaptureError, SimulatorStateError: a world whose state cannot be packed.
+            CaptureError, SimulatorStateError: an environment whose state cannot be packed.
         """
         if not self._episode:
             self.reset()
@@ -73,14 +73,14 @@ class WorldGraphs:
             random = self.random_state.state_dict()
             with torch.random.fork_rng():  # random numbers of probes must leave no trace
                 # The time limit is the env's, but a graph holds for one limit only.
-                exclude = self._not_world - {("max_steps",)}
+                exclude = self._not_simulator - {("max_steps",)}
                 state = SimulatorState(lambda n: self.twin(n)._after_a_step(), exclude)
             self.random_state.load_state_dict(random)
             self._captured = CapturedSimulator(self, state, self._after_a_step, self.random_state)
         return self._captured
 
     def twin(self, num_envs: int) -> Any:
-        """Builds an env of the same world that draws starts from this env's random state.
+        """Builds an env of the same environment that draws starts from this env's random state.
 
         Raises:
             CaptureError: a class that takes no ``num_envs``.
@@ -109,12 +109,12 @@ class WorldGraphs:
         return twin
 
     def _slots_of_envs(self) -> dict[Path, bool] | None:
-        """Finds by probes which of the world's tensors have the envs as their first dim.
+        """Finds by probes which of the environment's tensors have the envs as their first dim.
 
-        None for a world that cannot be built with another number of envs.
+        None for an environment that cannot be built with another number of envs.
         """
         if self._env_slots is ...:
-            exclude = {*self._not_world, ("_episode",)}
+            exclude = {*self._not_simulator, ("_episode",)}
             known, key = _known_slots.setdefault(type(self), {}), self._likeness(exclude)
             if key in known:
                 self._env_slots = known[key]
@@ -123,7 +123,9 @@ class WorldGraphs:
             try:
                 with RandomState(0, self.device).active():  # probes must leave no trace
                     self._env_slots = slots_of_envs(lambda n: self.twin(n)._after_a_step(), exclude)
-            except Exception:  # a world may raise anything in a size that it does not support
+            except (
+                Exception
+            ):  # an environment may raise anything in a size that it does not support
                 self._env_slots = None
                 self._warn_of_tables(exclude)
             finally:
@@ -133,10 +135,10 @@ class WorldGraphs:
         return self._env_slots
 
     def _likeness(self, exclude: set[Path]) -> tuple | None:
-        """Returns what worlds of a class have in common whose probes find the same.
+        """Returns what environments of a class have in common whose probes find the same.
 
         That is the plain values that they were made with, and the shapes of all their tensors.
-        None for a world that was made with other objects.
+        None for an environment that was made with other objects.
         """
         args, kwargs = self._made_with
         made = (*args, *((key, x) for key, x in kwargs.items() if key != "seed"))
@@ -149,15 +151,15 @@ class WorldGraphs:
     def _warn_of_tables(self, exclude: set[Path]) -> None:
         """Warns of tables shared by all envs whose rows a reset would take for those of envs."""
 
-        def step(world: WorldGraphs) -> TensorDictBase:
+        def step(env: EnvGraphs) -> TensorDictBase:
             with RandomState(0, self.device).active():
-                return world.step(world.rand_action(world._wrap(world._episode["given"])))["next"]
+                return env.step(env.rand_action(env._wrap(env._episode["given"])))["next"]
 
         try:
-            world = copy.deepcopy(self)
-            world._inside = False
-            tables = shared_tables(world, self.batch_size[0], exclude, type(self).reset, step)
-        except Exception:  # a world that cannot be copied, or fails with other rows
+            env = copy.deepcopy(self)
+            env._inside = False
+            tables = shared_tables(env, self.batch_size[0], exclude, type(self).reset, step)
+        except Exception:  # an environment that cannot be copied, or fails with other rows
             return
         if tables:
             warnings.warn(
@@ -171,7 +173,7 @@ class WorldGraphs:
         """Copies the settings of the env that a twin draws for, before each draw."""
         if self._leader is not None:
             sizes = (self.batch_size[0], self._leader.batch_size[0])
-            exclude = {*self._not_world, ("_episode",)}
+            exclude = {*self._not_simulator, ("_episode",)}
             captured = self._leader._captured
             if captured is None:  # a probe
                 copy_settings(self, self._leader, sizes, exclude)

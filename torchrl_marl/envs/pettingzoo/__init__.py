@@ -1,4 +1,4 @@
-"""PettingZoo worlds, parallel and turn by turn."""
+"""PettingZoo environments, parallel and turn by turn."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Rows of a PettingZoo world's agents, and views of them; without torch."""
+"""Rows of a PettingZoo environment's agents, and views of them; without torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class AgentSpaces:
-    """Observation and action spaces of one agent, as the world declares them.
+    """Observation and action spaces of one agent, as the environment declares them.
 
     Args:
         agent: its id.
@@ -77,15 +77,15 @@ class AgentSlot:
     places: Mapping[str, int]
 
 
-def spaces_of(world: Any, agent: Any, infos: Mapping[Any, Any]) -> AgentSpaces:
-    """Returns the spaces of an agent of a world.
+def spaces_of(env: Any, agent: Any, infos: Mapping[Any, Any]) -> AgentSpaces:
+    """Returns the spaces of an agent of an environment.
 
     Args:
-        world: the world.
+        environment: the environment.
         agent: the agent's id.
-        infos (mapping): of the world at an episode's start.
+        infos (mapping): of the environment at an episode's start.
     """
-    observation, action = world.observation_space(agent), world.action_space(agent)
+    observation, action = env.observation_space(agent), env.action_space(agent)
     masked, wrapped = None, False
     leaves = getattr(observation, "spaces", None)
     if isinstance(leaves, Mapping) and "action_mask" in leaves:
@@ -195,7 +195,7 @@ def part_of(observation: Any, key: str, agent: Any) -> Any:
         found = f"only {', '.join(map(repr, keys()))}" if keys else type(observation).__name__
         raise SpecError(
             f"the observation of agent {agent!r} has no {key!r} ({found}), which its space "
-            "declares; correct the world."
+            "declares; correct the environment."
         ) from error
 
 
@@ -211,7 +211,7 @@ def write(view: np.ndarray, value: Any, what: str, start: int | tuple[int, ...] 
         if view.ndim != 1 or value.size != view.size:
             raise SpecError(
                 f"{what} has shape {list(value.shape)}, expected {list(view.shape)} as its space "
-                "says; correct the world's space."
+                "says; correct the environment's space."
             )
         value = value.reshape(-1)
     try:
@@ -223,12 +223,12 @@ def write(view: np.ndarray, value: Any, what: str, start: int | tuple[int, ...] 
     if view.dtype.kind in "iu" and value.dtype != view.dtype and (bad := view != value).any():
         raise SpecError(
             f"{what} has a {value[bad].flat[0]} of {value.dtype}, expected {view.dtype} as its "
-            "space says; correct the world's space."
+            "space says; correct the environment's space."
         )
 
 
 def action_readers(row: Row, slots: Sequence[AgentSlot]) -> list[Callable[[], Any]]:
-    """Returns readers of each agent's action, in the form that the world takes."""
+    """Returns readers of each agent's action, in the form that the environment takes."""
     return [
         _reader(row[slot.fields["action"]], slot.places["action"], slot.spaces.action)
         for slot in slots

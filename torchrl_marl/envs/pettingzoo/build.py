@@ -1,4 +1,4 @@
-"""Builds PettingZoo worlds, and finds out what their agents are."""
+"""Builds PettingZoo environments, and finds out what their agents are."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ import numpy as np
 
 from torchrl_marl.envs.pettingzoo.agent_rows import AgentSpaces, spaces_of
 from torchrl_marl.envs.pettingzoo.drawing import quiet, takes_mode
+from torchrl_marl.envs.pettingzoo.instance import seen_limit
 from torchrl_marl.envs.pettingzoo.library import Backend, by_name, continuous_argument, of_module
-from torchrl_marl.envs.pettingzoo.one_copy import seen_limit
-from torchrl_marl.envs.pettingzoo.own_random import OwnRandom
+from torchrl_marl.envs.pettingzoo.rng import OwnRandom
 from torchrl_marl.errors import ConfigError
 
-__all__ = ["Backend", "WorldFacts", "WorldMaker", "maker_of", "probe"]
+__all__ = ["Backend", "EnvFacts", "EnvMaker", "maker_of", "probe"]
 
 
 @dataclass(frozen=True)
-class WorldMaker:
-    """Makes one copy of a world at each call; can be sent to other processes.
+class EnvMaker:
+    """Makes one copy of an environment at each call; can be sent to other processes.
 
     Args:
-        name (str): of the world, in messages.
-        create (callable): gives the world.
+        name (str): of the environment, in messages.
+        create (callable): gives the environment.
         kwargs (dict): its arguments.
     """
 
@@ -46,93 +46,93 @@ class WorldMaker:
                     raise
                 raise ConfigError(
                     f"{self.name} cannot be built with {self.kwargs} ({error}); "
-                    "check the arguments of the world."
+                    "check the arguments of the environment."
                 ) from error
 
 
 def maker_of(
-    world: Any,
+    env: Any,
     backend: Backend,
     kwargs: dict[str, Any],
     continuous: bool | None,
     n_copies: int,
     drawn: bool = False,
-) -> WorldMaker:
-    """Returns the maker of a world's copies.
+) -> EnvMaker:
+    """Returns the maker of an environment's copies.
 
     Args:
-        world (str, module, callable or world): its name, what makes it, or itself.
-        backend ("auto", "parallel" or "aec"): which of a named world's two forms.
-        kwargs (dict): arguments of the world.
-        continuous (bool, optional): kind of actions, where the world has both.
+        environment (str, module, callable or environment): its name, what makes it, or itself.
+        backend ("auto", "parallel" or "aec"): which of a named environment's two forms.
+        kwargs (dict): arguments of the environment.
+        continuous (bool, optional): kind of actions, where the environment has both.
         n_copies (int): how many are made.
         drawn (bool): they are built so that they draw themselves, where they can be.
 
     Raises:
-        ConfigError: an unknown name, a package that is not installed, a world that cannot be
+        ConfigError: an unknown name, a package that is not installed, an environment that cannot be
             copied.
         MissingExtraError: a package of an extra is not installed.
     """
     if backend not in ("auto", "parallel", "aec"):
         raise ConfigError(f"backend is {backend!r}, expected 'auto', 'parallel' or 'aec'.")
-    if isinstance(world, str):
+    if isinstance(env, str):
         with quiet():
-            creator, own = by_name(world, backend)
+            creator, own = by_name(env, backend)
         kwargs = {**own, **_mode(creator, drawn), **kwargs}
-        return WorldMaker(
-            world, creator, {**continuous_argument(creator, continuous, kwargs), **kwargs}
+        return EnvMaker(
+            env, creator, {**continuous_argument(creator, continuous, kwargs), **kwargs}
         )
-    if isinstance(world, ModuleType):
-        creator = of_module(world, backend)
-        return WorldMaker(world.__name__, creator, {**_mode(creator, drawn), **kwargs})
-    if hasattr(world, "reset") and hasattr(world, "step") and not inspect.isclass(world):
-        return _of_object(world, kwargs, n_copies)
-    if callable(world):
-        kwargs = {**_mode(world, drawn), **kwargs}
-        return WorldMaker(getattr(world, "__name__", type(world).__name__), world, kwargs)
+    if isinstance(env, ModuleType):
+        creator = of_module(env, backend)
+        return EnvMaker(env.__name__, creator, {**_mode(creator, drawn), **kwargs})
+    if hasattr(env, "reset") and hasattr(env, "step") and not inspect.isclass(env):
+        return _of_object(env, kwargs, n_copies)
+    if callable(env):
+        kwargs = {**_mode(env, drawn), **kwargs}
+        return EnvMaker(getattr(env, "__name__", type(env).__name__), env, kwargs)
     raise ConfigError(
-        f"the world is a {type(world).__name__}, expected a name such as "
-        "'mpe2/simple_spread_v3', a PettingZoo world or a callable that makes one."
+        f"the environment is a {type(env).__name__}, expected a name such as "
+        "'mpe2/simple_spread_v3', a PettingZoo environment or a callable that makes one."
     )
 
 
 def _mode(creator: Callable[..., Any], drawn: bool) -> dict[str, Any]:
-    """Returns the argument by which a world draws itself, where it takes it."""
+    """Returns the argument by which an environment draws itself, where it takes it."""
     return {"render_mode": "rgb_array"} if drawn and takes_mode(creator) else {}
 
 
-def _of_object(world: Any, kwargs: dict[str, Any], n_copies: int) -> WorldMaker:
-    name = type(getattr(world, "unwrapped", world)).__name__
+def _of_object(env: Any, kwargs: dict[str, Any], n_copies: int) -> EnvMaker:
+    name = type(getattr(env, "unwrapped", env)).__name__
     if kwargs:
         raise ConfigError(
             f"PettingZooEnv takes {', '.join(sorted(kwargs))} with a name or a factory only; "
             f"{name} is built already."
         )
     if n_copies == 1:
-        return WorldMaker(name, lambda: world)
+        return EnvMaker(name, lambda: env)
     try:
-        copy.deepcopy(world)
+        copy.deepcopy(env)
     except Exception as error:
         raise ConfigError(
             f"{name} cannot be copied {n_copies} times ({type(error).__name__}: {error}); "
             "give a callable that makes one instead."
         ) from error
-    return WorldMaker(name, functools.partial(copy.deepcopy, world))
+    return EnvMaker(name, functools.partial(copy.deepcopy, env))
 
 
 _PROBE_STEPS = 16
 
 
 @dataclass(frozen=True)
-class WorldFacts:
-    """Facts about a world.
+class EnvFacts:
+    """Facts about an environment.
 
     Args:
         turns (bool): agents move one after another.
         agents (list of AgentSpaces): all that may appear.
         infos (dict): agent -> keys of the numbers in its infos, sorted.
-        n_state (int): features S of the world's own state, 0 if it was not asked for.
-        limit (int, optional): steps of the time limit that the world shows.
+        n_state (int): features S of the environment's own state, 0 if it was not asked for.
+        limit (int, optional): steps of the time limit that the environment shows.
     """
 
     turns: bool
@@ -142,49 +142,49 @@ class WorldFacts:
     limit: int | None
 
 
-def probe(name: str, world: Any, infos: bool, state: bool) -> WorldFacts:
-    """Probes a world: a reset, and a few random steps where its infos are needed.
+def probe(name: str, env: Any, infos: bool, state: bool) -> EnvFacts:
+    """Probes an environment: a reset, and a few random steps where its infos are needed.
 
     Args:
-        name (str): of the world, in messages.
-        world: the world.
+        name (str): of the environment, in messages.
+        environment: the environment.
         infos (bool): find the keys of its infos.
         state (bool): find the size of its state.
 
     Raises:
-        ConfigError: what is no PettingZoo world, or a state that it does not have.
+        ConfigError: what is no PettingZoo environment, or a state that it does not have.
     """
-    missing = [key for key in ("reset", "step", "observation_space") if not hasattr(world, key)]
+    missing = [key for key in ("reset", "step", "observation_space") if not hasattr(env, key)]
     if missing:
         raise ConfigError(
-            f"{name} is a {type(world).__name__} without {', '.join(missing)}, expected a "
-            "PettingZoo world, parallel or AEC."
+            f"{name} is a {type(env).__name__} without {', '.join(missing)}, expected a "
+            "PettingZoo environment, parallel or AEC."
         )
-    # In an AEC world agents move one after another.
-    turns = hasattr(type(world), "last") or hasattr(type(world), "agent_iter")
+    # In an AEC environment agents move one after another.
+    turns = hasattr(type(env), "last") or hasattr(type(env), "agent_iter")
     with OwnRandom(0).active(look=True):
-        output = world.reset(seed=0)
-        first = world.infos if turns else output[1]
-        agents = list(_agents_of(name, world))
-        spaces = _masked_alike([spaces_of(world, agent, first) for agent in agents])
-        n_state = _state_size(name, world) if state else 0
+        output = env.reset(seed=0)
+        first = env.infos if turns else output[1]
+        agents = list(_agents_of(name, env))
+        spaces = _masked_alike([spaces_of(env, agent, first) for agent in agents])
+        n_state = _state_size(name, env) if state else 0
         keys: dict[Any, set[str]] = {agent: set() for agent in agents}
-        for now in _infos(world, first, turns) if infos else ():
+        for now in _infos(env, first, turns) if infos else ():
             for agent in agents:
                 keys[agent] |= {key for key, x in (now.get(agent) or {}).items() if _numeric(x)}
     info_keys_of = {agent: sorted(own) for agent, own in keys.items()}
-    limit = seen_limit(world, len(agents) if turns else 1)
-    return WorldFacts(turns, spaces, info_keys_of, n_state, limit)
+    limit = seen_limit(env, len(agents) if turns else 1)
+    return EnvFacts(turns, spaces, info_keys_of, n_state, limit)
 
 
-def _agents_of(name: str, world: Any) -> Iterable[Any]:
-    """Returns the ids of a world's agents."""
-    agents = getattr(world, "possible_agents", None) or getattr(world, "agents", None)
+def _agents_of(name: str, env: Any) -> Iterable[Any]:
+    """Returns the ids of an environment's agents."""
+    agents = getattr(env, "possible_agents", None) or getattr(env, "agents", None)
     if agents is None:
         raise ConfigError(
-            f"{name} is a {type(world).__name__} without possible_agents, as environments of one "
-            "agent are, expected a world of PettingZoo; write a team of one as a MarlEnv "
-            "(docs/worlds/own.md), or train one agent by TorchRL's own losses."
+            f"{name} is a {type(env).__name__} without possible_agents, as environments of one "
+            "agent are, expected an environment of PettingZoo; write a team of one as a MarlEnv "
+            "(docs/environments/own.md), or train one agent by TorchRL's own losses."
         )
     return agents
 
@@ -201,9 +201,9 @@ def _masked_alike(agents: list[AgentSpaces]) -> list[AgentSpaces]:
     ]
 
 
-def _state_size(name: str, world: Any) -> int:
+def _state_size(name: str, env: Any) -> int:
     try:
-        return int(np.size(world.state()))
+        return int(np.size(env.state()))
     except (AttributeError, NotImplementedError) as error:
         raise ConfigError(
             f"{name} has no state() of its own ({error}); state='observations' puts all agents' "
@@ -211,26 +211,26 @@ def _state_size(name: str, world: Any) -> int:
         ) from error
 
 
-def _infos(world: Any, infos: Mapping[Any, Any], turns: bool) -> Iterator[Mapping[Any, Any]]:
+def _infos(env: Any, infos: Mapping[Any, Any], turns: bool) -> Iterator[Mapping[Any, Any]]:
     """Yields infos of a reset and of a few random steps."""
     yield infos
     seen: Any = {}
     for _ in range(_PROBE_STEPS):
-        if not world.agents:
+        if not env.agents:
             return
         if turns:
-            seen, _, dead, cut, own = world.last()
-            agent = world.agent_selection
-            world.step(None if dead or cut else _drawn(world, agent, seen, own))
-            infos = world.infos
+            seen, _, dead, cut, own = env.last()
+            agent = env.agent_selection
+            env.step(None if dead or cut else _drawn(env, agent, seen, own))
+            infos = env.infos
         else:
-            drawn = {a: _drawn(world, a, seen.get(a), infos.get(a)) for a in world.agents}
-            seen, _, _, _, infos = world.step(drawn)
+            drawn = {a: _drawn(env, a, seen.get(a), infos.get(a)) for a in env.agents}
+            seen, _, _, _, infos = env.step(drawn)
         yield infos
 
 
-def _drawn(world: Any, agent: Any, seen: Any, infos: Any) -> Any:
-    space = copy.deepcopy(world.action_space(agent))
+def _drawn(env: Any, agent: Any, seen: Any, infos: Any) -> Any:
+    space = copy.deepcopy(env.action_space(agent))
     for source in (seen, infos):
         if isinstance(source, Mapping) and "action_mask" in source:
             legal = np.asarray(source["action_mask"], np.int8)
@@ -245,12 +245,12 @@ def _numeric(value: Any) -> bool:
 
 
 def info_keys(
-    facts: WorldFacts, groups: Mapping[str, Iterable[Any]], asked: bool | Iterable[str]
+    facts: EnvFacts, groups: Mapping[str, Iterable[Any]], asked: bool | Iterable[str]
 ) -> dict[str, list[str]]:
     """Returns the keys of each group's infos that are written.
 
     Args:
-        facts (WorldFacts): of the world.
+        facts (EnvFacts): of the environment.
         groups (mapping): group -> ids of its agents.
         asked (bool or iterable of str): all, none, or these keys.
     """

@@ -1,4 +1,4 @@
-"""What PettingZoo's worlds look like: by their own ``render``. Imports no torch."""
+"""What PettingZoo's environments look like: by their own ``render``. Imports no torch."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ __all__ = ["check_modes", "drawn", "mode_of", "quiet", "takes_mode"]
 _MODES = ("rgb_array", "ansi")
 
 
-def mode_of(world: Any) -> str | None:
-    """Returns the way in which a world draws itself for others to read, or None.
+def mode_of(env: Any) -> str | None:
+    """Returns the way in which an environment draws itself for others to read, or None.
 
     Args:
-        world: of PettingZoo.
+        environment: of PettingZoo.
     """
-    known = getattr(world, "metadata", None) or {}
+    known = getattr(env, "metadata", None) or {}
     modes = known.get("render_modes") or known.get("render.modes") or ()
     return next((mode for mode in _MODES if mode in modes), None)
 
 
 def check_modes(name: str, mode: str | None, now: str | None, chosen: bool) -> None:
-    """Refuses a world that cannot be drawn.
+    """Refuses an environment that cannot be drawn.
 
     Args:
-        name (str): of the world.
+        name (str): of the environment.
         mode (str, optional): in which it could be.
         now (str, optional): for which it was built.
         chosen (bool): whether it was built by somebody else.
@@ -56,7 +56,7 @@ def check_modes(name: str, mode: str | None, now: str | None, chosen: bool) -> N
 
 
 def takes_mode(create: Any) -> bool:
-    """Returns whether what makes a world takes ``render_mode``."""
+    """Returns whether what makes an environment takes ``render_mode``."""
     try:
         parameters = inspect.signature(create).parameters.values()
     except (TypeError, ValueError):
@@ -64,22 +64,22 @@ def takes_mode(create: Any) -> bool:
     return any(p.name == "render_mode" or p.kind is p.VAR_KEYWORD for p in parameters)
 
 
-def drawn(world: Any, name: str) -> np.ndarray | str:
+def drawn(env: Any, name: str) -> np.ndarray | str:
     """Returns pixels ``[H, W, 3]``, or a text.
 
-    Drawing takes no number from the generators that the world plays with.
+    Drawing takes no number from the generators that the environment plays with.
 
     Raises:
-        UserError: a world that raises, or returns something else.
+        UserError: an environment that raises, or returns something else.
     """
     with _apart(), quiet():
         try:
-            found = world.render()
+            found = env.render()
         except Exception as error:
             why = " ".join(f"{type(error).__name__}: {error}".split())
             raise UserError(
                 f"{name} could not be drawn (render() raised {why}); leave the animation out, or "
-                "correct the world."
+                "correct the environment."
             ) from error
     found = found.getvalue() if isinstance(found, io.StringIO) else found
     if isinstance(found, str):
@@ -95,7 +95,7 @@ def drawn(world: Any, name: str) -> np.ndarray | str:
 
 @contextlib.contextmanager
 def _apart() -> Iterator[None]:
-    """Keeps drawing away from the world's random numbers."""
+    """Keeps drawing away from the environment's random numbers."""
     numpy, python = np.random.get_state(), random.getstate()
     try:
         yield
@@ -106,7 +106,7 @@ def _apart() -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Suppresses greetings, windows and warnings while worlds are imported, built and drawn."""
+    """Suppresses greetings, windows and warnings while environments are imported, built and drawn."""
     ours = {"PYGAME_HIDE_SUPPORT_PROMPT": "hide", "SDL_VIDEODRIVER": "dummy"}
     added = {key: value for key, value in ours.items() if key not in os.environ}
     os.environ.update(added)

@@ -1,4 +1,4 @@
-"""PettingZoo worlds as TorchRL environments: many copies, in this process or in a few others.
+"""PettingZoo environments as TorchRL environments: many copies, in this process or in a few others.
 
 Agents act at once or in turns.
 
@@ -25,8 +25,8 @@ from torchrl_marl.envs.agents.life_cycle import where_fresh
 from torchrl_marl.envs.agents.spaces import grouped
 from torchrl_marl.envs.pettingzoo.build import Backend, info_keys, maker_of, probe
 from torchrl_marl.envs.pettingzoo.drawing import check_modes, mode_of
-from torchrl_marl.envs.pettingzoo.one_copy import CopyPlan, ParallelCopy, TurnCopy
-from torchrl_marl.envs.pettingzoo.own_random import OwnRandom
+from torchrl_marl.envs.pettingzoo.instance import CopyPlan, ParallelCopy, TurnCopy
+from torchrl_marl.envs.pettingzoo.rng import OwnRandom
 from torchrl_marl.envs.pettingzoo.tensors import RowTensors, declared, row_fields, slots_of
 from torchrl_marl.envs.processes.copies import RowLayout
 from torchrl_marl.envs.processes.workers import Workers
@@ -41,17 +41,18 @@ _PICKLED = b"worlds of PettingZoo"  # the text in front of the signed bytes
 
 
 class PettingZooEnv(LastPictures, AutoResetEnv):
-    """Copies of a PettingZoo world, parallel or AEC, with the life cycle of a team.
+    """Copies of a PettingZoo environment, parallel or AEC, with the life cycle of a team.
 
-    Agents that died or wait have ``mask`` False and their actions never reach the world; an
-    agent's end ends no episode. In an AEC world a step is one agent's move. An agent that acts
-    at its own pace, in a parallel world that gives observations to those who act next only,
-    keeps its last observation while it waits. Every episode begins with a seed of its own.
+    Agents that died or wait have ``mask`` False and their actions never reach the environment; an
+    agent's end ends no episode. In an AEC environment a step is one agent's move. An agent that
+    acts at its own pace, in a parallel environment that gives observations to those who act next
+    only, keeps its last observation while it waits. Every episode begins with a seed of its own.
 
     Args:
-        world (str, module, callable or world): a name, such as ``"mpe2/simple_spread_v3"``,
-            ``"sisl/pursuit-v5"``, ``"classic/connect_four_v3"``, ``"magent2/battle_v4"`` or
-            ``"gymnasium_robotics/Ant"``; what makes a world of one's own; or such a world.
+        environment (str, module, callable or environment): a name, such as
+            ``"mpe2/simple_spread_v3"``, ``"sisl/pursuit-v5"``, ``"classic/connect_four_v3"``,
+            ``"magent2/battle_v4"`` or ``"gymnasium_robotics/Ant"``; what makes an environment of
+            one's own; or such an environment.
 
     Keyword Args:
         num_envs (int): number E of copies.
@@ -60,24 +61,26 @@ class PettingZooEnv(LastPictures, AutoResetEnv):
         restart_workers (bool): make a copy that raises, or a worker that died or hangs, anew,
             and count it; not after a mistake of a program, nor when a copy failed in the same
             step three times.
-        max_steps (int, optional): time limit of an episode, besides the world's own.
+        max_steps (int, optional): time limit of an episode, besides the environment's own.
         seed (int, optional): drawn from torch's global generator if None.
-        device (torch.device): where tensors go; the worlds stay on the CPU.
+        device (torch.device): where tensors go; the environments stay on the CPU.
         state ("observations" or "world", optional): what a central critic sees: all agents'
-            observations side by side, zeros of those who are gone, or the world's ``state()``.
+            observations side by side, zeros of those who are gone, or the environment's
+            ``state()``.
         info (bool or sequence of str): write ``(group, "info", key)``, of all numbers that the
-            world tells or of these; 0 in steps in which it does not.
+            environment tells or of these; 0 in steps in which it does not.
         group_map (MarlGroupMapType or dict, optional): group -> ids of its agents; by their
             ids' prefix if None.
-        continuous_actions (bool, optional): kind of actions, where the world has both.
+        continuous_actions (bool, optional): kind of actions, where the environment has both.
         categorical_actions (bool): discrete actions as an index, otherwise one-hot.
-        backend ("auto", "parallel" or "aec"): form of a world by name; auto: parallel if any.
-        drawn (bool): build the world so that :meth:`scene` can draw it.
-        **kwargs: arguments of the world.
+        backend ("auto", "parallel" or "aec"): form of an environment by name; auto: parallel if
+            any.
+        drawn (bool): build the environment so that :meth:`scene` can draw it.
+        **kwargs: arguments of the environment.
 
     Attributes:
         max_steps (int, optional): as given.
-        own_limit (int, optional): steps of the time limit that the world itself shows.
+        own_limit (int, optional): steps of the time limit that the environment itself shows.
 
     Shapes:
         - ``(group, "observation")``: ``[E, N, *]``; ``(group, "mask")``: ``[E, N]``
@@ -85,11 +88,11 @@ class PettingZooEnv(LastPictures, AutoResetEnv):
         - ``done``, ``terminated``, ``truncated``: ``[E, 1]``; ``"state"``: ``[E, S]``
 
     Raises:
-        ConfigError: an unknown world or argument, an agent without a group.
+        ConfigError: an unknown environment or argument, an agent without a group.
         MissingExtraError: a package is not installed.
         SpecError: spaces that no tensor holds, or that change; agents that are none of
             ``possible_agents``, or gone without a flag.
-        NonFiniteError: a NaN from the world, or in the action of an agent that acts.
+        NonFiniteError: a NaN from the environment, or in the action of an agent that acts.
         WorkerError: a worker died or hangs.
 
     Reference: Terry et al., 2021, https://arxiv.org/abs/2009.14471.
@@ -104,7 +107,7 @@ class PettingZooEnv(LastPictures, AutoResetEnv):
 
     def __init__(
         self,
-        world: Any,
+        env: Any,
         *,
         num_envs: int = 1,
         workers: int = 0,
@@ -125,14 +128,14 @@ class PettingZooEnv(LastPictures, AutoResetEnv):
         check_whole_numbers("PettingZooEnv", {"num_envs": num_envs, "max_steps": max_steps})
         check_whole_numbers("PettingZooEnv", {"workers": workers}, least=0)
         check_state("PettingZooEnv", state)
-        make = maker_of(world, backend, kwargs, continuous_actions, num_envs, drawn)
+        make = maker_of(env, backend, kwargs, continuous_actions, num_envs, drawn)
         with OwnRandom(0).active(look=True):
             first = make()
         info = [info] if isinstance(info, str) else info
         facts = probe(make.name, first, bool(info), state == "world")
         self._mode, self._built_for = mode_of(first), getattr(first, "render_mode", None)
-        self._is_given = not isinstance(world, str) and not drawn
-        if first is not world:
+        self._is_given = not isinstance(env, str) and not drawn
+        if first is not env:
             _close(make.name, first)
         groups = grouped([own.agent for own in facts.agents], group_map)
         spaces = {own.agent: own for own in facts.agents}
@@ -145,7 +148,7 @@ class PettingZooEnv(LastPictures, AutoResetEnv):
         slots = tuple(slots_of(declaration, seated))
         super().__init__(declaration, device=device, info=_info_specs(keys, groups))
         self._set_seed(int(torch.randint(2**31, ())) if seed is None else seed)
-        self.max_steps, self.own_limit, self.world_name = max_steps, facts.limit, make.name
+        self.max_steps, self.own_limit, self.environment_name = max_steps, facts.limit, make.name
         plan = CopyPlan(make.name, slots, max_steps, keys, state == "world")
         copy = TurnCopy if facts.turns else ParallelCopy
         self._workers = Workers(
@@ -191,7 +194,7 @@ class PettingZooEnv(LastPictures, AutoResetEnv):
         self._workers.watch(number)
 
     def check_scene(self) -> None:
-        """Refuses a world that does not draw itself.
+        """Refuses an environment that does not draw itself.
 
         Raises:
             ConfigError: with the fix.
@@ -217,7 +220,7 @@ class PettingZooEnv(LastPictures, AutoResetEnv):
         return where_fresh(torch.from_numpy(anew).to(self.device), last, after), next_start
 
     def close(self, *, raise_if_closed: bool = True) -> None:
-        """Closes the worlds and ends the workers."""
+        """Closes the environments and ends the workers."""
         self._workers.close()
         super().close(raise_if_closed=raise_if_closed)
 
@@ -233,13 +236,13 @@ class PettingZooEnv(LastPictures, AutoResetEnv):
         self._seeds = [int(s.generate_state(1)[0]) >> 1 for s in children]
 
     def snapshot(self) -> TensorDict:
-        """Returns the state of all worlds, for :meth:`restore`.
+        """Returns the state of all environments, for :meth:`restore`.
 
         Raises:
-            SimulatorStateError: a world that cannot be pickled.
+            SimulatorStateError: an environment that cannot be pickled.
         """
         try:
-            worlds = self._workers.save()
+            envs = self._workers.save()
         except WorkerError:
             raise
         except UserError as error:
@@ -249,10 +252,10 @@ class PettingZooEnv(LastPictures, AutoResetEnv):
         saved = {
             "of": f"{self._declaration.owner} x {self.num_envs}",
             "worlds": {
-                str(i): torch.frombuffer(bytearray(world), dtype=torch.uint8)
-                for i, world in enumerate(worlds)
+                str(i): torch.frombuffer(bytearray(env), dtype=torch.uint8)
+                for i, env in enumerate(envs)
             },
-            "signature": signature(_PICKLED, *worlds),
+            "signature": signature(_PICKLED, *envs),
             "rows": {name: torch.from_numpy(x).clone() for name, x in self._rows.rows.items()},
             "seeds": torch.tensor(seeds),
             "ended": torch.from_numpy(ended).clone(),
@@ -262,24 +265,25 @@ class PettingZooEnv(LastPictures, AutoResetEnv):
     def restore(self, snapshot: TensorDict) -> None:
         """Restores a snapshot of an environment that was built with the same arguments.
 
-        The worlds in it are pickles, which may run any code: only those are read that this user
+        The environments in it are pickles, which may run any code: only those are read that this
+            user
         wrote on this machine, or that :func:`torchrl_marl.runtime.trust.trusting` lets pass.
 
         Raises:
-            SimulatorStateError: a snapshot of another world or number of copies.
+            SimulatorStateError: a snapshot of another environment or number of copies.
             TrustError: somebody else's.
         """
         own = f"{self._declaration.owner} x {self.num_envs}"
         check_snapshot(snapshot["of"], own)
         saved = snapshot["worlds"]
-        worlds = [saved[str(i)].cpu().numpy().tobytes() for i in range(self.num_envs)]
+        envs = [saved[str(i)].cpu().numpy().tobytes() for i in range(self.num_envs)]
         signed = snapshot["signature"] if "signature" in snapshot.keys() else None
-        if not is_own(signed, _PICKLED, *worlds):
+        if not is_own(signed, _PICKLED, *envs):
             raise TrustError(
-                f"the worlds of this snapshot of {own} are pickles, which can run any code when "
-                "they are read, and were not written by you on this machine."
+                f"the environments of this snapshot of {own} are pickles, which can run any code "
+                "when they are read, and were not written by you on this machine."
             )
-        self._workers.load(worlds)
+        self._workers.load(envs)
         for name, rows in self._rows.rows.items():
             rows[...] = snapshot["rows"][name].cpu().numpy()
         self._seeds = [None if seed < 0 else seed for seed in snapshot["seeds"].tolist()]
@@ -287,11 +291,11 @@ class PettingZooEnv(LastPictures, AutoResetEnv):
         self._ended = snapshot["ended"].to(self.device)
 
 
-def _close(name: str, world: Any) -> None:
-    """Closes a probed world; ignores its errors."""
+def _close(name: str, env: Any) -> None:
+    """Closes a probed environment; ignores its errors."""
     try:
-        getattr(world, "close", bool)()
-    except Exception as error:  # noqa: BLE001 - worlds of other libraries may raise anything
+        getattr(env, "close", bool)()
+    except Exception as error:  # noqa: BLE001 - environments of other libraries may raise anything
         warnings.warn(
             f"{name}: close() raised {type(error).__name__}: {error}; it is used all the same, but "
             "may leave open what it holds.",

@@ -1,4 +1,4 @@
-"""Names of PettingZoo worlds: its registry, and packages that are not in it."""
+"""Names of PettingZoo environments: its registry, and packages that are not in it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, Literal
 
-from torchrl_marl.envs.config import EnvConfig, own_world_hint
+from torchrl_marl.envs.config import EnvConfig, own_environment_hint
 from torchrl_marl.envs.libraries import Library
 from torchrl_marl.errors import ConfigError, MissingExtraError, nearest
 from torchrl_marl.runtime.import_path import current_folder, refuse_current
@@ -27,14 +27,14 @@ __all__ = [
     "PettingZooArguments",
     "by_name",
     "continuous_argument",
-    "foreign_module",
+    "external_module",
     "known_names",
     "of_module",
 ]
 
 Backend = Literal["auto", "parallel", "aec"]
 
-# Package -> the module of its worlds, and the extra that installs it.
+# Package -> the module of its environments, and the extra that installs it.
 _MODULES = {
     "mpe2": ("mpe2", "pettingzoo"),
     "magent2": ("magent2.environments", None),
@@ -61,7 +61,7 @@ _WORLD = re.compile(r"[A-Za-z]\w*_v\d+")
 
 @dataclass(frozen=True)
 class _Registered:
-    """A world of PettingZoo's registry."""
+    """An environment of PettingZoo's registry."""
 
     form: Literal["parallel", "aec"]
     id: str
@@ -73,22 +73,22 @@ class _Registered:
 
 
 def by_name(name: str, backend: Backend) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """Returns the maker of a named world, and the arguments that its name implies."""
+    """Returns the maker of a named environment, and the arguments that its name implies."""
     registered = _registered(name, backend)
     if registered is not None:
         return registered, {}
-    package, world = _parts(name)
+    package, env = _parts(name)
     own: dict[str, Any] = {}
-    if package == "gymnasium_robotics" and world in _MUJOCO_ROBOTS:
-        own, world = {"scenario": world}, "mamujoco_v1"
+    if package == "gymnasium_robotics" and env in _MUJOCO_ROBOTS:
+        own, env = {"scenario": env}, "mamujoco_v1"
     where, extra = _MODULES.get(package, (package, None))
     with contextlib.nullcontext() if package in _MODULES else current_folder(package):
-        module = _module(name, package, f"{where}.{world}" if world else "", extra)
+        module = _module(name, package, f"{where}.{env}" if env else "", extra)
     return of_module(module, backend), own
 
 
 def _module(name: str, package: str, path: str, extra: str | None) -> ModuleType:
-    """Returns the module of a world; of a known package's, where that is installed."""
+    """Returns the module of an environment; of a known package's, where that is installed."""
     if not path or not _importable(package):
         if package not in _MODULES or _importable(package):
             raise _unknown(name)
@@ -107,20 +107,20 @@ def _module(name: str, package: str, path: str, extra: str | None) -> ModuleType
         ) from error
 
 
-def foreign_module(config: EnvConfig) -> str | None:
+def external_module(config: EnvConfig) -> str | None:
     """Returns the module of a name of no known package; imports nothing but PettingZoo."""
-    package, world = _parts(config.name)
+    package, env = _parts(config.name)
     asked = config.kwargs.get("backend")
     backend: Any = asked if asked in ("parallel", "aec") else "auto"
     if package in (*_MODULES, "pettingzoo") or _registered(config.name, backend) is not None:
         return None
-    return f"{package}.{world}".replace("/", ".")
+    return f"{package}.{env}".replace("/", ".")
 
 
 def _parts(name: str) -> tuple[str, str]:
-    package, _, world = name.replace("-v", "_v").partition("/")
+    package, _, env = name.replace("-v", "_v").partition("/")
     package = package.replace("-", "_")
-    return "gymnasium_robotics" if package == "mamujoco" else package, world
+    return "gymnasium_robotics" if package == "mamujoco" else package, env
 
 
 def _registered(name: str, backend: Backend) -> _Registered | None:
@@ -145,7 +145,7 @@ def _registered(name: str, backend: Backend) -> _Registered | None:
 
 
 def _check_entry(spec: Any) -> None:
-    """Refuses a registered world whose packages are not installed."""
+    """Refuses a registered environment whose packages are not installed."""
     if not isinstance(spec.entry_point, str):
         return
     try:
@@ -164,7 +164,7 @@ def of_module(module: ModuleType, backend: Backend) -> Callable[..., Any]:
         if hasattr(module, name):
             return getattr(module, name)
     raise ConfigError(
-        f"{module.__name__} has none of {', '.join(names)}, which make a world; "
+        f"{module.__name__} has none of {', '.join(names)}, which make an environment; "
         "give a callable that makes one."
     )
 
@@ -172,7 +172,7 @@ def of_module(module: ModuleType, backend: Backend) -> Callable[..., Any]:
 def continuous_argument(
     creator: Callable[..., Any], continuous: bool | None, kwargs: dict[str, Any]
 ) -> dict[str, bool]:
-    """Returns the argument for continuous actions, where the world has one."""
+    """Returns the argument for continuous actions, where the environment has one."""
     if continuous is None:
         return {}
     if isinstance(creator, _Registered):
@@ -182,7 +182,7 @@ def continuous_argument(
         owner = entry.partition(":")[0] if isinstance(entry, str) else entry.__module__
     else:
         owner = creator.__module__
-    # Makers take any keyword; only the world's class names its own.
+    # Makers take any keyword; only the environment's class names its own.
     module = importlib.import_module(owner)
     makers = [creator, getattr(module, "raw_env", None), *_makers_within(creator)]
     for maker in makers:
@@ -213,20 +213,20 @@ def _importable(package: str) -> bool:
 
 def _unknown(name: str) -> ConfigError:
     known = known_names()
-    if within := [world for world in known if world.startswith(f"{name.rstrip('/')}/")]:
+    if within := [env for env in known if env.startswith(f"{name.rstrip('/')}/")]:
         raise ConfigError(
-            f"{name!r} names no world of the package; expected one such as "
+            f"{name!r} names no environment of the package; expected one such as "
             f"{', '.join(map(repr, within[:3]))}."
         )
-    hint = nearest(name, known) or own_world_hint(name)
+    hint = nearest(name, known) or own_environment_hint(name)
     return ConfigError(
-        f"unknown PettingZoo world {name!r}; {hint}expected 'package/world', "
-        "such as 'mpe2/simple_spread_v3' or 'sisl/pursuit-v5', a world or a callable."
+        f"unknown PettingZoo environment {name!r}; {hint}expected 'package/environment', "
+        "such as 'mpe2/simple_spread_v3' or 'sisl/pursuit-v5', an environment or a callable."
     )
 
 
 def known_names() -> list[str]:
-    """Returns names of the worlds that are installed or registered, sorted.
+    """Returns names of the environments that are installed or registered, sorted.
 
     Raises:
         MissingExtraError: PettingZoo is not installed.
@@ -239,36 +239,36 @@ def known_names() -> list[str]:
             continue
         folder = Path(spec.origin).parent.joinpath(*where.split(".")[1:])
         found = (module.name for module in pkgutil.iter_modules([str(folder)]))
-        names |= {f"{package}/{world}" for world in found if _WORLD.fullmatch(world)}
+        names |= {f"{package}/{env}" for env in found if _WORLD.fullmatch(env)}
     names |= {f"gymnasium_robotics/{robot}" for robot in _MUJOCO_ROBOTS}
     return sorted(names)
 
 
-def _owns(world: Any) -> bool:
-    """Returns whether an object is a world, a class of worlds, or a maker or module of one."""
-    kind = world if inspect.isclass(world) else type(world)
+def _owns(env: Any) -> bool:
+    """Returns whether an object is an environment, a class of environments, or a maker or module of one."""
+    kind = env if inspect.isclass(env) else type(env)
     played = all(callable(getattr(kind, name, None)) for name in ("reset", "step"))
-    if played and (kind is world or hasattr(world, "possible_agents") or hasattr(world, "agents")):
+    if played and (kind is env or hasattr(env, "possible_agents") or hasattr(env, "agents")):
         return True
-    makes = inspect.isroutine(world) or isinstance(world, functools.partial)
-    return makes or inspect.ismodule(world)
+    makes = inspect.isroutine(env) or isinstance(env, functools.partial)
+    return makes or inspect.ismodule(env)
 
 
 @dataclass(frozen=True)
 class PettingZooArguments:
-    """Arguments of the adapter itself, beside those of the world."""
+    """Arguments of the adapter itself, beside those of the environment."""
 
     backend: Annotated[
         str,
         OneOf(
             {
-                "auto": "the parallel form, where the world has one",
+                "auto": "the parallel form, where the environment has one",
                 "parallel": "all agents move at once",
                 "aec": "one agent after the other",
             }
         ),
     ] = "auto"
-    """Which form of the world is played."""
+    """Which form of the environment is played."""
     categorical_actions: bool = True
     """Discrete actions as an index, otherwise one-hot."""
 
@@ -279,14 +279,14 @@ _OF_OBJECTS = (
 )
 
 LIBRARY = Library(
-    "PettingZoo's worlds, written in Python",
+    "PettingZoo's environments, written in Python",
     "torchrl_marl.envs.pettingzoo:PettingZooEnv",
     settings=("continuous_actions", *_OF_OBJECTS),
     of_objects=_OF_OBJECTS,
-    worlds=known_names,
+    environments=known_names,
     unlisted=True,
     owns=_owns,
-    foreign=foreign_module,
+    foreign=external_module,
     arguments="torchrl_marl.envs.pettingzoo.library:PettingZooArguments",
     drawn=True,
     packages=("pettingzoo",),

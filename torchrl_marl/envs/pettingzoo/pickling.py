@@ -1,4 +1,4 @@
-"""Pickling of worlds with their whole state."""
+"""Pickling of environments with their whole state."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ __all__ = ["pickled", "unpickled"]
 def pickled(value: Any) -> bytes:
     """Returns a value as bytes.
 
-    Beyond what ``cloudpickle`` does: the state of worlds that pickle only the arguments they were
-    made with, and the images, fonts and clocks of pygame, with which worlds draw.
+    Beyond what ``cloudpickle`` does: the state of environments that pickle only the arguments they
+        were
+    made with, and the images, fonts and clocks of pygame, with which environments draw.
     """
     file = io.BytesIO()
     _Pickler(file).dump(value)
@@ -32,7 +33,7 @@ def unpickled(data: bytes) -> Any:
 class _Pickler(cloudpickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
-        # Gymnasium's EzPickle would make a new world of the same arguments.
+        # Gymnasium's EzPickle would make a new environment of the same arguments.
         if "_ezpickle_args" in getattr(obj, "__dict__", ()):
             return copyreg.__newobj__, (kind,), vars(obj), None, None, _set_state  # type: ignore[attr-defined]
         if kind.__module__.startswith("pygame"):
@@ -77,7 +78,7 @@ def _of_font(font: Any) -> tuple:
         raise TypeError("a pygame font without its file's path cannot be pickled")
     try:
         return _font, (font.path, font.size)
-    except pygame.error:  # another world's close() had ended pygame
+    except pygame.error:  # another environment's close() had ended pygame
         return _font, (None, 0)
 
 

@@ -1,4 +1,4 @@
-"""Declaration of a PettingZoo world, as specs and as fields of rows, and the rows as tensors.
+"""Declaration of a PettingZoo environment, as specs and as fields of rows, and the rows as tensors.
 
 Shapes: E copies, N agents of a group, M agents of a kind, S state features.
 """
@@ -38,10 +38,10 @@ def declared(
     state: int | str | None = None,
     in_turns: bool = False,
 ) -> Declaration:
-    """Returns the declaration of a world with these groups.
+    """Returns the declaration of an environment with these groups.
 
     Args:
-        owner (str): the world's name, in messages.
+        owner (str): the environment's name, in messages.
         num_envs (int): number E of copies.
         groups (mapping): group -> its agents.
         one_hot (bool): choices of actions are one-hot encoded.
@@ -146,9 +146,9 @@ def row_fields(
     What a step led to stands under ``after/``, what the next one goes on from under ``begun/``.
 
     Args:
-        declaration (Declaration): of the world.
+        declaration (Declaration): of the environment.
         infos (mapping): group -> keys of its infos.
-        state (str, optional): ``"world"`` where the world writes its own.
+        state (str, optional): ``"world"`` where the environment writes its own.
     """
     fields: dict[str, tuple[tuple[int, ...], str]] = {}
     written: dict[str, tuple[tuple[int, ...], str]] = {"root": ((3, 1), "bool")}
@@ -195,7 +195,7 @@ class RowTensors:
     """Reader and writer of the rows of all copies.
 
     Args:
-        declaration (Declaration): of the world.
+        declaration (Declaration): of the environment.
         rows (dict): field -> array ``[E, ...]``.
         state ("observations" or "world", optional): what the state is.
         infos (mapping): group -> keys of its infos.
@@ -330,7 +330,8 @@ class RowTensors:
             if not np.isfinite(values).all():
                 raise NonFiniteError(
                     f"{self._declaration.owner}: the state of copy "
-                    f"{np.argwhere(~np.isfinite(values))[0][0]} is not finite; correct the world."
+                    f"{np.argwhere(~np.isfinite(values))[0][0]} is not finite; correct the "
+                    "environment."
                 )
             return
         _, group, kind, leaf = field.split("/")[:4]

@@ -1,4 +1,4 @@
-"""Many copies of a world in a few processes, without torch."""
+"""Many copies of an environment in a few processes, without torch."""
 
 from torchrl_marl._lazy import attach
 

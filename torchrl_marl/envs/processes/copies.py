@@ -1,4 +1,5 @@
-"""Copies of a world in the process that plays them, their rows of memory, and their failures.
+"""Copies of an environment in the process that plays them, their rows of memory, and their
+failures.
 
 Imports no torch, to start fast.
 """
@@ -20,7 +21,7 @@ import numpy as np
 from torchrl_marl import errors
 from torchrl_marl.errors import UserError, WorkerError
 
-__all__ = ["Copies", "Failure", "RowLayout", "Rows", "WorldCopy", "open_block", "row_of"]
+__all__ = ["Copies", "EnvInstance", "Failure", "RowLayout", "Rows", "open_block", "row_of"]
 
 Rows = dict[str, np.ndarray]
 """Field -> array: of all copies, or of one."""
@@ -30,7 +31,7 @@ ALIGNMENT = 64  # bytes: a cache line, and the alignment of torch's vector instr
 
 @dataclass(frozen=True)
 class RowLayout:
-    """Layout of the arrays that a world's copies read and write; one row of each per copy.
+    """Layout of the arrays that an environment's copies read and write; one row of each per copy.
 
     Args:
         fields (dict): name -> (shape of one copy, name of the numpy dtype).
@@ -80,7 +81,7 @@ def open_block(n_bytes: int) -> int:
     return block
 
 
-# Programming errors, which come again: in the world, or in its arguments.
+# Programming errors, which come again: in the environment, or in its arguments.
 _WRONG = (
     *(TypeError, LookupError, AttributeError, NameError, AssertionError),
     *(ImportError, NotImplementedError, SyntaxError),
@@ -98,7 +99,7 @@ class Failure:
         traceback (str): where, as far as that is known.
         known (str, optional): the class of ``torchrl_marl.errors`` that was raised, if it is one.
         lost (bool): the worker died or does not answer.
-        wrong (bool): a mistake in the world's program, which a copy made anew has as well.
+        wrong (bool): a mistake in the environment's program, which a copy made anew has as well.
     """
 
     copy: int
@@ -125,39 +126,39 @@ class Failure:
         """Returns whether a new copy may succeed: not after a wrong setting, space or program."""
         return self.known in (None, "NonFiniteError") and not self.wrong
 
-    def words(self, world: str) -> str:
+    def words(self, env: str) -> str:
         """Returns the failure as text, with the copies concerned."""
         if self.lost:
-            return f"Worker {self.worker} of {world} {self.message} (in copy {self.copy})"
+            return f"Worker {self.worker} of {env} {self.message} (in copy {self.copy})"
         where = "" if self.worker is None else f" (worker {self.worker})"
-        return f"Copy {self.copy} of {world}{where}{':' if self.known else ''} {self.message}"
+        return f"Copy {self.copy} of {env}{where}{':' if self.known else ''} {self.message}"
 
-    def error(self, world: str) -> UserError:
+    def error(self, env: str) -> UserError:
         """Returns the error to raise."""
-        words = self.words(world)
+        words = self.words(env)
         if self.known:
             kind = getattr(errors, self.known)
             error = kind.__new__(kind, words)  # its __init__ may ask for anything
         else:
             anew = "starts it" if self.lost else "makes it"
             hint = f"restart_workers=True {anew} anew instead of stopping."
-            error = WorkerError(f"{words}; {'correct the world.' if self.wrong else hint}")
+            error = WorkerError(f"{words}; {'correct the env.' if self.wrong else hint}")
         if self.traceback:
             error.add_note(f"There:\n{self.traceback}")
         return error
 
 
 def _is_ours(error: Exception) -> bool:
-    """Returns whether this package raised the error, and no world or package of a world."""
+    """Returns whether this package raised the error, and no environment or package of an environment."""
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     return str(frame.f_globals.get("__name__")).startswith("torchrl_marl.")
 
 
-class WorldCopy(Protocol):
-    """One copy of a world, made in the process in which it runs."""
+class EnvInstance(Protocol):
+    """One copy of an environment, made in the process in which it runs."""
 
     def begin(self, row: Rows, seed: int | None) -> None:
-        """Begins an episode and writes the row; None continues the world's generator."""
+        """Begins an episode and writes the row; None continues the environment's generator."""
 
     def play(self, row: Rows) -> None:
         """Reads the actions, makes a step and writes it; begins the next episode after an end."""
@@ -169,11 +170,11 @@ class WorldCopy(Protocol):
         """Restores a saved state."""
 
     def close(self) -> None:
-        """Frees the world's resources."""
+        """Frees the environment's resources."""
 
 
 class Copies:
-    """Several copies of a world, played one after the other.
+    """Several copies of an environment, played one after the other.
 
     A copy that raises stops none of the others: errors are reported when all had their turn.
 
@@ -187,7 +188,7 @@ class Copies:
 
     def __init__(
         self,
-        make: Callable[..., WorldCopy],
+        make: Callable[..., EnvInstance],
         rows: Rows,
         numbers: Sequence[int],
         current: np.ndarray,
@@ -196,8 +197,8 @@ class Copies:
         self._maker = make
         self._rows = {i: row_of(rows, i) for i in numbers}
         self._current, self._worker = current, worker
-        self._copies: dict[int, WorldCopy] = {}
-        self._turns: list[tuple[int, WorldCopy, Rows]] = []
+        self._copies: dict[int, EnvInstance] = {}
+        self._turns: list[tuple[int, EnvInstance, Rows]] = []
 
     def play(self) -> list[Failure]:
         """Steps each copy."""

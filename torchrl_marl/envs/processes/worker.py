@@ -1,4 +1,4 @@
-"""A process that plays some copies of a world: both of its ends. Imports no torch.
+"""A process that plays some copies of an environment: both of its ends. Imports no torch.
 
 It is a fresh interpreter, neither forked (threads of torch or JAX and CUDA would break) nor
 spawned by ``multiprocessing`` (that runs the user's script again, which then needs a guard).
@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from torchrl_marl.envs.processes.copies import Copies, Failure, RowLayout, WorldCopy
+from torchrl_marl.envs.processes.copies import Copies, EnvInstance, Failure, RowLayout
 from torchrl_marl.runtime.import_path import child_path
 
 __all__ = ["Worker", "WorkerLost", "serve"]
@@ -203,13 +203,13 @@ def serve(connection: int, block: int, trace: int) -> None:
     copies.close()
 
 
-def _unpickled(make: bytes) -> Callable[[], WorldCopy]:
+def _unpickled(make: bytes) -> Callable[[], EnvInstance]:
     try:
         return pickle.loads(make)
     except Exception as error:
         raised = error
 
-    def fail() -> WorldCopy:
+    def fail() -> EnvInstance:
         raise raised
 
     return fail
@@ -225,7 +225,7 @@ def _answer(parent: socket.socket, copies: Copies) -> None:
             send(parent, copies.call(*message))
             if message[0] in ("make", "renew"):
                 gc.collect()
-                gc.freeze()  # packages and worlds need no more collection
+                gc.freeze()  # packages and environments need no more collection
 
 
 def _end_with_parent(connection: int) -> None:

@@ -1,4 +1,4 @@
-"""Copies of a world in processes of their own."""
+"""Copies of an environment in processes of their own."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from torchrl_marl.envs.processes.copies import Copies, Failure, RowLayout, WorldCopy, open_block
+from torchrl_marl.envs.processes.copies import Copies, EnvInstance, Failure, RowLayout, open_block
 from torchrl_marl.envs.processes.worker import PATIENCE, PLAY, Worker, WorkerLost
 from torchrl_marl.errors import ConfigError, UserError, WorkerError
 
-__all__ = ["Repeats", "Workers", "WorldCopy"]
+__all__ = ["EnvInstance", "Repeats", "Workers"]
 
 
 class Repeats:
@@ -77,7 +77,7 @@ MOST_REPEATS = 3  # failures of a copy in the same step until it counts as broke
 
 
 class Workers:
-    """E copies of a world, played in a few processes or in this one.
+    """E copies of an environment, played in a few processes or in this one.
 
     All copies read and write rows of one block of memory, so that a step costs one byte to each
     worker and one back. The processes are fresh interpreters: they are not forked, do not run
@@ -98,7 +98,7 @@ class Workers:
             a warning, and started with fresh seeds. Not after a mistake of a program, nor when a
             copy failed in the same step three times.
         seeds (sequence of int, optional): one a copy, given to ``make``.
-        name (str): of the world, for errors.
+        name (str): of the environment, for errors.
 
     Attributes:
         rows (dict): field -> array ``[E, ...]`` that is read and written in place.
@@ -112,7 +112,7 @@ class Workers:
 
     def __init__(
         self,
-        make: Callable[..., WorldCopy],
+        make: Callable[..., EnvInstance],
         layout: RowLayout,
         n_copies: int,
         n_workers: int = 0,
@@ -322,12 +322,12 @@ class Workers:
         if seed is None:
             return None
         drawn = np.random.SeedSequence([seed, self.restarts]).generate_state(1)
-        return int(drawn[0]) >> 1  # some worlds want 31 bits
+        return int(drawn[0]) >> 1  # some environments want 31 bits
 
 
 def _check(n_copies: int, n_workers: int, timeout: float) -> None:
     if n_copies < 1:
-        raise ConfigError(f"num_envs={n_copies}; give at least one copy of the world.")
+        raise ConfigError(f"num_envs={n_copies}; give at least one copy of the environment.")
     if n_workers < 0:
         raise ConfigError(f"workers={n_workers}; give 0 for this process, or how many to start.")
     if not timeout > 0:
@@ -336,7 +336,7 @@ def _check(n_copies: int, n_workers: int, timeout: float) -> None:
         raise ConfigError(f"workers={n_workers} need Linux or macOS; give workers=0 on Windows.")
 
 
-def _pickled(make: Callable[..., WorldCopy], name: str) -> bytes:
+def _pickled(make: Callable[..., EnvInstance], name: str) -> bytes:
     import cloudpickle
 
     try:

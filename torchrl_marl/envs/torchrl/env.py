@@ -30,7 +30,7 @@ from torchrl_marl.envs.scene import LastPictures, Picture, Stage, check_scene, s
 from torchrl_marl.envs.torchrl.conventions import Reading, reading_of
 from torchrl_marl.envs.vmas_scene import VmasScene
 from torchrl_marl.errors import ConfigError
-from torchrl_marl.runtime.random_state import RandomState, own_stream
+from torchrl_marl.runtime.random_state import RandomState, offset_seed
 
 __all__ = ["TorchRLEnv", "adapt", "check_environment"]
 
@@ -42,8 +42,8 @@ def adapt(env: EnvBase) -> EnvBase:
 
     What is right already is returned as it is. Otherwise agents get flags and masks of their
     own, a time limit is truncated, the dead act no more, and an unbatched environment gets the
-    batch size ``[1]``; see :class:`TorchRLEnv`. PettingZoo's and OpenSpiel's worlds are taken out
-    of TorchRL's wrappers, which send actions of the dead, lose rewards of others' turns, and
+    batch size ``[1]``; see :class:`TorchRLEnv`. PettingZoo's and OpenSpiel's environments are taken
+    out of TorchRL's wrappers, which send actions of the dead, lose rewards of others' turns, and
     cannot play simultaneous games.
 
     Args:
@@ -85,13 +85,13 @@ def check_environment(env: Any) -> None:
         if _is_gymnasium(env):
             raise ConfigError(
                 f"the environment is {what}, which is Gymnasium's and has one agent, expected a "
-                "team; write a team of one as a MarlEnv (docs/worlds/own.md), or train one agent "
-                "by TorchRL's own losses."
+                "team; write a team of one as a MarlEnv (docs/environments/own.md), or train one "
+                "agent by TorchRL's own losses."
             )
         raise ConfigError(
             f"the environment is {what}, expected a name such as 'vmas/balance', an EnvConfig, an "
-            "environment of TorchRL, such as YourEnv(num_envs=64), or a world of PettingZoo or "
-            "JaxMARL."
+            "environment of TorchRL, such as YourEnv(num_envs=64), or an environment of PettingZoo "
+            "or JaxMARL."
         )
 
 
@@ -102,7 +102,7 @@ def _is_gymnasium(env: Any) -> bool:
 
 
 def _taken_out(env: EnvBase) -> EnvBase | None:
-    """Returns an adapter around the world of a wrapper that cannot be corrected, or None."""
+    """Returns an adapter around the environment of a wrapper that cannot be corrected, or None."""
     if isinstance(env, torchrl.envs.OpenSpielWrapper):
         from torchrl_marl.envs.torchrl.openspiel import OpenSpielGames
 
@@ -160,7 +160,7 @@ class TorchRLEnv(LastPictures, AutoResetEnv):
         )
         super().__init__(declaration, device=env.device or "cpu")
         self._inner, self._reading = env, reading
-        self.max_steps, self.world_name = reading.max_steps, type(env).__name__
+        self.max_steps, self.environment_name = reading.max_steps, type(env).__name__
         self.random_state = RandomState(int(torch.randint(2**31, ())), self.device)
         self._last: TensorDictBase | None = None
         self._flags: dict[str, Any] = {}
@@ -168,7 +168,7 @@ class TorchRLEnv(LastPictures, AutoResetEnv):
         self._steps = torch.zeros(self.num_envs, 1, dtype=torch.int64, device=self.device)
 
     def _set_seed(self, seed: int | None) -> None:
-        stream = own_stream(0 if seed is None else seed)
+        stream = offset_seed(0 if seed is None else seed)
         self.random_state.seed(stream)
         try:
             with self.random_state.active():  # the inner one may seed itself from it
@@ -280,7 +280,7 @@ class TorchRLEnv(LastPictures, AutoResetEnv):
         return scene(self._drawn(), index)
 
     def _drawn(self) -> Any:
-        """Returns what draws the environment: VMAS's world, or a method ``scene`` of its own."""
+        """Returns what draws the environment: VMAS's environment, or a method ``scene`` of its own."""
         inner: Any = self._inner
         while not hasattr(type(inner), "scene") and hasattr(inner, "base_env"):
             inner = inner.base_env

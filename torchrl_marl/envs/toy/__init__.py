@@ -1,4 +1,4 @@
-"""Small worlds whose exact answers are known. They need no optional package."""
+"""Small environments whose exact answers are known. They need no optional package."""
 
 from typing import TYPE_CHECKING
 

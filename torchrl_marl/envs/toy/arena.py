@@ -1,4 +1,4 @@
-"""A small world of agents that are born and die, whose exact answers are known.
+"""A small environment of agents that are born and die, whose exact answers are known.
 
 Shapes: E envs, N agents of the team, A answers.
 """

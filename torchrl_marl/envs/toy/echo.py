@@ -1,4 +1,4 @@
-"""A world that asks for memory and for words, whose exact answers are known.
+"""An environment that asks for memory and for words, whose exact answers are known.
 
 Shapes: E envs, N agents, K symbols.
 """

@@ -18,8 +18,8 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl_marl.envs import toy
 from torchrl_marl.envs.marl_env import MarlEnv
 from torchrl_marl.envs.scene import Shape
-from torchrl_marl.envs.toy.chances import chances
-from torchrl_marl.envs.toy.library import TOY_WORLDS, class_name
+from torchrl_marl.envs.toy.library import TOY_ENVIRONMENTS, class_name
+from torchrl_marl.envs.toy.probabilities import chances
 from torchrl_marl.envs.toy.roles import declare_players, declare_team, settled
 from torchrl_marl.envs.toy.scenes import actions_in, matrix, players, row
 from torchrl_marl.errors import ConfigError, nearest
@@ -335,5 +335,7 @@ class ZeroSum(MarlEnv):
         return shapes + matrix(self.payoff, chosen)
 
 
-TOY_ENVS: dict[str, type[MarlEnv]] = {name: getattr(toy, class_name(name)) for name in TOY_WORLDS}
-"""Toy worlds by their names after ``toy/``."""
+TOY_ENVS: dict[str, type[MarlEnv]] = {
+    name: getattr(toy, class_name(name)) for name in TOY_ENVIRONMENTS
+}
+"""Toy environments by their names after ``toy/``."""

@@ -17,7 +17,7 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_marl.envs.marl_env import MarlEnv
 from torchrl_marl.envs.scene import Shape
-from torchrl_marl.envs.toy.chances import chances
+from torchrl_marl.envs.toy.probabilities import chances
 from torchrl_marl.envs.toy.roles import declare_players, settled
 from torchrl_marl.envs.toy.scenes import actions_in, cards, players
 from torchrl_marl.games import nash_conv

@@ -15,7 +15,7 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_marl.envs.marl_env import MarlEnv
 from torchrl_marl.envs.scene import Shape
-from torchrl_marl.envs.toy.chances import legal_chances
+from torchrl_marl.envs.toy.probabilities import legal_probabilities
 from torchrl_marl.envs.toy.roles import declare_players, settled
 from torchrl_marl.envs.toy.scenes import actions_in, cards, players
 from torchrl_marl.games import SequenceForm
@@ -223,7 +223,8 @@ class Leduc(MarlEnv):
     ) -> Tensor:
         """Returns what both players do, by one call on all that they may know.
 
-        Exact for policies that write ``action_log_prob``; see :func:`~.chances.legal_chances`.
+        Exact for policies that write ``action_log_prob``; see
+        :func:`~.chances.legal_probabilities`.
 
         Args:
             policy (callable): acts for both players, without memory.
@@ -243,7 +244,7 @@ class Leduc(MarlEnv):
             }
             rows[name] = TensorDict(group, [468, 1])
         with torch.no_grad(), set_exploration_type(ExplorationType.RANDOM):
-            found = legal_chances(policy, rows, list(self.group_map), copies)
+            found = legal_probabilities(policy, rows, list(self.group_map), copies)
         return torch.stack([found[name].squeeze(-2) for name in self.group_map])
 
     def nash_conv(self, policy: Callable[[TensorDictBase], TensorDictBase] | Tensor) -> float:

@@ -1,17 +1,17 @@
-"""The toy worlds by name."""
+"""The toy environments by name."""
 
 from __future__ import annotations
 
 import inspect
 from typing import Any
 
-from torchrl_marl.envs.config import EnvConfig, own_world_hint
+from torchrl_marl.envs.config import EnvConfig, own_environment_hint
 from torchrl_marl.envs.libraries import Library, check_kinds
 from torchrl_marl.errors import ConfigError, nearest, quoted
 
-__all__ = ["LIBRARY", "TOY_WORLDS", "class_name", "make_toy"]
+__all__ = ["LIBRARY", "TOY_ENVIRONMENTS", "class_name", "make_toy"]
 
-TOY_WORLDS = (
+TOY_ENVIRONMENTS = (
     "arena",
     "echo",
     "kuhn",
@@ -27,11 +27,11 @@ TOY_WORLDS = (
     "two_step_game",
     "zero_sum",
 )
-"""Names of the toy worlds."""
+"""Names of the toy environments."""
 
 
 def class_name(name: str) -> str:
-    """Returns the name of a toy world's class.
+    """Returns the name of a toy environment's class.
 
     Examples:
         >>> class_name("two_step_game")
@@ -41,48 +41,49 @@ def class_name(name: str) -> str:
 
 
 def make_toy(name: str, **arguments: Any) -> Any:
-    """Builds a toy world by its name.
+    """Builds a toy environment by its name.
 
     Args:
-        name (str): one of :data:`TOY_WORLDS`.
+        name (str): one of :data:`TOY_ENVIRONMENTS`.
         **arguments: of its class.
     """
     from torchrl_marl.envs import toy
 
-    world = getattr(toy, class_name(name))
+    env = getattr(toy, class_name(name))
     continuous = arguments.pop("continuous_actions")
     if name == "arena":
         arguments.setdefault("continuous_actions", continuous)
-    known = inspect.signature(world.__init__).parameters.values()
+    known = inspect.signature(env.__init__).parameters.values()
     check_kinds(arguments, {one.name: one.default for one in known})
-    return world(**arguments)
+    return env(**arguments)
 
 
 def check_toy(config: EnvConfig) -> None:
-    """Refuses an unknown toy world, and settings that toy worlds do not take.
+    """Refuses an unknown toy environment, and settings that toy environments do not take.
 
     Raises:
         ConfigError: naming the setting.
     """
-    if config.name not in TOY_WORLDS:
+    if config.name not in TOY_ENVIRONMENTS:
         raise ConfigError(
-            f"unknown toy world {quoted(config.name)}; "
-            f"{nearest(config.name, TOY_WORLDS) or own_world_hint(config.name)}"
-            f"choose among {', '.join(TOY_WORLDS)}."
+            f"unknown toy environment {quoted(config.name)}; "
+            f"{nearest(config.name, TOY_ENVIRONMENTS) or own_environment_hint(config.name)}"
+            f"choose among {', '.join(TOY_ENVIRONMENTS)}."
         )
     for name in ("seed", "device"):
         if name in config.kwargs:
             raise ConfigError(
-                f"env.kwargs has {name!r}, which is no argument of the world; set the run's own."
+                f"env.kwargs has {name!r}, which is no argument of the environment; set the run's "
+                "own."
             )
 
 
 LIBRARY = Library(
-    "small worlds whose best return is known",
+    "small environments whose best return is known",
     "torchrl_marl.envs.toy.library:make_toy",
     settings=("num_envs", "max_steps", "continuous_actions"),
     states=(),
-    worlds=lambda: list(TOY_WORLDS),
+    environments=lambda: list(TOY_ENVIRONMENTS),
     own_limit=False,
     captured=True,
     check=check_toy,

@@ -1,4 +1,4 @@
-"""Declarations that toy worlds share: teams of equal agents, and two players.
+"""Declarations that toy environments share: teams of equal agents, and two players.
 
 Shapes: E envs.
 """
@@ -23,7 +23,7 @@ def declare_team(
     """Registers a team of equal agents that choose, the group ``"agents"``, and its state.
 
     Args:
-        env (MarlEnv): the world.
+        env (MarlEnv): the environment.
         n_agents (int): of the team.
         n_seen (int): features that one sees.
         n_actions (int): among which one chooses.
@@ -41,7 +41,7 @@ def declare_players(
     """Registers the players ``first`` and ``second``, a group each, and the state.
 
     Args:
-        env (MarlEnv): the world.
+        env (MarlEnv): the environment.
         n_seen (int): features that one sees.
         n_actions (sequence of int): among which each chooses.
         n_state (int): features of the state.

@@ -1,4 +1,5 @@
-"""What the toy worlds look like: agents in a row, matrices, cards, stones, and cells of a grid.
+"""What the toy environments look like: agents in a row, matrices, cards, stones, and cells of a
+    grid.
 
 Shapes: N agents of the team; G cells of a grid, row by row from the top; W cells of a window.
 """
@@ -48,7 +49,7 @@ def actions_in(env: Any, step: TensorDictBase | None) -> list[str]:
     """Returns what each agent did in a step, as a word; nothing where it did not act.
 
     Args:
-        env: a toy world.
+        env: a toy environment.
         step (TensorDictBase, optional): of one env; None at the start.
     """
     words: list[str] = []
@@ -84,7 +85,7 @@ def row(
     """Returns all agents side by side, in the colors of their groups.
 
     Args:
-        env: a toy world.
+        env: a toy environment.
         inside, above, below (sequence of str): what is written in and near each agent.
         good (sequence of bool): whose word above is green.
     """

@@ -1,4 +1,4 @@
-"""Small worlds of several kinds of agents. They need no optional package.
+"""Small environments of several kinds of agents. They need no optional package.
 
 Shapes: E envs, K landmarks.
 """

@@ -1,4 +1,4 @@
-"""Small worlds whose agents act in turns or at their own pace, with exact answers.
+"""Small environments whose agents act in turns or at their own pace, with exact answers.
 
 Shapes: E envs, N agents, A answers, S stones of the largest heap.
 """

@@ -1,4 +1,4 @@
-"""Builds VMAS worlds, and reads what their agents see and earn."""
+"""Builds VMAS environments, and reads what their agents see and earn."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from torchrl_marl.capture.execution import check_execution
 from torchrl_marl.envs.agents.declaration import check_least
 from torchrl_marl.envs.vmas.library import check_scenario
 from torchrl_marl.errors import ConfigError, MissingExtraError, SpecError
-from torchrl_marl.runtime.random_state import RandomState, own_stream
+from torchrl_marl.runtime.random_state import RandomState, offset_seed
 from torchrl_marl.simulator.resets import ResetBank, random_draws
 from torchrl_marl.simulator.state import SimulatorState
 from torchrl_marl.specs.groups import is_lazy
@@ -36,7 +36,7 @@ __all__ = [
     "VIEWER",
     "ScenarioReader",
     "StateOf",
-    "VmasWorlds",
+    "VmasSimulators",
     "action_rows",
     "advance",
     "build_simulator",
@@ -301,12 +301,12 @@ def reset_each(env: Environment) -> None:
         env._reset_at(i, return_observations=False)
 
 
-class VmasWorlds:
+class VmasSimulators:
     """Builder of simulators of one scenario and its arguments.
 
     Args:
         scenario (str or BaseScenario): copied, since a scenario belongs to one simulator.
-        seed (int): of what is drawn when a world is built.
+        seed (int): of what is drawn when an environment is built.
         arguments (mapping): of ``vmas.make_env`` and the scenario.
         info (bool): whether infos are read.
     """
@@ -316,7 +316,7 @@ class VmasWorlds:
     ) -> None:
         self.name = scenario if isinstance(scenario, str) else type(scenario).__name__
         self.seed = seed
-        self._stream = own_stream(seed)
+        self._stream = offset_seed(seed)
         self._scenario = copy.deepcopy(scenario)
         self._arguments = dict(arguments)
         self._info = info
@@ -359,7 +359,8 @@ class VmasWorlds:
             SimulatorStateError: a scenario whose state cannot be read.
         """
         state, n, device = self.state(), simulator.num_envs, simulator.device
-        # The twin builds its world from the same seed, and draws starts from the env's own state.
+        # The twin builds its environment from the same seed, and draws starts from the env's own
+        # state.
         with RandomState(self._stream, device).active():
             twin = self.build(n, device)
         step = functools.partial(warm_up, info=self._info)

@@ -138,7 +138,7 @@ _COLLISIONS = (
 def without_branches(env: Environment) -> Iterator[None]:
     """Makes steps take one path for all states, with the results of stock VMAS.
 
-    Only this environment's world is changed, and it is left as it was.
+    Only this environment's environment is changed, and it is left as it was.
 
     Args:
         env (Environment): whose step is to be recorded.
@@ -168,10 +168,10 @@ def without_branches(env: Environment) -> Iterator[None]:
 
 
 class _Contacts:
-    """Pairs of one kind that a world pushes apart, with the nearness that it would test.
+    """Pairs of one kind that an environment pushes apart, with the nearness that it would test.
 
     Args:
-        world (World): a stock one.
+        environment (Environment): a stock one.
     """
 
     def __init__(self, world: World) -> None:

@@ -27,7 +27,7 @@ from torchrl_marl.envs.vmas.build import (
     VIEWER,
     ScenarioReader,
     StateOf,
-    VmasWorlds,
+    VmasSimulators,
     action_rows,
     advance,
     check_vmas,
@@ -41,7 +41,7 @@ from torchrl_marl.envs.vmas.graphs import VmasGraphs
 from torchrl_marl.envs.vmas.library import out_of_file
 from torchrl_marl.envs.vmas_scene import VmasScene
 from torchrl_marl.errors import BatchSizeError, SimulatorStateError
-from torchrl_marl.runtime.random_state import RandomState, own_stream
+from torchrl_marl.runtime.random_state import RandomState, offset_seed
 from torchrl_marl.simulator.resets import ResetBank, UndoWrites
 from torchrl_marl.simulator.state import read_tensors, write_tensors
 
@@ -122,7 +122,7 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
         import_vmas()
         scenario = out_of_file(scenario)
         seed = int(torch.randint(2**31, ())) if seed is None else seed
-        self._seed_of_world = seed
+        self._simulator_seed = seed
         self._state_of = state
         self._info = info
         self._leader = self._packing = None
@@ -163,9 +163,9 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
             terminated_truncated=True,
             **scenario_kwargs,
         )
-        self._worlds = VmasWorlds(scenario, self._seed_of_world, arguments, self._info)
+        self._worlds = VmasSimulators(scenario, self._simulator_seed, arguments, self._info)
         device = self.device if self.device is not None else torch.get_default_device()
-        self.random_state = RandomState(own_stream(self._seed_of_world), device)
+        self.random_state = RandomState(offset_seed(self._simulator_seed), device)
         with self.random_state.active():
             env = make_simulator(scenario, num_envs, device, arguments)
             # Before a step leaves anything behind that depends on the seed.
@@ -296,7 +296,7 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
     # --------------------------------------------------------- random state, snapshot, starts
 
     def _set_seed(self, seed: int | None) -> None:
-        stream = own_stream(0 if seed is None else seed)
+        stream = offset_seed(0 if seed is None else seed)
         self.random_state.seed(stream)
         # A reset does not write everything that infos read: leftovers of earlier
         # episodes come from this seed, too.
@@ -403,7 +403,7 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
         self._env = self._env  # leave the graphs
         self._bank = self._unmoved = self._given = self._captured = self._graphs = None
         self._drawn = {}
-        self.random_state = RandomState(own_stream(self._seed_of_world), device)
+        self.random_state = RandomState(offset_seed(self._simulator_seed), device)
         self._initial_tensors = {path: x.to(device) for path, x in self._initial_tensors.items()}
         super().to(device)
         self._reader = replace(self._reader, device=self.device)

@@ -15,7 +15,7 @@ from tensordict import NestedKey, TensorDict, TensorDictBase
 from torchrl.data import Composite
 
 from torchrl_marl.capture.execution import Execution
-from torchrl_marl.envs.vmas.build import VIEWER, ScenarioReader, VmasWorlds, warm_up
+from torchrl_marl.envs.vmas.build import VIEWER, ScenarioReader, VmasSimulators, warm_up
 from torchrl_marl.errors import CaptureError, GraphCheckError, SimulatorStateError
 from torchrl_marl.runtime.random_state import RandomState
 from torchrl_marl.simulator.captured import CapturedSimulator
@@ -44,7 +44,7 @@ class VmasGraphs:
     full_action_spec: Composite
     action_keys: list[NestedKey]
     advance: Callable[[TensorDictBase], TensorDict]
-    _worlds: VmasWorlds
+    _worlds: VmasSimulators
     _reader: ScenarioReader
     _arguments: dict[str, Any]
     _info: bool
@@ -81,7 +81,7 @@ class VmasGraphs:
         return self._captured
 
     def twin(self, num_envs: int) -> VmasEnv:
-        """Builds another env of the same world, to draw starts for this one.
+        """Builds another env of the same environment, to draw starts for this one.
 
         It draws from this one's random state, and has its settings.
         """

@@ -9,9 +9,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchrl_marl.envs.config import own_world_hint
+from torchrl_marl.envs.config import own_environment_hint
+from torchrl_marl.envs.external_code import import_file
 from torchrl_marl.envs.libraries import Library, check_kinds
-from torchrl_marl.envs.own import import_file
 from torchrl_marl.errors import ConfigError, MissingExtraError, nearest, quoted
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def check_scenario(scenario: str | BaseScenario, arguments: dict[str, Any]) -> N
     elif scenario not in (names := scenario_names()):
         raise ConfigError(
             f"unknown VMAS scenario {quoted(scenario)}; "
-            f"{nearest(scenario, names) or own_world_hint(scenario)}"
+            f"{nearest(scenario, names) or own_environment_hint(scenario)}"
             "`torchrl-marl list scenarios` shows all."
         )
     reader = _read(_source_of(scenario))
@@ -228,7 +228,7 @@ LIBRARY = Library(
     "torchrl_marl.envs.vmas:VmasEnv",
     settings=("num_envs", "max_steps", "continuous_actions", "state", "info", "group_map"),
     states=("observations",),
-    worlds=scenario_names,
+    environments=scenario_names,
     own_limit=False,
     captured=True,
     files=True,

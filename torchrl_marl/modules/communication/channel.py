@@ -26,11 +26,11 @@ __all__ = [
     "OneStep",
     "between",
     "drawing",
-    "heard_in",
     "listening",
     "listening_by_group",
     "make_delay",
     "nearest",
+    "received_messages",
     "ring",
     "talking_module",
     "within",
@@ -430,7 +430,7 @@ def talking_module(actor: nn.Module) -> TensorDictModule | None:
     return None
 
 
-def heard_in(module: TensorDictModule, data: TensorDictBase) -> Tensor:
+def received_messages(module: TensorDictModule, data: TensorDictBase) -> Tensor:
     """Returns who heard whom in steps of a batch.
 
     Args:

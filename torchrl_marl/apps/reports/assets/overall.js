@@ -1,4 +1,4 @@
-// Figures over several worlds: intervals, profiles, curves and probabilities of improvement.
+// Figures over several tasks: intervals, profiles, curves and probabilities of improvement.
 
 function startOverall(data) {
   const order = (name) => data.algorithms.indexOf(name);
@@ -54,7 +54,7 @@ function profiles(host, found, order, on) {
 function curves(host, found, order, on) {
   return lineChart(host, () => ({
     title: "sample efficiency", series: overallSeries(found, "curves", found.share, order, on),
-    references: [], log: false, range: null, xName: "share of each world's frames", xTick: percent, yTick: share,
+    references: [], log: false, range: null, xName: "share of each task's frames", xTick: percent, yTick: share,
     write: shares, xText: (x) => `after ${percent(x)} of the frames`,
   }));
 }

@@ -17,6 +17,6 @@ function startTheme() {
 
 const data = JSON.parse(document.getElementById("data").textContent);
 startTheme();
-startWorlds(data);
+startTasks(data);
 startOverall(data);
 startTables();

@@ -1,4 +1,4 @@
-"""One copy of a PettingZoo world, with random numbers of its own. Imports no torch."""
+"""One copy of a PettingZoo environment, with random numbers of its own. Imports no torch."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from torchrl_marl.envs.pettingzoo.agent_rows import (
     write,
 )
 from torchrl_marl.envs.pettingzoo.drawing import drawn
-from torchrl_marl.envs.pettingzoo.lives import LifeCycle, flag_of, refuse_strangers
-from torchrl_marl.envs.pettingzoo.own_random import OwnRandom
+from torchrl_marl.envs.pettingzoo.lifecycle import LifeCycle, flag_of, refuse_strangers
 from torchrl_marl.envs.pettingzoo.pickling import pickled, unpickled
+from torchrl_marl.envs.pettingzoo.rng import OwnRandom
 from torchrl_marl.errors import ConfigError, SpecError, UserError
 
 __all__ = ["CopyPlan", "OneCopy", "ParallelCopy", "TurnCopy", "seen_limit"]
 
-# A longer episode of a world without a known limit counts as a mistake.
+# A longer episode of an environment without a known limit counts as a mistake.
 ENDLESS = 10_000
 _LIMITS = ("max_cycles", "max_steps", "max_num_steps", "_max_episode_steps", "max_episode_steps")
 
@@ -36,14 +36,14 @@ Given = tuple[dict, dict, dict, dict, dict]
 
 @dataclass(frozen=True)
 class CopyPlan:
-    """Settings that all copies of a world share; can be sent to other processes.
+    """Settings that all copies of an environment share; can be sent to other processes.
 
     Args:
-        name (str): the world's, in messages.
+        name (str): the environment's, in messages.
         slots (sequence of AgentSlot): of all agents.
         max_steps (int, optional): time limit of an episode.
         infos (mapping): group -> keys of its infos.
-        state (bool): the world's own state is written.
+        state (bool): the environment's own state is written.
     """
 
     name: str
@@ -54,12 +54,12 @@ class CopyPlan:
 
 
 class OneCopy(ABC):
-    """One copy of a world: begins episodes and plays steps, on a row of its own.
+    """One copy of an environment: begins episodes and plays steps, on a row of its own.
 
     Args:
-        make (callable): gives the world.
+        make (callable): gives the environment.
         plan (CopyPlan): of all copies.
-        seed (int): of the global generators, from which a world may draw while it is built.
+        seed (int): of the global generators, from which an environment may draw while it is built.
     """
 
     in_turns = False
@@ -67,22 +67,23 @@ class OneCopy(ABC):
     def __init__(self, make: Callable[[], Any], plan: CopyPlan, seed: int = 0) -> None:
         self._random = OwnRandom(seed)
         with self._random.active(look=True):
-            self.world = make()
+            self.env = make()
         self.plan, self.slots = plan, plan.slots
         self.agents = [slot.spaces.agent for slot in plan.slots]
         self._known = frozenset(self.agents)
         self.life, self.steps = LifeCycle.of(self.agents), 0
-        self._limit = seen_limit(self.world, len(self.agents) if self.in_turns else 1)
+        self._limit = seen_limit(self.env, len(self.agents) if self.in_turns else 1)
         self._spaces: dict[Any, tuple[Any, Any]] = {}
         self._row: Row | None = None
         self._watched = False
         self._shown: np.ndarray | str | None = None
 
-    # ------------------------------------------------------- methods that differ by kind of world
+    # ------------------------------------------------------- methods that differ by kind of
+    # environment
 
     @abstractmethod
     def _reset(self, seed: int | None) -> tuple[dict, dict]:
-        """Begins an episode of the world; returns observations and infos."""
+        """Begins an episode of the environment; returns observations and infos."""
 
     @abstractmethod
     def _move(self) -> Given:
@@ -113,7 +114,7 @@ class OneCopy(ABC):
             self.steps += 1
             over, changed = self._write_step(*moved)
         if self._watched:
-            self._shown = drawn(self.world, self.plan.name)
+            self._shown = drawn(self.env, self.plan.name)
         if over:
             with self._random.active(look=True):
                 self._begin(None)
@@ -123,11 +124,11 @@ class OneCopy(ABC):
     def _begin(self, seed: int | None) -> None:
         seen, infos = self._reset(self._random.seed_of_episode() if seed is None else seed)
         self.steps, self.life = 0, LifeCycle.of(self.agents)
-        self._check_names(self.world.agents, seen)
+        self._check_names(self.env.agents, seen)
         self._check_spaces(infos)
         for view in self._begun.fields.values():
             view[...] = 0
-        self.life.advance(self.world.agents, {}, {})
+        self.life.advance(self.env.agents, {}, {})
         self.life.choose(self._acting(seen), self.in_turns)
         self._write(self._begun, seen, infos)
         self._write_flags(self._begun)
@@ -136,7 +137,7 @@ class OneCopy(ABC):
         self, seen: dict, earned: dict, terminated: dict, truncated: dict, infos: dict
     ) -> tuple[bool, bool]:
         """Writes a step's result; returns whether the episode is over and whether flags changed."""
-        changed, alive, life, present = False, True, self.life, self.world.agents
+        changed, alive, life, present = False, True, self.life, self.env.agents
         earns = life.earns  # as the step began
         self._check_names(present, seen, earned, terminated, truncated)
         same = life.all_act and seen.keys() == self._known == set(present)
@@ -199,14 +200,14 @@ class OneCopy(ABC):
             elif "action_mask" in (infos.get(agent) or ()):
                 raise SpecError(
                     f"agent {agent!r} is told an action mask, but in the first reset no agent's "
-                    "infos had one; let the world tell it in reset as well."
+                    "infos had one; let the environment tell it in reset as well."
                 )
         for group, keys in self.plan.infos.items():
             for key in keys:
                 told = [number(infos.get(self.agents[i]), key) for i in self._groups[group]]
                 view.infos[group][key][:] = told
         if self.plan.state:
-            write(view.fields["state"], np.ravel(self.world.state()), "the world's state")
+            write(view.fields["state"], np.ravel(self.env.state()), "the environment's state")
 
     def _write_action_mask(self, mask: np.ndarray, i: int, seen: Mapping, infos: Mapping) -> None:
         agent, legal = self.agents[i], None
@@ -244,16 +245,16 @@ class OneCopy(ABC):
         for slot in self.slots:
             declared = slot.spaces
             agent = declared.agent
-            objects = self.world.observation_space(agent), self.world.action_space(agent)
+            objects = self.env.observation_space(agent), self.env.action_space(agent)
             known = self._spaces.get(agent)
             if known is not None and all(a is b for a, b in zip(known, objects)):
                 continue
-            found = spaces_of(self.world, agent, infos)
+            found = spaces_of(self.env, agent, infos)
             if (found.observation, found.action) != (declared.observation, declared.action):
                 raise SpecError(
                     f"the spaces of agent {agent!r} are {found.observation} and "
                     f"{found.action} in a new episode, expected {declared.observation} and "
-                    f"{declared.action} as in the first; pad the world's spaces to one size."
+                    f"{declared.action} as in the first; pad the environment's spaces to one size."
                 )
             self._spaces[agent] = objects
 
@@ -263,7 +264,7 @@ class OneCopy(ABC):
         if self._limit is None or self.steps > self._limit * len(self.agents):
             raise ConfigError(
                 f"an episode did not end in {self.steps} steps; set max_steps, a time limit, for "
-                "a world that never ends."
+                "an environment that never ends."
             )
 
     # -------------------------------------------------------------------------- save and close
@@ -272,19 +273,19 @@ class OneCopy(ABC):
         """Returns the whole state of the copy.
 
         Raises:
-            UserError: the world cannot be pickled.
+            UserError: the environment cannot be pickled.
         """
         try:
-            return pickled((self.world, self._random, self.steps, self.life))
+            return pickled((self.env, self._random, self.steps, self.life))
         except Exception as error:
             raise UserError(
-                f"the world cannot be pickled ({type(error).__name__}: {error}); "
+                f"the environment cannot be pickled ({type(error).__name__}: {error}); "
                 "its episodes start anew."
             ) from error
 
     def load(self, state: bytes) -> None:
         """Restores a saved state."""
-        self.world, self._random, self.steps, self.life = unpickled(state)
+        self.env, self._random, self.steps, self.life = unpickled(state)
         self._spaces = {}
 
     def watch(self, on: bool) -> None:
@@ -292,73 +293,73 @@ class OneCopy(ABC):
         self._watched, self._shown = on, None
 
     def draw(self) -> np.ndarray | str:
-        """Returns what the world looks like, of an episode that just ended its last state."""
-        return drawn(self.world, self.plan.name) if self._shown is None else self._shown
+        """Returns what the environment looks like, of an episode that just ended its last state."""
+        return drawn(self.env, self.plan.name) if self._shown is None else self._shown
 
     def close(self) -> None:
-        """Closes the world."""
-        self.world.close()
+        """Closes the environment."""
+        self.env.close()
 
 
 class ParallelCopy(OneCopy):
-    """Copy of a parallel world; agents with an observation act in the next step."""
+    """Copy of a parallel environment; agents with an observation act in the next step."""
 
     def _reset(self, seed: int | None) -> tuple[dict, dict]:
-        return self.world.reset(seed=seed)
+        return self.env.reset(seed=seed)
 
     def _move(self) -> Given:
         acts = zip(self.agents, self.life.acts, self._actions)
-        return self.world.step({agent: action() for agent, does, action in acts if does})
+        return self.env.step({agent: action() for agent, does, action in acts if does})
 
     def _acting(self, seen: Mapping[Any, Any]) -> Collection[Any]:
         return seen
 
 
 class TurnCopy(OneCopy):
-    """Copy of an AEC world: a step is one agent's move.
+    """Copy of an AEC environment: a step is one agent's move.
 
-    An agent's rewards are those that the world adds up for it until its next turn, given in the
-    step in which each was earned.
+    An agent's rewards are those that the environment adds up for it until its next turn, given in
+    the step in which each was earned.
     """
 
     in_turns = True
 
     def _reset(self, seed: int | None) -> tuple[dict, dict]:
-        self.world.reset(seed=seed)
+        self.env.reset(seed=seed)
         seen: dict[Any, Any] = {}
-        self._see(seen, self.world.agents)
-        return seen, self.world.infos
+        self._see(seen, self.env.agents)
+        return seen, self.env.infos
 
     def _move(self) -> Given:
-        world = self.world
-        mover = world.agent_selection
-        self._ledger()[mover] = 0  # worlds reset it themselves, but some wrappers do not
-        known, before = dict(self._ledger()), list(world.agents)
-        world.step(self._actions[self.agents.index(mover)]())
+        env = self.env
+        mover = env.agent_selection
+        self._ledger()[mover] = 0  # environments reset it themselves, but some wrappers do not
+        known, before = dict(self._ledger()), list(env.agents)
+        env.step(self._actions[self.agents.index(mover)]())
         seen: dict[Any, Any] = {}
         earned: dict[Any, float] = {}
         terminated: dict[Any, bool] = {}
         truncated: dict[Any, bool] = {}
-        infos = dict(world.infos)
+        infos = dict(env.infos)
         for _ in range(2 * len(self.agents) + 1):
             self._earn(known, earned)
             ended = self._ends(before, terminated, truncated)
             self._see(seen, ended)
-            if not world.agents or world.agent_selection not in ended:
+            if not env.agents or env.agent_selection not in ended:
                 break
-            world.step(None)
+            env.step(None)
         else:
             raise SpecError(
-                f"agent {world.agent_selection!r} ended and is selected again "
-                "after each step(None); the world has to take it out of its agents."
+                f"agent {env.agent_selection!r} ended and is selected again "
+                "after each step(None); the environment has to take it out of its agents."
             )
-        infos.update(world.infos)
-        self._see(seen, world.agents)
+        infos.update(env.infos)
+        self._see(seen, env.agents)
         return seen, earned, terminated, truncated, infos
 
     def _acting(self, seen: Mapping[Any, Any]) -> Collection[Any]:
-        mover = self.world.agent_selection
-        if not self.world.agents:
+        mover = self.env.agent_selection
+        if not self.env.agents:
             return ()
         if mover not in self.agents:
             refuse_strangers(self.agents, {"movers (agent_selection)": [mover]})
@@ -366,31 +367,31 @@ class TurnCopy(OneCopy):
 
     def _ledger(self) -> dict:
         """Returns the rewards that each agent has not yet received."""
-        return self.world._cumulative_rewards
+        return self.env._cumulative_rewards
 
     def _earn(self, known: dict, earned: dict) -> None:
-        """Adds the growth of the world's reward ledger to the rewards."""
+        """Adds the growth of the environment's reward ledger to the rewards."""
         for agent, total in self._ledger().items():
             earned[agent] = earned.get(agent, 0.0) + total - known.get(agent, 0)
             known[agent] = total
 
     def _ends(self, before: list[Any], terminated: dict, truncated: dict) -> list[Any]:
-        """Notes ends, also of former agents; returns ended agents that the world still has."""
-        world = self.world
-        for agent in dict.fromkeys((*before, *world.agents)):
-            dead = flag_of(agent, "terminated", world.terminations.get(agent))
-            cut = flag_of(agent, "truncated", world.truncations.get(agent))
+        """Notes ends, also of former agents; returns ended agents that the environment still has."""
+        env = self.env
+        for agent in dict.fromkeys((*before, *env.agents)):
+            dead = flag_of(agent, "terminated", env.terminations.get(agent))
+            cut = flag_of(agent, "truncated", env.truncations.get(agent))
             terminated[agent] = terminated.get(agent, False) or dead
             truncated[agent] = truncated.get(agent, False) or cut
-        return [agent for agent in world.agents if terminated[agent] or truncated[agent]]
+        return [agent for agent in env.agents if terminated[agent] or truncated[agent]]
 
     def _see(self, seen: dict, agents: Collection[Any]) -> None:
-        """Reads the agents' observations, also while they wait, where the world has them."""
+        """Reads the agents' observations, also while they wait, where the environment has them."""
         for agent in agents:
             try:
-                seen[agent] = self.world.observe(agent)
+                seen[agent] = self.env.observe(agent)
             except Exception:
-                if agent == self.world.agent_selection:
+                if agent == self.env.agent_selection:
                     raise
 
 
@@ -399,9 +400,9 @@ def _all_false(flags: Mapping) -> bool:
     return list(flags.values()).count(False) == len(flags)
 
 
-def seen_limit(world: Any, n_moves: int) -> int | None:
-    """Returns the time limit that a world shows, in rounds of several moves."""
-    inner = getattr(world, "unwrapped", world)
+def seen_limit(env: Any, n_moves: int) -> int | None:
+    """Returns the time limit that an environment shows, in rounds of several moves."""
+    inner = getattr(env, "unwrapped", env)
     for name in _LIMITS:
         limit = getattr(inner, name, None)
         if isinstance(limit, int) and limit > 0:

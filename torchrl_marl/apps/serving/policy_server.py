@@ -12,9 +12,9 @@ from torch import nn
 from torchrl.envs.utils import ExplorationType
 
 from torchrl_marl.apps.external.declaration import Declared, DeclaredKind
-from torchrl_marl.apps.external.door import Door, read_token
 from torchrl_marl.apps.external.env import tls_context
 from torchrl_marl.apps.external.graph_acting import GraphActing, alike, sizes_for, take_tensors
+from torchrl_marl.apps.external.listener import Listener, read_token
 from torchrl_marl.apps.external.server import ActionServer
 from torchrl_marl.collectors.team import TeamPolicy
 from torchrl_marl.envs.remember import remembered_by
@@ -25,7 +25,7 @@ from torchrl_marl.specs import GroupSpec, TeamSpec
 from torchrl_marl.training.checkpoint import latest_checkpoint, load_latest, load_learners
 from torchrl_marl.training.run import Run
 
-__all__ = ["ServedRun", "declared_of", "serve"]
+__all__ = ["PolicyServer", "declared_of", "serve"]
 
 
 def declared_of(team: TeamSpec) -> Declared:
@@ -37,7 +37,7 @@ def declared_of(team: TeamSpec) -> Declared:
     What only critics see is left out.
 
     Args:
-        team (TeamSpec): of the world that the run was trained in.
+        team (TeamSpec): of the environment that the run was trained in.
 
     Raises:
         ConfigError: agents that see several things or pictures, or do several things at once.
@@ -73,7 +73,7 @@ def _kind(name: str, group: GroupSpec) -> DeclaredKind:
     return DeclaredKind(n, seen, low=low, high=high)
 
 
-class ServedRun:
+class PolicyServer:
     """A run's policy, which answers clients on a port until it is closed.
 
     The last checkpoint is served; every answer says of how many frames it is. Agents that remember
@@ -92,7 +92,7 @@ class ServedRun:
         stochastic (bool): draw actions; otherwise the likeliest.
         execution ("compile", "trace" or "eager"): how the policy runs; the first takes some seconds
             at the start, and answers quickest.
-        trust (bool): import the world's module though the run is somebody else's.
+        trust (bool): import the environment's module though the run is somebody else's.
 
     Attributes:
         declared (Declared): what clients must declare.
@@ -111,7 +111,7 @@ class ServedRun:
         ...                          frames_per_batch=320, env={"num_envs": 32},
         ...                          learner={"minibatch_size": 160}, evaluation={"both": False},
         ...                          logging={"progress": False})
-        >>> with ServedRun(folder, port=0, execution="trace") as served:
+        >>> with PolicyServer(folder, port=0, execution="trace") as served:
         ...     served.version, served.declared.settings()["agents"]
         (640, {'agents': {'n': 2, 'observation': 2, 'action': {'n_actions': 2}}})
     """
@@ -147,13 +147,13 @@ class ServedRun:
         if any(key[-1] == "is_init" for key in self._policy.in_keys):
             self.server.carry_memory(remembered_by(self._policy))
         # The door first: what is wrong with it is told before graphs are compiled.
-        self.door = Door(
+        self.listener = Listener(
             self.server, host=host, port=port, ssl=tls_context(tls_certificate, tls_key)
         )
         try:
-            self.door.ask(self._take, self._policy, self._graphs(self._policy), run.frames)
+            self.listener.ask(self._take, self._policy, self._graphs(self._policy), run.frames)
         except BaseException:
-            self.door.close()
+            self.listener.close()
             raise
 
     @property
@@ -164,7 +164,7 @@ class ServedRun:
     @property
     def address(self) -> str:
         """Where clients connect to."""
-        return f"{self.door.host}:{self.door.port}"
+        return f"{self.listener.host}:{self.listener.port}"
 
     def refresh(self) -> bool:
         """Serves a newer checkpoint from the next answer on; returns whether there was one.
@@ -182,14 +182,14 @@ class ServedRun:
         acting = None
         if not alike(policy, self._policy):  # every agent has networks of its own now
             acting = self._graphs(policy)
-        self.door.ask(self._take, policy, acting, state["collector"]["frames"])
+        self.listener.ask(self._take, policy, acting, state["collector"]["frames"])
         return True
 
     def close(self) -> None:
         """Closes the door; a second time nothing happens."""
-        self.door.close()
+        self.listener.close()
 
-    def __enter__(self) -> ServedRun:
+    def __enter__(self) -> PolicyServer:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -251,11 +251,11 @@ def serve(folder: str | Path, *, follow: bool = False, every: float = 1.0, **opt
         folder (str or Path): of the run.
         follow (bool): serve newer checkpoints as a training writes them.
         every (float): seconds between two looks for one.
-        **options: of :class:`ServedRun`.
+        **options: of :class:`PolicyServer`.
     """
-    with ServedRun(folder, **options) as served:
+    with PolicyServer(folder, **options) as served:
         # Answers are small; threads count for each thread.
-        served.door.ask(torch.set_num_threads, 1)
+        served.listener.ask(torch.set_num_threads, 1)
         print(f"serves {served.folder} ({served.version:,} frames) at {served.address}")
         for name, kind in served.declared.settings()["agents"].items():
             print(f"  {name}: {kind}")
@@ -263,7 +263,7 @@ def serve(folder: str | Path, *, follow: bool = False, every: float = 1.0, **opt
         try:
             while True:
                 time.sleep(every)
-                served.door.raise_error()
+                served.listener.raise_error()
                 if follow:
                     _follow(served)
         except KeyboardInterrupt:
@@ -272,7 +272,7 @@ def serve(folder: str | Path, *, follow: bool = False, every: float = 1.0, **opt
             print(f"ends: {told}")
 
 
-def _follow(served: ServedRun) -> None:
+def _follow(served: PolicyServer) -> None:
     try:
         if served.refresh():
             print(f"serves {served.version:,} frames from now on", flush=True)

@@ -25,7 +25,7 @@ class LifeCycle:
         acts (list of bool): acts in the next step.
         terminated, truncated (list of bool): how an agent ended.
         left (list of bool): ended in an earlier step.
-        gone (list of bool): ended, and the world has it no more.
+        gone (list of bool): ended, and the environment has it no more.
         born (list of bool): has acted, or does next.
         earns (list of bool): is paid for the next step: born, and has not ended.
         all_act (bool): all agents do.
@@ -67,7 +67,7 @@ class LifeCycle:
         """Notes which agents came and which ended in a step.
 
         Args:
-            present (collection): ids of those that the world still has.
+            present (collection): ids of those that the environment still has.
             terminated, truncated (mapping): what it says of each.
             cut_off (bool): its own time limit is reached, so both at once is a truncation.
 
@@ -95,9 +95,9 @@ class LifeCycle:
                 continue
             if not (dead or cut):
                 raise SpecError(
-                    f"agent {agent!r} is gone from the world's agents, but was neither terminated "
-                    "nor truncated; let the world tell one of the two in the step in which an "
-                    "agent goes."
+                    f"agent {agent!r} is gone from the environment's agents, but was neither "
+                    "terminated nor truncated; let the environment tell one of the two in the step "
+                    "in which an agent goes."
                 )
             self.truncated[i] = cut and (cut_off or not dead)
             self.terminated[i] = not self.truncated[i]
@@ -116,7 +116,7 @@ class LifeCycle:
         """Notes which living agents act next; returns whether that changed.
 
         Args:
-            acting (collection): ids of those whom the world lets act.
+            acting (collection): ids of those whom the environment lets act.
             in_turns (bool): who has come is born, and waits for its first turn.
         """
         acts = [
@@ -158,12 +158,12 @@ def flag_of(agent: Any, name: str, value: Any) -> bool:
         return bool(number.item())
     raise SpecError(
         f"agent {agent!r} is said to be {name}: {value!r} ({type(value).__name__}), expected True "
-        "or False; correct the world."
+        "or False; correct the environment."
     )
 
 
 def refuse_strangers(known: Collection[Any], named: Mapping[str, Collection[Any]]) -> None:
-    """Refuses data of agents that the world did not announce.
+    """Refuses data of agents that the environment did not announce.
 
     Args:
         known (collection): ids of all agents.
@@ -177,7 +177,7 @@ def refuse_strangers(known: Collection[Any], named: Mapping[str, Collection[Any]
             if agent in known or (agent == "__all__" and what in _FLAGS):
                 continue
             raise SpecError(
-                f"agent {agent!r} is among its {what}, but it is none of the world's agents "
+                f"agent {agent!r} is among its {what}, but it is none of the environment's agents "
                 f"({', '.join(map(repr, known))}); list all that may ever appear in "
                 "possible_agents, and let an agent keep its name."
             )

@@ -1,4 +1,4 @@
-"""Second process of :class:`CompilingAhead`: learns once by the settings of a run's folder."""
+"""Second process of :class:`BackgroundCompile`: learns once by the settings of a run's folder."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from torchrl_marl.training.config import read_run_config
 from torchrl_marl.training.folder import RunFolder
 from torchrl_marl.training.training import Training
 
-__all__ = ["learn_ahead"]
+__all__ = ["precompile"]
 
 
-def learn_ahead(folder: str) -> None:
+def precompile(folder: str) -> None:
     """Collects a batch and learns from it, by the graphs of a run of the same settings.
 
     Args:
@@ -37,4 +37,4 @@ def _end_with_the_first() -> None:
 
 if __name__ == "__main__":
     threading.Thread(target=_end_with_the_first, daemon=True).start()
-    learn_ahead(sys.argv[1])
+    precompile(sys.argv[1])

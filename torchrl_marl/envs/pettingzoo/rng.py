@@ -1,4 +1,4 @@
-"""Random numbers of one copy: global generators for its world, and seeds of its episodes."""
+"""Random numbers of one copy: global generators for its environment, and seeds of its episodes."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _WATCHED = 200
 
 
 class OwnRandom:
-    """Generators for a world that draws from numpy's or Python's global one.
+    """Generators for an environment that draws from numpy's or Python's global one.
 
-    Each episode has a seed as well, drawn from a stream beside these: a world with a random
+    Each episode has a seed as well, drawn from a stream beside these: an environment with a random
     source of its own, that begins it anew without one, would not play the same again.
 
     numpy's generator is swapped by reference, which takes about 2 us. Python's can only be
     copied (30 us), so it is looked at in every reset and in the first steps, and swapped
-    in each step as soon as a world was seen drawing from it.
+    in each step as soon as an environment was seen drawing from it.
 
     Args:
         seed (int): start of all.
@@ -49,7 +49,7 @@ class OwnRandom:
         self._episodes = np.random.SeedSequence(seed)
 
     def seed_of_episode(self) -> int:
-        """Returns a seed for the next episode, of 31 bits, as some worlds require."""
+        """Returns a seed for the next episode, of 31 bits, as some environments require."""
         return int(self._episodes.spawn(1)[0].generate_state(1)[0]) >> 1
 
     def active(self, look: bool = False) -> OwnRandom:

@@ -1,4 +1,4 @@
-"""Worlds of one's own: by ``module:Class`` or a file, or as an existing object."""
+"""Environments of one's own: by ``module:Class`` or a file, or as an existing object."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ __all__ = [
     "as_environment",
     "build_own",
     "check_own",
-    "foreign_code",
+    "external_code",
     "import_file",
     "import_own",
 ]
 
 
-def foreign_code(env: EnvConfig) -> str | None:
-    """Returns the module or file that building a world runs, or None for a known library's.
+def external_code(env: EnvConfig) -> str | None:
+    """Returns the module or file that building an environment runs, or None for a known library's.
 
     Nothing of it is imported to find out.
 
     Args:
-        env (EnvConfig): which world.
+        env (EnvConfig): which environment.
 
     Examples:
-        >>> foreign_code(EnvConfig(library="pettingzoo", name="mpe2/simple_spread_v3"))
-        >>> foreign_code(EnvConfig(library="pettingzoo", name="json/decoder"))
+        >>> external_code(EnvConfig(library="pettingzoo", name="mpe2/simple_spread_v3"))
+        >>> external_code(EnvConfig(library="pettingzoo", name="json/decoder"))
         "module 'json.decoder' (in ...)"
     """
     own, colon, _ = env.library.partition(":")
@@ -145,10 +145,10 @@ def import_file(path: Path) -> ModuleType:
 def build_own(
     config: EnvConfig, num_envs: int, seed: int | None, device: torch.device | str
 ) -> EnvBase:
-    """Builds an environment of TorchRL from its class, or copies of a PettingZoo world.
+    """Builds an environment of TorchRL from its class, or copies of a PettingZoo environment.
 
     A class of environments, or a function that takes ``num_envs``, is given the settings that it
-    names. Any other function or class makes one world of PettingZoo.
+    names. Any other function or class makes one environment of PettingZoo.
 
     Args:
         config (EnvConfig): with ``module:Class`` as its library.
@@ -223,23 +223,23 @@ def _importing(place: str) -> Iterator[None]:
         raise ConfigError(f"{quoted(place)} cannot be imported ({why}); fix it.") from error
 
 
-def adapted(world: Any, library: str, **settings: Any) -> EnvBase:
-    """Returns the adapter of a library around a world of it.
+def adapted(env: Any, library: str, **settings: Any) -> EnvBase:
+    """Returns the adapter of a library around an environment of it.
 
     Args:
-        world (world, class, callable or module): of which
+        environment (environment, class, callable or module): of which
             :func:`~torchrl_marl.envs.libraries.library_of` knows the library.
         library (str): that library.
         settings: arguments of the adapter.
     """
-    return find_library(library).make(world, settings, {})
+    return find_library(library).make(env, settings, {})
 
 
 def as_environment(env: Any, config: EnvConfig, device: torch.device | str) -> EnvBase:
-    """Returns an environment as it is, or the adapter around a world, by a run's settings.
+    """Returns an environment as it is, or the adapter around an environment, by a run's settings.
 
     Raises:
-        ConfigError: neither an environment nor a world.
+        ConfigError: neither an environment nor an environment.
     """
     library = library_of(env)
     if library is None:

@@ -1,4 +1,4 @@
-"""JaxMARL's worlds that several tests play."""
+"""JaxMARL's environments that several tests play."""
 
 from contract import E
 
@@ -12,5 +12,5 @@ def spread(**kwargs):
     return JaxMarlEnv(SPREAD, **kwargs)
 
 
-# Of worlds of several rounds; compiled once for all tests of a world.
+# Of environments of several rounds; compiled once for all tests of an environment.
 ROUNDS = {"num_envs": 2, "state": "observations", "num_inner_steps": 3, "num_outer_steps": 2}

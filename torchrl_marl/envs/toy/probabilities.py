@@ -12,7 +12,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-__all__ = ["chances", "legal_chances"]
+__all__ = ["chances", "legal_probabilities"]
 
 
 def chances(
@@ -46,7 +46,7 @@ def chances(
     return known + unseen * rest / unseen.sum(-1, keepdim=True).clamp_min(1)
 
 
-def legal_chances(
+def legal_probabilities(
     policy: Callable[[TensorDictBase], TensorDictBase],
     rows: TensorDictBase,
     groups: Sequence[str],

@@ -11,12 +11,12 @@ from numpy.typing import ArrayLike, NDArray
 from torchrl_marl.errors import ConfigError
 
 __all__ = [
-    "exact_chance",
-    "least_chance",
+    "permutation_p_value",
     "probability_of_improvement",
-    "sign_flip_chance",
+    "sign_flip_p_value",
     "signs",
-    "student_chance",
+    "smallest_p_value",
+    "student_p_value",
     "student_quantile",
 ]
 
@@ -58,7 +58,7 @@ def signs(gap: NDArray[np.float64]) -> NDArray[np.float64]:
     return (gap > 0) + 0.5 * (gap == 0)
 
 
-def exact_chance(tasks: Scores, others: Scores) -> float:
+def permutation_p_value(tasks: Scores, others: Scores) -> float:
     """Gives how often runs that do not differ come as far apart as these, in either direction.
 
     The exact two-sided test of :func:`probability_of_improvement`: each task's runs are dealt out
@@ -72,7 +72,7 @@ def exact_chance(tasks: Scores, others: Scores) -> float:
     Reference: Mann and Whitney, 1947, https://doi.org/10.1214/aoms/1177730491.
 
     Examples:
-        >>> exact_chance([[2.0, 3.0, 4.0]], [[-1.0, 0.0, 1.0]])
+        >>> permutation_p_value([[2.0, 3.0, 4.0]], [[-1.0, 0.0, 1.0]])
         0.1
     """
     shares = [_dealt_out(np.asarray(x), np.asarray(y)) for x, y in zip(tasks, others)]
@@ -107,21 +107,21 @@ def _dealt_out(own: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[
     return np.asarray(found / found.sum())
 
 
-def least_chance(counts: ArrayLike, others: ArrayLike) -> float:
-    """Gives the least that :func:`exact_chance` can give of so many runs.
+def smallest_p_value(counts: ArrayLike, others: ArrayLike) -> float:
+    """Gives the least that :func:`permutation_p_value` can give of so many runs.
 
     Args:
         counts, others (list of int): runs of each task, of either algorithm.
 
     Examples:
-        >>> round(least_chance([2], [2]), 3), least_chance([3], [3])
+        >>> round(smallest_p_value([2], [2]), 3), smallest_p_value([3], [3])
         (0.333, 0.1)
     """
     above = [np.arange(1.0, n + 1) for n in np.atleast_1d(counts)]
-    return exact_chance(above, [-np.arange(1.0, n + 1) for n in np.atleast_1d(others)])
+    return permutation_p_value(above, [-np.arange(1.0, n + 1) for n in np.atleast_1d(others)])
 
 
-def sign_flip_chance(gaps: ArrayLike) -> float:
+def sign_flip_p_value(gaps: ArrayLike) -> float:
     """Gives how often the mean of these differences is as far from 0, had each either sign.
 
     The exact two-sided test of pairs: all signs are tried. Of more than 14 pairs it is Student's
@@ -133,7 +133,7 @@ def sign_flip_chance(gaps: ArrayLike) -> float:
     Reference: Fisher, 1935, The Design of Experiments, section 21.
 
     Examples:
-        >>> sign_flip_chance([1.0, 2.0, 3.0]), sign_flip_chance([1.0, -1.0])
+        >>> sign_flip_p_value([1.0, 2.0, 3.0]), sign_flip_p_value([1.0, -1.0])
         (0.25, 1.0)
     """
     own = np.asarray(gaps, dtype=float)
@@ -141,13 +141,13 @@ def sign_flip_chance(gaps: ArrayLike) -> float:
         error = float(own.std(ddof=1)) / math.sqrt(len(own))
         if error == 0:
             return 1.0 if own[0] == 0 else 0.0
-        return student_chance(float(own.mean()) / error, len(own) - 1)
+        return student_p_value(float(own.mean()) / error, len(own) - 1)
     signs = 1.0 - 2 * ((np.arange(2 ** len(own))[:, None] >> np.arange(len(own))) & 1)
     far = np.abs(signs @ own) >= abs(own.sum()) - 1e-9 * np.abs(own).sum()
     return float(far.mean())
 
 
-def student_chance(value: float, freedom: int) -> float:
+def student_p_value(value: float, freedom: int) -> float:
     """Gives how often a number of Student's distribution is as far from 0, in either direction.
 
     Args:
@@ -157,7 +157,7 @@ def student_chance(value: float, freedom: int) -> float:
     Reference: Abramowitz and Stegun, 1964, 26.7.3 and 26.7.4.
 
     Examples:
-        >>> round(student_chance(12.706, 1), 4), round(student_chance(-2.228, 10), 4)
+        >>> round(student_p_value(12.706, 1), 4), round(student_p_value(-2.228, 10), 4)
         (0.05, 0.05)
     """
     return 1 - _within(math.atan(abs(value) / math.sqrt(freedom)), freedom)

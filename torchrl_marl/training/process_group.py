@@ -15,13 +15,13 @@ from typing import NoReturn, TypeVar
 import torch.distributed as dist
 
 from torchrl_marl.errors import ConfigError, RankError, UserError
-from torchrl_marl.runtime.ranks import ALONE, Alone, Ranks
+from torchrl_marl.runtime.ranks import SINGLE_PROCESS, Ranks, SingleProcess
 from torchrl_marl.runtime.torchrun import place
 from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.folder import RunFolder
 from torchrl_marl.training.interruption import terminable
 
-__all__ = ["by_first", "folder_of", "joined", "prepared"]
+__all__ = ["joined", "on_rank_zero", "open_run_folder", "resolve_config"]
 
 Found = TypeVar("Found")
 _PATIENCE, _PATIENCE_WITH_LOST = 10.0, 2.0
@@ -29,7 +29,7 @@ _PATIENCE, _PATIENCE_WITH_LOST = 10.0, 2.0
 
 
 @contextlib.contextmanager
-def joined(config: TrainConfig) -> Iterator[Alone]:
+def joined(config: TrainConfig) -> Iterator[SingleProcess]:
     """Joins the processes that ``torchrun`` has started, if it has; the first of them speaks.
 
     An error on one rank ends all: that rank says what it is, the others end without a word. Where
@@ -44,7 +44,7 @@ def joined(config: TrainConfig) -> Iterator[Alone]:
         SystemExit: another rank has failed.
     """
     if place() is None:
-        yield ALONE
+        yield SINGLE_PROCESS
         return
     ranks, patience = Ranks.start(_device(config.device)), _PATIENCE
     with terminable():
@@ -60,8 +60,8 @@ def joined(config: TrainConfig) -> Iterator[Alone]:
             ranks.leave(patience)
 
 
-def prepared(
-    config: TrainConfig, ranks: Alone, *, own_env: bool = False, resumed: bool = False
+def resolve_config(
+    config: TrainConfig, ranks: SingleProcess, *, own_env: bool = False, resumed: bool = False
 ) -> TrainConfig:
     """Returns the settings of this rank, once all ranks have the same.
 
@@ -89,7 +89,7 @@ def prepared(
     return dataclasses.replace(config, device=_device(config.device))
 
 
-def folder_of(ranks: Alone, make: Callable[[], RunFolder]) -> RunFolder:
+def open_run_folder(ranks: SingleProcess, make: Callable[[], RunFolder]) -> RunFolder:
     """Returns the run folder, which the first rank makes; the others only know where it is."""
     if ranks.rank == 0:
         folder = make()
@@ -99,7 +99,7 @@ def folder_of(ranks: Alone, make: Callable[[], RunFolder]) -> RunFolder:
     return RunFolder(ranks.folder, writes=False)
 
 
-def by_first(ranks: Alone, work: Callable[[], Found]) -> Found:
+def on_rank_zero(ranks: SingleProcess, work: Callable[[], Found]) -> Found:
     """Returns what the first rank finds, on all."""
     return ranks.send(work() if ranks.rank == 0 else None)
 

@@ -1,4 +1,4 @@
-"""The toy worlds have the returns that they state, and refuse what cannot be."""
+"""The toy environments have the returns that they state, and refuse what cannot be."""
 
 import pytest
 import torch

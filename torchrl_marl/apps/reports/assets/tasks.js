@@ -1,8 +1,8 @@
-// The curves of each world, and what is switched on in all of them.
+// The curves of each task, and what is switched on in all of them.
 
 const COLUMNS = { frames: "frames", agent_frames: "agent frames", seconds: "seconds of training" };
 
-// What is switched on: axes for all worlds, algorithms by name, runs by world.
+// What is switched on: axes for all tasks, algorithms by name, runs by task.
 const shown = { column: "frames", log: false, measured: null, single: false, off: new Set(), runsOff: new Set() };
 const redraws = [];
 
@@ -10,22 +10,22 @@ function redrawAll() {
   for (const draw of redraws) draw();
 }
 
-// The curve of a world's algorithm that is asked for, or the other kind where there is none.
+// The curve of a task's algorithm that is asked for, or the other kind where there is none.
 function lineOfTeam(team) {
   const wanted = shown.measured || team.measured;
   return team[wanted] ? { ...team[wanted], kind: wanted } : null;
 }
 
-function runKey(world, team, run) {
-  return `${world.name}\n${team.algorithm}\n${run}`;
+function runKey(task, team, run) {
+  return `${task.name}\n${team.algorithm}\n${run}`;
 }
 
-function seriesOf(world) {
+function seriesOf(task) {
   const series = [];
-  for (const team of world.teams) {
+  for (const team of task.teams) {
     const line = lineOfTeam(team);
     if (!line || shown.off.has(team.algorithm)) continue;
-    const kept = line.each[0].map((_, run) => run).filter((run) => !shown.runsOff.has(runKey(world, team, line.of[run])));
+    const kept = line.each[0].map((_, run) => run).filter((run) => !shown.runsOff.has(runKey(task, team, line.of[run])));
     if (!kept.length) continue;
     const all = kept.length === line.each[0].length;
     const estimated = all ? line : estimateLine(line.each, kept);
@@ -35,27 +35,27 @@ function seriesOf(world) {
   return series;
 }
 
-function specificationOf(world) {
+function specificationOf(task) {
   const references = [];
-  if (isKnown(world.random)) references.push({ value: world.random, name: "random policy" });
-  if (isKnown(world.best)) references.push({ value: world.best, name: "best known" });
+  if (isKnown(task.random)) references.push({ value: task.random, name: "random policy" });
+  if (isKnown(task.best)) references.push({ value: task.best, name: "best known" });
   return {
-    title: `${world.name}: return over ${COLUMNS[shown.column]}`,
-    series: seriesOf(world), references, log: shown.log, xName: COLUMNS[shown.column], range: null,
+    title: `${task.name}: return over ${COLUMNS[shown.column]}`,
+    series: seriesOf(task), references, log: shown.log, xName: COLUMNS[shown.column], range: null,
     empty: `no ${shown.measured || ""} returns over ${COLUMNS[shown.column]} are switched on`,
     xTick: short, yTick: short, write: aligned,
     xText: (x) => `${figure(Math.round(x * 100) / 100)} ${COLUMNS[shown.column]}`,
   };
 }
 
-function startWorlds(data) {
-  document.querySelectorAll("[data-world]").forEach((card) => {
-    const world = data.worlds[Number(card.dataset.world)];
-    redraws.push(lineChart(card.querySelector(".chart"), () => specificationOf(world)));
+function startTasks(data) {
+  document.querySelectorAll("[data-task]").forEach((card) => {
+    const task = data.tasks[Number(card.dataset.task)];
+    redraws.push(lineChart(card.querySelector(".chart"), () => specificationOf(task)));
     card.querySelectorAll("input[data-run]").forEach((box) => {
-      const team = world.teams[Number(box.dataset.team)];
+      const team = task.teams[Number(box.dataset.team)];
       box.addEventListener("change", () => {
-        const key = runKey(world, team, Number(box.dataset.run));
+        const key = runKey(task, team, Number(box.dataset.run));
         if (box.checked) shown.runsOff.delete(key);
         else shown.runsOff.add(key);
         redrawAll();
@@ -68,8 +68,8 @@ function startWorlds(data) {
 
 function makeControls(data) {
   const host = document.getElementById("controls");
-  const has = (kind) => data.worlds.some((world) => world.teams.some((team) => team[kind]));
-  const known = (column) => data.worlds.some((world) => world.teams.some((team) =>
+  const has = (kind) => data.tasks.some((task) => task.teams.some((team) => team[kind]));
+  const known = (column) => data.tasks.some((task) => task.teams.some((team) =>
     ["evaluation", "training"].some((kind) => team[kind] && team[kind][column].some(isKnown))));
   const columns = Object.entries(COLUMNS).filter(([column]) => known(column));
   host.append(choice("x axis", columns, () => shown.column, (value) => { shown.column = value; }));

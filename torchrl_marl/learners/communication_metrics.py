@@ -13,15 +13,15 @@ from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
 from torchrl_marl.functional import masked_moments
-from torchrl_marl.modules.communication.channel import Channel, heard_in, talking_module
+from torchrl_marl.modules.communication.channel import Channel, received_messages, talking_module
 from torchrl_marl.runtime.ranks import current
 from torchrl_marl.specs import GroupSpec
 
-__all__ = ["add_words"]
+__all__ = ["add_communication_metrics"]
 
 
 @torch.no_grad()
-def add_words(
+def add_communication_metrics(
     metrics: TensorDict,
     actors: nn.Module,
     joined: Mapping[str, GroupSpec],
@@ -43,7 +43,7 @@ def add_words(
         if module is None:
             continue
         channel = cast(Channel, cast(Any, module.module).network.channel)
-        links = heard_in(module, data)
+        links = received_messages(module, data)
         used = links.sum(-1).float()
         sent = torch.full_like(used, channel.numbers)
         if channel.gate is not None:

@@ -18,7 +18,7 @@ from torchrl_marl.apps.external.server import ActionServer, Client
 from torchrl_marl.apps.external.wire import PROTOCOL, Frames, Refused, framed, need_msgpack
 from torchrl_marl.errors import ConfigError, quoted
 
-__all__ = ["Connection", "Door", "read_token"]
+__all__ = ["Connection", "Listener", "read_token"]
 
 _LAST_WORDS = 2.0  # seconds for a client to read why it is left
 _HELLO_BYTES = 1 << 16  # of somebody whom nobody knows yet
@@ -145,7 +145,7 @@ class Connection(asyncio.Protocol):
 TOKEN_VARIABLE = "TORCHRL_MARL_TOKEN"
 
 
-class Door:
+class Listener:
     """Listens on a port and runs an :class:`ActionServer` in a thread of its own.
 
     Args:

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from tensordict import TensorDictBase
     from torchrl.envs import EnvBase
 
-__all__ = ["CompilingAhead"]
+__all__ = ["BackgroundCompile"]
 
 _LONGEST = 300.0  # seconds to wait for the second process before compiling here
 
 
-class CompilingAhead(Part):
+class BackgroundCompile(Part):
     """A second process that compiles a run's updates into the compiler's cache on disk.
 
     It builds the run from its settings, collects one batch and learns from it. The first process
@@ -122,7 +122,7 @@ def _start(folder: Path) -> subprocess.Popen | None:
     with contextlib.suppress(OSError):
         # Its input stays open as long as this process lives, which the second one waits for.
         return subprocess.Popen(
-            [sys.executable, "-P", "-m", "torchrl_marl.training.learn_ahead", str(folder)],
+            [sys.executable, "-P", "-m", "torchrl_marl.training.precompile", str(folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
