@@ -1,11 +1,16 @@
-"""Runs tests on one thread, signs runs with a key of the tests' own, and marks slow tests."""
+"""Two tiers of tests, their order and their processes; one thread a process; a key to sign runs."""
 
 import atexit
+import csv
 import gc
 import os
 import shutil
 import tempfile
 from pathlib import Path
+
+# Set before torch and matplotlib are imported, here and in child processes.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("MPLBACKEND", "agg")
 
 import pytest
 import torch
@@ -43,41 +48,48 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 # Tracing makes many objects and little garbage: it is looked for less often.
 gc.set_threshold(20_000, 20, 10)
 
-SLOW = {
-    line
-    for line in (Path(__file__).parent / "slow.txt").read_text(encoding="utf-8").splitlines()
-    if not line.startswith("#")
-}
+DURATIONS = Path(__file__).with_name("durations.csv")
+MOST_PROCESSES = 8
 
 
-# Of ten seconds or more, so that of several processes none is left alone with one at the end.
-LONG = (
-    "test/test_tutorials.py",
-    "test/test_left_open.py",
-    "test/test_readme.py::test_python_runs",
-    "test/capture/test_stored.py",
-    "test/learners/test_captured_update.py::test_compiled",
-    "test/learners/replay/test_team_replay_draws.py::test_a_graph",
-    "test/training/test_ahead.py",
-    "test/training/test_execution.py::test_a_compiled",
-    "test/training/test_loggers.py::test_what_is_logged",
-)
-
-
-def names_of(nodeid):
-    """What a case may be listed by: itself, its test, its file."""
-    test = nodeid.partition("[")[0]
-    return {nodeid, test, test.partition("::")[0]}
+def pytest_configure(config):
+    """Reads the parts of the second tier from the markers of pyproject.toml."""
+    lines = config.getini("markers")
+    config.parts = [x.partition(":")[0] for x in lines if x.partition(":")[2].startswith(" part")]
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    """Marks the tests in ``slow.txt``; among several processes the longest begin first."""
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        items.sort(key=lambda item: not item.nodeid.startswith(LONG))
+def pytest_xdist_auto_num_workers(config):
+    """Takes all cores for a whole tier, and this process alone where files are named."""
+    named = list(config.args) != list(config.getini("testpaths"))
+    return 0 if named else min(len(os.sched_getaffinity(0)), MOST_PROCESSES)
+
+
+def longest_first(items):
+    """Sorts tests by their durations, so that no process is left with a long one at the end."""
+    with DURATIONS.open(newline="", encoding="utf-8") as file:
+        seconds = {row["test"]: float(row["seconds"]) for row in csv.DictReader(file)}
+    items.sort(key=lambda item: -seconds.get(item.nodeid.partition("[")[0], 0.0))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    """Marks the second tier: tests that belong to one of its parts."""
     for item in items:
-        if names_of(item.nodeid) & SLOW:
-            item.add_marker(pytest.mark.slow)
+        if any(item.get_closest_marker(part) for part in config.parts):
+            item.add_marker(pytest.mark.full)
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        longest_first(items)
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    """Says how to run the second tier, where it was left out."""
+    if config.option.markexpr == "not full":
+        parts = ", ".join(config.parts)
+        terminalreporter.write_line(
+            "This was the first tier. All tests: pytest -m ''. One part of the second tier: "
+            f"pytest -m PART, of {parts}."
+        )
 
 
 @pytest.fixture(autouse=True)

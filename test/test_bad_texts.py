@@ -8,6 +8,8 @@ from torchrl_marl.apps.cli.main import main
 from torchrl_marl.errors import ConfigError, UserError
 from torchrl_marl.recipes import explain, load_config
 
+pytestmark = pytest.mark.pages
+
 BASE = "env: {library: toy, name: arena}\nframes_per_batch: 640\nlearner: {minibatch_size: 320}\n"
 KEYS = [setting.key for setting in explain()]
 KEYS += [f"groups.agents.{k.removeprefix('learner.')}" for k in KEYS if k.startswith("learner.")]

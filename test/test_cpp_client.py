@@ -61,7 +61,7 @@ AGENTS = {
     "cat": {"n": 1, "observation": 2, "action": {"n_actions": 3, "mask": True}},
     "mouse": {"n": 2, "observation": 1, "action": 2},
 }
-pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no g++")
+pytestmark = [pytest.mark.clients, pytest.mark.skipif(COMPILER is None, reason="there is no g++")]
 
 
 def compiled(source, program):

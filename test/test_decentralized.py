@@ -11,6 +11,8 @@ import torchrl_marl
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 
+pytestmark = pytest.mark.clients
+
 _path = Path(__file__).parents[1] / "tutorials" / "decentralized" / "world.py"
 _spec = importlib.util.spec_from_file_location("world", _path)
 world = importlib.util.module_from_spec(_spec)

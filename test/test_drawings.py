@@ -9,6 +9,8 @@ import torch
 
 from torchrl_marl.functional import gae
 
+pytestmark = pytest.mark.pages
+
 DOCS = Path(__file__).parents[1] / "docs"
 
 

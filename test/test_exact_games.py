@@ -8,6 +8,8 @@ import torch
 
 from torchrl_marl.learners.algorithms import ALGORITHMS
 
+pytestmark = pytest.mark.learning
+
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 
 

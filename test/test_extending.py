@@ -21,6 +21,8 @@ from torchrl_marl.modules.registry import BODIES, SHARINGS
 
 pytest.importorskip("vmas")
 
+pytestmark = pytest.mark.pages
+
 PAGE = Path(__file__).parents[1] / "docs" / "extending.md"
 EXAMPLES = {
     "algorithm": "class Reinforce(",

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.processes
+
 HEAD = """
 import logging, torch
 torch.set_num_threads(1)
@@ -65,7 +67,7 @@ other.rollout(3)
 NEEDS = {"worlds of mpe2 and jaxmarl": ("mpe2", "jaxmarl")}
 
 
-@pytest.mark.parametrize("left", [pytest.param(name, marks=pytest.mark.slow) for name in SCRIPTS])
+@pytest.mark.parametrize("left", SCRIPTS)
 def test_a_script_that_leaves_it_open_ends_well(left, tmp_path):
     for needed in NEEDS.get(left, ()):
         if importlib.util.find_spec(needed) is None:

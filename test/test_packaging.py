@@ -15,6 +15,8 @@ import yaml
 
 import torchrl_marl
 
+pytestmark = pytest.mark.wheel
+
 PACKAGE = Path(torchrl_marl.__file__).parent
 ROOT = PACKAGE.parent
 SETUP = ROOT / "setup.py"

@@ -18,6 +18,8 @@ from torchrl_marl.apps.external.declaration import Declared
 from torchrl_marl.apps.external.listener import Listener
 from torchrl_marl.apps.external.server import ActionServer
 
+pytestmark = pytest.mark.clients
+
 FILE = CLIENTS / "torchrl_marl_client.py"
 DOCS = Path(__file__).parents[1] / "docs"
 SIZES = (0, 1, 15, 16, 31, 32, 255, 256, 65_535, 65_536)

@@ -125,6 +125,7 @@ SMALL = {
 }
 
 
+@pytest.mark.pages
 @pytest.mark.usefixtures("as_before")
 @pytest.mark.parametrize(("page", "i"), cases("python"))
 def test_python_runs(page, i, tmp_path, monkeypatch, capsys):
@@ -152,6 +153,7 @@ def test_the_first_example_is_short():
     assert len(blocks("python", "README.md")[0].splitlines()) < 15
 
 
+@pytest.mark.pages
 @pytest.mark.parametrize("page", [page for page in PAGES if commands(page)])
 def test_commands_are_known(page, tmp_path, monkeypatch):
     scenario = tmp_path / "path" / "to" / "scenario.py"

@@ -13,6 +13,8 @@ import yaml
 import torchrl_marl
 from torchrl_marl.recipes import explain
 
+pytestmark = pytest.mark.pages
+
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 sys.path.insert(0, str(DOCS / "hooks"))

@@ -17,6 +17,8 @@ pytest.importorskip("jaxmarl")
 pytest.importorskip("onnxscript")
 pytest.importorskip("onnxruntime")
 
+pytestmark = pytest.mark.tutorials
+
 FOLDER = Path(__file__).parents[1] / "tutorials"
 TUTORIALS = sorted(FOLDER.glob("*.ipynb"))
 _spec = importlib.util.spec_from_file_location("run", FOLDER / "run.py")
@@ -111,7 +113,6 @@ def kernel():
         run_sync(manager.shutdown_kernel)(now=True)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
 def test_tutorial_prints_what_is_stored(path, tmp_path, kernel):
     """Long trainings are shorter here, but where what they reach is asserted: it is numbers,

@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 from test_layers import MODULES, NAMES, PACKAGE, name_of, run_time_imports_of
 
+pytestmark = pytest.mark.wheel
+
 BUDGETS = {  # today's numbers; beside them what was asked for
     "files that an iteration of MAPPO enters": 30,  # 34
     "files that an iteration of QMIX enters": 35,  # 36

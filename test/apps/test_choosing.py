@@ -24,6 +24,8 @@ from torchrl_marl.learners.algorithms import ALGORITHMS
 from torchrl_marl.learners.happo_config import HAPPOConfig
 from torchrl_marl.recipes import load_config
 
+pytestmark = pytest.mark.runs
+
 VALUES = {"qmix", "vdn", "iql", "pqn"}
 GRADIENTS = {"mappo", "ippo", "happo", "random"}
 EVERY = set(ALGORITHMS.names())

@@ -214,6 +214,7 @@ class TestList:
         assert not valid({"learner": {"actor": {"sharing": "trunc"}}})
 
 
+@pytest.mark.runs
 class TestNoise:
     def test_only_own_warnings_are_shown_in_one_line(self, capsys, monkeypatch):
         monkeypatch.setattr(sys, "warnoptions", [])

@@ -13,6 +13,8 @@ from torchrl_marl.errors import CheckpointError, ConfigError, MissingExtraError
 
 pytest.importorskip("matplotlib")
 
+pytestmark = pytest.mark.pictures
+
 TOY = "toy_arena_mappo"
 
 

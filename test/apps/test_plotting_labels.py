@@ -13,6 +13,8 @@ from torchrl_marl.runs import train
 
 pytest.importorskip("matplotlib")
 
+pytestmark = pytest.mark.pictures
+
 TOY = "toy_arena_mappo"
 PARTS = ("actor", "critic")
 

@@ -10,6 +10,8 @@ from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 from torchrl_marl.capture import inductor, trace
 
+pytestmark = pytest.mark.compiled
+
 
 def _step(x, y):
     columns = [c * (i + 1) for i, c in enumerate(x.unbind(1))]

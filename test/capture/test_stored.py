@@ -92,6 +92,7 @@ def test_a_graph_is_known_by_its_operations_constants_inputs_options_and_threads
     assert len(set(keys)) == len(keys)
 
 
+@pytest.mark.compiled
 def test_constants_of_a_graph_are_those_that_it_was_traced_with(compiled):
     added = [run_of(lambda x, y, c=c: x + torch.tensor([1.0, c])) for c in (2.0, 3.0)]
     assert [run(*inputs())[0, 1].item() for run in added] == [3.0, 4.0]
@@ -149,6 +150,7 @@ def test_graphs_in_another_user_s_folder_are_not_loaded(monkeypatch, tmp_path):
     assert FOLDER() == tmp_path / "chosen" / "torchrl_marl" / "graphs"
 
 
+@pytest.mark.compiled
 def test_nothing_of_the_compiler_is_imported_to_load_a_graph(folder, compiled):
     run_of()
     assert len(compiled) == 1 and "torch._inductor.compile_fx" in sys.modules

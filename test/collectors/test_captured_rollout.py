@@ -308,7 +308,7 @@ def test_executions_that_there_are_not():
         collector_of(dropout(), "cudagraph")
 
 
-@pytest.mark.slow
+@pytest.mark.compiled
 def test_compiled_batches_are_those_of_eager_steps():
     """Of docs/one_program.md and the tutorial, of which each finds what another compiled."""
     settings = {"num_envs": 96, "max_steps": 50, "n_agents": 2, "info": False, "seed": 0}

@@ -127,6 +127,7 @@ def test_a_reset_that_begins_all_anew_passes():
     check_marl_env(Leftovers(E, resets=True, counts=False, seed=0), n_steps=9)
 
 
+@pytest.mark.environments
 @pytest.mark.parametrize("scenario", ["give_way", "joint_passage"])
 def test_noisy_observations_pass(scenario):
     env = VmasEnv(scenario, num_envs=E, seed=0, max_steps=4, obs_noise=0.1)

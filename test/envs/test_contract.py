@@ -215,7 +215,7 @@ for name, case in JAXMARL.items():
     CASES[f"jaxmarl_{name}"] = case
 
 
-# One case or two an adapter, a kind of action and a way of stacking; the others are slow together.
+# An adapter, a kind of action and a way of stacking each; the second tier has the others.
 QUICK = {
     "arena_late",
     "arena_masked_one_hot_padded",
@@ -231,7 +231,7 @@ QUICK = {
     "two_step_game",
 }
 PARAMS = [
-    pytest.param(case, id=name, marks=[] if name in QUICK else pytest.mark.slow)
+    pytest.param(case, id=name, marks=[] if name in QUICK else pytest.mark.environments)
     for name, case in CASES.items()
 ]
 

@@ -175,6 +175,7 @@ def test_wrapping_again_replaces_and_closing_restores(isaac):
     assert not {"_reset_idx", "_get_dones"} & set(vars(task))
 
 
+@pytest.mark.environments
 def test_one_simulation_a_process_suffices(isaac, monkeypatch, tmp_path):
     """As with Isaac Sim; the recipe learns on the stand-in's physics."""
     monkeypatch.setattr(isaac.simulator.SimulationContext, "exclusive", True)

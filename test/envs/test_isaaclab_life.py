@@ -11,6 +11,8 @@ from operations import CountOperations
 from torchrl_marl.envs.agents.life_cycle import GroupFlags
 from torchrl_marl.envs.isaaclab.simulation import Ends
 
+pytestmark = pytest.mark.environments
+
 
 @pytest.fixture(scope="module")
 def isaac():

@@ -12,6 +12,8 @@ from torchrl_marl.envs.check import check_marl_env
 jax = pytest.importorskip("jax")
 jaxmarl = pytest.importorskip("jaxmarl")
 
+pytestmark = pytest.mark.environments
+
 
 def smax(**kwargs):
     kwargs = {"num_envs": E, "seed": 0, "scenario": "3m", "max_steps": 16, **kwargs}
@@ -317,7 +319,6 @@ FORMS = {
 }
 
 
-@pytest.mark.slow
 def test_storm_is_looked_at_by_the_check():
     env = JaxMarlEnv("storm", seed=0, **ROUNDS)
     assert "keeps the rules" in check_marl_env(env, n_steps=13)  # two episodes
@@ -325,7 +326,7 @@ def test_storm_is_looked_at_by_the_check():
 
 @pytest.mark.parametrize(
     "name",
-    ["storm", *(pytest.param(name, marks=pytest.mark.slow) for name in ("storm_2p", "storm_np"))],
+    ["storm", "storm_2p", "storm_np"],
 )
 def test_storms_are_taken_in_each_form(name):
     """Against JaxMARL's own calls, by hand: what each sees and earns, and where it ends."""

@@ -13,6 +13,8 @@ from torchrl_marl.errors import ConfigError, MissingExtraError, SpecError
 jax = pytest.importorskip("jax")
 jaxmarl = pytest.importorskip("jaxmarl")
 
+pytestmark = pytest.mark.environments
+
 
 @pytest.mark.parametrize(
     ("arguments", "message"),

@@ -61,7 +61,7 @@ CORRIDORS = Library(
     f"{__name__}:Corridor",
     settings=("num_envs", "max_steps"),
     states=(),
-    worlds=lambda: ["straight"],
+    environments=lambda: ["straight"],
     own_limit=False,
     check=check,
     arguments=f"{__name__}:CorridorArguments",

@@ -131,6 +131,7 @@ def test_it_works_in_torchrl():
     assert team.groups == make().team.groups
 
 
+@pytest.mark.environments
 @pytest.mark.filterwarnings("ignore")
 def test_it_works_in_other_processes():
     env = ParallelEnv(2, Counting, mp_start_method="fork")

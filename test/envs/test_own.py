@@ -14,6 +14,8 @@ from torchrl_marl.errors import ConfigError
 from torchrl_marl.recipes import load_config
 from torchrl_marl.training.config import read_run_config
 
+pytestmark = pytest.mark.runs
+
 REACH = """
 import torch
 from tensordict import TensorDict

@@ -328,6 +328,7 @@ TRAINED = {
 }
 
 
+@pytest.mark.environments
 @pytest.mark.parametrize("name", TRAINED)
 @pytest.mark.filterwarnings("ignore:.*cannot be seeded")
 @pytest.mark.filterwarnings("ignore:.*as in a zero-sum game")

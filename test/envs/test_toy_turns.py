@@ -109,6 +109,7 @@ def trained(env, steps, iterations):
     return policy
 
 
+@pytest.mark.environments
 def test_both_sides_learn_to_play_nim():
     """The best take from every heap that can be won, for whoever may come to it."""
     env = Nim(128, seed=0)

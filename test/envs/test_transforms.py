@@ -187,7 +187,7 @@ def test_batched_environments(name):
         assert td[group, "observation"].shape[:3] == (2, E, T)
 
 
-@pytest.mark.slow
+@pytest.mark.environments
 def test_other_processes():
     env = ParallelEnv(1, padded_speaker_and_listener, mp_start_method="spawn")
     assert env.rollout(3)["team", "action"].shape == (1, E, 3, 2, 3)

@@ -180,6 +180,7 @@ def test_our_own_errors_come_through(workers, action, kind):
     played(workers, 1)
 
 
+@pytest.mark.environments
 @pytest.mark.parametrize(
     "action, words",
     [
@@ -366,6 +367,7 @@ def test_an_interrupted_step_does_not_spoil_the_next():
     workers.close()
 
 
+@pytest.mark.environments
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_worker_leaves_signals_to_its_parent(number, workers):
     for worker in workers._workers:

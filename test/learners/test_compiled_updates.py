@@ -66,6 +66,7 @@ def test_compiled_updates_are_the_eager_ones(case):
     assert_same_updates(functools.partial(build_learners, default=config), Arena)
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("algorithm", MEMBERS)
 def test_compiled_updates_of_a_population_are_the_eager_ones(algorithm):
     config = ALGORITHMS.schema(algorithm)(algorithm=algorithm, **MEMBERS[algorithm])

@@ -16,6 +16,8 @@ from torchrl_marl.learners.algorithms import ALGORITHMS
 from torchrl_marl.learners.build import build_learners
 from torchrl_marl.modules import CriticConfig, NetworkConfig
 
+pytestmark = pytest.mark.learning
+
 ENVS, STEPS, OWN = 6, 8, 4
 WORLDS = {
     "deaths": lambda: Arena(ENVS, n_agents=4, n_groups=2, years=2, lives=2, seed=0),

@@ -100,6 +100,7 @@ def test_agents_that_differ_are_trained_padded(tmp_path):
     assert math.isfinite(run.summary["return_after"])
 
 
+@pytest.mark.learning
 def test_discrete_actions_learn_to_agree(tmp_path):
     """The coordination game: 10 at best, 3.75 at random."""
     run = torchrl_marl.train(
@@ -114,6 +115,7 @@ def test_discrete_actions_learn_to_agree(tmp_path):
     assert run.summary["return_after"] == 10.0
 
 
+@pytest.mark.learning
 def test_soft_actor_critic_learns_to_agree(tmp_path):
     """The same game, valued choice by choice."""
     run = torchrl_marl.train(

@@ -9,6 +9,8 @@ from torchrl_marl.collectors import RolloutCollector, TeamPolicy
 from torchrl_marl.envs.toy import Arena, MatrixGame, TwoStepGame
 from torchrl_marl.modules import NetworkConfig
 
+pytestmark = pytest.mark.learning
+
 
 def trained(env, frames_per_batch, iterations, **kwargs):
     settings = {

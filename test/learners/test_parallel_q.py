@@ -177,6 +177,7 @@ def test_every_agent_may_go_on_with_a_network_of_its_own():
         assert torch.equal(one, two)
 
 
+@pytest.mark.learning
 def test_the_arena_is_learned(tmp_path):
     """12.5 is the best; at random 0.97. Agents die, and the survivors play on."""
     run = torchrl_marl.train(

@@ -32,6 +32,7 @@ def found_by_two():
     return on_ranks(2, compare_all, cases | NAIVE)
 
 
+@pytest.mark.processes
 def test_compiled_ranks_learn_it_too():
     case = Case(execution="compile", iterations=3, settings={"minibatch_size": 80})
     (found,) = on_ranks(2, compare_all, {"compile": {"case": case}})[0].values()
@@ -52,6 +53,7 @@ def test_two_ranks_learn_what_one_process_learns(name):
         assert found["spread"] == 0.0
 
 
+@pytest.mark.processes
 def test_so_do_four():
     (found,) = found_by_four()[0].values()
     assert max(found["weights"], found["statistics"]) < EXACT

@@ -27,6 +27,8 @@ from torchrl_marl.recipes import load_config
 from torchrl_marl.specs.joining import join
 from torchrl_marl.specs.teams import group_from_agents
 
+pytestmark = pytest.mark.learning
+
 SMALL = {"num_cells": [8], "body": "cnn"}
 SHARINGS = ("none", "full", "group", "trunk", "agent_id", "index")
 

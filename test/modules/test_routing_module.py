@@ -172,6 +172,7 @@ def test_several_sets_of_parameters_at_once():
     assert_same(found[0], found[2])
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("kind", ["lazy", "dense", "exclusive", "probabilistic", "dense ragged"])
 def test_compiles_to_one_graph(kind):
     torch._dynamo.reset()
@@ -194,6 +195,7 @@ def test_compiles_to_one_graph(kind):
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.compiled
 def test_log_probabilities_compile_to_one_graph():
     torch._dynamo.reset()
     _, policy, make = mixed()

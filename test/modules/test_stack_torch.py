@@ -21,6 +21,8 @@ from torchrl.objectives.multiagent import MAPPOLoss
 
 from torchrl_marl.modules import StackModule, cat, expand, stack
 
+pytestmark = pytest.mark.compiled
+
 OBSERVATION, ACTION = ("agents", "observation"), ("agents", "action")
 
 

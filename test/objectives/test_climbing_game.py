@@ -15,6 +15,8 @@ from torchrl_marl import AgentSpec, TeamSpec
 from torchrl_marl.modules import NetworkConfig, make_q_actor
 from torchrl_marl.objectives import ValueDecompositionLoss
 
+pytestmark = pytest.mark.learning
+
 EARNED = torch.tensor([[11.0, -30.0, 0.0], [-30.0, 7.0, 6.0], [0.0, 0.0, 5.0]])
 
 

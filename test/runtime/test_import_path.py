@@ -18,7 +18,9 @@ from torchrl_marl.runtime.import_path import (
     refuse_current,
 )
 from torchrl_marl.runtime.trust import trusting
-from torchrl_marl.training import ahead, iterate
+from torchrl_marl.training import background_compile, iterate
+
+pytestmark = pytest.mark.processes
 
 TRAPS = ("random", "yaml", "json", "pkgutil", "runpy", "typing", "numpy", "matplotlib", "msgpack")
 SMALL = [
@@ -79,7 +81,7 @@ def test_what_compiles_ahead_imports_nothing_from_there(theirs, tmp_path):
     config = small_config(folder=str(tmp_path / "run"), total_frames=80, execution="eager")
     for _ in iterate(config):
         pass
-    process = ahead._start(tmp_path / "run")
+    process = background_compile._start(tmp_path / "run")
     assert process.wait(120) == 0
     process.stdin.close()
 

@@ -9,6 +9,8 @@ from torchrl_marl.simulator.captured import CapturedSimulator
 from torchrl_marl.simulator.packing import Packing
 from torchrl_marl.simulator.state import SimulatorState
 
+pytestmark = pytest.mark.compiled
+
 E = 5
 
 

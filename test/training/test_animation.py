@@ -21,6 +21,8 @@ from torchrl_marl.envs.toy.library import TOY_ENVIRONMENTS
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.training.evaluation import play
 
+pytestmark = pytest.mark.pictures
+
 
 @pytest.fixture(autouse=True)
 def _no_gradients():

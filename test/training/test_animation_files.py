@@ -20,6 +20,8 @@ from torchrl_marl.envs.toy import Arena
 from torchrl_marl.errors import ConfigError, MissingExtraError, WriteError
 from torchrl_marl.training.evaluation import evaluate
 
+pytestmark = pytest.mark.pictures
+
 
 @pytest.fixture(autouse=True)
 def _no_gradients():

@@ -214,6 +214,7 @@ def trained(tmp_path_factory):
     return folder, final_state(folder)
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize("kind", FOREIGN)
 def test_foreign_contents_are_one_sentence(tmp_path, trained, kind):
     """Something else in every place of a checkpoint: it is taken as it is, or told in a line."""

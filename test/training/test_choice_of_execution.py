@@ -10,6 +10,8 @@ from torchrl_marl.recipes import load_config
 from torchrl_marl.training import environments as execution
 from torchrl_marl.training.environments import choose_execution
 
+pytestmark = pytest.mark.runs
+
 SMALL = {
     "total_frames": 16,
     "frames_per_batch": 8,

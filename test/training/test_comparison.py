@@ -26,6 +26,8 @@ from torchrl_marl.training.recorder import say
 from torchrl_marl.training.run import Run
 from torchrl_marl.training.statistics import difference_of_runs, paired_difference
 
+pytestmark = pytest.mark.runs
+
 
 def episodes(*returns):
     found = torch.tensor(returns)

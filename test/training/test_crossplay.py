@@ -19,6 +19,8 @@ from torchrl_marl.envs.toy import Echo, Kuhn, MatchingLevers, Nim, ZeroSum
 from torchrl_marl.errors import ConfigError, SpecError
 from torchrl_marl.training.crossplay import cross_play, seats_of
 
+pytestmark = pytest.mark.runs
+
 BIASED = [[0.0, -1, 2], [1, 0, -1], [-2, 1, 0]]
 
 

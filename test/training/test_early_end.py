@@ -21,6 +21,8 @@ from torchrl_marl.training.interruption import Terminated
 from torchrl_marl.training.trainer import iterate
 from torchrl_marl.training.training import Training
 
+pytestmark = pytest.mark.processes
+
 SUPPORT = Path(__file__).parents[1] / "support"
 EVOLVING = {
     "evolution.method": "pbt",

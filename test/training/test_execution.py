@@ -123,6 +123,7 @@ def test_groups_with_settings_of_their_own_train(tmp_path):
     assert run.summary["frames"] == 480
 
 
+@pytest.mark.runs
 def test_an_env_of_ones_own_keeps_its_episodes(tmp_path):
     env = VmasEnv("dropout", num_envs=8, seed=0, max_steps=13, info=False, n_agents=2)
     run = train(config_of(tmp_path / "run"), env=env)
@@ -136,7 +137,7 @@ def test_executions_that_cannot_be():
         validate(load_config("vmas_balance_mappo", {"execution": "cudagraph"}))
 
 
-@pytest.mark.slow
+@pytest.mark.compiled
 def test_a_compiled_run_learns_what_an_eager_one_learns(tmp_path):
     settings = {"total_frames": 160, "learner.minibatch_size": 40}
     # A small update; test_captured_update.py compiles large ones.

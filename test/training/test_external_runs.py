@@ -15,6 +15,8 @@ from torchrl_marl.recipes import load_config
 from torchrl_marl.training.config import read_run_config
 from torchrl_marl.training.trainer import start_training
 
+pytestmark = pytest.mark.clients
+
 WALKERS = {"walker": {"n": 3, "observation": 6, "action": 2}}
 SMALL = {
     "threads": 1,

@@ -11,6 +11,8 @@ from torchrl_marl.errors import CheckpointError, WriteError
 from torchrl_marl.training import Run, iterate, train
 from torchrl_marl.training.trainer import resume
 
+pytestmark = pytest.mark.runs
+
 SETTINGS = {"checkpoint.every_iterations": 1, "evaluation.episodes": 1}
 
 

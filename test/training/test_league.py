@@ -181,6 +181,7 @@ def test_a_group_s_return_is_that_of_the_policy_that_learns(tmp_path):
 # ---------------------------------------------------------------------------------- from the start
 
 
+@pytest.mark.runs
 def test_players_may_be_there_from_the_start(tmp_path):
     train(tmp_path / "old", {"opponents": "self"}, seed=3)
     old = tmp_path / "old"
@@ -197,6 +198,7 @@ def test_players_may_be_there_from_the_start(tmp_path):
     assert len(players(tmp_path / "folder")) == 5
 
 
+@pytest.mark.runs
 def test_imported_players_and_snapshots_of_one_name_are_two(tmp_path):
     train(tmp_path / "old", {"opponents": "self"}, total_frames=128)
     start = [str(tmp_path / "old" / "players")]

@@ -32,6 +32,7 @@ def test_a_league_goes_on_exactly(match, tmp_path):
     assert carried["first", "player"].any() and carried["second", "player"].any()
 
 
+@pytest.mark.runs
 def test_who_is_stored_after_the_last_checkpoint_is_forgotten(tmp_path):
     train(tmp_path / "whole")
     run = tmp_path / "run"
@@ -42,6 +43,7 @@ def test_who_is_stored_after_the_last_checkpoint_is_forgotten(tmp_path):
     assert players(run) == players(tmp_path / "whole")
 
 
+@pytest.mark.runs
 def test_a_player_that_was_changed_is_refused(tmp_path):
     train(tmp_path / "run", total_frames=256)
     other, *_, path = player_files(tmp_path / "run")
@@ -58,6 +60,7 @@ def test_a_player_that_was_changed_is_refused(tmp_path):
     torchrl_marl.resume(tmp_path / "run", total_frames=512)
 
 
+@pytest.mark.runs
 def test_a_table_that_lost_its_players_is_refused(tmp_path):
     train(tmp_path / "run", total_frames=256)
     path = tmp_path / "run" / TABLE

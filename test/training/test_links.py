@@ -21,6 +21,8 @@ from torchrl_marl.training.files import append, whole_file
 from torchrl_marl.training.folder import RunFolder
 from torchrl_marl.training.trainer import resume
 
+pytestmark = pytest.mark.runs
+
 MINE = "what I have written\n" * 20
 PLACES = [
     ".lock",

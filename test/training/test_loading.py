@@ -23,6 +23,8 @@ from torchrl_marl.training.checkpoint import (
 from torchrl_marl.training.pool import read_player
 from torchrl_marl.training.trainer import resume
 
+pytestmark = pytest.mark.runs
+
 GIGABYTES = 12 << 30
 
 

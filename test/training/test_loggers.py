@@ -23,6 +23,8 @@ from torchrl_marl.runs import resume
 from torchrl_marl.training.config import LoggingConfig
 from torchrl_marl.training.recorder import check_logging, open_backend
 
+pytestmark = pytest.mark.loggers
+
 TOY = "toy_matrix_game_mappo"
 SMALL = [
     "total_frames=640",
@@ -133,7 +135,6 @@ def read_wandb(folder):
 READERS = {"tensorboard": read_tensorboard, "wandb": read_wandb, "mlflow": read_mlflow}
 
 
-@pytest.mark.slow
 def test_what_is_logged_is_what_the_tables_hold(tmp_path):
     """After training, and after training on; the processes end by themselves."""
     backends = [name for name in READERS if importlib.util.find_spec(name) is not None]
@@ -388,7 +389,6 @@ def test_wandb_without_a_login_is_told_before_anything_is_made(
     check_logging(LoggingConfig(backends=["tensorboard"]))
 
 
-@pytest.mark.slow
 def test_the_real_wandb_without_a_login(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "online")

@@ -15,6 +15,8 @@ from runs import table
 import torchrl_marl
 from torchrl_marl.runs import resume
 
+pytestmark = pytest.mark.processes
+
 SETTINGS = [
     "env.num_envs=4", "env.kwargs.n_agents=2", "frames_per_batch=40", "total_frames=400000",
     "learner.minibatch_size=20", "learner.num_epochs=1", "evaluation.episodes=0",

@@ -21,6 +21,8 @@ from torchrl_marl.training import iterate, trainer
 from torchrl_marl.training.config import read_run_config
 from torchrl_marl.training.origin import check_origin, named_by, sign_run, signed_yaml
 
+pytestmark = pytest.mark.runs
+
 WORLD = """
 from torchrl_marl.envs.toy import MatrixGame
 with open({mark!r}, "a") as file:

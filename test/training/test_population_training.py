@@ -48,6 +48,7 @@ def table(path):
         return [{k: v for k, v in row.items() if k not in TIMES} for row in csv.DictReader(file)]
 
 
+@pytest.mark.runs
 def test_members_leave_ordinary_run_folders(tmp_path):
     run = train(tmp_path / "all", seed=5)
     assert isinstance(run, PopulationRun) and run.frames == 160
@@ -77,6 +78,7 @@ def test_members_leave_ordinary_run_folders(tmp_path):
     assert means[-1]["agents/best_seed"] == str(5 + own.index(max(own)))
 
 
+@pytest.mark.runs
 def test_a_member_goes_on_alone(tmp_path):
     train(tmp_path / "all")
     one = resume(tmp_path / "all" / "seed1")
@@ -102,6 +104,7 @@ def test_resuming_is_exact(tmp_path):
         assert table(one / "evaluation.csv")[-1] == table(other / "evaluation.csv")[-1]
 
 
+@pytest.mark.runs
 def test_rollouts_and_updates_are_captured_for_all_members_at_once(tmp_path):
     config = load_config(
         "toy_arena_mappo",
@@ -120,6 +123,7 @@ def test_rollouts_and_updates_are_captured_for_all_members_at_once(tmp_path):
     assert len(table(tmp_path / "all" / "seed2" / "metrics.csv")) == 3
 
 
+@pytest.mark.runs
 def test_a_member_that_falls_ill_is_named_and_the_others_go_on(tmp_path, capsys):
     run = train(tmp_path / "all", vary={"learner.lr": [1e-3, 1e30, 1e-3]})
     assert "member seed1 is frozen" in capsys.readouterr().err
@@ -131,6 +135,7 @@ def test_a_member_that_falls_ill_is_named_and_the_others_go_on(tmp_path, capsys)
             assert torch.isfinite(x).all() and x.shape == y.shape
 
 
+@pytest.mark.runs
 def test_seeds_are_trained_together_by_the_command_line(tmp_path, capsys):
     settings = ["total_frames=80", "frames_per_batch=40", "execution=eager", "env.num_envs=4"]
     settings += ["learner.minibatch_size=20", "evaluation.episodes=4", "logging.progress=false"]
@@ -188,6 +193,7 @@ def test_absurd_settings_are_noticed_at_once(tmp_path, capsys):
     assert run.summary["return_after"] == pytest.approx((known[0] + known[2]) / 2)
 
 
+@pytest.mark.runs
 def test_two_trainings_do_not_share_a_population(tmp_path):
     own = {"folder": str(tmp_path / "all"), "population": {"size": 3, "vary": VARY}, **SMALL}
     training = start_training(load_config("toy_arena_mappo", own), None)
@@ -213,6 +219,7 @@ def start_again(folder):
         training.close()
 
 
+@pytest.mark.runs
 def test_a_population_is_no_run(tmp_path):
     run = train(tmp_path / "all", total_frames=40)
     with pytest.raises(CheckpointError, match="population of 3"):
@@ -322,6 +329,7 @@ KUHN = {
 }
 
 
+@pytest.mark.runs
 def test_members_who_play_each_other_are_rated(tmp_path):
     config = load_config("toy_kuhn_ippo", {**KUHN, "folder": str(tmp_path / "all")})
     training = start_training(config, None)
@@ -344,6 +352,7 @@ def test_members_who_play_each_other_are_rated(tmp_path):
     assert rows[ratings.index(min(ratings))]["parent"] == rows[ratings.index(max(ratings))]["seed"]
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize(
     ("recipe", "words"),
     [("toy_arena_mappo", "has 1 group"), ("toy_speaker_listener_mappo_pbt", "is a draw")],

@@ -15,7 +15,7 @@ from torchrl_marl.errors import ConfigError
 from torchrl_marl.runs import resume
 from torchrl_marl.runtime.ranks import SingleProcess
 from torchrl_marl.training.ddp import check_ranks, with_shards
-from torchrl_marl.training.process_group import prepared
+from torchrl_marl.training.process_group import resolve_config
 
 
 @functools.cache
@@ -59,6 +59,7 @@ def assert_alike(folder, other, bound=1e-4):
                 torch.testing.assert_close(value, theirs[name], rtol=bound, atol=bound)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", ["ranks", "turns", "stopped"])
 def test_two_ranks_are_one_process(name):
     """Also where one process began and ended it, and where it was interrupted in between."""
@@ -168,6 +169,6 @@ def test_a_run_in_one_piece_is_gone_on_with_by_one_process(tmp_path):
             return [value, value]
 
     with pytest.raises(ConfigError, match="distributed.collectors is null, so that the run is in"):
-        prepared(small_config(), Two(), resumed=True)
-    assert prepared(small_config(), Two()).distributed.collectors == 2
-    assert prepared(arena(tmp_path), Two(), resumed=True).distributed.collectors == 4
+        resolve_config(small_config(), Two(), resumed=True)
+    assert resolve_config(small_config(), Two()).distributed.collectors == 2
+    assert resolve_config(arena(tmp_path), Two(), resumed=True).distributed.collectors == 4

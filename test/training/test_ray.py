@@ -27,7 +27,7 @@ from torchrl_marl.training import iterate
 
 ray = pytest.importorskip("ray")
 
-pytestmark = pytest.mark.filterwarnings("ignore:the actor of shard")
+pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore:the actor of shard")]
 FAILING = support.failing_arena.__file__
 ON_RAY = {"backend": "ray", "collectors": 4, "actors": 2, "spares": 0}
 CPUS_OF_TESTS = 8

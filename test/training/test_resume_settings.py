@@ -23,6 +23,8 @@ from torchrl_marl.training.evolution import Evolution
 from torchrl_marl.training.origin import differences, made_by, settings_of
 from torchrl_marl.training.trainer import resume as resume_plainly
 
+pytestmark = pytest.mark.runs
+
 ARENA = {"n_agents": 3, "years": 4, "lives": 2}
 
 

@@ -21,6 +21,8 @@ from torchrl_marl.training import Run, iterate, train, training
 from torchrl_marl.training.interruption import Interruption, Terminated
 from torchrl_marl.training.training import Training
 
+pytestmark = pytest.mark.runs
+
 ARENA = {"n_agents": 3, "years": 4, "lives": 2}
 
 

@@ -15,6 +15,8 @@ pytest.importorskip("jaxmarl")
 
 from torchrl_marl.envs import JaxMarlEnv  # noqa: E402
 
+pytestmark = pytest.mark.environments
+
 KITCHEN = {"layout": "cramped_room", "max_steps": 50, "num_envs": 8, "seed": 0}
 SHAPED = {"shaped_reward": 1.0}
 KEY = ("next", "agent", "reward")
@@ -59,7 +61,6 @@ def config(tmp_path_factory):
     return replaced(config, folder=str(tmp_path_factory.mktemp("runs") / "run"))
 
 
-@pytest.mark.slow
 def test_a_run_is_measured_without_the_shaped_reward(config):
     run = train(config)
     plain = JaxMarlEnv("overcooked", **KITCHEN)

@@ -89,6 +89,7 @@ def test_trajectories_of_shards_differ(tmp_path):
     assert len(set.union(*owners)) == sum(map(len, owners))
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize(
     "overrides",
     [

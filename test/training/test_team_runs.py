@@ -88,6 +88,7 @@ def test_a_random_group_learns_nothing(tmp_path):
     assert not final_state(run.folder)["learners"][1]
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize("layout", ["one", "two", "three"])
 def test_an_environment_of_ones_own(layout, tmp_path):
     """Lazily stacked groups at the door; the policy plays the lazy and the padded ones."""

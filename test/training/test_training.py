@@ -80,6 +80,7 @@ def test_stop_and_resume_is_going_on(world, evaluate_every, tmp_path):
         assert torch.equal(a, b)
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize("own", [True, False])
 def test_evaluation_does_not_disturb_training(own, tmp_path):
     """With evaluations in between, weights, episodes and generators are the same."""
@@ -271,6 +272,7 @@ def test_nan_of_the_dead_goes_nowhere(what, tmp_path):
 # --------------------------------------------------------------------- environments of one's own
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize("transform", [False, True])
 def test_an_env_of_ones_own_resumes(transform, tmp_path):
     def make():

@@ -11,6 +11,8 @@ from torchrl_marl.recipes import load_config
 from torchrl_marl.training import Run
 from torchrl_marl.training.trainer import finish, start_training
 
+pytestmark = pytest.mark.runs
+
 LR = [1e-3, 2e-3, 3e-3]
 SETTINGS = {
     "total_frames": 240,

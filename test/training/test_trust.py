@@ -26,6 +26,8 @@ from torchrl_marl.training.trainer import resume
 
 pytest.importorskip("mpe2")
 
+pytestmark = pytest.mark.runs
+
 WORLD = """
 from pathlib import Path
 from mpe2.simple_speaker_listener_v4 import parallel_env

@@ -8,6 +8,8 @@ from torchrl_marl.apps.cli import main as cli
 from torchrl_marl.apps.export import Player
 from torchrl_marl.training.run import Run
 
+pytestmark = pytest.mark.clients
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):

@@ -23,6 +23,8 @@ from torchrl_marl.modules import (
 )
 from torchrl_marl.modules.config import DrawnCommunicationConfig
 
+pytestmark = pytest.mark.clients
+
 TALKS = {
     "commnet, two rounds": {"kind": "commnet", "rounds": 2},
     "commnet in a ring": {"kind": "commnet", "links": "ring", "gate": True},

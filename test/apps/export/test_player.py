@@ -23,6 +23,8 @@ from torchrl_marl.modules import MemoryConfig, NetworkConfig, RecurrentNetworkCo
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 
+pytestmark = pytest.mark.clients
+
 
 @pytest.fixture(scope="module")
 def arena():

@@ -12,6 +12,8 @@ from torchrl_marl.errors import ConfigError
 from torchrl_marl.recipes import load_config
 from torchrl_marl.training import Run
 
+pytestmark = pytest.mark.runs
+
 SMALL = [
     "total_frames=40",
     "frames_per_batch=40",

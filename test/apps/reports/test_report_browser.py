@@ -12,7 +12,10 @@ from scipy.stats import trim_mean
 from torchrl_marl.apps.reports import write_report
 
 PROGRAM = find_browser()
-pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no Chromium (apt-get install chromium)")
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(PROGRAM is None, reason="no Chromium (apt-get install chromium)"),
+]
 SIZES = pytest.mark.parametrize(
     ("width", "dark"), [(1440, False), (375, True)], ids=["desktop", "phone"]
 )

@@ -8,6 +8,8 @@ from torchrl_marl.apps.reports import make_report
 from torchrl_marl.apps.reports.grouping import find_runs
 from torchrl_marl.errors import CheckpointError
 
+pytestmark = pytest.mark.pictures
+
 
 def teams_of(report):
     return {

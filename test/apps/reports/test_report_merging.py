@@ -11,6 +11,8 @@ from torchrl_marl.apps.reports.answers import answers, notes
 from torchrl_marl.apps.reports.tables import markdown
 from torchrl_marl.training.config import read_run_config
 
+pytestmark = pytest.mark.pictures
+
 
 def names_of(report):
     return {

@@ -24,6 +24,8 @@ from torchrl_marl.training.files import whole_file
 
 pytest.importorskip("matplotlib")
 
+pytestmark = pytest.mark.pictures
+
 FILES = [
     "curves.csv",
     "curves.png",

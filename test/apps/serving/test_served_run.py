@@ -25,6 +25,8 @@ from torchrl_marl.errors import CheckpointError, ConfigError
 from torchrl_marl.recipes import read_config
 from torchrl_marl.training.run import Run
 
+pytestmark = pytest.mark.clients
+
 
 def config(folder, **settings):
     return small_config(**{"total_frames": 160, "folder": str(folder), **settings})

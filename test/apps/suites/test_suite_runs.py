@@ -17,6 +17,8 @@ from torchrl_marl.apps.suites.board import Board, frames_of
 from torchrl_marl.training import training
 from torchrl_marl.training.folder import RunFolder
 
+pytestmark = pytest.mark.runs
+
 TABLE = """
 common:
   total_frames: 160

@@ -12,10 +12,12 @@ from torch._inductor import config
 from torchrl_marl.capture import stored
 from torchrl_marl.recipes import load_config
 from torchrl_marl.settings import to_yaml
-from torchrl_marl.training import ahead
+from torchrl_marl.training import background_compile
 from torchrl_marl.training.background_compile import BackgroundCompile
 from torchrl_marl.training.folder import RunFolder
 from torchrl_marl.training.training import Training
+
+pytestmark = pytest.mark.processes
 
 SETTINGS = {
     "execution": "compile",
@@ -56,7 +58,7 @@ def many_cores(monkeypatch, tmp_path):
 def commands(monkeypatch):
     """Second processes that were asked for."""
     found = []
-    monkeypatch.setattr(ahead, "_start", lambda folder: found.append(folder))
+    monkeypatch.setattr(background_compile, "_start", lambda folder: found.append(folder))
     return found
 
 
@@ -124,8 +126,8 @@ def test_it_ends_with_the_first(tmp_path):
     script = (
         "import sys, time\n"
         "from pathlib import Path\n"
-        "from torchrl_marl.training import ahead\n"
-        "print(ahead._start(Path(sys.argv[1])).pid, flush=True)\n"
+        "from torchrl_marl.training import background_compile\n"
+        "print(background_compile._start(Path(sys.argv[1])).pid, flush=True)\n"
         "time.sleep(60)\n"
     )
     folder = folder_of(tmp_path / "run")
