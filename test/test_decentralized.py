@@ -13,7 +13,7 @@ pytest.importorskip("onnxscript")
 
 pytestmark = pytest.mark.clients
 
-_path = Path(__file__).parents[1] / "tutorials" / "decentralized" / "world.py"
+_path = Path(__file__).parents[1] / "tutorials" / "decentralized" / "environment.py"
 _spec = importlib.util.spec_from_file_location("world", _path)
 world = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(world)

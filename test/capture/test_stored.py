@@ -99,6 +99,7 @@ def test_constants_of_a_graph_are_those_that_it_was_traced_with(compiled):
     assert len(compiled) == 2
 
 
+@pytest.mark.compiled
 def test_a_damaged_graph_is_compiled_again(folder, compiled):
     run_of()
     (whole,) = folder.iterdir()

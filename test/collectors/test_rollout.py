@@ -56,6 +56,7 @@ def test_it_is_the_envs_own_rollout():
         assert_same(batch[key], rollout[key], key)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "make",
     [lambda: SerialEnv(2, make_arena), lambda: ParallelEnv(2, make_arena, mp_start_method="fork")],

@@ -195,6 +195,7 @@ def test_one_simulation_a_process_suffices(isaac, monkeypatch, tmp_path):
     assert isaac.simulator.SimulationContext.instance() is None  # it was closed
 
 
+@pytest.mark.environments
 def test_an_environment_of_ones_own_trains(isaac, tmp_path):
     env = convoy(isaac, 8, group_map=ALL, max_steps=6)
     run = torchrl_marl.train(

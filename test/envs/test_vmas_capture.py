@@ -223,7 +223,7 @@ def test_a_scenario_that_does_more_than_that_is_refused(function):
         return function(world, *world.landmarks, torch.zeros(3))
 
     with (
-        pytest.raises(CaptureError, match="if environment.collides"),
+        pytest.raises(CaptureError, match="if world.collides"),
         without_branches(Around(world)),
     ):
         capture(moved, torch.ones(3, 2), name="a reward", execution="trace")

@@ -8,6 +8,7 @@ import torch
 from meadow import make_meadow
 from samples import assert_same, poisoned
 from spotlights import Spotlights
+from support.tiers import first
 
 import torchrl_marl.learners.captured as captured
 from torchrl_marl import TeamSpec
@@ -160,7 +161,10 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+FIRST = {"deaths", "turns, centered", "as one, of different sizes", "attention, one-hot", "bf16"}
+
+
+@pytest.mark.parametrize("case", first(FIRST, CASES, "compiled"))
 def test_graphs_learn_as_eager_updates_do(case):
     """To the bit, where a graph is run operation by operation."""
     make_env, settings = CASES[case]
@@ -186,6 +190,7 @@ def test_epochs_stop_at_the_target_kl(make_env, target_kl):
     assert torch.equal(torch.rand(1), next_number)
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("case", ["as one, of different sizes", "pictures, by the actor alone"])
 def test_compiled_graphs_learn_as_eager_updates_do(case):
     """Two groups whose agents are born, die and differ; and one of pictures, with choices."""

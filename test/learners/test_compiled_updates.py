@@ -6,6 +6,7 @@ import warnings
 import pytest
 import torch
 from samples import states
+from support.tiers import first
 
 from torchrl_marl import TeamSpec
 from torchrl_marl.capture import capture, trace
@@ -59,7 +60,10 @@ def test_every_algorithm_that_learns_is_compared():
     assert {case.split(",")[0] for case in CASES} == {*ALGORITHMS.words()} - {"random"}
 
 
-@pytest.mark.parametrize("case", CASES)
+FIRST = {"mappo", "qmix, with memory", "masac"}
+
+
+@pytest.mark.parametrize("case", first(FIRST, CASES, "compiled"))
 def test_compiled_updates_are_the_eager_ones(case):
     schema = ALGORITHMS.schema(case.split(",")[0])
     config = schema(algorithm=case.split(",")[0], **CASES[case])

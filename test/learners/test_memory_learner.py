@@ -4,6 +4,7 @@ import pytest
 import torch
 from learner_twins import EXACT, assert_same_learning, same_weights
 from samples import poisoned
+from support.tiers import later
 from tensordict import TensorDict
 from torchrl.modules import set_recurrent_mode
 
@@ -118,15 +119,18 @@ def test_a_reset_one_step_late_is_seen():
 
 
 @pytest.mark.parametrize("settings", [
-    {},
     {"actor": "lstm", "critic": "lru"},
-    {"actor": "none"},
     {"network": {"sharing": "none"}},
-    {"algorithm": "ippo", "network": {"sharing": "trunk", "layer_norm": True}},
-    {"network": {"sharing": "agent_id"}},
-    {"bootstrap": "agent"},
     {"burn_in": 2},
-    {"precision": "bf16", "normalize_observations": True},
+    *later(
+        "compiled",
+        {},
+        {"actor": "none"},
+        {"algorithm": "ippo", "network": {"sharing": "trunk", "layer_norm": True}},
+        {"network": {"sharing": "agent_id"}},
+        {"bootstrap": "agent"},
+        {"precision": "bf16", "normalize_observations": True},
+    ),
 ], ids=str)  # fmt: skip
 def test_updates_as_graphs_are_eager_ones(settings):
     make = lambda: arena(late_spawn=1)  # noqa: E731

@@ -6,6 +6,7 @@ import pytest
 import torch
 from learner_twins import rows_of_a_run_that_resumes_to_the_bit
 from samples import states
+from support.tiers import later
 
 from torchrl_marl import TeamSpec
 from torchrl_marl.collectors import RolloutCollector, TeamPolicy
@@ -38,7 +39,9 @@ def recipe(folder, store=(), **settings):
     } | settings
 
 
-@pytest.mark.parametrize("store", [{}, {"alpha": 0.6}], ids=["uniform", "prioritized"])
+@pytest.mark.parametrize(
+    "store", [*later("runs", {}), {"alpha": 0.6}], ids=["uniform", "prioritized"]
+)
 def test_a_mixed_run_resumes_to_the_bit_within_the_warm_up_and_with_a_full_store(tmp_path, store):
     """256 rows of 8 envs: the ring of 32 steps is full after the fourth of six batches."""
     own = partial(recipe, store=store)

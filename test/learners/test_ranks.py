@@ -59,6 +59,7 @@ def test_so_do_four():
     assert max(found["weights"], found["statistics"]) < EXACT
 
 
+@pytest.mark.processes
 def test_averages_of_ranks_are_something_else():
     """What data parallelism as it is sold does would fail the bound by far."""
     found = found_by_two()[0]["naive"]

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from support.tiers import later
 
 from torchrl_marl import TeamSpec
 from torchrl_marl.collectors import RolloutCollector, TeamPolicy
@@ -71,7 +72,7 @@ def test_outputs_stay_and_parameters_part(sharing, kind):
 
 
 @pytest.mark.parametrize("execution", ["eager", "trace"])
-@pytest.mark.parametrize("algorithm", ["mappo", "vdn", "matd3"])
+@pytest.mark.parametrize("algorithm", ["mappo", *later("runs", "vdn", "matd3")])
 def test_an_unshared_learner_is_resumed_to_the_bit(algorithm, execution):
     learner, collector = make(config_of(algorithm), execution)
     learner.learn(collector.rollout())

@@ -31,6 +31,7 @@ def clusters_of(kinds, world, **kwargs):
     return cluster_agents(*world, max(kinds) + 1, **{"steps": STEPS} | kwargs)
 
 
+@pytest.mark.learning
 @pairwise(
     kinds=[(0, 1, 0, 1), (0, 0, 1, 1, 2, 2, 0, 1), (0, 0, 0, 1)], noise=[0.1, 1.0], seed=range(3)
 )

@@ -265,6 +265,7 @@ def test_it_starts_orthogonal():
     assert all(bool((p == 0).all()) for p in biases)
 
 
+@pytest.mark.compiled
 @pairwise(pooling=["mean", "attention"], per_agent=[True, False], batch=[(4,), (2, 3)])
 def test_compiles(pooling, per_agent, batch):
     network = make(pooling, per_agent)

@@ -243,6 +243,7 @@ def test_operations_do_not_grow_with_agents(mode):
     assert counts[0] == counts[1]
 
 
+@pytest.mark.compiled
 @modes
 def test_compiles_as_one_graph(mode):
     torch._dynamo.reset()

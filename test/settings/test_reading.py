@@ -146,24 +146,19 @@ class TestArguments:
             "world.kwargs.wheels is 'x', expected an integer, such as 4."
         )
         assert refusal("world.kwargs.wheels=9") == (
-            "world.kwargs.wheels is 9, expected from 2 to 8; use environment.kwargs.wheels=4."
+            "world.kwargs.wheels is 9, expected from 2 to 8; use world.kwargs.wheels=4."
         )
         assert refusal("world.kwargs.wheels=2", "world.kwargs.spare=true") == (
-            "world.kwargs.spare is true, which is read only where environment.kwargs.wheels is not "
-            "2"
+            "world.kwargs.spare is true, which is read only where world.kwargs.wheels is not 2"
         )
         assert "did you mean 'world.kwargs.spare'?" in refusal("spare=true")
 
     def test_a_setting_that_moved_there(self):
-        with pytest.warns(
-            FutureWarning, match=r"world\.wheels is called environment\.kwargs\.wheels"
-        ):
+        with pytest.warns(FutureWarning, match=r"world\.wheels is called world\.kwargs\.wheels"):
             assert read(Schema, {"world.wheels": 3}).world.kwargs == {"wheels": 3}
         old = {"world": {"vehicle": "boat", "wheels": 4}}  # as a run's complete config.yaml has it
         assert read(Schema, old).world == World("boat")
-        with pytest.raises(
-            ConfigError, match=r"world\.wheels and environment\.kwargs\.wheels are both"
-        ):
+        with pytest.raises(ConfigError, match=r"world\.wheels and world\.kwargs\.wheels are both"):
             read(Schema, {"world.wheels": 3, "world.kwargs.wheels": 2})
 
 

@@ -61,6 +61,7 @@ def test_clusters_are_found_and_kept(clustered):
         assert torch.equal(a, b)
 
 
+@pytest.mark.runs
 def test_clusters_are_the_same_with_the_same_seed(clustered, tmp_path):
     torch.rand(7)
     other = train(tmp_path / "other", clustering_frames=4000)

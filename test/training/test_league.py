@@ -296,6 +296,7 @@ def test_weightings_are_those_of_the_games():
 # ------------------------------------------------------------------------------------ command line
 
 
+@pytest.mark.runs
 def test_the_league_of_a_run_is_rated(tmp_path, capsys):
     train(tmp_path / "run")
     assert main(["league", str(tmp_path / "run"), "--players", "3", "--episodes", "4"]) == 0

@@ -6,6 +6,7 @@ import pytest
 import torch
 from support.leagues import EXPLOITED, player_files, players, settings_of, train
 from support.runs import assert_equal, final_state, table
+from support.tiers import later
 
 import torchrl_marl
 from torchrl_marl.collectors.team import carry_from_dict
@@ -15,7 +16,7 @@ from torchrl_marl.training import Run, iterate
 from torchrl_marl.training.pool import TABLE
 
 
-@pytest.mark.parametrize("match", ["latest", "pfsp", "nash", "exploited"])
+@pytest.mark.parametrize("match", ["pfsp", "exploited", *later("runs", "latest", "nash")])
 def test_a_league_goes_on_exactly(match, tmp_path):
     league = EXPLOITED if match == "exploited" else {"opponents": match}
     train(tmp_path / "whole", league)

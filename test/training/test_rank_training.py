@@ -83,6 +83,7 @@ def test_ranks_end_a_run_at_its_return_together():
     assert len(list((folder / "early" / "checkpoints").iterdir())) > 1
 
 
+@pytest.mark.processes
 def test_a_checkpoint_is_that_of_one_process():
     folder, _ = found()
     state, expected = final_state(folder / "ranks"), final_state(alone(arena))

@@ -73,6 +73,7 @@ def moved(data, draw):
     return data
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize("write", [sealed, of_version_0_1])
 def test_a_damaged_checkpoint_is_refused_or_loads_to_the_bit(tmp_path, state, write):
     path = write(state, tmp_path)

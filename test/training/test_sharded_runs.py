@@ -223,3 +223,15 @@ def test_a_run_resumes_with_its_shards(tmp_path):
     torchrl_marl.resume(tmp_path / "run", total_frames=240)
     assert final_state(tmp_path / "run")["collector"]["frames"] == 240
     assert len(table(tmp_path / "run" / "metrics.csv")) == 3
+
+
+def test_shards_on_ray_are_shards_here(tmp_path):
+    """The one test of Ray in the first tier; test_ray.py has the others."""
+    pytest.importorskip("ray")
+    own = {"evaluation": {"episodes": 0}, "total_frames": 120}
+    on_ray = {"collectors": 2, "backend": "ray", "actors": 2}
+    for name, where in (("here", {"collectors": 2}), ("ray", on_ray)):
+        torchrl_marl.train(settings_of(tmp_path / name, distributed=where, **own))
+    one, other = (final_state(tmp_path / name) for name in ("here", "ray"))
+    for name in ("iteration", "learners", "tracker", "random"):
+        assert_equal(one[name], other[name])

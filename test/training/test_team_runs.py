@@ -4,6 +4,7 @@ import pytest
 import torch
 from meadow import Meadow
 from runs import assert_equal, assert_same_run, final_state, small_config, table
+from support.tiers import first
 from torchrl.envs.utils import MarlGroupMapType
 
 from torchrl_marl.envs import VmasEnv
@@ -54,7 +55,7 @@ def at(config, folder, **overrides):
     return small_config(config, folder=str(folder), total_frames=320, **overrides)
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("world", first({"one random"}, WORLDS, "runs"))
 def test_stop_and_resume_is_going_on(world, tmp_path):
     config = WORLDS[world]()
     whole = train(at(config, tmp_path / "whole"))

@@ -4,6 +4,7 @@ import itertools
 import random
 
 import numpy as np
+import pytest
 import torch
 from runs import assert_same_run, small_config
 
@@ -15,6 +16,7 @@ def draws():
     return torch.rand(3).tolist(), np.random.rand(3).tolist(), random.random()
 
 
+@pytest.mark.runs
 def test_two_at_once_are_as_each_alone(tmp_path):
     def config(name, seed):
         return small_config(folder=str(tmp_path / name), seed=seed)

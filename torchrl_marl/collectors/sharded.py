@@ -53,8 +53,8 @@ class ReplayLog:
         taken (int): how many of these batches have been taken.
 
     Examples:
-        >>> journal = Journal()
-        >>> journal.begin(Entry({})), journal.begin(Entry({})), journal.take(None)
+        >>> journal = ReplayLog()
+        >>> journal.begin(WeightsRecord({})), journal.begin(WeightsRecord({})), journal.take(None)
         (None, None, None)
         >>> len(journal.entries), journal.taken
         (2, 1)
@@ -223,7 +223,7 @@ class ShardedCollector:
     Examples:
         >>> from functools import partial
         >>> from torchrl_marl import TeamSpec
-        >>> from torchrl_marl.collectors.sharded import Here
+        >>> from torchrl_marl.collectors.sharded import LocalPlacement
         >>> from torchrl_marl.collectors.shard import Shard, shard_seed
         >>> from torchrl_marl.envs import VmasEnv
         >>> from torchrl_marl.runtime.random_state import RandomState
@@ -233,7 +233,7 @@ class ShardedCollector:
         ...         env = VmasEnv("balance", num_envs=4, max_steps=100, seed=number)
         ...     team = TeamSpec.from_env(env)
         ...     return Shard(env, env.rand_action, random, frames_per_batch=40, team=team)
-        >>> here = Here([partial(make, number) for number in range(2)])
+        >>> here = LocalPlacement([partial(make, number) for number in range(2)])
         >>> ShardedCollector(here, torch.nn.Identity(), live=True).rollout().shape
         torch.Size([8, 10])
     """

@@ -174,11 +174,11 @@ class Fitness:
     Examples:
         >>> fitness = Fitness(2)
         >>> done = torch.tensor([[True, True], [False, True]])
-        >>> fitness.saw(torch.tensor([[1.0, 3.0], [0.0, 5.0]]), done)
+        >>> fitness.update(torch.tensor([[1.0, 3.0], [0.0, 5.0]]), done)
         >>> fitness.mean, fitness.episodes
         (tensor([2., 5.], dtype=torch.float64), tensor([2, 1]))
         >>> fitness.begin()
-        >>> fitness.saw(torch.tensor([[1.0, 3.0], [0.0, 5.0]]), done)
+        >>> fitness.update(torch.tensor([[1.0, 3.0], [0.0, 5.0]]), done)
         >>> fitness.mean
         tensor([3., nan], dtype=torch.float64)
     """

@@ -87,7 +87,7 @@ class Results:
         >>> results = Results(1, 2)
         >>> new = torch.zeros(4, 1, 2, dtype=torch.float64)
         >>> new[0, 0, 1], new[2, 0, 1] = 3.0, 4.0
-        >>> results.saw(new)
+        >>> results.update(new)
         >>> [round(x, 4) for x in results.win_rate[0].tolist()]
         [0.5, 0.6667]
     """

@@ -91,6 +91,7 @@ def test_the_table_of_the_page_is_one(tmp_path):
     assert gammas == [0.99, 0.99, 0.95, 0.99] and plan.frames == 2 * 600_000 + 2 * 6_000_000
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize("name", suite_names())
 def test_all_that_a_suite_of_the_package_says_can_be_run(name):
     """Every task by the algorithms of its default, every other by each that it is said of."""

@@ -142,7 +142,7 @@ class Failure:
         else:
             anew = "starts it" if self.lost else "makes it"
             hint = f"restart_workers=True {anew} anew instead of stopping."
-            error = WorkerError(f"{words}; {'correct the env.' if self.wrong else hint}")
+            error = WorkerError(f"{words}; {'correct the environment.' if self.wrong else hint}")
         if self.traceback:
             error.add_note(f"There:\n{self.traceback}")
         return error

@@ -1,0 +1,73 @@
+"""The two tiers: every part is known to the automatic run, which reaches all of them in time."""
+
+import importlib.util
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SPEC = importlib.util.spec_from_file_location("second_tier", ROOT / ".ci" / "second_tier.py")
+second_tier = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(second_tier)
+PARTS = set(second_tier.TOUCHED_BY)
+
+
+@pytest.fixture
+def cost(monkeypatch):
+    """Every part takes 100 seconds, and has one test file named like it."""
+    seconds = dict.fromkeys(PARTS, 100.0)
+    monkeypatch.setattr(second_tier, "seconds_of_parts", lambda: seconds)
+    files = {part: {f"test/test_{part}.py"} for part in PARTS}
+    monkeypatch.setattr(second_tier, "files_of_parts", lambda: files)
+    return seconds
+
+
+def test_every_marker_is_a_part():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    markers = settings["tool"]["pytest"]["ini_options"]["markers"]
+    assert {x.partition(":")[0] for x in markers if ": part" in x} == PARTS
+
+
+def test_parts_that_a_change_touches_come_first(cost):
+    record = dict.fromkeys(PARTS, 0) | {"ray": 9, "tutorials": 9, "browser": 9}
+    changed = ["torchrl_marl/collectors/ray.py", "test/test_browser.py"]
+    assert second_tier.choose(record, changed, 2 * 130.0) == ["browser", "ray"]
+
+
+def test_then_come_those_that_ran_longest_ago(cost):
+    record = {part: 10 + i for i, part in enumerate(sorted(PARTS))} | {"wheel": 1, "pages": 2}
+    assert second_tier.choose(record, [], 3 * 130.0) == ["wheel", "pages", "browser"]
+
+
+def test_a_part_that_does_not_fit_gives_way_to_the_next(cost):
+    cost["browser"] = 1000.0
+    assert "browser" not in second_tier.choose(dict.fromkeys(PARTS, 0), [], 260.0)
+
+
+def test_every_part_runs_within_five_landings(cost):
+    """In a fifth of the time that all parts take, with the same part touched every time."""
+    record, ran = dict.fromkeys(PARTS, 0), set()
+    for landing in range(1, 6):
+        chosen = second_tier.choose(record, ["docs/index.md"], 130.0 * (len(PARTS) // 5 + 2))
+        record |= dict.fromkeys(chosen, landing)
+        ran |= set(chosen)
+    assert ran == PARTS
+
+
+def test_the_record_is_read_as_it_was_written(tmp_path):
+    path = tmp_path / "record.csv"
+    path.write_text("part,commits,day\nray,3,2026-01-01\n", encoding="utf-8")
+    second_tier.write_record(path, ["pages", "wheel"], 7)
+    assert second_tier.read_record(path) == dict.fromkeys(PARTS, 0) | {
+        "ray": 3,
+        "pages": 7,
+        "wheel": 7,
+    }
+
+
+def test_durations_name_tests_that_exist():
+    for place in {row["test"] for row in second_tier.durations()}:
+        file, *names = place.split("::")
+        text = (ROOT / file).read_text(encoding="utf-8")
+        assert all(name in text or file.startswith("torchrl_marl") for name in names), place
