@@ -1,4 +1,4 @@
-"""The examples of ``docs/extending.md`` hold in environments with masks and in environments without."""
+"""The examples of ``docs/extending.md`` run in environments with masks and without."""
 
 import contextlib
 import csv

@@ -264,7 +264,7 @@ def test_groups_are_the_ids_prefixes_or_a_map():
 
 
 def test_kinds_of_one_group_act_each_for_itself():
-    """Agents that differ, in another order than the environment's, do what they did in two groups."""
+    """Different agents in one group, in another order, act as they did in two groups."""
     apart = JaxMarlEnv(
         "MPE_simple_speaker_listener_v4", num_envs=4, seed=0, continuous_actions=False
     )

@@ -1,4 +1,4 @@
-"""PettingZooEnv on parallel environments: groups, specs, infos, masks, own environments and real ones."""
+"""PettingZooEnv on parallel environments: groups, specs, infos, masks, scripted and real ones."""
 
 import subprocess
 import sys

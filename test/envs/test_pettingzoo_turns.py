@@ -1,4 +1,4 @@
-"""PettingZooEnv on turn-based environments: who moves, who earned what and when, deaths, real games."""
+"""PettingZooEnv on turn-based environments: movers, rewards of each agent, deaths, real games."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Environments of turns and paces: their exact returns, who acts when, and that they are learned."""
+"""Turn-based toy environments: exact returns, the agent to act, and learning."""
 
 import pytest
 import torch

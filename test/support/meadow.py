@@ -1,4 +1,4 @@
-"""An environment of two kinds of agents that are born late and die early, in groups of any make-up."""
+"""An environment with two kinds of agents, late births and early deaths, in any groups."""
 
 import torch
 from torchrl.data import Bounded, Categorical, OneHot, Unbounded

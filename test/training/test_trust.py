@@ -46,7 +46,7 @@ def another_user(tmp_path, monkeypatch):
 
 @pytest.fixture
 def module(tmp_path, monkeypatch):
-    """An environment of one's own, ``secret_meadow/world``; gives the file that its import leaves."""
+    """An environment in ``secret_meadow/world``; returns the file that its import writes."""
     place, mark = tmp_path / "modules" / "secret_meadow", tmp_path / "mark"
     place.mkdir(parents=True)
     (place / "__init__.py").touch()

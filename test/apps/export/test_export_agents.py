@@ -1,4 +1,4 @@
-"""Programs of single agents against the policy of their team, in an environment of deaths and births."""
+"""Exported agents against the policy of their team, with births and deaths."""
 
 import pytest
 import torch

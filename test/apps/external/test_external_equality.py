@@ -1,4 +1,4 @@
-"""An environment played by an external client gives the batch, and the advantages, that it gives here."""
+"""An external client's batch and advantages equal those of the environment in this process."""
 
 import pytest
 import torch
