@@ -121,7 +121,7 @@ def test_agents_remember_for_each_client_and_episode(remembering):
     policy, draw = Run.load(remembering.folder).policy, np.random.default_rng(0)
     with PolicyServer(remembering.folder, port=0, execution="trace", max_clients=2) as served:
         clients = [connect(served, name=name) for name in "ab"]
-        size = served.server.seats.remembered["agents"].shape[-1]
+        size = served.server.slots.hidden["agents"].shape[-1]
         for _ in range(2):  # episodes
             hidden = [None, None]
             for t in range(4):
@@ -153,10 +153,10 @@ def test_newer_checkpoints_are_followed_in_mid_episode(tmp_path):
             first = client.begin(seen)
             client.step(seen)
             assert not served.refresh() and client.version == 160
-            remembered = served.server.seats.remembered["agents"].copy()
+            remembered = served.server.slots.hidden["agents"].copy()
             torchrl_marl.resume(run.folder, total_frames=320)
             assert served.refresh() and not served.refresh()
-            assert np.array_equal(served.server.seats.remembered["agents"], remembered)
+            assert np.array_equal(served.server.slots.hidden["agents"], remembered)
             client.step(seen)
             assert client.version == served.version == 320
             client.end()
