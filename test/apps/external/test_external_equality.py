@@ -1,4 +1,4 @@
-"""An environment played by an external client gives the batch, and the advantages, that it gives here."""
+"""An external client yields the same batch and advantages as the environment itself."""
 
 import pytest
 import torch

@@ -177,7 +177,7 @@ def test_who_declares_other_agents_is_refused(kinds):
 def test_what_no_client_can_say_is_refused():
     action = Bounded(-1, 1, (2,))
     for seen in (Unbounded((8, 8, 3)), Composite(a=Unbounded((2,)), b=Unbounded((3,)))):
-        with pytest.raises(ConfigError, match="agents 'car' see .* one row of numbers"):
+        with pytest.raises(ConfigError, match="agents 'car' have observations .* one vector"):
             declared_of(TeamSpec([AgentSpec("car", 2, seen, action)]))
     bounds = Bounded(torch.tensor([-1.0, 0.0]), torch.tensor([1.0, 4.0]))
     team = TeamSpec([
@@ -197,7 +197,7 @@ def test_bad_requests_are_one_sentence(kinds, tmp_path, capsys):
         return line
 
     quick = ["--execution", "eager"]
-    assert "there is no token" in error(kinds.folder, "--host", "0.0.0.0", *quick)
+    assert "expected a token" in error(kinds.folder, "--host", "0.0.0.0", *quick)
     assert "token_file is" in error(kinds.folder, "--token-file", tmp_path / "none", *quick)
     assert "tls_certificate is" in error(kinds.folder, "--tls-cert", tmp_path / "none", *quick)
     assert "expected a port" in error(kinds.folder, "--port", "70000")

@@ -243,7 +243,7 @@ def same_structure(one: nn.Module, other: nn.Module) -> bool:
 
 @torch.no_grad()
 def copy_tensors(policy: nn.Module, newer: nn.Module) -> None:
-    """Copies the tensors of a newer policy in place, so that the graphs of the old one stay valid."""
+    """Copies the tensors of a newer policy in place; graphs of the policy stay valid."""
     mine, other = ([*net.parameters(), *net.buffers()] for net in (policy, newer))
     for own, new in zip(mine, other):
         own.copy_(new)

@@ -49,8 +49,8 @@ class Client:
     """
 
     __slots__ = (
-        "answer", "busy", "connection", "episode", "last", "last_message", "name", "over", "recorded",
-        "slot", "t",
+        "answer", "busy", "connection", "episode", "last", "last_message", "name", "over",
+        "recorded", "slot", "t",
     )  # fmt: skip
 
     def __init__(self, name: str, slot: int, connection: ClientConnection, now: float) -> None:
