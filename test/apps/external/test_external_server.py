@@ -350,7 +350,9 @@ def test_who_is_away_or_silent_for_too_long_is_left():
 def test_the_first_declaration_is_no_larger_than_a_message():
     server = ActionServer(max_message_bytes=1000)
     large = {"walker": {"n": 10_000, "observation": 1_000_000, "action": 2}}
-    with pytest.raises(Refused, match="have 40,000,080,000 bytes, expected 1,000 at most; raise max"):
+    with pytest.raises(
+        Refused, match="have 40,000,080,000 bytes, expected 1,000 at most; raise max"
+    ):
         Pen(server, agents=large)
     assert server.declared is None
     many = {"walker": {"n": 10, "observation": 1, "action": {"n_actions": 100}}}
