@@ -115,7 +115,7 @@ class TestBadInput:
             (["train", TOY, "--seeds", "1,1"], "argument --seeds: found '1,1', expected each seed"),
             (["train", TOY, "seed=1", "--seeds", "1,2"], "seed=... and --seeds are both given"),
             (["train", "--resume", "no_run"], "'no_run' is no run folder: it is not there"),
-            (["train", TOY, "--resume", "x"], "which uses the run's settings"),
+            (["train", TOY, "--resume", "x"], f"{TOY} is given with --resume x, which uses"),
             (["evaluate"], "the following arguments are required: RUN"),
             (["plot", __file__], f"{__file__!r} is no run folder: it is a file"),
             (["evaluate", "no_run"], "'no_run' is no run folder: it is not there"),

@@ -185,7 +185,7 @@ class TestWhatIsNoArray:
         player = player_of(kind="commnet")
         player.speak(SEEN)
         for inbox in ("hello", [WORD], WORD, 3):
-            refused(player, "inbox is a .*, expected agents' names to messages", "act", inbox=inbox)
+            refused(player, "inbox is a .*, expected a mapping of agents", "act", inbox=inbox)
         player = player_of(kind="commnet", rounds=2)
         player.speak(SEEN)
         refused(player, "inbox is a str, expected", "hear", "hello")
@@ -251,7 +251,7 @@ class TestPrograms:
         os.symlink(tmp_path / "folder", onnx / "linked")
         file = str(outside) if file == "absolute" else file
         change_program(onnx, file=file, sha256=sha256_of(outside))
-        with pytest.raises(PlayerError, match="is outside its agent's folder; if you trust who"):
+        with pytest.raises(PlayerError, match="is outside its agent's folder; if you trust its"):
             Player(onnx)
         assert Player(onnx, trust=True).act(SEEN).shape == ()
 

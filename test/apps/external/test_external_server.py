@@ -356,7 +356,7 @@ def test_the_first_declaration_is_no_larger_than_a_message():
         Pen(server, agents=large)
     assert server.declared is None
     many = {"walker": {"n": 10, "observation": 1, "action": {"n_actions": 100}}}
-    with pytest.raises(Refused, match="is 1,040 bytes"):
+    with pytest.raises(Refused, match="have 1,040 bytes"):
         Pen(server, agents=many)
     Pen(server)
     assert server.declared is not None
