@@ -51,7 +51,7 @@ class Meet:
         return seen
 
     def step(self, actions):
-        """Moves the walkers; returns observations, rewards, and whether the time limit is reached."""
+        """Moves the walkers; returns observations, rewards, and True at the time limit."""
         for i, at in enumerate(self.at):
             for k, move in enumerate(actions[f"walker_{i}"]):
                 at[k] = min(1.0, max(-1.0, at[k] + SPEED * min(1.0, max(-1.0, move))))

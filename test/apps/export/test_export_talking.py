@@ -208,7 +208,7 @@ class TestPlayer:
         one.speak(seen)
         with pytest.raises(PlayerError, match="uses messages 2 steps later; call act()"):
             one.act(inbox={"car_1": said})
-        with pytest.raises(PlayerError, match="messages from 3 steps ago, expected 0 to 2, its delay"):
+        with pytest.raises(PlayerError, match="messages from 3 steps ago, expected 0 to 2"):
             one.hear({"car_1": said}, ago=3)
         with pytest.raises(PlayerError, match="message of 'bus', expected one of car_0"):
             one.hear({"bus": said})
