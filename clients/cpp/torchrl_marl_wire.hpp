@@ -104,7 +104,7 @@ class Reader {
             for (uint64_t n = size(0xdd); n > 0; --n) { const std::string key = value().text; x.map[key] = value(); }
         else if (c < 0xa0 || c >= 0xdc)
             for (uint64_t n = size(0xdb); n > 0; --n) x.list.push_back(value());
-        else if (c != 0xc0) throw std::runtime_error("the server sent what is not known here");
+        else if (c != 0xc0) throw std::runtime_error("the server sent an unknown MessagePack type");
         return x;
     }
 };

@@ -58,7 +58,7 @@ class Standing(NamedTuple):
 
 
 def standing(table: TensorDictBase) -> Standing | None:
-    """Computes ratings, payoffs and Nash average of players; None for partners, who never win.
+    """Computes ratings, payoffs and Nash average of players; None for partners.
 
     Args:
         table (TensorDictBase): result of :func:`~torchrl_marl.training.cross_play` with the same

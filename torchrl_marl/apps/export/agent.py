@@ -220,7 +220,7 @@ class AgentActor:
         return body.channel if isinstance(body, TeamNetwork) else None
 
     def senders(self) -> list[int]:
-        """Returns the indices of the agents whose messages it may receive."""
+        """Returns the indices of its possible senders of messages."""
         if self.channel is None:
             return []
         alive = torch.ones(self.actor.group.n_agents, dtype=torch.bool)
@@ -231,7 +231,7 @@ class AgentActor:
         return links.nonzero().flatten().tolist()
 
     def sender_groups(self) -> list[str]:
-        """Returns the names of the groups whose messages it may receive."""
+        """Returns the names of the groups of its possible senders."""
         own = self.actor.group
         names = [own.groups[own.group_index[place]].name for place in self.senders()]
         return list(dict.fromkeys(names))

@@ -159,7 +159,7 @@ def _teams(policy: nn.Module, players: Mapping[str, Player]) -> list[_Team]:
 
 
 class _Team:
-    """Agents of one actor, each run by a player of its own."""
+    """Agents of one actor, with a player for each."""
 
     def __init__(self, agents: Mapping[str, AgentActor], players: Mapping[str, Player]) -> None:
         self.agents, self.players = agents, players

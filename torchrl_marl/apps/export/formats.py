@@ -12,7 +12,7 @@ FORMATS = {"onnx": "for onnxruntime", "pt2": "for torch, by torch.export"}
 
 
 def check_format(word: str) -> None:
-    """Refuses an unknown format, or one whose packages are not installed.
+    """Refuses an unknown format, or one with missing packages.
 
     Raises:
         ConfigError: an unknown format.

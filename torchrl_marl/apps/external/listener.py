@@ -45,7 +45,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def known(self) -> bool:
-        """Whether the client has sent its ``hello``."""
+        """True once the client has sent its ``hello``."""
         return self._client is not None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

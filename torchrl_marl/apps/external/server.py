@@ -316,7 +316,7 @@ class ActionServer:
     # --------------------------------------------------------------------------------- a batch
 
     def flush(self) -> None:
-        """Answers all messages received since the last call whose next step may begin."""
+        """Answers the messages received since the last call, except for held clients."""
         self._scheduled = False
         received, self._received = self._received, []
         if received:
@@ -326,7 +326,7 @@ class ActionServer:
             self._act(acting)
 
     def _end_steps(self, received: list[Client]) -> None:
-        """Ends the steps whose outcomes were received; the other clients wait for actions."""
+        """Ends the open steps of clients; those with a running episode then wait for actions."""
         slots = np.array([client.slot for client in received])
         faults = self.slots.faults(slots)
         if faults:
@@ -352,7 +352,7 @@ class ActionServer:
                 self._waiting.append(client)
 
     def _steps_to_begin(self) -> list[Client]:
-        """Returns the waiting clients whose next step may begin."""
+        """Returns the waiting clients that may begin a step."""
         if self.policy is None:
             return []
         if self.recording is None:

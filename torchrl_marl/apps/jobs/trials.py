@@ -97,7 +97,7 @@ class Trials(Part):
 
     @property
     def done(self) -> bool:
-        """Whether all trials have ended."""
+        """True once all trials have ended."""
         return all(number is None for number in self.numbers)
 
     # -------------------------------------------------------------------------------- next trial

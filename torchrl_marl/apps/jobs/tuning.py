@@ -51,7 +51,7 @@ class Choice:
     low: float
     high: float
     log: bool = False
-    """Whether the scale is logarithmic."""
+    """Logarithmic scale."""
 
 
 def parse_choice(text: str) -> Choice | None:
