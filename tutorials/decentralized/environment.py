@@ -2,10 +2,9 @@
 
     python tutorials/decentralized/environment.py RUN --steps 200
 
-exports the agents of a run, starts a process for each, without torch, and lets them play. Messages
-go through this process, which is the environment: it knows who lives, and who speaks to whom. In
-    each
-step the team's policy is asked, too, and not one action may differ.
+exports the agents of a run, starts a process without torch for each, and lets them play. Messages
+go through this process, which runs the environment and knows the living agents and their links. In
+each step the team's policy acts, too, and all actions must be equal.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ def play_step(
     """Runs a step of the living agents; returns name -> action."""
     talk = next(iter(agents.values())).talk
     if talk and talk["links"] not in ("all", "ring"):
-        raise SystemExit(f"the environment sets the links here (links={talk['links']}), not supported.")
+        raise SystemExit(f"links={talk['links']} is not supported, expected all or ring.")
     if talk is None:
         return ask_all(agents, "act", {name: {**seen[name], **legal[name]} for name in agents})
     said = ask_all(agents, "speak", seen)
