@@ -38,8 +38,8 @@ def served(execution: str) -> Iterator[Any]:
     from torchrl.envs.utils import ExplorationType
 
     from torchrl_marl import TeamSpec
-    from torchrl_marl.apps.external import ActionServer, Declared, Door
-    from torchrl_marl.apps.external.client_slots import Seats
+    from torchrl_marl.apps.external import ActionServer, Declared, Listener
+    from torchrl_marl.apps.external.client_slots import ClientSlots
     from torchrl_marl.apps.external.graph_acting import GraphActing
     from torchrl_marl.modules import make_actor
 
@@ -48,8 +48,8 @@ def served(execution: str) -> Iterator[Any]:
     declared = Declared.read(AGENTS)
     team: TeamSpec = declared.declaration("bench", 1).team
     acting = GraphActing(make_actor(team.groups["walker"]), execution=execution)
-    acting.prepare(Seats(declared, 1).inputs(np.zeros(1, int)), ExplorationType.RANDOM)
-    door = Door(ActionServer(declared, acting))
+    acting.prepare(ClientSlots(declared, 1).inputs(np.zeros(1, int)), ExplorationType.RANDOM)
+    door = Listener(ActionServer(declared, acting))
     door.ask(torch.set_num_threads, 1)
     try:
         yield door

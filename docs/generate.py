@@ -66,10 +66,10 @@ RECIPES = f"""\
 <!-- written by `python docs/generate.py`; edit the comments of the recipes instead -->
 
 `torchrl-marl train RECIPE` trains one; `{DEFAULT_RECIPE}` is the default. The names link to the
-files, which hold what differs from the [defaults](settings.md). Times are for one CPU core, where
-nothing else is said.
+files, which hold only what differs from the [defaults](settings.md). Times are for one CPU core
+unless stated otherwise. [Notes](#notes) follow the table.
 
-| recipe | environment | frames | what it is |
+| recipe | environment | frames | description |
 |---|---|---:|---|
 """
 
@@ -166,25 +166,30 @@ def _family(schema: type, algorithms: list[str]) -> str:
 
 def recipes_page() -> str:
     """Returns ``recipes.md``."""
-    return RECIPES + "".join(_recipe_row(name) + "\n" for name in recipe_names())
+    names = recipe_names()
+    notes = [(name, _comment(CONFIGS / f"{name}.yaml")[1]) for name in names]
+    items = "".join(f"- `{name}`: {note}\n" for name, note in notes if note)
+    rows = "".join(_recipe_row(name) + "\n" for name in names)
+    return f"{RECIPES}{rows}\n## Notes\n\n{items}"
 
 
 def _recipe_row(name: str) -> str:
     config = read_config(name)
     link = f"[`{name}`](../torchrl_marl/configs/{name}.yaml)"
-    world = f"`{config.env.library}/{config.env.name}`"
-    cells = link, world, f"{config.total_frames:,}", _comment(CONFIGS / f"{name}.yaml")
+    environment = f"`{config.env.library}/{config.env.name}`"
+    cells = link, environment, f"{config.total_frames:,}", _comment(CONFIGS / f"{name}.yaml")[0]
     return f"| {' | '.join(cells)} |"
 
 
-def _comment(path: Path) -> str:
-    """Returns the comment with which a recipe begins."""
+def _comment(path: Path) -> tuple[str, str]:
+    """Returns the first sentence of a recipe's opening comment, and the rest."""
     lines = []
     for line in path.read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
             break
         lines.append(line.removeprefix("#").strip())
-    return " ".join(lines).replace("|", "\\|")
+    first, _, rest = " ".join(lines).replace("|", "\\|").partition(". ")
+    return first.rstrip(".") + ".", rest
 
 
 # ------------------------------------------------------------------- tables in other pages

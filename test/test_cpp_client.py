@@ -123,7 +123,7 @@ def test_it_says_what_is_seen_and_reads_what_is_done(program, door, what):
 
 def test_it_raises_what_the_server_says(program, door):
     assert "wrong token" in said(program, "play", door.port, "guess")[0]
-    assert "'mouse_7' is none of those declared" in said(program, "wrong", door.port, "secret")[-1]
+    assert "'mouse_7' is not declared" in said(program, "wrong", door.port, "secret")[-1]
 
 
 def test_the_example_plays(door, tmp_path):

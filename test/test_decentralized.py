@@ -33,5 +33,5 @@ def test_processes_do_what_the_team_does(kind, n_agents, tmp_path):
     run = torchrl_marl.train(config)
     found = world.play(run, tmp_path / "export", steps=16)
     assert found.startswith(f"{n_agents} processes, 16 steps, ")
-    assert found.endswith("somebody was dead or not born: no action differs")
+    assert found.endswith("an agent was dead or not born: no action differs")
     assert ", 0 episodes" not in found and ", 0 times" not in found

@@ -1,8 +1,8 @@
-// Walkers in a square who learn to meet: the environment of clients/python/example_meet.py, as a client in C++.
+// Walkers in a square learn to meet: the environment of clients/python/example_meet.py as a client in C++.
 //
 //     g++ -std=c++17 -O2 example.cpp -o example && ./example 127.0.0.1 7777 100
 //
-// Beside it: torchrl-marl train external_meet_mappo, or torchrl-marl serve RUN of such a run.
+// Its server: torchrl-marl train external_meet_mappo, or torchrl-marl serve RUN for such a run.
 #include "torchrl_marl_client.hpp"
 
 #include <algorithm>
@@ -14,7 +14,7 @@ using torchrl_marl::Actions, torchrl_marl::Rewards, torchrl_marl::Seen;
 constexpr int N = 3, LIMIT = 25;
 constexpr float SPEED = 0.15f;
 
-class Meet {  // all earn, less the further they are from each other
+class Meet {  // the shared reward is minus the mean distance of the walkers
   public:
     explicit Meet(unsigned seed) : random_(seed) {}
 
@@ -23,7 +23,7 @@ class Meet {  // all earn, less the further they are from each other
         for (auto& place : at_)
             for (float& x : place) x = anywhere(random_);
     }
-    Seen look() const {  // where one is, and where the others are from there
+    Seen observe() const {  // the walker's position, and the relative positions of the others
         Seen seen;
         for (int i = 0; i < N; ++i) {
             auto& numbers = seen["walker_" + std::to_string(i)] = {at_[i][0], at_[i][1]};
@@ -32,7 +32,7 @@ class Meet {  // all earn, less the further they are from each other
         }
         return seen;
     }
-    double step(const Actions& actions) {  // moves; returns what each earns
+    double step(const Actions& actions) {  // moves the walkers; returns the shared reward
         float middle[2] = {0, 0};
         for (int i = 0; i < N; ++i)
             for (int k = 0; k < 2; ++k) {
@@ -58,15 +58,15 @@ int main(int count, char** given) {
         Meet environment(0);
         for (int episode = 0; episode < episodes; ++episode) {
             environment.begin();
-            Actions actions = client.begin(environment.look());
+            Actions actions = client.begin(environment.observe());
             double total = 0;
             for (int t = 1; t <= LIMIT; ++t) {
                 const double earned = environment.step(actions);
-                const Seen seen = environment.look();
+                const Seen seen = environment.observe();
                 Rewards rewards;
                 for (const auto& [agent, numbers] : seen) rewards[agent] = earned;
                 if (t < LIMIT) actions = client.step(seen, rewards);
-                else client.end(rewards, true, seen);  // the time ran out
+                else client.end(rewards, true, seen);  // time limit
                 total += earned;
             }
             std::cout << "episode " << episode << " return " << total << " version " << client.version << std::endl;

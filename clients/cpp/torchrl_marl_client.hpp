@@ -1,14 +1,14 @@
-// A client for simulators that torchrl_marl acts for: C++17 and POSIX sockets, no packages.
+// Client for external simulators: C++17 and POSIX sockets, without packages.
 //
 //     torchrl_marl::Client client("127.0.0.1", 7777, {{"walker", 2, 4, 1}});  // kind, n, observation, actions
-//     auto actions = client.begin({{"walker_0", {..}}, {"walker_1", {..}}});  // what they see: 4 numbers each
+//     auto actions = client.begin({{"walker_0", {..}}, {"walker_1", {..}}});  // observations: 4 numbers each
 //     while (!over)
-//         actions = client.step(seen, {{"walker_0", 1.0}}, {"walker_1"});     // rewards, who has terminated
-//     client.end({{"walker_0", 5.0}});                                        // true: time ran out
+//         actions = client.step(seen, {{"walker_0", 1.0}}, {"walker_1"});     // rewards, terminated agents
+//     client.end({{"walker_0", 5.0}});                                        // second argument true: time limit
 //
-// Who is in `seen` acts. actions["walker_0"] has a number for each action, or one, the number of a choice. What the
-// server refuses is a std::runtime_error with its sentence. After a lost connection the step is sent again and counts
-// once. It speaks no TLS: let a tunnel do that.
+// Agents in `seen` act. actions["walker_0"] has a number for each continuous action, or the index of a discrete one. An
+// error of the server is thrown as std::runtime_error. After a lost connection the step is repeated, and counts once.
+// There is no TLS; use a tunnel.
 #pragma once
 #include "torchrl_marl_wire.hpp"
 
@@ -30,23 +30,23 @@ namespace torchrl_marl {
 
 using Names = std::vector<std::string>;
 using Numbers = std::vector<float>;
-using Seen = std::map<std::string, Numbers>;                 // agent -> what it sees
-using Rewards = std::map<std::string, double>;               // agent -> what it earned since the last step
-using Masks = std::map<std::string, std::vector<bool>>;      // agent -> which of its choices are legal
-using Actions = std::map<std::string, std::vector<double>>;  // agent -> what it does
+using Seen = std::map<std::string, Numbers>;                 // agent -> its observation
+using Rewards = std::map<std::string, double>;               // agent -> its reward since the last step
+using Masks = std::map<std::string, std::vector<bool>>;      // agent -> its action mask
+using Actions = std::map<std::string, std::vector<double>>;  // agent -> its action
 
-struct Kind {  // of agents: n of them, called name_0, name_1, ...
+struct Kind {  // a kind of agents, called name_0, name_1, ...
     std::string name;
     int n, observation, actions;
-    bool discrete = false, mask = false;  // `actions` are choices then; masks say which of them are legal
+    bool discrete = false, mask = false;  // discrete: `actions` is their number; mask: action masks are sent
 };
 
 class Client {
   public:
-    std::string token, name;    // token: by default the environment's TORCHRL_MARL_TOKEN
-    double patience = 60;       // seconds for which a server that is gone is looked for
-    Numbers state;              // that only critics see; its size when the first episode begins is declared
-    int64_t version = 0;        // of the policy that answered
+    std::string token, name;    // token: by default the variable TORCHRL_MARL_TOKEN
+    double patience = 60;       // seconds to try to reconnect
+    Numbers state;              // state for critics; its size at the start of the first episode is declared
+    int64_t version = 0;        // version of the policy in the last answer
 
     Client(std::string host, int port, std::vector<Kind> kinds, const std::string& called = "client")
         : name(called), host_(std::move(host)), port_(std::to_string(port)), kinds_(std::move(kinds)) {
@@ -65,7 +65,7 @@ class Client {
         Map message = Map()("type", "step")("observations", seen)("rewards", rewards);
         return ask(message("terminated", terminated)("action_masks", masks));
     }
-    void end(const Rewards& rewards = {}, bool truncated = false, const Seen& seen = {}) {  // truncated: time ran out
+    void end(const Rewards& rewards = {}, bool truncated = false, const Seen& seen = {}) {  // truncated: time limit
         ask(Map()("type", "end")("observations", seen)("rewards", rewards)("truncated", truncated));
     }
     void close() {
@@ -91,7 +91,7 @@ class Client {
                 for (const Value& x : chosen.list) actions[agent].push_back(x.number);
             }
             return actions;
-        } catch (Lost) {  // the same step again: it counts once
+        } catch (Lost) {  // the repeated step counts once
             close();
             if (std::chrono::steady_clock::now() > until)
                 throw std::runtime_error("no server at " + host_ + ":" + port_);

@@ -1,4 +1,4 @@
-// What torchrl_marl_client.hpp puts on the wire: MessagePack, as much of it as is said there, and the proof of a token.
+// Encoding for torchrl_marl_client.hpp: the part of MessagePack that it uses, and the proof of a token.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -46,7 +46,7 @@ template <class T> std::string pack(const std::map<std::string, T>& items) {
     for (const auto& [key, value] : items) found += pack(key) + pack(value);
     return found;
 }
-struct Map {  // of values of different types
+struct Map {  // values of different types
     std::string items;
     uint32_t n = 0;
     template <class T> Map& operator()(const char* key, const T& value) {
@@ -56,7 +56,7 @@ struct Map {  // of values of different types
 };
 inline std::string pack(const Map& map) { return '\xdf' + big_endian(map.n, 4) + map.items; }
 
-struct Value {  // of an answer
+struct Value {  // a value in an answer
     double number = 0;
     std::string text;
     std::map<std::string, Value> map;
@@ -104,7 +104,7 @@ class Reader {
             for (uint64_t n = size(0xdd); n > 0; --n) { const std::string key = value().text; x.map[key] = value(); }
         else if (c < 0xa0 || c >= 0xdc)
             for (uint64_t n = size(0xdb); n > 0; --n) x.list.push_back(value());
-        else if (c != 0xc0) throw std::runtime_error("the server sent what is not known here");
+        else if (c != 0xc0) throw std::runtime_error("the server sent an unknown MessagePack type");
         return x;
     }
 };

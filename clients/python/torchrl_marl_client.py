@@ -1,14 +1,14 @@
-"""A client for simulators that torchrl_marl acts for: one file, Python 3.9 or newer, no packages.
+"""Client for external simulators: one file for Python 3.9 or newer, without packages.
 
     client = Client(agents={"walker": {"n": 2, "observation": 4, "action": 1}})
-    actions = client.begin({"walker_0": [...], "walker_1": [...]})  # what they see
+    actions = client.begin({"walker_0": [...], "walker_1": [...]})  # observations
     while not over:
         ...  # actions: {"walker_0": [0.3], "walker_1": [-1.0]}
-        actions = client.step(seen, rewards={"walker_0": 1.0}, terminated=["walker_1"])
-    client.end(rewards={"walker_0": 5.0})  # truncated=True where time ran out
+        actions = client.step(observations, rewards={"walker_0": 1.0}, terminated=["walker_1"])
+    client.end(rewards={"walker_0": 5.0})  # truncated=True at a time limit
 
-What an agent sees is a list of numbers, float32 bytes, or an array of numpy. Who is in ``seen``
-acts; rewards are those since the last step, and an agent that has terminated earns its last.
+An observation is a list of numbers, float32 bytes, or a numpy array. Agents in ``observations``
+act. Rewards are those since the last step; the reward at its termination is an agent's last.
 """
 
 import hmac
@@ -19,13 +19,13 @@ import time
 
 
 class Client:
-    """A connection to a server; where it is lost, the same step is sent again, and counts once.
+    """Connection to a server; after a lost connection a step is repeated, and counts once.
 
-    agents: kind -> {"n": agents, "observation": numbers that one sees, "action": ...}, an action
-    being a number of numbers from -1 to 1, {"size", "low", "high"}, or {"n_actions", "mask"}.
-    Options: token (by default TORCHRL_MARL_TOKEN of the environment); state_size, numbers that
-    only critics see; timeout, seconds to wait for an answer (None: for ever); patience, seconds
-    for which a server that is gone is looked for; ssl, an ssl.SSLContext.
+    agents: kind -> {"n": agents, "observation": features, "action": ...}; the action is a number
+    of continuous actions from -1 to 1, {"size", "low", "high"}, or {"n_actions", "mask"}.
+    Options: token (default: the variable TORCHRL_MARL_TOKEN); state_size, features of the critics'
+    state; timeout, seconds to wait for an answer (None: no limit); patience, seconds to try to
+    reconnect; ssl, an ssl.SSLContext.
     """
 
     def __init__(self, host="127.0.0.1", port=7777, agents=None, name="client", **options):
@@ -39,23 +39,23 @@ class Client:
             raise TypeError("Client has no " + ", ".join(options))
 
     def begin(self, observations, **more):
-        """Begins an episode; returns agent -> action. More: action_masks, state."""
+        """Begins an episode; returns agent -> action. Options: action_masks, state."""
         self.episode, self.t = self.episode + 1, -1
         return self.step(observations, **more)
 
     def step(self, observations, rewards=None, terminated=(), **more):
-        """Says what the last actions led to; returns the next. More: action_masks, state."""
+        """Sends the outcome of the last actions; returns the next. Options: action_masks, state."""
         return self._ask("step", observations, rewards=rewards, terminated=terminated, **more)
 
     def end(self, rewards=None, truncated=False, observations=None, terminated=(), **more):
-        """Ends the episode; ``truncated``: time ran out, and ``observations`` are the last."""
+        """Ends the episode; at a time limit with ``truncated`` and the last ``observations``."""
         more.update(rewards=rewards, truncated=bool(truncated), terminated=terminated)
         self._ask("end", observations or {}, **more)
 
     def _ask(self, kind, observations, state=None, terminated=(), **more):
         self.t += 1
         message = {"type": kind, "episode": self.episode, "t": self.t}
-        message["observations"] = {name: numbers(seen) for name, seen in observations.items()}
+        message["observations"] = {name: numbers(own) for name, own in observations.items()}
         more.update(terminated=list(terminated), state=None if state is None else numbers(state))
         message.update({key: value for key, value in more.items() if value})
         data, until = pack(message), None
@@ -66,8 +66,8 @@ class Client:
                 self.socket.sendall(struct.pack("<I", len(data)) + data)
                 answer = self._receive()
                 while (answer["episode"], answer["t"]) != (self.episode, self.t):
-                    answer = self._receive()  # of a message that was sent twice
-                self.version = answer["version"]  # of the policy
+                    answer = self._receive()  # skip the answer to a repeated message
+                self.version = answer["version"]  # version of the policy
                 return answer["actions"]
             except (OSError, EOFError):
                 self.close()
@@ -103,14 +103,14 @@ class Client:
         return data
 
     def close(self):
-        """Closes the connection; a further step opens another."""
+        """Closes the connection; the next step opens a new one."""
         if self.socket is not None:
             self.socket.close()
             self.socket = None
 
 
 def numbers(seen):
-    """Returns float32 bytes in little endian."""
+    """Returns little-endian float32 bytes."""
     if isinstance(seen, bytes):
         return seen
     if hasattr(seen, "astype"):
@@ -119,7 +119,7 @@ def numbers(seen):
 
 
 def pack(x):
-    """Returns a value in MessagePack."""
+    """Encodes a value as MessagePack."""
     if x is None or isinstance(x, bool):
         return b"\xc0" if x is None else b"\xc3" if x else b"\xc2"
     if isinstance(x, int):
@@ -132,13 +132,13 @@ def pack(x):
     if isinstance(x, dict):
         body = b"".join(pack(key) + pack(value) for key, value in x.items())
         return struct.pack(">BI", 0xDF, len(x)) + body
-    if hasattr(x, "tolist"):  # of numpy
+    if hasattr(x, "tolist"):  # numpy
         return pack(x.tolist())
     return struct.pack(">BI", 0xDD, len(x)) + b"".join(map(pack, x))
 
 
 def unpack(d, i=0):
-    """Returns the value that begins at a byte, and where the next begins, of MessagePack."""
+    """Decodes the MessagePack value at a byte; returns it and the index of the next byte."""
     c, i = d[i], i + 1
     if c < 0x80 or c >= 0xE0:
         return (c if c < 0x80 else c - 256), i

@@ -67,7 +67,7 @@ class TestHelp:
     def test_help_of_train_names_what_may_change_where_a_run_goes_on(self):
         """As the refusal of anything else names it."""
         text = " ".join(call("train", "--help", code=0)[0].split())
-        (free,) = re.findall(r"by its own settings; (.*?), may be given anew", text)
+        (free,) = re.findall(r"new values are allowed for: (.*?) --trust", text)
         path = Path("config.yaml")
         with pytest.raises(ConfigError, match="which may change") as refused:
             check_unchanged(TrainConfig(), TrainConfig(seed=1), TrainConfig(seed=1), path)
@@ -115,7 +115,7 @@ class TestBadInput:
             (["train", TOY, "--seeds", "1,1"], "argument --seeds: found '1,1', expected each seed"),
             (["train", TOY, "seed=1", "--seeds", "1,2"], "seed=... and --seeds are both given"),
             (["train", "--resume", "no_run"], "'no_run' is no run folder: it is not there"),
-            (["train", TOY, "--resume", "x"], "--resume x goes on by the run's own settings"),
+            (["train", TOY, "--resume", "x"], f"{TOY} is given with --resume x, which uses"),
             (["evaluate"], "the following arguments are required: RUN"),
             (["plot", __file__], f"{__file__!r} is no run folder: it is a file"),
             (["evaluate", "no_run"], "'no_run' is no run folder: it is not there"),
@@ -229,7 +229,7 @@ class TestNoise:
         with warnings.catch_warnings():
             shown = warnings.showwarning
             try:
-                console.silence_others()
+                console.silence_libraries()
                 theirs["warn"](1)
                 theirs["warn"](2)
                 ours["warn"](1)
@@ -240,7 +240,7 @@ class TestNoise:
 
     def test_torchrl_says_nothing(self):
         program = (
-            "from torchrl_marl.apps.console import silence_others; silence_others()\n"
+            "from torchrl_marl.apps.console import silence_libraries; silence_libraries()\n"
             "from torchrl.envs.utils import check_env_specs\n"
             "from torchrl.envs.custom import PendulumEnv as Env\n"
             "check_env_specs(Env())"

@@ -76,7 +76,7 @@ def training(monkeypatch, tmp_path):
     monkeypatch.setattr("torchrl_marl.training.trainer", trainer, raising=False)
     monkeypatch.setattr("torchrl_marl.apps.cli.evaluating.Run", run)
     monkeypatch.setattr("torchrl_marl.runs.draw", lambda folder: None)
-    monkeypatch.setattr(cli, "silence_others", silence)
+    monkeypatch.setattr(cli, "silence_libraries", silence)
     return seen
 
 
@@ -165,13 +165,13 @@ class TestTrain:
         assert cli.main(["train", TOY]) == 130
         line = capsys.readouterr().err.strip()
         assert line == (
-            "torchrl-marl: stopped and saved; go on with: torchrl-marl train --resume runs/mine"
+            "torchrl-marl: stopped and saved; resume with: torchrl-marl train --resume runs/mine"
         )
 
     def test_sigterm_says_how_to_go_on(self, training, capsys):
         training.fail = (1, Terminated(Path("runs/mine")))
         assert cli.main(["train", TOY]) == 143
-        assert "stopped and saved; go on with: torchrl-marl train --resume runs/mine" in (
+        assert "stopped and saved; resume with: torchrl-marl train --resume runs/mine" in (
             capsys.readouterr().err
         )
 

@@ -163,6 +163,6 @@ def test_a_policy_that_is_no_graph_runs_step_by_step():
 
     graphs = GraphActing(policy, execution="trace", sizes=(4,))
     leaves = {("car", "observation"): np.ones((2, 3, 1), np.float32)}
-    with pytest.warns(UserWarning, match="is no graph, and runs step by step"):
+    with pytest.warns(UserWarning, match="cannot be captured as a graph and runs eagerly"):
         assert (graphs.act(leaves, BEST)["car", "action"] == 1).all()
     assert (graphs.act(leaves, BEST)["car", "action"] == 1).all()

@@ -374,7 +374,7 @@ class TestAgainst:
 
     def test_one_team_has_no_opponent(self, trained, capsys):
         assert cli.main(["evaluate", str(trained / "good"), "--against", "random"]) == 2
-        assert "plays in an environment of one team, expected two sides" in capsys.readouterr().err
+        assert "plays in an environment of one team, expected two" in capsys.readouterr().err
         gif = ["evaluate", str(trained / "game"), "--against", "random", "--gif"]
         assert cli.main(gif) == 2
-        assert "--gif and --against are both given" in capsys.readouterr().err
+        assert "--gif or --mp4 is given with --against" in capsys.readouterr().err

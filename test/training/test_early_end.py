@@ -133,13 +133,13 @@ def test_a_second_ctrl_c_says_how_to_go_on(when, tmp_path, monkeypatch, capsys):
     resumed = f"torchrl-marl train --resume {folder}"
     if when == "learning":
         monkeypatch.setattr(Training, "step", lambda self: twice())
-        said = f"stopped at once; go on from what was saved before with: {resumed}"
+        said = f"stopped at once; resume from the last checkpoint with: {resumed}"
     elif when == "measuring":
         monkeypatch.setattr(Training, "evaluate", lambda self: twice())
-        said = f"stopped before its first checkpoint; begin it again with: {resumed}"
+        said = f"stopped before the first checkpoint; start again with: {resumed}"
     else:  # one is enough
         monkeypatch.setattr(training, "build_learners", lambda *a, **k: twice())
-        said = "stopped; nothing was stored, so begin again."
+        said = "stopped; nothing was saved, so start again."
     configs = "torchrl_marl.apps.cli.main._configs_of_seeds"
     monkeypatch.setattr(configs, lambda *a: [config_of("", folder)])
     assert cli.main(["train", "toy_arena_mappo", f"folder={folder}"]) == 130
@@ -159,16 +159,16 @@ def test_sigterm_at_once_says_how_to_go_on(tmp_path, monkeypatch, capsys):
         training, "build_learners", lambda *a, **k: (_ for _ in ()).throw(Terminated())
     )
     assert cli.main(["train", "--resume", str(folder)]) == 143
-    assert "stopped at once; go on from what was saved before with: " in capsys.readouterr().err
+    assert "stopped at once; resume from the last checkpoint with: " in capsys.readouterr().err
     RunFolder(folder).release()
 
 
 @pytest.mark.parametrize(
     ("command", "saved", "said"),
     [
-        ("suite", True, "stopped and saved; the same command goes on with --resume."),
-        ("tune", False, "stopped at once; the same command goes on."),
-        ("train", True, "stopped and saved; go on with: torchrl-marl train --resume run"),
+        ("suite", True, "stopped and saved; resume with the same command and --resume."),
+        ("tune", False, "stopped at once; resume with the same command."),
+        ("train", True, "stopped and saved; resume with: torchrl-marl train --resume run"),
     ],
 )
 def test_what_stopped_is_named(command, saved, said, capsys):

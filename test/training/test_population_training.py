@@ -155,7 +155,7 @@ def test_seeds_are_trained_together_by_the_command_line(tmp_path, capsys):
     [
         (["--together"], "add --seeds 0..7"),
         (["--seeds", "0,2", "--together"], "use --seeds 0..1"),
-        (["--seeds", "4..2"], "a last one that is larger"),
+        (["--seeds", "4..2"], "a larger last one"),
         (["--seeds", "0..3", "--together", "seed=1"], "drop seed="),
         (["--seeds", "0..3", "--together", "population.size=2"], "drop population.size"),
         (["--seeds", "0..3", "--together", "learner=happo"], "expected one of mappo, ippo"),

@@ -242,7 +242,7 @@ def test_the_command_line_is_ended_by_sigterm_and_goes_on(tmp_path):
         process.terminate()
         _, err = process.communicate(timeout=120)
     assert process.returncode == 143
-    assert f"stopped and saved; go on with: torchrl-marl train --resume {folder}" in err
+    assert f"stopped and saved; resume with: torchrl-marl train --resume {folder}" in err
     done = final_state(folder)["iteration"]
     assert done == len(table(folder / "metrics.csv")) >= 1
 

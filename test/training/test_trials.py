@@ -31,7 +31,7 @@ SETTINGS = {
 
 
 class Listed:
-    """A judge that prunes whom it was told to."""
+    """A scheduler that prunes whom it was told to."""
 
     rungs = [80]
 
@@ -52,21 +52,21 @@ class Listed:
         self.seen.append((trial, value is not None, pruned))
 
 
-def trained(folder, judge, **settings):
+def trained(folder, scheduler, **settings):
     own = {"population": {"size": 3, "vary": {"learner.lr": LR}}, "folder": str(folder)}
     config = load_config("toy_arena_mappo", {**SETTINGS, **own, **settings})
-    training = start_training(config, None, trials=partial(Trials, judge=judge))
+    training = start_training(config, None, trials=partial(Trials, scheduler=scheduler))
     finish(training)
     return training
 
 
 def test_nobody_notices_that_another_begins_beside_it(tmp_path):
     alone = trained(tmp_path / "alone", Listed())
-    judge = Listed(prune=[1], more=[(3, {"lr": 1e-3})])
-    together = trained(tmp_path / "together", judge, execution="trace")
+    scheduler = Listed(prune=[1], more=[(3, {"lr": 1e-3})])
+    together = trained(tmp_path / "together", scheduler, execution="trace")
     assert [len(learner.updates.programs) for learner in together.learners] == [1]
-    assert {(0, 80), (1, 80), (2, 80), (3, 80), (1, False, True)} <= set(judge.seen)
-    assert (3, True, True) in judge.seen and together.trials.numbers == [None] * 3
+    assert {(0, 80), (1, 80), (2, 80), (3, 80), (1, False, True)} <= set(scheduler.seen)
+    assert (3, True, True) in scheduler.seen and together.trials.numbers == [None] * 3
     again = trained(tmp_path / "again", Listed(prune=[1], more=[(3, {"lr": 1e-3})]))
     for seed in (0, 2):
         one, other = (Run.load(training.folder / f"seed{seed}") for training in (alone, again))
@@ -79,8 +79,8 @@ def test_nobody_notices_that_another_begins_beside_it(tmp_path):
 
 
 def test_a_trial_begins_with_networks_of_its_own_seed(tmp_path):
-    judge = Listed(prune=[1], more=[(3, {"lr": 0.0})])
-    training = trained(tmp_path / "all", judge, seed=5)
+    scheduler = Listed(prune=[1], more=[(3, {"lr": 0.0})])
+    training = trained(tmp_path / "all", scheduler, seed=5)
     own = load_config("toy_arena_mappo", {**SETTINGS, "seed": 8, "folder": str(tmp_path / "one")})
     fresh = start_training(own, None)
     for p, q in zip(

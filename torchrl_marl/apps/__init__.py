@@ -1,1 +1,1 @@
-"""Applications of the core: what people do with runs. The core never imports them."""
+"""Applications built on the core, which never imports them."""

@@ -1,4 +1,4 @@
-"""Output to the terminal: tables, the end of a run, and this package's warnings alone."""
+"""Terminal output: tables, results of runs, errors and warnings."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ __all__ = [
     "number",
     "print_error",
     "print_failed",
+    "print_result",
     "print_stopped",
     "report",
     "settings_markdown",
     "settings_table",
-    "silence_others",
+    "silence_libraries",
     "table",
-    "tell",
 ]
 
 _RETURNS = {
@@ -48,12 +48,12 @@ def table(rows: Sequence[tuple[str, str]]) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]], numbers: slice = slice(0), indent: str = "  ") -> str:
-    """Formats rows of as many texts each as columns.
+    """Formats rows of equal length as aligned columns.
 
     Args:
-        rows (sequence of sequences of str): the texts.
-        numbers (slice): the columns that are flush right.
-        indent (str): stands before each row.
+        rows (sequence of sequences of str): texts of the cells.
+        numbers (slice): columns to align on the right.
+        indent (str): text before each row.
     """
     right = range(len(rows[0]))[numbers]
     widths = [max(map(len, column)) for column in zip(*rows)]
@@ -71,12 +71,12 @@ def settings_table(settings: Sequence[Setting], *, words: bool = False) -> str:
     """Formats key, value and meaning of every setting.
 
     Args:
-        settings (list of Setting): with their values as defaults.
-        words (bool): whether each word to choose among has a line for its meaning.
+        settings (list of Setting): settings, with their values as defaults.
+        words (bool): whether to add a line for the meaning of each choice.
     """
     rows = [(s.key, _value(s), s.help if words else s.explanation, s.words) for s in settings]
     keys = max(len(key) for key, *_ in rows)
-    # The few long values may exceed their column, so that the others stay readable.
+    # A few long values may exceed their column, so that the rest stays readable.
     width = max((len(value) for _, value, *_ in rows if len(value) <= _WIDEST), default=0)
     lines = []
     for key, value, text, meanings in rows:
@@ -154,69 +154,69 @@ def number(value: Any) -> str:
     return f"{value:,.0f}" if isinstance(value, int) or abs(value) >= 1000 else f"{value:.4g}"
 
 
-def tell(text: str) -> None:
-    """Prints what a run says at its end; of several processes that train as one, one does."""
+def print_result(text: str) -> None:
+    """Prints the result of a run; with several ranks only the first one prints."""
     if _is_first():
         print(text)
 
 
 def _is_first() -> bool:
-    """Whether this is the only process of a run, or the first of several."""
+    """Returns whether this is the only rank of a run, or rank 0."""
     here = place()
     return here is None or here.rank == 0
 
 
 def print_error(error: UserError) -> None:
-    """Prints what a user can correct in one line; once for each machine of several processes."""
+    """Prints an error in one line; with several ranks, once for each machine."""
     here = place()
     if here is None or here.local_rank == 0 or isinstance(error, RankError):
         print(f"torchrl-marl: error: {' '.join(str(error).split())}", file=sys.stderr)
 
 
 def print_stopped(folder: Path | None, saved: bool = True, *, command: str = "train") -> None:
-    """Prints that Ctrl-C or SIGTERM ended a run, and how to go on with it.
+    """Prints that Ctrl-C or SIGTERM ended a run, and the command that resumes it.
 
     Args:
-        folder (Path, optional): of the run.
-        saved (bool): whether it was saved first.
+        folder (Path, optional): folder of the run.
+        saved (bool): whether the run was saved first.
 
     Keyword Args:
-        command (str): which trained it.
+        command (str): the command that was stopped.
     """
     if _is_first():
-        print(f"\ntorchrl-marl: stopped{_how_to_go_on(folder, saved, command)}", file=sys.stderr)
+        print(f"\ntorchrl-marl: stopped{_how_to_resume(folder, saved, command)}", file=sys.stderr)
 
 
-def _how_to_go_on(folder: Path | None, saved: bool, command: str) -> str:
+def _how_to_resume(folder: Path | None, saved: bool, command: str) -> str:
     if folder is None:
         return "."
     how = " and saved" if saved else " at once"
     if command == "suite":
-        return f"{how}; the same command goes on with --resume."
+        return f"{how}; resume with the same command and --resume."
     if command == "tune":
-        return f"{how}; the same command goes on."
+        return f"{how}; resume with the same command."
     resume = f"torchrl-marl train --resume {folder}"
     if saved:
-        return f"{how}; go on with: {resume}"
+        return f"{how}; resume with: {resume}"
     from torchrl_marl.training.folder import has_checkpoint
 
     if has_checkpoint(folder):
-        return f"{how}; go on from what was saved before with: {resume}"
+        return f"{how}; resume from the last checkpoint with: {resume}"
     if (folder / "config.yaml").is_file():
-        return f" before its first checkpoint; begin it again with: {resume}"
-    return "; nothing was stored, so begin again."
+        return f" before the first checkpoint; start again with: {resume}"
+    return "; nothing was saved, so start again."
 
 
 def print_failed(seed: int, error: Exception) -> None:
-    """Prints why one of several seeds failed, with its place unless the user can fix it."""
+    """Prints the error of a failed seed, with a traceback unless it is a user error."""
     if not isinstance(error, UserError):
         traceback.print_exception(error)
     text = " ".join(str(error).split())
     print(f"torchrl-marl: error: seed {seed} failed: {text}", file=sys.stderr)
 
 
-def silence_others() -> None:
-    """Silences other libraries' log lines and warnings; prints this package's as one line."""
+def silence_libraries() -> None:
+    """Silences log lines and warnings of other libraries; prints this package's in one line."""
     os.environ.setdefault("RL_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if not sys.warnoptions:

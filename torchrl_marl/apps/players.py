@@ -1,4 +1,4 @@
-"""What a table of players says: earnings, Nash average, ratings; as text, CSV and picture.
+"""Results of cross-play: payoffs, Nash averages and ratings, as text, CSV and plots.
 
 Shapes: A players.
 """
@@ -38,15 +38,15 @@ _RESAMPLES = 400  # of the games, for the interval of the Nash average
 
 
 class Standing(NamedTuple):
-    """How opponents compare.
+    """Ratings, win rates, payoffs and Nash average of opponents.
 
     Args:
-        ratings (Ratings): by games won, ``[A]``.
-        won (Tensor): share of the games that the row's player won, draws half, ``[A, A]``.
-        earned (Tensor): half the mean difference of both returns, ``[A, A]``; the return of the
-            row's player in a zero-sum environment.
-        weight (Tensor): each one's share of the Nash average of what is earned, ``[A]``.
-        weight_interval (pair of Tensor, optional): the ends of its 95 % interval, ``[A]`` each:
+        ratings (Ratings): ratings from games won, ``[A]``.
+        won (Tensor): win rate of the row's player, a draw counts half, ``[A, A]``.
+        earned (Tensor): payoff of the row's player, half the mean difference of both returns,
+            ``[A, A]``; in a zero-sum environment its return.
+        weight (Tensor): weight of each player in the Nash average of the payoffs, ``[A]``.
+        weight_interval (pair of Tensor, optional): bounds of its 95 % interval, ``[A]`` each:
             percentiles over resamples of the games; None where an entry is a single game.
     """
 
@@ -58,17 +58,17 @@ class Standing(NamedTuple):
 
 
 def standing(table: TensorDictBase) -> Standing | None:
-    """Returns how players compare; None for partners, who never win.
+    """Computes ratings, payoffs and Nash average of players; None for partners.
 
     Args:
-        table (TensorDictBase): of :func:`~torchrl_marl.training.cross_play`, of the same players
-            on both sides, who change seats.
+        table (TensorDictBase): result of :func:`~torchrl_marl.training.cross_play` with the same
+            players on both sides, who swap sides.
 
     Shapes:
         - table: ``[A, A]``
 
     Raises:
-        ConfigError: a table of other players on one side.
+        ConfigError: different numbers of players on the two sides.
     """
     if table.shape[0] != table.shape[1]:
         raise ConfigError(
@@ -77,7 +77,7 @@ def standing(table: TensorDictBase) -> Standing | None:
     wins, draws, games = (table[key].double() for key in ("wins", "draws", "games"))
     if bool((draws == games).all()):
         return None
-    # What one wins in the row, or loses in the column.
+    # Wins of a player: its wins as a row, and the losses of others against it as a column.
     wins, draws = wins + (games - wins - draws).mT, draws + draws.mT
     won = (wins + draws / 2) / (games + games.mT)
     earned = (table["returns"] - table["returns"].mT) / 2
@@ -86,10 +86,10 @@ def standing(table: TensorDictBase) -> Standing | None:
 
 
 def _weight_interval(table: TensorDictBase, earned: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Returns the ends of the Nash average's interval, ``[A]`` each.
+    """Returns the bounds of the Nash average's interval, ``[A]`` each.
 
-    What players earn is drawn as often as resamples of an entry's games would have it: about its
-    mean, with its standard error. Always the same numbers are drawn.
+    Payoffs are resampled from a normal distribution with each entry's mean and standard error. The
+    random seed is fixed.
     """
     error = table.get("error", None)
     if error is None:
@@ -114,10 +114,10 @@ def standing_text(
     """Formats the table: opponents by rating, others by the return of the row's player.
 
     Args:
-        names (sequence of str): the players.
-        table (TensorDictBase): ``[A, A]``.
-        found (Standing, optional): of opponents.
-        what (str): stands above the names, where there are no opponents.
+        names (sequence of str): names of the players.
+        table (TensorDictBase): result of cross-play, ``[A, A]``.
+        found (Standing, optional): standing of opponents.
+        what (str): heading of the names, for partners.
     """
     if found is None:
         return _matrix(names, table["returns"], what)
@@ -195,16 +195,16 @@ def heat_map(
     title: str = "",
     path: Path | None = None,
 ) -> Figure:
-    """Draws what players earn from, or with, each other as a heat map.
+    """Plots the payoffs or returns of all pairs as a heat map.
 
     Args:
-        names (sequence of str): the players.
-        table (TensorDictBase): ``[A, A]``.
-        found (Standing, optional): of opponents; the players' Nash average stands by their names.
+        names (sequence of str): names of the players.
+        table (TensorDictBase): result of cross-play, ``[A, A]``.
+        found (Standing, optional): standing of opponents; labels then show the Nash average.
 
     Keyword Args:
-        title (str): such as the environment's name.
-        path (Path, optional): where to write the picture.
+        title (str): title of the plot, such as the environment's name.
+        path (Path, optional): file to write.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
@@ -227,7 +227,7 @@ def heat_map(
     axes.set_yticks(range(len(names)), labels)
     for i, row in enumerate(values.tolist()):
         for j, value in enumerate(row):
-            dark = sum(image.to_rgba(value)[:3]) < 1.4  # of 3, white
+            dark = sum(image.to_rgba(value)[:3]) < 1.4  # white is 3
             color = "white" if dark else "black"
             axes.text(j, i, f"{value:.2f}", ha="center", va="center", fontsize=8.5, color=color)
     what = "earned by the row (its Nash average)" if found else "return, as rows of the table"
@@ -239,7 +239,7 @@ def heat_map(
 
 
 def evenly(players: Sequence[Any], n: int) -> list[Any]:
-    """Returns at most n of a list, evenly from the first to the last.
+    """Returns at most n items of a list, evenly spaced from the first to the last.
 
     Examples:
         >>> evenly(range(10), 4)
@@ -254,16 +254,15 @@ def evenly(players: Sequence[Any], n: int) -> list[Any]:
 def rating_curve(
     frames: Mapping[int, int], found: Standing | TensorDictBase, *, path: Path | None = None
 ) -> Path | Figure:
-    """Draws how good the stored players of a run are over the frames at which they were stored.
+    """Plots ratings or mean returns of a run's stored players over frames.
 
     Args:
-        frames (mapping): place in the table -> when that player was stored.
-        found (Standing or TensorDictBase): of :func:`standing`, ratings are drawn with their
-            intervals; or a table of partners, or of unlike sides, whose mean returns are drawn:
-            with the others, or in the first seat against them.
+        frames (mapping): index in the table -> frames at which that player was stored.
+        found (Standing or TensorDictBase): a standing, whose ratings and intervals are plotted; or
+            a table of partners or of asymmetric sides, whose mean returns are plotted.
 
     Keyword Args:
-        path (Path, optional): where to write the picture; returned then.
+        path (Path, optional): file to write; then it is returned.
 
     Raises:
         MissingExtraError: matplotlib is not installed.

@@ -1,11 +1,10 @@
-"""A team whose agents are processes: each sees its own, says its own, and does its own.
+"""A team of agents in separate processes, each with its own observations, messages and actions.
 
     python tutorials/decentralized/environment.py RUN --steps 200
 
-exports the agents of a run, starts a process for each, without torch, and lets them play. Messages
-go through this process, which is the environment: it knows who lives, and who speaks to whom. In
-    each
-step the team's policy is asked, too, and not one action may differ.
+exports the agents of a run, starts a process without torch for each, and lets them play. Messages
+go through this process, which runs the environment and knows the living agents and their links. In
+each step the team's policy acts, too, and all actions must be equal.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ HERE = Path(__file__).resolve().parent
 
 
 class Remote:
-    """An agent in a process of its own, which is asked through a pipe."""
+    """An agent in a separate process, called through a pipe."""
 
     def __init__(self, folder: Path) -> None:
         command = [sys.executable, str(HERE / "agent.py"), str(folder)]
@@ -43,7 +42,7 @@ class Remote:
         assert imported == [], f"the process has imported {imported}"
 
     def ask(self, method: str, **arguments: Any) -> None:
-        """Asks, and does not wait."""
+        """Sends a call without waiting for the answer."""
         self.process.stdin.write(json.dumps([method, arguments]) + "\n")
         self.process.stdin.flush()
 
@@ -59,7 +58,7 @@ class Remote:
 
 
 def ask_all(agents: Mapping[str, Remote], method: str, given: Mapping[str, dict]) -> dict[str, Any]:
-    """Asks agents at once; returns name -> answer."""
+    """Calls agents in parallel; returns name -> answer."""
     for name, agent in agents.items():
         agent.ask(method, **given[name])
     return {name: agent.answer() for name, agent in agents.items()}
@@ -68,31 +67,31 @@ def ask_all(agents: Mapping[str, Remote], method: str, given: Mapping[str, dict]
 def play_step(
     agents: Mapping[str, Remote], seen: Mapping[str, dict], legal: Mapping[str, dict]
 ) -> dict[str, Any]:
-    """Lets the living agents see, talk and act; returns name -> action."""
+    """Runs a step of the living agents; returns name -> action."""
     talk = next(iter(agents.values())).talk
     if talk and talk["links"] not in ("all", "ring"):
-        raise SystemExit(f"who hears whom is up to the environment here (links={talk['links']}).")
+        raise SystemExit(f"links={talk['links']} is not supported, expected all or ring.")
     if talk is None:
         return ask_all(agents, "act", {name: {**seen[name], **legal[name]} for name in agents})
     said = ask_all(agents, "speak", seen)
-    if talk["relays"]:  # BicNet: words go from agent to agent, there and back
+    if talk["relays"]:  # BicNet: messages pass along the agents and back
         for back in (False, True):
             handed = None
             for agent in list(agents.values())[:: -1 if back else 1]:
                 agent.ask("relay", handed=handed, back=back)
                 handed = agent.answer()
         return ask_all(agents, "act", legal)
-    if talk["delay"]:  # nobody waits for words: they are heard while the environment moves on
+    if talk["delay"]:  # agents act first, and receive messages later
         actions = ask_all(agents, "act", legal)
         ask_all(agents, "hear", {name: {"inbox": said} for name in agents})
         return actions
-    for _ in range(talk["rounds"] - 1):  # all that is said is given to all: they know whom to hear
+    for _ in range(talk["rounds"] - 1):  # send all messages to all; players drop those of strangers
         said = ask_all(agents, "hear", {name: {"inbox": said} for name in agents})
     return ask_all(agents, "act", {name: {"inbox": said, **legal[name]} for name in agents})
 
 
 def what_it_sees(agent: AgentActor, row: Any) -> tuple[dict, dict]:
-    """Returns an agent's observation and its legal actions, unpadded, as arguments."""
+    """Returns an agent's observation and action mask, unpadded, as arguments."""
     seen = {}
     for field in agent.observation():
         own = row[tuple(field.name.split("."))]
@@ -102,7 +101,7 @@ def what_it_sees(agent: AgentActor, row: Any) -> tuple[dict, dict]:
 
 
 def is_same(action: Any, expected: torch.Tensor) -> bool:
-    """Returns whether an action is the team's, which may be padded."""
+    """Returns whether an action equals the team's, which may be padded."""
     found = torch.as_tensor(action)
     own = expected[tuple(slice(0, size) for size in found.shape)]
     return torch.allclose(found.to(own.dtype), own, atol=1e-4)
@@ -110,7 +109,7 @@ def is_same(action: Any, expected: torch.Tensor) -> bool:
 
 @torch.no_grad()
 def play(run: Run, folder: Path, steps: int) -> str:
-    """Plays, and returns what was found."""
+    """Plays whole episodes, and returns a summary of the comparison."""
     export = run.export(folder=folder, steps=1)
     agents = agents_of(run.policy)
     remotes = {name: Remote(folder) for name, folder in export.agents.items()}
@@ -138,7 +137,7 @@ def play(run: Run, folder: Path, steps: int) -> str:
         remote.close()
     return (
         f"{len(remotes)} processes, {steps} steps, {episodes} episodes, {actions} actions, "
-        f"{deaths} times somebody was dead or not born: {differ or 'no'} action differs"
+        f"{deaths} times an agent was dead or not born: {differ or 'no'} action differs"
     )
 
 

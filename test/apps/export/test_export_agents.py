@@ -1,4 +1,4 @@
-"""Exported agents against the policy of their team, with births and deaths."""
+"""Exported agents against the policy of their team, with deaths and births."""
 
 import pytest
 import torch
@@ -160,7 +160,7 @@ class TestRefusals:
         actor = make_actor(team.groups["car"])
         with pytest.raises(ConfigError, match="agent is 'cra_1'; did you mean 'car_1'"):
             find_agents(actor, "cra_1")
-        with pytest.raises(ConfigError, match="nobody in this team has a network"):
+        with pytest.raises(ConfigError, match="no agent of this team has a network"):
             find_agents(torch.nn.Linear(1, 1))
 
     def test_bodies_over_all_agents(self):

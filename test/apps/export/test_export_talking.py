@@ -91,10 +91,10 @@ def test_groups_that_are_heard_are_exported(tmp_path):
     groups = TeamSpec.from_env(arena(n_groups=2)).groups.values()
     config = config_of({"kind": "tarmac"}, of={"across_groups": True})
     policy = team_policy(groups, make_actor, config=config, joined=True)
-    with pytest.raises(ConfigError, match="'agent_0_0' hears group 'agents_1', which is not"):
+    with pytest.raises(ConfigError, match="'agent_0_0' receives messages of group 'agents_1'"):
         export_agents(find_agents(policy, "agent_0_0"), tmp_path, "pt2")
     apart = team_policy(groups, make_actor, config=config_of({"kind": "tarmac"}), joined=True)
-    assert agents_of(apart)["agent_0_0"].heard_groups() == ["agents_0"]
+    assert agents_of(apart)["agent_0_0"].sender_groups() == ["agents_0"]
 
 
 @pytest.mark.parametrize(("kind", "format"), [
@@ -160,7 +160,7 @@ class TestPlayer:
         with pytest.raises(PlayerError, match="'car_0' has not spoken in this step"):
             one.act(inbox={})
         one.speak(np.ones(3))
-        with pytest.raises(PlayerError, match="has heard all of 1 rounds but the last"):
+        with pytest.raises(PlayerError, match="has received all rounds but the last of 1"):
             one.hear({})
         with pytest.raises(PlayerError, match="does not relay"):
             one.relay()
@@ -172,10 +172,10 @@ class TestPlayer:
     def test_no_round_is_left_out(self):
         one, *_ = players(rounds=2)
         one.speak(np.ones(3))
-        with pytest.raises(PlayerError, match="has heard 0 of 2 rounds, expected all but the last"):
+        with pytest.raises(PlayerError, match="has received 0 of 2 rounds, expected all but"):
             one.act(inbox={})
         one.hear({})
-        with pytest.raises(PlayerError, match="it acts on what it saw when it spoke"):
+        with pytest.raises(PlayerError, match="it acts on the observation given to speak"):
             one.act(np.zeros(3), inbox={})
         assert one.act(inbox={}).shape == ()
         relay, *_ = players(kind="bicnet")
@@ -206,9 +206,9 @@ class TestPlayer:
         assert changed.tolist() == [False, False, True, False, False]
         one.reset()
         one.speak(seen)
-        with pytest.raises(PlayerError, match="knows what it hears 2 steps later; call act()"):
+        with pytest.raises(PlayerError, match="uses messages 2 steps later; call act()"):
             one.act(inbox={"car_1": said})
-        with pytest.raises(PlayerError, match="words of 3 steps ago, expected 0 to 2, its delay"):
+        with pytest.raises(PlayerError, match="messages from 3 steps ago, expected 0 to 2"):
             one.hear({"car_1": said}, ago=3)
         with pytest.raises(PlayerError, match="message of 'bus', expected one of car_0"):
             one.hear({"bus": said})
@@ -216,5 +216,5 @@ class TestPlayer:
     def test_who_does_not_talk(self):
         team = TeamSpec([AgentSpec("car", 1, Unbounded((3,)), Categorical(2))])
         agent = agents_of(make_actor(team.groups["car"]))["car_0"]
-        with pytest.raises(PlayerError, match="does not talk"):
+        with pytest.raises(PlayerError, match="does not communicate"):
             InMemory(agent).speak(torch.ones(3))

@@ -80,7 +80,9 @@ class TestFiles:
 
     def test_players_that_differ_are_told(self, arena, policy, folder):
         crossed = {"agent_0": Player(folder / "agent_1"), "agent_1": Player(folder / "agent_0")}
-        with pytest.raises(UserError, match=r"not what their team is: \d+ actions differ in 30 "):
+        with pytest.raises(
+            UserError, match=r"act differently from their team: \d+ actions differ in 30 "
+        ):
             check_players(with_memory(arena, policy), policy, crossed, steps=30)
 
     def test_equal_agents_have_equal_programs(self, folder, tmp_path):
@@ -140,17 +142,17 @@ class TestRefusals:
             (tmp_path / file).write_bytes((folder / "agent_0" / file).read_bytes())
         with (tmp_path / "act.onnx").open("ab") as file:
             file.write(b"more")
-        with pytest.raises(PlayerError, match="is not the one that was exported .its hash differs"):
+        with pytest.raises(PlayerError, match="has changed since the export: its hash differs"):
             Player(tmp_path)
         (tmp_path / "act.onnx").unlink()
-        with pytest.raises(PlayerError, match=r"act.onnx' is not there; export the agent again\.$"):
+        with pytest.raises(PlayerError, match=r"act.onnx' does not exist; export the agent"):
             Player(tmp_path)
 
     def test_no_interface(self, tmp_path):
-        with pytest.raises(PlayerError, match="is not there; give the folder of an agent"):
+        with pytest.raises(PlayerError, match="does not exist; give the folder of an exported"):
             Player(tmp_path)
         (tmp_path / "interface.json").write_text("{")
-        with pytest.raises(PlayerError, match="is no interface; export the agent again"):
+        with pytest.raises(PlayerError, match="is not a valid interface; export the agent again"):
             Player(tmp_path)
         (tmp_path / "interface.json").write_text('{"format": 99}')
         with pytest.raises(PlayerError, match="has format 99, expected 1"):

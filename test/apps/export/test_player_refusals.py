@@ -123,7 +123,7 @@ class TestNumbers:
             ("act", "act", ()),
         ]:
             spoil_next(player, program)
-            refused(player, f"its program '{program}' computed, holds NaN or infinity", call,
+            refused(player, f"of program '{program}' holds NaN or infinity", call,
                     *values)  # fmt: skip
             getattr(player, call)(*values)
 
@@ -185,7 +185,7 @@ class TestWhatIsNoArray:
         player = player_of(kind="commnet")
         player.speak(SEEN)
         for inbox in ("hello", [WORD], WORD, 3):
-            refused(player, "inbox is a .*, expected agents' names to messages", "act", inbox=inbox)
+            refused(player, "inbox is a .*, expected a mapping of agents", "act", inbox=inbox)
         player = player_of(kind="commnet", rounds=2)
         player.speak(SEEN)
         refused(player, "inbox is a str, expected", "hear", "hello")
@@ -202,11 +202,11 @@ class TestWhatIsNoArray:
 class TestLegalActions:
     def test_one_at_least_is_legal(self):
         player = player_of(action_mask=True)
-        message = "'action_mask' has no True entry, expected one; an agent that waits or is dead"
+        message = "'action_mask' has no True entry, expected one; do not call act for a waiting"
         refused(player, message, "act", SEEN, action_mask=[False, False])
-        refused(player, "'action_mask' holds other numbers than bool has", "act", SEEN,
+        refused(player, "'action_mask' holds numbers that bool cannot represent", "act", SEEN,
                 action_mask=[0.5, 1])  # fmt: skip
-        refused(player, "'action_mask' holds other numbers", "act", SEEN, action_mask=[np.nan, 1])
+        refused(player, "'action_mask' holds numbers that", "act", SEEN, action_mask=[np.nan, 1])
         refused(player, r"has shape \(3,\), expected bool \(2,\)", "act", SEEN, action_mask=[1] * 3)
         refused(player, "there is no 'action_mask', expected bool", "act", SEEN)
         assert player.act(SEEN, action_mask=[False, True]) == 1
@@ -251,7 +251,7 @@ class TestPrograms:
         os.symlink(tmp_path / "folder", onnx / "linked")
         file = str(outside) if file == "absolute" else file
         change_program(onnx, file=file, sha256=sha256_of(outside))
-        with pytest.raises(PlayerError, match="is outside its agent's folder; if you trust who"):
+        with pytest.raises(PlayerError, match="is outside its agent's folder; if you trust its"):
             Player(onnx)
         assert Player(onnx, trust=True).act(SEEN).shape == ()
 
@@ -266,7 +266,7 @@ class TestPrograms:
     ])  # fmt: skip
     def test_an_interface_that_is_none(self, onnx, change):
         change_program(onnx, **change)
-        with pytest.raises(PlayerError, match="interface.json' is no interface; export the agent"):
+        with pytest.raises(PlayerError, match="interface.json' is not a valid interface"):
             Player(onnx)
 
 

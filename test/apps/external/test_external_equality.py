@@ -1,4 +1,4 @@
-"""An external client's batch and advantages equal those of the environment in this process."""
+"""An external client yields the same batch and advantages as the environment itself."""
 
 import pytest
 import torch

@@ -184,11 +184,11 @@ async def run(server, fragments, draw, clock):
         if (batch := fragments.take()) is not None:
             batches += batch
             fragments.release()
-            server.go_on()
+            server.resume_waiting()
     for _ in range(20):  # whoever was held comes to its end
         batches += fragments.take() or []
         fragments.release()
-        server.go_on()
+        server.resume_waiting()
         await asyncio.sleep(0)
         for one in alive:
             one.hear()
@@ -214,8 +214,8 @@ def check(seed, hold):
     server.schedule = lambda flush: None
 
     found = [step for one in (*batches, *fragments.ready) for step in steps_of(one, T)]
-    for seat, n in enumerate(fragments._count):  # those whose fragments are not complete
-        rows = {key: x[seat] for key, x in fragments._rows.items()}
+    for slot, n in enumerate(fragments._count):  # those whose fragments are not complete
+        rows = {key: x[slot] for key, x in fragments._rows.items()}
         found += steps_of(rows, int(n))
     recorded = dict(found)
     assert len(recorded) == len(found), "a step counted twice"

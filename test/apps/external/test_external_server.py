@@ -101,7 +101,7 @@ def test_who_comes_again_replaces_the_connection_before():
     pen.connect()
     assert "another connection" in before.refusals[0]
     server.lost(pen.client, before)  # which closes later
-    assert pen.client.line is pen.inbox
+    assert pen.client.connection is pen.inbox
 
 
 NAN, MASKED = (
@@ -115,26 +115,26 @@ NAN, MASKED = (
     [
         ({"type": "dance"}, "type is 'dance', expected 'step' or 'end'"),
         ({"episode": "1"}, "episode is '1' and t 1"),
-        ({"t": 2}, "t is 2, expected 1, the next of episode 1"),
+        ({"t": 2}, "t is 2, expected 1, the next step of episode 1"),
         ({"t": True}, "expected whole numbers"),
         ({"observations": [1]}, "observations are [1], expected a map"),
-        ({"observations": {"walker_2": f32([0, 0, 0])}}, "agent 'walker_2' is none of those"),
+        ({"observations": {"walker_2": f32([0, 0, 0])}}, "agent 'walker_2' is not declared"),
         ({"observations": {"walker_0": f32([0, 0])}}, "'walker_0' has 8 bytes, expected 3 float32"),
-        ({"observations": {"walker_0": [0, 0]}}, "'walker_0' sees 2 numbers, expected 3"),
-        ({"observations": {"walker_0": [0, 0, "x"]}}, "'walker_0' sees 'x', expected finite"),
-        ({"observations": {"walker_0": [0, 0, NAN]}}, "sees nan, expected finite"),
-        ({"observations": {"walker_0": [0, 0, 1e300]}}, "sees 1e+300, expected finite"),
-        ({"observations": {"walker_0": "xyz"}}, "'walker_0' sees 'xyz', expected 3"),
-        ({"observations": all_see(1, NAN)}, "agent 'walker_1' sees or earns NaN"),
+        ({"observations": {"walker_0": [0, 0]}}, "'walker_0' has 2 numbers, expected 3"),
+        ({"observations": {"walker_0": [0, 0, "x"]}}, "'walker_0' has 'x', expected finite"),
+        ({"observations": {"walker_0": [0, 0, NAN]}}, "has nan, expected finite"),
+        ({"observations": {"walker_0": [0, 0, 1e300]}}, "has 1e+300, expected finite"),
+        ({"observations": {"walker_0": "xyz"}}, "'walker_0' has 'xyz', expected 3"),
+        ({"observations": all_see(1, NAN)}, "agent 'walker_1' has NaN or a number above"),
         ({"rewards": {"walker_0": NAN}}, "agent 'walker_0': its reward is nan"),
-        ({"rewards": {"walker_0": -1.1e6}}, "earns NaN, or more than 1e+06 (max_number)"),
-        ({"observations": all_see(1, 3e38)}, "'walker_1' sees or earns NaN, or more than 1e+06"),
+        ({"rewards": {"walker_0": -1.1e6}}, "has NaN or a number above 1e+06 (max_number)"),
+        ({"observations": all_see(1, 3e38)}, "'walker_1' has NaN or a number above 1e+06"),
         ({"episode": 2, "t": 5}, "step 5 is the first message of episode 2, expected a step with"),
         ({"type": "end", "episode": 2, "t": 0}, "end 0 is the first message of episode 2"),
         ({"rewards": {"walker_0": True}}, "its reward is True, expected a number"),
-        ({"rewards": {"walker_9": 1.0}}, "agent 'walker_9' is none of those declared"),
+        ({"rewards": {"walker_9": 1.0}}, "agent 'walker_9' is not declared"),
         ({"terminated": "walker_0"}, "terminated is 'walker_0', expected a list"),
-        ({"terminated": ["wolf_0"]}, "agent 'wolf_0' is none of those declared"),
+        ({"terminated": ["wolf_0"]}, "agent 'wolf_0' is not declared"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_said_to_its_client_and_others_play_on(message, said):
@@ -246,7 +246,7 @@ def test_one_message_at_a_time():
     [
         ({"walker_0": [1, 0]}, "agent 'walker_1': its action_mask is None"),
         ({"walker_0": [1, 0], "walker_1": [1]}, "its action_mask is [1], expected 2 flags"),
-        ({"walker_0": [1, 0], "walker_1": b"\0\0"}, "'walker_1' acts and has no legal action"),
+        ({"walker_0": [1, 0], "walker_1": b"\0\0"}, "'walker_1' acts without a legal action"),
         (None, "agent 'walker_0': its action_mask is None"),
     ],
 )
@@ -268,7 +268,7 @@ def test_action_masks(masks, said):
     ("hello", "said"),
     [
         ({"protocol": 2}, "the protocol is 2, expected 1"),
-        ({"client": ""}, "client is '', expected a name"),
+        ({"client": ""}, "client is '', expected a unique name"),
         ({"agents": {}}, "agents are {}, expected kinds of agents"),
         ({"agents": {"wolf": AGENTS["walker"]}}, "agents 'wolf' are declared,"),
         ({"agents": {**AGENTS, "wolf": AGENTS["walker"]}}, "agents 'wolf' are declared, expected"),
@@ -295,9 +295,9 @@ def test_a_token_is_proved_and_never_sent():
     hello = {"type": "hello", "protocol": 1, "client": "a", "agents": AGENTS}
     right = hmac.new(b"secret", b"nonce", "sha256").digest()
     for proof in (None, b"", "secret", right[:-1], hmac.new(b"other", b"nonce", "sha256").digest()):
-        with pytest.raises(Refused, match="of a wrong token, or missing"):
+        with pytest.raises(Refused, match="of the token is wrong or missing"):
             server.hello({**hello, "proof": proof}, b"nonce", Inbox())
-    with pytest.raises(Refused, match="of a wrong token"):
+    with pytest.raises(Refused, match="of the token is wrong"):
         server.hello({**hello, "proof": right}, b"another nonce", Inbox())
     server.hello({**hello, "proof": right}, b"nonce", Inbox())
 
@@ -316,11 +316,11 @@ def test_the_first_client_declares_the_agents():
 def test_as_many_clients_as_there_may_be():
     server = make_server(max_clients=2)
     first, _ = Pen(server, "a"), Pen(server, "b")
-    with pytest.raises(Refused, match="2 clients are here, expected no more"):
+    with pytest.raises(Refused, match="2 clients are connected, expected no more"):
         Pen(server, "c")
     first.say("nonsense")
     Pen(server, "c")
-    assert sorted(client.seat for client in server.clients.values()) == [0, 1]
+    assert sorted(client.slot for client in server.clients.values()) == [0, 1]
 
 
 def test_who_is_away_or_silent_for_too_long_is_left():
@@ -343,18 +343,20 @@ def test_who_is_away_or_silent_for_too_long_is_left():
     clock.now = 10.1
     server.reap()
     assert list(server.clients) == ["held"]  # it is the server's turn
-    assert "nothing came for 10 s" in silent.inbox.refusals[0]
+    assert "no message for 10 s" in silent.inbox.refusals[0]
     assert server.counts["truncated"] == 2
 
 
 def test_the_first_declaration_is_no_larger_than_a_message():
     server = ActionServer(max_message_bytes=1000)
     large = {"walker": {"n": 10_000, "observation": 1_000_000, "action": 2}}
-    with pytest.raises(Refused, match="is 40,000,080,000 bytes, expected 1,000 at most; raise max"):
+    with pytest.raises(
+        Refused, match="have 40,000,080,000 bytes, expected 1,000 at most; raise max"
+    ):
         Pen(server, agents=large)
     assert server.declared is None
     many = {"walker": {"n": 10, "observation": 1, "action": {"n_actions": 100}}}
-    with pytest.raises(Refused, match="is 1,040 bytes"):
+    with pytest.raises(Refused, match="have 1,040 bytes"):
         Pen(server, agents=many)
     Pen(server)
     assert server.declared is not None

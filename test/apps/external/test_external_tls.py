@@ -148,7 +148,7 @@ def test_who_sends_the_next_step_before_its_answer_is_refused_alone():
         for _ in range(3):
             await asyncio.sleep(0)
         server.policy = policy
-        server.go_on()
+        server.resume_waiting()
         for _ in range(3):
             await asyncio.sleep(0)
         return server, hasty, answers

@@ -84,7 +84,7 @@ def test_ranges_that_are_none_are_refused(text):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["toy_arena_mappo"], "nothing is tuned"),
+        (["toy_arena_mappo"], "no setting has a range"),
         (
             ["toy_arena_mappo", "learner.lr=0.1..0.2", "--prune", "asha", "total_frames=1920"],
             "4 times",
@@ -94,7 +94,7 @@ def test_ranges_that_are_none_are_refused(text):
             + ["learner.lr_schedule=linear"],
             "learner.lr_schedule is 'linear'",
         ),
-        (["toy_arena_mappo", "learner.lr=0.1..0.2", "--together", "1"], "two or more at once"),
+        (["toy_arena_mappo", "learner.lr=0.1..0.2", "--together", "1"], "expected together >= 2"),
         (["toy_matrix_game_happo", "learner.lr=0.1..0.2"], "expected one of mappo, ippo"),
         (["toy_arena_qmix", "learner.lr=0.1..0.2", "--prune", "asha"], "would learn from"),
         (["toy_speaker_listener_mappo_pbt", "learner.lr=0.1..0.2"], "evolution.method is 'pbt'"),
@@ -179,7 +179,7 @@ def test_pruned_trials_go_on(tmp_path, monkeypatch, capsys, how):
             pruned(out, 5)
     else:
         assert pruned(out, 5) == 130
-        assert "and saved; the same command goes on" in capsys.readouterr().err
+        assert "and saved; resume with the same command" in capsys.readouterr().err
         assert main(["train", "--resume", str(out / "trials_0000")]) == 2
         assert "go on with the `torchrl-marl tune` command" in capsys.readouterr().err
     assert pruned(out, 5) == 0

@@ -121,7 +121,7 @@ def test_agents_remember_for_each_client_and_episode(remembering):
     policy, draw = Run.load(remembering.folder).policy, np.random.default_rng(0)
     with PolicyServer(remembering.folder, port=0, execution="trace", max_clients=2) as served:
         clients = [connect(served, name=name) for name in "ab"]
-        size = served.server.seats.remembered["agents"].shape[-1]
+        size = served.server.slots.hidden["agents"].shape[-1]
         for _ in range(2):  # episodes
             hidden = [None, None]
             for t in range(4):
@@ -153,10 +153,10 @@ def test_newer_checkpoints_are_followed_in_mid_episode(tmp_path):
             first = client.begin(seen)
             client.step(seen)
             assert not served.refresh() and client.version == 160
-            remembered = served.server.seats.remembered["agents"].copy()
+            remembered = served.server.slots.hidden["agents"].copy()
             torchrl_marl.resume(run.folder, total_frames=320)
             assert served.refresh() and not served.refresh()
-            assert np.array_equal(served.server.seats.remembered["agents"], remembered)
+            assert np.array_equal(served.server.slots.hidden["agents"], remembered)
             client.step(seen)
             assert client.version == served.version == 320
             client.end()
@@ -177,7 +177,7 @@ def test_who_declares_other_agents_is_refused(kinds):
 def test_what_no_client_can_say_is_refused():
     action = Bounded(-1, 1, (2,))
     for seen in (Unbounded((8, 8, 3)), Composite(a=Unbounded((2,)), b=Unbounded((3,)))):
-        with pytest.raises(ConfigError, match="agents 'car' see .* one row of numbers"):
+        with pytest.raises(ConfigError, match="agents 'car' have observations .* one vector"):
             declared_of(TeamSpec([AgentSpec("car", 2, seen, action)]))
     bounds = Bounded(torch.tensor([-1.0, 0.0]), torch.tensor([1.0, 4.0]))
     team = TeamSpec([
@@ -197,7 +197,7 @@ def test_bad_requests_are_one_sentence(kinds, tmp_path, capsys):
         return line
 
     quick = ["--execution", "eager"]
-    assert "there is no token" in error(kinds.folder, "--host", "0.0.0.0", *quick)
+    assert "expected a token" in error(kinds.folder, "--host", "0.0.0.0", *quick)
     assert "token_file is" in error(kinds.folder, "--token-file", tmp_path / "none", *quick)
     assert "tls_certificate is" in error(kinds.folder, "--tls-cert", tmp_path / "none", *quick)
     assert "expected a port" in error(kinds.folder, "--port", "70000")

@@ -71,7 +71,7 @@ def test_a_suite_that_is_stopped_goes_on_as_if_it_had_not_been(monkeypatch, caps
     with monkeypatch.context() as patched:
         stop_at(6, patched)  # the second iteration of the second run
         assert main(command) == 143
-    assert "the same command goes on with --resume" in capsys.readouterr().err
+    assert "resume with the same command and --resume" in capsys.readouterr().err
     assert [row["state"] for row in rows()] == ["finished", "stopped"]
     assert frames_of(run_of("three")) == 80
     assert main(["suite", "mine.yaml", "--resume", "--jobs", "0"]) == 0

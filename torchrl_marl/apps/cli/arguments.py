@@ -1,4 +1,4 @@
-"""The parser of the command line, made of its commands."""
+"""The command-line parser and its commands."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def _seeds(text: str) -> list[int]:
 def _range(first: int, last: int) -> list[int]:
     if first > last or last - first >= 10_000:
         raise argparse.ArgumentTypeError(
-            f"found {first}..{last}, expected a first seed, and a last one that is larger"
+            f"found {first}..{last}, expected a first seed and a larger last one"
         )
     return list(range(first, last + 1))
 
 
 def _whole(least: int, most: float, expected: str) -> Callable[[str], int]:
-    """Returns what reads a whole number of a range."""
+    """Returns a reader of whole numbers of a range."""
 
     def read(text: str) -> int:
         if not text.isdecimal() or not least <= int(text) <= most:
@@ -75,9 +75,9 @@ def _one_of(
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are those of the package, and short words for its kinds of arguments.
+    """Argument parser that raises the package's errors, with helpers for common arguments.
 
-    ``rest`` among what it parses names the argument that takes further words.
+    The parsed value ``rest`` names the argument that takes further words.
     """
 
     late_epilog: Callable[[], str] | None = None
@@ -86,13 +86,13 @@ class _Parser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, **options)  # `--seed` is not `--seeds`
 
     def words(self, name: str, metavar: str, text: str, count: str = "*") -> None:
-        """Adds an argument that takes several words, also where options stand between them."""
+        """Adds an argument of several words, also with options between them."""
         self.add_argument(name, metavar=metavar, nargs=count, help=text)
         self.set_defaults(rest=name)
 
     def run(self) -> None:
         """Adds the folder of a run."""
-        self.add_argument("run", metavar="RUN", help="the folder that `train` printed")
+        self.add_argument("run", metavar="RUN", help="run folder, as printed by `train`")
 
     def option(
         self,
@@ -103,19 +103,19 @@ class _Parser(argparse.ArgumentParser):
         default: Any = None,
         **more: Any,
     ) -> None:
-        """Adds an option that takes a value."""
+        """Adds an option with a value."""
         self.add_argument(name, metavar=metavar, help=text, type=kind, default=default, **more)
 
     def switch(self, name: str, text: str) -> None:
-        """Adds an option that is given or not."""
+        """Adds an option without a value."""
         self.add_argument(name, action="store_true", help=text)
 
     def trust(self) -> None:
-        """Adds what trusts a folder of somebody else's."""
+        """Adds the option that trusts the folder of another user."""
         self.switch(
             "--trust",
-            "run the code that a run of somebody else's brings (its environment's module, pickled "
-            "worlds), and follow links out of its folder",
+            "trust a run of another user: import its environment module, load its pickled "
+            "environments, and follow links out of its folder",
         )
 
     def error(self, message: str) -> NoReturn:
@@ -131,7 +131,7 @@ _COMMANDS: dict[str, tuple[Callable[[_Parser], None], dict[str, Any]]] = {}
 
 
 def _command(name: str, text: str, description: str, **options: Any) -> Callable[[Any], Any]:
-    """Makes a command of a function that adds its arguments."""
+    """Registers a command by a function that adds its arguments."""
 
     def register(fill: Callable[[_Parser], None]) -> Callable[[_Parser], None]:
         _COMMANDS[name] = fill, {"help": text, "description": description, **options}
@@ -143,27 +143,27 @@ def _command(name: str, text: str, description: str, **options: Any) -> Callable
 @_command(
     "train",
     "train a team",
-    "Trains a team by a recipe, and any settings that differ from it.",
+    "Trains a team with a recipe and further settings.",
     formatter_class=argparse.RawDescriptionHelpFormatter,
 )
 def _train(train: _Parser) -> None:
     train.words(
         "settings",
         "RECIPE|key=value",
-        "a recipe's name or a YAML file (first; default: vmas_balance_mappo), and settings as "
+        "a recipe's name or YAML file (first; default: vmas_balance_mappo), then settings as "
         "key=value",
     )
     train.option("--seeds", "0,1,2", "one run for each of these seeds; also 0..15", _seeds)
     train.switch(
         "--together",
-        "train the runs of --seeds side by side, in one program (all algorithms but HAPPO)",
+        "train the runs of --seeds in parallel, in one program (all algorithms but HAPPO)",
     )
     train.option(
         "--resume",
         "RUN",
-        "go on with a run, by its own settings; total_frames, stop_at_return, evaluation.*, "
-        "checkpoint.*, logging.*, device, threads, execution and where shards are, distributed.*, "
-        "may be given anew",
+        "resume a run with its settings; new values are allowed for: total_frames, "
+        "stop_at_return, evaluation.*, checkpoint.*, logging.*, device, threads, execution and "
+        "where shards are, distributed.*",
     )
     train.trust()
     train.late_epilog = _train_epilog
@@ -183,41 +183,41 @@ def _train_epilog() -> str:
         "  torchrl-marl train --resume runs/my_run total_frames=2000000\n\n"
         f"settings, with their values in {DEFAULT_RECIPE}:\n"
         + settings_table(explain(read_config(DEFAULT_RECIPE)))
-        + "\n\nOther algorithms have other settings of learner: "
+        + "\n\nOther algorithms have other learner settings: "
         "`torchrl-marl list settings vmas_balance_matd3`."
     )
 
 
 @_command(
     "tune",
-    "find settings by trials",
-    "Tries settings that Optuna proposes, many at once as a population, and writes trials.csv, a "
-    "run folder for each and best.yaml, a recipe. The same command goes on.",
+    "search hyperparameters",
+    "Searches hyperparameters with Optuna, training many trials at once as a population. Writes "
+    "trials.csv, a run folder for each trial, and best.yaml, a recipe. The same command resumes.",
 )
 def _tune(tune: _Parser) -> None:
     tune.words(
         "settings",
         "RECIPE|key=LOW..HIGH[:log]|key=value",
-        "a recipe (first; the environment that a YAML file names is imported), ranges such as "
+        "a recipe (first; the environment named in a YAML file is imported), ranges such as "
         "learner.lr=1e-4..1e-2:log, and settings",
     )
-    tune.option("--trials", "N", "default: 32", _COUNT, 32)
-    tune.option("--together", "N", "trials at once; default: 8", _COUNT, 8)
+    tune.option("--trials", "N", "number of trials; default: 32", _COUNT, 32)
+    tune.option("--together", "N", "parallel trials; default: 8", _COUNT, 8)
     tune.add_argument(
         "--prune",
         choices=["asha"],
-        help="end trials early that fall behind (successive halving); others take their place",
+        help="end poor trials early by successive halving, and start others in their place",
     )
-    tune.option("--out", "FOLDER", "default: tune_RECIPE in the current folder", Path)
+    tune.option("--out", "FOLDER", "folder; default: tune_RECIPE in the current folder", Path)
     tune.trust()
 
 
 @_command(
     "suite",
     "train many tasks, algorithms and seeds",
-    "Trains all the tasks of a suite with each algorithm and seed, by one table of "
-    "settings; writes a run folder OUT/TASK/ALGORITHM/seedN for each and results.csv. Stops "
-    "after Ctrl-C, and goes on with --resume.",
+    "Trains each algorithm and seed on all tasks of a suite, with one table of settings. Writes "
+    "a run folder OUT/TASK/ALGORITHM/seedN for each run, and results.csv. Ctrl-C stops it, "
+    "--resume resumes it.",
     epilog="examples:\n"
     "  torchrl-marl suite toy seeds=2\n"
     "  torchrl-marl suite vmas algorithms=mappo,ippo tasks=balance,wheel seeds=3 --jobs 8\n"
@@ -230,29 +230,29 @@ def _suite(suite: _Parser) -> None:
     suite.words(
         "settings",
         "SUITE|key=value",
-        "a suite's name or YAML file (first; the environments that it names are imported); which "
-        "runs: algorithms=mappo,ippo, tasks=balance,wheel, seeds=5 (so many; seeds=3..7: those), "
-        "frames=600000; and settings of all of them, as `train` takes them",
+        "a suite's name or YAML file (first; the environments named in it are imported); a "
+        "selection of runs: algorithms=mappo,ippo, tasks=balance,wheel, seeds=5 (five seeds) or "
+        "seeds=3..7 (these seeds), frames=600000; and settings of all runs, as for `train`",
     )
-    suite.option("--out", "FOLDER", "default: suite_NAME in the current folder", Path)
-    suite.switch("--resume", "go on in that folder; what is not given is as it was begun with")
+    suite.option("--out", "FOLDER", "folder; default: suite_NAME in the current folder", Path)
+    suite.switch("--resume", "resume the suite in that folder, with the options it was begun with")
     suite.option(
         "--jobs",
         "N",
-        "runs at once, each a process of one thread; default: 1; 0: in this process",
+        "parallel runs, each a process of one thread; default: 1; 0: in this process",
         _COUNT_OR_NONE,
         1,
     )
-    suite.switch("--dry-run", "show tasks, frames and a forecast, and leave")
+    suite.switch("--dry-run", "show tasks, frames and a forecast, and exit")
     suite.trust()
 
 
 @_command(
     "evaluate",
-    "measure a trained team",
-    "Plays whole episodes with the policy of a run's last checkpoint, by the likeliest actions and "
-    "by drawn ones, from the same starts for every run of an environment. Prints means with their "
-    "95 % intervals, and adds the results to RUN/evaluations.jsonl.",
+    "evaluate a trained team",
+    "Plays whole episodes with the last checkpoint of a run, with the likeliest and with sampled "
+    "actions. All runs of an environment start from the same initial states. Prints means with "
+    "95 % intervals, and appends the results to RUN/evaluations.jsonl.",
 )
 def _evaluate(evaluate: _Parser) -> None:
     evaluate.run()
@@ -260,54 +260,54 @@ def _evaluate(evaluate: _Parser) -> None:
         "--against",
         "PLAYER",
         "in an environment of two sides: win rate against another run, RUN/players/NAME.pt, "
-        "`random` or `heuristic`, from both seats; printed only",
+        "`random` or `heuristic`, playing both sides; printed only",
     )
-    _add_measuring(evaluate, "both kinds, beside each other")
-    evaluate.switch("--gif", "write RUN/episode.gif, too")
-    evaluate.switch("--mp4", "write RUN/episode.mp4, too (extra [video])")
-    evaluate.option("--episodes-shown", "N", "in an animation, side by side; default: 1", _COUNT, 1)
+    _add_measuring(evaluate, "both")
+    evaluate.switch("--gif", "also write RUN/episode.gif")
+    evaluate.switch("--mp4", "also write RUN/episode.mp4 (extra [video])")
+    evaluate.option("--episodes-shown", "N", "episodes in an animation; default: 1", _COUNT, 1)
 
 
 @_command(
     "compare",
-    "say whether one run is better than another",
-    "Plays two runs of an environment, or two folders of several seeds, from the same starts. "
-    "Prints the difference of their returns with its 95 % interval, and whether one is better: by "
-    "more than chance among episodes, or among seeds, explains.",
+    "test whether one run is better than another",
+    "Plays two runs of an environment, or two folders of several seeds, from the same initial "
+    "states. Prints the difference of their returns with its 95 % interval, and whether it is "
+    "significant over episodes, or over seeds.",
 )
 def _compare(compare: _Parser) -> None:
     for name, metavar in (("first", "RUN_A"), ("second", "RUN_B")):
-        compare.add_argument(name, metavar=metavar, help="a run folder, or one that holds several")
-    _add_measuring(compare, "as each run says")
+        compare.add_argument(name, metavar=metavar, help="a run folder, or a folder of several")
+    _add_measuring(compare, "as set in each run")
     compare.switch(
         "--by-seed",
-        "compare runs of the same seed, pair by pair; needs 6 pairs to tell them apart",
+        "compare runs of the same seed in pairs; a significant result needs 6 pairs",
     )
 
 
 def _add_measuring(command: _Parser, kinds: str) -> None:
-    """Adds what commands that measure runs have in common.
+    """Adds the common options of commands that evaluate runs.
 
     Args:
         command (ArgumentParser): the command's parser.
-        kinds (str): which actions are taken by default.
+        kinds (str): default kind of actions, in the help.
     """
-    command.option("--episodes", "N", "default: 200", _COUNT, 200)
+    command.option("--episodes", "N", "number of episodes; default: 200", _COUNT, 200)
     how = command.add_mutually_exclusive_group()
     how.add_argument(
         "--stochastic",
         action="store_const",
         const=False,
         dest="deterministic",
-        help="drawn actions only",
+        help="sampled actions only",
     )
     how.add_argument(
         "--deterministic",
         action="store_const",
         const=True,
-        help=f"the likeliest actions only; default: {kinds}",
+        help=f"likeliest actions only; default: {kinds}",
     )
-    command.option("--seed", "S", "other starts; default: 0", _SEED, 0)
+    command.option("--seed", "S", "random seed of the initial states; default: 0", _SEED, 0)
     command.option("--device", "DEVICE", "cpu or cuda; default: as in the run")
     command.trust()
 
@@ -315,23 +315,23 @@ def _add_measuring(command: _Parser, kinds: str) -> None:
 @_command(
     "crossplay",
     "play runs against, or with, each other",
-    "Plays the policies of runs of one environment against each other, in an environment of two "
-    "sides, or with each other, in an environment of one team. Prints ratings with their "
-    "intervals, the Nash average and the table, and writes them with a picture.",
+    "Plays the policies of several runs against each other in an environment of two sides, or "
+    "with each other in an environment of one team. Prints ratings with intervals, the Nash "
+    "average and the table of payoffs, and writes them with a heat map.",
 )
 def _crossplay(crossplay: _Parser) -> None:
     crossplay.words(
         "players",
         "PLAYER",
-        "folders that `train` printed, files of stored players (RUN/players/NAME.pt), `random`, "
-        "and `heuristic`, the environment's own",
+        "run folders, files of stored players (RUN/players/NAME.pt), `random`, and `heuristic` "
+        "(of the environment)",
         "+",
     )
     crossplay.option(
         "--out",
         "FOLDER",
-        "for crossplay.csv, ratings.csv and crossplay.png; default: a new folder `crossplay` "
-        "beside the runs",
+        "folder of crossplay.csv, ratings.csv and crossplay.png; default: a new folder "
+        "`crossplay` next to the runs",
         Path,
     )
     _add_matches(crossplay)
@@ -340,73 +340,73 @@ def _crossplay(crossplay: _Parser) -> None:
 @_command(
     "league",
     "rate the stored players of a run",
-    "Plays the stored players of a run, its policy of today and `random` against, or with, each "
-    "other. Prints ratings with their intervals, the Nash average and the table, and writes them "
-    "with pictures of the table and of the ratings over frames.",
+    "Plays the stored players of a run, its current policy and `random` against, or with, each "
+    "other. Prints ratings with intervals, the Nash average and the table of payoffs, and writes "
+    "them with a heat map and a plot of ratings over frames.",
 )
 def _league(league: _Parser) -> None:
     league.run()
     league.option(
         "--players",
         "N",
-        "stored players that are taken, evenly from first to last; default: 10",
+        "stored players to include, evenly spaced over the run; default: 10",
         _COUNT,
         10,
     )
-    league.option("--out", "FOLDER", "for tables and pictures; default: RUN/league", Path)
+    league.option("--out", "FOLDER", "folder of tables and plots; default: RUN/league", Path)
     _add_matches(league)
 
 
 def _add_matches(command: _Parser) -> None:
-    """Adds what commands that play matches have in common."""
-    command.option("--episodes", "N", "of a pair; default: 100", _COUNT, 100)
-    command.switch("--deterministic", "the likeliest actions; default: sampled")
-    command.option("--seed", "S", "default: 0", _SEED, 0)
-    command.option("--device", "DEVICE", "default: as in the first run")
+    """Adds the common options of commands that play matches."""
+    command.option("--episodes", "N", "episodes of each pair; default: 100", _COUNT, 100)
+    command.switch("--deterministic", "likeliest actions; default: sampled actions")
+    command.option("--seed", "S", "random seed; default: 0", _SEED, 0)
+    command.option("--device", "DEVICE", "cpu or cuda; default: as in the first run")
     command.trust()
 
 
 @_command(
     "export",
-    "write agents that run alone",
-    "Writes what each agent of a run's last checkpoint needs to run alone, with numpy and "
-    "onnxruntime only, and plays it beside the team for whole episodes.",
+    "export agents that run without torch",
+    "Exports each agent of a run's last checkpoint as programs that need numpy and onnxruntime "
+    "only, and compares its actions with the team's over whole episodes.",
 )
 def _export(export: _Parser) -> None:
     export.run()
-    export.option("--agent", "NAME", "one agent; default: all")
+    export.option("--agent", "NAME", "a single agent; default: all")
     words = ", ".join(f"{word} ({meaning})" for word, meaning in FORMATS.items())
     export.option("--format", "FORMAT", f"{words}; default: onnx", _one_of(FORMATS), "onnx")
-    export.option("--out", "FOLDER", "default: RUN/export", Path)
+    export.option("--out", "FOLDER", "folder; default: RUN/export", Path)
     export.trust()
 
 
 @_command(
     "serve",
-    "let a run act for simulators elsewhere",
-    "Opens a port at which simulators elsewhere are clients: they say what their agents see, and "
-    "get the actions of a run's last checkpoint. Clients are in the folder `clients`; they declare "
-    "what this command prints.",
+    "serve a run's policy to external simulators",
+    "Opens a port for external simulators: as clients they send observations and receive the "
+    "actions of a run's last checkpoint. Clients are in the folder `clients`; they must declare "
+    "the agents that this command prints.",
 )
 def _serve(serve: _Parser) -> None:
     serve.run()
-    where = "where to listen; default: 127.0.0.1, any other needs a token"
+    where = "host to listen on; default: 127.0.0.1; any other needs a token"
     serve.option("--host", None, where, default="127.0.0.1")
-    serve.option("--port", None, "default: 7777; 0: a free one", _PORT, 7777)
+    serve.option("--port", None, "port; default: 7777; 0: a free one", _PORT, 7777)
     serve.option(
         "--token-file",
         "FILE",
-        "with the token that clients prove to have; default: TORCHRL_MARL_TOKEN, if set",
+        "file with the token of the clients; default: TORCHRL_MARL_TOKEN, if set",
     )
-    serve.option("--tls-cert", "FILE", "certificate, for TLS", dest="tls_certificate")
-    serve.option("--tls-key", "FILE", "its key; default: in the certificate's")
-    serve.option("--max-clients", "N", "at once; default: 256", _COUNT, 256)
-    serve.switch("--stochastic", "sampled actions; default: the likeliest")
-    serve.switch("--follow", "newer checkpoints, as a training writes them")
+    serve.option("--tls-cert", "FILE", "certificate for TLS", dest="tls_certificate")
+    serve.option("--tls-key", "FILE", "key of the certificate; default: in its file")
+    serve.option("--max-clients", "N", "maximum number of clients; default: 256", _COUNT, 256)
+    serve.switch("--stochastic", "sampled actions; default: likeliest actions")
+    serve.switch("--follow", "switch to newer checkpoints while a training writes them")
     serve.option(
         "--execution",
         "WORD",
-        "compile (default: some seconds at the start, then quickest), trace or eager",
+        "compile (default: slower to start, fastest to answer), trace or eager",
         _one_of(("compile", "trace", "eager")),
         "compile",
     )
@@ -416,15 +416,15 @@ def _serve(serve: _Parser) -> None:
 @_command(
     "plot",
     "draw learning curves",
-    "Draws the learning curves of runs; seeds of a recipe become mean and range, and each "
-    "environment has axes of its own. Writes what is drawn as CSV beside the picture.",
+    "Plots the learning curves of runs. Seeds of a recipe become mean and range; each environment "
+    "has separate axes. Also writes the plotted values as CSV.",
 )
 def _plot(plot: _Parser) -> None:
-    plot.words("runs", "RUN", "folders that hold runs, however deep", "+")
+    plot.words("runs", "RUN", "folders with runs at any depth", "+")
     plot.option(
         "--out",
         "FILE",
-        "default: learning_curve.png in the folder, or beside several, over no file there",
+        "file; default: learning_curve.png in the folder, or a new file next to several folders",
         Path,
     )
     plot.option("--key", "COLUMN", "a column of metrics.csv or evaluation.csv; default: return")
@@ -433,46 +433,46 @@ def _plot(plot: _Parser) -> None:
 @_command(
     "report",
     "compare many runs, with intervals over seeds",
-    "Compares the algorithms of runs environment by environment and over all environments, with "
-    "intervals over seeds, as a page for a browser, Markdown and CSV.",
+    "Compares algorithms on each environment and over all environments, with intervals over "
+    "seeds. Writes an HTML page, Markdown and CSV.",
 )
 def _report(report: _Parser) -> None:
-    report.words("runs", "RUN", "folders that hold runs, or tables such as evaluations.csv", "+")
-    report.option("--out", "FOLDER", "default: report", Path, Path("report"))
+    report.words("runs", "RUN", "folders with runs, or tables such as evaluations.csv", "+")
+    report.option("--out", "FOLDER", "folder; default: report", Path, Path("report"))
     report.option(
         "--references",
         "FILE",
-        "returns of the random policy and the best known, in YAML; default: the package's own",
+        "YAML file of random and best-known returns; default: the package's file",
         Path,
     )
 
 
 @_command(
     "list",
-    "see what there is",
+    "list recipes, environments, algorithms and settings",
     "Lists recipes, scenarios and algorithms, every setting of a recipe, or the JSON schema of "
-    "recipes, by which editors complete and check them.",
+    "recipes for completion and checks in editors.",
 )
 def _list(lists: _Parser) -> None:
     lists.option("what", "WHAT", ", ".join(_LISTS), _one_of(_LISTS, _RENAMED_LISTS), nargs="?")
-    lists.option("recipe", "RECIPE", "whose values `settings` shows", nargs="?")
-    lists.switch("--markdown", "`settings` as a table, with their defaults")
+    lists.option("recipe", "RECIPE", "with `settings`: the recipe whose values to show", nargs="?")
+    lists.switch("--markdown", "with `settings`: a Markdown table of the defaults")
     lists.option(
         "--for",
         "ENVIRONMENT",
-        "`algorithms` that fit an environment (vmas/balance), a recipe's or a YAML file's (which "
-        "is imported and built), with which settings, and why others do not",
+        "with `algorithms`: those that fit an environment (vmas/balance) or a recipe's, which is "
+        "imported and built; with their settings, and the reasons why others do not fit",
         dest="environment",
     )
     lists.trust()
 
 
 COMMANDS = tuple(_COMMANDS)
-"""Their names."""
+"""Names of all commands."""
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Builds the parser of the command line; ``rest`` names what takes further words."""
+    """Builds the command-line parser; ``rest`` names the argument that takes further words."""
     parser = _Parser(
         prog="torchrl-marl",
         description="Multi-agent reinforcement learning on TorchRL.",
@@ -491,7 +491,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 class _Version(argparse.Action):
     def __init__(self, option_strings: Sequence[str], dest: str) -> None:
-        text, no_default = "show the versions and leave", argparse.SUPPRESS
+        text, no_default = "show the versions and exit", argparse.SUPPRESS
         super().__init__(option_strings, dest, nargs=0, help=text, default=no_default)
 
     def __call__(self, *_: Any) -> NoReturn:

@@ -1,4 +1,4 @@
-"""What the commands ``evaluate`` and ``compare`` print."""
+"""Output of the commands ``evaluate`` and ``compare``."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ __all__ = ["comparison_text", "print_against", "print_evaluation"]
 
 
 def print_evaluation(config: TrainConfig, parsed: argparse.Namespace) -> None:
-    """Plays episodes of a run, by both kinds of actions unless one is asked for.
+    """Plays and prints episodes of a run, with likeliest and sampled actions by default.
 
     Args:
-        config (TrainConfig): the run's settings, with the device that was asked for.
-        parsed (Namespace): the command's arguments.
+        config (TrainConfig): settings of the run, with the device of the command.
+        parsed (Namespace): arguments of the command.
     """
     if config.threads is not None:
         torch.set_num_threads(config.threads)
@@ -49,10 +49,10 @@ def print_evaluation(config: TrainConfig, parsed: argparse.Namespace) -> None:
 
 
 def evaluation_text(found: Mapping[str, Mapping[str, float]]) -> str:
-    """Formats the figures of one or two kinds of actions, a column each.
+    """Formats the results of one or two kinds of actions, one column each.
 
     Args:
-        found (mapping): kind of actions -> its figures.
+        found (mapping): kind of actions -> its results.
     """
     lines = [["", *(f"{kind} actions" for kind in found)]]
     columns = list(found.values())
@@ -110,19 +110,19 @@ def _return_of(side: Side) -> str:
 
 
 def print_against(config: TrainConfig, parsed: argparse.Namespace) -> None:
-    """Plays a run against another player, from both seats.
+    """Plays a run against another player on both sides, and prints the win rates.
 
     Args:
-        config (TrainConfig): the run's settings.
-        parsed (Namespace): the command's arguments.
+        config (TrainConfig): settings of the run.
+        parsed (Namespace): arguments of the command.
 
     Raises:
-        ConfigError: an environment of one team, or animations, which show the run's own episodes.
+        ConfigError: an environment of one team, or options for animations.
     """
     if parsed.gif or parsed.mp4:
         raise ConfigError(
-            "--gif and --against are both given, expected one; an animation shows the run's own "
-            "episodes."
+            "--gif or --mp4 is given with --against, expected one of them; animations show a run "
+            "without an opponent."
         )
     names = [parsed.run, parsed.against]
     env, players = enter(
@@ -132,9 +132,8 @@ def print_against(config: TrainConfig, parsed: argparse.Namespace) -> None:
     if not seats.apart:
         env.close()
         raise ConfigError(
-            f"run {quoted(parsed.run)} plays in an environment of one team, expected two sides, of "
-            "which one plays against the other; `torchrl-marl crossplay` lets players play with "
-            "each other, `torchrl-marl compare` compares runs."
+            f"run {quoted(parsed.run)} plays in an environment of one team, expected two opposing "
+            "sides; use `torchrl-marl crossplay` for teammates, or `torchrl-marl compare`."
         )
     kind = parsed.deterministic
     kind = config.evaluation.deterministic if kind is None else kind
@@ -155,7 +154,7 @@ def print_against(config: TrainConfig, parsed: argparse.Namespace) -> None:
 def _outcome(
     entry: TensorDictBase, what: str, seat: str, turned: bool = False
 ) -> list[tuple[str, str]]:
-    """Returns rows of the games of one seat; ``turned``: the entry is the opponent's."""
+    """Returns the rows of one side's games; ``turned``: the entry is the opponent's."""
     wins, draws, games = (int(entry[key]) for key in ("wins", "draws", "games"))
     won = games - wins - draws if turned else wins
     score = won + draws / 2

@@ -1,6 +1,6 @@
 """The command line: ``torchrl-marl train``, ``evaluate``, ``report`` and the other commands.
 
-Nothing heavy is imported before the arguments are known to be right.
+Slow imports wait until the arguments are checked.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from torchrl_marl.apps.cli.arguments import COMMANDS, make_parser
 from torchrl_marl.apps.console import (
     print_error,
     print_failed,
+    print_result,
     print_stopped,
     report,
     settings_markdown,
     settings_table,
-    silence_others,
+    silence_libraries,
     table,
-    tell,
 )
 from torchrl_marl.errors import ConfigError, UserError, nearest, quoted
 from torchrl_marl.runtime.import_path import leave_current_folder
@@ -45,11 +45,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command and returns the exit code.
 
     Args:
-        argv (sequence of str, optional): the arguments; otherwise those of the process.
+        argv (sequence of str, optional): arguments; by default those of the process.
 
     Returns:
-        int: 0; 2 for what a user can correct, said in one line; 130 after Ctrl-C, 143 after
-        SIGTERM.
+        int: 0; 2 for a user error, printed in one line; 130 after Ctrl-C; 143 after SIGTERM.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     if argv is None:
@@ -68,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `torchrl-marl list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except OSError as error:  # what the operating system refuses is no fault of the program
+    except OSError as error:  # refused by the operating system, no bug of the program
         where = f"{error.filename!r}: " if error.filename else ""
         print(f"torchrl-marl: error: {where}{error.strerror or error}.", file=sys.stderr)
         return 2
@@ -86,7 +85,7 @@ def _run(arguments: list[str]) -> int:
     if parsed.command is None and not rest:
         parser.print_help(sys.stderr)
         return 2
-    # argparse takes a list of positionals in one piece; options may stand between them here.
+    # argparse wants positionals in one piece; here options may stand between them.
     more: list[str] | None = getattr(parsed, getattr(parsed, "rest", ""), None)
     unknown = [text for text in rest if text.startswith("-") or more is None]
     if unknown:
@@ -128,7 +127,7 @@ def _train(parsed: argparse.Namespace) -> None:
         listeners.check_device(one)
         check_logging(one.logging)
         check_folder(one)
-    silence_others()
+    silence_libraries()
     runs: dict[int, Run] = {}
     failed: list[int] = []
     try:
@@ -141,7 +140,7 @@ def _train(parsed: argparse.Namespace) -> None:
                 runs |= zip(own, found)
     finally:
         if runs:
-            tell(report([runs[seed] for seed in sorted(runs)], sorted(runs)))
+            print_result(report([runs[seed] for seed in sorted(runs)], sorted(runs)))
     if failed:
         raise UserError(
             f"{len(failed)} of {len(configs)} seeds failed: {', '.join(map(str, failed))}."
@@ -149,7 +148,7 @@ def _train(parsed: argparse.Namespace) -> None:
 
 
 def _recipe_and_settings(parsed: argparse.Namespace) -> tuple[str, list[str]]:
-    """Returns the recipe, which stands first or is the default, and the settings behind it."""
+    """Returns the recipe, the first argument or the default, and the settings after it."""
     from torchrl_marl.recipes import DEFAULT_RECIPE, recipe_names
 
     texts = list(parsed.settings)
@@ -159,7 +158,7 @@ def _recipe_and_settings(parsed: argparse.Namespace) -> tuple[str, list[str]]:
             if recipe:
                 raise ConfigError(f"{quoted(text)} is a second recipe, expected one; drop one.")
             raise ConfigError(
-                f"{quoted(text)} is a recipe behind a setting, expected before all settings; use "
+                f"{quoted(text)} is a recipe after a setting, expected before all settings; use "
                 f"{text} {' '.join(one for one in texts if one != text)}"[:300]
                 + "."
             )
@@ -167,7 +166,7 @@ def _recipe_and_settings(parsed: argparse.Namespace) -> tuple[str, list[str]]:
 
 
 def _together(recipe: str, texts: list[str], seeds: list[int] | None) -> list[TrainConfig]:
-    """Returns the settings of a population that has these seeds."""
+    """Returns the settings of a population with these seeds."""
     from torchrl_marl.recipes import load_config
 
     if seeds is None or len(seeds) < 2:
@@ -212,17 +211,17 @@ def _resume(parsed: argparse.Namespace) -> None:
     more = [*recipes, *["--seeds"] * bool(parsed.seeds), *["--together"] * parsed.together]
     if more:
         raise ConfigError(
-            f"--resume {parsed.resume} goes on by the run's own settings, expected settings such "
-            f"as total_frames=... alone beside it; drop {more[0]}."
+            f"{more[0]} is given with --resume {parsed.resume}, which uses the run's settings, "
+            f"expected only settings such as total_frames=...; drop {more[0]}."
         )
     from torchrl_marl.runs import resume
     from torchrl_marl.settings import parse_overrides
     from torchrl_marl.training.config import read_run_config
 
-    silence_others()
+    silence_libraries()
     run = resume(Path(parsed.resume), trust=parsed.trust, **parse_overrides(parsed.settings))
     runs = getattr(run, "members", [run])
-    tell(report(runs, [read_run_config(own.folder).seed for own in runs]))
+    print_result(report(runs, [read_run_config(own.folder).seed for own in runs]))
 
 
 def _evaluate(parsed: argparse.Namespace) -> None:
@@ -237,14 +236,14 @@ def _evaluate(parsed: argparse.Namespace) -> None:
         config = dataclasses.replace(config, device=parsed.device)
         validate(config, own_env=True)
     check_device(config)
-    silence_others()
+    silence_libraries()
     from torchrl_marl.apps.cli.evaluating import print_against, print_evaluation
 
     (print_evaluation if parsed.against is None else print_against)(config, parsed)
 
 
 def _compare(parsed: argparse.Namespace) -> None:
-    silence_others()
+    silence_libraries()
     from torchrl_marl.apps.cli.evaluating import comparison_text
     from torchrl_marl.apps.comparison import compare
 
@@ -252,7 +251,7 @@ def _compare(parsed: argparse.Namespace) -> None:
 
 
 def _options(parsed: argparse.Namespace, but: str = "") -> dict[str, Any]:
-    """Returns the arguments of a command that are those of a function by name, too."""
+    """Returns the arguments of a command, as keyword arguments of a function."""
     others = ("command", "rest", but)
     return {key: value for key, value in vars(parsed).items() if key not in others}
 
@@ -262,7 +261,7 @@ def _tune(parsed: argparse.Namespace) -> None:
 
     recipe, texts = _recipe_and_settings(parsed)
     found = [(text, parse_choice(text)) for text in texts]
-    silence_others()
+    silence_libraries()
     best = tune(
         recipe,
         [choice for _, choice in found if choice is not None],
@@ -282,7 +281,7 @@ def _suite(parsed: argparse.Namespace) -> None:
 
 
 def beside(folders: Iterable[str | Path]) -> Path:
-    """Returns the folder in which all of these lie; that of the first where they share none.
+    """Returns the common parent folder; the first one's parent where they share none.
 
     Args:
         folders (iterable of paths): run folders.
@@ -303,7 +302,7 @@ def beside(folders: Iterable[str | Path]) -> Path:
 
 
 def free(path: Path) -> Path:
-    """Returns the path, or one with a number where there is something already.
+    """Returns the path, or a numbered one where it exists.
 
     Args:
         path (Path): a file or a folder.
@@ -342,12 +341,12 @@ def _league(parsed: argparse.Namespace) -> None:
 def _play_off(
     given: list[str], names: list[str], out: Path, parsed: argparse.Namespace
 ) -> tuple[Standing | TensorDictBase, list[int]]:
-    """Plays players against each other, prints and writes what comes out.
+    """Plays players against each other, and prints and writes the results.
 
     Returns:
-        tuple: what came out, and each player's row: the same policy is played once.
+        tuple: the results, and each player's row: equal policies share one.
     """
-    silence_others()
+    silence_libraries()
     from torchrl_marl.apps import players
     from torchrl_marl.apps.pictures.drawing import check_matplotlib
     from torchrl_marl.specs import TeamSpec
@@ -366,7 +365,7 @@ def _play_off(
     table_of_all = cross_play(everybody, everybody, env, parsed.episodes, **options)
     env.close()
     found = players.standing(table_of_all) if sides.alike else None
-    # In an environment of unlike sides, the row's player has the first.
+    # In an environment of asymmetric sides, the row's player has the first.
     what = "return with" if sides.alike else f"return as {next(iter(sides.agents[0]))}"
     print(players.standing_text(names, table_of_all, found, what))
     paths = players.write_table(out, names, table_of_all, found)
@@ -380,7 +379,7 @@ def _export(parsed: argparse.Namespace) -> None:
     from torchrl_marl.apps.export.formats import check_format
 
     check_format(parsed.format)
-    silence_others()
+    silence_libraries()
     from torchrl_marl.training.run import Run
 
     run = Run.load(Path(parsed.run), device="cpu", trust=parsed.trust)
@@ -390,7 +389,7 @@ def _export(parsed: argparse.Namespace) -> None:
 
 
 def _plot(parsed: argparse.Namespace) -> None:
-    silence_others()
+    silence_libraries()
     from torchrl_marl.apps.plotting import learning_curve
 
     folders, path, name = [Path(run) for run in parsed.runs], parsed.out, "learning_curve.png"
@@ -411,7 +410,7 @@ def _report(parsed: argparse.Namespace) -> None:
 
 
 def _serve(parsed: argparse.Namespace) -> None:
-    silence_others()
+    silence_libraries()
     from torchrl_marl.apps.serving import serve
 
     serve(parsed.run, **_options(parsed, but="run"))
@@ -468,7 +467,7 @@ def _list_schema() -> None:
 
 
 def _list_fitting(environment: str) -> None:
-    silence_others()
+    silence_libraries()
     from torchrl_marl.apps.choosing import algorithms_for
 
     print(algorithms_for(environment).text())

@@ -1,4 +1,4 @@
-"""Agents that run alone: one agent's part of a team's policy, as programs without torchrl_marl."""
+"""Export of single agents of a team's policy, as programs that run without torchrl_marl."""
 
 from typing import TYPE_CHECKING
 

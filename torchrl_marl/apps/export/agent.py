@@ -34,14 +34,14 @@ __all__ = ["AgentActor", "Best", "Bounded", "agents_of", "find_agents"]
 
 
 class Best(nn.Module):
-    """Chooses the likeliest legal action, or the one of the highest value.
+    """Selects the legal action with the highest logit or value.
 
     Args:
-        n_actions (int): the agent's own number A.
-        dtype (torch.dtype): of actions.
-        one_hot (bool): actions are one-hot.
-        dueling (bool): the first output is what all values have in common.
-        values (bool): the parameters are values, of illegal actions, too.
+        n_actions (int): the agent's number A of actions.
+        dtype (torch.dtype): type of actions.
+        one_hot (bool): whether actions are one-hot.
+        dueling (bool): whether the first output is the state value of a dueling head.
+        values (bool): whether the parameters are action values, illegal actions included.
 
     Shapes:
         - outputs: ``[P]``; action_mask: bool ``[A]``
@@ -66,7 +66,7 @@ class Best(nn.Module):
         self.dueling, self.values = dueling, values
 
     def forward(self, outputs: Tensor, action_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Chooses."""
+        """Returns the action and its parameters."""
         if self.dueling:
             common, advantage = outputs[:1], outputs[1 : 1 + self.n_actions]
             outputs = common + advantage - advantage.mean(-1, keepdim=True)
@@ -80,12 +80,12 @@ class Best(nn.Module):
 
 
 class Bounded(nn.Module):
-    """Brings outputs into the bounds of actions, by tanh; where there are none, as they are.
+    """Squashes outputs into the bounds of actions by tanh; without bounds, returns them as is.
 
     Args:
-        n_features (int): the agent's own number A.
+        n_features (int): the agent's number A of action features.
         bounds (tuple of Tensor, optional): low and high.
-        head (nn.Module, optional): makes location and scale of the outputs; without it they are
+        head (nn.Module, optional): maps outputs to location and scale; without it the outputs are
             the location.
 
     Shapes:
@@ -114,7 +114,7 @@ class Bounded(nn.Module):
         self.register_buffer("half_range", half)
 
     def forward(self, outputs: Tensor) -> tuple[Tensor, ...]:
-        """Squashes the location."""
+        """Returns the action and its parameters."""
         parts = (outputs,) if self.head is None else self.head(outputs)
         parameters = tuple(part[: self.n_features] for part in parts)
         action = loc = parameters[0]
@@ -125,15 +125,15 @@ class Bounded(nn.Module):
 
 @dataclass(frozen=True)
 class AgentActor:
-    """An agent of a team, and the actor that acts for it.
+    """An agent of a team, and the actor that computes its actions.
 
     Args:
-        name (str): the agent's.
-        group (GroupSpec): of the environment.
-        number (int): the agent's, in its group.
-        actor (nn.Module): of its group, or of several groups as one.
-        place (int): the agent's, among the N of the actor.
-        peers (tuple of str): names of those N.
+        name (str): name of the agent.
+        group (GroupSpec): its group.
+        number (int): its index in the group.
+        actor (nn.Module): actor of its group, or of several groups trained as one.
+        place (int): its index among the N agents of the actor.
+        peers (tuple of str): names of these N agents.
     """
 
     name: str
@@ -145,12 +145,12 @@ class AgentActor:
 
     @property
     def network(self) -> AgentNetwork:
-        """The network within the actor."""
+        """The network in the actor."""
         return next(m for m in self.actor.modules() if isinstance(m, AgentNetwork))
 
     @property
     def action_spec(self) -> TensorSpec:
-        """The agent's own, unpadded."""
+        """The agent's unpadded action spec."""
         group = self.group
         if group.members is None:
             return group.action_spec[self.number]
@@ -158,17 +158,17 @@ class AgentActor:
 
     @property
     def memory_size(self) -> int:
-        """Numbers S that its programs remember; words on their way are kept by the player."""
+        """Size S of the hidden state; the player keeps delayed messages."""
         memory = getattr(self.network.network, "memory", None)
         return 0 if memory is None else memory.state_size
 
     def observation(self) -> tuple[Field, ...]:
-        """Returns the leaves that it sees, unpadded."""
+        """Returns the unpadded leaves of its observation."""
         leaves = observation_leaves(self.group, self.number)
         return tuple(Field.of(name, spec) for name, spec in leaves)
 
     def programs(self) -> list[Program]:
-        """Builds its programs."""
+        """Builds the agent's programs."""
         network = self.network
         group, norm = self.actor.group, cast(ObservationNorm | None, network.features.norm)
         width = self.group.observation_dims[self.number]
@@ -184,11 +184,11 @@ class AgentActor:
             act = Act(observe, body, self._choice(), len(seen))
             return [Program.of("act", act, (*seen, *legal, *memory), done)]
         assert isinstance(body, TeamNetwork)
-        mind = AgentState(observe, body, self._choice(), len(seen), network.position)
-        return list(talking_programs(mind, (*seen, *memory), legal, done, self.channel, size))
+        state = AgentState(observe, body, self._choice(), len(seen), network.position)
+        return list(talking_programs(state, (*seen, *memory), legal, done, self.channel, size))
 
     def describe(self) -> dict[str, Any]:
-        """Returns what the interface says of the agent, without its programs."""
+        """Returns the agent's interface, without its programs."""
         spec = Field.of("action", self.action_spec)
         action: dict[str, Any] = {
             "distribution": self._distribution(),
@@ -211,16 +211,16 @@ class AgentActor:
             "communication": self._communication(),
         }
 
-    # --------------------------------------------------------------------------- whom it hears
+    # --------------------------------------------------------------------------- communication
 
     @property
     def channel(self) -> Channel | None:
-        """Between the agents of its actor, if they talk."""
+        """The channel between the agents of its actor, if they communicate."""
         body = self.network.network
         return body.channel if isinstance(body, TeamNetwork) else None
 
-    def hears(self) -> list[int]:
-        """Returns the places of the agents that it may hear."""
+    def senders(self) -> list[int]:
+        """Returns the indices of its possible senders of messages."""
         if self.channel is None:
             return []
         alive = torch.ones(self.actor.group.n_agents, dtype=torch.bool)
@@ -230,11 +230,11 @@ class AgentActor:
             links = links if other is None else links & other[self.place].cpu()
         return links.nonzero().flatten().tolist()
 
-    def heard_groups(self) -> list[str]:
-        """Returns the names of the groups that it may hear."""
+    def sender_groups(self) -> list[str]:
+        """Returns the names of the groups of its possible senders."""
         own = self.actor.group
-        heard = [own.groups[own.group_index[place]].name for place in self.hears()]
-        return list(dict.fromkeys(heard))
+        names = [own.groups[own.group_index[place]].name for place in self.senders()]
+        return list(dict.fromkeys(names))
 
     def _communication(self) -> dict[str, Any] | None:
         if self.channel is None:
@@ -245,7 +245,7 @@ class AgentActor:
             "kind": config.kind,
             "rounds": len(self.channel.rounds),
             "agents": list(self.peers),
-            "hears": [self.peers[place] for place in self.hears()],
+            "hears": [self.peers[place] for place in self.senders()],
             "links": "all" if relays else config.links,
             "radius": config.radius,
             "nearest": config.nearest,
@@ -257,7 +257,7 @@ class AgentActor:
             "message_size": one.state_size if relays else one.message_size,
         }
 
-    # ------------------------------------------------------------------------------ its actions
+    # ---------------------------------------------------------------------------------- actions
 
     def _distribution(self) -> str:
         if isinstance(self.actor, DeterministicActor):
@@ -288,10 +288,10 @@ class AgentActor:
 
 
 def agents_of(policy: nn.Module) -> dict[str, AgentActor]:
-    """Returns the agents of a team whose actors are networks, by name.
+    """Returns the agents of a team with network actors, by name.
 
     Args:
-        policy (nn.Module): of a run, or the actors of a team.
+        policy (nn.Module): policy of a run, or the actors of a team.
 
     Examples:
         >>> from torchrl.data import Bounded, Unbounded
@@ -330,11 +330,11 @@ def find_agents(policy: nn.Module, name: str | None = None) -> dict[str, AgentAc
     """Returns one agent of a team, or all.
 
     Raises:
-        ConfigError: nobody has that name, or nobody has a network.
+        ConfigError: an unknown name, or a team without network actors.
     """
     known = agents_of(policy)
     if not known:
-        raise ConfigError("nobody in this team has a network that can be exported; train a team.")
+        raise ConfigError("no agent of this team has a network to export; train a team first.")
     if name is None:
         return known
     if name not in known:

@@ -1,4 +1,4 @@
-"""Exported agents against the policy of their team, over whole episodes of its own environment.
+"""Test of exported agents against their team's policy, over whole episodes of its environment.
 
 Shapes: N agents of a group.
 """
@@ -31,13 +31,13 @@ _LONGEST = 2_000
 
 @dataclass
 class Comparison:
-    """How much exported agents differ from the policy of their team.
+    """Differences between exported agents and the policy of their team.
 
     Args:
-        steps (int): env steps that were played.
-        actions (int): of all agents that were alive.
-        differ (int): actions that are not the team's.
-        largest (float): difference of any parameter of a distribution, or value of an action.
+        steps (int): environment steps compared.
+        actions (int): actions compared, of all living agents.
+        differ (int): actions that differ from the team's.
+        largest (float): largest difference of a distribution's parameter or an action value.
 
     Examples:
         >>> str(Comparison(200, 800, 0, 1e-7))
@@ -69,11 +69,11 @@ class Comparison:
 
 
 class InMemory(Player):
-    """A player of programs that are in no file.
+    """A player of programs in memory, without files.
 
     Args:
-        agent (AgentActor): whose.
-        seed (int, optional): of the actions that are drawn.
+        agent (AgentActor): the agent.
+        seed (int, optional): random seed of sampled actions.
     """
 
     def __init__(self, agent: AgentActor, seed: int | None = None) -> None:
@@ -82,7 +82,7 @@ class InMemory(Player):
 
 
 class _Function:
-    """A program as a player calls it."""
+    """A program with the calling convention of a player."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -103,20 +103,20 @@ def check_players(
     steps: int = 200,
     close: float = 1e-4,
 ) -> Comparison:
-    """Lets exported agents act beside their team, each by what it sees and hears itself.
+    """Compares the actions of exported agents with those of their team, step by step.
 
-    The team plays, deaths and births included; in the first environment of the environment every
-    agent that lives is asked for its action, too. Those with whom the exported agents talk, and who
-    are not exported, are run here.
+    The team plays, deaths and births included. In the first of the parallel environments each
+    living exported agent computes its action from its own observation and messages. Agents that
+    exchange messages with them but are not exported run here, too.
 
     Args:
-        env (EnvBase): with dense groups, and with what the policy remembers.
-        policy (nn.Module): of the team.
-        players (mapping): name -> what was exported of an agent.
+        env (EnvBase): environment with dense groups, and with the policy's hidden states.
+        policy (nn.Module): policy of the team.
+        players (mapping): name -> exported agent.
 
     Keyword Args:
-        steps (int): at least so many, and at least one whole episode.
-        close (float): relative and absolute difference below which continuous actions are equal.
+        steps (int): minimum number of steps; at least one whole episode is played.
+        close (float): relative and absolute tolerance for continuous actions.
 
     Raises:
         UserError: actions differ.
@@ -127,7 +127,7 @@ def check_players(
     ended = False
     with set_exploration_type(ExplorationType.DETERMINISTIC), contextlib.ExitStack() as stack:
         for team in teams:
-            stack.enter_context(team.watched())
+            stack.enter_context(team.recording())
         while found.steps < steps or not ended:
             acted = policy(carry.copy())
             for team in teams:
@@ -138,12 +138,12 @@ def check_players(
             if found.steps >= max(steps, _LONGEST):
                 break
     if found.differ:
-        raise UserError(f"exported agents are not what their team is: {found}.")
+        raise UserError(f"exported agents act differently from their team: {found}.")
     return found
 
 
 def _teams(policy: nn.Module, players: Mapping[str, Player]) -> list[_Team]:
-    """Returns the agents of each actor, those that are exported and those who talk with them."""
+    """Returns the agents of each actor: the exported ones, and their senders of messages."""
     together: dict[int, dict[str, AgentActor]] = {}
     for name, agent in agents_of(policy).items():
         together.setdefault(id(agent.actor), {})[name] = agent
@@ -159,7 +159,7 @@ def _teams(policy: nn.Module, players: Mapping[str, Player]) -> list[_Team]:
 
 
 class _Team:
-    """Agents of one actor who act alone, side by side."""
+    """Agents of one actor, with a player for each."""
 
     def __init__(self, agents: Mapping[str, AgentActor], players: Mapping[str, Player]) -> None:
         self.agents, self.players = agents, players
@@ -171,8 +171,8 @@ class _Team:
             player.reset()
 
     @contextlib.contextmanager
-    def watched(self) -> Iterator[None]:
-        """Keeps what the actor writes last, and who hears whom in it."""
+    def recording(self) -> Iterator[None]:
+        """Records the last output and communication links of the actor."""
         handles = [self.actor.register_forward_hook(self._keep_output)]
         if self.channel is not None:
             handles.append(self.channel.links.register_forward_hook(self._keep_links))
@@ -200,7 +200,7 @@ class _Team:
         rows = {
             name: acted.get(agent.group.name)[agent.number] for name, agent in self.agents.items()
         }
-        rows = {name: row for name, row in rows.items() if _lives(self.agents[name], row)}
+        rows = {name: row for name, row in rows.items() if _is_alive(self.agents[name], row)}
         for name, row in rows.items():
             if row.get("is_init", None) is not None and bool(row["is_init"]):
                 self.players[name].reset()
@@ -214,7 +214,7 @@ class _Team:
             found.add(actions[name], expected, pairs, close)
 
     def _act(self, rows: Mapping[str, TensorDictBase], links: Tensor | None) -> dict[str, Any]:
-        seen = {name: _seen(self.agents[name], row) for name, row in rows.items()}
+        seen = {name: _observation(self.agents[name], row) for name, row in rows.items()}
         legal = {name: _legal(self.agents[name], row) for name, row in rows.items()}
         if self.channel is None:
             return {n: self.players[n].act(seen[n], action_mask=legal[n]) for n in rows}
@@ -243,24 +243,24 @@ class _Team:
 
 
 def _relay(players: Mapping[str, Player]) -> None:
-    """Hands words from each agent to the next one, and back."""
+    """Passes messages from each agent to the next, and back."""
     for back in (False, True):
         handed = None
         for player in list(players.values())[:: -1 if back else 1]:
             handed = player.relay(handed, back=back)
 
 
-def _lives(agent: AgentActor, row: TensorDictBase) -> bool:
+def _is_alive(agent: AgentActor, row: TensorDictBase) -> bool:
     return agent.group.mask_key is None or bool(row["mask"])
 
 
-def _seen(agent: AgentActor, row: TensorDictBase) -> dict[str, np.ndarray]:
+def _observation(agent: AgentActor, row: TensorDictBase) -> dict[str, np.ndarray]:
     fields = agent.observation()
     return {field.name: _own(row[tuple(field.name.split("."))], field.shape) for field in fields}
 
 
 def _legal(agent: AgentActor, row: TensorDictBase) -> np.ndarray | None:
-    """Returns its legal actions; all of them where it has none, as its team takes that."""
+    """Returns the agent's action mask; all True where no action is legal, as in the team."""
     if (legal := row.get("action_mask", None)) is None:
         return None
     legal = _own(legal, (agent.group.action_dims[agent.number],))
@@ -268,5 +268,5 @@ def _legal(agent: AgentActor, row: TensorDictBase) -> np.ndarray | None:
 
 
 def _own(value: Tensor, shape: tuple[int, ...]) -> np.ndarray:
-    """Returns what of a padded leaf is an agent's own."""
+    """Returns a padded leaf without its padding."""
     return value[tuple(slice(0, size) for size in shape)].cpu().numpy()

@@ -1,4 +1,4 @@
-"""Formats of exported programs. Imports no torch."""
+"""Formats of exported programs; does not import torch."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ FORMATS = {"onnx": "for onnxruntime", "pt2": "for torch, by torch.export"}
 
 
 def check_format(word: str) -> None:
-    """Refuses a format that is unknown, or that needs a package which is not installed.
+    """Refuses an unknown format, or one with missing packages.
 
     Raises:
-        ConfigError: an unknown word.
+        ConfigError: an unknown format.
         MissingExtraError: no onnx, onnxscript or onnxruntime.
 
     Examples:

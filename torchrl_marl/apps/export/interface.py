@@ -1,4 +1,4 @@
-"""What goes into and comes out of an agent's programs, as a file says it."""
+"""Inputs and outputs of an agent's programs, and the file that describes them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["FORMAT", "VERSIONS", "Field", "Names", "Program", "sha256_of", "writ
 
 Names = Sequence["Field"]
 FORMAT = 1
-"""Of the file; a player reads its own."""
+"""Version of the file format; a player reads its own version only."""
 VERSIONS = {"torchrl_marl": __version__, "torch": torch.__version__}
 
 
@@ -28,9 +28,9 @@ class Field:
     """An input or output of a program.
 
     Args:
-        name (str): how the program calls it.
-        shape (tuple of int): without batch dims.
-        dtype (str): numpy's word.
+        name (str): name in the program.
+        shape (tuple of int): shape without batch dimensions.
+        dtype (str): numpy's name of the type.
 
     Examples:
         >>> Field("observation", (2,)).example()
@@ -47,7 +47,7 @@ class Field:
         return cls(name, tuple(value.shape), str(value.dtype).removeprefix("torch."))
 
     def example(self) -> Tensor:
-        """Returns zeros of this shape; True where it is bool."""
+        """Returns zeros of this shape, or True for bool."""
         dtype = getattr(torch, self.dtype)
         return torch.full(self.shape, 1 if dtype is torch.bool else 0, dtype=dtype)
 
@@ -57,9 +57,9 @@ class Program:
     """A function of one agent, to be written to a file.
 
     Args:
-        name (str): such as ``act``.
-        module (nn.Module): takes and returns tensors without batch dims.
-        inputs, outputs (tuple of Field): in order.
+        name (str): name of the program, such as ``act``.
+        module (nn.Module): maps tensors without batch dimensions.
+        inputs, outputs (tuple of Field): its inputs and outputs, in order.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Program:
     def of(
         cls, name: str, module: nn.Module, inputs: tuple[Field, ...], outputs: list[str]
     ) -> Program:
-        """Runs a module once to know the shapes of its outputs."""
+        """Builds a program, running the module once for the shapes of its outputs."""
         module = module.cpu().eval().requires_grad_(False)
         with torch.no_grad():
             values = module(*(field.example() for field in inputs))
@@ -94,8 +94,8 @@ def write_interface(
     """Writes ``interface.json`` beside an agent's programs.
 
     Args:
-        folder (Path): the agent's.
-        described (mapping): what the agent says of itself.
+        folder (Path): folder of the agent.
+        described (mapping): interface of the agent, without its programs.
         files (mapping): name of a program -> its file, inputs and outputs.
     """
     programs = {

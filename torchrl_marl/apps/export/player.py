@@ -1,24 +1,24 @@
-"""An agent that plays alone, by its programs: needs numpy and onnxruntime, and nothing of torch.
+"""Player of one exported agent; it needs numpy and onnxruntime, but no torch.
 
     player = Player("export/agent_0")
     player.reset()                      # before each episode
     action = player.act(observation)
 
-An agent that talks speaks first, in each round hears, and then acts:
+An agent that communicates speaks, receives the messages of each round, and then acts:
 
     message = player.speak(observation)             # None: it is silent
-    message = player.hear({"agent_1": message_1})   # one time less than there are rounds
+    message = player.hear({"agent_1": message_1})   # in every round but the last
     action = player.act(inbox={"agent_1": message_1})
 
-With ``communication.delay`` it acts without waiting, and hears what comes until that is due:
+With ``communication.delay`` it acts without waiting, and receives messages until they are used:
 
     message = player.speak(observation)
     action = player.act()
-    player.hear({"agent_1": message_1})             # said in this step; ago=1: in the one before
+    player.hear({"agent_1": message_1})             # sent in this step; ago=1: one step earlier
 
-This file may be copied: it imports nothing of torchrl_marl. A call that is refused changes nothing.
+This file may be copied: it imports nothing of torchrl_marl. A refused call changes nothing.
 
-Shapes: those of ``interface.json``, without batch dims.
+Shapes: those of ``interface.json``, without batch dimensions.
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ Arrays = dict[str, Any]
 
 
 class PlayerError(RuntimeError):
-    """Programs that cannot be played, or an input that does not fit them."""
+    """Programs that cannot be loaded, or an input that does not fit them."""
 
 
 class Player:
-    """One agent of a team, by its exported programs.
+    """One agent of a team, played by its exported programs.
 
     Args:
-        folder (str or Path): with ``interface.json`` and the programs.
-        seed (int, optional): of the actions that are drawn.
+        folder (str or Path): folder with ``interface.json`` and the programs.
+        seed (int, optional): random seed of sampled actions.
 
     Keyword Args:
-        trust (bool): also load ``.pt2`` programs, which can run code, and programs that lie
-            outside the folder.
+        trust (bool): also load ``.pt2`` programs, which can run code, and programs outside the
+            folder.
 
     Attributes:
-        interface (dict): what ``interface.json`` says.
-        parameters (dict): of the distribution of the last action, such as ``logits``.
+        interface (dict): content of ``interface.json``.
+        parameters (dict): parameters of the last action's distribution, such as ``logits``.
 
     Raises:
-        PlayerError: a program that is missing, was changed or is not trusted; no onnxruntime.
+        PlayerError: a program that is missing, changed or not trusted; no onnxruntime.
     """
 
     def __init__(self, folder: str | Path, seed: int | None = None, *, trust: bool = False) -> None:
@@ -72,10 +72,11 @@ class Player:
             programs = {name: Program(path.parent, entry, trust) for name, entry in own}
             self._start(interface, programs, seed)
         except FileNotFoundError:
-            exported = "give the folder of an agent that was exported"
-            raise PlayerError(f"{str(path)!r} is not there; {exported}.") from None
+            exported = "give the folder of an exported agent"
+            raise PlayerError(f"{str(path)!r} does not exist; {exported}.") from None
         except (AttributeError, KeyError, TypeError, ValueError):
-            raise PlayerError(f"{str(path)!r} is no interface; export the agent again.") from None
+            again = "export the agent again"
+            raise PlayerError(f"{str(path)!r} is not a valid interface; {again}.") from None
 
     def _start(self, interface: Arrays, programs: Mapping[str, Any], seed: int | None) -> None:
         self.interface, self.programs = interface, programs
@@ -91,21 +92,21 @@ class Player:
         return self.interface["agent"]
 
     def reset(self) -> None:
-        """Forgets: the next step is the first of an episode."""
+        """Clears all memory; the next step is the first of an episode."""
         self._begins, self._silent, self._round = True, False, 0
         self._state: np.ndarray | None = None
         self._handed: Arrays = {}
         self._relayed: set[str] = set()
-        self._late: list[tuple[np.ndarray, Arrays]] = []  # states and words of the last steps
+        self._pending: list[tuple[np.ndarray, Arrays]] = []  # states, messages of the last steps
 
     @property
     def rounds(self) -> int:
-        """How often in a step agents speak and hear; 0 where they do not talk."""
+        """Number of communication rounds in a step; 0 without communication."""
         return self._talk["rounds"] if self._talk else 0
 
     @property
     def delay(self) -> int:
-        """After how many of its steps an agent knows what it has heard."""
+        """Steps between receiving a message and using it."""
         return self._talk.get("delay", 0)
 
     def act(
@@ -119,51 +120,51 @@ class Player:
         """Returns the action of a step.
 
         Args:
-            observation (array, or mapping of name to array): what the agent sees; an agent that
-                talks was told when it spoke.
+            observation (array, or mapping of name to array): the agent's observation; an agent
+                that communicates gets it in :meth:`speak` instead.
 
         Keyword Args:
-            inbox (mapping): name of an agent -> its message, of those who are heard.
-            action_mask (array, optional): True for legal actions, where the interface asks for it.
-            deterministic (bool): the likeliest action, or one that is drawn.
+            inbox (mapping): name of a sender -> its message.
+            action_mask (array, optional): True for legal actions, where the interface has one.
+            deterministic (bool): the likeliest action, or a sampled one.
 
         Raises:
-            PlayerError: an input that is missing, not finite or of another shape, no legal
-                action, or an agent that has not spoken.
+            PlayerError: an input that is missing, not finite or of another shape; no legal
+                action; or an agent that has not spoken in this step.
         """
         given: Arrays = {"action_mask": action_mask}
         if not self._talk:
-            given |= {**self._observed(observation), **self._remembered()}
+            given |= {**self._observation(observation), **self._memory()}
         elif self._talk["relays"]:
-            given |= {"state": self._all_heard(observation), **self._handed}
+            given |= {"state": self._state_to_act(observation), **self._handed}
         elif self.delay:
-            given |= {"state": self._all_heard(observation), "words": self._known(inbox)}
+            given |= {"state": self._state_to_act(observation), "words": self._decoded(inbox)}
         else:
-            given |= {"state": self._all_heard(observation), **self._heard(inbox)}
+            given |= {"state": self._state_to_act(observation), **self._received(inbox)}
         outputs = self._run("act", given)
         self._state, self._begins = None, False
         self._hidden = outputs.pop("next_hidden", self._hidden)
         action = outputs.pop("action")
         self.parameters = outputs
-        return action if deterministic else self._drawn(action)
+        return action if deterministic else self._sample(action)
 
     def speak(self, observation: Any, *, deterministic: bool = True) -> np.ndarray | None:
-        """Returns what an agent says first in a step; None where it is silent, or relays.
+        """Returns the agent's first message in a step; None where it is silent, or relays.
 
         Args:
-            observation: of :meth:`act`.
+            observation: the agent's observation, as in :meth:`act`.
 
         Keyword Args:
-            deterministic (bool): whether it speaks is what is likelier, or drawn.
+            deterministic (bool): whether the gate takes the likelier choice, or samples it.
 
         Raises:
-            PlayerError: an agent that does not talk, or an input that does not fit.
+            PlayerError: an agent that does not communicate, or an input that does not fit.
         """
         if not self._talk:
-            raise self._error(" does not talk; call act(observation).")
-        outputs = self._run("speak", {**self._observed(observation), **self._remembered()})
+            raise self._error(" does not communicate; call act(observation).")
+        outputs = self._run("speak", {**self._observation(observation), **self._memory()})
         self._state, self._round, self._relayed = outputs["state"], 0, set()
-        self._late = [*self._late, (self._state, {})][-1 - self.delay :]
+        self._pending = [*self._pending, (self._state, {})][-1 - self.delay :]
         size = self._talk["message_size"]
         self._handed = {way: np.zeros(size, np.float32) for way in ("before", "behind")}
         logit = float(outputs.get("gate_logits", [np.inf])[0])
@@ -172,45 +173,47 @@ class Player:
         return None if self._silent else outputs.get("message")
 
     def hear(self, inbox: Mapping[str, Any], *, ago: int = 0) -> np.ndarray | None:
-        """Returns what an agent says in the next round; with a delay, keeps what it hears.
+        """Receives messages; returns the next round's message, or None with a delay.
 
         Args:
-            inbox (mapping): name of an agent -> its message, of those who are heard. Words of
-                whoever it never hears, and None, are left out.
+            inbox (mapping): name of a sender -> its message. None, and messages of agents that it
+                never receives, are left out.
 
         Keyword Args:
-            ago (int): how many of its own steps ago that was said; before its first: not heard.
+            ago (int): age of the messages in steps of this agent; those from before its first
+                step are left out.
 
         Raises:
-            PlayerError: no further round, too late, a message of nobody's or of another size.
+            PlayerError: no further round, a message that is too old, an unknown sender, or a
+                message of another size.
         """
         if not 0 <= ago <= self.delay:
             expected = f"expected 0 to {self.delay}, its delay"
-            raise self._error(f" was given words of {ago} steps ago, {expected}.")
+            raise self._error(f" was given messages from {ago} steps ago, {expected}.")
         if self.delay:
-            words = self._words(inbox)
-            if ago < len(self._late):
-                self._late[-1 - ago][1].update(words)
+            words = self._messages(inbox)
+            if ago < len(self._pending):
+                self._pending[-1 - ago][1].update(words)
             return None
-        state = self._spoken()
+        state = self._state_spoken()
         if self._round + 1 >= self.rounds:
-            rounds = f" has heard all of {self.rounds} rounds but the last"
-            raise self._error(f"{rounds}, which it acts on; call act(inbox=...).")
-        given = {"state": state, **self._heard(inbox)}
+            rounds = f" has received all rounds but the last of {self.rounds}"
+            raise self._error(f"{rounds}, whose messages act takes; call act(inbox=...).")
+        given = {"state": state, **self._received(inbox)}
         outputs = self._run(f"hear_{self._round + 1}", given)
         self._state, self._round = outputs["next_state"], self._round + 1
         return None if self._silent else outputs["message"]
 
     def relay(self, handed: Any = None, *, back: bool = False) -> np.ndarray:
-        """Returns what an agent hands on to its neighbor.
+        """Returns the agent's relayed message for its next neighbor.
 
         Args:
-            handed (array, optional): what its other neighbor has handed on; None for the first.
+            handed (array, optional): message of its other neighbor; None for the first agent.
 
         Keyword Args:
-            back (bool): from the last agent to the first.
+            back (bool): whether messages go from the last agent to the first.
         """
-        state = self._spoken()
+        state = self._state_spoken()
         if not self._talk["relays"]:
             raise self._error(" does not relay; call act(inbox=...).")
         way = "behind" if back else "before"
@@ -223,51 +226,55 @@ class Player:
         self._relayed.add(way)
         return passed
 
-    def _all_heard(self, observation: Any) -> np.ndarray:
-        """Returns the state of a step in which everything before the action has been done."""
-        state = self._spoken()
+    def _state_to_act(self, observation: Any) -> np.ndarray:
+        """Returns the state of a step; raises where calls before the action are missing."""
+        state = self._state_spoken()
         if observation is not None:
             raise self._error(
-                " talks: it acts on what it saw when it spoke; give the observation to "
-                "speak(observation), and act(inbox=...) what it hears."
+                " communicates: it acts on the observation given to speak; call "
+                "speak(observation) first, then act(inbox=...) with the messages."
             )
         if self._talk["relays"] and len(self._relayed) < 2:
             both = "call relay(handed) and relay(handed, back=True) first"
             raise self._error(f" has not relayed both ways in this step; {both}.")
         if not self._talk["relays"] and self._round + 1 < self.rounds:
-            heard = f" has heard {self._round} of {self.rounds} rounds"
-            raise self._error(f"{heard}, expected all but the last; call hear(inbox) first.")
+            found = f" has received {self._round} of {self.rounds} rounds"
+            raise self._error(f"{found}, expected all but the last; call hear(inbox) first.")
         return state
 
-    def _known(self, inbox: Any) -> np.ndarray:
-        """Returns what is known now of what was heard; of a first step, what nobody said."""
+    def _decoded(self, inbox: Any) -> np.ndarray:
+        """Returns the aggregate of the messages due now; of no messages in the first steps."""
         if inbox is not None:
-            late = f" knows what it hears {self.delay} steps later"
+            late = f" uses messages {self.delay} steps later"
             raise self._error(f"{late}; call act(), and hear(inbox) after it.")
-        state, heard = self._late[0] if len(self._late) > self.delay else (self._state, {})
-        return self._run("listen", {"state": state, **self._heard(heard)})["words"]
+        state, heard = self._pending[0] if len(self._pending) > self.delay else (self._state, {})
+        return self._run("listen", {"state": state, **self._received(heard)})["words"]
 
-    def _spoken(self) -> np.ndarray:
+    def _state_spoken(self) -> np.ndarray:
         if self._state is None:
             raise self._error(" has not spoken in this step; call speak(observation) first.")
         return self._state
 
-    def _heard(self, inbox: Mapping[str, Any] | None) -> Arrays:
-        """Returns all messages, and which of them are heard."""
+    def _received(self, inbox: Mapping[str, Any] | None) -> Arrays:
+        """Returns all messages, and flags of those received."""
         names = self._talk["agents"]
         messages = np.zeros((len(names), self._talk["message_size"]), np.float32)
         heard = np.zeros(len(names), bool)
-        for name, message in self._words(inbox).items():
+        for name, message in self._messages(inbox).items():
             if message is not None:
                 messages[names.index(name)], heard[names.index(name)] = message, True
         return {"inbox": messages, "heard": heard}
 
-    def _words(self, inbox: Mapping[str, Any] | None) -> Arrays:
-        """Returns copies of the messages of those whom it hears; None of the silent."""
-        names, shape, words = self._talk["agents"], (self._talk["message_size"],), {}
+    def _messages(self, inbox: Mapping[str, Any] | None) -> Arrays:
+        """Returns copies of the messages of known senders; None for silent ones."""
+        names, shape, words = (
+            self._talk["agents"],
+            (self._talk["message_size"],),
+            {},
+        )
         if not isinstance(inbox, (Mapping, type(None))):
             raise self._error(
-                f": inbox is a {type(inbox).__name__}, expected agents' names to messages."
+                f": inbox is a {type(inbox).__name__}, expected a mapping of agents to messages."
             )
         for name, message in (inbox or {}).items():
             if name not in names:
@@ -279,7 +286,7 @@ class Player:
                 words[name] = message
         return words
 
-    def _observed(self, observation: Any) -> Arrays:
+    def _observation(self, observation: Any) -> Arrays:
         names = [leaf["name"] for leaf in self.interface["observation"]]
         if isinstance(observation, Mapping):
             full = {str(name): value for name, value in observation.items()}
@@ -289,7 +296,7 @@ class Player:
             raise self._error(f": its observation is one array, expected a mapping with {keys}.")
         return {names[0]: observation}
 
-    def _remembered(self) -> Arrays:
+    def _memory(self) -> Arrays:
         return {"hidden": self._hidden, "is_init": np.array([self._begins])}
 
     def _run(self, program: str, given: Arrays) -> Arrays:
@@ -300,14 +307,14 @@ class Player:
                 raise self._error(f": there is no {name!r}, expected {dtype} {shape}.")
             inputs.append(self._checked(repr(name), given[name], shape, dtype))
             if name == "action_mask" and not inputs[-1].any():
-                waits = "an agent that waits or is dead is not asked"
-                raise self._error(f": 'action_mask' has no True entry, expected one; {waits}.")
+                skip = "do not call act for a waiting or dead agent"
+                raise self._error(f": 'action_mask' has no True entry, expected one; {skip}.")
         outputs = self.programs[program](inputs)
         for name, value in outputs.items():
             if not np.isfinite(value).all():
                 raise self._error(
-                    f": {name!r}, which its program {program!r} computed, holds NaN or infinity; "
-                    "nothing of it was kept. Are its inputs far from those of training?"
+                    f": output {name!r} of program {program!r} holds NaN or infinity and was "
+                    "dropped; check that the inputs are in the range of training."
                 )
         return outputs
 
@@ -325,7 +332,7 @@ class Player:
         if taken.shape != shape:
             raise self._error(f"{what} has shape {taken.shape}, {expected}.")
         if taken.dtype.kind != "f" and not (taken == given).all():
-            raise self._error(f"{what} holds other numbers than {dtype} has, {expected}.")
+            raise self._error(f"{what} holds numbers that {dtype} cannot represent, {expected}.")
         if not np.isfinite(taken).all():
             found = "NaN" if np.isnan(taken).any() else "infinity"
             raise self._error(f"{what} holds {found}, expected finite numbers.")
@@ -334,8 +341,8 @@ class Player:
     def _error(self, text: str) -> PlayerError:
         return PlayerError(f"agent {self.name!r}{text}")
 
-    def _drawn(self, action: np.ndarray) -> np.ndarray:
-        """Draws an action of the distribution; without one, the action as it is."""
+    def _sample(self, action: np.ndarray) -> np.ndarray:
+        """Samples an action from the distribution; without one, returns the action as is."""
         rule, of = self.interface["action"], self.parameters
         if rule["distribution"] == "none":
             return action
@@ -352,23 +359,23 @@ class Player:
 
 
 class Program:
-    """A function in a file, by what the interface says of it; ``trust`` is the player's."""
+    """A program in a file, with its description in the interface."""
 
     def __init__(self, folder: Path, entry: Mapping[str, Any], trust: bool) -> None:
         path = folder / entry["file"]
-        trusted = "if you trust whoever made it, give Player(..., trust=True)"
+        trusted = "if you trust its author, give Player(..., trust=True)"
         if not (trust or path.resolve().is_relative_to(folder.resolve())):
             raise PlayerError(f"program {str(path)!r} is outside its agent's folder; {trusted}.")
         if not (trust or path.suffix == ".onnx"):
             again = f"export the agent with format='onnx', or, {trusted}"
             raise PlayerError(f"program {str(path)!r} is not ONNX and could run code; {again}.")
         if not path.is_file():
-            raise PlayerError(f"program {str(path)!r} is not there; export the agent again.")
+            raise PlayerError(f"program {str(path)!r} does not exist; export the agent again.")
         data = path.read_bytes()
         if hashlib.sha256(data).hexdigest() != entry["sha256"]:
             raise PlayerError(
-                f"program {str(path)!r} is not the one that was exported (its hash differs from "
-                "that in interface.json); export the agent again."
+                f"program {str(path)!r} has changed since the export: its hash differs from "
+                "interface.json; export the agent again."
             )
         self.inputs = entry["inputs"]
         self.outputs = [field["name"] for field in entry["outputs"]]

@@ -1,4 +1,4 @@
-"""An agent's networks as programs."""
+"""The networks of one agent as programs."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from torchrl_marl.modules.stacks.module_stack import ModuleStack
 
 __all__ = [
     "Act",
+    "ActOnMessages",
     "AgentState",
-    "Hear",
-    "Listen",
-    "Listener",
+    "FirstMessage",
+    "MessageDecoder",
+    "NextMessage",
     "OneObservation",
     "Relay",
-    "Speak",
     "body_of_agent",
     "memory_of_agent",
     "talking_programs",
@@ -37,16 +37,16 @@ __all__ = [
 
 
 class OneObservation(nn.Module):
-    """Reads one agent's observation, unpadded, as the team's input reads everyone's.
+    """Input of one agent: its unpadded observation, standardized and padded as in the team.
 
     Args:
-        width (int): the agent's own features.
-        widest (int): features I that its network takes.
-        norm (ObservationNorm, optional): standardizes.
-        place (int): the agent's number among those of the norm.
+        width (int): features of the agent's observation.
+        widest (int): input features I of its network.
+        norm (ObservationNorm, optional): standardization of observations.
+        place (int): index of the agent in the norm.
 
     Shapes:
-        - leaves: ``[*features]``, each of its own; returns ``[1, I]``
+        - leaves: ``[*features]`` each; returns ``[1, I]``
     """
 
     mean: Tensor | None
@@ -63,7 +63,7 @@ class OneObservation(nn.Module):
             self.register_buffer(name, value)
 
     def forward(self, *leaves: Tensor) -> Tensor:
-        """Puts the leaves side by side, and standardizes."""
+        """Concatenates and standardizes the leaves."""
         features = self.raw(*leaves)
         if self.mean is not None:
             features = (features - self.mean) * (self.variance + self.epsilon).rsqrt()
@@ -71,7 +71,7 @@ class OneObservation(nn.Module):
         return F.pad(features, (0, self.behind)).unsqueeze(0)
 
     def raw(self, *leaves: Tensor) -> Tensor:
-        """Returns the leaves side by side, as the environment gives them."""
+        """Returns the leaves concatenated, not standardized."""
         dtype = torch.get_default_dtype()
         rows = [leaf if leaf.is_floating_point() else leaf.to(dtype) for leaf in leaves]
         return torch.cat([row.flatten() for row in rows])
@@ -83,15 +83,15 @@ def _of_kind(norm: ObservationNorm, name: str, place: int) -> Tensor:
 
 
 def body_of_agent(body: nn.Module, agent: int, n_agents: int) -> nn.Module:
-    """Returns one agent's part of a body, as a body of a team of one.
+    """Returns one agent's part of a body, as the body of a team of one.
 
     Args:
-        body (nn.Module): of :mod:`torchrl_marl.modules.bodies`; it stays as it is.
-        agent (int): whose.
+        body (nn.Module): body from :mod:`torchrl_marl.modules.bodies`; it is not changed.
+        agent (int): index of the agent.
         n_agents (int): number N of agents of the body.
 
     Raises:
-        ConfigError: a body over all agents, of which no agent has a part.
+        ConfigError: a body over all agents, which cannot be split.
 
     Examples:
         >>> from torchrl_marl.modules.bodies import Context
@@ -111,13 +111,13 @@ def body_of_agent(body: nn.Module, agent: int, n_agents: int) -> nn.Module:
         own.memory = None if body.memory is None else memory_of_agent(body.memory, agent)
         return own
     raise ConfigError(
-        f"an actor's body is a {type(body).__name__}, one network over all agents, of which no "
-        "agent has a part that runs alone; use body=mlp, and communication to let agents talk."
+        f"an actor's body is a {type(body).__name__}, one network over all agents, expected one "
+        "that can be split by agent; use body=mlp, with communication where agents should talk."
     )
 
 
 def memory_of_agent(memory: Memory, agent: int) -> Memory:
-    """Returns one agent's memory, as that of a team of one.
+    """Returns one agent's memory, as the memory of a team of one.
 
     Examples:
         >>> from torchrl_marl.modules.memory.cells import GRU
@@ -138,8 +138,8 @@ def memory_of_agent(memory: Memory, agent: int) -> Memory:
     return own
 
 
-class _Narrow(nn.Module):
-    """Cuts what only wider networks read."""
+class _FirstFeatures(nn.Module):
+    """Keeps the first features; padding for wider networks is dropped."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -149,8 +149,8 @@ class _Narrow(nn.Module):
         return features[..., : self.width]
 
 
-class _OneOfRows(nn.Module):
-    """Runs layers of all agents on one agent's features; agents do not hear each other."""
+class _AgentOfTeam(nn.Module):
+    """Runs a layer of all agents on one agent's features; it must not mix agents."""
 
     def __init__(self, layer: nn.Module, agent: int, n_agents: int) -> None:
         super().__init__()
@@ -166,27 +166,28 @@ def _layer_of(layer: nn.Module, agent: int, n_agents: int) -> nn.Module:
         bucket, k = layer.bucket(agent)
         width = bucket.width(k)
         own = layer.copy_of(agent)
-        return own if width is None else nn.Sequential(_Narrow(width), own)
+        return own if width is None else nn.Sequential(_FirstFeatures(width), own)
     if isinstance(layer, AgentMask):
         return AgentMask(layer.mask[agent : agent + 1].clone())
     if isinstance(layer, AgentId):
         return AgentId(layer.agent_id[agent : agent + 1].detach().clone())
     layer = copy.deepcopy(layer)
-    # What is known to read each agent's features by themselves, with the same weights.
+    # These layers are known to read each agent's features separately, with the same weights.
     known = type(layer).__module__.startswith(("torch.nn.", "torchrl.modules."))
     if known or isinstance(layer, PictureNetwork):
         return layer
-    return _OneOfRows(layer, agent, n_agents)
+    return _AgentOfTeam(layer, agent, n_agents)
 
 
 class Act(nn.Module):
-    """What an agent that hears nobody sees and remembers, to what it does.
+    """Program of an agent without communication: observation and hidden state to action.
 
     Args:
-        observe (OneObservation): reads what it sees.
-        body (nn.Module): its part of its actor's body.
-        choose (nn.Module): outputs and legal actions to the action and its parameters.
-        n_leaves (int): how many inputs it sees; legal actions, state and ``is_init`` follow.
+        observe (OneObservation): input of the agent.
+        body (nn.Module): the agent's part of its actor's body.
+        choose (nn.Module): maps outputs and action mask to the action and its parameters.
+        n_leaves (int): number of observation inputs; action mask, hidden state and ``is_init``
+            follow.
     """
 
     def __init__(
@@ -197,7 +198,7 @@ class Act(nn.Module):
         self.remembers = isinstance(body, TeamNetwork) and body.memory is not None
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Acts."""
+        """Returns the action, its parameters and the next hidden state."""
         leaves, others = inputs[: self.n_leaves], list(inputs[self.n_leaves :])
         context = Context()
         if self.remembers:
@@ -209,17 +210,17 @@ class Act(nn.Module):
 
 
 class AgentState(nn.Module):
-    """What the programs of an agent that talks have in common.
+    """Shared part of the programs of an agent that communicates.
 
-    Between its programs of a step an agent keeps its features, what it remembers, and where it is,
-    side by side.
+    The programs of a step pass on a state: the agent's features, hidden state and position,
+    concatenated.
 
     Args:
-        observe (OneObservation): reads what it sees.
-        body (TeamNetwork): its part of its actor's body.
-        choose (nn.Module): outputs and legal actions to the action and its parameters.
-        n_leaves (int): how many inputs it sees.
-        position (sequence of int): columns of its observation that say where it is.
+        observe (OneObservation): input of the agent.
+        body (TeamNetwork): the agent's part of its actor's body.
+        choose (nn.Module): maps outputs and action mask to the action and its parameters.
+        n_leaves (int): number of observation inputs.
+        position (sequence of int): columns of its observation that hold its position.
 
     Shapes:
         - a state: ``[H + S + P]``
@@ -239,31 +240,31 @@ class AgentState(nn.Module):
         self.channel = cast(Channel, body.channel)
         self.remembers = body.memory is not None
 
-    def see(self, *inputs: Tensor) -> list[Tensor]:
-        """Returns features ``[1, H]``, what is remembered ``[1, S]`` and the place ``[1, P]``."""
+    def encode(self, *inputs: Tensor) -> list[Tensor]:
+        """Returns features ``[1, H]``, hidden state ``[1, S]`` and position ``[1, P]``."""
         leaves, others = inputs[: self.n_leaves], inputs[self.n_leaves :]
         x = self.body.encoder(self.observe(*leaves), None, Context())[0]
-        seen = self.observe.raw(*leaves)
-        place = torch.stack([seen[i] for i in self.position]) if self.position else seen[:0]
+        raw = self.observe.raw(*leaves)
+        place = torch.stack([raw[i] for i in self.position]) if self.position else raw[:0]
         hidden = x[:, :0]
         if self.remembers:
             hidden, is_init = (other.unsqueeze(0) for other in others)
             hidden = torch.where(is_init, 0.0, hidden)
             if not self.body.talk_first:
-                x, hidden = self._remember(x, hidden)
+                x, hidden = self._update_memory(x, hidden)
         return [x, hidden, place.unsqueeze(0)]
 
-    def finish(self, parts: Sequence[Tensor], *legal: Tensor) -> tuple[Tensor, ...]:
-        """Returns what is done, its parameters, and what is remembered then."""
+    def act(self, parts: Sequence[Tensor], *legal: Tensor) -> tuple[Tensor, ...]:
+        """Returns the action, its parameters and the next hidden state."""
         x, hidden, _ = parts
         if self.remembers and self.body.talk_first:
-            x, hidden = self._remember(x, hidden)
+            x, hidden = self._update_memory(x, hidden)
         output = self.body.head(x, None, Context())[0]
         chosen = self.choose(output.squeeze(0), *legal)
         return (*chosen, hidden.squeeze(0)) if self.remembers else chosen
 
-    def say(self, parts: Sequence[Tensor], number: int) -> Tensor:
-        """Returns what is said in a round, ``[K]``."""
+    def message(self, parts: Sequence[Tensor], number: int) -> Tensor:
+        """Returns the message of a round, ``[K]``."""
         x, _, place = parts
         one = cast(Round, self.channel.rounds[number])
         message = one.send(x, place if self.position else None).squeeze(0)
@@ -273,171 +274,176 @@ class AgentState(nn.Module):
             return symbol(message, torch.zeros_like(message), 1.0)
         return message
 
-    def mix(self, parts: Sequence[Tensor], inbox: Tensor, heard: Tensor, number: int) -> Tensor:
-        """Returns what is heard in a round, ``[1, V]``, of ``inbox`` ``[M, K]``."""
+    def aggregate(
+        self, parts: Sequence[Tensor], inbox: Tensor, heard: Tensor, number: int
+    ) -> Tensor:
+        """Returns the aggregate ``[1, V]`` of a round's messages ``[M, K]``."""
         x, _, place = parts
         inbox = torch.where(heard.unsqueeze(-1), inbox, 0.0)
         one = cast(Round, self.channel.rounds[number])
         return one.mix(x, inbox, heard.unsqueeze(0), place if self.position else None)
 
-    def take_in(self, parts: Sequence[Tensor], words: Tensor, number: int = 0) -> list[Tensor]:
-        """Returns what is made of what was heard in a round, ``[1, V]``."""
+    def update(self, parts: Sequence[Tensor], words: Tensor, number: int = 0) -> list[Tensor]:
+        """Returns the parts updated by the aggregated messages of a round, ``[1, V]``."""
         x, hidden, place = parts
         return [cast(Round, self.channel.rounds[number]).take_in(x, words), hidden, place]
 
-    def hear(
+    def receive(
         self, parts: Sequence[Tensor], inbox: Tensor, heard: Tensor, number: int
     ) -> list[Tensor]:
-        """Returns what is made of a round at once."""
-        return self.take_in(parts, self.mix(parts, inbox, heard, number), number)
+        """Returns the parts updated by the messages of a round."""
+        return self.update(parts, self.aggregate(parts, inbox, heard, number), number)
 
-    def _remember(self, x: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    def _update_memory(self, x: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         assert self.body.memory is not None
         begins = torch.zeros(1, 1, dtype=torch.bool)
         x, hidden = remember(self.body.memory, x, hidden, begins, None)
         return x if self.body.norm is None else self.body.norm(x), hidden
 
 
-class Speak(nn.Module):
-    """What an agent sees and remembers, to what it says first, and its state.
+class FirstMessage(nn.Module):
+    """Program ``speak``: observation and hidden state to the first message and the state.
 
-    Where it decides whether it speaks, ``gate_logits`` come behind, positive where it does.
+    With a gate it also returns ``gate_logits``, positive where the agent sends its message.
     """
 
-    def __init__(self, mind: AgentState) -> None:
+    def __init__(self, agent: AgentState) -> None:
         super().__init__()
-        self.mind = mind
-        self.relays = isinstance(mind.channel.rounds[0], Chain)
+        self.agent = agent
+        self.relays = isinstance(agent.channel.rounds[0], Chain)
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Speaks."""
-        parts = self.mind.see(*inputs)
-        gate = self.mind.channel.gate
+        """Returns the first message, the state and the gate's logits."""
+        parts = self.agent.encode(*inputs)
+        gate = self.agent.channel.gate
         logits = () if gate is None else (gate(parts[0]).squeeze(0),)
         state = torch.cat(parts, -1).squeeze(0)
-        return (state, *logits) if self.relays else (self.mind.say(parts, 0), state, *logits)
+        return (state, *logits) if self.relays else (self.agent.message(parts, 0), state, *logits)
 
 
-class _Later(nn.Module):
-    """A program behind the first: it reads a state."""
+class _StateProgram(nn.Module):
+    """Base of all programs after the first: they read a state."""
 
-    def __init__(self, mind: AgentState, sizes: Sequence[int]) -> None:
+    def __init__(self, agent: AgentState, sizes: Sequence[int]) -> None:
         super().__init__()
-        self.mind, self.sizes = mind, list(sizes)
+        self.agent, self.sizes = agent, list(sizes)
 
     def parts(self, state: Tensor) -> Sequence[Tensor]:
-        """Returns features, what is remembered, and the place."""
+        """Splits a state into features, hidden state and position."""
         return state.unsqueeze(0).split(self.sizes, -1)
 
 
-class Hear(_Later):
-    """What an agent heard in a round, to what it says in the next one, and its state.
+class NextMessage(_StateProgram):
+    """Program ``hear_i``: messages of a round to the message of the next, and the next state.
 
     Args:
-        mind (Mind): whose.
+        agent (AgentState): the agent.
         sizes (sequence of int): H, S and P.
-        number (int): of the round that it heard, from 0.
+        number (int): the round whose messages it reads, from 0.
     """
 
-    def __init__(self, mind: AgentState, sizes: Sequence[int], number: int) -> None:
-        super().__init__(mind, sizes)
+    def __init__(self, agent: AgentState, sizes: Sequence[int], number: int) -> None:
+        super().__init__(agent, sizes)
         self.number = number
 
     def forward(self, state: Tensor, inbox: Tensor, heard: Tensor) -> tuple[Tensor, Tensor]:
-        """Hears and speaks."""
-        parts = self.mind.hear(self.parts(state), inbox, heard, self.number)
-        return self.mind.say(parts, self.number + 1), torch.cat(parts, -1).squeeze(0)
+        """Returns the next message and state."""
+        parts = self.agent.receive(self.parts(state), inbox, heard, self.number)
+        return self.agent.message(parts, self.number + 1), torch.cat(parts, -1).squeeze(0)
 
 
-class Listen(_Later):
-    """What an agent was told in a step, to what it knows of it later, ``[V]``."""
+class MessageDecoder(_StateProgram):
+    """Program ``listen``: delayed messages to their aggregate, ``[V]``."""
 
     def forward(self, state: Tensor, inbox: Tensor, heard: Tensor) -> tuple[Tensor]:
-        """Hears, without speaking or acting."""
-        return (self.mind.mix(self.parts(state), inbox, heard, 0).squeeze(0),)
+        """Returns the aggregated messages."""
+        return (self.agent.aggregate(self.parts(state), inbox, heard, 0).squeeze(0),)
 
 
-class Relay(_Later):
-    """What an agent was handed, ``[D]``, to what it hands on.
+class Relay(_StateProgram):
+    """Programs ``forth`` and ``back``: a relayed message ``[D]`` to the one passed on.
 
     Args:
-        mind, sizes: of :class:`Hear`.
+        agent, sizes: as for :class:`NextMessage`.
         back (bool): against the order of agents.
     """
 
-    def __init__(self, mind: AgentState, sizes: Sequence[int], back: bool) -> None:
-        super().__init__(mind, sizes)
+    def __init__(self, agent: AgentState, sizes: Sequence[int], back: bool) -> None:
+        super().__init__(agent, sizes)
         self.back = back
 
     def forward(self, state: Tensor, handed: Tensor) -> tuple[Tensor]:
-        """Adds its own word."""
-        chain = cast(Chain, self.mind.channel.rounds[0])
+        """Returns the message passed on."""
+        chain = cast(Chain, self.agent.channel.rounds[0])
         x = self.parts(state)[0]
         return (chain.pass_on(x, handed.unsqueeze(0), back=self.back).squeeze(0),)
 
 
-class Listener(_Later):
-    """What an agent heard last, to what it does."""
+class ActOnMessages(_StateProgram):
+    """Program ``act`` of an agent that communicates: state and messages to action."""
 
     def forward(self, state: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Hears and acts: ``inbox`` and ``heard``, or what was handed from before and behind; with
-        a delay, what was heard some steps ago."""
+        """Returns the action, its parameters and the next hidden state.
+
+        Its inputs are ``inbox`` and ``heard``; the messages relayed in both directions; or, with
+        a delay, the aggregate of an earlier step.
+        """
         parts = self.parts(state)
-        if self.mind.channel.delay is not None:
+        if self.agent.channel.delay is not None:
             words, *legal = inputs
-            return self.mind.finish(self.mind.take_in(parts, words.unsqueeze(0)), *legal)
+            return self.agent.act(self.agent.update(parts, words.unsqueeze(0)), *legal)
         one, other, *legal = inputs
-        chain = self.mind.channel.rounds[0]
+        chain = self.agent.channel.rounds[0]
         if isinstance(chain, Chain):
             x, hidden, place = parts
             before, behind = (way[: chain.size].unsqueeze(0) for way in (one, other))
             parts = [chain.read(x, before, behind), hidden, place]
         else:
-            parts = self.mind.hear(parts, one, other, len(self.mind.channel.rounds) - 1)
-        return self.mind.finish(parts, *legal)
+            parts = self.agent.receive(parts, one, other, len(self.agent.channel.rounds) - 1)
+        return self.agent.act(parts, *legal)
 
 
 def talking_programs(
-    mind: AgentState,
+    agent: AgentState,
     seen: tuple[Field, ...],
     legal: tuple[Field, ...],
     done: list[str],
     channel: Channel,
     size: int,
 ) -> Iterator[Program]:
-    """Builds the programs of an agent that talks.
+    """Builds the programs of an agent that communicates.
 
     Args:
-        mind (Mind): whose.
-        seen (tuple of Field): what it sees, and remembers.
-        legal (tuple of Field): its legal actions, or nothing.
+        agent (AgentState): the agent.
+        seen (tuple of Field): its observation and hidden state.
+        legal (tuple of Field): its action mask, or nothing.
         done (list of str): outputs of its last program.
-        channel (Channel): between it and the others.
-        size (int): numbers S that it remembers.
+        channel (Channel): channel between the agents.
+        size (int): size S of its hidden state.
     """
     one = channel.rounds[0]
     gate = [] if channel.gate is None else ["gate_logits"]
-    speak = Speak(mind)
+    speak = FirstMessage(agent)
     says = [] if speak.relays else ["message"]
     first = Program.of("speak", speak, seen, [*says, "state", *gate])
     yield first
     state = next(field for field in first.outputs if field.name == "state")
-    places = len(mind.position)
+    places = len(agent.position)
     sizes = [state.shape[0] - size - places, size, places]
     if isinstance(one, Chain):
         handed = [Field(name, (one.state_size,)) for name in ("handed", "before", "behind")]
         for name, back in (("forth", False), ("back", True)):
-            yield Program.of(name, Relay(mind, sizes, back), (state, handed[0]), ["handed_on"])
+            yield Program.of(name, Relay(agent, sizes, back), (state, handed[0]), ["handed_on"])
         heard = tuple(handed[1:])
     else:
         inbox = Field("inbox", (channel.n_agents, int(cast(int, one.message_size))))
         heard = inbox, Field("heard", (channel.n_agents,), "bool")
         for number in range(len(channel.rounds) - 1):
-            hear = Hear(mind, sizes, number)
+            hear = NextMessage(agent, sizes, number)
             inputs = (state, *heard)
             yield Program.of(f"hear_{number + 1}", hear, inputs, ["message", "next_state"])
         if channel.delay is not None:
-            listen = Program.of("listen", Listen(mind, sizes), (state, *heard), ["words"])
+            listen = Program.of("listen", MessageDecoder(agent, sizes), (state, *heard), ["words"])
             yield listen
             heard = listen.outputs
-    yield Program.of("act", Listener(mind, sizes), (state, *heard, *legal), done)
+    yield Program.of("act", ActOnMessages(agent, sizes), (state, *heard, *legal), done)

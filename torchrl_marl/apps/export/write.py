@@ -1,4 +1,4 @@
-"""Agents' programs as files: ONNX, or what ``torch.export`` saves."""
+"""Files of exported agents: ONNX, or the format of ``torch.export``."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ __all__ = ["Export", "export_agents"]
 
 @dataclass(frozen=True)
 class Export:
-    """What was exported.
+    """Result of an export.
 
     Args:
-        folder (Path): of all.
-        agents (dict): name -> the folder of an agent's programs.
-        comparison (Comparison, optional): of the programs with the team's policy.
+        folder (Path): folder of all agents.
+        agents (dict): name -> folder of the agent's programs.
+        comparison (Comparison, optional): comparison of the programs with the team's policy.
     """
 
     folder: Path
@@ -45,25 +45,25 @@ class Export:
 def export_agents(
     agents: Mapping[str, AgentActor], folder: Path, format: str = "onnx"
 ) -> dict[str, Path]:
-    """Writes each agent's programs and interface into a folder of its own, and a player beside.
+    """Writes the programs and interface of each agent into its folder, and ``player.py``.
 
     Args:
         agents (mapping): name -> agent, from :func:`~torchrl_marl.apps.export.agent.find_agents`.
-        folder (Path): for all; made where it is not there.
+        folder (Path): folder of all agents, created where it is missing.
         format (str): ``onnx`` or ``pt2``.
 
     Returns:
         dict: name -> the agent's folder.
 
     Raises:
-        ConfigError: an unknown format, an actor of which no agent has a part, or an agent that
-            hears groups of which nobody is exported, or a link that leads out of the folder.
+        ConfigError: an unknown format, an actor that cannot be split by agent, or an agent that
+            receives messages of a group that is not exported.
         MissingExtraError: a package that is not installed.
         WriteError: a folder that cannot be written.
-        TrustError: links out of a folder that is there.
+        TrustError: links that lead out of the folder.
     """
     check_format(format)
-    _check_heard(agents)
+    _check_senders(agents)
     write = _Writer(format)
     folders = _folders(agents, folder)
     try:
@@ -83,7 +83,7 @@ def export_agents(
 
 
 def _folders(names: Iterable[str], folder: Path) -> dict[str, Path]:
-    """Returns the folder of each agent, within that of all, whatever it is called."""
+    """Returns the folder of each agent; any agent name maps to a folder inside the export."""
     try:
         folders = {name: path_within(folder, name) for name in names}
     except ValueError as error:
@@ -99,19 +99,19 @@ def _folders(names: Iterable[str], folder: Path) -> dict[str, Path]:
     return folders
 
 
-def _check_heard(agents: Mapping[str, AgentActor]) -> None:
+def _check_senders(agents: Mapping[str, AgentActor]) -> None:
     exported = {agent.group.name for agent in agents.values()}
     for name, agent in agents.items():
-        missing = [group for group in agent.heard_groups() if group not in exported]
+        missing = [group for group in agent.sender_groups() if group not in exported]
         if missing:
             raise ConfigError(
-                f"agent {name!r} hears group {missing[0]!r}, which is not exported; export all "
-                "agents: leave the name out."
+                f"agent {name!r} receives messages of group {missing[0]!r}, which is not exported; "
+                "export all agents instead."
             )
 
 
 class _Writer:
-    """Writes programs; equal ones, of agents that share everything, are converted once."""
+    """Writer of programs; equal programs of agents that share all parameters convert once."""
 
     def __init__(self, format: str) -> None:
         self.format = format
@@ -148,7 +148,7 @@ def _save_onnx(exported: Any, program: Program, path: Path) -> None:
 
 
 def _identity(exported: Any, program: Program) -> str:
-    """Returns a hash of what a program does: its graph, its numbers, its names."""
+    """Returns a hash of a program: its graph, tensors, inputs and outputs."""
     found = hashlib.sha256(repr((program.inputs, program.outputs)).encode())
     found.update(exported.graph_module.code.encode())
     for name, value in {**exported.state_dict, **exported.constants}.items():
@@ -159,7 +159,7 @@ def _identity(exported: Any, program: Program) -> str:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silences what the exporters say of packages and of their own code."""
+    """Silences the log lines and warnings of the exporters."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

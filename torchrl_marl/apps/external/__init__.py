@@ -1,4 +1,4 @@
-"""External simulators: clients that say what their agents see, and get actions."""
+"""External simulators: clients that send observations and receive actions."""
 
 from typing import TYPE_CHECKING
 

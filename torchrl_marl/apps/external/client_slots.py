@@ -1,6 +1,6 @@
-"""The clients' running steps side by side, and the fragments in which they are recorded.
+"""The current steps of all clients as arrays, and the fragments that record them.
 
-Shapes: C seats, n of them in a batch, N agents of a group, O observation features.
+Shapes: C slots, n slots of a batch, N agents of a group, O observation features.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from torchrl_marl.apps.external.graph_acting import Leaves
 from torchrl_marl.apps.external.wire import Refused
 from torchrl_marl.errors import nearest, quoted
 
-__all__ = ["Fragments", "Seats"]
+__all__ = ["ClientSlots", "Fragments"]
 
 _NUMBERS = (float, int)
-_LARGEST = 3.4028234e38  # of float32
+_LARGEST = 3.4028234e38  # float32
 
 
-class GroupSeats:
-    """The agents of one group on all seats.
+class GroupSlots:
+    """The agents of one group in all slots.
 
     Args:
-        name (str): of the kind.
-        kind (DeclaredKind): what it is.
-        capacity (int): number C of seats.
+        name (str): name of the kind.
+        kind (DeclaredKind): number of agents, observation and action.
+        capacity (int): number C of slots.
     """
 
     def __init__(self, name: str, kind: DeclaredKind, capacity: int) -> None:
@@ -39,59 +39,63 @@ class GroupSeats:
         self.observation = np.zeros((*shape, kind.observation), np.float32)
         self.mask = np.zeros(shape, bool)
         self.reward = np.zeros(shape, np.float32)
-        self.ending = np.zeros(shape, bool)  # said to be terminated with the last message
+        self.ending = np.zeros(shape, bool)  # terminated by the last message
         self.dead = np.zeros(shape, bool)
         self.born = np.zeros(shape, bool)
         self.legal = None
         if kind.mask:
             self.legal = np.ones((*shape, kind.n_actions or 0), bool)
 
-    def read_all(self, seat: int, seen: list[Any]) -> bool:
-        """Takes what all agents see, in their order, as bytes; returns whether it was that."""
+    def read_all(self, slot: int, observations: list[Any]) -> bool:
+        """Reads the observations of all agents in order, as bytes.
+
+        Returns:
+            bool: False where they have another format.
+        """
         try:
-            numbers = np.frombuffer(b"".join(seen), "<f4")
+            numbers = np.frombuffer(b"".join(observations), "<f4")
         except (TypeError, ValueError):
             return False
         width = self.kind.observation
-        if any(len(own) != 4 * width for own in seen):
+        if any(len(own) != 4 * width for own in observations):
             return False
-        self.observation[seat] = numbers.reshape(-1, width)
-        self.mask[seat] = True
+        self.observation[slot] = numbers.reshape(-1, width)
+        self.mask[slot] = True
         return True
 
-    def read_some(self, seat: int, seen: Mapping[str, Any]) -> int:
-        """Takes what some agents see; returns of how many."""
-        acts, found = self.mask[seat], 0
+    def read_some(self, slot: int, observations: Mapping[str, Any]) -> int:
+        """Reads the observations of some agents, and returns the number of these agents."""
+        acts, found, width = self.mask[slot], 0, self.kind.observation
         acts[:] = False
         for i, name in enumerate(self.names):
-            if name in seen:
-                self.observation[seat, i] = numbers_of(name, seen[name], self.kind.observation)
+            if name in observations:
+                self.observation[slot, i] = numbers_of(name, observations[name], width)
                 acts[i] = True
                 found += 1
         return found
 
 
-class Seats:
-    """What all clients' agents see, earn and are, by seat; a client sits on one.
+class ClientSlots:
+    """Observations, rewards, flags and hidden states of all clients, one slot per client.
 
-    Who waits keeps its last observation. An agent that ended stays so until its episode's end. An
-    agent earns from its first own step to its end.
+    A waiting agent keeps its last observation. A terminated agent stays terminated until the
+    episode ends. Rewards count from an agent's first step to its termination.
 
     Args:
         declared (Declared): the agents.
-        capacity (int): number C of seats.
-        largest (float): number, either way, that may be seen or earned.
+        capacity (int): number C of slots.
+        largest (float): largest absolute value of an observation, reward or state.
 
     Attributes:
-        groups (dict of str to GroupSeats): by name.
-        remembered (dict of str to array): group -> what actors remember, ``[C, N, S]``.
+        groups (dict of str to GroupSlots): groups by name.
+        hidden (dict of str to array): group -> hidden states of its actors, ``[C, N, S]``.
     """
 
     def __init__(self, declared: Declared, capacity: int, largest: float = 1e6) -> None:
         self.largest = largest
         kinds = declared.kinds.items()
         self.declared = declared
-        self.groups = {name: GroupSeats(name, kind, capacity) for name, kind in kinds}
+        self.groups = {name: GroupSlots(name, kind, capacity) for name, kind in kinds}
         self._place = {
             agent: (group, i)
             for group in self.groups.values()
@@ -101,89 +105,90 @@ class Seats:
         size = declared.state_size
         self.state = None if size is None else np.zeros((capacity, size), np.float32)
         self.ends, self.cut = np.zeros(capacity, bool), np.zeros(capacity, bool)
-        self.remembered: dict[str, np.ndarray] = {}
+        self.hidden: dict[str, np.ndarray] = {}
         self._tracked = False
 
-    def begin(self, seat: int) -> None:
-        """Begins an episode: nobody has come or ended yet."""
+    def begin(self, slot: int) -> None:
+        """Begins an episode: no agent is born or terminated yet."""
         for group in self.groups.values():
             for rows in (group.observation, group.dead, group.born):
-                rows[seat] = 0
-        for rows in self.remembered.values():
-            rows[seat] = 0
+                rows[slot] = 0
+        for rows in self.hidden.values():
+            rows[slot] = 0
         if self.state is not None:
-            self.state[seat] = 0
+            self.state[slot] = 0
 
-    # ------------------------------------------------------------------------ what a client says
+    # --------------------------------------------------------------------------- client messages
 
-    def read(self, seat: int, message: Mapping[str, Any], last: bool) -> None:
-        """Takes a message: what agents see, what they have earned, who has ended.
+    def read(self, slot: int, message: Mapping[str, Any], last: bool) -> None:
+        """Reads a message: observations, rewards and terminations.
 
         Args:
-            seat (int): the client's.
-            message (mapping): of type ``step``, or ``end``.
-            last (bool): whether the episode ends with it.
+            slot (int): slot of the client.
+            message (mapping): a message of type ``step`` or ``end``.
+            last (bool): whether the message ends the episode.
 
         Raises:
             Refused: unknown agents, wrong shapes.
         """
-        self._read_observations(seat, _map(message, "observations"))
+        self._read_observations(slot, _map(message, "observations"))
         if self.state is not None and (message.get("state") is not None or not last):
-            self.state[seat] = numbers_of("state", message.get("state"), self.state.shape[1])
-        self._read_rewards(seat, _map(message, "rewards"))
-        self._read_ends(seat, message.get("terminated"))
+            self.state[slot] = numbers_of("state", message.get("state"), self.state.shape[1])
+        self._read_rewards(slot, _map(message, "rewards"))
+        self._read_ends(slot, message.get("terminated"))
         legal = message.get("action_masks")
         for group in self.groups.values():
             if group.legal is not None and (legal is not None or not last):
-                self._read_legal(group, seat, legal)
-        self.ends[seat] = last
-        self.cut[seat] = last and bool(message.get("truncated", False))
+                self._read_legal(group, slot, legal)
+        self.ends[slot] = last
+        self.cut[slot] = last and bool(message.get("truncated", False))
 
-    def _read_observations(self, seat: int, seen: Mapping[str, Any]) -> None:
-        if tuple(seen) == self._names:  # as a rule
-            values, first, complete = list(seen.values()), 0, True
+    def _read_observations(self, slot: int, observations: Mapping[str, Any]) -> None:
+        if tuple(observations) == self._names:  # the common case, read without a loop
+            values, first, complete = list(observations.values()), 0, True
             for group in self.groups.values():
                 own = values[first : first + len(group.names)]
-                complete, first = complete and group.read_all(seat, own), first + len(own)
+                complete, first = complete and group.read_all(slot, own), first + len(own)
             if complete:
                 return
-        if sum(group.read_some(seat, seen) for group in self.groups.values()) < len(seen):
-            self._refuse_strangers(seen)
+        known = sum(group.read_some(slot, observations) for group in self.groups.values())
+        if known < len(observations):
+            self._check_names(observations)
 
-    def _refuse_strangers(self, names: Mapping[str, Any]) -> None:
+    def _check_names(self, names: Mapping[str, Any]) -> None:
         for name in names:
             if name not in self._place:
                 raise Refused(
-                    f"agent {quoted(name)} is none of those declared; "
+                    f"agent {quoted(name)} is not declared; "
                     f"{nearest(str(name), self._place)}expected {', '.join(list(self._place)[:8])}."
                 )
 
-    def _read_rewards(self, seat: int, rewards: Mapping[str, Any]) -> None:
+    def _read_rewards(self, slot: int, rewards: Mapping[str, Any]) -> None:
         for group in self.groups.values():
-            group.reward[seat] = 0
+            group.reward[slot] = 0
         for name, reward in rewards.items():
             if name not in self._place:
-                self._refuse_strangers(rewards)
+                self._check_names(rewards)
             if type(reward) not in _NUMBERS or not -_LARGEST <= reward <= _LARGEST:
                 raise Refused(f"agent {name!r}: its reward is {quoted(reward)}, expected a number.")
             group, i = self._place[name]
-            group.reward[seat, i] = reward
+            group.reward[slot, i] = reward
 
-    def _read_ends(self, seat: int, names: Any) -> None:
+    def _read_ends(self, slot: int, names: Any) -> None:
         for group in self.groups.values():
-            group.ending[seat] = False
+            group.ending[slot] = False
         if not names:
             return
         if not isinstance(names, list):
             raise Refused(f"terminated is {quoted(names)}, expected a list of agents' names.")
-        self._refuse_strangers(dict.fromkeys(map(str, names)))
+        self._check_names(dict.fromkeys(map(str, names)))
         for name in names:
             group, i = self._place[name]
-            group.ending[seat, i] = True
+            group.ending[slot, i] = True
 
-    def _read_legal(self, group: GroupSeats, seat: int, given: Any) -> None:
+    def _read_legal(self, group: GroupSlots, slot: int, given: Any) -> None:
         assert group.legal is not None
-        for i in np.flatnonzero(group.mask[seat]):
+        for i in np.flatnonzero(group.mask[slot]):
             name = group.names[i]
             own = given.get(name) if isinstance(given, dict) else None
             if isinstance(own, bytes):
@@ -193,133 +198,134 @@ class Seats:
                     f"agent {name!r}: its action_mask is {quoted(own)}, expected "
                     f"{group.legal.shape[2]} flags, one for each action."
                 )
-            group.legal[seat, i] = [bool(x) for x in own]
+            group.legal[slot, i] = [bool(x) for x in own]
 
-    def faults(self, seats: np.ndarray) -> dict[int, str]:
-        """Returns what is wrong with what was taken: seat -> a sentence."""
+    def faults(self, slots: np.ndarray) -> dict[int, str]:
+        """Returns the errors in the messages read: slot -> a sentence."""
         found: dict[int, str] = {}
         for group in self.groups.values():
-            seen, acts, earned = group.observation[seats], group.mask[seats], group.reward[seats]
-            what = "has terminated in this episode, expected no observation of it"
-            kinds = {what: acts & group.dead[seats] & ~self.ends[seats, None]}
-            fits = self._fits(seen).all(-1) & self._fits(earned)
+            acts = group.mask[slots]
+            text = "has terminated in this episode, expected no observation of it"
+            kinds = {text: acts & group.dead[slots] & ~self.ends[slots, None]}
+            fits = self._fits(group.observation[slots]).all(-1) & self._fits(group.reward[slots])
             if not fits.all():
-                what = f"sees or earns NaN, or more than {self.largest:g} (max_number)"
-                kinds[what] = ~fits
+                text = f"has NaN or a number above {self.largest:g} (max_number)"
+                kinds[text] = ~fits
             if group.legal is not None:
-                what = "acts and has no legal action, expected one such as a no-op"
-                kinds[what] = acts & ~group.legal[seats].any(-1)
-            for what, broken in kinds.items():
+                text = "acts without a legal action, expected at least one, such as a no-op"
+                kinds[text] = acts & ~group.legal[slots].any(-1)
+            for text, broken in kinds.items():
                 for row, i in np.argwhere(broken):
-                    found.setdefault(int(seats[row]), f"agent {group.names[i]!r} {what}.")
+                    found.setdefault(int(slots[row]), f"agent {group.names[i]!r} {text}.")
         if self.state is not None:
-            for row in np.flatnonzero(~self._fits(self.state[seats]).all(-1)):
-                what = f"the state has NaN, or more than {self.largest:g} (max_number)."
-                found.setdefault(int(seats[row]), what)
+            for row in np.flatnonzero(~self._fits(self.state[slots]).all(-1)):
+                text = f"the state has NaN or a number above {self.largest:g} (max_number)."
+                found.setdefault(int(slots[row]), text)
         return found
 
     def _fits(self, numbers: np.ndarray) -> np.ndarray:
-        """Returns which numbers are neither NaN nor too large."""
+        """Returns True where a number is neither NaN nor too large."""
         return np.abs(numbers) <= self.largest
 
     # ------------------------------------------------------------------------- steps of a batch
 
-    def inputs(self, seats: np.ndarray) -> Leaves:
-        """Returns what policies read of some seats, and the flags with which their steps begin."""
+    def inputs(self, slots: np.ndarray) -> Leaves:
+        """Returns the policy's inputs for some slots, and the done flags before their steps."""
         leaves: Leaves = {}
         for name, group in self.groups.items():
-            mask, dead = group.mask[seats], group.dead[seats][..., None]
-            leaves[name, "observation"] = group.observation[seats]
+            mask, dead = group.mask[slots], group.dead[slots][..., None]
+            leaves[name, "observation"] = group.observation[slots]
             leaves[name, "mask"] = mask
             if group.legal is not None:
-                leaves[name, "action_mask"] = group.legal[seats]
+                leaves[name, "action_mask"] = group.legal[slots]
             if self._tracked:
-                leaves[name, "is_init"] = ~group.born[seats][..., None]
-            if name in self.remembered:
-                leaves[name, "hidden"] = self.remembered[name][seats]
+                leaves[name, "is_init"] = ~group.born[slots][..., None]
+            if name in self.hidden:
+                leaves[name, "hidden"] = self.hidden[name][slots]
             leaves[name, "done"] = leaves[name, "terminated"] = dead
             leaves[name, "truncated"] = np.zeros_like(dead)
-            group.born[seats] |= mask
+            group.born[slots] |= mask
         if self.state is not None:
-            leaves["state",] = self.state[seats]
+            leaves["state",] = self.state[slots]
         for flag in ("done", "terminated", "truncated"):
-            leaves[flag,] = np.zeros((len(seats), 1), bool)
+            leaves[flag,] = np.zeros((len(slots), 1), bool)
         return leaves
 
-    def outcome(self, seats: np.ndarray) -> Leaves:
-        """Returns what the last step of some seats led to, and lets their agents end.
+    def outcome(self, slots: np.ndarray) -> Leaves:
+        """Returns the outcome of the last step of some slots, and marks terminated agents dead.
 
-        Keys are those under ``"next"``.
+        The keys are those below ``"next"``.
         """
-        dead = {n: g.dead[seats] | g.ending[seats] for n, g in self.groups.items()}
+        dead = {n: g.dead[slots] | g.ending[slots] for n, g in self.groups.items()}
         over = np.stack([x.all(-1) for x in dead.values()]).all(0)
-        ends = self.ends[seats] | over
-        truncated = (self.cut[seats] & ~over)[:, None]
+        ends = self.ends[slots] | over
+        truncated = (self.cut[slots] & ~over)[:, None]
         terminated = ends[:, None] & ~truncated
         leaves: Leaves = {}
         for name, group in self.groups.items():
-            before, living = group.dead[seats], ~dead[name]
-            earns = group.born[seats] & ~before
-            group.dead[seats] = dead[name]
-            group.mask[seats] &= living
-            leaves[name, "observation"] = group.observation[seats]
-            # Who is cut off is bootstrapped, also one that waited.
-            leaves[name, "mask"] = living & (group.mask[seats] | truncated) & ~terminated
+            before, living = group.dead[slots], ~dead[name]
+            earns = group.born[slots] & ~before
+            group.dead[slots] = dead[name]
+            group.mask[slots] &= living
+            leaves[name, "observation"] = group.observation[slots]
+            # A truncated agent is bootstrapped, also where it was waiting.
+            leaves[name, "mask"] = living & (group.mask[slots] | truncated) & ~terminated
             if group.legal is not None:
-                leaves[name, "action_mask"] = group.legal[seats]
-            leaves[name, "reward"] = np.where(earns, group.reward[seats], 0)[..., None]
+                leaves[name, "action_mask"] = group.legal[slots]
+            leaves[name, "reward"] = np.where(earns, group.reward[slots], 0)[..., None]
             leaves[name, "terminated"] = (dead[name] | terminated)[..., None]
             leaves[name, "truncated"] = (living & truncated)[..., None]
             leaves[name, "done"] = (dead[name] | ends[:, None])[..., None]
             leaves[name, "earns"] = earns
             if self._tracked:
-                leaves[name, "is_init"] = ~group.born[seats][..., None]
+                leaves[name, "is_init"] = ~group.born[slots][..., None]
         if self.state is not None:
-            leaves["state",] = self.state[seats]
+            leaves["state",] = self.state[slots]
         leaves["done",], leaves["terminated",] = ends[:, None], terminated
         leaves["truncated",] = truncated
         return leaves
 
-    def remember(self, seats: np.ndarray, acted: Leaves) -> None:
-        """Keeps what actors remember behind a step."""
-        for name, rows in self.remembered.items():
+    def store_hidden(self, slots: np.ndarray, acted: Leaves) -> None:
+        """Stores the hidden states after a step."""
+        for name, rows in self.hidden.items():
             after = acted.get(("next", name, "hidden"))
             if after is not None:
-                rows[seats] = after
+                rows[slots] = after
 
-    def carry_memory(self, sizes: Mapping[str, int] | None) -> None:
-        """Lets actors remember, group -> the numbers of each agent, and know where they begin.
+    def track_hidden(self, sizes: Mapping[str, int] | None) -> None:
+        """Allocates the hidden states, and provides ``is_init`` from now on.
 
         Args:
-            sizes (mapping, optional): None: no actor asks for either.
+            sizes (mapping, optional): group -> size of an agent's hidden state; None: no actor
+                reads a hidden state or ``is_init``.
         """
         self._tracked = sizes is not None
         for name, size in (sizes or {}).items():
             shape = (*self.groups[name].mask.shape, size)
-            self.remembered[name] = np.zeros(shape, np.float32)
+            self.hidden[name] = np.zeros(shape, np.float32)
 
 
 class Fragments:
-    """Recorder of the steps of all clients: cuts each one's play into fragments of T steps.
+    """Recorder that cuts the steps of each client into fragments of T steps.
 
-    A fragment may hold several episodes, and the begin of one whose rest is in the next. Where a
-    client leaves in the middle of a fragment, its episode is truncated, and the next client that
-    begins a fragment goes on with this one, so that no step is lost.
+    A fragment may hold several episodes, and the start of one that continues in the next fragment.
+    Where a client leaves in the middle of a fragment, its episode is truncated. The next client
+    to begin a fragment continues this one, so that no step is lost.
 
-    With ``hold`` a batch is played with one policy: of each batch just so many fragments are
-    begun as it has, and who has given its part waits. Without, clients play on until the fragments
-    of a whole batch lie ready.
+    With ``hold`` a batch is played by one policy. Only as many fragments are begun as the batch
+    needs, and a client whose fragment is complete waits. Without it, clients play on until the
+    fragments of a whole batch are complete.
 
     Args:
-        n_steps (int): number T.
+        n_steps (int): steps T of a fragment.
         per_batch (int): fragments of a batch.
         groups (sequence of str): names of the groups, whose returns are summed.
-        capacity (int): number C of seats.
-        hold (bool): as above.
+        capacity (int): number C of slots.
+        hold (bool): whether clients wait during an update.
 
     Attributes:
-        ready (deque of dict): those that are complete: key -> array ``[T, ...]``.
-        changed (threading.Condition): notified when one is.
+        ready (deque of dict): complete fragments: key -> array ``[T, ...]``.
+        changed (threading.Condition): notified when a fragment is complete.
     """
 
     def __init__(
@@ -330,9 +336,9 @@ class Fragments:
         self.changed = threading.Condition()
         self.to_begin = 0
         self._rows: dict[tuple[str, ...], np.ndarray] = {}
-        self._count = np.zeros(capacity, int)  # of whole steps
-        self._begun = np.zeros(capacity, bool)  # a fragment, maybe without a whole step yet
-        self._left: list[int] = []  # seats of clients who went away from a fragment
+        self._count = np.zeros(capacity, int)  # complete steps
+        self._begun = np.zeros(capacity, bool)  # also a fragment without a complete step
+        self._left: list[int] = []  # slots whose client left in the middle of a fragment
         self._returns = {name: np.zeros(capacity, np.float32) for name in groups}
         self._lengths = np.zeros(capacity, np.int64)
         self._whole = np.zeros(capacity, bool)
@@ -342,7 +348,7 @@ class Fragments:
     # ------------------------------------------------------------------------- the learner's side
 
     def take(self) -> list[Leaves] | None:
-        """Returns the fragments of a batch, or None where they are not complete."""
+        """Returns the fragments of a batch, or None while too few are complete."""
         with self.changed:
             if len(self.ready) < self.per_batch:
                 return None
@@ -354,23 +360,28 @@ class Fragments:
 
     # -------------------------------------------------------------------------- the server's side
 
-    def begin(self, seat: int, whole: bool) -> None:
-        """Is told that an episode begins, or goes on of which the begin is not known."""
+    def begin(self, slot: int, whole: bool) -> None:
+        """Notes that an episode begins.
+
+        Args:
+            slot (int): slot of the client.
+            whole (bool): False where the client is in the middle of an episode.
+        """
         for returns in self._returns.values():
-            returns[seat] = 0
-        self._lengths[seat] = 0
-        self._whole[seat] = whole
-        self._episode[seat] = self._episodes
+            returns[slot] = 0
+        self._lengths[slot] = 0
+        self._whole[slot] = whole
+        self._episode[slot] = self._episodes
         self._episodes += 1
 
-    def may_open(self, seat: int) -> bool:
-        """Whether a client's next step may begin now; begins a fragment for it, where it may."""
-        if self._begun[seat]:
-            if seat in self._left:  # who sat here before went away
-                self._left.remove(seat)
+    def may_open(self, slot: int) -> bool:
+        """Returns whether a client's next step may begin now; begins a fragment if needed."""
+        if self._begun[slot]:
+            if slot in self._left:  # the slot's former client left
+                self._left.remove(slot)
             return True
         if self._left:
-            self._inherit(seat, self._left.pop())
+            self._inherit(slot, self._left.pop())
             return True
         if self.hold:
             if self.to_begin < 1:
@@ -378,104 +389,109 @@ class Fragments:
             self.to_begin -= 1
         elif len(self.ready) >= self.per_batch:
             return False
-        self._begun[seat] = True
+        self._begun[slot] = True
         return True
 
-    def _inherit(self, seat: int, other: int) -> None:
-        """Goes on with a fragment that another client left."""
-        if seat != other:
+    def _inherit(self, slot: int, other: int) -> None:
+        """Continues the fragment of a client that left."""
+        if slot != other:
             n = self._count[other]
             for rows in self._rows.values():
-                rows[seat, :n] = rows[other, :n]
-            self._count[seat], self._count[other] = n, 0
+                rows[slot, :n] = rows[other, :n]
+            self._count[slot], self._count[other] = n, 0
             self._begun[other] = False
-        self._begun[seat] = True
+        self._begun[slot] = True
 
-    def open(self, seats: np.ndarray, leaves: Leaves, version: int) -> None:
-        """Takes the begin of steps: what was seen and done."""
-        count = self._count[seats]
+    def open(self, slots: np.ndarray, leaves: Leaves, version: int) -> None:
+        """Records the first half of steps: observations and actions."""
+        count = self._count[slots]
         for key, value in leaves.items():
-            self._row(key, value)[seats, count] = value
-        n = len(seats)
-        self._row(("collector", "policy_version"), np.zeros(1, np.int64))[seats, count] = version
-        ids = self._episode[seats]
-        self._row(("collector", "traj_ids"), np.zeros(n, np.int64))[seats, count] = ids
+            self._row(key, value)[slots, count] = value
+        n = len(slots)
+        self._row(("collector", "policy_version"), np.zeros(1, np.int64))[slots, count] = version
+        ids = self._episode[slots]
+        self._row(("collector", "traj_ids"), np.zeros(n, np.int64))[slots, count] = ids
 
     def _row(self, key: tuple[str, ...], like: np.ndarray) -> np.ndarray:
-        """Returns the steps of all seats under a key, ``[C, T, ...]``."""
+        """Returns the steps of all slots under a key, ``[C, T, ...]``."""
         rows = self._rows.get(key)
         if rows is None:
             shape = (len(self._count), self.n_steps, *like.shape[1:])
             rows = self._rows[key] = np.zeros(shape, like.dtype)
         return rows
 
-    def close(self, seats: np.ndarray, outcome: Leaves) -> None:
-        """Takes what the open steps of some seats led to."""
-        count = self._count[seats]
+    def close(self, slots: np.ndarray, outcome: Leaves) -> None:
+        """Records the second half of open steps: their outcomes."""
+        count = self._count[slots]
         for key, value in outcome.items():
             if key[-1] != "earns":
-                self._row(("next", *key), value)[seats, count] = value
-        self._sum(seats, count, outcome)
-        count = self._count[seats] = count + 1
-        for seat in seats[count == self.n_steps].tolist():
-            self._complete(seat)
+                self._row(("next", *key), value)[slots, count] = value
+        self._sum(slots, count, outcome)
+        count = self._count[slots] = count + 1
+        for slot in slots[count == self.n_steps].tolist():
+            self._complete(slot)
 
-    def _sum(self, seats: np.ndarray, count: np.ndarray, outcome: Leaves) -> None:
-        """Adds to the returns of running episodes; a group's is the mean over who earns."""
-        self._lengths[seats] += 1
-        sums = {"episode_known": self._whole[seats]}
+    def _sum(self, slots: np.ndarray, count: np.ndarray, outcome: Leaves) -> None:
+        """Updates the returns of running episodes: the mean over a group's living agents."""
+        self._lengths[slots] += 1
+        sums = {"episode_known": self._whole[slots]}
         for name, returns in self._returns.items():
             earns = outcome[name, "earns"]
             total = np.where(earns, outcome[name, "reward"][..., 0], 0).sum(1, dtype=np.float32)
-            returns[seats] += total / np.maximum(earns.sum(1), 1)
-            sums[f"{name}/episode_reward"] = returns[seats]
-            sums[f"{name}/episode_length"] = self._lengths[seats]
+            returns[slots] += total / np.maximum(earns.sum(1), 1)
+            sums[f"{name}/episode_reward"] = returns[slots]
+            sums[f"{name}/episode_length"] = self._lengths[slots]
         for name, value in sums.items():
-            self._row(("collector", name), value)[seats, count] = value
+            self._row(("collector", name), value)[slots, count] = value
 
-    def _complete(self, seat: int) -> None:
-        fragment = {key: rows[seat].copy() for key, rows in self._rows.items()}
-        self._count[seat], self._begun[seat] = 0, False
+    def _complete(self, slot: int) -> None:
+        fragment = {key: rows[slot].copy() for key, rows in self._rows.items()}
+        self._count[slot], self._begun[slot] = 0, False
         with self.changed:
             self.ready.append(fragment)
             self.changed.notify_all()
 
-    def cut(self, seat: int) -> None:
-        """Leaves out an open step, and truncates the episode before it."""
-        last = self._count[seat] - 1
+    def cut(self, slot: int) -> None:
+        """Drops an open step, and truncates the episode before it."""
+        last = self._count[slot] - 1
         done = self._rows.get(("next", "done"))
-        if last < 0 or done is None or done[seat, last, 0]:
+        if last < 0 or done is None or done[slot, last, 0]:
             return
-        self._rows["collector", "episode_known"][seat, last] = False
-        done[seat, last] = self._rows["next", "truncated"][seat, last] = True
+        self._rows["collector", "episode_known"][slot, last] = False
+        done[slot, last] = self._rows["next", "truncated"][slot, last] = True
         for name in self.groups:
-            living = ~self._rows["next", name, "done"][seat, last]
-            self._rows["next", name, "truncated"][seat, last] |= living
-            self._rows["next", name, "done"][seat, last] = True
-            self._rows["next", name, "mask"][seat, last] = living[..., 0]
+            living = ~self._rows["next", name, "done"][slot, last]
+            self._rows["next", name, "truncated"][slot, last] |= living
+            self._rows["next", name, "done"][slot, last] = True
+            self._rows["next", name, "mask"][slot, last] = living[..., 0]
 
-    def leave(self, seat: int) -> None:
-        """Gives a seat free; its fragment is for the next client."""
-        if self._begun[seat]:
-            self._left.append(seat)
+    def leave(self, slot: int) -> None:
+        """Frees a slot; the next client continues its fragment."""
+        if self._begun[slot]:
+            self._left.append(slot)
 
 
-def numbers_of(what: str, given: Any, size: int) -> np.ndarray:
-    """Returns numbers, of float32 bytes in little endian or of a list.
+def numbers_of(name: str, given: Any, size: int) -> np.ndarray:
+    """Reads numbers from little-endian float32 bytes or from a list.
+
+    Args:
+        name (str): the agent, or ``state``, in messages.
+        given: as received.
+        size (int): expected number of numbers.
 
     Raises:
-        Refused: something else, or another number of them.
+        Refused: another type or another size.
     """
     if isinstance(given, bytes):
         if len(given) != 4 * size:
-            raise Refused(f"{what!r} has {len(given)} bytes, expected {size} float32, {4 * size}.")
+            raise Refused(f"{name!r} has {len(given)} bytes, expected {size} float32, {4 * size}.")
         return np.frombuffer(given, "<f4")
     if not isinstance(given, list) or len(given) != size:
         found = f"{len(given)} numbers" if isinstance(given, list) else quoted(given)
-        raise Refused(f"{what!r} sees {found}, expected {size}.")
+        raise Refused(f"{name!r} has {found}, expected {size}.")
     for x in given:
         if type(x) not in _NUMBERS or not -_LARGEST <= x <= _LARGEST:
-            raise Refused(f"{what!r} sees {quoted(x)}, expected finite numbers of float32.")
+            raise Refused(f"{name!r} has {quoted(x)}, expected finite float32 numbers.")
     return np.array(given, np.float32)
 
 

@@ -1,4 +1,4 @@
-"""Collects from external simulators."""
+"""Collection from external simulators."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from torchrl.envs import EnvBase, TransformedEnv
 
 from torchrl_marl.apps.external.client_slots import Fragments
-from torchrl_marl.apps.external.env import ExternalEnv, tell
+from torchrl_marl.apps.external.env import ExternalEnv, print_notice
 from torchrl_marl.apps.external.graph_acting import (
     GraphActing,
     Leaves,
-    alike,
+    copy_tensors,
+    same_structure,
     sizes_for,
-    take_tensors,
 )
 from torchrl_marl.collectors.collector import Interrupted
 from torchrl_marl.envs.remember import remembered_by
@@ -31,43 +31,42 @@ from torchrl_marl.training.config import TrainConfig
 
 __all__ = ["ExternalCollector", "as_batch", "external_collector", "with_declared"]
 
-_LOOK = 0.1  # seconds between two looks for Ctrl-C
+_POLL_SECONDS = 0.1  # between two checks for Ctrl-C
 
 
 class ExternalCollector:
-    """Gives batches of what clients of an :class:`~torchrl_marl.apps.external.ExternalEnv` play.
+    """Collector of batches from the clients of an :class:`~torchrl_marl.apps.external.ExternalEnv`.
 
-    So many steps of one client after the other are a fragment, whatever its pace, and as many
-    fragments as the env has rows are a batch: a quick client gives several. Rows do not follow
-    on those of the batch before. A fragment that is cut in mid-episode ends with what its client
-    saw next.
+    T consecutive steps of one client are a fragment, whatever its pace. E fragments are a batch, so
+    a quick client contributes several. A row does not continue the same row of the previous batch.
+    A fragment cut in the middle of an episode ends with the client's next observation.
 
     Args:
-        env (ExternalEnv): with E rows.
-        policy (callable): TensorDict in, TensorDict out; where clients play on during an update
-            (``env.hold`` is False), they are answered by a copy, which is taken with each batch.
+        env (ExternalEnv): environment with E rows.
+        policy (callable): TensorDict in, TensorDict out. With ``env.hold=False`` clients are
+            answered by a copy of it, taken with each batch.
 
     Keyword Args:
-        frames_per_batch (int): steps of all clients; rounded up to whole steps of E rows.
-        total_frames (int): of a run; -1: no end.
-        remembers (bool): networks read what they remember, or where episodes begin.
-        asked (callable): whether waiting for a batch should end.
+        frames_per_batch (int): steps of all clients, rounded up to a multiple of E.
+        total_frames (int): frames of the run; -1: no end.
+        remembers (bool): whether networks read hidden states or ``is_init``.
+        asked (callable): returns True where waiting for a batch should end.
 
     Attributes:
-        frames (int): steps so far.
-        follows (bool): False, since rows do not follow on those of the batch before.
+        frames (int): steps collected.
+        follows (bool): False: a row does not continue the same row of the previous batch.
 
     Keys:
-        - writes: what clients and policy say, ``("next", ...)``, ``("collector", "traj_ids")``,
-          ``("collector", "policy_version")``, and the running episodes' sums:
-          ``("collector", "<group>/episode_reward")`` and ``"<group>/episode_length"``, up to each
-          step, and ``("collector", "episode_known")``, whether that is all of it
+        - writes: the keys of clients and policy, ``("next", ...)``, ``("collector", "traj_ids")``
+          and ``("collector", "policy_version")``; the running episodes' return and length up to
+          each step, ``("collector", "<group>/episode_reward")`` and ``"<group>/episode_length"``;
+          ``("collector", "episode_known")``: whether these cover the whole episode
 
     Shapes:
         - every entry of a batch: ``[E, T, ...]``
 
     Raises:
-        Interrupted: ``asked()`` has said so in :meth:`rollout`.
+        Interrupted: ``asked()`` returned True in :meth:`rollout`.
     """
 
     follows = False
@@ -92,7 +91,7 @@ class ExternalCollector:
         groups, most = tuple(env.group_map), env.server.max_clients
         self.fragments = Fragments(self.n_steps, num_envs, groups, most, env.hold)
         if remembers or (isinstance(policy, nn.Module) and remembered_by(policy)):
-            env.server.carry_memory(remembered_by(cast(nn.Module, policy)))
+            env.server.track_hidden(remembered_by(cast(nn.Module, policy)))
         self._opened, self._acting = False, cast("GraphActing | None", None)
 
     @property
@@ -101,8 +100,8 @@ class ExternalCollector:
         return self.frames // self.frames_per_batch
 
     def rollout(self) -> TensorDictBase:
-        """Waits for the fragments of a batch."""
-        policy = self._answering()
+        """Returns the next batch, once its fragments are complete."""
+        policy = self._serving_policy()
         if not self._opened:
             self._open(policy)
         else:
@@ -111,17 +110,17 @@ class ExternalCollector:
         self.frames += self.frames_per_batch
         return batch
 
-    def _answering(self) -> Any:
-        """Returns who answers from now on: the policy, or a copy of it where clients play on.
+    def _serving_policy(self) -> Any:
+        """Returns the policy that answers clients: the policy itself, or a copy without ``hold``.
 
-        On a CPU it is graphs that do, which are made here: none is recorded while another thread
-        learns.
+        On a CPU the answers come from graphs. They are recorded here, so that none is recorded
+        while another thread trains.
         """
         policy, on_cpu = self.policy, self.env.device in (None, torch.device("cpu"))
         if not isinstance(policy, nn.Module) or not on_cpu:
             return _on(policy if self.env.hold else copy.deepcopy(policy), self.env.device)
         acting, server = self._acting, self.env.server
-        if acting is None or not alike(policy, cast(nn.Module, acting.policy)):
+        if acting is None or not same_structure(policy, cast(nn.Module, acting.policy)):
             own = policy if self.env.hold else copy.deepcopy(policy)
             acting = GraphActing(own, execution="trace", sizes=sizes_for(server.max_clients))
         acting.prepare(server.example(), server.exploration_type)
@@ -129,28 +128,28 @@ class ExternalCollector:
         return acting
 
     def _open(self, policy: Any) -> None:
-        """Begins to record, with the first batch."""
+        """Opens the port with the first batch, and starts to record."""
         self._opened = True
         self.env.open()
         self.env.listener.ask(self._begin, policy)
 
     def _begin(self, policy: Any) -> None:
         server = self.env.server
-        for client in server.clients.values():  # who came before is recorded from now on
-            self.fragments.begin(client.seat, client.t <= 0)
+        for client in server.clients.values():  # clients that connected before the first batch
+            self.fragments.begin(client.slot, client.t <= 0)
         server.recording = self.fragments
         self._release(policy)
 
     def _release(self, policy: Any) -> None:
         server = self.env.server
         if isinstance(policy, GraphActing) and policy.policy is not self.policy:
-            take_tensors(cast(nn.Module, policy.policy), cast(nn.Module, self.policy))
+            copy_tensors(cast(nn.Module, policy.policy), cast(nn.Module, self.policy))
         server.policy, server.version = policy, self.version
         self.fragments.release()
-        server.go_on()
+        server.resume_waiting()
 
     def _wait(self) -> list[Leaves]:
-        """Waits for the fragments, and says for whom, where it takes long."""
+        """Returns the fragments of a batch; prints the slow clients while it waits for long."""
         fragments, began = self.fragments, time.monotonic()
         ready, since = len(fragments.ready), began
         while (found := fragments.take()) is None:
@@ -158,41 +157,41 @@ class ExternalCollector:
             if self._asked():
                 raise Interrupted
             with fragments.changed:
-                fragments.changed.wait(_LOOK)
+                fragments.changed.wait(_POLL_SECONDS)
             now = time.monotonic()
             if len(fragments.ready) != ready:
                 ready, since = len(fragments.ready), now
             if now - since > self.env.patience:
                 since = now
-                tell(self.env.waited_for(now - began, ready, fragments.per_batch))
+                print_notice(self.env.waiting_message(now - began, ready, fragments.per_batch))
         return found
 
     def finish(self, batch: TensorDictBase) -> None:
-        """Does nothing: what clients send is looked at as it comes."""
+        """Does nothing: messages of clients are checked on arrival."""
 
     def prepare(self) -> None:
         """Does nothing."""
 
     @property
     def counters(self) -> dict[str, int]:
-        """Returns what the server counts, as metrics."""
+        """Returns the counts of the server, as metrics."""
         return self.env.counts()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the number of frames: clients begin new episodes when a run is resumed."""
+        """Returns the number of frames; clients begin new episodes when a run is resumed."""
         return {"frames": self.frames}
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
-        """Goes on counting frames.
+        """Restores the number of frames.
 
         Returns:
-            bool: False, since episodes begin anew.
+            bool: False, since running episodes are not restored.
         """
         self.frames = state.get("frames", self.frames)
         return False
 
     def shutdown(self, *args: Any, **kwargs: Any) -> None:
-        """Closes the door."""
+        """Closes the port."""
         if not self.env.is_closed:
             self.env.close()
 
@@ -211,7 +210,7 @@ def as_batch(fragments: list[Leaves]) -> TensorDict:
 
 
 def _on(policy: Any, device: torch.device | None) -> Any:
-    """Returns a policy that takes and gives what lies on the CPU."""
+    """Returns a policy on a device, called with tensors of the CPU."""
     if device is None or device.type == "cpu":
         return policy
     return lambda given: policy(given.to(device)).to("cpu")
@@ -221,8 +220,8 @@ def with_declared(config: TrainConfig, env: EnvBase) -> TrainConfig:
     """Returns the settings with the agents that the first client declared.
 
     Args:
-        config (TrainConfig): the run's.
-        env (EnvBase): its environment.
+        config (TrainConfig): settings of the run.
+        env (EnvBase): environment of the run.
     """
     base = _base_of(env)
     if not isinstance(base, ExternalEnv):
@@ -241,11 +240,11 @@ def external_collector(
     """Returns the collector of a run on external simulators.
 
     Args:
-        config (TrainConfig): the run's.
-        env (EnvBase): its environment.
-        policy (TensorDictModuleBase): who acts.
-        remembers (bool): networks read what they remember, or where episodes begin.
-        asked (callable): whether waiting for a batch should end.
+        config (TrainConfig): settings of the run.
+        env (EnvBase): environment of the run.
+        policy (TensorDictModuleBase): policy of all groups.
+        remembers (bool): whether networks read hidden states or ``is_init``.
+        asked (callable): returns True where waiting for a batch should end.
     """
     base = _base_of(env)
     assert isinstance(base, ExternalEnv)

@@ -1,4 +1,4 @@
-"""What an external simulator says of its agents, and the specs that follow from it.
+"""Agents declared by an external simulator, and their specs.
 
 Shapes: O observation features, A action features, S state features.
 """
@@ -23,14 +23,14 @@ _MOST = {"n": 10_000, "observation": 1_000_000, "n_actions": 100_000, "size": 10
 
 @dataclass(frozen=True)
 class DeclaredKind:
-    """One kind of agents: how many there are, what one sees and what it does.
+    """One kind of agents: their number, observation and action.
 
     Args:
-        n (int): agents of the kind; they are called ``name_0``, ``name_1``, ...
-        observation (int): numbers O that one agent sees.
-        n_actions (int, optional): choices of an agent with discrete actions.
+        n (int): number of agents, called ``name_0``, ``name_1``, ...
+        observation (int): number O of observation features.
+        n_actions (int, optional): number of discrete actions.
         low, high (tuple of float): bounds of continuous actions, one for each of A.
-        mask (bool): the client says which of the choices are legal.
+        mask (bool): whether the client sends masks of legal actions.
     """
 
     n: int
@@ -44,15 +44,15 @@ class DeclaredKind:
     def read(cls, where: str, given: Any) -> DeclaredKind:
         """Reads ``{n, observation, action}``.
 
-        ``action`` is a number of continuous actions from -1 to 1, ``{size, low, high}`` for other
+        ``action`` is the number of continuous actions from -1 to 1, ``{size, low, high}`` for other
         bounds, or ``{n_actions, mask}``.
 
         Args:
             where (str): the kind, in messages.
-            given: as it came.
+            given: as received.
 
         Raises:
-            ConfigError: something else.
+            ConfigError: another type, a missing or unknown key, or a value out of range.
         """
         kind = _mapping(where, given, ("n", "observation", "action"))
         action = kind["action"]
@@ -77,11 +77,11 @@ class DeclaredKind:
 
     @property
     def n_answers(self) -> int:
-        """Bytes of one agent's action, or of the flags of its choices."""
+        """Bytes of one agent's action, or of its action mask."""
         return self.n_actions or 4 * len(self.low)
 
     def settings(self) -> dict[str, Any]:
-        """Returns what :meth:`read` reads, in full."""
+        """Returns the kind as settings, the inverse of :meth:`read`."""
         if self.n_actions is None:
             action: Any = {"size": len(self.low), "low": list(self.low), "high": list(self.high)}
             if set(self.low) == {-1.0} and set(self.high) == {1.0}:
@@ -93,11 +93,11 @@ class DeclaredKind:
 
 @dataclass(frozen=True)
 class Declared:
-    """The agents of an external simulator, and what its state is.
+    """The agents of an external simulator, and the size of its state.
 
     Args:
-        kinds (dict of str to DeclaredKind): each is a group of its own.
-        state_size (int, optional): numbers S that only critics see.
+        kinds (dict of str to DeclaredKind): kinds of agents; each is a group.
+        state_size (int, optional): features S of the state, which only critics read.
 
     Examples:
         >>> declared = Declared.read({"walker": {"n": 2, "observation": 3, "action": 1}})
@@ -126,7 +126,7 @@ class Declared:
         for name, given in agents.items():
             if (fault := fault_of(name, plain=True)) is not None:
                 raise ConfigError(
-                    f"a kind of agents is called {quoted(name)}, expected a word: {fault}."
+                    f"a kind of agents is named {quoted(name)}, expected a word: {fault}."
                 )
             kinds[name] = DeclaredKind.read(f"agents {name!r}", given)
         if state_size is not None:
@@ -135,24 +135,24 @@ class Declared:
 
     @property
     def n_numbers(self) -> int:
-        """How many numbers the observations and the state of one step are."""
-        seen = sum(kind.n * kind.observation for kind in self.kinds.values())
-        return seen + (self.state_size or 0)
+        """Number of features of all observations and the state in one step."""
+        observed = sum(kind.n * kind.observation for kind in self.kinds.values())
+        return observed + (self.state_size or 0)
 
     def check_size(self, most: int) -> None:
-        """Refuses agents whose step is larger than a message may be.
+        """Refuses agents with steps too large for a message.
 
         Args:
-            most (int): bytes.
+            most (int): maximum bytes of a message.
 
         Raises:
-            ConfigError: naming both.
+            ConfigError: the size found and the maximum.
         """
         size = 4 * self.n_numbers + sum(kind.n * kind.n_answers for kind in self.kinds.values())
         if size > most:
             raise ConfigError(
-                f"what the agents see and do in a step is {size:,} bytes, expected {most:,} at "
-                "most; raise max_message_bytes."
+                f"the observations and actions of a step have {size:,} bytes, expected {most:,} "
+                "at most; raise max_message_bytes."
             )
 
     def settings(self) -> dict[str, Any]:
@@ -161,11 +161,11 @@ class Declared:
         state = {} if self.state_size is None else {"state_size": self.state_size}
         return {"agents": agents, **state}
 
-    def refuse_other(self, other: Declared) -> None:
-        """Refuses another declaration.
+    def check_same(self, other: Declared) -> None:
+        """Refuses a declaration that differs.
 
         Raises:
-            ConfigError: naming the first difference.
+            ConfigError: the first difference.
         """
         for name in {**self.kinds, **other.kinds}:
             if name not in self.kinds:
@@ -192,7 +192,7 @@ class Declared:
         return quoted(self.kinds[name].settings())
 
     def declaration(self, owner: str, num_envs: int) -> Declaration:
-        """Returns the specs of these agents, as every adapter of a library has them.
+        """Returns the specs of these agents, in the form that all library adapters use.
 
         Args:
             owner (str): the environment's name in messages.
@@ -211,12 +211,12 @@ class Declared:
                 action: Any = Bounded(low, high, (len(kind.low),))
             else:
                 action = Categorical(kind.n_actions)
-            seen = Unbounded((kind.observation,))
-            kinds[name] = (AgentSpec(name, kind.n, seen, action, action_mask=kind.mask),)
+            observation = Unbounded((kind.observation,))
+            kinds[name] = (AgentSpec(name, kind.n, observation, action, action_mask=kind.mask),)
         state = None if self.state_size is None else Unbounded((self.state_size,))
         try:
             return Declaration(owner, num_envs, kinds, state)
-        except ValueError as error:  # a name that no group may have
+        except ValueError as error:  # a name not allowed for a group
             raise ConfigError(str(error)) from None
 
 

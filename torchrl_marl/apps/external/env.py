@@ -18,44 +18,44 @@ from torchrl_marl.apps.external.server import ActionServer
 from torchrl_marl.envs.agents.declared_env import DeclaredEnv
 from torchrl_marl.errors import ConfigError, quoted
 
-__all__ = ["ExternalEnv", "tell"]
+__all__ = ["ExternalEnv", "print_notice"]
 
 with warnings.catch_warnings():  # in a notebook without ipywidgets
     warnings.simplefilter("ignore")
     from tqdm.auto import tqdm
 
 
-def tell(text: str) -> None:
+def print_notice(text: str) -> None:
     """Prints a message above a progress bar."""
     tqdm.write(f"torchrl_marl: {text}.", file=sys.stderr)
 
 
-_LOOK = 0.1  # seconds between two looks for Ctrl-C
+_POLL_SECONDS = 0.1  # between two checks for Ctrl-C
 
 
 class ExternalEnv(DeclaredEnv):
-    """Simulators elsewhere, which are clients: they say what their agents see and get actions.
+    """Environment of external simulators: clients that send observations and receive actions.
 
-    It has specs and groups as any environment, but nobody steps it: it is its clients that own
-    the clock, and :class:`~torchrl_marl.collectors.ExternalCollector` that makes batches of what
-    they play. Without ``agents`` it waits for the first client, which declares them.
+    It has specs and groups as any environment, but cannot be stepped: its clients own the clock.
+    :class:`~torchrl_marl.apps.external.ExternalCollector` makes batches of their steps. Without
+    ``agents`` it waits for the first client, which declares them.
 
     Args:
-        name (str): of the environment, in messages.
+        name (str): name of the environment, in messages.
 
     Keyword Args:
-        num_envs (int): rows E of a batch, each some steps of one client.
+        num_envs (int): rows E of a batch, each a fragment of one client's steps.
         seed (int, optional): not used: environments are seeded where they run.
-        device (torch.device): of batches and policy.
-        **arguments: as :class:`~torchrl_marl.apps.external.library.ExternalArguments` says.
+        device (torch.device): device of batches and policy.
+        **arguments: fields of :class:`~torchrl_marl.apps.external.library.ExternalArguments`.
 
     Attributes:
-        server (ActionServer): who answers.
-        hold (bool): clients wait during an update.
-        patience (float): seconds between two messages on who is waited for.
+        server (ActionServer): server that answers the clients.
+        hold (bool): whether clients wait during an update.
+        patience (float): seconds between two messages on slow clients.
 
     Raises:
-        ConfigError: agents that cannot be, a port that is taken, a host without a token.
+        ConfigError: invalid agents, a port in use, or a host without a token.
         MissingExtraError: MessagePack is not installed.
 
     Examples:
@@ -99,16 +99,17 @@ class ExternalEnv(DeclaredEnv):
         self._set_declaration(given.declaration(name, num_envs))
 
     def _first_declared(self) -> Declared:
-        """Waits for a client to say what its agents are."""
+        """Waits for the first client, and returns the agents that it declares."""
         self.open("a client that declares its agents")
         began = since = time.monotonic()
         try:
             while self.server.declared is None:
                 self.listener.raise_error()
-                time.sleep(_LOOK)
+                time.sleep(_POLL_SECONDS)
                 if time.monotonic() - since > self.patience:
                     since = time.monotonic()
-                    tell(f"has waited {since - began:.0f} s for a first client at {self.address}")
+                    waited = f"{since - began:.0f} s"
+                    print_notice(f"has waited {waited} for a first client at {self.address}")
         except BaseException:
             self.listener.close()
             raise
@@ -116,20 +117,20 @@ class ExternalEnv(DeclaredEnv):
 
     @property
     def listener(self) -> Listener:
-        """The open door."""
+        """The listener, once the port is open."""
         assert self._listener is not None, "open() comes first"
         return self._listener
 
     @property
     def address(self) -> str:
-        """Where clients connect to."""
+        """Host and port for clients."""
         return f"{self.listener.host}:{self.listener.port}"
 
     def open(self, waits_for: str = "clients") -> None:
-        """Opens the door, and says where; a second time nothing happens.
+        """Opens the port and prints the address; a second call does nothing.
 
         Args:
-            waits_for (str): in the message.
+            waits_for (str): what it waits for, in the message.
         """
         if self._listener is not None:
             return
@@ -140,23 +141,23 @@ class ExternalEnv(DeclaredEnv):
             port=settings.port,
             ssl=tls_context(settings.tls_certificate, settings.tls_key),
         )
-        tell(f"listens at {self.address} and waits for {waits_for}")
+        print_notice(f"listens at {self.address} and waits for {waits_for}")
 
-    def waited_for(self, seconds: float, ready: int, needed: int) -> str:
-        """Returns who is waited for, how long, and what they last sent."""
+    def waiting_message(self, seconds: float, ready: int, needed: int) -> str:
+        """Returns a message on slow clients: the time waited, and their last messages."""
         now, clients = self.server.clock(), list(self.server.clients.values())
-        late = sorted((one for one in clients if not one.busy), key=lambda one: one.heard)
-        told = [f"{one.say()}, {now - one.heard:.0f} s ago" for one in late[:3]]
-        who = "; ".join(told) or "clients"
+        late = sorted((one for one in clients if not one.busy), key=lambda one: one.last_message)
+        texts = [f"{one.describe()}, {now - one.last_message:.0f} s ago" for one in late[:3]]
+        names = "; ".join(texts) or "clients"
         more = f" and {len(late) - 3} more" if len(late) > 3 else ""
-        here = "1 client is" if len(clients) == 1 else f"{len(clients)} clients are"
+        count = "1 client is" if len(clients) == 1 else f"{len(clients)} clients are"
         return (
             f"has waited {seconds:.0f} s at {self.address} with {ready} of {needed} fragments; "
-            f"{here} here, waits for {who}{more}"
+            f"{count} connected, waits for {names}{more}"
         )
 
     def counts(self) -> dict[str, int]:
-        """Returns the number of clients and what happened to them, as metrics."""
+        """Returns the numbers of clients, reconnects, duplicates and refusals, as metrics."""
         names = ("reconnects", "duplicates", "late", "truncated", "refused")
         own = {name: self.server.counts[name] for name in names}
         return {
@@ -171,7 +172,7 @@ class ExternalEnv(DeclaredEnv):
 
     def _refuse(self) -> Any:
         raise ConfigError(
-            "an external simulator is stepped by itself, as a client, not from here; "
+            "an external environment has no step or reset: its clients own the clock; "
             "collect with ExternalCollector, or serve the run."
         )
 
@@ -179,17 +180,17 @@ class ExternalEnv(DeclaredEnv):
         """Does nothing: environments are seeded where they run."""
 
     def close(self, *, raise_if_closed: bool = True) -> None:
-        """Closes the door."""
+        """Closes the port."""
         if self._listener is not None:
             self._listener.close()
         super().close(raise_if_closed=raise_if_closed)
 
 
 def tls_context(certificate: str | None, key: str | None) -> ssl.SSLContext | None:
-    """Returns what makes a door speak TLS, or None without a certificate.
+    """Returns the TLS context of a server, or None without a certificate.
 
     Raises:
-        ConfigError: files that cannot be read or are none.
+        ConfigError: a file that cannot be read, or that is no certificate or key.
     """
     if certificate is None:
         if key is not None:
@@ -201,6 +202,6 @@ def tls_context(certificate: str | None, key: str | None) -> ssl.SSLContext | No
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(
             f"tls_certificate is {quoted(certificate)}, which cannot be used "
-            f"({error.strerror or error}); give a PEM file, and its key."
+            f"({error.strerror or error}); give a PEM file and its key."
         ) from None
     return context

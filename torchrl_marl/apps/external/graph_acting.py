@@ -1,4 +1,4 @@
-"""Answers external simulators with actions, by graphs of fixed sizes."""
+"""Policies that act on arrays for external simulators, as graphs of fixed batch sizes."""
 
 from __future__ import annotations
 
@@ -23,21 +23,19 @@ __all__ = [
     "Acting",
     "GraphActing",
     "Leaves",
-    "alike",
     "as_tensordict",
+    "copy_tensors",
     "flat_leaves",
+    "same_structure",
     "sizes_for",
-    "take_tensors",
 ]
 
 Leaves = dict[tuple[str, ...], np.ndarray]
-"""Key -> array whose first dim are the rows of a batch."""
+"""Key -> array with the rows of a batch as its first dimension."""
 
 
 class Acting:
-    """A policy that takes and gives arrays, step by step.
-
-    A subclass may do it quicker; this is its eager twin.
+    """A policy that reads and returns arrays, in eager execution.
 
     Args:
         policy (callable): TensorDict in, TensorDict out, on the CPU.
@@ -56,11 +54,11 @@ class Acting:
         self.policy = policy
 
     def act(self, leaves: Leaves, kind: ExplorationType) -> Leaves:
-        """Returns what the policy writes beside what it reads.
+        """Returns the entries that the policy writes.
 
         Args:
-            leaves (dict): of all rows.
-            kind (ExplorationType): how actions are chosen.
+            leaves (dict): the policy's inputs, of all rows.
+            kind (ExplorationType): sampled or deterministic actions.
         """
         with torch.no_grad(), set_exploration_type(kind):
             acted = self.policy(as_tensordict(leaves))
@@ -90,21 +88,21 @@ def flat_leaves(td: TensorDictBase) -> list[tuple[tuple[str, ...], Tensor]]:
 
 
 SIZES = (1, 8, 64, 256)
-"""Rows P of graphs; a batch is padded to the next, and one that is larger is cut."""
+"""Batch sizes P of graphs; a batch is padded to the next size, and a larger one is split."""
 
 
 class GraphActing(Acting):
-    """A policy as a few graphs, each for so many rows; a batch is padded to the next of them.
+    """A policy as graphs of a few batch sizes; a batch is padded to the next size.
 
-    What its parameters and buffers hold may change in place at any time. Actions are drawn from
-    the policy's distributions; which ones depends on the number of rows, padding included. A
-    policy that cannot be a graph runs step by step, and a warning says why.
+    Parameters and buffers may change in place at any time. Actions are sampled from the policy's
+    distributions, but the samples depend on the padded batch size. A policy that cannot be
+    captured as a graph runs eagerly, and a warning gives the reason.
 
     Args:
         policy (callable): TensorDict in, TensorDict out, on the CPU.
         execution ("compile" or "trace"): compiled, which takes some seconds for each size; or
-            operation by operation, which gives what eager execution gives, to the bit.
-        sizes (sequence of int): P, ascending.
+            traced operation by operation, with the same bits as eager execution.
+        sizes (sequence of int): batch sizes P, ascending.
 
     Reduces to: :class:`~torchrl_marl.apps.external.graph_acting.Acting`.
 
@@ -132,27 +130,27 @@ class GraphActing(Acting):
         self.execution: Any = execution
         self.sizes = tuple(sizes)
         self._graphs: dict[tuple[int, ExplorationType], _Graph] = {}
-        self._seen_as: Any = None
-        self._step_by_step = execution == "eager"
+        self._fingerprint: Any = None
+        self._eager = execution == "eager"
 
     def prepare(self, example: Leaves, *kinds: ExplorationType) -> None:
-        """Makes the graphs now; anew where the policy's modules are others than before.
+        """Makes the graphs now, and makes them again where the policy's modules have changed.
 
         Args:
-            example (dict): arrays of one row or more, of the keys of all later batches.
-            *kinds (ExplorationType): how actions will be chosen.
+            example (dict): arrays of one row or more, with the keys of all later batches.
+            *kinds (ExplorationType): exploration types to prepare.
         """
-        seen_as = fingerprint(self.policy)
-        if seen_as != self._seen_as:
+        found = fingerprint(self.policy)
+        if found != self._fingerprint:
             self._graphs.clear()
-            self._seen_as = seen_as
+            self._fingerprint = found
         for kind in kinds:
             for size in self.sizes:
-                if not self._step_by_step:
+                if not self._eager:
                     self._graph(size, kind, example)
 
     def act(self, leaves: Leaves, kind: ExplorationType) -> Leaves:
-        """Returns what the policy writes beside what it reads."""
+        """Returns the entries that the policy writes."""
         n, largest = len(next(iter(leaves.values()))), self.sizes[-1]
         if n > largest:
             parts = [
@@ -160,7 +158,7 @@ class GraphActing(Acting):
                 for i in range(0, n, largest)
             ]
             return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
-        if not self._step_by_step:
+        if not self._eager:
             graph = self._graph(self.sizes[bisect.bisect_left(self.sizes, n)], kind, leaves)
             if graph is not None:
                 return graph(leaves, n)
@@ -172,8 +170,8 @@ class GraphActing(Acting):
             try:
                 found = _Graph(self.policy, size, kind, example, self.execution)
             except CaptureError as error:
-                self._step_by_step = True
-                why = f"a policy that answers is no graph, and runs step by step: {error}"
+                self._eager = True
+                why = f"the serving policy cannot be captured as a graph and runs eagerly: {error}"
                 warnings.warn(why, stacklevel=3)
                 return None
             self._graphs[size, kind] = found
@@ -181,7 +179,7 @@ class GraphActing(Acting):
 
 
 class _Graph:
-    """A policy as a graph of so many rows."""
+    """A policy as a graph of one batch size."""
 
     def __init__(
         self, policy: Any, size: int, kind: ExplorationType, example: Leaves, execution: Any
@@ -215,7 +213,7 @@ class _Graph:
 
 
 def _read(policy: Any, example: Leaves) -> list[tuple[str, ...]]:
-    """Returns the keys that a policy reads; all, where it does not say which."""
+    """Returns the keys that a policy reads; all, where it has no ``in_keys``."""
     keys = getattr(policy, "in_keys", None)
     if keys is None:
         return list(example)
@@ -225,7 +223,7 @@ def _read(policy: Any, example: Leaves) -> list[tuple[str, ...]]:
 
 
 def sizes_for(n: int) -> tuple[int, ...]:
-    """Returns the sizes of the graphs that batches of up to n rows need.
+    """Returns the graph sizes needed for batches of up to n rows.
 
     Examples:
         >>> sizes_for(8), sizes_for(9)
@@ -234,8 +232,8 @@ def sizes_for(n: int) -> tuple[int, ...]:
     return SIZES[: bisect.bisect_left(SIZES, n) + 1]
 
 
-def alike(one: nn.Module, other: nn.Module) -> bool:
-    """Returns whether two policies differ in nothing but what their tensors hold."""
+def same_structure(one: nn.Module, other: nn.Module) -> bool:
+    """Returns whether two policies have tensors of the same names, shapes and types."""
     names = [
         [(name, x.shape, x.dtype) for name, x in (*net.named_parameters(), *net.named_buffers())]
         for net in (one, other)
@@ -244,8 +242,8 @@ def alike(one: nn.Module, other: nn.Module) -> bool:
 
 
 @torch.no_grad()
-def take_tensors(policy: nn.Module, newer: nn.Module) -> None:
-    """Writes what a policy holds into one that is alike, in place: graphs of it then act by it."""
+def copy_tensors(policy: nn.Module, newer: nn.Module) -> None:
+    """Copies the tensors of a newer policy in place; graphs of the policy stay valid."""
     mine, other = ([*net.parameters(), *net.buffers()] for net in (policy, newer))
     for own, new in zip(mine, other):
         own.copy_(new)

@@ -1,4 +1,4 @@
-"""Description of external simulators, available before anything is imported."""
+"""Description of external simulators, available without further imports."""
 
 from __future__ import annotations
 
@@ -16,47 +16,47 @@ __all__ = ["LIBRARY", "ExternalArguments"]
 
 @dataclass(frozen=True)
 class ExternalArguments:
-    """Settings of the door at which external simulators are clients."""
+    """Settings of the server to which external simulators connect."""
 
     agents: dict[str, Any] = field(default_factory=dict)
-    """Kind of agents -> ``{n, observation, action}``, such as ``{walker: {n: 3, observation: 18,
-    action: 2}}``; empty: what the first client declares, which ``config.yaml`` then says."""
+    """Kinds of agents, ``{n, observation, action}`` each, such as ``{walker: {n: 3, observation:
+    18, action: 2}}``. Empty: the first client declares them, and ``config.yaml`` records them."""
     state_size: Count | None = None
-    """Numbers that only critics see; null: none."""
+    """Features of the state, which only critics read; null: no state."""
     host: str = "127.0.0.1"
-    """Where to listen; any other than this machine needs a token."""
+    """Host to listen on; any but this machine's own needs a token."""
     port: Annotated[int, Range(0, 65535)] = 7777
-    """Port; 0: a free one."""
+    """Port to listen on; 0: a free one."""
     token_file: str | None = None
-    """File with the token that clients prove to have; null: ``TORCHRL_MARL_TOKEN``, if set."""
+    """File with the token of the clients; null: ``TORCHRL_MARL_TOKEN``, if set."""
     tls_certificate: str | None = None
-    """File with the certificate, for TLS; null: none."""
+    """Certificate file for TLS; null: no TLS."""
     tls_key: str | None = None
-    """File with the certificate's key; null: it is in the certificate's."""
+    """File with the certificate's key; null: the certificate file holds it."""
     hold: bool = True
-    """Whether clients wait during an update, so that every batch is of one policy; otherwise they
-    play on with the last one."""
+    """Make clients wait during an update, so that a batch has one policy. Otherwise they continue
+    with the last policy."""
     max_clients: Count = 256
-    """Clients that may be there."""
+    """Maximum number of clients."""
     grace: Positive = 10.0
-    """Seconds for which the place of a client that is gone is kept; then its episode is
+    """Seconds for which the slot of a disconnected client is kept. Then its episode is
     truncated."""
     idle_timeout: Positive = 300.0
-    """Seconds of silence after which a client is left."""
+    """Seconds of silence after which a client is disconnected."""
     max_message_bytes: Annotated[int, Range(256, 1 << 30)] = 1 << 20
-    """Bytes that a message may have."""
+    """Maximum bytes of a message."""
     max_number: Positive = 1e6
-    """The largest number, either way, that an agent may see or earn, or that a state may have: what
-    is larger makes a loss infinite sooner or later, which would end the run for all."""
+    """Largest absolute value of observations, rewards and states. Larger ones would make a loss
+    infinite, which ends the run, so their client is refused."""
     patience: Positive = 30.0
-    """Seconds without a step between two messages on who is waited for."""
+    """Seconds without a step between two messages on slow clients."""
 
 
 def check_external(config: EnvConfig) -> None:
-    """Refuses agents that cannot be, and a missing package.
+    """Refuses invalid agents and a missing package.
 
     Raises:
-        ConfigError: an unknown argument, or what is wrong with the agents.
+        ConfigError: an unknown argument, or invalid agents.
         MissingExtraError: MessagePack is not installed.
     """
     if importlib.util.find_spec("msgpack") is None:
@@ -81,7 +81,7 @@ def check_external(config: EnvConfig) -> None:
 
 
 LIBRARY = Library(
-    "simulators elsewhere, which are clients (docs/environments/external.md)",
+    "external simulators, which connect as clients (docs/environments/external.md)",
     "torchrl_marl.apps.external.env:ExternalEnv",
     settings=("num_envs",),
     of_objects=(),

@@ -1,4 +1,4 @@
-"""A server's thread, its port and its token, and the connections of its clients."""
+"""The thread, port and token of a server, and the connections of its clients."""
 
 from __future__ import annotations
 
@@ -15,24 +15,23 @@ from pathlib import Path
 from typing import Any, cast
 
 from torchrl_marl.apps.external.server import ActionServer, Client
-from torchrl_marl.apps.external.wire import PROTOCOL, Frames, Refused, framed, need_msgpack
+from torchrl_marl.apps.external.wire import PROTOCOL, Frames, Refused, check_msgpack, framed
 from torchrl_marl.errors import ConfigError, quoted
 
 __all__ = ["Connection", "Listener", "read_token"]
 
-_LAST_WORDS = 2.0  # seconds for a client to read why it is left
-_HELLO_BYTES = 1 << 16  # of somebody whom nobody knows yet
+_CLOSE_SECONDS = 2.0  # for a client to read the error before the connection closes
+_HELLO_BYTES = 1 << 16  # of a client not yet known
 
 
 class Connection(asyncio.Protocol):
     """One connection to an :class:`ActionServer`.
 
-    One message of a connection is taken each time round the loop, so that a flood delays others
-    by no more than one message. What a client does not read is kept up to a bound; then it is
-    left.
+    The loop reads one message of each connection per pass, so a flood delays the others by one
+    message at most. Unread answers are buffered up to a bound; then the client is disconnected.
 
     Args:
-        server (ActionServer): who answers.
+        server (ActionServer): server that answers.
     """
 
     def __init__(self, server: ActionServer) -> None:
@@ -40,19 +39,19 @@ class Connection(asyncio.Protocol):
         self._nonce = os.urandom(16)
         self._frames = Frames(min(_HELLO_BYTES, self._limit))
         self._client: Client | None = None
-        self._made = False  # not while TLS shakes hands
-        self._goes_on = False
+        self._made = False  # also during the TLS handshake
+        self._take_scheduled = False
         self.closed = False
 
     @property
     def known(self) -> bool:
-        """Whether it has said who it is."""
+        """True once the client has sent its ``hello``."""
         return self._client is not None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Greets with a nonce: the token itself is never sent."""
+        """Sends a nonce, so that the token itself is never sent."""
         self._transport, self._made = cast(asyncio.Transport, transport), True
-        if self.closed:  # there is a crowd of strangers
+        if self.closed:  # too many connections
             self._transport.abort()
             return
         self._transport.set_write_buffer_limits(high=self._limit)
@@ -63,16 +62,16 @@ class Connection(asyncio.Protocol):
         self.send(framed({"type": "nonce", "protocol": PROTOCOL, "nonce": self._nonce}))
 
     def data_received(self, data: bytes) -> None:
-        """Takes bytes as they come."""
+        """Reads the bytes received."""
         if self.closed:
             return
         self._frames.feed(data)
-        if not self._goes_on:
+        if not self._take_scheduled:
             self._take_next()
 
     def _take_next(self) -> None:
-        """Takes one message; a next one waits for its turn."""
-        went_on, self._goes_on = self._goes_on, False
+        """Handles one message, and schedules the next."""
+        was_scheduled, self._take_scheduled = self._take_scheduled, False
         if self.closed:
             return
         try:
@@ -87,10 +86,10 @@ class Connection(asyncio.Protocol):
             self.refuse(str(why))
             return
         if message is not None and self._frames.waiting:
-            self._goes_on = True
+            self._take_scheduled = True
             self._transport.pause_reading()
             asyncio.get_running_loop().call_soon(self._take_next)
-        elif went_on:
+        elif was_scheduled:
             self._transport.resume_reading()
 
     def _take(self, message: dict[str, Any]) -> None:
@@ -108,35 +107,35 @@ class Connection(asyncio.Protocol):
             self._transport.write(data)
 
     def refuse(self, why: str) -> None:
-        """Says why, and closes."""
+        """Sends the reason, and closes the connection."""
         if self._made and not self.closed:
             self.send(framed({"type": "error", "message": why}))
             self._close_once_read()
         self.closed = True
 
     def _close_once_read(self) -> None:
-        """Closes when the other side has, or soon: bytes left unread would undo the last words."""
+        """Closes after the other side or a timeout: unread bytes would discard the last message."""
         if not self._transport.can_write_eof():  # TLS
             self._transport.close()
             return
         self._transport.write_eof()
         self._transport.resume_reading()
-        asyncio.get_running_loop().call_later(_LAST_WORDS, self._transport.close)
+        asyncio.get_running_loop().call_later(_CLOSE_SECONDS, self._transport.close)
 
-    def hang_up(self) -> None:
-        """Closes without a word; the client may come back."""
+    def disconnect(self) -> None:
+        """Closes without a message; the client may reconnect."""
         if self._made and not self.closed:
             self._transport.close()
         self.closed = True
 
     def pause_writing(self) -> None:
-        """Leaves a client that does not read."""
+        """Disconnects a client that does not read its answers."""
         self._server.counts["refused"] += 1
         self.closed = True
         self._transport.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Lets the client come back."""
+        """Keeps the client's slot for a reconnect."""
         self.closed = True
         if self._client is not None:
             self._server.lost(self._client, self)
@@ -146,22 +145,22 @@ TOKEN_VARIABLE = "TORCHRL_MARL_TOKEN"
 
 
 class Listener:
-    """Listens on a port and runs an :class:`ActionServer` in a thread of its own.
+    """Thread that listens on a port and runs an :class:`ActionServer`.
 
     Args:
-        server (ActionServer): who answers.
+        server (ActionServer): server that answers.
 
     Keyword Args:
-        host (str): where to listen; another than this machine's own needs a token.
-        port (int): 0: a free one.
-        hello_timeout (float): seconds in which who comes says who it is.
-        ssl (ssl.SSLContext, optional): for TLS.
+        host (str): host to listen on; any but this machine's own needs a token.
+        port (int): port to listen on; 0: a free one.
+        hello_timeout (float): seconds for a new client to send its ``hello``.
+        ssl (ssl.SSLContext, optional): TLS context.
 
     Attributes:
-        error (BaseException, optional): what ended the thread.
+        error (BaseException, optional): exception that ended the thread.
 
     Raises:
-        ConfigError: a port that is taken, a host that is not here, or one without a token.
+        ConfigError: a port in use, an unknown host, or a host without a token.
         MissingExtraError: MessagePack is not installed.
     """
 
@@ -174,11 +173,11 @@ class Listener:
         hello_timeout: float = 10.0,
         ssl: ssl.SSLContext | None = None,
     ) -> None:
-        need_msgpack()
-        if not server.token and not is_this_machine(host):
+        check_msgpack()
+        if not server.token and not is_loopback(host):
             raise ConfigError(
-                f"host is {quoted(host)}, which others reach, but there is no token; give "
-                f"token_file or {TOKEN_VARIABLE}, or use host=127.0.0.1."
+                f"host is {quoted(host)}, which other machines reach, expected a token beside it; "
+                f"give token_file or {TOKEN_VARIABLE}, or use host=127.0.0.1."
             )
         self.server, self.host = server, host
         self.error: BaseException | None = None
@@ -187,29 +186,29 @@ class Listener:
         self._loop = asyncio.new_event_loop()
         self._end = self._loop.create_future()
         server.schedule = self._loop.call_soon
-        shaking = None if ssl is None else hello_timeout
+        handshake = None if ssl is None else hello_timeout
         try:
             self._listening = self._loop.run_until_complete(
                 self._loop.create_server(
-                    self._connect, host, port, ssl=ssl, ssl_handshake_timeout=shaking
+                    self._connect, host, port, ssl=ssl, ssl_handshake_timeout=handshake
                 )
             )
         except OSError as error:
             self._loop.close()
             raise ConfigError(
-                f"{host}:{port} cannot be listened on ({error.strerror or error}); use another "
-                "port, or 0 for a free one."
+                f"cannot listen on {host}:{port} ({error.strerror or error}); use another port, "
+                "or 0 for a free one."
             ) from None
         self.port: int = self._listening.sockets[0].getsockname()[1]
-        self._thread = threading.Thread(target=self._run, name="torchrl_marl door", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="torchrl_marl server", daemon=True)
         self._thread.start()
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> None:
-        """Lets the thread call a function soon."""
+        """Schedules a call in the thread."""
         self._loop.call_soon_threadsafe(function, *arguments)
 
     def ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Lets the thread call a function, and returns what it returns."""
+        """Calls a function in the thread, and returns its result."""
         found: list[Any] = []
         ready = threading.Event()
 
@@ -226,14 +225,14 @@ class Listener:
         return found[0]
 
     def raise_error(self) -> None:
-        """Raises what ended the thread."""
+        """Raises the exception that ended the thread."""
         if self.error is not None:
             raise self.error
         if not self._thread.is_alive():
-            raise RuntimeError("the door is closed.")
+            raise RuntimeError("the server is closed.")
 
     def close(self) -> None:
-        """Closes all connections and ends the thread; a second time nothing happens."""
+        """Closes all connections and ends the thread; a second call does nothing."""
         with contextlib.suppress(RuntimeError):  # the thread may be ending by itself
             self.call(self._stop)
         self._thread.join()
@@ -253,14 +252,14 @@ class Listener:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        self._loop.set_exception_handler(self._note)
+        self._loop.set_exception_handler(self._handle_exception)
         self._loop.call_later(self._pause, self._reap)
         try:
             self._loop.run_until_complete(self._end)
         finally:
             self._listening.close()
             for connection in list(self._connections):
-                connection.hang_up()  # clients look for a server that comes back
+                connection.disconnect()  # without an error, so that clients try to reconnect
             self._loop.run_until_complete(asyncio.sleep(0.05))
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.close()
@@ -273,8 +272,8 @@ class Listener:
         self.server.reap()
         self._loop.call_later(self._pause, self._reap)
 
-    def _note(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Ends the thread at a failure of the server's own; a client's connection may fail."""
+    def _handle_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Ends the thread, unless only a client's connection failed."""
         error = context.get("exception")
         if error is None or isinstance(error, OSError):
             return
@@ -285,14 +284,14 @@ class Listener:
 def _expect_hello(reference: weakref.ref[Connection]) -> None:
     connection = reference()
     if connection is not None and not connection.known:
-        connection.refuse("no hello came in time.")
+        connection.refuse("no hello was received in time.")
 
 
-def is_this_machine(host: str) -> bool:
-    """Returns whether a host can be reached from this machine only.
+def is_loopback(host: str) -> bool:
+    """Returns whether a host is reachable from this machine only.
 
     Examples:
-        >>> is_this_machine("127.0.0.1"), is_this_machine("localhost"), is_this_machine("0.0.0.0")
+        >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0")
         (True, True, False)
     """
     try:
@@ -302,10 +301,10 @@ def is_this_machine(host: str) -> bool:
 
 
 def read_token(file: str | None) -> str:
-    """Returns the token of a file, or of the environment; empty where neither is given.
+    """Returns the token from a file or the environment variable; empty where neither is set.
 
     Args:
-        file (str, optional): its path.
+        file (str, optional): path of the token file.
 
     Raises:
         ConfigError: a file that cannot be read, or is empty.

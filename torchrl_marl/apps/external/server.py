@@ -1,4 +1,4 @@
-"""The server of external simulators, and its clients."""
+"""Server of external simulators, and its clients."""
 
 from __future__ import annotations
 
@@ -12,87 +12,87 @@ import numpy as np
 from tensordict import TensorDictBase
 from torchrl.envs.utils import ExplorationType
 
-from torchrl_marl.apps.external.client_slots import Fragments, Seats
+from torchrl_marl.apps.external.client_slots import ClientSlots, Fragments
 from torchrl_marl.apps.external.declaration import Declared
 from torchrl_marl.apps.external.graph_acting import Acting, Leaves
 from torchrl_marl.apps.external.wire import PROTOCOL, Refused, framed
 from torchrl_marl.errors import ConfigError, quoted
 
-__all__ = ["ActionServer", "Client", "Line"]
+__all__ = ["ActionServer", "Client", "ClientConnection"]
 
 
-class Line(Protocol):
-    """Where a client is connected."""
+class ClientConnection(Protocol):
+    """Protocol of a client's connection."""
 
     def send(self, data: bytes) -> None:
         """Sends a message."""
 
     def refuse(self, why: str) -> None:
-        """Says why, and closes."""
+        """Sends the reason, and closes the connection."""
 
 
 class Client:
-    """A simulator: where it sits, what it sent last, and the answer that it may ask for again.
+    """A simulator: its slot, its last step, and the last answer, which may be sent again.
 
     Args:
-        name (str): which it gave itself.
-        seat (int): its place in all arrays.
+        name (str): name that the client gave itself.
+        slot (int): index in all arrays.
 
     Attributes:
-        episode, t (int): of its last message; that is what tells its steps apart.
-        busy (bool): the message is not answered yet.
-        over (bool): the episode has ended.
-        recorded (bool): its last step is one that is recorded, and open.
-        answer (bytes): to the last message.
-        heard (float): when, by the server's clock.
-        line (Line, optional): where it is connected; None while it is away.
+        episode, t (int): episode and step of its last message, which identify the step.
+        busy (bool): whether the last message waits for its answer.
+        over (bool): whether the episode has ended.
+        recorded (bool): whether its last step is recorded and still open.
+        answer (bytes): answer to the last message.
+        last_message (float): time of the last message, by the server's clock.
+        connection (ClientConnection, optional): its connection; None while it is disconnected.
     """
 
     __slots__ = (
-        "answer", "busy", "episode", "heard", "last", "line", "name", "over", "recorded", "seat",
-        "t",
+        "answer", "busy", "connection", "episode", "last", "last_message", "name", "over",
+        "recorded", "slot", "t",
     )  # fmt: skip
 
-    def __init__(self, name: str, seat: int, line: Line, now: float) -> None:
-        self.name, self.seat, self.heard = name, seat, now
-        self.line: Line | None = line
+    def __init__(self, name: str, slot: int, connection: ClientConnection, now: float) -> None:
+        self.name, self.slot, self.last_message = name, slot, now
+        self.connection: ClientConnection | None = connection
         self.episode, self.t, self.answer = 0, -1, b""
         self.busy = self.recorded = self.last = False
         self.over = True
 
-    def say(self) -> str:
-        """Returns who it is and what it last sent."""
+    def describe(self) -> str:
+        """Returns the client's name and its last message, as text."""
         where = f"step {self.t} of episode {self.episode}" if self.t >= 0 else "hello"
-        return f"{self.name!r} (last sent: {where}{'' if self.line else '; not connected'})"
+        return f"{self.name!r} (last sent: {where}{'' if self.connection else '; not connected'})"
 
 
 Policy = Callable[[TensorDictBase], TensorDictBase]
 
 
 class ActionServer:
-    """Acts for simulators that are clients, and lets somebody who learns record their steps.
+    """Server that answers clients with a policy's actions, and records their steps for a learner.
 
-    All that it does happens in the thread of its event loop.
+    All its methods run in the thread of its event loop.
 
     Args:
-        declared (Declared, optional): the agents; those of the first client, if None.
-        policy (callable or Acting, optional): TensorDict ``[n]`` in, TensorDict out; nobody is
-            answered before there is one.
+        declared (Declared, optional): the agents; None: the first client declares them.
+        policy (callable or Acting, optional): TensorDict ``[n]`` in, TensorDict out; clients wait
+            until there is one.
 
     Keyword Args:
-        token (str): that clients prove to have; none is needed where it is empty.
-        max_clients (int): how many may be there.
-        grace (float): seconds for which an absent client's place is kept.
-        idle_timeout (float): seconds of silence after which a client is left.
-        max_message_bytes (int): of a message; what agents see and do in a step has no more.
-        max_number (float): that an agent may see or earn, either way.
-        clock (callable): the time in seconds.
+        token (str): token that clients must have; empty: none is needed.
+        max_clients (int): maximum number of clients.
+        grace (float): seconds for which a disconnected client's slot is kept.
+        idle_timeout (float): seconds of silence after which a client is disconnected.
+        max_message_bytes (int): maximum bytes of a message.
+        max_number (float): largest absolute value of an observation, reward or state.
+        clock (callable): returns the time in seconds.
 
     Attributes:
-        clients (dict of str to Client): by name.
-        counts (dict of str to int): of ``steps``, ``batches``, ``reconnects``, ``duplicates``,
-            ``late``, ``truncated`` episodes and ``refused`` messages.
-        version (int): of the policy; every answer says it.
+        clients (dict of str to Client): clients by name.
+        counts (dict of str to int): numbers of ``steps``, ``batches``, ``reconnects``,
+            ``duplicates``, ``late`` messages, ``truncated`` episodes and ``refused`` messages.
+        version (int): version of the policy, part of every answer.
     """
 
     def __init__(
@@ -119,9 +119,9 @@ class ActionServer:
         self.counts = dict.fromkeys(names, 0)
         self.schedule: Callable[[Callable[[], None]], Any] = lambda flush: flush()
         self.declared: Declared | None = None
-        self._remembered: dict[str, int] | None = None
-        self._heard: list[Client] = []
-        self._asking: deque[Client] = deque()
+        self._hidden_sizes: dict[str, int] | None = None
+        self._received: list[Client] = []
+        self._waiting: deque[Client] = deque()
         self._scheduled = False
         self._free = list(range(max_clients))[::-1]
         if declared is not None:
@@ -129,7 +129,7 @@ class ActionServer:
 
     @property
     def policy(self) -> Acting | None:
-        """Who acts."""
+        """The policy that answers."""
         return self._acting
 
     @policy.setter
@@ -138,29 +138,34 @@ class ActionServer:
         self._acting = cast("Acting | None", policy) if known else Acting(cast(Policy, policy))
 
     def _declare(self, declared: Declared) -> None:
-        self.declared, self.seats = declared, Seats(declared, self.max_clients, self.max_number)
-        self.seats.carry_memory(self._remembered)
+        self.declared, self.slots = (
+            declared,
+            ClientSlots(declared, self.max_clients, self.max_number),
+        )
+        self.slots.track_hidden(self._hidden_sizes)
 
-    def carry_memory(self, sizes: Mapping[str, int]) -> None:
-        """Lets actors remember, group -> the numbers of each agent, and know where they begin."""
-        self._remembered = dict(sizes)
+    def track_hidden(self, sizes: Mapping[str, int]) -> None:
+        """Keeps hidden states, group -> size of an agent's, and provides ``is_init``."""
+        self._hidden_sizes = dict(sizes)
         if self.declared is not None:
-            self.seats.carry_memory(sizes)
+            self.slots.track_hidden(sizes)
 
     def example(self) -> Leaves:
-        """Returns what a policy reads of one client that has said nothing yet."""
+        """Returns the policy's inputs for one client, all zero."""
         assert self.declared is not None
-        seats = Seats(self.declared, 1)
-        seats.carry_memory(self._remembered)
-        return seats.inputs(np.zeros(1, int))
+        slots = ClientSlots(self.declared, 1)
+        slots.track_hidden(self._hidden_sizes)
+        return slots.inputs(np.zeros(1, int))
 
     # --------------------------------------------------------------------------------- clients
 
-    def hello(self, message: Mapping[str, Any], nonce: bytes, line: Line) -> Client:
-        """Takes a client in, or back.
+    def hello(
+        self, message: Mapping[str, Any], nonce: bytes, connection: ClientConnection
+    ) -> Client:
+        """Registers a client, or reconnects a known one.
 
         Raises:
-            Refused: another protocol, a wrong proof, other agents, or no place.
+            Refused: another protocol, a wrong proof, other agents, or too many clients.
         """
         if message.get("type") != "hello":
             raise Refused(f"the first message is {quoted(message.get('type'))}, expected 'hello'.")
@@ -168,28 +173,28 @@ class ActionServer:
         mine = hmac.new(self.token.encode(), nonce, "sha256").digest()
         given = proof if isinstance(proof, bytes) else b""
         if self.token and not hmac.compare_digest(mine, given):
-            raise Refused("the proof is of a wrong token, or missing; give the server's token.")
+            raise Refused("the proof of the token is wrong or missing; give the server's token.")
         if message.get("protocol") != PROTOCOL:
             found = quoted(message.get("protocol"))
             raise Refused(f"the protocol is {found}, expected {PROTOCOL}; use its client.")
         name = message.get("client")
         if not isinstance(name, str) or not 0 < len(name) <= 200:
-            raise Refused(f"client is {quoted(name)}, expected a name of its own.")
+            raise Refused(f"client is {quoted(name)}, expected a unique name.")
         self._check_agents(message)
         client = self.clients.get(name)
         if client is None:
-            return self._take_in(name, line)
+            return self._add_client(name, connection)
         self.counts["reconnects"] += 1
-        before, client.line, client.heard = client.line, line, self.clock()
+        before, client.connection, client.last_message = client.connection, connection, self.clock()
         if before is not None:
-            before.refuse(f"client {name!r} has come on another connection.")
+            before.refuse(f"client {name!r} has connected again, on another connection.")
         return client
 
     def _check_agents(self, message: Mapping[str, Any]) -> None:
         try:
             declared = Declared.read(message.get("agents"), message.get("state_size"))
             if self.declared is not None:
-                self.declared.refuse_other(declared)
+                self.declared.check_same(declared)
             else:
                 declared.check_size(self.max_message_bytes)
                 declared.declaration("client", 1)
@@ -197,62 +202,62 @@ class ActionServer:
         except ConfigError as error:
             raise Refused(str(error)) from None
 
-    def _take_in(self, name: str, line: Line) -> Client:
+    def _add_client(self, name: str, connection: ClientConnection) -> Client:
         if not self._free:
             raise Refused(
-                f"{self.max_clients} clients are here, expected no more; come later, or raise "
-                "max_clients."
+                f"{self.max_clients} clients are connected, expected no more; try again later, or "
+                "raise max_clients."
             )
-        client = self.clients[name] = Client(name, self._free.pop(), line, self.clock())
-        self.seats.begin(client.seat)
+        client = self.clients[name] = Client(name, self._free.pop(), connection, self.clock())
+        self.slots.begin(client.slot)
         return client
 
-    def lost(self, client: Client, line: Line) -> None:
-        """Notes that a connection is gone; the client may come back."""
-        if client.line is line:
-            client.line, client.heard = None, self.clock()
+    def lost(self, client: Client, connection: ClientConnection) -> None:
+        """Notes that a connection is lost; the client may reconnect."""
+        if client.connection is connection:
+            client.connection, client.last_message = None, self.clock()
 
     def dismiss(self, client: Client) -> None:
-        """Truncates a client's running episode and gives its place free."""
+        """Truncates a client's running episode and frees its slot."""
         if self.clients.pop(client.name, None) is not client:
             return
-        self._cut(client)
-        for waiting in (self._heard, self._asking):
+        self._truncate(client)
+        for waiting in (self._received, self._waiting):
             if client in waiting:
                 waiting.remove(client)
         if self.recording is not None:
-            self.recording.leave(client.seat)
-        self._free.append(client.seat)
-        self.go_on()
+            self.recording.leave(client.slot)
+        self._free.append(client.slot)
+        self.resume_waiting()
 
-    def _cut(self, client: Client) -> None:
-        """Truncates an episode that nobody ends, at its last observation."""
+    def _truncate(self, client: Client) -> None:
+        """Truncates a client's unfinished episode at its last observation."""
         if not client.over:
             self.counts["truncated"] += 1
             client.over = True
         if client.recorded and self.recording is not None:
-            self.recording.cut(client.seat)
+            self.recording.cut(client.slot)
         client.recorded = False
 
     def reap(self) -> None:
-        """Leaves clients that are away for too long, or silent though it is their turn."""
+        """Removes clients that are disconnected for too long, or silent when it is their turn."""
         now = self.clock()
         for client in list(self.clients.values()):
-            silent = now - client.heard
-            if client.line is None and silent > self.grace:
+            silent = now - client.last_message
+            if client.connection is None and silent > self.grace:
                 self.dismiss(client)
-            elif client.line is not None and not client.busy and silent > self.idle_timeout:
-                line = client.line
+            elif client.connection is not None and not client.busy and silent > self.idle_timeout:
+                connection = client.connection
                 self.dismiss(client)
-                line.refuse(f"nothing came for {self.idle_timeout:g} s (idle_timeout).")
+                connection.refuse(f"no message for {self.idle_timeout:g} s (idle_timeout).")
 
     # -------------------------------------------------------------------------------- messages
 
     def receive(self, client: Client, message: Mapping[str, Any]) -> None:
-        """Takes a message of a client.
+        """Handles a message of a client.
 
         Raises:
-            Refused: what is no step or end, or none that can follow.
+            Refused: another type than ``step`` or ``end``, or a step out of order.
         """
         kind, episode, t = message.get("type"), message.get("episode"), message.get("t")
         if kind != "step" and kind != "end":
@@ -261,45 +266,45 @@ class ActionServer:
             raise Refused(
                 f"episode is {quoted(episode)} and t {quoted(t)}, expected whole numbers from 0."
             )
-        client.heard = self.clock()
+        client.last_message = self.clock()
         at = client.episode, client.t
         if (episode, t) <= at and client.t >= 0:
-            self._hear_again(client, (episode, t) == at)
+            self._handle_repeated(client, (episode, t) == at)
             return
-        self._follow(client, episode, t, kind)
-        self.seats.read(client.seat, message, kind == "end")
+        self._start_step(client, episode, t, kind)
+        self.slots.read(client.slot, message, kind == "end")
         client.episode, client.t, client.last = episode, t, kind == "end"
         client.busy, client.answer = True, b""
-        self._heard.append(client)
+        self._received.append(client)
         self._wake()
 
-    def _hear_again(self, client: Client, same: bool) -> None:
-        """Answers a message that was sent again as before; leaves a late one out."""
+    def _handle_repeated(self, client: Client, same: bool) -> None:
+        """Answers a repeated message with the same answer; drops a late one."""
         self.counts["duplicates" if same else "late"] += 1
-        if same and client.answer and client.line is not None:
-            client.line.send(client.answer)
+        if same and client.answer and client.connection is not None:
+            client.connection.send(client.answer)
 
-    def _follow(self, client: Client, episode: int, t: int, kind: str) -> None:
-        """Lets a step follow on the last one, or an episode begin."""
+    def _start_step(self, client: Client, episode: int, t: int, kind: str) -> None:
+        """Checks that a step follows the last one, and begins episodes."""
         if client.busy:
             raise Refused(
-                f"step {t} of episode {episode} came before the last was answered, expected one "
-                "message at a time."
+                f"step {t} of episode {episode} was sent before the last one was answered, "
+                "expected one message at a time."
             )
         if episode > client.episode or client.t < 0:
-            # A client that nobody knows may be in the middle of an episode.
+            # A new client may be in the middle of an episode.
             if client.t >= 0 and (t or kind == "end"):
                 raise Refused(
                     f"{kind} {t} is the first message of episode {episode}, expected a step with t "
                     "0."
                 )
-            self._cut(client)
-            self.seats.begin(client.seat)
+            self._truncate(client)
+            self.slots.begin(client.slot)
             client.over = False
             if self.recording is not None:
-                self.recording.begin(client.seat, t == 0)
+                self.recording.begin(client.slot, t == 0)
         elif t != client.t + 1:
-            raise Refused(f"t is {t}, expected {client.t + 1}, the next of episode {episode}.")
+            raise Refused(f"t is {t}, expected {client.t + 1}, the next step of episode {episode}.")
         elif client.over and (kind == "step" or client.last):
             raise Refused(f"episode {episode} has ended, expected the next one's first step.")
 
@@ -311,72 +316,72 @@ class ActionServer:
     # --------------------------------------------------------------------------------- a batch
 
     def flush(self) -> None:
-        """Answers all who asked since the last time, as far as they may go on."""
+        """Answers the messages received since the last call, except for held clients."""
         self._scheduled = False
-        heard, self._heard = self._heard, []
-        if heard:
-            self._hear(heard)
-        acting = self._admit()
+        received, self._received = self._received, []
+        if received:
+            self._end_steps(received)
+        acting = self._steps_to_begin()
         if acting:
             self._act(acting)
 
-    def _hear(self, heard: list[Client]) -> None:
-        """Ends the steps whose outcomes were heard; those who go on are asking."""
-        seats = np.array([client.seat for client in heard])
-        faults = self.seats.faults(seats)
+    def _end_steps(self, received: list[Client]) -> None:
+        """Ends the open steps of clients; those with a running episode then wait for actions."""
+        slots = np.array([client.slot for client in received])
+        faults = self.slots.faults(slots)
         if faults:
-            for client in [one for one in heard if one.seat in faults]:
-                heard.remove(client)
-                self.refuse(client, faults[client.seat])
-            if not heard:
+            for client in [one for one in received if one.slot in faults]:
+                received.remove(client)
+                self.refuse(client, faults[client.slot])
+            if not received:
                 return
-            seats = np.array([client.seat for client in heard])
-        outcome = self.seats.outcome(seats)
+            slots = np.array([client.slot for client in received])
+        outcome = self.slots.outcome(slots)
         if self.recording is not None:
-            kept = np.array([client.recorded for client in heard])
+            kept = np.array([client.recorded for client in received])
             if kept.all():
-                self.recording.close(seats, outcome)
+                self.recording.close(slots, outcome)
             elif kept.any():
-                self.recording.close(seats[kept], {k: x[kept] for k, x in outcome.items()})
-        for client, ended in zip(heard, outcome["done",][:, 0].tolist()):
+                self.recording.close(slots[kept], {k: x[kept] for k, x in outcome.items()})
+        for client, ended in zip(received, outcome["done",][:, 0].tolist()):
             client.recorded = False
             if ended or client.last:
                 client.over = True
                 self._answer(client, {})
             else:
-                self._asking.append(client)
+                self._waiting.append(client)
 
-    def _admit(self) -> list[Client]:
-        """Returns those of the asking whose next step may begin."""
+    def _steps_to_begin(self) -> list[Client]:
+        """Returns the waiting clients that may begin a step."""
         if self.policy is None:
             return []
         if self.recording is None:
-            acting = list(self._asking)
-            self._asking.clear()
+            acting = list(self._waiting)
+            self._waiting.clear()
             return acting
         acting, waiting = [], deque[Client]()
-        for client in self._asking:
-            (acting if self.recording.may_open(client.seat) else waiting).append(client)
-        self._asking = waiting
+        for client in self._waiting:
+            (acting if self.recording.may_open(client.slot) else waiting).append(client)
+        self._waiting = waiting
         return acting
 
-    def go_on(self) -> None:
-        """Lets those go on who wait for the recording."""
-        if self._asking:
+    def resume_waiting(self) -> None:
+        """Answers clients that wait for the next batch to begin."""
+        if self._waiting:
             self._wake()
 
     def _act(self, acting: list[Client]) -> None:
-        seats = np.array([client.seat for client in acting])
-        leaves = self.seats.inputs(seats)
+        slots = np.array([client.slot for client in acting])
+        leaves = self.slots.inputs(slots)
         assert self._acting is not None
         acted = self._acting.act(leaves, self.exploration_type)
-        self.seats.remember(seats, acted)
+        self.slots.store_hidden(slots, acted)
         self.counts["batches"] += 1
         self.counts["steps"] += len(acting)
         if self.recording is not None:
             written = {key: rows for key, rows in acted.items() if key[0] != "next"}
-            self.recording.open(seats, {**leaves, **written}, self.version)
-        rows = [self._actions(name, acted, leaves) for name in self.seats.groups]
+            self.recording.open(slots, {**leaves, **written}, self.version)
+        rows = [self._actions(name, acted, leaves) for name in self.slots.groups]
         for i, client in enumerate(acting):
             client.recorded = self.recording is not None
             actions = (
@@ -385,27 +390,27 @@ class ActionServer:
             self._answer(client, actions)
 
     def _actions(self, name: str, acted: Leaves, leaves: Leaves) -> list[dict[str, Any]]:
-        """Returns the actions of a group's acting agents, of each client."""
+        """Returns each client's actions of the agents to act, of one group."""
         actions, mask = acted[name, "action"].tolist(), leaves[name, "mask"]
-        names = self.seats.groups[name].names
+        names = self.slots.groups[name].names
         if mask.all():
             return [dict(zip(names, own)) for own in actions]
         return [
-            {agent: action for agent, action, acts in zip(names, own, who) if acts}
-            for own, who in zip(actions, mask.tolist())
+            {agent: action for agent, action, acts in zip(names, own, alive) if acts}
+            for own, alive in zip(actions, mask.tolist())
         ]
 
     def _answer(self, client: Client, actions: dict[str, Any]) -> None:
         message = {"type": "actions", "episode": client.episode, "t": client.t}
         client.answer = framed({**message, "actions": actions, "version": self.version})
         client.busy = False
-        if client.line is not None:
-            client.line.send(client.answer)
+        if client.connection is not None:
+            client.connection.send(client.answer)
 
     def refuse(self, client: Client, why: str) -> None:
-        """Tells a client what is wrong with what it sent, and leaves it."""
+        """Sends a client the error in its message, and disconnects it."""
         self.counts["refused"] += 1
-        line = client.line
+        connection = client.connection
         self.dismiss(client)
-        if line is not None:
-            line.refuse(why)
+        if connection is not None:
+            connection.refuse(why)

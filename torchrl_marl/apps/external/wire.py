@@ -1,4 +1,4 @@
-"""Messages on the wire: four bytes of length, then MessagePack; ``protocol.md`` describes them."""
+"""Messages on the wire: four bytes of length, then MessagePack (see ``protocol.md``)."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ try:
 except ImportError:
     msgpack = None
 
-__all__ = ["PROTOCOL", "Frames", "Refused", "framed", "need_msgpack"]
+__all__ = ["PROTOCOL", "Frames", "Refused", "check_msgpack", "framed"]
 
 PROTOCOL = 1
 """Version of the protocol."""
 
 _LENGTH = struct.Struct("<I")
-_MOST_NAMES = 20_000  # of one map: agents of a step
+_MOST_NAMES = 20_000  # keys of one map: agents of a step
 
 
 class Refused(UserError):
-    """What a client sent that is not taken; it is told so, and the others play on."""
+    """An invalid message of a client, which receives the reason; other clients continue."""
 
 
-def need_msgpack() -> None:
-    """Raises where MessagePack is not installed.
+def check_msgpack() -> None:
+    """Raises an error where MessagePack is not installed.
 
     Raises:
-        MissingExtraError: with the line that installs it.
+        MissingExtraError: with the command that installs it.
     """
     if msgpack is None:
         raise MissingExtraError("msgpack", "serve")
 
 
 def framed(message: dict[str, Any]) -> bytes:
-    """Returns a message as it is sent.
+    """Encodes a message: its length, then MessagePack.
 
     Examples:
         >>> framed({"type": "welcome"})[:4]
@@ -47,12 +47,12 @@ def framed(message: dict[str, Any]) -> bytes:
 
 
 class Frames:
-    """Cuts a stream of bytes into messages.
+    """Decoder of a stream of bytes into messages.
 
-    A message's length is checked before its body is waited for.
+    The length of a message is checked before its body is read.
 
     Args:
-        limit (int): bytes that a message may have.
+        limit (int): maximum bytes of a message.
 
     Examples:
         >>> frames = Frames(100)
@@ -67,18 +67,18 @@ class Frames:
 
     @property
     def waiting(self) -> int:
-        """Number of bytes that are not taken yet."""
+        """Number of bytes not decoded yet."""
         return len(self._data)
 
     def feed(self, data: bytes) -> None:
-        """Takes bytes as they come."""
+        """Appends received bytes."""
         self._data += data
 
     def next(self) -> dict[str, Any] | None:
-        """Returns the next message, or None where it is not whole yet.
+        """Returns the next message, or None while it is incomplete.
 
         Raises:
-            Refused: a message that is too large, or is none.
+            Refused: a message that is too large or malformed.
         """
         data = self._data
         if len(data) < 4:
@@ -103,7 +103,9 @@ def _unpacked(body: bytes) -> dict[str, Any]:
         )
     except Exception as error:  # random bytes raise many kinds
         what = f"{type(error).__name__}: {str(error)[:80]}"
-        raise Refused(f"{len(body):,} bytes are no MessagePack that is taken ({what}).") from None
+        raise Refused(
+            f"a message of {len(body):,} bytes is no valid MessagePack ({what})."
+        ) from None
     if not isinstance(message, dict):
         raise Refused(f"a message is of type {type(message).__name__}, expected a map.")
     return message

@@ -1,4 +1,4 @@
-"""Many runs: seeds, tuning, and runs on whatever machines there are."""
+"""Many runs: seeds, tuning, and runs on several processes or machines."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Many runs: one after the other in this process, side by side in others, or as tasks of Ray."""
+"""Many runs: in sequence in this process, in parallel processes, or as Ray tasks."""
 
 from __future__ import annotations
 
@@ -32,35 +32,35 @@ if TYPE_CHECKING:
 
 __all__ = ["Jobs", "Stopped", "train_all", "train_each", "train_or_resume"]
 
-_LOOK = 0.5  # seconds between two looks at the processes
+_POLL_SECONDS = 0.5  # between two checks of the processes
 _PATIENCE = 120.0  # seconds for a task that was asked to stop to save its run
 _STOPPED = tuple(code for n in (signal.SIGINT, signal.SIGTERM) for code in (-n, 128 + n))
 
 
 def _ignore(_: Any) -> None:
-    """Nobody wants to know."""
+    """Does nothing."""
 
 
 class Stopped(Exception):
-    """A run was stopped by Ctrl-C or SIGTERM, and can be gone on with."""
+    """A run was stopped by Ctrl-C or SIGTERM, and can be resumed."""
 
 
 class Jobs:
-    """Runs, and where they are trained.
+    """Runs, and the place where they are trained.
 
     Args:
-        configs (sequence of TrainConfig): of each run; its folder is known but where it is trained
-            here.
-        where (str): ``here``, one after the other; ``processes``, each of its own; or ``ray``, each
-            a task, of ``distributed.backend: ray``.
+        configs (sequence of TrainConfig): settings of each run; they name its folder, except where
+            it is trained in this process.
+        where (str): ``here``, in sequence; ``processes``, one process for each run; or ``ray``, one
+            task for each run, by ``distributed.backend: ray``.
 
     Keyword Args:
-        at_once (int): processes at once.
-        folder (Path): in which processes write their logs, and all runs are.
-        began (callable): takes the number of a run that begins.
-        look (callable): takes the numbers of the runs that are trained now, every half second.
-        resume (bool): go on with runs that were begun, also here.
-        **overrides: settings of runs that are trained here or in processes.
+        at_once (int): number of parallel processes.
+        folder (Path): folder of all runs and of the processes' logs.
+        began (callable): called with the number of a run that begins.
+        look (callable): called every half second with the numbers of the running runs.
+        resume (bool): whether to resume interrupted runs, also with ``here``.
+        **overrides: settings of runs trained here or in processes.
     """
 
     def __init__(
@@ -79,11 +79,11 @@ class Jobs:
         self.began, self.look, self.resume, self.overrides = began, look, resume, overrides
 
     def ended(self) -> Iterator[tuple[int, Run | Path | Exception]]:
-        """Trains all.
+        """Trains all runs.
 
         Yields:
-            tuple: the number of a run that has ended, in the order in which they end; and the run,
-            its folder where it was trained elsewhere, or what went wrong.
+            tuple: the number of a run, in the order in which runs end; and the run, its folder
+            where it was trained elsewhere, or its exception.
         """
         places = {"here": self._here, "processes": self._in_processes, "ray": self._on_ray}
         return places[self.where]()
@@ -116,7 +116,7 @@ class Jobs:
                         working[number].close()
                         yield number, working.pop(number).outcome()
                     self.look(working.keys())
-                    time.sleep(_LOOK if working else 0)
+                    time.sleep(_POLL_SECONDS if working else 0)
         finally:
             for process in working.values():
                 process.close()
@@ -139,8 +139,8 @@ class Jobs:
         settings = self.configs[0].distributed
         connection = connect(settings.address, settings.cpus_per_actor)
         connection.report_death(
-            "the Ray that was started for these runs has died (its raylet), and this process with "
-            "it; `torchrl-marl train --resume FOLDER` goes on with each, such as "
+            "the Ray node (raylet) started for these runs has died, and this process with it; "
+            "resume each run with `torchrl-marl train --resume FOLDER`, such as "
             f"FOLDER={shlex.quote(str(placed[0].folder))}."
         )
         try:
@@ -156,19 +156,19 @@ def train_or_resume(
     trust: bool = False,
     **overrides: Any,
 ) -> Run:
-    """Trains a run, or goes on with one that was begun.
+    """Trains a run, or resumes it where its folder holds one.
 
     Args:
-        settings (TrainConfig or mapping): the run's.
-        folder (str or Path, optional): where it is kept, and may have been begun; otherwise it
-            begins, where its settings say.
+        settings (TrainConfig or mapping): settings of the run.
+        folder (str or Path, optional): folder of the run; None: a new run, in the folder of its
+            settings.
 
     Keyword Args:
-        trust (bool): go on with one of somebody else's.
+        trust (bool): whether to resume a run of another user.
         **overrides: further settings.
 
     Raises:
-        UserError: what is asked for cannot be done; the message names the fix.
+        UserError: invalid settings or a folder that cannot be used; the message names the fix.
     """
     from torchrl_marl.runs import resume, train
 
@@ -183,7 +183,7 @@ def train_or_resume(
 
 
 class _Process:
-    """A run that is trained in a process of its own."""
+    """A run trained in a child process."""
 
     def __init__(
         self, config: TrainConfig, overrides: Mapping[str, Any], log: Path, one_thread: bool
@@ -202,10 +202,10 @@ class _Process:
                 stdout=file,
                 stderr=file,
                 env=_environment(one_thread),
-                start_new_session=True,  # Ctrl-C is this process's, which tells the others
+                start_new_session=True,  # Ctrl-C reaches this process, which stops the children
             )
         assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it says in its log why it ended so soon
+        with contextlib.suppress(BrokenPipeError):  # the log says why the process ended
             self.process.stdin.write((json.dumps(request) + "\n").encode())
             self.process.stdin.flush()
 
@@ -218,7 +218,7 @@ class _Process:
             self.process.terminate()
 
     def close(self) -> None:
-        """Ends the process, at once if it has not ended yet."""
+        """Kills the process where it still runs, and waits for its end."""
         if not self.has_ended:
             self.process.kill()
         self.process.wait()
@@ -227,7 +227,7 @@ class _Process:
             self.process.stdin.close()
 
     def outcome(self) -> Path | Exception:
-        """Returns the run's folder, or why there is none: the last line that it has said."""
+        """Returns the run's folder, or an error with the last line of its log."""
         code = self.process.returncode
         if code == 0:
             return self.folder
@@ -240,25 +240,25 @@ class _Process:
         except OSError:
             lines = []
         last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-        return UserError(last.removeprefix("torchrl-marl: error: ") or "it said nothing")
+        return UserError(last.removeprefix("torchrl-marl: error: ") or "its log is empty")
 
 
 def _environment(one_thread: bool) -> dict[str, str]:
-    """Returns a child's variables: this package, and one thread where several run at once."""
+    """Returns a child's environment variables: this package's path, and one thread if asked."""
     one = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS")
-    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)  # an empty one: the current folder
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)  # empty: the current folder
     paths = [str(Path(__file__).parents[3]), *filter(None, given)]
     own = {"PYTHONPATH": os.pathsep.join(paths)}
     return {**(dict.fromkeys(one, "1") if one_thread else {}), **os.environ, **own}
 
 
 def _main() -> int:
-    """What a process does: trains the run of which it reads."""
+    """Trains the run described on standard input, in a child process."""
     request = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_input, daemon=True).start()
-    from torchrl_marl.apps.console import print_error, silence_others
+    from torchrl_marl.apps.console import print_error, silence_libraries
 
-    silence_others()
+    silence_libraries()
     settings, trust = request["settings"], request["trust"]
     try:
         train_or_resume(settings, settings["folder"], trust=trust, **request["overrides"])
@@ -267,14 +267,14 @@ def _main() -> int:
         return 2
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    except Exception:  # the last line is read, and the others go on
+    except Exception:  # the parent reports the last line; other runs continue
         traceback.print_exc()
         return 1
     return 0
 
 
 def _end_with_input() -> None:
-    while os.read(sys.stdin.fileno(), 1024):  # not by sys.stdin, whose lock Python's end wants
+    while os.read(sys.stdin.fileno(), 1024):  # not sys.stdin.read: Python's exit needs its lock
         pass
     os.kill(os.getpid(), signal.SIGTERM)
 
@@ -283,7 +283,7 @@ def _end_with_input() -> None:
 
 
 def _placed(config: TrainConfig, number: int) -> TrainConfig:
-    """Returns the settings of a run that is one task, with a folder that is known beforehand."""
+    """Returns the settings of a run as one Ray task, with a fixed folder."""
     folder = config.folder
     if folder is None:
         stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
@@ -324,12 +324,13 @@ def _outcome(ray: Any, result: Any, config: TrainConfig) -> Path | Exception:
     except Exception as error:
         return error
     if isinstance(answer, ActorFailure):
-        return answer.error("its task", f"; torchrl-marl train --resume {config.folder} goes on.")
+        resume = f"; resume it with torchrl-marl train --resume {config.folder}."
+        return answer.error("its task", resume)
     return Path(str(config.folder))
 
 
 def _train_task(config: TrainConfig) -> None:
-    """Trains a run, or goes on with it where the task was begun before."""
+    """Trains a run, or resumes it where Ray has restarted the task."""
     from torchrl_marl.training import trainer
 
     folder = Path(str(config.folder))
@@ -340,22 +341,21 @@ def _train_task(config: TrainConfig) -> None:
 
 
 def train_all(configs: Sequence[TrainConfig]) -> Iterator[tuple[int, Path | Exception]]:
-    """Trains every run as a task of Ray, as many at once as there are CPUs.
+    """Trains every run as a Ray task, one per CPU in parallel.
 
-    A run is the same as by itself. Where its process or machine dies, Ray starts the task again,
-    and it goes on from its last checkpoint: folders must be where every machine sees them. Ctrl-C
-    lets all save and stop.
+    Results are the same as without Ray. Where a process or machine dies, Ray restarts the task,
+    which resumes from its last checkpoint; so all machines must share the folders. After Ctrl-C all
+    runs save and stop.
 
     Args:
-        configs (sequence of TrainConfig): of ``distributed.backend: ray``, whose ``address``,
-            ``cpus_per_actor``, ``gpus_per_actor`` and ``max_restarts`` are those of tasks.
+        configs (sequence of TrainConfig): settings with ``distributed.backend: ray``; ``address``,
+            ``cpus_per_actor``, ``gpus_per_actor`` and ``max_restarts`` apply to tasks.
 
     Yields:
-        tuple: the number of a run that has ended, in the order in which they end, and its folder,
-        or what went wrong.
+        tuple: the number of a run, in the order in which runs end, and its folder or exception.
 
     Raises:
-        ConfigError: no Ray, or a folder that is taken.
+        ConfigError: Ray is not available, or a folder is in use.
     """
     yield from Jobs(configs, "ray").ended()  # type: ignore[misc]
 
@@ -366,25 +366,25 @@ def train_all(configs: Sequence[TrainConfig]) -> Iterator[tuple[int, Path | Exce
 def train_each(
     configs: Sequence[TrainConfig], *, seeds: bool = False
 ) -> Iterator[tuple[TrainConfig, list[Run] | Exception]]:
-    """Trains runs; yields each that has ended, with its members where it is a population.
+    """Trains runs; yields each one as it ends, with its members where it is a population.
 
     Args:
         configs (sequence of TrainConfig): settings that differ in their seed.
-        seeds (bool): they are runs of several seeds; of ``distributed.backend: ray``, unless they
-            have shards there, each is a task.
+        seeds (bool): whether these are runs of several seeds; with ``distributed.backend: ray``
+            and no shards, each is a Ray task.
 
     Raises:
-        Exception: of a run that is the only one; otherwise it is yielded, in its place.
+        Exception: the exception of a single run; those of several runs are yielded instead.
     """
     from torchrl_marl.training.recorder import say
 
     settings, count = configs[0].distributed, len(configs)
     on_ray = seeds and settings.backend == "ray" and not settings.enabled
     if on_ray:
-        say(f"{count} runs are tasks of Ray, as many at once as there are CPUs")
+        say(f"{count} runs are Ray tasks, one per CPU in parallel")
     ended = Jobs(configs, "ray" if on_ray else "here", resume=False).ended()
     for done, (number, found) in enumerate(ended, 1):
-        if isinstance(found, Stopped):  # what stopped it is raised next
+        if isinstance(found, Stopped):  # the interruption itself is raised next
             continue
         if isinstance(found, Path):
             left = count - done
@@ -399,7 +399,7 @@ def train_each(
 
 
 def _load(folder: Path) -> list[Run]:
-    """Draws a run that was trained elsewhere, and returns it, or its members."""
+    """Plots the curves of a run trained elsewhere, and returns it or its members."""
     from torchrl_marl.runs import draw
     from torchrl_marl.training.run import Run
 

@@ -1,4 +1,4 @@
-"""Trials of a tuning: runs that begin and end while others go on, in the rows of one population.
+"""Trials of a tuning: runs that start and end independently, in the rows of one population.
 
 Shapes: P members, L learners.
 """
@@ -31,41 +31,42 @@ _LEAST_EPISODES = 10  # of which a trial's value at a rung is the mean
 
 
 class TrialScheduler(Protocol):
-    """Who proposes trials, and says which of them end early.
+    """Protocol of a scheduler that proposes trials and prunes them.
 
     Attributes:
-        rungs (sequence of int): env steps at which a trial is judged, in rising order.
+        rungs (sequence of int): environment steps at which trials are compared, ascending.
     """
 
     rungs: Sequence[int]
 
     def next(self) -> tuple[int, dict[str, float]] | None:
-        """Returns the number and the settings of another trial; None when there is none."""
+        """Returns the number and the settings of the next trial; None when there is none."""
 
     def is_finished(self, trial: int) -> bool:
         """Returns whether a trial has ended already."""
 
     def should_prune(self, trial: int, frames: int, value: float) -> bool:
-        """Takes in what a trial is worth at a rung; returns whether it ends there."""
+        """Records a trial's value at a rung, and returns whether to prune it."""
 
     def ended(self, trial: int, value: float | None, *, pruned: bool) -> None:
-        """Takes in the value of a trial that has ended; None for the pruned and the sick."""
+        """Records the value of an ended trial; None where it was pruned or has diverged."""
 
 
 class Trials(Part):
-    """Members of a population that are trials: one that ends gives its rows to the next.
+    """Members of a population as trials: the next trial takes over the rows of an ended one.
 
-    The shapes of everything stay, so that nothing is recorded again. A trial begins with networks
-    of its own seed and an optimizer without moments; the episodes that run then count for nobody.
+    Shapes never change, so nothing is recorded again. A trial begins with networks of its own seed
+    and an optimizer without moments. Episodes running at that time are not counted.
 
     Args:
-        config (TrainConfig): the run's; ``population.vary`` holds the settings of the first trials.
+        config (TrainConfig): settings of the run; ``population.vary`` holds those of the first
+            trials.
         population (Population): the members.
-        learners (sequence of OnPolicyLearner): of all members.
-        judge (Judge): proposes trials, and says which of them end early.
+        learners (sequence of OnPolicyLearner): learners of all members.
+        scheduler (TrialScheduler): proposes trials and prunes them.
 
     Attributes:
-        numbers (list): of the trial in each member's rows, None where it is the last.
+        numbers (list): number of the trial in each member's rows; None where no trial is left.
 
     Raises:
         ConfigError: another algorithm than MAPPO and IPPO.
@@ -77,15 +78,15 @@ class Trials(Part):
         population: Population,
         learners: Sequence[OnPolicyLearner],
         *,
-        judge: TrialScheduler,
+        scheduler: TrialScheduler,
     ) -> None:
         if config.learner.algorithm not in ("mappo", "ippo"):
             raise ConfigError(
                 f"learner.algorithm is {config.learner.algorithm!r}, expected mappo or ippo "
-                "where trials end early; leave --prune out."
+                "with --prune; leave --prune out."
             )
         self.config, self.population, self.learners = config, population, learners
-        self.judge = judge
+        self.scheduler = scheduler
         size = config.population.size
         self.numbers: list[int | None] = list(range(size))
         self.fitness = Fitness(size)
@@ -96,44 +97,44 @@ class Trials(Part):
 
     @property
     def done(self) -> bool:
-        """Whether all trials have ended."""
+        """True once all trials have ended."""
         return all(number is None for number in self.numbers)
 
-    # ------------------------------------------------------------------------------ the next one
+    # -------------------------------------------------------------------------------- next trial
 
     def replace_ended(self, training: Training) -> None:
-        """Gives the rows of trials that ended before the run was stopped to others."""
+        """Starts new trials in the rows of those that ended before an interruption."""
         is_finished = [
-            i for i, x in enumerate(self.numbers) if x is None or self.judge.is_finished(x)
+            i for i, x in enumerate(self.numbers) if x is None or self.scheduler.is_finished(x)
         ]
         for i in is_finished:
-            self._leave(i, training.progress)
-            self._enter_next(i, training.progress)
+            self._end_member(i, training.progress)
+            self._start_next(i, training.progress)
         if not all(self.population.members[i].idle for i in is_finished):
             training.saved_at = None
             training.save()
 
-    def _enter_next(self, i: int, now: Progress) -> None:
+    def _start_next(self, i: int, now: Progress) -> None:
         """Begins the next trial in the rows of a member, if there is one."""
         self.numbers[i] = None
-        proposed = self.judge.next()
+        proposed = self.scheduler.next()
         if proposed is None:
             return
         number, settings = proposed
-        self._seat(i, number, settings, now)
+        self._place(i, number, settings, now)
         member = self.population.members[i]
         member.open(now)
         first = self.population.run.summary
         member.summary = {key: first.get(key) for key in ("return_random", "return_heuristic")}
-        self._renew(i, settings)
+        self._reset_member(i, settings)
 
-    def _seat(self, i: int, number: int, settings: Mapping[str, float], begun: Progress) -> None:
+    def _place(self, i: int, number: int, settings: Mapping[str, float], begun: Progress) -> None:
         placed = dataclasses.replace(self.config, folder=str(self.population.folder.path))
         self.numbers[i], self._reached[i] = number, 0
         self.population.replace(i, member_of(placed, number, settings), begun)
 
     @torch.no_grad()
-    def _renew(self, i: int, settings: Mapping[str, float]) -> None:
+    def _reset_member(self, i: int, settings: Mapping[str, float]) -> None:
         """Gives a member new networks, an optimizer without moments, and settings."""
         with RandomState(self.population.configs[i].seed, self.population.device).active():
             alone = self.population.alone(i)
@@ -151,7 +152,7 @@ class Trials(Part):
     # ------------------------------------------------------------------------------ an iteration
 
     def take(self, batch: TensorDictBase) -> TensorDictBase:
-        """Sets the learning rates of members whose moments are younger than the rest."""
+        """Corrects the learning rates of members with younger optimizer moments."""
         for k, learner in enumerate(self.learners):
             now = _updates_of(learner)
             half = (now - float(self._before[k])) / 2  # of the updates of a batch
@@ -161,7 +162,7 @@ class Trials(Part):
         return batch
 
     def finish(self, training: Training) -> None:
-        """Ends trials that are complete, have diverged or fall behind; begins others."""
+        """Ends trials that are complete, diverged or pruned, and starts the next ones."""
         if training.tracker.returns is not None:
             self.fitness.update(*training.tracker.returns)
         now = training.progress
@@ -180,9 +181,9 @@ class Trials(Part):
         for i in sorted(over):
             number = self.numbers[i]
             assert number is not None
-            self._leave(i, now)
-            self.judge.ended(number, found.get(i), pruned=not diverged[i])
-            self._enter_next(i, now)
+            self._end_member(i, now)
+            self.scheduler.ended(number, found.get(i), pruned=not diverged[i])
+            self._start_next(i, now)
         training.saved_at = None
         training.save()
 
@@ -190,8 +191,8 @@ class Trials(Part):
         return now.frames - self.population.members[i].begun.frames
 
     def _falls_behind(self, i: int, now: Progress) -> bool:
-        """Returns whether a trial has come to a rung, and is pruned there."""
-        rungs, reached, number = self.judge.rungs, self._reached[i], self.numbers[i]
+        """Returns whether a trial has reached a rung and is pruned there."""
+        rungs, reached, number = self.scheduler.rungs, self._reached[i], self.numbers[i]
         if reached == len(rungs) or self._frames_of(i, now) < rungs[reached]:
             return False
         if self.fitness.episodes[i] < _LEAST_EPISODES or number is None:
@@ -199,10 +200,10 @@ class Trials(Part):
         value = float(self.fitness.mean[i])
         self._reached[i] += 1
         self.fitness.begin([i])
-        return self.judge.should_prune(number, rungs[reached], value)
+        return self.scheduler.should_prune(number, rungs[reached], value)
 
     def _values_of(self, whole: Sequence[int], now: Progress) -> dict[int, float]:
-        """Evaluates trials that have come to their end, and notes it."""
+        """Evaluates complete trials, and records the results."""
         results = self.population.play(self.population.policy) if whole else []
         for i in whole:
             member = self.population.members[i]
@@ -210,8 +211,8 @@ class Trials(Part):
             member.note("after", results[i])
         return {i: results[i]["return_mean"] for i in whole}
 
-    def _leave(self, i: int, now: Progress) -> None:
-        """Ends a member's run; its rows are free."""
+    def _end_member(self, i: int, now: Progress) -> None:
+        """Ends a member's run, and frees its rows."""
         member = self.population.members[i]
         if not member.idle:
             member.end(now)
@@ -236,28 +237,28 @@ class Trials(Part):
         return {name: float(getattr(learner, name)) for name in names}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores a saved state, with the members that have begun since."""
+        """Restores a saved state, with the trials that began after the first ones."""
         for i, number in enumerate(state["numbers"]):
             if number != self.numbers[i]:
                 self.population.members[i].close()
                 if number is None:
                     self.numbers[i], self.population.members[i].idle = None, True
                 else:
-                    self._seat(i, number, state["settings"][i], Progress(*state["begun"][i]))
+                    self._place(i, number, state["settings"][i], Progress(*state["begun"][i]))
         self._reached = list(state["reached"])
         self.fitness.load_state_dict(state["fitness"])
         self._lr, self._began, self._before = (x.clone() for x in state["updates"])
 
 
 def adam_correction(own: Tensor, shared: float) -> Tensor:
-    """Returns the factor of the learning rate of members whose moments are younger than the rest.
+    """Returns the learning-rate factor that gives each member its own Adam bias correction.
 
-    The optimizer counts updates for all members together. A step is as large as with a count of
-    their own when its learning rate is multiplied by this factor (but for Adam's epsilon).
+    The optimizer counts updates for all members together. With this factor a member's step is as
+    large as with a count of its own, except for Adam's epsilon.
 
     Args:
         own (Tensor): updates of each member, at least 1.
-        shared (float): updates that the optimizer has counted.
+        shared (float): updates counted by the optimizer.
 
     Shapes:
         - own, returns: ``[P]``
@@ -279,6 +280,6 @@ def adam_correction(own: Tensor, shared: float) -> Tensor:
 
 
 def _updates_of(learner: OnPolicyLearner) -> float:
-    """Returns how many updates the optimizer has counted."""
+    """Returns the number of updates counted by the optimizer."""
     steps = [state["step"] for state in learner.optimizer.state.values() if "step" in state]
     return float(steps[0]) if steps else 0.0

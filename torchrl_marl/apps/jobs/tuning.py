@@ -1,9 +1,9 @@
-"""Tuning: Optuna proposes settings, and populations try as many of them at once as fit.
+"""Tuning: Optuna proposes settings, and populations train many of them in parallel.
 
-Trials may end early, by successive halving, while others take the places of those that end: they
-are then the members of one population. At each rung (a quarter of the run, a sixteenth, a
-sixty-fourth) a trial goes on only if its return is among the best quarter of those that have come
-so far. Another begins in the rows of one that does not.
+With pruning, trials are the members of one population and may end early, by successive halving. At
+each rung (a sixty-fourth, a sixteenth and a quarter of the run) a trial continues only if its
+return is in the best quarter of those seen at this rung. A new trial takes over the rows of a
+pruned one.
 
 Reference: Li et al., 2020, https://arxiv.org/abs/1810.05934 (ASHA).
 """
@@ -44,21 +44,21 @@ _RANGE = re.compile(r"(?P<low>[^.:\s]+(?:\.\d[^.:\s]*)?)\.\.(?P<high>[^:\s]+?)(?
 
 @dataclass(frozen=True)
 class Choice:
-    """A setting that is tuned, and its range."""
+    """A setting to tune, and its range."""
 
     name: str
-    """Dotted, such as ``learner.lr``."""
+    """Dotted name, such as ``learner.lr``."""
     low: float
     high: float
     log: bool = False
-    """Distances are those of logarithms."""
+    """Logarithmic scale."""
 
 
 def parse_choice(text: str) -> Choice | None:
-    """Returns what ``learner.lr=1e-4..1e-2:log`` says; None for a setting with a value.
+    """Parses a range such as ``learner.lr=1e-4..1e-2:log``; returns None for a single value.
 
     Raises:
-        ConfigError: a range that is none, or of a setting that cannot differ by member.
+        ConfigError: an invalid range, or a setting that cannot differ by member.
 
     Examples:
         >>> parse_choice("learner.lr=1e-4..1e-2:log")
@@ -77,14 +77,14 @@ def parse_choice(text: str) -> Choice | None:
     log = bool(found and found["log"])
     if not (math.isfinite(low) and math.isfinite(high) and low < high) or (log and low <= 0):
         raise ConfigError(
-            f"{name} is {quoted(value)}, expected a range such as 1e-4..1e-2:log or 0..0.05, the "
-            "first number the smaller (and above 0 with :log)."
+            f"{name} is {quoted(value)}, expected a range such as 1e-4..1e-2:log or 0..0.05, with "
+            "the smaller number first (above 0 with :log)."
         )
     known = [f"learner.{one}" for one in VARYING]
     if name not in known:
         near = closest(name, known)
         raise ConfigError(
-            f"{name} cannot be tuned by a range: trials run side by side; "
+            f"{name} cannot differ between parallel trials; "
             f"{f'did you mean {near!r}? ' if near else ''}expected one of {', '.join(known)}."
         )
     return Choice(name, low, high, log)
@@ -99,32 +99,30 @@ def tune(
     together: int = 8,
     folder: str | Path,
     prune: str | None = None,
-    said: Callable[[str], None] = print,
+    log: Callable[[str], None] = print,
 ) -> Path:
-    """Tries settings that Optuna's TPE sampler proposes, many at once as a population.
+    """Searches settings with Optuna's TPE sampler, training many trials at once as a population.
 
-    The same call in the same folder goes on: trials that are there count, and a population that
-    was interrupted is resumed. Written are ``trials.csv``, a run folder for each trial, and
-    ``best.yaml``, a recipe.
+    The same call resumes an interrupted search in its folder. It writes ``trials.csv``, a run
+    folder for each trial, and ``best.yaml``, a recipe.
 
     Args:
-        recipe (str or Path): a recipe's name or file.
-        choices (sequence of Choice): what is tuned.
+        recipe (str or Path): name or file of a recipe.
+        choices (sequence of Choice): settings to tune.
         settings (sequence of str): further settings, ``key=value``.
 
     Keyword Args:
-        trials (int): how many runs in all.
-        together (int): how many at once.
-        folder (str or Path): where everything is kept.
-        prune (str, optional): ``"asha"`` ends trials early that fall behind, and begins others in
-            their place.
-        said (callable): told each trial that is better than all before.
+        trials (int): total number of trials.
+        together (int): number of parallel trials.
+        folder (str or Path): folder of the search.
+        prune (str, optional): ``"asha"``: end poor trials early, and start others in their place.
+        log (callable): called with a line for each new best trial; with ``prune`` for each trial.
 
     Returns:
         Path: ``best.yaml``.
 
     Raises:
-        ConfigError: nothing to tune, fewer than two at once, or settings that do not fit.
+        ConfigError: nothing to tune, fewer than two parallel trials, or incompatible settings.
         MissingExtraError: Optuna is not installed.
 
     Reference: Akiba et al., 2019, https://arxiv.org/abs/1907.10902 (Optuna).
@@ -134,28 +132,30 @@ def tune(
     if importlib.util.find_spec("optuna") is None:
         raise MissingExtraError("optuna", "tune")
     if not choices:
-        raise ConfigError("nothing is tuned; give a range, such as learner.lr=1e-4..1e-2:log.")
+        raise ConfigError(
+            "no setting has a range, expected one or more, such as learner.lr=1e-4..1e-2:log."
+        )
     if together < 2 or trials < together:
         raise ConfigError(
-            f"trials is {trials} and together {together}, expected two or more at once, and as "
-            "many trials at least; use --trials 32 --together 8."
+            f"trials is {trials} and together {together}, expected together >= 2 and trials >= "
+            "together; use --trials 32 --together 8."
         )
     folder = Path(folder)
     base = load_config(recipe, [*settings, f"population.size={together}"])
     load_config(replace(base, population=replace(base.population, vary=_ranges(choices))), {})
     if base.evolution.method != "none":
         raise ConfigError(
-            f"evolution.method is {base.evolution.method!r}, but a trial keeps its settings; use "
-            "evolution.method=none."
+            f"evolution.method is {base.evolution.method!r}, expected none: a trial keeps its "
+            "settings; use evolution.method=none."
         )
     rungs = rungs_of(base) if prune else []
     study = _study(folder, base.seed, pruner_of(rungs))
     _check_same(study, {"prune": prune, "together": together if prune else None}, folder)
     if prune:
-        judge = Halving(study, partial(_suggest, choices), trials, rungs, said)
-        prune_trials(judge, base, folder)
+        scheduler = Halving(study, partial(_suggest, choices), trials, rungs, log)
+        prune_trials(scheduler, base, folder)
     while len(_ended(study)) < trials:
-        _round(study, base, choices, folder, said)
+        _round(study, base, choices, folder, log)
     _write_table(study, choices, folder)
     return _write_best(study, folder)
 
@@ -169,7 +169,7 @@ def _suggest(choices: Sequence[Choice], trial: Any) -> dict[str, float]:
 
 
 def _check_same(study: Any, given: dict[str, Any], folder: Path) -> None:
-    """Refuses to go on in another way than a study began."""
+    """Refuses to resume a study with other options."""
     known = {key: study.user_attrs.get(key) for key in given}
     if study.get_trials(deepcopy=False) and known != given:
         words = {
@@ -177,8 +177,8 @@ def _check_same(study: Any, given: dict[str, Any], folder: Path) -> None:
             False: "without --prune",
         }
         raise ConfigError(
-            f"{str(folder)!r} was begun {words[bool(known['prune'])]}; go on in that way, or give "
-            "another --out."
+            f"{str(folder)!r} was begun {words[bool(known['prune'])]}; resume it with the same "
+            "options, or give another --out."
         )
     for key, value in given.items():
         study.set_user_attr(key, value)
@@ -193,13 +193,13 @@ def _study(folder: Path, seed: int, pruner: Any) -> Any:
     folder.mkdir(parents=True, exist_ok=True)
     refuse_links(folder, "folder of a tuning")
     with writing(folder / "study.log"):
-        open_to_append(folder / "study.log").close()  # Optuna would write to its other names, too
+        open_to_append(folder / "study.log").close()  # Optuna would follow a hard link
     return optuna.create_study(
         storage=JournalStorage(JournalFileBackend(str(folder / "study.log"))),
         study_name="tune",
         load_if_exists=True,
         direction="maximize",
-        # Trials that run at the same time keep away from each other.
+        # Parallel trials are proposed apart from each other.
         sampler=optuna.samplers.TPESampler(seed=seed, constant_liar=True),
         pruner=pruner,
     )
@@ -214,13 +214,13 @@ def _round(
     base: TrainConfig,
     choices: Sequence[Choice],
     folder: Path,
-    said: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> None:
-    """Trains a population of proposals; one that was interrupted goes on."""
+    """Trains a population of proposals, or resumes an interrupted one."""
     running = [trial for trial in study.get_trials() if not trial.state.is_finished()]
     size = base.population.size
     proposed_all = all(c.name in trial.params for trial in running for c in choices)
-    if len(running) not in (0, size) or not proposed_all:  # interrupted while they were proposed
+    if len(running) not in (0, size) or not proposed_all:  # interrupted while proposing
         for trial in running:
             study.tell(trial.number, state=_failed())
         running = []
@@ -245,7 +245,7 @@ def _round(
         if value > best:
             best = value
             shown = ", ".join(f"{k}={v:.4g}" for k, v in proposed[numbers.index(number)].items())
-            said(f"trial {number}: return {value:.4g} with {shown} ({member.folder})")
+            log(f"trial {number}: return {value:.4g} with {shown} ({member.folder})")
 
 
 def _value(member: Run) -> float | None:
@@ -284,9 +284,7 @@ def _places(folder: Path) -> dict[int, str]:
 def _write_best(study: Any, folder: Path) -> Path:
     """Writes the settings of the best trial as a recipe."""
     if not any(trial.state.name == "COMPLETE" for trial in _ended(study)):
-        raise ConfigError(
-            f"no trial in {str(folder)!r} came to an end that is a number; narrow the ranges."
-        )
+        raise ConfigError(f"no trial in {str(folder)!r} has a finite return; narrow the ranges.")
     place = _places(folder)[study.best_trial.number]
     config = read_run_config(folder / place)
     own = replace(config, folder=None, recipe="custom")
@@ -303,14 +301,14 @@ _MOST_RUNGS = 3
 
 
 def rungs_of(config: TrainConfig) -> list[int]:
-    """Returns the env steps at which trials are judged, in rising order.
+    """Returns the environment steps at which trials are compared, ascending.
 
     Args:
-        config (TrainConfig): of each trial.
+        config (TrainConfig): settings of each trial.
 
     Raises:
-        ConfigError: a run too short for a rung, an algorithm that stores steps, or schedules,
-            which all members share.
+        ConfigError: a run too short for a rung, an off-policy algorithm, or schedules, which all
+            members share.
 
     Examples:
         >>> rungs_of(TrainConfig(total_frames=640_000, frames_per_batch=6_400))
@@ -323,28 +321,28 @@ def rungs_of(config: TrainConfig) -> list[int]:
     for at, learner in learners.items():
         if learner.algorithm not in ("mappo", "ippo"):
             raise ConfigError(
-                f"{at}algorithm is {learner.algorithm!r}, expected mappo or ippo for trials that "
-                "are pruned: others would learn from what those before them stored; leave --prune "
-                "out."
+                f"{at}algorithm is {learner.algorithm!r}, expected mappo or ippo with --prune: "
+                "others would learn from the replay buffer of the trial before; leave --prune out."
             )
         for name in ("lr_schedule", "entropy_schedule"):
             if getattr(learner, name, "constant") != "constant":
                 raise ConfigError(
-                    f"{at}{name} is {quoted(getattr(learner, name))}, but trials that are pruned "
-                    f"begin at different times; use {at}{name}=constant, or leave --prune out."
+                    f"{at}{name} is {quoted(getattr(learner, name))}, expected constant with "
+                    "--prune, since trials begin at different times; use "
+                    f"{at}{name}=constant, or leave --prune out."
                 )
     longest = math.log(config.total_frames / config.frames_per_batch, _FACTOR)
     count = min(_MOST_RUNGS, int(longest + 1e-9))
     if count < 1:
         raise ConfigError(
             f"total_frames is {config.total_frames}, expected {_FACTOR} times frames_per_batch "
-            f"({config.frames_per_batch}) or more, so that trials can be pruned; leave --prune out."
+            f"({config.frames_per_batch}) or more with --prune; leave --prune out."
         )
     return [config.total_frames // _FACTOR**k for k in range(count, 0, -1)]
 
 
 def pruner_of(rungs: Sequence[int]) -> Any:
-    """Returns Optuna's pruner with these rungs; one that prunes nothing without any."""
+    """Returns Optuna's pruner with these rungs; without rungs, one that never prunes."""
     import optuna
 
     if not rungs:
@@ -356,30 +354,30 @@ def pruner_of(rungs: Sequence[int]) -> Any:
 
 @dataclass
 class Halving:
-    """The judge of a population of trials: a study of Optuna's.
+    """Scheduler of a population of trials, backed by an Optuna study.
 
     Args:
-        study (optuna.Study): with a pruner of :func:`pruner_of`.
-        suggest (callable): a trial -> name of each tuned setting and its value.
-        trials (int): how many in all.
-        rungs (sequence of int): from :func:`rungs_of`.
-        said (callable): told how each trial ended.
+        study (optuna.Study): study with a pruner from :func:`pruner_of`.
+        suggest (callable): maps a trial to the values of its tuned settings, by name.
+        trials (int): total number of trials.
+        rungs (sequence of int): environment steps from :func:`rungs_of`.
+        log (callable): called with a line for each ended trial.
     """
 
     study: Any
     suggest: Callable[[Any], dict[str, float]]
     trials: int
     rungs: Sequence[int]
-    said: Callable[[str], None]
+    log: Callable[[str], None]
 
     def first(self, count: int) -> list[dict[str, float]]:
-        """Returns the settings of the first trials; of those that were proposed before, too."""
+        """Returns the settings of the first trials, proposing only the missing ones."""
         while len(self._known()) < count:
             self.study.ask()
         return [self.suggest(self._trial(number)) for number in range(count)]
 
     def next(self) -> tuple[int, dict[str, float]] | None:
-        """Returns the number and the learner's settings of another trial."""
+        """Returns the number and the learner's settings of the next trial."""
         if len(self._known()) >= self.trials:
             return None
         trial = self.study.ask()
@@ -387,17 +385,17 @@ class Halving:
         return trial.number, {name.removeprefix("learner."): x for name, x in settings.items()}
 
     def is_finished(self, trial: int) -> bool:
-        """Returns whether the study knows how a trial ended."""
+        """Returns whether a trial has ended in the study."""
         return self._known()[trial].state.is_finished()
 
     def should_prune(self, trial: int, frames: int, value: float) -> bool:
-        """Reports what a trial is worth at a rung."""
+        """Reports a trial's value at a rung, and returns whether to prune it."""
         asked = self._trial(trial)
         asked.report(value, frames)
         return asked.should_prune()
 
     def ended(self, trial: int, value: float | None, *, pruned: bool) -> None:
-        """Tells the study how a trial ended."""
+        """Records the end of a trial in the study."""
         from optuna.trial import TrialState
 
         known = self._known()[trial]
@@ -405,16 +403,16 @@ class Halving:
         if value is not None and math.isfinite(value):
             self.study.tell(trial, value)
             best = " (the best so far)" if self.study.best_trial.number == trial else ""
-            self.said(f"trial {trial}: return {value:.4g} with {settings}{best}")
+            self.log(f"trial {trial}: return {value:.4g} with {settings}{best}")
             return
         diverged = value is not None or not pruned
         self.study.tell(trial, state=TrialState.FAIL if diverged else TrialState.PRUNED)
         frames = max(known.intermediate_values, default=0)
-        how = "fell ill" if diverged else f"pruned after {frames:,} frames"
-        self.said(f"trial {trial}: {how} with {settings}")
+        how = "diverged" if diverged else f"pruned after {frames:,} frames"
+        self.log(f"trial {trial}: {how} with {settings}")
 
     def forget(self, running: Sequence[int | None]) -> None:
-        """Gives up trials that were proposed, and are in nobody's rows: a process was killed."""
+        """Marks trials as failed that are not running: their process was killed."""
         for trial in self._known():
             if not trial.state.is_finished() and trial.number not in running:
                 self.study.tell(trial.number, state=_failed())
@@ -428,23 +426,23 @@ class Halving:
         return Trial(self.study, self._known()[number]._trial_id)
 
 
-def prune_trials(judge: Halving, base: TrainConfig, folder: Path) -> None:
-    """Trains trials side by side until there are so many, or goes on with that.
+def prune_trials(scheduler: Halving, base: TrainConfig, folder: Path) -> None:
+    """Trains all trials in one population, with pruning; resumes an interrupted search.
 
     Args:
-        judge (Halving): proposes trials, and says which of them end early.
-        base (TrainConfig): of each trial; ``population.size`` are trained at once.
-        folder (Path): where everything is kept.
+        scheduler (Halving): proposes trials and prunes them.
+        base (TrainConfig): settings of each trial; ``population.size`` trials run in parallel.
+        folder (Path): folder of the search.
     """
-    where, trials = folder / "trials_0000", partial(Trials, judge=judge)
+    where, trials = folder / "trials_0000", partial(Trials, scheduler=scheduler)
     if has_checkpoint(where):
         training = resume_training(where, None, trials=trials)
     else:
-        first = judge.first(base.population.size)
+        first = scheduler.first(base.population.size)
         vary = {name: [own[name] for own in first] for name in first[0]}
         population = replace(base.population, vary=vary)
         logging = replace(base.logging, progress=False)  # they do not end together
         config = replace(base, population=population, folder=str(where), logging=logging)
         training = start_training(config, None, trials=trials)
-    judge.forget(training.trials.numbers)
+    scheduler.forget(training.trials.numbers)
     finish(training)

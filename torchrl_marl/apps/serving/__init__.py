@@ -1,4 +1,4 @@
-"""Runs that answer: a policy behind a door, for simulators that are clients."""
+"""Trained policies as servers for external simulators."""
 
 from typing import TYPE_CHECKING
 

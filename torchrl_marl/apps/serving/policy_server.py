@@ -1,4 +1,4 @@
-"""Serves a trained policy to simulators."""
+"""Server of a trained policy for simulators."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ from torchrl.envs.utils import ExplorationType
 
 from torchrl_marl.apps.external.declaration import Declared, DeclaredKind
 from torchrl_marl.apps.external.env import tls_context
-from torchrl_marl.apps.external.graph_acting import GraphActing, alike, sizes_for, take_tensors
+from torchrl_marl.apps.external.graph_acting import (
+    GraphActing,
+    copy_tensors,
+    same_structure,
+    sizes_for,
+)
 from torchrl_marl.apps.external.listener import Listener, read_token
 from torchrl_marl.apps.external.server import ActionServer
 from torchrl_marl.collectors.team import TeamPolicy
@@ -31,16 +36,15 @@ __all__ = ["PolicyServer", "declared_of", "serve"]
 def declared_of(team: TeamSpec) -> Declared:
     """Returns a team's declaration: a group is a kind, its agents are ``<group>_0``, ...
 
-    Agents of one group that see or do different numbers of things are declared as the largest:
-    what a client sends beyond an agent's own is not read, and illegal actions are never chosen.
-    Bounds are the widest of the group's; actions without bounds are declared as those from -1 to 1.
-    What only critics see is left out.
+    Agents of one group with different sizes are declared with the largest one. Extra observation
+    features are not read, and illegal actions are never chosen. Bounds are the widest of the
+    group; actions without bounds are declared with bounds of -1 and 1. The state is left out.
 
     Args:
-        team (TeamSpec): of the environment that the run was trained in.
+        team (TeamSpec): team of the environment in which the run was trained.
 
     Raises:
-        ConfigError: agents that see several things or pictures, or do several things at once.
+        ConfigError: agents with several observations, with images, or with composite actions.
 
     Examples:
         >>> from torchrl.data import Bounded, Unbounded
@@ -56,13 +60,13 @@ def _kind(name: str, group: GroupSpec) -> DeclaredKind:
     if len(group.observation_keys) > 1 or group.observation_ndims != (1,):
         shapes = ", ".join(str(shape[1:]) for shape in group.observation_shapes)
         raise ConfigError(
-            f"agents {name!r} see arrays of shape {shapes}, expected one row of numbers, which is "
-            "all that the protocol has words for; export the run instead: torchrl-marl export."
+            f"agents {name!r} have observations of shape {shapes}, expected one vector, since the "
+            "protocol sends no other; export the run instead: torchrl-marl export."
         )
-    n, seen = group.n_agents, group.observation_dim
+    n, width = group.n_agents, group.observation_dim
     if group.discrete:
         masked = group.action_mask_key is not None
-        return DeclaredKind(n, seen, n_actions=group.n_actions, mask=masked)
+        return DeclaredKind(n, width, n_actions=group.n_actions, mask=masked)
     size = group.action_dim
     low, high = (-1.0,) * size, (1.0,) * size
     if group.action_bounds is not None:
@@ -70,39 +74,39 @@ def _kind(name: str, group: GroupSpec) -> DeclaredKind:
             tuple(bound.tolist())
             for bound in (group.action_bounds[0].amin(0), group.action_bounds[1].amax(0))
         )
-    return DeclaredKind(n, seen, low=low, high=high)
+    return DeclaredKind(n, width, low=low, high=high)
 
 
 class PolicyServer:
-    """A run's policy, which answers clients on a port until it is closed.
+    """Server that answers clients with the policy of a run, until it is closed.
 
-    The last checkpoint is served; every answer says of how many frames it is. Agents that remember
-    do so for each client and episode. What clients send is not kept.
+    It serves the last checkpoint, and every answer holds the checkpoint's number of frames.
+    Recurrent agents keep a hidden state for each client and episode. Observations are not stored.
 
     Args:
-        folder (str or Path): of the run.
+        folder (str or Path): folder of the run.
 
     Keyword Args:
-        host (str): where to listen; another than this machine needs a token.
-        port (int): 0: a free one.
-        token_file (str, optional): with the token that clients prove to have; by default the
-            environment's ``TORCHRL_MARL_TOKEN``.
-        tls_certificate, tls_key (str, optional): files, for TLS.
-        max_clients (int): how many may be there.
-        stochastic (bool): draw actions; otherwise the likeliest.
-        execution ("compile", "trace" or "eager"): how the policy runs; the first takes some seconds
-            at the start, and answers quickest.
-        trust (bool): import the environment's module though the run is somebody else's.
+        host (str): host to listen on; any but this machine's own needs a token.
+        port (int): port to listen on; 0: a free one.
+        token_file (str, optional): file with the token of the clients; by default the environment
+            variable ``TORCHRL_MARL_TOKEN``.
+        tls_certificate, tls_key (str, optional): files for TLS.
+        max_clients (int): maximum number of clients.
+        stochastic (bool): sample actions; otherwise take the likeliest.
+        execution ("compile", "trace" or "eager"): execution of the policy; ``compile`` takes some
+            seconds at the start, and answers fastest.
+        trust (bool): allow importing the environment module of a run from another user.
 
     Attributes:
-        declared (Declared): what clients must declare.
-        server (ActionServer): with ``counts`` and ``version``.
+        declared (Declared): the agents that clients must declare.
+        server (ActionServer): server with ``counts`` and ``version``.
 
     Raises:
-        CheckpointError: no run, or none that has a whole checkpoint.
-        ConfigError: agents that the protocol has no words for; a port that is taken, or a host
-            without a token.
-        TrustError: a module would be imported that nobody has said may be.
+        CheckpointError: no run, or no complete checkpoint in it.
+        ConfigError: observations that the protocol cannot send, a port in use, or a host without a
+            token.
+        TrustError: an environment module that needs ``trust``.
 
     Examples:
         >>> import tempfile, torchrl_marl
@@ -145,8 +149,8 @@ class PolicyServer:
         self.server.exploration_type = drawn
         self._policy = _Choosing(run.policy, self._team)
         if any(key[-1] == "is_init" for key in self._policy.in_keys):
-            self.server.carry_memory(remembered_by(self._policy))
-        # The door first: what is wrong with it is told before graphs are compiled.
+            self.server.track_hidden(remembered_by(self._policy))
+        # Open the port first, so that its errors come before graphs are compiled.
         self.listener = Listener(
             self.server, host=host, port=port, ssl=tls_context(tls_certificate, tls_key)
         )
@@ -158,21 +162,21 @@ class PolicyServer:
 
     @property
     def version(self) -> int:
-        """Frames for which the policy that answers was trained."""
+        """Frames for which the served policy was trained."""
         return self.server.version
 
     @property
     def address(self) -> str:
-        """Where clients connect to."""
+        """Host and port for clients."""
         return f"{self.listener.host}:{self.listener.port}"
 
     def refresh(self) -> bool:
         """Serves a newer checkpoint from the next answer on; returns whether there was one.
 
-        Clients' episodes go on, and agents keep what they remember.
+        Clients' episodes continue, and agents keep their hidden states.
 
         Raises:
-            CheckpointError: the run's checkpoints are gone, or none is whole.
+            CheckpointError: no complete checkpoint in the run's folder.
         """
         newest = latest_checkpoint(self.folder)
         if newest == self._checkpoint:
@@ -180,13 +184,13 @@ class PolicyServer:
         self._checkpoint, state = load_latest(self.folder)
         policy = self._policy_of(state)
         acting = None
-        if not alike(policy, self._policy):  # every agent has networks of its own now
+        if not same_structure(policy, self._policy):  # agents no longer share networks
             acting = self._graphs(policy)
         self.listener.ask(self._take, policy, acting, state["collector"]["frames"])
         return True
 
     def close(self) -> None:
-        """Closes the door; a second time nothing happens."""
+        """Closes the port; a second call does nothing."""
         self.listener.close()
 
     def __enter__(self) -> PolicyServer:
@@ -197,7 +201,7 @@ class PolicyServer:
 
     def _declaration(self) -> Declared:
         env = self._config.env
-        if env.has_clients:  # what its clients have declared, their state included
+        if env.has_clients:  # declared by its clients, with the state
             return Declared.read(env.kwargs.get("agents"), env.kwargs.get("state_size"))
         return declared_of(self._team)
 
@@ -210,7 +214,7 @@ class PolicyServer:
         return _Choosing(TeamPolicy(actors), self._team)
 
     def _graphs(self, policy: _Choosing) -> GraphActing:
-        """Returns a policy as graphs of the sizes that so many clients need."""
+        """Returns a policy as graphs of the batch sizes needed for all clients."""
         needed = sizes_for(self.server.max_clients)
         leaves = self.server.example()
         _check_reads(policy, set(leaves))
@@ -219,17 +223,17 @@ class PolicyServer:
         return acting
 
     def _take(self, policy: _Choosing, acting: GraphActing | None, version: int) -> None:
-        """Acts by a newer policy; between two batches, in the door's thread."""
+        """Switches to a newer policy between two batches, in the server's thread."""
         if acting is None:
-            take_tensors(self._policy, policy)
+            copy_tensors(self._policy, policy)
         else:
             self.server.policy, self._policy = acting, policy
         self.server.version = version
-        self.server.go_on()
+        self.server.resume_waiting()
 
 
 class _Choosing(nn.Module):
-    """A team's policy whose one-hot actions are told as numbers of choices."""
+    """A team's policy that returns one-hot actions as indices."""
 
     def __init__(self, policy: Any, team: TeamSpec) -> None:
         super().__init__()
@@ -245,16 +249,16 @@ class _Choosing(nn.Module):
 
 
 def serve(folder: str | Path, *, follow: bool = False, every: float = 1.0, **options: Any) -> None:
-    """Serves a run until Ctrl-C, and tells where, and what clients are to declare.
+    """Serves a run until Ctrl-C; prints the address and the agents that clients must declare.
 
     Args:
-        folder (str or Path): of the run.
-        follow (bool): serve newer checkpoints as a training writes them.
-        every (float): seconds between two looks for one.
-        **options: of :class:`PolicyServer`.
+        folder (str or Path): folder of the run.
+        follow (bool): serve newer checkpoints while a training writes them.
+        every (float): seconds between two checks for a newer checkpoint.
+        **options: arguments of :class:`PolicyServer`.
     """
     with PolicyServer(folder, **options) as served:
-        # Answers are small; threads count for each thread.
+        # Batches are small, and torch's number of threads is per thread.
         served.listener.ask(torch.set_num_threads, 1)
         print(f"serves {served.folder} ({served.version:,} frames) at {served.address}")
         for name, kind in served.declared.settings()["agents"].items():
@@ -268,8 +272,8 @@ def serve(folder: str | Path, *, follow: bool = False, every: float = 1.0, **opt
                     _follow(served)
         except KeyboardInterrupt:
             counts = served.server.counts
-            told = ", ".join(f"{counts[name]:,} {name}" for name in ("steps", "refused"))
-            print(f"ends: {told}")
+            text = ", ".join(f"{counts[name]:,} {name}" for name in ("steps", "refused"))
+            print(f"ends: {text}")
 
 
 def _follow(served: PolicyServer) -> None:
@@ -277,14 +281,14 @@ def _follow(served: PolicyServer) -> None:
         if served.refresh():
             print(f"serves {served.version:,} frames from now on", flush=True)
     except CheckpointError as error:
-        print(f"goes on with {served.version:,} frames: {error}", flush=True)
+        print(f"still serves {served.version:,} frames: {error}", flush=True)
 
 
 def _check_reads(policy: _Choosing, given: set[tuple[str, ...]]) -> None:
-    """Refuses a policy that reads what no client says."""
+    """Refuses a policy that reads keys which clients do not send."""
     for key in policy.in_keys:
         if key not in given:
             raise ConfigError(
-                f"this run's policy reads {key!r}, which no client says; export it instead: "
-                "torchrl-marl export."
+                f"this run's policy reads {key!r}, which clients do not send; export the run "
+                "instead: torchrl-marl export."
             )

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torchrl_marl.apps.console import number, silence_others, table
+from torchrl_marl.apps.console import number, silence_libraries, table
 from torchrl_marl.apps.jobs.jobs import Jobs, Stopped
 from torchrl_marl.apps.suites.board import (
     Board,
@@ -409,7 +409,7 @@ def suite_command(
         check_folder(folder, plan, resume=resume)
         print(plan_table(plan, folder, max(jobs, 1)))
         return
-    silence_others()
+    silence_libraries()
     settings = words.pop("settings")
     how: dict[str, Any] = {"out": out, "resume": resume, "jobs": jobs, "trust": trust}
     results = run_suite(texts[0], **how, **words, **settings)
