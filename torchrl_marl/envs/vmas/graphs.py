@@ -134,7 +134,8 @@ class VmasGraphs:
         except (CaptureError, SimulatorStateError) as refusal:
             self._execution, self._graphs, self._drawn = "eager", None, {}
             warnings.warn(
-                f"{self._simulators.name}: steps run eagerly, since they cannot be captured: {refusal}",
+                f"{self._simulators.name}: steps run eagerly, since they cannot be captured: "
+                f"{refusal}",
                 stacklevel=3,
             )
             return None
@@ -146,8 +147,8 @@ class VmasGraphs:
                 if lazy:
                     raise CaptureError(
                         f"the agents of group {group!r} differ and are stacked lazily; put only "
-                        "equal agents into a group (group_map), or collect from TransformedEnv(env, "
-                        "PadAgents()) by RolloutCollector(..., execution=...)"
+                        "equal agents into a group (group_map), or collect from "
+                        "TransformedEnv(env, PadAgents()) by RolloutCollector(..., execution=...)"
                     )
             specs = {key: self.full_action_spec[key] for key in self.action_keys}
             graphs = StepGraphs(

@@ -148,7 +148,7 @@ def _scenario_files() -> dict[str, Path]:
 
 
 class _ArgumentReader(ast.NodeVisitor):
-    """Collector of ``kwargs.pop("x")``, ``kwargs.get("x")``, ``kwargs["x"]`` and named arguments."""
+    """Finds ``kwargs.pop("x")``, ``kwargs.get("x")``, ``kwargs["x"]`` and named arguments."""
 
     def __init__(self) -> None:
         self.names: set[str] = set()
