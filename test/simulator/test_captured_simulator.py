@@ -163,7 +163,7 @@ class Asserting(Billiards):
     [
         (Counting, "a step changes rounds from"),
         (Branching, "test_captured_simulator.py:"),
-        (Views, "memory of the graph is not what the simulator gives"),
+        (Views, "memory of the graph differs from the simulator"),
     ],
 )
 def test_what_a_graph_cannot_hold_refuses(make, words):

@@ -11,7 +11,7 @@ from torchrl.envs.utils import step_mdp
 
 from torchrl_marl.collectors import RolloutCollector
 from torchrl_marl.envs import MarlEnv
-from torchrl_marl.simulator.settings import Settings, what_starts_depend_on
+from torchrl_marl.simulator.settings import Settings, find_dependence
 from torchrl_marl.specs import AgentSpec
 
 vmas = pytest.importorskip("vmas")
@@ -258,13 +258,13 @@ def raises(game):
 )
 def test_what_a_start_depends_on_is_found(begin, found):
     game = Game(begin)
-    assert what_starts_depend_on(game, [], game.reset, game.step) == found
+    assert find_dependence(game, [], game.reset, game.step) == found
 
 
 def test_a_reset_that_fails_in_another_state_depends_on_it():
     game = Game(raises)
     game.kept += 1
-    assert "raises IndexError" in what_starts_depend_on(game, [], game.reset, game.step)
+    assert "raises IndexError" in find_dependence(game, [], game.reset, game.step)
 
 
 def test_settings_change_in_place_and_out_of_place():

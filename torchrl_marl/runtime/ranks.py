@@ -79,7 +79,7 @@ class SingleProcess:
 
     @contextlib.contextmanager
     def rank_zero_first(self) -> Iterator[bool]:
-        """Context that the first rank leaves before the others; yields whether this is the first."""
+        """Context that the first rank leaves before the others; yields True on the first."""
         yield True
 
     @contextlib.contextmanager

@@ -243,11 +243,8 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
 
     def _read_after_reset(self, ended: Tensor, output: TensorDictBase | None) -> TensorDictBase:
         """Reads the envs that were reset; running envs keep their last output."""
-        with (
-            contextlib.nullcontext()
-            if self._undo_writes is None
-            else self._undo_writes.where(~ended)
-        ):
+        undo = self._undo_writes
+        with contextlib.nullcontext() if undo is None else undo.where(~ended):
             read = self._read()
         return read if output is None else where_reset(ended, read, output)
 

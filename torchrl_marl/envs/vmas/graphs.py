@@ -102,7 +102,7 @@ class VmasGraphs:
         return twin
 
     @contextlib.contextmanager
-    def _on_its_own(self, random: RandomState) -> Iterator[None]:
+    def _isolated(self, random: RandomState) -> Iterator[None]:
         """Context in which a twin has its leader's settings and its own random state.
 
         Infos are off, since they may depend on the previous step.
