@@ -132,7 +132,7 @@ REFUSED = {
     outer_mask_on_rows: "another mask",
     rows_are_returned: "looked at",
     rows_in_a_loop: "of rows",
-    places_are_counted: "are an index",
+    places_are_counted: "are used as an index",
 }
 
 
