@@ -180,7 +180,7 @@ class CudaGraph:
         self._hold(inputs)
 
     def _moved(self, inputs: Sequence[Tensor]) -> set[int]:
-        """Returns the inputs whose address changed for the first time; checks all shapes."""
+        """Returns the inputs with a first change of address; checks all shapes."""
         if len(inputs) != len(self._signatures):
             raise CaptureError(
                 f"{self.name} was recorded with {len(self._signatures)} inputs and is called "

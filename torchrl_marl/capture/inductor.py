@@ -412,13 +412,13 @@ def _replace_after(old: fx.Node, new: fx.Node, place: dict[fx.Node, int], write:
 
 
 def _viewed(node: fx.Node) -> fx.Node:
-    """Returns the node whose memory a node views, or the node itself."""
+    """Returns the base node of a view; the node itself if it is not a view."""
     source = _aliased(node)
     return node if source is None else _viewed(source)
 
 
 def _aliased(node: fx.Node) -> fx.Node | None:
-    """Returns the argument whose memory a node shares, or the operation with several views."""
+    """Returns the argument that shares a node's memory, or the operation with several views."""
     if node.target is operator.getitem:
         several = node.args[0]
         return several if isinstance(several, fx.Node) and _aliased(several) else None

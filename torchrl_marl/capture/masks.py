@@ -35,7 +35,7 @@ class Watch(Protocol):
     """Protocol for queries about tensors."""
 
     def unrecorded(self) -> AbstractContextManager[None]:
-        """Context whose computations are not part of the graph."""
+        """Context for computations outside of the graph."""
 
     def depends(self, x: Tensor) -> bool:
         """Returns whether a tensor's values may differ in the next run."""

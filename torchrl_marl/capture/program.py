@@ -155,7 +155,7 @@ def _fold(node: fx.Node, values: dict[fx.Node, Tensor]) -> Tensor | None:
 
 
 def _memory(graph: fx.Graph) -> tuple[dict[fx.Node, fx.Node], set[fx.Node]]:
-    """Returns the node whose memory each node shares, and the memory written in place."""
+    """Returns the base node of each node's memory, and the bases that are written in place."""
     base: dict[fx.Node, fx.Node] = {}
     written: set[fx.Node] = set()
     for node in graph.nodes:

@@ -426,7 +426,7 @@ class _Watch(TorchDispatchMode):
 
     @contextlib.contextmanager
     def unrecorded(self) -> Iterator[None]:
-        """Context whose computations are not part of the graph."""
+        """Context for computations outside of the graph."""
         self._paused = True
         try:
             with disable_proxy_modes_tracing():

@@ -183,7 +183,7 @@ class Ranks(SingleProcess):
 
     @contextlib.contextmanager
     def rank_zero_first(self) -> Iterator[bool]:
-        """Context at whose end the other ranks wait for the first, without a time limit.
+        """Context after which the other ranks wait for the first, without a time limit.
 
         Yields:
             bool: True on the first rank.

@@ -166,7 +166,7 @@ class IsaacSimulation:
         return self._seen(self.env.obs_dict)
 
     def step(self, actions: Mapping[str, Any], before: GroupFlags) -> Step:
-        """Makes a step, and resets the envs whose episode ended.
+        """Makes a step, and resets the envs that end.
 
         Args:
             actions (mapping): group -> ``"action"``, or group -> kind -> ``"action"``.

@@ -138,7 +138,7 @@ _COLLISIONS = (
 def without_branches(env: Environment) -> Iterator[None]:
     """Context manager in which steps take one path for all states, with VMAS's results.
 
-    Only this environment's world is patched, and it is restored on exit.
+    Only this environment's ``World`` is patched, and it is restored on exit.
 
     Args:
         env (Environment): VMAS environment to record.
@@ -168,10 +168,10 @@ def without_branches(env: Environment) -> Iterator[None]:
 
 
 class _Contacts:
-    """Branch-free replacements of the contact tests of a VMAS world.
+    """Branch-free replacements of VMAS's contact tests.
 
     Args:
-        world (World): VMAS's world.
+        world (World): VMAS's ``World``.
     """
 
     def __init__(self, world: World) -> None:
