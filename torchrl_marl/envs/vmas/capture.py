@@ -168,11 +168,7 @@ def without_branches(env: Environment) -> Iterator[None]:
 
 
 class _Contacts:
-    """Branch-free replacements of VMAS's contact tests.
-
-    Args:
-        world (World): VMAS's ``World``.
-    """
+    """Branch-free replacements of the contact tests of VMAS's ``World``."""
 
     def __init__(self, world: World) -> None:
         self._world = world
