@@ -197,7 +197,7 @@ def test_how_many_structures_are_too_many():
     signatures = [repr({("scenario", "mass"): [float(i)], ("", "t"): [None]}) for i in range(12)]
     refuse_many_structures(signatures)
     new = repr({("scenario", "mass"): [float("inf")], ("", "t"): [None]})
-    with pytest.raises(CaptureError, match=r"13 were found: resets go on changing scenario\.mass;"):
+    with pytest.raises(CaptureError, match=r"13 were found: resets keep changing scenario\.mass;"):
         refuse_many_structures([*signatures, new])
 
 

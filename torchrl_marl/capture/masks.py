@@ -300,7 +300,7 @@ class MaskedRows:
         if parts and parts[0] is Ellipsis and len(consumed) <= tag.after:
             return parts
         if len(parts) < rows or any(part != _FULL for part in parts[:rows]):
-            raise self.refusal("the rows that a mask chose are read one by one")
+            raise self.refusal("single rows of those that a mask chose are selected")
         return (*(_FULL,) * (tag.mask.ndim - 1), *parts)
 
     def _constant_places(self, part: Any) -> tuple:
@@ -315,7 +315,7 @@ class MaskedRows:
     def refuse(self, x: Any) -> None:
         """Raises for rows selected by a mask, where their number would matter."""
         if self._tag_of(x) is not None:
-            raise self.refusal("the rows that a mask chose are read as a whole")
+            raise self.refusal("the rows that a mask chose are used where their number matters")
 
     def _check_unchanged(self, tag: _Tag) -> None:
         if self._watch.number(tag.mask) != tag.held:

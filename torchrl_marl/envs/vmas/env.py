@@ -185,8 +185,8 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
             raise BatchSizeError(
                 "Batch size used in constructor "
                 f"{'does not match vmas batch size' if one else 'is not compatible with vmas'}. "
-                f"VmasEnv: batch_size is {tuple(self.batch_size)}, expected (num_envs,) = "
-                f"({num_envs},); leave it out."
+                f"VmasEnv: batch_size is {tuple(self.batch_size)}, expected ({num_envs},) from "
+                "num_envs; leave it out."
             )
         return env
 
