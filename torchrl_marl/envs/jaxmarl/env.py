@@ -52,7 +52,7 @@ class JaxMarlEnv(LastPictures, AutoResetEnv):
     copied. GPUs are untested.
 
     Args:
-        environment (str or MultiAgentEnv): one of ``jaxmarl.registered_envs``, or a built JaxMARL
+        env (str or MultiAgentEnv): one of ``jaxmarl.registered_envs``, or a built JaxMARL
             environment, which is not modified.
 
     Keyword Args:
@@ -94,7 +94,7 @@ class JaxMarlEnv(LastPictures, AutoResetEnv):
 
     def __init__(
         self,
-        environment: Any,
+        env: Any,
         *,
         num_envs: int,
         max_steps: int | None = None,
@@ -122,7 +122,7 @@ class JaxMarlEnv(LastPictures, AutoResetEnv):
         self._jax_device = dlpack.device_of(torch.device(device))
         self._calls = step.compiled(
             step.Settings(
-                environment,
+                env,
                 num_envs,
                 max_steps,
                 state,
