@@ -122,7 +122,7 @@ REFUSED = {
     mean_over_rows: "mean over the rows",
     number_of_rows: "__len__",
     shape_of_rows: "of rows chosen by a mask",
-    first_row: "looked at",
+    first_row: "single rows of",
     sorted_rows: "sort of rows",
     reshaped: "reshape of rows",
     with_all_rows: "meet other rows",
@@ -130,9 +130,9 @@ REFUSED = {
     two_masks: "two masks",
     mask_and_tensor: "a mask and a tensor",
     outer_mask_on_rows: "another mask",
-    rows_are_returned: "looked at",
+    rows_are_returned: "number matters",
     rows_in_a_loop: "of rows",
-    places_are_counted: "are an index",
+    places_are_counted: "are used as an index",
 }
 
 

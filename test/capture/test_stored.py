@@ -121,7 +121,7 @@ def test_a_folder_that_cannot_be_written_is_named(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("no folder")
     monkeypatch.setattr(stored, "_folder", lambda: tmp_path / "file" / "graphs")
     monkeypatch.setattr(torch._inductor, "aot_compile", lambda *_, **__: str(tmp_path / "file"))
-    with pytest.raises(WriteError, match="TORCHINDUCTOR_CACHE_DIR to a folder"):
+    with pytest.raises(WriteError, match="TORCHINDUCTOR_CACHE_DIR to a writable folder"):
         run_of()
 
 

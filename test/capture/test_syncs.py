@@ -146,7 +146,7 @@ def test_inputs_that_tell_no_type():
     module = torch.fx.GraphModule({}, graph)
     assert graph_syncs(module, (X, PLACES)) == []
     assert graph_syncs(module, (X, MASK)).n_waits == 1
-    with pytest.raises(ValueError, match="tells no type"):
+    with pytest.raises(ValueError, match="has no metadata"):
         graph_syncs(module)
 
 

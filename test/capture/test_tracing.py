@@ -58,7 +58,7 @@ def test_results_are_described_to_the_compiler_as_torch_does(monkeypatch):
         return [(x.shape, x.stride(), x.dtype, x.device, type(x)) for x in values]
 
     quick = described()
-    monkeypatch.setattr(tracing, "_quickly_described", lambda mode: contextlib.nullcontext())
+    monkeypatch.setattr(tracing, "_fast_metadata", lambda mode: contextlib.nullcontext())
     assert described() == quick and len(quick) > 6
 
 

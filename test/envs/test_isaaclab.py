@@ -234,7 +234,7 @@ REFUSED = {
     "an agent without a group": ({"group_map": {"a": NAMES[:3]}}, "'robot_3' has no group"),
     "no such argument": ({"max_step": 3}, "did you mean 'max_steps'"),
     "no steps": ({"max_steps": 0}, "max_steps is 0"),
-    "another device": ({"device": "cuda:0"}, "the task given runs on cpu"),
+    "another device": ({"device": "cuda:0"}, "the given task runs on cpu"),
 }
 
 
@@ -246,9 +246,9 @@ def test_bad_arguments_are_refused(isaac, kwargs, message):
 
 def test_other_environments_and_numbers_are_refused(isaac):
     task = task_of_robots(isaac)
-    with pytest.raises(ConfigError, match="num_envs is 3, but the task given has 5"):
+    with pytest.raises(ConfigError, match="num_envs is 3, but the given task has 5"):
         IsaacLabEnv(task, num_envs=3, action_scale=1.0)
-    with pytest.raises(ConfigError, match="a dict, expected one of Isaac Lab's"):
+    with pytest.raises(ConfigError, match="a dict, expected an Isaac Lab"):
         IsaacLabEnv({}, action_scale=1.0)
     with pytest.raises(ConfigError, match="the task runs on cpu"):
         IsaacLabEnv(task, action_scale=1.0).to("cuda")

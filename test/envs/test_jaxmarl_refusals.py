@@ -25,7 +25,7 @@ pytestmark = pytest.mark.environments
         ({"world": SPREAD, "n_agents": 2}, "no argument 'n_agents'; did you mean 'num_agents'"),
         ({"world": SMAX, "n_allies": 2}, "cannot be built with .*n_allies"),
         ({"world": SPREAD, "state": "worlds"}, "state is 'worlds'"),
-        ({"world": "hanabi", "state": "world"}, "has no state for a critic"),
+        ({"world": "hanabi", "state": "world"}, "has no state for a central critic"),
         ({"world": SPREAD, "shaped_reward": 1.0}, "shaped_reward is 1.0, but"),
         ({"world": SPREAD, "max_steps": 0}, "max_steps is 0"),
         ({"world": object()}, "the environment is a object"),
@@ -52,10 +52,10 @@ class Strange:
 
 def test_a_world_without_observations_by_agent_is_refused():
     with pytest.raises(
-        SpecError, match=r"'Strange' gives its observations as a dict of \['x', 'y'"
+        SpecError, match=r"'Strange' returns its observations as a dict of \['x', 'y'"
     ):
         JaxMarlEnv(Strange(), num_envs=2)
-    with pytest.raises(ConfigError, match="num_agents came with an environment"):
+    with pytest.raises(ConfigError, match="num_agents cannot be applied to an environment"):
         JaxMarlEnv(jaxmarl.make(SPREAD), num_envs=2, num_agents=2)
 
 

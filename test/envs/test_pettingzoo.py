@@ -213,7 +213,7 @@ def test_a_world_that_cannot_be_copied_asks_for_a_callable():
     world = make_script()
     world.lock = __import__("threading").Lock()
     PettingZooEnv(world)
-    with pytest.raises(ConfigError, match="give a callable"):
+    with pytest.raises(ConfigError, match="pass a function that returns"):
         PettingZooEnv(world, num_envs=2)
 
 

@@ -141,7 +141,7 @@ def test_a_world_that_keeps_its_agents_after_the_end_ends():
 
 def test_nobody_comes_back():
     steps = [{"agents": "bob_0", "dies": "bob_1"}, {}, {"agents": "bob_0 bob_1"}]
-    with pytest.raises(SpecError, match="agent 'bob_1' ended and is there again.*new id"):
+    with pytest.raises(SpecError, match="agent 'bob_1' ended and is present again.*new id"):
         roll(Script("bob_0 bob_1", steps), 3)
     # An environment may keep one for a while.
     steps = [{"dies": "bob_1"}, {}, {"agents": "bob_0"}]
@@ -173,20 +173,20 @@ def changing(step, first=None):
 CHANGES = {
     "a stranger comes": (
         changing({"agents": "bob_0 bob_1 eve", "sees": "bob_0 bob_1"}),
-        "agent 'eve' is among its agents, but it is none of the environment's agents",
+        "agent 'eve' is among the agents, but not among the environment's agents",
     ),
     "one has another name": (
         changing({"agents": "bob_0 rob_1", "sees": "bob_0", "dies": "bob_1"}),
-        "agent 'rob_1' is among its agents",
+        "agent 'rob_1' is among the agents",
     ),
     "all have other names": (
         changing({"agents": "x y", "sees": "bob_0 bob_1"}),
-        "agent 'x' is among its agents",
+        "agent 'x' is among the agents",
     ),
-    "a stranger earns": (changing({"earns": {"eve": 1.0}}), "agent 'eve' is among its rewards"),
+    "a stranger earns": (changing({"earns": {"eve": 1.0}}), "agent 'eve' is among the rewards"),
     "a stranger sees": (
         changing({"shows": {"eve": 1.0}}),
-        "agent 'eve' is among its observations",
+        "agent 'eve' is among the observations",
     ),
     "gone without a flag": (
         changing({"agents": "bob_0"}),
@@ -196,15 +196,15 @@ CHANGES = {
     "all gone without a flag": (changing({"agents": ""}), "agent 'bob_0' is gone from"),
     "a stranger at the begin": (
         Script("bob_0 bob_1", [{}], first="bob_0 bob_1 eve"),
-        "agent 'eve' is among its agents",
+        "agent 'eve' is among the agents",
     ),
     "a flag that is a text": (
         Says("bob_0 bob_1", "False"),
-        "agent 'bob_1' is said to be terminated: 'False' .str., expected True or False",
+        "the terminated flag of agent 'bob_1' is 'False' .str., expected True or False",
     ),
     "a number that is no flag": (
         Says("bob_0 bob_1", 0.5, "truncated"),
-        "agent 'bob_1' is said to be truncated: 0.5 .float.",
+        "the truncated flag of agent 'bob_1' is 0.5 .float.",
     ),
 }
 CHANGES["a stranger at the begin"][0]._see = lambda agents: dict.fromkeys(

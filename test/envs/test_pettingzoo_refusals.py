@@ -111,8 +111,8 @@ def test_a_world_that_never_ends_asks_for_a_time_limit(monkeypatch):
         ("sisl/pursuit_v4", "did you mean 'sisl/pursuit-v5'"),
         ("connect_four", "did you mean 'classic/connect_four-v3'"),
         ("nowhere/land", "unknown PettingZoo environment 'nowhere/land'"),
-        ("mpe2", "'mpe2' names no environment.*'mpe2/simple_"),
-        ("sisl", "'sisl' names no environment.*'sisl/multiwalker-v"),
+        ("mpe2", "'mpe2' is not an environment.*'mpe2/simple_"),
+        ("sisl", "'sisl' is not an environment.*'sisl/multiwalker-v"),
     ],
 )
 def test_an_unknown_name_names_the_nearest(name, words):

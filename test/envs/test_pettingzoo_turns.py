@@ -99,13 +99,13 @@ def test_a_world_that_tells_nothing_to_who_waits():
 @pytest.mark.parametrize(
     "change, words",
     [
-        (lambda world: world.agents.append("eve"), "'eve' is among its agents"),
+        (lambda world: world.agents.append("eve"), "'eve' is among the agents"),
         (
             lambda world: world.agents.remove("p_2"),
             "'p_2' is gone from the environment's agents, but",
         ),
-        (lambda world: world.terminations.update(p_2="no"), "'p_2' is said to be terminated: 'no'"),
-        (lambda world: setattr(world, "agent_selection", "eve"), "'eve' is among its movers"),
+        (lambda world: world.terminations.update(p_2="no"), "'p_2' is 'no'"),
+        (lambda world: setattr(world, "agent_selection", "eve"), "'eve' is among the movers"),
     ],
 )
 def test_a_world_that_changes_its_agents_is_refused(change, words):
@@ -118,7 +118,7 @@ def test_a_world_that_changes_its_agents_is_refused(change, words):
             if self.move == 2:
                 change(self)
 
-    with pytest.raises(SpecError, match=f"^Copy 0 of Changing: agent {words}"):
+    with pytest.raises(SpecError, match=f"^Copy 0 of Changing: .*agent {words}"):
         roll(Changing(3), 4)
 
 
@@ -183,7 +183,7 @@ def test_the_movers_mask_in_infos_is_that_of_all(group_map):
 
 
 def test_a_mask_that_infos_tell_late_is_refused():
-    with pytest.raises(SpecError, match="agent 'p_1' is told an action mask.*tell it in reset"):
+    with pytest.raises(SpecError, match="agent 'p_1' has an action mask.*return it in reset"):
         roll(MaskedTurns(since=1), 3)
 
 

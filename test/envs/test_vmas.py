@@ -255,7 +255,7 @@ def test_a_state_for_the_critic():
     assert torch.equal(td["next", "state"], td["next", "agents", "observation"].flatten(2))
     own = VmasEnv("balance", num_envs=3, state=lambda env: env.world.agents[0].state.pos)
     assert own.rollout(2)["state"].shape == (3, 2, 2)
-    with pytest.raises(ConfigError, match=r"gave shape \(3,\), expected \[3, S\]"):
+    with pytest.raises(ConfigError, match=r"returned shape \(3,\), expected \[3, S\]"):
         VmasEnv("balance", num_envs=3, state=lambda env: env.world.agents[0].state.pos[:, 0])
     with pytest.raises(ConfigError, match="state is 'all'"):
         VmasEnv("balance", num_envs=3, state="all")

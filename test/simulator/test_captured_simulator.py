@@ -163,7 +163,7 @@ class Asserting(Billiards):
     [
         (Counting, "a step changes rounds from"),
         (Branching, "test_captured_simulator.py:"),
-        (Views, "memory of the graph is not what the simulator gives"),
+        (Views, "memory of the graph differs from the simulator"),
     ],
 )
 def test_what_a_graph_cannot_hold_refuses(make, words):
@@ -240,11 +240,11 @@ class Windy(Billiards):
 def test_a_value_on_which_the_path_depends_is_a_part_of_the_signature():
     simulator, sim = captured(Windy)
     program_of(sim, simulator)
-    sim.look()
+    sim.read_assumed()
     calm, structure = sim.signature(), sim.structure()
     simulator.wind = torch.ones(2)
-    sim.look()
+    sim.read_assumed()
     assert sim.signature() != calm and sim.structure() == structure
     simulator.wind = torch.zeros(2)
-    sim.look()
+    sim.read_assumed()
     assert sim.signature() == calm

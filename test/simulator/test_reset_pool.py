@@ -67,7 +67,7 @@ def test_an_env_that_ends_more_often_than_there_are_starts_gets_its_own_again(en
     seen = [begin(pool, env, [True, False, False, False])[1][key][0] for _ in range(depth + 2)]
     # Its own first starts come again rather than another env's, or none.
     assert torch.equal(seen[0], seen[depth]) and torch.equal(seen[1], seen[depth + 1])
-    with pytest.warns(UserWarning, match=f"ended {depth + 2} times.* of the {depth} starts"):
+    with pytest.warns(UserWarning, match=f"ended {depth + 2} times.* of its {depth} starts"):
         pool.prepare()
     assert not pool.tensors["used"].any()
     fresh = begin(pool, env, [True, False, False, False])[1][key][0]

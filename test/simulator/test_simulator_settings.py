@@ -11,7 +11,7 @@ from torchrl.envs.utils import step_mdp
 
 from torchrl_marl.collectors import RolloutCollector
 from torchrl_marl.envs import MarlEnv
-from torchrl_marl.simulator.settings import Settings, what_starts_depend_on
+from torchrl_marl.simulator.settings import Settings, find_dependence
 from torchrl_marl.specs import AgentSpec
 
 vmas = pytest.importorskip("vmas")
@@ -116,9 +116,9 @@ def test_a_setting_holds_for_the_next_new_episodes(change, execution):
 def test_a_level_goes_up_with_the_episodes_of_an_env(execution):
     env, td = made(Levels(), execution)
     expected = distances(env).clone()
-    whys = [r"Levels: envs are reset one by one, since .* had before: \S+"]
+    whys = [r"Levels: envs are reset one by one, since .* before the reset: \S+"]
     if execution == "trace":
-        whys = ["Levels: steps run eagerly, .* had before", *whys]
+        whys = ["Levels: steps run eagerly, .* before the reset", *whys]
     with pytest.warns(UserWarning) as caught:
         for begun in ([1], [1, 4], [1, 2, 3]):
             td = reset_some(env, td, begun)
@@ -204,7 +204,7 @@ def test_worlds_of_ones_own_begin_with_the_settings_of_now(execution):
 def test_a_level_of_ones_own_is_refused_by_graphs_and_goes_up_eagerly():
     env = Track(E, level=True)
     collector = RolloutCollector(env, frames_per_batch=4 * E, execution="trace")
-    with pytest.warns(UserWarning, match="collected eagerly, .* had before: (at|level)"):
+    with pytest.warns(UserWarning, match="collected eagerly, .* before the reset: (at|level)"):
         batch = collector.rollout()
     assert (batch[CAR][:, 0] == 1).all() and (batch[CAR][:, 2] == 2).all()
     assert (collector.rollout()[CAR][:, 0] == 3).all()
@@ -258,13 +258,13 @@ def raises(game):
 )
 def test_what_a_start_depends_on_is_found(begin, found):
     game = Game(begin)
-    assert what_starts_depend_on(game, [], game.reset, game.step) == found
+    assert find_dependence(game, [], game.reset, game.step) == found
 
 
 def test_a_reset_that_fails_in_another_state_depends_on_it():
     game = Game(raises)
     game.kept += 1
-    assert "raises IndexError" in what_starts_depend_on(game, [], game.reset, game.step)
+    assert "raises IndexError" in find_dependence(game, [], game.reset, game.step)
 
 
 def test_settings_change_in_place_and_out_of_place():

@@ -156,7 +156,7 @@ def test_a_state_of_another_world_is_refused(state):
         (lambda n: Thing(x=torch.zeros(n, n)), "expected the envs in the first dim"),
         (lambda n: Thing(x=torch.zeros(2 * n)), "expected the envs in the first dim"),
         (lambda n: Thing(x=deque([torch.zeros(n)])), "ring buffer"),
-        (lambda n: Thing(x=torch.zeros(n)) if n == 7 else Thing(), "is there with 7 envs"),
+        (lambda n: Thing(x=torch.zeros(n)) if n == 7 else Thing(), "exists with 7 envs"),
     ],
 )
 def test_states_that_cannot_be_read_are_refused(build, message):

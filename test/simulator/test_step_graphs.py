@@ -186,7 +186,7 @@ def test_a_structure_that_never_stays_falls_back_in_the_end(monkeypatch):
     monkeypatch.setattr("torchrl_marl.simulator.step_graphs._MOST_STRUCTURES", 2)
     env, eager = make(Restless()), make(Restless(), "eager")
     action = draw_actions(env, 1)[0]
-    with pytest.warns(UserWarning, match=r"3 were met: .* changing scenario\.force;") as caught:
+    with pytest.warns(UserWarning, match=r"3 were found: .* changing scenario\.force;") as caught:
         for _ in range(4):
             found, expected = (x.step(x.reset().update(action)) for x in (env, eager))
             assert_same(found, expected)
@@ -197,7 +197,7 @@ def test_how_many_structures_are_too_many():
     signatures = [repr({("scenario", "mass"): [float(i)], ("", "t"): [None]}) for i in range(12)]
     refuse_many_structures(signatures)
     new = repr({("scenario", "mass"): [float("inf")], ("", "t"): [None]})
-    with pytest.raises(CaptureError, match=r"13 were met: resets go on changing scenario\.mass;"):
+    with pytest.raises(CaptureError, match=r"13 were found: resets keep changing scenario\.mass;"):
         refuse_many_structures([*signatures, new])
 
 

@@ -279,7 +279,7 @@ class TestOtherPictures:
         plain = make_env(name, num_envs=2, max_steps=3, seed=0)
         team = TeamSpec.from_env(plain)
         assert torch.equal(play(plain, None, team, episodes=2, seed=3).total, played.total)
-        with pytest.raises(ConfigError, match="was not built to be drawn; use drawn=True"):
+        with pytest.raises(ConfigError, match="was built without rendering; use drawn=True"):
             film_of(plain)
         # The last picture is of the episode's end, not of the next one's start.
         assert (film.episodes[0][-1].picture != scene(env, 0)).any()

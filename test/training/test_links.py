@@ -117,7 +117,7 @@ def test_a_link_in_the_place_of_a_folder_is_not_followed(theirs, mine, name):
 
 def test_what_reports_read_is_no_link(theirs, mine):
     put(theirs / "summary.json", mine)
-    with pytest.raises(TrustError, match="put the file itself there"):
+    with pytest.raises(TrustError, match="replace it by the file itself"):
         read_run(theirs)
     put(theirs / "config.yaml", mine)
     with pytest.raises(TrustError, match=r"config\.yaml"):

@@ -99,4 +99,4 @@ def test_norms_of_values_also_where_a_part_has_nobody(whole):
 def test_nobody_is_summed_with_outside_of_learning():
     assert current() is SINGLE_PROCESS
     assert by_threads(lambda part: current().size, 0, 0) == [2, 2]
-    assert current() is SINGLE_PROCESS and SINGLE_PROCESS.slots(torch.ones(2)).shape == (1, 2)
+    assert current() is SINGLE_PROCESS and SINGLE_PROCESS.row_of_rank(torch.ones(2)).shape == (1, 2)

@@ -1,4 +1,4 @@
-"""Captures a function of tensors as one graph: traces it, compiles it, replays it on a GPU."""
+"""Capture of tensor functions as graphs: tracing, compilation and CUDA graphs."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""A compiled function of flat tensors, replayed as a CUDA graph."""
+"""Replay of a function of flat tensors as a CUDA graph."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Function = Callable[..., Sequence[Tensor]]
 
 
 class Recorder(Protocol):
-    """Warms a function up before recording, and records it."""
+    """Protocol for warming up and recording a function."""
 
     def warm_up(self, function: Function, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Runs a function, so that its first allocations happen now."""
+        """Runs a function, so that its first allocations happen before the recording."""
 
     def record(
         self, function: Function, inputs: Sequence[Tensor]
@@ -29,22 +29,22 @@ class Recorder(Protocol):
         """Records a function *without* running it.
 
         Returns:
-            tuple: the outputs, which hold nothing yet, and what runs the function on the memory
-            that ``inputs`` have now, into that of the outputs.
+            tuple: the outputs, still without values, and a function that replays the recording
+            from the current memory of ``inputs`` to that of the outputs.
         """
 
 
 class CudaRecorder:
     """Recorder on a GPU.
 
-    Random numbers are drawn from the GPU's default generator, which ``torch.cuda.graph`` knows:
-    each replay continues its sequence, and ``torch.manual_seed`` holds as ever.
+    Random numbers are drawn from the GPU's default generator, which ``torch.cuda.graph`` supports:
+    each replay continues its sequence, and ``torch.manual_seed`` works as usual.
 
     Args:
         device (torch.device): the GPU.
-        pool (optional): what ``torch.cuda.graph_pool_handle()`` gives. Graphs that share a pool
-            share the memory of their intermediate results. They must not run at the same time,
-            and the static outputs of one last only until another of them runs.
+        pool (optional): return value of ``torch.cuda.graph_pool_handle()``. Graphs with a common
+            pool share the memory of intermediate results. They must not run at the same time, and
+            static outputs are valid only until another graph of the pool runs.
     """
 
     def __init__(self, device: torch.device, pool: Any = None) -> None:
@@ -75,38 +75,36 @@ class CudaRecorder:
 
 
 class CudaGraph:
-    """Function of flat tensors, called by replaying a graph.
+    """Function of flat tensors that is called by replaying a CUDA graph.
 
-    Every call runs the function once, in every respect: the first ``warmup`` calls run it as it
-    is, the next one records it, which runs nothing, and from then on it is replayed. So nothing
-    has to be undone after the warm-up.
+    Every call has the effects of one call of the function. The first ``warmup`` calls run it
+    eagerly, the next one records it and replays the graph, and later ones replay it. Nothing has to
+    be undone after the warm-up.
 
-    A graph reads and writes fixed memory. An input that had the same memory in every call, as
-    parameters have, is used where it is. One that has moved is *buffered* from then on: copied
-    into a buffer before the replay and, if the function writes to it, copied back after it. An
-    input that moves after the recording is buffered too, and the graph recorded again, which
-    happens at most once for each input.
+    A graph reads and writes fixed memory. Inputs with the same memory in every call, such as
+    parameters, are used in place. An input whose memory changes is *buffered* from then on: it is
+    copied into a buffer before the replay, and copied back afterwards if the function writes to it.
+    If this happens after the recording, the graph is recorded again, at most once per input.
 
     Args:
-        function (callable): flat tensors to flat tensors, all on one device. It may write to its
-            inputs in place.
-        mutated (collection of int, optional): places of the inputs that it may write to, see
+        function (callable): function from flat tensors to flat tensors, all on one device. It may
+            write to its inputs in place.
+        mutated (collection of int, optional): indices of the inputs that it may write to, see
             :func:`written_inputs`; all by default.
-        outputs ("clone" or "static"): ``clone`` gives the caller tensors of its own. ``static``
-            gives those of the graph, without a copy: the next call overwrites them, as does the
-            next call of any graph that shares the pool. In both, an output that is an input is
-            the caller's input.
-        warmup (int): calls before the recording, at least one.
-        recorder (Recorder, optional): a :class:`CudaRecorder` for the inputs' device by default.
-        name (str): what it is, in a sentence.
+        outputs ("clone" or "static"): ``clone`` returns copies. ``static`` returns the graph's
+            tensors, which the next call of any graph of the pool overwrites. In both, an output
+            that is an input is the caller's input.
+        warmup (int): number of calls before the recording, at least one.
+        recorder (Recorder, optional): by default a :class:`CudaRecorder` for the inputs' device.
+        name (str): name of the function, for messages.
 
     Attributes:
-        n_recorded (int): how often it has been recorded.
-        buffered (list of int): places of the inputs that are copied in each call.
+        n_recorded (int): number of recordings.
+        buffered (list of int): indices of the inputs that are copied in each call.
 
     Raises:
-        CaptureError: inputs of other shapes, strides, types or devices than in the first call;
-            inputs that are not all on one GPU; a function that cannot be recorded.
+        CaptureError: if inputs differ from the first call in shape, strides, dtype or device, are
+            not all on one GPU, or the function cannot be recorded.
     """
 
     def __init__(
@@ -131,7 +129,7 @@ class CudaGraph:
         self.forget()
 
     def forget(self) -> None:
-        """Discards the graphs, as after parameters were replaced by others."""
+        """Discards the graph, for example after parameters were replaced."""
         self._n_calls = 0
         self._signatures: list[tuple] = []
         self._given: list[Tensor | None] = []
@@ -143,12 +141,12 @@ class CudaGraph:
 
     @property
     def buffered(self) -> list[int]:
-        """Positions of the inputs that are copied into buffers of the graph before every replay."""
+        """Indices of the inputs that are copied into buffers before every replay."""
         return sorted(self._moving)
 
     @torch.no_grad()
     def __call__(self, *inputs: Tensor) -> list[Tensor]:
-        """Runs the function, without a gradient."""
+        """Runs the function without gradients."""
         if not self._signatures:
             self._begin(inputs)
         assert self._recorder is not None
@@ -182,30 +180,30 @@ class CudaGraph:
         self._hold(inputs)
 
     def _moved(self, inputs: Sequence[Tensor]) -> set[int]:
-        """Returns inputs whose address changed for the first time; all have known shapes."""
+        """Returns the inputs with a first change of address; checks all shapes."""
         if len(inputs) != len(self._signatures):
             raise CaptureError(
                 f"{self.name} was recorded with {len(self._signatures)} inputs and is called "
                 f"with {len(inputs)}."
             )
         moved = set()
-        # Hundreds of parameters are compared in every call; most have not changed.
+        # A fast path, since most of hundreds of parameters have not changed.
         for i, (x, given, address) in enumerate(zip(inputs, self._given, self._addresses)):
             if x is given and x.data_ptr() == address:
                 continue
             now, then = _signature(x), self._signatures[i]
             if now != then:
                 raise CaptureError(
-                    f"{self.name} was recorded with input {i} as {_words(then)} and is called "
-                    f"with {_words(now)}; a graph is of fixed shapes, record another one."
+                    f"{self.name} was recorded with input {i} as {_description(then)} and is "
+                    f"called with {_description(now)}; a graph has fixed shapes, record another."
                 )
             if x.data_ptr() != address and i not in self._moving:
                 moved.add(i)
         return moved
 
     def _hold(self, inputs: Sequence[Tensor]) -> None:
-        # Aliases keep the memory, also where the caller gives a parameter other `data`: no later
-        # input can be at an address by chance.
+        # Aliases keep the memory allocated, even if the caller replaces a parameter's `data`, so
+        # that no later input can get the same address.
         self._inputs = [x.detach() for x in inputs]
         self._addresses = [x.data_ptr() for x in inputs]
         self._given = [None if i in self._moving else x for i, x in enumerate(inputs)]
@@ -235,21 +233,21 @@ class CudaGraph:
         self.n_recorded += 1
 
     def _refuse_overlaps(self, written: Collection[int]) -> None:
-        # One buffer for each would separate shared memory.
+        # Separate buffers would break shared memory.
         for i in self._moving:
             for j, x in enumerate(self._inputs):
                 if i != j and (i in written or j in written) and _overlap(self._inputs[i], x):
                     raise CaptureError(
                         f"{self.name}: inputs {i} and {j} share memory, one is written to and "
-                        f"input {i} moves from call to call; give input {i} a fixed place."
+                        f"the memory of input {i} changes between calls; keep it fixed."
                     )
 
 
 def written_inputs(module: fx.GraphModule) -> set[int]:
-    """Returns a graph's inputs that it may write to, also through views.
+    """Returns the indices of a graph's inputs that it may write to, also through views.
 
     Args:
-        module (GraphModule): of ATen operators, as :func:`~torchrl_marl.capture.trace` gives.
+        module (GraphModule): graph of ATen operators from :func:`~torchrl_marl.capture.trace`.
 
     Examples:
         >>> from torchrl_marl.capture import trace
@@ -290,7 +288,7 @@ def _signature(x: Tensor) -> tuple:
     return shape, strides, x.dtype, x.device
 
 
-def _words(signature: tuple) -> str:
+def _description(signature: tuple) -> str:
     shape, strides, dtype, device = signature
     return f"{dtype} {list(shape)} (strides {list(strides)}) on {device}"
 
@@ -300,13 +298,13 @@ def _place(x: Tensor) -> tuple:
 
 
 def _copy(into: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    """Copies tensors of the same strides, without waiting; on a GPU mostly in one launch."""
+    """Copies tensors of equal strides asynchronously; on a GPU mostly in one launch."""
     if into:
-        torch._foreach_copy_(list(map(_once, into)), list(map(_once, values)))
+        torch._foreach_copy_(list(map(_unexpanded, into)), list(map(_unexpanded, values)))
 
 
-def _once(x: Tensor) -> Tensor:
-    """Returns a tensor without the repetitions of an expanded one."""
+def _unexpanded(x: Tensor) -> Tensor:
+    """Returns a tensor without the repetitions of expanded dims."""
     for dim, stride in enumerate(x.stride()):
         if stride == 0 and x.shape[dim] > 1:
             x = x.narrow(dim, 0, 1)

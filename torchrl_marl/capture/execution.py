@@ -1,4 +1,4 @@
-"""Ways of running tensor programs: step by step, or as graphs."""
+"""Execution modes of tensor programs: eager, or as graphs."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ __all__ = ["EXECUTIONS", "Execution", "check_execution"]
 
 Execution = Literal["eager", "trace", "compile", "cudagraph"]
 EXECUTIONS = {
-    "eager": "step by step",
+    "eager": "operation by operation",
     "trace": "graphs, run operation by operation",
     "compile": "compiled graphs, on CPU or GPU",
     "cudagraph": "compiled graphs that a GPU replays",
 }
-"""Execution -> how a program runs."""
+"""Execution mode -> description."""
 
 
 def check_execution(execution: str, device: torch.device | str | None, where: str) -> None:
-    """Refuses an unknown execution, and CUDA graphs without a GPU.
+    """Raises for an unknown execution mode, and for CUDA graphs without a GPU.
 
     Args:
         execution (str): ``eager``, ``compile`` (compiled graphs, on CPU or GPU), ``cudagraph``
-            (compiled graphs that a GPU replays) or, to look for an error, ``trace`` (graphs that
-            are run operation by operation).
-        device (torch.device, optional): where the program runs.
-        where (str): what was asked for it, for the message.
+            (compiled graphs that a GPU replays), or for debugging ``trace`` (graphs run operation
+            by operation).
+        device (torch.device, optional): device of the program.
+        where (str): name of the caller, for the message.
 
     Raises:
-        ConfigError: naming what can be had.
+        ConfigError: naming the possible modes.
 
     Examples:
         >>> check_execution("compile", "cpu", "VmasEnv")
@@ -51,5 +51,5 @@ def check_execution(execution: str, device: torch.device | str | None, where: st
         has = "" if torch.cuda.is_available() else ", and torch finds no GPU"
         raise ConfigError(
             f"{where}: execution='cudagraph' needs a GPU, the device is {on!r}{has}; "
-            "use execution='compile', or device='cuda' on a machine that has one."
+            "use execution='compile', or device='cuda' on a machine with a GPU."
         )

@@ -1,4 +1,4 @@
-"""Compiles a graph with Inductor: forms that suit a CPU, and the order of what is written."""
+"""Compilation of graphs with Inductor, with rewrites for CPUs and ordered writes."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from torchrl_marl.errors import CaptureError, WriteError
 
 __all__ = ["compile_module", "compute_before_writes", "rational_tanh", "rewrite_for_cpu"]
 
-# Random numbers are those of eager execution; tiling by strides costs small kernels more than it
-# saves (balance, 600 envs: 1.05 -> 0.83 ms a step). Whether each buffer has the strides that the
-# compiler gave it is its own tests' business, and takes a tenth of a small step's time.
+# Random numbers are those of eager execution. Tiling by strides costs small kernels more than it
+# saves (balance, 600 envs: 1.05 -> 0.83 ms per step). Assertions on strides and alignment would
+# take a tenth of a small step's time.
 OPTIONS: dict[str, Any] = {
     "fallback_random": True,
     "cpp.enable_tiling_heuristics": False,
@@ -31,28 +31,29 @@ OPTIONS: dict[str, Any] = {
     "alignment_asserts": False,
 }
 
-# Operations, from which on a graph is stored on disk; a library of one's own takes some seconds.
+# Smallest number of operations of graphs stored on disk, since a library takes some seconds.
 _LARGE = 200
 
-# Operations that Inductor decomposes into steps that round differently.
+# Operations that Inductor decomposes into operations with other rounding.
 _REORDERED = (torch.ops.aten.linalg_vector_norm.default, torch.ops.aten.logaddexp.default)
 
 
 def compile_module(
     module: fx.GraphModule, leaves: list[Tensor], exact: bool = False
 ) -> tuple[Any, int]:
-    """Compiles a graph, or loads what was compiled of an equal one before.
+    """Compiles a graph, or loads it from the cache.
 
     Args:
-        module (GraphModule): of ATen operators.
-        leaves (list of Tensor): its inputs; it holds for their shapes, strides and devices.
-        exact (bool): leaves to torch itself what the compiler would compute in another order.
+        module (GraphModule): graph of ATen operators.
+        leaves (list of Tensor): its inputs; the result is valid for their shapes, strides and
+            devices.
+        exact (bool): use torch's kernels where the compiler would compute in another order.
 
     Returns:
-        callable, int: of the inputs, giving the list of outputs; and its number of kernels.
+        callable, int: function from the inputs to the list of outputs, and number of kernels.
 
     Raises:
-        WriteError: the compiler's cache cannot be written.
+        WriteError: if the compiler's cache cannot be written.
     """
     on_cpu = not exact and all(x.device.type == "cpu" for x in leaves)
     module = compute_before_writes(rewrite_for_cpu(module) if on_cpu else module)
@@ -61,8 +62,8 @@ def compile_module(
             return compile_stored(module, leaves, OPTIONS, _compiling)
         except OSError as error:
             raise WriteError(
-                f"a compiled graph cannot be kept ({error}); set TORCHINDUCTOR_CACHE_DIR to a "
-                "folder that can be written, or use execution=eager."
+                f"a compiled graph cannot be stored ({error}); set TORCHINDUCTOR_CACHE_DIR to a "
+                "writable folder, or use execution=eager."
             ) from error
     import torch._inductor
     import torch._inductor.metrics as metrics
@@ -77,7 +78,7 @@ def compile_module(
 
 
 def _libraries_load() -> bool:
-    # Beside a GPU, torch 2.11 crashed where it loaded the library of a graph of a CPU.
+    # On machines with a GPU torch 2.11 crashes when it loads the library of a CPU graph.
     return not torch.cuda.is_available()
 
 
@@ -89,10 +90,7 @@ def _compiling() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Pauses the collection of garbage, which looks through everything that is loaded.
-
-    It takes a tenth of the time of a compilation.
-    """
+    """Pauses garbage collection, which takes a tenth of the compilation time."""
     if not gc.isenabled():
         yield
         return
@@ -105,7 +103,7 @@ def _uninterrupted() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_hints() -> Iterator[None]:
-    """Silences hints for those who work on the compiler, such as at operations it calls slowly."""
+    """Silences the compiler's hints for its developers, such as about slow fallbacks."""
     logger = logging.getLogger("torch._inductor.ir")
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -117,16 +115,16 @@ def _without_hints() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quick_index_analysis() -> Iterator[None]:
-    """Spares sums of multiples of loop variables the compiler's general simplification.
+    """Skips the compiler's general simplification of linear index expressions.
 
-    The compiler asks, for every load of every kernel, how far apart the numbers of a vector lie,
-    and has sympy simplify the index before. Most indices are linear, so that there is nothing to
-    simplify, which takes a quarter of the time of a compilation to find.
+    The compiler computes the stride of every load of every kernel, and simplifies the index with
+    sympy before. Most indices are linear and cannot be simplified. The attempts take a quarter of
+    the compilation time.
     """
     from torch._inductor import sizevars
 
     names = ("simplify_index_in_vec_range", "stride_at")
-    if not all(hasattr(sizevars, name) for name in names):  # of another version
+    if not all(hasattr(sizevars, name) for name in names):  # another version of torch
         yield
         return
     before = {name: getattr(sizevars, name) for name in names}
@@ -154,9 +152,9 @@ def _quick(name: str, general: Any) -> Any:
 
 
 def _cacheable() -> AbstractContextManager[Any]:
-    """Lets the compiler cache its output on disk, as it does where shapes may be symbols.
+    """Context in which the compiler caches its output on disk, as with symbolic shapes.
 
-    A second compilation of an update then takes 4 s instead of 11.
+    A second compilation of an update then takes 4 s instead of 11 s.
     """
     from torch._guards import TracingContext, tracing
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -173,10 +171,10 @@ def _compiled_exactly(module: fx.GraphModule, leaves: list[Tensor]) -> Any:
 
     table = {op: f for op, f in select_decomp_table().items() if op not in _REORDERED}
     for op in _REORDERED:
-        # The compiler's default does so, too, except where the environment has CI set.
+        # The compiler's default does the same, unless the environment variable CI is set.
         if op not in lowerings:
             make_fallback(op, override_decomp=True)
-    # The cache ignores decompositions, and would return the graph with the others.
+    # The cache ignores decompositions, and would return a graph compiled with the defaults.
     options = {**OPTIONS, "force_disable_caches": True}
     return compile_fx(module, leaves, config_patches=options, decompositions=table)
 
@@ -185,7 +183,7 @@ _aten = torch.ops.aten
 _LIBRARY = torch.library.Library("torchrl_marl", "FRAGMENT")
 _LIBRARY.define("rows(Tensor[] sources, Tensor index) -> Tensor[]")
 
-# The rational minimax approximation of Eigen and XLA: odd over even powers, lowest first.
+# Rational minimax approximation of Eigen and XLA: odd over even powers, lowest first.
 _LARGEST = 7.90531110763549805
 _ODD = (
     4.89352455891786e-03,
@@ -205,16 +203,16 @@ _EVEN = (
 
 
 def rewrite_for_cpu(module: fx.GraphModule) -> fx.GraphModule:
-    """Returns a copy of a recorded graph in forms that are fast on a CPU, when compiled.
+    """Returns a copy of a recorded graph that is faster on a CPU when compiled.
 
-    - ``tanh`` of float32 is :func:`rational_tanh`;
-    - the bias of a linear layer is added by the kernel that reads the layer's output;
-    - rows that one index selects from several inputs are gathered once, by one operation, and not
-      anew wherever they are read;
-    - norms of a list of tensors are computed tensor by tensor.
+    - ``tanh`` of float32 becomes :func:`rational_tanh`.
+    - The bias of a linear layer is added by the kernel that reads the layer's output.
+    - Rows that one index selects from several inputs are gathered once by one operation, instead
+      of by each reader.
+    - Norms of a list of tensors are computed tensor by tensor.
 
     Args:
-        module (GraphModule): of ATen operators; it stays as it is.
+        module (GraphModule): graph of ATen operators; not modified.
 
     Examples:
         >>> from torchrl_marl.capture import trace
@@ -240,11 +238,11 @@ def rewrite_for_cpu(module: fx.GraphModule) -> fx.GraphModule:
 def rational_tanh(x: Tensor) -> Tensor:
     """Returns ``tanh`` as a polynomial of degree 13 over one of degree 6, for float32.
 
-    The largest error is 4.2e-7, absolute and (from 1e-30 up) relative; the result is odd, never
-    beyond 1, and NaN where ``x`` is.
+    The largest absolute error is 4.2e-7, and so is the relative error from 1e-30 on. The function
+    is odd, bounded by 1, and NaN where ``x`` is NaN.
 
     Shapes:
-        - x, and what is returned: any
+        - x, returns: any
 
     Examples:
         >>> rational_tanh(torch.tensor([0.0, 1.0, float("inf")]))
@@ -274,12 +272,12 @@ def _polynomial(call: Call, x: Any, coefficients: Sequence[float]) -> Any:
 def _linear(call: Call, node: fx.Node) -> fx.Node:
     bias, x, weight = node.args
     product = call(_aten.mm.default, (x, weight))
-    # Otherwise the compiler would fuse a product and a sum into one operation.
+    # With a sum, the compiler would fuse it and the product into one operation.
     return call(_aten.sub.Tensor, (product, call(_aten.neg.default, (bias,))))
 
 
 def _one_by_one(graph: fx.Graph) -> None:
-    """Computes norms of a list, which the compiler leaves to torch, tensor by tensor."""
+    """Replaces a norm of a list, which the compiler cannot fuse, by norms of its tensors."""
     for node in graph.find_nodes(op="call_function", target=_aten._foreach_norm.Scalar):
         tensors, *order = node.args
         for user in list(node.users):
@@ -292,7 +290,7 @@ def _one_by_one(graph: fx.Graph) -> None:
 
 
 def _gather_once(graph: fx.Graph, written: set[int]) -> None:
-    """Merges all selections of one input from others along their first dim."""
+    """Merges all selections of rows by one index into one operation."""
     inputs = graph.find_nodes(op="placeholder")
     unchanged = {x for i, x in enumerate(inputs) if i not in written}
     by_index: dict[fx.Node, list[fx.Node]] = {}
@@ -334,18 +332,18 @@ _LIBRARY.define("computed(Tensor[] values) -> Tensor[]")
 
 
 def compute_before_writes(module: fx.GraphModule) -> fx.GraphModule:
-    """Returns a copy of a graph that stores what is used behind a write before the write.
+    """Returns a copy of a graph in which values used after a write are stored before it.
 
-    This holds for custom operations that write to their inputs, such as a step of Adam. Values
-    that are computed before it and used behind it pass through an operation that stores them. The
-    write takes the stored values as its argument ``before``, and ignores them; so it comes later,
-    however a compiler orders its operations.
+    This concerns custom operations that write to their inputs, such as a step of Adam. Values
+    computed before the write and used after it pass through an operation that stores them. The
+    write takes the stored values as its argument ``before`` and ignores them. Thus the compiler
+    cannot move it before them.
 
     Args:
-        module (GraphModule): of ATen and custom operators; it stays as it is.
+        module (GraphModule): graph of ATen and custom operators; not modified.
 
     Raises:
-        CaptureError: a custom operation that writes to its inputs and has no such argument.
+        CaptureError: if a custom operation writes to its inputs and has no such argument.
 
     Examples:
         >>> from torchrl_marl.capture import trace
@@ -363,7 +361,7 @@ def compute_before_writes(module: fx.GraphModule) -> fx.GraphModule:
     graph = fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))
     for node in graph.find_nodes(op="call_function", target=operator.getitem):
-        node.args[0].append(node)  # where its operation stands, as the other results of it
+        node.args[0].append(node)  # next to its operation, like its other results
     stored: set[fx.Node] = set()
     for node in list(graph.nodes):
         if _is_custom_write(node):
@@ -379,7 +377,7 @@ def _is_custom_write(node: fx.Node) -> bool:
 
 
 def _store_before(graph: fx.Graph, write: fx.Node, stored: set[fx.Node]) -> None:
-    """Stores the values that exist before a write and are used behind it, also through views."""
+    """Stores the values that exist before a write and are used after it, also through views."""
     place = {node: i for i, node in enumerate(graph.nodes)}
     used = [n for n in place if any(place[n] < place[write] < place[user] for user in n.users)]
     viewed = dict.fromkeys(_viewed(node) for node in used)
@@ -394,11 +392,11 @@ def _store_before(graph: fx.Graph, write: fx.Node, stored: set[fx.Node]) -> None
     with graph.inserting_before(write):
         for node in used:
             if _viewed(node) in sources:
-                _replace_behind(node, _fresh(graph, node, fresh), place, place[write])
+                _replace_after(node, _fresh(graph, node, fresh), place, place[write])
 
 
 def _fresh(graph: fx.Graph, node: fx.Node, fresh: dict[fx.Node, fx.Node]) -> fx.Node:
-    """Returns a view, once more, of the stored value."""
+    """Returns a node's view of the stored value."""
     if node not in fresh:
         source = _aliased(node)
         assert source is not None
@@ -407,20 +405,20 @@ def _fresh(graph: fx.Graph, node: fx.Node, fresh: dict[fx.Node, fx.Node]) -> fx.
     return fresh[node]
 
 
-def _replace_behind(old: fx.Node, new: fx.Node, place: dict[fx.Node, int], write: int) -> None:
+def _replace_after(old: fx.Node, new: fx.Node, place: dict[fx.Node, int], write: int) -> None:
     for user in list(old.users):
         if place.get(user, -1) > write:
             user.replace_input_with(old, new)
 
 
 def _viewed(node: fx.Node) -> fx.Node:
-    """Returns the value, or the input, that a node is a view of; itself where it is none."""
+    """Returns the base node of a view; the node itself if it is not a view."""
     source = _aliased(node)
     return node if source is None else _viewed(source)
 
 
 def _aliased(node: fx.Node) -> fx.Node | None:
-    """Returns the argument whose memory a node shares; of several views, the operation."""
+    """Returns the argument that shares a node's memory, or the operation with several views."""
     if node.target is operator.getitem:
         several = node.args[0]
         return several if isinstance(several, fx.Node) and _aliased(several) else None
@@ -438,8 +436,8 @@ def _set_before(write: fx.Node, stored: Sequence[fx.Node]) -> None:
     if arguments[-1].name != "before":
         raise CaptureError(
             f"the operation {write.target} writes to its inputs, and values computed before it are "
-            "used behind it; to be compiled it needs a last argument 'Tensor[] before', which it "
-            "ignores. Or use execution=eager."
+            "used after it; add a last argument 'Tensor[] before', which it ignores, or use "
+            "execution=eager."
         )
     write.args = (*write.args[: len(arguments) - 1], list(stored))
 

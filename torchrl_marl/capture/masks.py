@@ -1,4 +1,4 @@
-"""Reads and writes through boolean masks as ``where``, so that no shape depends on data."""
+"""Reads and writes through boolean masks as ``where``, so that shapes do not depend on data."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ _FULL = slice(None)
 
 
 class Watch(Protocol):
-    """What masks need to know about a tensor."""
+    """Protocol for queries about tensors."""
 
     def unrecorded(self) -> AbstractContextManager[None]:
-        """Excludes the computations within from the graph."""
+        """Context for computations outside of the graph."""
 
     def depends(self, x: Tensor) -> bool:
         """Returns whether a tensor's values may differ in the next run."""
 
     def number(self, x: Tensor) -> int:
-        """Returns the number of a tensor's content; equal numbers mean equal values."""
+        """Returns the number of a tensor's values; equal numbers mean equal values."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Tag:
-    """The rows that a mask selected.
+    """Selection of rows by a mask.
 
     Args:
-        mask (Tensor): bool ``[*M]``; of rows of rows, True where both masks are.
-        held (int): number of what that mask held when the rows were read.
-        number: of the choice; rows of one number belong together.
-        after (int): number of dims in ``A``.
+        mask (Tensor): bool ``[*M]``; for rows of rows, the conjunction of both masks.
+        held (int): value number of the mask when the rows were read.
+        number: number of the selection; rows with the same number correspond to each other.
+        after (int): number of trailing dims of a row.
     """
 
     mask: Tensor
@@ -71,22 +71,22 @@ class _Tag:
 
 @dataclass(frozen=True)
 class _Place:
-    """All rows that an index could select, and the selecting mask."""
+    """All rows that an index could select, with the selecting mask."""
 
     rows: Tensor
     tag: _Tag
 
 
 class MaskedRows:
-    """Tensors of rows that a mask selected, while a function is traced.
+    """Tensors with rows selected by masks, during a trace.
 
     Args:
-        watch (Watch): knows which tensors depend on the inputs, and which are equal.
+        watch (Watch): tracker of tensors that depend on the inputs, and of equal tensors.
     """
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
-        # Tensors are held, so that their ids are not used again.
+        # Tensors are held, so that their ids are not reused.
         self._tags: dict[int, tuple[Tensor, _Tag]] = {}
         self._masks_of_places: dict[int, Tensor] = {}
 
@@ -101,7 +101,7 @@ class MaskedRows:
             tag = self._tag_of(x)
             return rows if tag is None else self._tagged(rows, tag, rows.ndim - self._before(x))
         place = self._place(x, parts, mask)
-        # Laid out as eager indexing does: the rounding of norms depends on it.
+        # The layout of eager indexing, on which the rounding of norms depends.
         rows = place.rows.clone(memory_format=torch.contiguous_format)
         self._tags[id(rows)] = rows, place.tag
         return rows
@@ -130,7 +130,7 @@ class MaskedRows:
         target.copy_(torch.where(tag.wide(), value.to(target.dtype), target))
 
     def _check_written(self, target: Tensor, tag: _Tag | None, value: Any) -> None:
-        """Refuses to write rows to places of other rows."""
+        """Raises if rows are written to those of another selection."""
         if not isinstance(value, Tensor):
             return
         own = self._tag_of(value)
@@ -145,7 +145,7 @@ class MaskedRows:
     # ------------------------------------------------------------------------------ computing
 
     def apply(self, func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
-        """Calls a function; with selected rows only if it works row by row."""
+        """Calls a function; raises for selected rows if it does not work row by row."""
         name = getattr(func, "__name__", str(func))
         places = self._places_of_changing(name, args, kwargs)
         if places is not None:
@@ -176,10 +176,10 @@ class MaskedRows:
         if not all(_one_for_all(x, after) for x in others):
             raise self.refusal("rows chosen by a mask meet other rows")
         if writes_to_first(name) and self._tag_of(args[0]) is None:
-            raise self.refusal(f"{name} writes rows chosen by a mask to what is not")
+            raise self.refusal(f"{name} writes rows chosen by a mask to other rows")
 
     def _join(self, func, name, args, kwargs, tensors, tag) -> Any:
-        """Applies ``torch.stack`` and ``torch.cat`` in a dim behind the rows."""
+        """Applies ``torch.stack`` or ``torch.cat`` along a dim after the rows."""
         dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
         stacks = name == "stack"
         dim = self._behind(tensors[0], tag, dim, new=stacks)
@@ -202,15 +202,15 @@ class MaskedRows:
         return self._retagged(result, tag, tag.after + first.ndim - x.ndim)
 
     def _reduce_rows(self, func, name: str, x: Tensor, tag: _Tag) -> Tensor:
-        """Reduces over all rows: unselected ones become neutral, where that is exact."""
+        """Reduces over all rows, with the neutral element in unselected ones."""
         if name == "sum" and (x.is_floating_point() or x.is_complex()):
-            raise self.refusal("the sum of rows chosen by a mask, whose order is that of the rows")
+            raise self.refusal("the sum of rows chosen by a mask, which depends on their order")
         self._check_unchanged(tag)
         neutral = torch.where(tag.wide(), x, torch.full_like(x, name == "all"))
         return func(neutral)
 
     def _behind(self, x: Tensor, tag: _Tag, dim: Any, *, new: bool) -> int | None:
-        """Returns a dim of the rows counted from the end, or None if it is not behind them."""
+        """Returns a dim counted from the end; None if it is not after the rows."""
         if not isinstance(dim, int):
             return None
         eager = x.ndim - tag.mask.ndim + 1 + new
@@ -218,11 +218,11 @@ class MaskedRows:
         return dim if -(tag.after + new) <= dim < 0 else None
 
     def _places_of_changing(self, name: str, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """Returns ``torch.where(mask)`` and ``mask.nonzero(as_tuple=True)`` as rows of indices."""
-        asks = (name == "where" and len(args) == 1 and not kwargs) or (
+        """Returns ``torch.where(mask)`` or ``mask.nonzero(as_tuple=True)`` as selected rows."""
+        selects = (name == "where" and len(args) == 1 and not kwargs) or (
             name == "nonzero" and (kwargs.get("as_tuple") or args[1:] == (True,))
         )
-        if not asks or args[0].dtype != torch.bool or args[0].ndim != 1:
+        if not selects or args[0].dtype != torch.bool or args[0].ndim != 1:
             return None
         mask = args[0]
         if self._tag_of(mask) is not None or not self._watch.depends(mask):
@@ -248,7 +248,7 @@ class MaskedRows:
         return mask
 
     def _changing_mask(self, parts: tuple) -> int | None:
-        """Returns the place of the one boolean mask in an index that changes between runs."""
+        """Returns the position in an index of the mask that changes between runs, or None."""
         masks = [i for i, part in enumerate(parts) if is_mask(part) and self._changes(part)]
         if not masks:
             return None
@@ -268,7 +268,7 @@ class MaskedRows:
         number: Hashable = self._watch.number(mask)
         chosen = mask
         if of_x is not None or of_mask is not None:
-            # Rows of rows: the inner mask is one value for each outer row.
+            # Rows of rows: the inner mask has one value per outer row.
             if of_x is None or of_mask is None or of_x.number != of_mask.number:
                 raise self.refusal("rows chosen by a mask meet another mask")
             if of_mask.after or before or self._before(x) != of_x.mask.ndim:
@@ -287,9 +287,9 @@ class MaskedRows:
         return _Place(rows, self._tag(chosen, number, after))
 
     def _static(self, x: Tensor, parts: tuple) -> tuple:
-        """Returns an index without a changing mask; refuses one that affects selected rows."""
+        """Returns an index without a changing mask; raises if it affects selected rows."""
         if any(self._tag_of(part) is not None for part in parts):
-            raise self.refusal("rows chosen by a mask are an index")
+            raise self.refusal("rows chosen by a mask are used as an index")
         tag = self._tag_of(x)
         if tag is None:
             return tuple(y for part in parts for y in self._constant_places(part))
@@ -300,11 +300,11 @@ class MaskedRows:
         if parts and parts[0] is Ellipsis and len(consumed) <= tag.after:
             return parts
         if len(parts) < rows or any(part != _FULL for part in parts[:rows]):
-            raise self.refusal("the rows that a mask chose are looked at")
+            raise self.refusal("single rows of those that a mask chose are selected")
         return (*(_FULL,) * (tag.mask.ndim - 1), *parts)
 
     def _constant_places(self, part: Any) -> tuple:
-        """Returns where a mask that never changes is True: an index of fixed size."""
+        """Converts a mask that never changes to an index of fixed size."""
         if not is_mask(part) or not part.ndim:
             return (part,)
         with self._watch.unrecorded():
@@ -313,9 +313,9 @@ class MaskedRows:
     # ----------------------------------------------------------------------------------- tags
 
     def refuse(self, x: Any) -> None:
-        """Refuses rows selected by a mask where their number would matter."""
+        """Raises for rows selected by a mask, where their number would matter."""
         if self._tag_of(x) is not None:
-            raise self.refusal("the rows that a mask chose are looked at")
+            raise self.refusal("the rows that a mask chose are used where their number matters")
 
     def _check_unchanged(self, tag: _Tag) -> None:
         if self._watch.number(tag.mask) != tag.held:
@@ -325,7 +325,7 @@ class MaskedRows:
         return _Tag(mask, self._watch.number(mask), number, after)
 
     def _before(self, x: Tensor) -> int:
-        """Returns the dims of selected rows up to the last one of the mask."""
+        """Returns the number of dims of selected rows up to the last one of the mask."""
         tag = self._tag_of(x)
         return 0 if tag is None else x.ndim - tag.after
 
@@ -345,8 +345,8 @@ class MaskedRows:
 
     @staticmethod
     def refusal(what: str) -> CaptureError:
-        """Returns an error that names the line."""
-        return CaptureError(f"{what}, {where()}; torch.where says the same with fixed shapes")
+        """Returns an error that names the simulator's line."""
+        return CaptureError(f"{what}, {where()}; use torch.where, which has fixed shapes")
 
 
 def is_mask(part: Any) -> bool:
@@ -362,7 +362,7 @@ def _is_basic(part: Any) -> bool:
 
 
 def _one_for_all(x: Tensor, after: int) -> bool:
-    """Returns whether a tensor is the same for all rows: ``[*A]``, or with ones before."""
+    """Returns whether a tensor has one value for all rows: all dims before them have size 1."""
     return math.prod(x.shape[: max(0, x.ndim - after)]) == 1
 
 
@@ -421,12 +421,12 @@ def writes_to_first(name: str) -> bool:
 
 
 def inserted_dim(name: str) -> bool:
-    """Returns whether the dim argument of a function refers to its output."""
+    """Returns whether the ``dim`` of a function refers to its output."""
     return name == "unsqueeze"
 
 
 def dims_of(name: str, args: tuple, kwargs: dict[str, Any]) -> tuple | None:
-    """Returns the dims along which a function works, or None for all."""
+    """Returns the dims along which a function operates; None for all."""
     place = 2 if name in ("norm", "vector_norm", "linalg_norm", "linalg_vector_norm") else 1
     dims = kwargs.get("dim", kwargs.get("axis", args[place] if len(args) > place else None))
     if dims is None:

@@ -1,4 +1,4 @@
-"""A function of tensors as one program: traced, folded and compiled."""
+"""A function of tensors as one program, which is traced, folded and compiled."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _listeners: list[Listener] = []
 
 
 class _Stderr(logging.StreamHandler):
-    """Stream to the present ``sys.stderr``."""
+    """Handler that writes to the current ``sys.stderr``."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
@@ -39,7 +39,7 @@ class _Stderr(logging.StreamHandler):
 
 
 def _set_up() -> None:
-    # Silent with logging.getLogger("torchrl_marl.capture").setLevel(logging.WARNING).
+    # Silenced by logging.getLogger("torchrl_marl.capture").setLevel(logging.WARNING).
     if _logger.level == logging.NOTSET:
         _logger.setLevel(logging.INFO)
     if not _logger.handlers:
@@ -51,7 +51,7 @@ def _set_up() -> None:
 
 @contextlib.contextmanager
 def announce(what: str) -> Iterator[None]:
-    """Tells listeners of some work while it lasts, and logs its duration at the end."""
+    """Announces work to listeners while it lasts, and logs its duration at the end."""
     _set_up()
     began = time.perf_counter()
     for listener in _listeners:
@@ -69,7 +69,7 @@ def announced_to(listener: Listener) -> Iterator[None]:
     """Adds a listener within this context.
 
     Args:
-        listener (callable): ``listener(what)`` is called when slow work begins, and
+        listener (callable): called as ``listener(description)`` when slow work begins, and as
             ``listener("")`` when it ends.
     """
     _listeners.append(listener)
@@ -79,14 +79,14 @@ def announced_to(listener: Listener) -> Iterator[None]:
         _listeners.remove(listener)
 
 
-_LARGEST = 4096  # numbers; larger constants would cost more to read than to compute
+_LARGEST = 4096  # elements; larger constants are slower to read than to compute
 _UNPACKED = torch.ops.aten.lift_fresh_copy.default
 
 
 def fold_constants(module: fx.GraphModule) -> int:
-    """Replaces operations on constants by their results; returns how many there were.
+    """Replaces operations on constants by their results; returns their number.
 
-    What is written to in place, here or through a view, stays: it is no constant.
+    Tensors that the graph writes in place, also through views, are not constants.
 
     Examples:
         >>> from torchrl_marl.capture import trace
@@ -111,14 +111,14 @@ def fold_constants(module: fx.GraphModule) -> int:
                 values[node] = value
     folded = [node for node in values if node.op == "call_function"]
     for i, node in enumerate(folded):
-        # Only constants that other operations read are needed.
+        # Only constants that other operations read are kept.
         if any(user not in values for user in node.users):
             name = f"_folded_{i}"
             setattr(module, name, values[node])
             with module.graph.inserting_before(node):
                 constant = module.graph.create_node("get_attr", name)
                 fresh = module.graph.call_function(_UNPACKED, (constant,))
-            # Values that are written to later must not be the constant itself.
+            # Values that are written later need a copy of the constant.
             node.replace_all_uses_with(constant, delete_user_cb=lambda user: user not in written)
             node.replace_all_uses_with(fresh)
     _copy_outputs(module.graph)
@@ -128,7 +128,7 @@ def fold_constants(module: fx.GraphModule) -> int:
 
 
 def _copy_outputs(graph: fx.Graph) -> None:
-    """Copies constant outputs: callers may write to an output."""
+    """Copies constant outputs, since callers may write to an output."""
     base, _ = _memory(graph)
     output = next(iter(reversed(graph.nodes)))
     for node in output.all_input_nodes:
@@ -155,7 +155,7 @@ def _fold(node: fx.Node, values: dict[fx.Node, Tensor]) -> Tensor | None:
 
 
 def _memory(graph: fx.Graph) -> tuple[dict[fx.Node, fx.Node], set[fx.Node]]:
-    """Returns the memory that each node reads, and the memory written in place."""
+    """Returns the base node of each node's memory, and the bases that are written in place."""
     base: dict[fx.Node, fx.Node] = {}
     written: set[fx.Node] = set()
     for node in graph.nodes:
@@ -190,9 +190,9 @@ class Program:
         run (callable): flat inputs to flat outputs, checks included.
 
     Attributes:
-        n_operations (int): operations that were recorded.
-        n_kernels (int): kernels that the compiler made of them; 0 if it is not compiled.
-        seconds (float): how long it took to record and compile.
+        n_operations (int): number of recorded operations.
+        n_kernels (int): number of compiled kernels; 0 if it is not compiled.
+        seconds (float): time of recording and compilation.
     """
 
     def __init__(
@@ -206,18 +206,18 @@ class Program:
         self.failed: Tensor | None = None
 
     def __call__(self, *inputs: Any) -> Any:
-        """Runs the function on inputs nested as those of the capture."""
+        """Runs the function on inputs nested like those of the capture."""
         leaves = self.flat(pytree.tree_leaves(inputs))
         return self.traced.unflatten(leaves)
 
     def flat(self, leaves: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Runs it on flat inputs, without a gradient; collects checks and does not return them."""
+        """Runs the function on flat inputs, without gradients; collects failed checks."""
         out, failed = self.checked(leaves)
         self.gather(failed)
         return out
 
     def checked(self, leaves: Sequence[Tensor]) -> tuple[Sequence[Tensor], Tensor | None]:
-        """Runs it on flat inputs; also returns failed checks, bool ``[n_checks]``."""
+        """Runs the function on flat inputs; also returns failed checks, bool ``[n_checks]``."""
         with torch.no_grad():
             out = self._run(*leaves, *self.traced.captured)
         return (out[:-1], out[-1]) if self.traced.checks else (out, None)
@@ -246,15 +246,15 @@ def capture(
     """Captures a function and compiles it; logs the work and its duration.
 
     Args:
-        function (callable): of nested tensors; gives nested tensors.
-        *inputs: of the shapes, types and devices of all later calls.
-        name (str): what it is, in a sentence.
+        function (callable): function from nested tensors to nested tensors.
+        *inputs: example inputs, with the shapes, dtypes and devices of all later calls.
+        name (str): name of the function, for messages.
         execution ("trace", "compile" or "cudagraph"): ``trace`` runs the graph operation by
-            operation, which gives what eager execution gives, to the bit; ``cudagraph`` lets a
-            GPU replay the compiled graph.
+            operation, with the bits of eager execution; ``cudagraph`` replays the compiled graph
+            on a GPU.
 
     Raises:
-        CaptureError: a function whose path depends on its inputs.
+        CaptureError: if the path of the function depends on its inputs.
 
     Examples:
         >>> add = capture(lambda x, y: x + y, torch.ones(2), torch.ones(2), name="a sum",
@@ -275,9 +275,9 @@ def compile_trace(
     """Compiles a trace; logs the work and its duration.
 
     Args:
-        traced (Trace): a function, recorded on these inputs.
-        *inputs, name, execution: of :func:`capture`; ``exact`` compiles, too, but leaves to torch
-            itself what the compiler would compute in another order.
+        traced (Trace): function recorded on these inputs.
+        *inputs, name, execution: as in :func:`capture`; ``exact`` also compiles, but runs torch's
+            kernels where the compiler would compute in another order.
     """
     if execution == "trace":
         return Program(traced, traced.module, traced.seconds, 0)
@@ -294,7 +294,7 @@ def compile_trace(
 
 
 def _written_on_replay(traced: Trace, leaves: Sequence[Tensor], name: str) -> set[int]:
-    """Returns the inputs that a graph writes to; refuses what no CUDA graph can hold."""
+    """Returns the inputs that a graph writes to; raises if it cannot be a CUDA graph."""
     syncs = graph_syncs(traced.module, leaves)
     if syncs:
         raise CaptureError(f"{name} cannot be a CUDA graph, the host would wait in it:\n{syncs}")

@@ -1,4 +1,4 @@
-"""Names the running line of a simulator, for errors and deferred checks."""
+"""File, line and source of a simulator's current statement, for error messages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import FrameType
 
 __all__ = ["site_of", "source_of", "user_frame", "where"]
 
-# Frames of captures and torch between a simulator's line and this module.
+# Files of this package and torch, whose frames are skipped.
 _MACHINERY = (
     "/torchrl_marl/capture/",
     "/torch/_",
@@ -21,13 +21,13 @@ _MACHINERY = (
 
 
 def where() -> str:
-    """Returns file, line and source of the simulator's running statement."""
+    """Returns file, line and source of the simulator's current statement."""
     frame = user_frame()
     return f"at {site_of(frame)}: {source_of(frame)}"
 
 
 def user_frame() -> FrameType:
-    """Returns the innermost frame outside of the code of captures and torch."""
+    """Returns the innermost frame outside of this package's capture code and torch."""
     frame = sys._getframe(1)
     while frame.f_back and any(part in frame.f_code.co_filename for part in _MACHINERY):
         frame = frame.f_back

@@ -1,8 +1,8 @@
-"""Compiled graphs on disk: a graph that was compiled before is loaded, not compiled again.
+"""Cache of compiled graphs on disk.
 
-A graph is known by all that it was made of: its operations, its constants, its inputs' shapes,
-the compiler's options, the versions of torch and of this package, and the processor. Loading one
-needs neither the compiler nor its imports, and takes milliseconds.
+The key of a graph is a hash of its operations, constants and input shapes, the compiler's options,
+the versions of torch and of this package, and the processor. Loading a graph takes milliseconds and
+does not import the compiler.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["compile_stored"]
 Run = Callable[..., Sequence[Tensor]]
 
 _LIBRARY = "graph.so"
-_OPERATORS = "graph.json"  # those that are not torch's own; torch finds it beside the library
+_OPERATORS = "graph.json"  # custom operators; torch looks for this file next to the library
 _DESCRIPTION = "description.json"
 
 
@@ -40,16 +40,16 @@ def compile_stored(
     options: Mapping[str, Any],
     compiling: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
 ) -> tuple[Run, int]:
-    """Returns a graph as compiled code for a CPU, from disk where it is there.
+    """Compiles a graph for a CPU, or loads it from disk.
 
     Args:
-        module (GraphModule): of ATen operators; it stays as it is.
-        leaves (sequence of Tensor): its inputs; the code holds for their shapes and strides.
-        options (mapping): of the compiler.
-        compiling (callable, optional): gives a context for the time of a compilation.
+        module (GraphModule): graph of ATen operators; not modified.
+        leaves (sequence of Tensor): its inputs; the code is valid for their shapes and strides.
+        options (mapping): options of the compiler.
+        compiling (callable, optional): returns a context for the compilation.
 
     Returns:
-        callable, int: of the inputs, giving the list of outputs; and its number of kernels.
+        callable, int: function from the inputs to the list of outputs, and number of kernels.
     """
     module, constants = _constants_as_inputs(module)
     inputs = [*leaves, *constants]
@@ -86,16 +86,17 @@ def _folder() -> Path:
     from torch._inductor.runtime.cache_dir_utils import cache_dir, default_cache_dir
 
     folder = cache_dir()
-    # The default's name can be guessed: somebody else may have made it. A chosen one is trusted.
+    # The default's name is predictable, so that another user may have created it. A folder that
+    # the user has chosen is trusted.
     if folder == default_cache_dir() and _is_of_others(folder):
         warnings.warn(
-            f"compiled graphs are neither loaded from {folder!r} nor kept, since that folder "
-            "belongs to another user; set TORCHINDUCTOR_CACHE_DIR to a folder of your own.",
+            f"compiled graphs are neither loaded from {folder!r} nor kept, since this folder "
+            "belongs to another user; set TORCHINDUCTOR_CACHE_DIR to a folder that you own.",
             stacklevel=2,
         )
         own = tempfile.mkdtemp(prefix="torchinductor_")
         atexit.register(shutil.rmtree, own, ignore_errors=True)
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = own  # for torch, and for processes started by this
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = own  # for torch, and for child processes
     return Path(cache_dir()) / "torchrl_marl" / "graphs"
 
 
@@ -119,14 +120,14 @@ def _key(
 
 
 def _machine() -> tuple:
-    """Returns what compiled code depends on beside its graph; it has a number of threads."""
+    """Returns versions, processor and number of threads, which compiled code depends on."""
     versions = torch.__version__, __version__
     threads = torch.get_num_threads()
     return (*versions, torch.version.git_version, platform.machine(), _processor(), threads)
 
 
 def _processor() -> str:
-    """Returns what tells which instructions this processor has."""
+    """Returns a description of the processor's instruction set."""
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         return next((line for line in lines if line.startswith(("flags", "Features"))), "")
@@ -136,13 +137,13 @@ def _processor() -> str:
 def _compile(
     module: fx.GraphModule, inputs: list[Tensor], options: Mapping[str, Any], folder: Path
 ) -> None:
-    """Compiles a graph and puts it into its folder, whole or not at all."""
+    """Compiles a graph and writes it to its folder atomically."""
     import torch._inductor
     import torch._inductor.metrics as metrics
 
     before = metrics.generated_kernel_count
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # of torch's own use of its trees
+        warnings.simplefilter("ignore", FutureWarning)  # from torch's internal use of its pytrees
         path = torch._inductor.aot_compile(module, tuple(inputs), options=dict(options))
     library = Path(str(path))
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -156,12 +157,12 @@ def _compile(
         n_kernels = metrics.generated_kernel_count - before
         text = json.dumps({"kernels": n_kernels, "sha256": _digest(whole)})
         (whole / _DESCRIPTION).write_text(text, encoding="utf-8")
-        with contextlib.suppress(OSError):  # another process was quicker
+        with contextlib.suppress(OSError):  # another process was faster
             os.rename(whole, folder)
 
 
 def _load(folder: Path) -> tuple[Run, int] | None:
-    """Returns a stored graph and its kernels; None without one. A damaged one goes."""
+    """Loads a stored graph and its number of kernels, or None; deletes a damaged one."""
     with contextlib.suppress(OSError, ValueError, KeyError):
         description = json.loads((folder / _DESCRIPTION).read_text(encoding="utf-8"))
         if description["sha256"] == _digest(folder):

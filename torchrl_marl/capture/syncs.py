@@ -1,7 +1,7 @@
-"""Counts where the host waits for the device, in a run or in a graph.
+"""Counts device synchronizations, in eager code or in a graph.
 
-A GPU works while the host goes on, until the host asks for a value, or for a shape that depends
-on values; what the host uploads holds up both. A captured step does neither.
+Host and GPU run concurrently until the host reads a value or needs a shape that depends on values.
+Uploads from the host stall both. A captured step does neither.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ Kind = Literal["wait", "upload"]
 
 @dataclass(frozen=True)
 class Sync:
-    """One wait for the device.
+    """One synchronization with the device.
 
     Args:
-        kind ("wait" or "upload"): the host waits for a value, or copies its own to the device.
-        operation (str): by what.
-        site (str): file, line and source; in a graph, what is known of them.
+        kind ("wait" or "upload"): the host waits for a value, or copies one to the device.
+        operation (str): name of the operation.
+        site (str): file, line and source; in a graph, as far as recorded.
     """
 
     kind: Kind
@@ -49,7 +49,7 @@ class Sync:
 
 
 class Syncs(list[Sync]):
-    """Counted waits; as a string, each site with its number."""
+    """List of synchronizations; as a string, each site with its count."""
 
     @property
     def n_waits(self) -> int:
@@ -66,15 +66,15 @@ class Syncs(list[Sync]):
 
 @contextlib.contextmanager
 def count_syncs(*, strict: bool = False) -> Iterator[Syncs]:
-    """Counts the waits of a ``with`` block that would stall a GPU; works on a CPU.
+    """Counts the synchronizations of a ``with`` block that would stall a GPU, also on a CPU.
 
-    What a CPU cannot tell: on which device a number given to ``torch.tensor`` would lie, so each
-    counts as an upload; nor what ``.to(device)`` would copy. What runs in a compiled function is
-    not seen, see :func:`graph_syncs`.
+    On a CPU the device of ``torch.tensor(number)`` is unknown, so each call counts as an upload.
+    Copies by ``.to(device)`` are not counted there. Compiled functions are not seen; see
+    :func:`graph_syncs`.
 
     Args:
-        strict (bool): raise at the first one. On a GPU this asks the driver, too
-            (``torch.cuda.set_sync_debug_mode``), which misses none.
+        strict (bool): raise at the first synchronization. On a GPU this also uses
+            ``torch.cuda.set_sync_debug_mode``, which finds all of them.
 
     Raises:
         CaptureError: naming the line, if ``strict``.
@@ -99,7 +99,7 @@ def count_syncs(*, strict: bool = False) -> Iterator[Syncs]:
 
 
 class _Operations(TorchDispatchMode):
-    """Counts waits of operators."""
+    """Counts synchronizations of operators."""
 
     def __init__(self, syncs: Syncs, strict: bool) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class _Operations(TorchDispatchMode):
     def count(self, kind: Kind, operation: str) -> None:
         self._syncs.append(Sync(kind, operation, where().removeprefix("at ")))
         if self._strict:
-            raise CaptureError(f"this holds up the device: {self._syncs[-1]}")
+            raise CaptureError(f"this stalls the device: {self._syncs[-1]}")
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -122,14 +122,14 @@ class _Operations(TorchDispatchMode):
 
 
 class _Calls(TorchFunctionMode):
-    """Counts waits of Python calls."""
+    """Counts synchronizations of Python calls."""
 
     def __init__(self, operations: _Operations) -> None:
         super().__init__()
         self._operations = operations
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        # A number is written through a mask, or to an index, by a fill.
+        # Writing a number to an index or through a mask is a fill, without a synchronization.
         fills = func is Tensor.__setitem__ and isinstance(args[2], Number) and _is_plain(args[1])
         if func not in _READS and not fills:
             return func(*args, **(kwargs or {}))
@@ -143,13 +143,13 @@ class _Calls(TorchFunctionMode):
 
 
 def _is_plain(index: Any) -> bool:
-    """Returns whether an index holds no list, which would be uploaded."""
+    """Returns whether an index has no list, which would be uploaded."""
     parts = index if isinstance(index, tuple) else (index,)
     return not any(isinstance(x, list) for x in parts)
 
 
 def _kind(op: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any]) -> Kind | None:
-    """Returns the kind of wait of an operator, given its tensors, real or fake."""
+    """Returns the kind of synchronization of an operator for real or fake tensors, or None."""
     name = op._schema.name
     if name in _INDEXING:
         masks = (torch.bool, torch.uint8)
@@ -169,14 +169,14 @@ def _kind(op: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any]) -> Kin
 
 
 def graph_syncs(module: fx.GraphModule, inputs: Sequence[Tensor] = ()) -> Syncs:
-    """Returns the waits of a graph; a captured step has none.
+    """Returns the synchronizations of a graph; a captured step has none.
 
     Args:
-        module (GraphModule): of ATen operators, as :func:`~torchrl_marl.capture.trace` gives.
-        inputs (sequence of Tensor): what it is run on, for graphs whose inputs tell no type.
+        module (GraphModule): graph of ATen operators from :func:`~torchrl_marl.capture.trace`.
+        inputs (sequence of Tensor): example inputs, for graphs whose inputs have no metadata.
 
     Raises:
-        ValueError: a node that tells no type, and is no input that was given.
+        ValueError: if a node has no metadata and is not one of the given inputs.
 
     Examples:
         >>> from torchrl_marl.capture import trace
@@ -198,7 +198,7 @@ def graph_syncs(module: fx.GraphModule, inputs: Sequence[Tensor] = ()) -> Syncs:
             return known[x] if x in known else x.meta["val"]
         if x.op == "get_attr":
             return operator.attrgetter(str(x.target))(x.graph.owning_module)
-        raise ValueError(f"node {x.name} of the graph tells no type; record it with make_fx.")
+        raise ValueError(f"node {x.name} of the graph has no metadata; record it with make_fx.")
 
     for part in module.modules():
         for node in part.graph.nodes if isinstance(part, fx.GraphModule) else ():

@@ -1,4 +1,4 @@
-"""Traces a function of tensors: its graph, the values it depends on, and their guards."""
+"""Tracing of a function of tensors: its graph, its assumptions and its deferred checks."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _SMALL = 16
 
 
 class ValueNumbers:
-    """Numbers of tensors' contents: tensors of one number hold the same values.
+    """Value numbering: tensors with the same number have the same values.
 
-    The same operation on the same numbers gives the same number, so a mask that is written
-    twice, as in ``x[a & b] = x[a & b] + 1``, is known to be one. Whatever is written in place has
-    a new number, and so have its views. Different numbers tell nothing.
+    The same operation on the same numbers gives the same number. So the two masks in
+    ``x[a & b] = x[a & b] + 1`` are known to be equal. A write in place changes the number of a
+    tensor and its views. Tensors with different numbers may still be equal.
 
     Examples:
         >>> values, x = ValueNumbers(), torch.ones(3)
@@ -58,7 +58,7 @@ class ValueNumbers:
         self._held: dict[int, torch.UntypedStorage] = {}
 
     def of(self, x: Tensor, constant: bool = False) -> int:
-        """Returns the number of a tensor's content now; for a small ``constant``, of its text."""
+        """Returns the number of a tensor's values; equal small tensors share it if ``constant``."""
         place = self._place(x)
         if place not in self._numbers:
             self._numbers[place] = next(self._new)
@@ -76,14 +76,14 @@ class ValueNumbers:
         written: Iterable[Tensor],
         constants: Iterable[Tensor] = (),
     ) -> None:
-        """Notes an executed operation.
+        """Records an executed operation.
 
         Args:
             func (OpOverload): the operation.
-            args, kwargs: what it was given.
-            result: what it gave.
-            written (iterable of Tensor): those of its arguments that it has written to.
-            constants (iterable of Tensor): those of its arguments that are the same in every run.
+            args, kwargs: its arguments.
+            result: its result.
+            written (iterable of Tensor): arguments that it has written to.
+            constants (iterable of Tensor): arguments that are the same in every run.
         """
         written = list(written)
         for x in written:
@@ -114,7 +114,7 @@ class ValueNumbers:
         return storage._cdata, writes, x.storage_offset(), x.shape, x.stride(), x.dtype
 
 
-# Operations allowed in a guarded write: no call may have a side effect.
+# Syntax allowed in a guarded write; calls are not, since they may have side effects.
 _SIMPLE = (
     ast.Name,
     ast.Attribute,
@@ -133,8 +133,8 @@ _SIMPLE = (
 def only_raises(frame: FrameType) -> bool:
     """Returns whether a line is an ``assert``, or an ``if`` that only raises."""
     for node in _conditions(frame.f_code.co_filename):
-        asked = node if isinstance(node, ast.Assert) else node.test
-        if asked.lineno <= frame.f_lineno <= (asked.end_lineno or asked.lineno):
+        tested = node if isinstance(node, ast.Assert) else node.test
+        if tested.lineno <= frame.f_lineno <= (tested.end_lineno or tested.lineno):
             if isinstance(node, ast.Assert):
                 return True
             if all(isinstance(statement, ast.Raise) for statement in node.body):
@@ -145,28 +145,28 @@ def only_raises(frame: FrameType) -> bool:
 def guards_masked_writes(frame: FrameType) -> bool:
     """Returns whether a line tests ``if mask.any():`` and then only writes ``x[mask] = ...``.
 
-    Without the condition the same is written: nothing where the mask is False everywhere.
+    The condition can then be dropped: a mask that is False everywhere writes nothing.
     """
     for node in _conditions(frame.f_code.co_filename):
         if isinstance(node, ast.If) and node.test.lineno == frame.f_lineno and not node.orelse:
-            mask = _asked_for_any(node.test)
+            mask = _tested_name(node.test)
             if mask is not None and is_mask(_local(frame, mask)):
                 return all(_is_masked_write(x, mask, frame) for x in node.body)
     return False
 
 
-def _asked_for_any(test: ast.expr) -> str | None:
+def _tested_name(test: ast.expr) -> str | None:
     """Returns the name in ``name.any()`` or ``torch.any(name)``."""
     if not isinstance(test, ast.Call) or test.keywords:
         return None
-    asked = test.func.value if isinstance(test.func, ast.Attribute) else None
-    if asked is None or test.func.attr != "any":  # type: ignore[attr-defined]
+    tested = test.func.value if isinstance(test.func, ast.Attribute) else None
+    if tested is None or test.func.attr != "any":  # type: ignore[attr-defined]
         return None
-    if isinstance(asked, ast.Name) and asked.id == "torch" and len(test.args) == 1:
-        asked = test.args[0]
+    if isinstance(tested, ast.Name) and tested.id == "torch" and len(test.args) == 1:
+        tested = test.args[0]
     elif test.args:
         return None
-    return asked.id if isinstance(asked, ast.Name) else None
+    return tested.id if isinstance(tested, ast.Name) else None
 
 
 def _is_masked_write(statement: ast.stmt, mask: str, frame: FrameType) -> bool:
@@ -198,7 +198,7 @@ def _conditions(file: str) -> list[ast.Assert | ast.If]:
     except SyntaxError:
         return []
     nodes = list(ast.walk(tree))
-    # An error that is caught there is a path of its own.
+    # An error that is caught is a separate path.
     caught = [part for node in nodes if isinstance(node, ast.Try) for part in node.body]
     inside = {id(node) for part in caught for node in ast.walk(part)}
     conditions = [node for node in nodes if isinstance(node, (ast.Assert, ast.If))]
@@ -219,7 +219,7 @@ _DYNAMIC = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 
 @dataclass(frozen=True)
 class Check:
-    """A deferred check: its condition, site and expected value."""
+    """A deferred check of the simulator, with its site and source line."""
 
     site: str
     text: str
@@ -230,15 +230,16 @@ class Trace:
     """A recorded function.
 
     Args:
-        module (GraphModule): the graph; flat inputs to flat outputs.
-        inputs (TreeSpec): how flat inputs are nested.
-        outputs (TreeSpec): how flat outputs are nested, without the checks.
-        constants (dict): place of an output -> what is no tensor there.
-        checks (list of Check): what the last output, bool ``[n_checks]``, tells to have failed.
-        seconds (float): how long it took.
-        captured (list of Tensor): further inputs: tensors from outside that the function used,
-            such as weights. They are read where they are, so that updates in place are seen.
-        assumed (set of int): memory of tensors from outside on whose values the path depended.
+        module (GraphModule): graph from flat inputs to flat outputs.
+        inputs (TreeSpec): nesting of the inputs.
+        outputs (TreeSpec): nesting of the outputs, without the checks.
+        constants (dict): index of an output -> its value, if it is not a tensor.
+        checks (list of Check): deferred checks; the last output, bool ``[n_checks]``, is True
+            where one failed.
+        seconds (float): time of the recording.
+        captured (list of Tensor): further inputs: outer tensors that the function read, such as
+            weights. They are read in place, so that in-place updates are seen.
+        assumed (set of int): memory of outer tensors on whose values the path depended.
     """
 
     module: fx.GraphModule
@@ -256,7 +257,7 @@ class Trace:
         return sum(node.op == "call_function" for node in self.module.graph.nodes)
 
     def unflatten(self, leaves: Iterable[Tensor]) -> Any:
-        """Nests flat outputs as the function did."""
+        """Nests flat outputs like the function's."""
         if not self.constants:
             return pytree.tree_unflatten(list(leaves), self.outputs)
         rest = iter(leaves)
@@ -281,13 +282,12 @@ def trace(function: Callable[..., Any], *inputs: Any) -> Trace:
     """Records one run of a function.
 
     Args:
-        function (callable): of nested tensors; gives nested tensors. It may write to its inputs
-            in place; the graph then does, too.
-        *inputs: what it is run on, of the shapes and devices of all later runs.
+        function (callable): function from nested tensors to nested tensors. It may write to its
+            inputs in place; then the graph does, too.
+        *inputs: example inputs, with the shapes and devices of all later runs.
 
     Raises:
-        CaptureError: a path that depends on the inputs, or a write to a tensor that is neither
-            an input nor the function's own.
+        CaptureError: if the path depends on the inputs, or the function writes to an outer tensor.
 
     Examples:
         >>> def double_positive(x):
@@ -315,9 +315,9 @@ def trace(function: Callable[..., Any], *inputs: Any) -> Trace:
         tensors = [x for x in out_leaves if isinstance(x, Tensor)]
         return tensors + ([torch.stack(branches.failed)] if checks else [])
 
-    # One mode for what the compiler is told of each result; by default each has a new one.
+    # One fake mode for the metadata of all results; by default each has a new one.
     mode = FakeTensorMode(allow_fallback_kernels=True)
-    with tracing(TracingContext(mode)), _quickly_described(mode):
+    with tracing(TracingContext(mode)), _fast_metadata(mode):
         module = make_fx(flat_function, tracing_mode="real", _allow_non_fake_inputs=True)(*flat)
     module.graph.eliminate_dead_code()
     captured = _lift_outer_tensors(module, result["watch"])
@@ -337,14 +337,14 @@ def trace(function: Callable[..., Any], *inputs: Any) -> Trace:
 
 
 @contextlib.contextmanager
-def _quickly_described(mode: FakeTensorMode) -> Iterator[None]:
-    """Describes results to the compiler as torch does, without a dispatched operation for each.
+def _fast_metadata(mode: FakeTensorMode) -> Iterator[None]:
+    """Records torch's metadata of results without a dispatched operation for each.
 
-    That would take a quarter of the time of a recording.
+    The dispatched operations would take a quarter of the recording time.
     """
     recorder: Any = proxy_tensor
     general = getattr(recorder, "extract_val", None)
-    if general is None:  # of another version
+    if general is None:  # another version of torch
         yield
         return
 
@@ -364,7 +364,7 @@ def _quickly_described(mode: FakeTensorMode) -> Iterator[None]:
 
 
 def _lift_outer_tensors(module: fx.GraphModule, watch: _Watch) -> list[Tensor]:
-    """Turns tensors that existed before into inputs, and returns them."""
+    """Turns outer tensors into inputs of the graph, and returns them."""
     last = [node for node in module.graph.nodes if node.op == "placeholder"][-1]
     placed: dict[int, fx.Node] = {}
     captured: list[Tensor] = []
@@ -384,7 +384,7 @@ def _lift_outer_tensors(module: fx.GraphModule, watch: _Watch) -> list[Tensor]:
 
 
 class _Watch(TorchDispatchMode):
-    """Which tensors depend on the inputs, or on random numbers, by their memory."""
+    """Tracks the memory that depends on the inputs or on random numbers."""
 
     def __init__(self, inputs: Iterable[Tensor]) -> None:
         super().__init__()
@@ -405,7 +405,7 @@ class _Watch(TorchDispatchMode):
         known[storage._cdata] = storage  # held, so that its address is not reused
 
     def made(self, x: Tensor) -> bool:
-        """Returns whether a tensor is an input or was made in the function."""
+        """Returns whether a tensor is an input or was created by the function."""
         return x.untyped_storage()._cdata in self._own
 
     def depends(self, x: Tensor) -> bool:
@@ -413,7 +413,7 @@ class _Watch(TorchDispatchMode):
         return x.untyped_storage()._cdata in self._dependent
 
     def assume(self, x: Tensor) -> None:
-        """Notes that the path depends on a tensor's present values."""
+        """Records that the path depends on a tensor's current values."""
         self.assumed |= self._sources_of(x)
 
     def _sources_of(self, x: Tensor) -> set[int]:
@@ -421,12 +421,12 @@ class _Watch(TorchDispatchMode):
         return self._sources.get(memory, set()) if self.made(x) else {memory}
 
     def number(self, x: Tensor) -> int:
-        """Returns the number of a tensor's content; equal numbers mean equal values."""
+        """Returns the number of a tensor's values; equal numbers mean equal values."""
         return self._values.of(x)
 
     @contextlib.contextmanager
     def unrecorded(self) -> Iterator[None]:
-        """Excludes the computations within from the graph."""
+        """Context for computations outside of the graph."""
         self._paused = True
         try:
             with disable_proxy_modes_tracing():
@@ -477,8 +477,8 @@ class _Watch(TorchDispatchMode):
 
 
 def _is_dynamic(func, args) -> bool:
-    """Returns whether an operation's output size, or a value read by Python, depends on inputs."""
-    if func is torch.ops.aten.index.Tensor:  # whole numbers fix the size
+    """Returns whether an operation's output size, or a value for Python, depends on values."""
+    if func is torch.ops.aten.index.Tensor:  # integer indices have a fixed size
         masks = (torch.bool, torch.uint8)
         return any(index is not None and index.dtype in masks for index in args[1])
     return any(tag in func.tags for tag in _DYNAMIC)
@@ -490,7 +490,7 @@ def _named(func, kwargs):
 
 
 class _Branches(TorchFunctionMode):
-    """Answers Python's tests of tensors, and turns masks into ``where``."""
+    """Evaluates Python's tests of tensors, and replaces masks by ``where``."""
 
     def __init__(self, watch: _Watch) -> None:
         super().__init__()
@@ -512,7 +512,7 @@ class _Branches(TorchFunctionMode):
         return self.rows.apply(func, args, kwargs)
 
     def _one_hot(self, tensor: Tensor, num_classes: int = -1) -> Tensor:
-        """Computes ``one_hot``, whose test of all values becomes a deferred check."""
+        """Computes ``one_hot`` with a deferred check of its range."""
         self.rows.refuse(tensor)
         if num_classes < 1 or not self._watch.depends(tensor):
             return torch.nn.functional.one_hot(tensor, num_classes)

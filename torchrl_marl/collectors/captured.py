@@ -191,7 +191,7 @@ class CapturedRollout:
             self.pool.forget_twin()
         self._seen_through = transforms
         if self.pool.is_stale or not self._prepared:
-            self.captured.look()
+            self.captured.read_assumed()
             _tried(self.pool.prepare, "a reset of a twin, which draws starts ahead,")
         self._prepared = True
 

@@ -1,4 +1,4 @@
-"""Drawing of VMAS's environments without its renderer."""
+"""Drawing of VMAS environments without VMAS's renderer."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ __all__ = ["VmasScene"]
 
 
 class VmasScene:
-    """The entities of a VMAS environment as shapes, and the view that its author chose.
+    """Scene of a VMAS environment: its entities as shapes, and the scenario's view.
 
     Args:
-        env (VmasEnv): this package's or TorchRL's.
+        env (VmasEnv): an environment of this package or of TorchRL.
     """
 
     def __init__(self, env: torchrl.envs.VmasEnv) -> None:
         self._env = env
 
     def scene(self, index: int = 0) -> list[Shape]:
-        """Returns the entities of one of the envs, agents first."""
+        """Returns the entities of one env as shapes, agents first."""
         world = self._env._env.world
         agents = [_shape(agent, "agent", index) for agent in world.agents]
         others = [_shape(entity, _role(entity), index) for entity in world.landmarks]
-        return agents + others + [_said(agent, index) for agent in world.agents if _talks(agent)]
+        return agents + others + [_message(agent, index) for agent in world.agents if _talks(agent)]
 
     def stage(self) -> Stage:
-        """Returns the view of the scenario, and its border."""
+        """Returns the scenario's view and border."""
         env = self._env
         scenario, world, name = env._env.scenario, env._env.world, env.scenario_name
         zoom, aspect = scenario.viewer_zoom, scenario.viewer_size[0] / scenario.viewer_size[1]
@@ -74,14 +74,14 @@ def _talks(agent: Agent) -> bool:
     return not agent.silent and isinstance(agent.state.c, Tensor) and agent.state.c.shape[-1] > 0
 
 
-def _said(agent: Agent, index: int) -> Shape:
-    """Returns what an agent says, above it: the loudest of its numbers, and how loud it is."""
-    said = agent.state.c[index].tolist()
-    loudest = max(range(len(said)), key=lambda i: abs(said[i]))
-    words = f"{loudest}: {said[loudest]:.1f}" if said[loudest] else ""
+def _message(agent: Agent, index: int) -> Shape:
+    """Returns a label above an agent: index and value of its message's largest component."""
+    message = agent.state.c[index].tolist()
+    largest = max(range(len(message)), key=lambda i: abs(message[i]))
+    label = f"{largest}: {message[largest]:.1f}" if message[largest] else ""
     x, y = agent.state.pos[index].tolist()
     height = 1.2 * agent.shape.circumscribed_radius()
-    return text(f"{agent.name} says", words, x, y + 1.8 * height, height=height)
+    return text(f"{agent.name} says", label, x, y + 1.8 * height, height=height)
 
 
 def _form(shape: Any) -> dict[str, Any]:

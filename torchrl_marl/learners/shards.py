@@ -135,7 +135,7 @@ def reduce_gradients(
         counts (dict): of :func:`global_counts`.
     """
     apart = {key: objectives[key[0]].combine.get(key[1]) for key in metrics}
-    own = [ranks.slots(x) if apart[key] is not None else x for key, x in metrics.items()]
+    own = [ranks.row_of_rank(x) if apart[key] is not None else x for key, x in metrics.items()]
     summed = ranks.sum_all([*gradients, *own])
     found = dict(zip(metrics, summed[len(gradients) :]))
     for key, combine in apart.items():

@@ -1,1 +1,1 @@
-"""The process: its random state, memory and ranks, and what it may trust, import and name."""
+"""Process-level services: random state, memory, ranks, trust, import path and names."""

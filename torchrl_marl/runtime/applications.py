@@ -1,4 +1,4 @@
-"""Applications that the core offers without importing them: imported when they are asked for."""
+"""Lazy import of applications, on which the core does not depend."""
 
 from __future__ import annotations
 

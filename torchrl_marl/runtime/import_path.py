@@ -1,7 +1,7 @@
-"""The folders in which Python looks for modules, and why the current one is not among them.
+"""Python's import path without the current folder.
 
-Whatever lies in the current folder would take the place of a package, and somebody else may have
-put it there. Environments of one's own are looked for in it, since their settings name them.
+A file in the current folder, which another user may have written, could shadow a package. Only
+modules that settings name, such as custom environments, are imported from it.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ __all__ = ["child_path", "current_folder", "leave_current_folder", "place_of", "
 
 
 def leave_current_folder() -> None:
-    """Takes the current folder out of the search, where an empty part of ``PYTHONPATH`` put it.
+    """Removes the current folder from the import path.
 
-    For programs; the folder of a script that calls this stays. Processes that are started from now
-    on, by libraries too (PyTorch and ``multiprocessing`` start ``python -c``), do not search it.
+    Called by command-line programs; the folder of a running script stays. Child processes started
+    later, also by libraries (PyTorch and ``multiprocessing`` run ``python -c``), do not search it.
     """
     sys.path[:] = [*sys.path[:1], *(path for path in sys.path[1:] if path in _safe())]
     os.environ["PYTHONSAFEPATH"] = "1"
@@ -33,9 +33,9 @@ def leave_current_folder() -> None:
 
 
 def child_path() -> list[str]:
-    """Returns ``sys.path`` for a child process: the current folder, if it is searched, comes last.
+    """Returns ``sys.path`` for a child process, with the current folder last, if it is searched.
 
-    Where ``PYTHONPATH`` names it, or a package is installed from it, it stays in its place.
+    If ``PYTHONPATH`` names the folder, or a package is installed from it, it keeps its position.
     """
     safe = _safe()
     return safe if len(safe) == len(sys.path) else [*safe, os.getcwd()]
@@ -43,16 +43,16 @@ def child_path() -> list[str]:
 
 @contextlib.contextmanager
 def current_folder(module: str, *, first: bool = False) -> Iterator[None]:
-    """Lets an environment of one's own be imported from the current folder.
+    """Context in which a custom module can be imported from the current folder.
 
-    The folder stays the last to be searched if the module was found there, since the module may
-    import its neighbours later, or from another process.
+    If the module was found there, the folder stays at the end of the path, since the module may
+    import its neighbours later or in another process.
 
     Args:
-        module (str): that is imported within this context.
+        module (str): module to import within this context.
 
     Keyword Args:
-        first (bool): look there before anywhere else, as ``python -m`` does, and not last.
+        first (bool): search the folder first, as ``python -m`` does; otherwise last.
     """
     here, before = os.getcwd(), list(sys.path)
     added = first or not ({here, ""} & set(before))
@@ -68,7 +68,7 @@ def current_folder(module: str, *, first: bool = False) -> Iterator[None]:
 
 
 def _lies_in(package: str, folder: str) -> bool:
-    """Returns whether a package that is imported lies in a folder."""
+    """Returns whether an imported package is in a folder."""
     module = sys.modules.get(package)
     file = getattr(module, "__file__", None)
     places = list(getattr(module, "__path__", ())) if file is None else [file]
@@ -77,11 +77,11 @@ def _lies_in(package: str, folder: str) -> bool:
 
 
 def place_of(package: str, path: list[str] | None = None) -> str | None:
-    """Returns the file or folder of a package, without importing it; None where there is none.
+    """Returns the file or folder of a package without importing it; None if not found.
 
     Args:
-        package (str): without a dot.
-        path (list of str, optional): folders to look in; otherwise everywhere.
+        package (str): top-level name.
+        path (list of str, optional): folders to search; None: the whole import path.
     """
     try:
         found = find_spec(package) if path is None else PathFinder.find_spec(package, path)
@@ -93,10 +93,10 @@ def place_of(package: str, path: list[str] | None = None) -> str | None:
 
 
 def refuse_current(package: str) -> None:
-    """Refuses a library that would be imported from the current folder, as its name asks for none.
+    """Raises if a library would be imported from the current folder.
 
     Args:
-        package (str): of a library that is installed somewhere, or not at all.
+        package (str): top-level name of the library.
 
     Raises:
         TrustError: naming the file.
@@ -114,10 +114,10 @@ def refuse_current(package: str) -> None:
 
 
 def _safe() -> list[str]:
-    """Returns ``sys.path`` without the current folder where Python has put it by itself.
+    """Returns ``sys.path`` without the entries of the current folder that Python added.
 
-    That is in front, for ``python -m`` and scripts, for an empty part of ``PYTHONPATH``, and as an
-    empty text.
+    These are the first entry (``python -m`` and scripts), those of empty parts of ``PYTHONPATH``,
+    and empty strings.
     """
     parts = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     named = {os.path.realpath(part) for part in parts if part}
@@ -131,7 +131,7 @@ def _safe() -> list[str]:
 
 
 def _elsewhere(package: str, safe: list[str]) -> ModuleSpec | None:
-    """Returns where a package is but for the current folder, an editable one's included."""
+    """Finds a package outside the current folder, including editable installs."""
     found = PathFinder.find_spec(package, safe)
     for finder in sys.meta_path:
         if found is None and finder is not PathFinder:

@@ -1,4 +1,4 @@
-"""Memory of a device, and limits on large requests."""
+"""Device memory, and checks of large allocations."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 __all__ = ["is_out_of_memory", "memory_of", "refuse_too_large", "size_in_words"]
 
-_LIMIT = Path("/sys/fs/cgroup/memory.max")  # of a container
+_LIMIT = Path("/sys/fs/cgroup/memory.max")  # limit of a container
 
 
 def memory_of(device: Device) -> int | None:
-    """Returns the bytes of a device's memory, used or not; None where unknown.
+    """Returns a device's total memory in bytes; None if unknown.
 
     Examples:
         >>> memory_of("cpu") > 10**8
@@ -36,13 +36,13 @@ def memory_of(device: Device) -> int | None:
 
 
 def refuse_too_large(size: int, device: Device, what: str, fix: str) -> None:
-    """Refuses what does not fit into a device's memory, before it is allocated.
+    """Raises before an allocation that exceeds a device's memory.
 
     Args:
-        size (int): bytes that it takes at least.
-        device (torch.device): where it is to be.
-        what (str): subject of the sentence.
-        fix (str): its end.
+        size (int): lower bound of the allocation in bytes.
+        device (torch.device): device of the allocation.
+        what (str): subject of the message.
+        fix (str): fix, at the end of the message.
 
     Raises:
         ConfigError: naming both sizes.
@@ -56,13 +56,13 @@ def refuse_too_large(size: int, device: Device, what: str, fix: str) -> None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Returns whether an error of torch, numpy or Python means that memory ran out."""
-    words = ("out of memory", "can't allocate memory", "cannot allocate memory", "bad_alloc")
-    return isinstance(error, MemoryError) or any(word in str(error).lower() for word in words)
+    """Returns whether an error of torch, numpy or Python means out of memory."""
+    signs = ("out of memory", "can't allocate memory", "cannot allocate memory", "bad_alloc")
+    return isinstance(error, MemoryError) or any(sign in str(error).lower() for sign in signs)
 
 
 def size_in_words(size: int) -> str:
-    """Returns a number of bytes as readable text.
+    """Formats a number of bytes.
 
     Examples:
         >>> size_in_words(512), size_in_words(4_000_000_000_000)

@@ -1,4 +1,4 @@
-"""Names of agents, groups and players: which are taken, and what they are called as files."""
+"""Validation of the names of agents, groups and players, and their file names."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ __all__ = ["fault_of", "file_name", "path_within"]
 
 _LONGEST = 200
 _UNSEEN = ("Cc", "Cs", "Zl", "Zp")
-"""Categories of control characters, halves of characters and ends of lines."""
+"""Unicode categories of control characters, surrogates and line separators."""
 
 
 def fault_of(name: object, *, plain: bool = False) -> str | None:
-    """Returns what is wrong with a name; None for one that can be taken.
+    """Returns the fault of a name; None if it is valid.
 
-    Names stand in tables, in lines of a terminal and in paths. One that some library gives may
-    hold spaces, colons or slashes, but leads out of no folder.
+    Names appear in tables, on the terminal and in paths. Names from other libraries may have
+    spaces, colons or slashes, but must not lead out of a folder.
 
     Args:
-        name: an agent's, a group's or a player's.
+        name: name of an agent, group or player.
 
     Keyword Args:
-        plain (bool): it is declared for this package, so slashes and a leading dot are wrong too.
+        plain (bool): also reject slashes and a leading dot, for names declared in this package.
 
     Examples:
         >>> fault_of("robot 1: arm"), fault_of("red/0"), fault_of("red/0", plain=True)
@@ -50,7 +50,7 @@ def _is_unseen(letter: str) -> bool:
 
 
 def file_name(name: str) -> str:
-    """Returns a name as that of one file or folder: slashes and a leading dot are encoded.
+    """Returns a name as a file name, with slashes and a leading dot encoded.
 
     Examples:
         >>> file_name("robot 1"), file_name("red/0"), file_name("..")
@@ -61,10 +61,10 @@ def file_name(name: str) -> str:
 
 
 def path_within(folder: Path, name: str, suffix: str = "") -> Path:
-    """Returns where in a folder something of a name is kept.
+    """Returns the path of a name in a folder.
 
     Raises:
-        ValueError: a link there leads out of the folder.
+        ValueError: if the path is a link that leads out of the folder.
 
     Examples:
         >>> path_within(Path("export"), "../agent_0").as_posix()

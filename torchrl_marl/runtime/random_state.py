@@ -1,4 +1,4 @@
-"""Random states apart from the process's: of an environment, and of a training with its threads."""
+"""Private random states: of an environment, and of a training with its number of threads."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ __all__ = ["ProcessState", "RandomState", "offset_seed", "with_run_rng"]
 
 
 class RandomState:
-    """Random state of torch (CPU and device), numpy and Python, apart from the process's.
+    """Private random state of torch (CPU and device), numpy and Python.
 
-    Simulators draw from global generators. Inside :meth:`active` these continue from this
-    object's state and are put back afterwards, so that two environments in one process, and
-    the code around them, do not disturb each other.
+    Simulators draw from global generators. Inside :meth:`active` the global generators have this
+    object's state, and they are restored on exit. Two environments in one process, and the code
+    around them, thus do not influence each other.
 
     Args:
-        seed (int): start of all generators.
-        device (torch.device): a CUDA device's generator is included.
+        seed (int): random seed of all generators.
+        device (torch.device): device; the generator of a CUDA device is included.
 
     Examples:
         >>> first, second = RandomState(0), RandomState(0)
@@ -60,12 +60,12 @@ class RandomState:
         return state
 
     def install(self) -> None:
-        """Copies this state to the process's."""
+        """Sets the process's random state to this one."""
         self._swap((self._torch, self._numpy, self._python, self._cuda))
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """Makes global random functions draw from this state within the context."""
+        """Context in which global random functions draw from this state."""
         outer = self._swap((self._torch, self._numpy, self._python, self._cuda))
         try:
             yield
@@ -74,7 +74,7 @@ class RandomState:
 
     @contextlib.contextmanager
     def unchanged(self) -> Iterator[None]:
-        """As :meth:`active`, and forgets what was drawn."""
+        """Like :meth:`active`, but restores this state on exit."""
         saved = self.state_dict()
         try:
             with self.active():
@@ -114,7 +114,7 @@ class RandomState:
         """Restores a saved state.
 
         Raises:
-            ValueError: something else; it would be noticed only where numbers are drawn.
+            ValueError: if an entry is missing or has another shape or dtype.
         """
         for name, own in self.state_dict().items():
             given = state.get(name)
@@ -122,7 +122,7 @@ class RandomState:
                 own.shape,
                 own.dtype,
             ):
-                raise ValueError(f"{name!r} is no random state")
+                raise ValueError(f"{name!r} is not a random state")
         self._torch = state["torch"].cpu().clone()
         position, has_gauss, cached = state["numpy_rest"].tolist()
         keys = state["numpy_keys"].cpu().numpy().astype(np.uint32)
@@ -135,13 +135,13 @@ class RandomState:
 
 
 def offset_seed(seed: int) -> int:
-    """Derives another seed, as an env and a policy of one seed must not draw the same numbers.
+    """Derives another seed, so that an env and a policy with one seed draw different numbers.
 
     Args:
-        seed (int): of an environment; ``torch.manual_seed`` may have got the same.
+        seed (int): seed of an environment, possibly also passed to ``torch.manual_seed``.
 
     Returns:
-        int: below ``2**32``.
+        int: the derived seed, below ``2**32``.
 
     Examples:
         >>> offset_seed(0) == offset_seed(0), offset_seed(0) in (0, offset_seed(1))
@@ -154,14 +154,14 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 class ProcessState:
-    """Random generators and threads of a training, active only while it works.
+    """Random state and number of threads of a training, active only while it runs.
 
-    Two trainings in one process, and the code around them, do not disturb each other.
+    Two trainings in one process, and the code around them, do not influence each other.
 
     Args:
-        seed (int): start of all generators.
-        device (torch.device): a CUDA device's generator is included.
-        threads (int, optional): of torch on the CPU; None leaves them as they are.
+        seed (int): random seed of all generators.
+        device (torch.device): device; the generator of a CUDA device is included.
+        threads (int, optional): number of CPU threads of torch; None: unchanged.
 
     Examples:
         >>> mine, other = ProcessState(0), ProcessState(0)
@@ -182,7 +182,7 @@ class ProcessState:
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """Activates both within this context; nested calls change nothing."""
+        """Context in which both are active; nested contexts have no effect."""
         if self._depth:
             yield
             return
@@ -199,7 +199,7 @@ class ProcessState:
 
 
 def with_run_rng(method: Method) -> Method:
-    """Runs a method with the random generators and threads of its object's ``process``."""
+    """Decorates a method to run in the random state and threads of its object's ``process``."""
 
     @functools.wraps(method)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:

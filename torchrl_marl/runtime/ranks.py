@@ -1,7 +1,8 @@
-"""The processes that learn as one, each from its part of a batch.
+"""Ranks of a data-parallel run, which train one model on parts of a batch.
 
-What is summed over all is everybody's: statistics, the counts that losses divide by, gradients.
-``current()`` says whom statistics reach over: nobody else, except inside :meth:`Alone.active`.
+Statistics, the counts that losses divide by, and gradients are summed over all ranks.
+``current()`` returns the ranks of the statistics: this process alone, except inside
+:meth:`Ranks.active`.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from torchrl_marl.errors import RankError
 
 __all__ = ["SINGLE_PROCESS", "Ranks", "SingleProcess", "current"]
 
-# A rank that waits longer for a message than this has lost the others.
+# Time limit of a message between ranks.
 LIMIT = timedelta(minutes=5)
 
 
 @torch.library.custom_op("torchrl_marl::sum_over_ranks", mutates_args=())
 def sum_over_ranks(x: Tensor) -> Tensor:
-    """Returns the sum of the ranks' tensors, to the bit the same on all; one message."""
+    """Sums a tensor over all ranks in one message; the result is bitwise equal on all."""
     total = x.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(total)
     Ranks.messages += 1
@@ -41,12 +42,12 @@ def _(x: Tensor) -> Tensor:
 
 
 class SingleProcess:
-    """The one process of a run that is not split: what is summed stays as it is.
+    """The only process of a run; sums over ranks are the identity.
 
     Attributes:
         size (int): number of ranks.
-        rank (int): one's own, 0 for the first.
-        folder (Path, optional): of the run, once it is known.
+        rank (int): rank of this process; 0 is the first.
+        folder (Path, optional): run folder, once it is known.
     """
 
     size = 1
@@ -54,10 +55,10 @@ class SingleProcess:
     folder: Path | None = None
 
     sum_all: Any = staticmethod(list)
-    """Returns the sums over all ranks of each tensor, in one message; alone, they are its own."""
+    """Sums each tensor over all ranks, in one message; here it returns them unchanged."""
 
-    def slots(self, x: Tensor) -> Tensor:
-        """Returns what becomes everybody's values, side by side, where it is summed.
+    def row_of_rank(self, x: Tensor) -> Tensor:
+        """Returns ``x`` in this rank's row and zeros in the others; the sum has all ranks' values.
 
         Shapes:
             - x: any; returns: ``[R, *x.shape]`` with ``R`` ranks
@@ -65,25 +66,25 @@ class SingleProcess:
         return x.unsqueeze(0)
 
     def all_gather(self, value: Any) -> list[Any]:
-        """Returns what each rank has, by rank; such as numbers and texts."""
+        """Returns the values of all ranks, in their order."""
         return [value]
 
     def gather(self, value: Any) -> list[Any] | None:
-        """Returns what each rank has, on the first; None on the others."""
+        """Returns the values of all ranks on the first; None on the others."""
         return [value]
 
-    def send(self, value: Any) -> Any:
-        """Returns what the first rank has."""
+    def broadcast(self, value: Any) -> Any:
+        """Returns the value of the first rank."""
         return value
 
     @contextlib.contextmanager
     def rank_zero_first(self) -> Iterator[bool]:
-        """Gives the first rank time of its own; yields whether this is the first."""
+        """Context that the first rank leaves before the others; yields True on the first."""
         yield True
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """Makes statistics reach over these ranks within the context."""
+        """Context in which statistics are over these ranks."""
         token = _CURRENT.set(self)
         try:
             yield
@@ -92,18 +93,18 @@ class SingleProcess:
 
 
 class Ranks(SingleProcess):
-    """The processes that ``torchrun`` has started, which learn as one.
+    """The ranks of a run that ``torchrun`` has started.
 
-    All of them must ask for the same things in the same order; whoever is missing for five minutes
+    All ranks must call the same methods in the same order. A rank that is missing for five minutes
     fails the others.
 
     Args:
-        size (int): how many.
-        rank (int): one's own.
-        store (Store, optional): for waiting without a time limit.
+        size (int): number of ranks.
+        rank (int): rank of this process.
+        store (Store, optional): store for waiting without a time limit.
 
     Attributes:
-        messages (int): how many sums this process has taken part in.
+        messages (int): number of sums in which this process took part.
     """
 
     messages = 0
@@ -116,10 +117,10 @@ class Ranks(SingleProcess):
 
     @classmethod
     def start(cls, device: torch.device | str = "cpu") -> Ranks:
-        """Joins the group that the variables of ``torchrun`` describe.
+        """Joins the process group described by the environment variables of ``torchrun``.
 
         Args:
-            device (torch.device): where this process learns: gloo serves a CPU, NCCL a GPU.
+            device (torch.device): device of this process: gloo for a CPU, NCCL for a GPU.
         """
         if cls._joined is None:
             cls._joined = next(iter(dist.rendezvous("env://", timeout=LIMIT)))
@@ -136,59 +137,59 @@ class Ranks(SingleProcess):
         return cls(size, rank, dist.PrefixStore("ranks", store))
 
     def leave(self, seconds: float = 10.0) -> None:
-        """Leaves the group; the first waits for the others, which may ask it why they end.
+        """Leaves the group; the first rank waits for the others, since it serves their store.
 
         Args:
-            seconds (float): that it waits at most.
+            seconds (float): time limit of the wait.
         """
         dist.destroy_process_group()
         store, until = self._held_store, time.monotonic() + seconds
-        with contextlib.suppress(dist.DistError):  # whose process has ended
+        with contextlib.suppress(dist.DistError):  # the first rank has ended
             store.add("left", 1)
             while self.rank == 0 and store.add("left", 0) < self.size and time.monotonic() < until:
                 time.sleep(0.02)
 
     def sum_all(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Returns the sums over all ranks of each tensor, in one message."""
+        """Sums each tensor over all ranks, in one message."""
         tensors = list(tensors)
         single = all(x.dtype == torch.float32 for x in tensors)
-        wide = torch.float32 if single else torch.float64  # which counts exactly
+        wide = torch.float32 if single else torch.float64  # exact for counts
         flat = torch.cat([x.detach().reshape(-1).to(wide) for x in tensors])
         parts = sum_over_ranks(flat).split([x.numel() for x in tensors])
         return [part.reshape(x.shape).to(x.dtype) for part, x in zip(parts, tensors)]
 
-    def slots(self, x: Tensor) -> Tensor:
-        """Returns what becomes everybody's values, side by side, where it is summed."""
-        nobody = torch.zeros_like(x)
-        return torch.stack([x if i == self.rank else nobody for i in range(self.size)])
+    def row_of_rank(self, x: Tensor) -> Tensor:
+        """Returns ``x`` in this rank's row and zeros in the others."""
+        zeros = torch.zeros_like(x)
+        return torch.stack([x if i == self.rank else zeros for i in range(self.size)])
 
     def all_gather(self, value: Any) -> list[Any]:
-        """Returns what each rank has, by rank; such as numbers and texts."""
+        """Returns the values of all ranks, in their order."""
         found: list[Any] = [None] * self.size
         dist.all_gather_object(found, value)
         return found
 
     def gather(self, value: Any) -> list[Any] | None:
-        """Returns what each rank has, on the first; None on the others."""
+        """Returns the values of all ranks on the first; None on the others."""
         found: list[Any] | None = [None] * self.size if self.rank == 0 else None
         dist.gather_object(value, found)
         return found
 
-    def send(self, value: Any) -> Any:
-        """Returns what the first rank has."""
+    def broadcast(self, value: Any) -> Any:
+        """Returns the value of the first rank."""
         found = [value]
         dist.broadcast_object_list(found)
         return found[0]
 
     @contextlib.contextmanager
     def rank_zero_first(self) -> Iterator[bool]:
-        """Gives the first rank time of its own, however long; the others wait at the end.
+        """Context after which the other ranks wait for the first, without a time limit.
 
         Yields:
-            bool: whether this is the first.
+            bool: True on the first rank.
 
         Raises:
-            RankError: the first has failed.
+            RankError: if another rank has failed.
         """
         self._turns += 1
         key, store = f"turn_{self._turns}", self._held_store
@@ -200,8 +201,8 @@ class Ranks(SingleProcess):
                 raise RankError("another rank has failed.")
             time.sleep(0.01)
 
-    def tell(self, text: str) -> str:
-        """Tells the others why this rank ends; returns what the first to do so has told."""
+    def report_failure(self, text: str) -> str:
+        """Reports this rank's failure to the others; returns the first reported failure."""
         return self._held_store.compare_set("failed", "", text).decode()
 
     @property
@@ -215,4 +216,4 @@ _CURRENT: ContextVar[SingleProcess] = ContextVar("ranks", default=SINGLE_PROCESS
 
 
 current = _CURRENT.get
-"""Returns the ranks over which statistics reach now."""
+"""Returns the ranks that statistics are over."""

@@ -1,4 +1,4 @@
-"""What ``torchrun`` tells each process that it starts, in environment variables; without torch."""
+"""Environment variables that ``torchrun`` sets in each process. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class Place(NamedTuple):
-    """Which of the processes this is that learn as one."""
+    """Rank of this process, and number of ranks."""
 
     rank: int
-    """0 for the first of all."""
+    """Global rank; 0 is the first."""
     size: int
-    """How many there are."""
+    """Number of ranks."""
     local_rank: int
-    """0 for the first on this machine."""
+    """Rank on this machine; 0 is the first."""
 
 
 def place() -> Place | None:
-    """Returns this process's place; None where it is the only one of its run."""
+    """Returns this process's rank; None if the run has a single process."""
     if any(not os.environ.get(name, "") for name in _NEEDED):
         return None
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

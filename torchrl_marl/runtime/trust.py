@@ -1,4 +1,4 @@
-"""What a stranger's folder may do: code that is run, and links that are followed."""
+"""Protection from untrusted folders: signatures of files with code, and checks of links."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ __all__ = [
 ]
 
 _LENGTH = 32
-# Where no key can be stored, only this process's own files are trusted.
+# If no key can be stored, only files of this process are trusted.
 _KEY_OF_PROCESS = secrets.token_bytes(_LENGTH)
 _TRUSTING: ContextVar[bool] = ContextVar("torchrl_marl.trusting", default=False)
 
 
 def signature(*parts: bytes) -> str:
-    """Returns a hash of bytes that only this user on this machine can make (HMAC with SHA-256).
+    """Signs bytes with a key of this user on this machine (HMAC with SHA-256).
 
-    The key is ``torchrl_marl/key`` in ``$XDG_STATE_HOME`` (``~/.local/state``), which nobody else
-    can read; it is made when it is first needed.
+    The key is ``torchrl_marl/key`` in ``$XDG_STATE_HOME`` (``~/.local/state``). Other users cannot
+    read it. It is created on first use.
 
     Examples:
-        >>> own = signature(b"world", b"1")
-        >>> is_own(own, b"world", b"1"), is_own(own, b"world", b"2")
+        >>> own = signature(b"weights", b"1")
+        >>> is_own(own, b"weights", b"1"), is_own(own, b"weights", b"2")
         (True, False)
     """
     code = hmac.new(_key(), digestmod=hashlib.sha256)
@@ -50,11 +50,11 @@ def signature(*parts: bytes) -> str:
 
 
 def is_own(given: object, *parts: bytes) -> bool:
-    """Returns whether bytes carry this user's :func:`signature`, or are trusted in any case.
+    """Returns whether bytes have this user's :func:`signature`, or everything is trusted.
 
     Args:
-        given: what stands for their signature; anything that a stranger may have put there.
-        *parts (bytes): what was signed.
+        given: the alleged signature, of any type.
+        *parts (bytes): the signed bytes.
     """
     if _TRUSTING.get():
         return True
@@ -63,13 +63,13 @@ def is_own(given: object, *parts: bytes) -> bool:
 
 
 def is_trusting() -> bool:
-    """Returns whether everything is trusted now, as within :func:`trusting`."""
+    """Returns whether everything is trusted, as within :func:`trusting`."""
     return _TRUSTING.get()
 
 
 @contextlib.contextmanager
 def trusting(trust: bool = True) -> Iterator[None]:
-    """Trusts everything within this context, if the user says so."""
+    """Context in which everything is trusted, if ``trust`` is True."""
     token = _TRUSTING.set(trust or _TRUSTING.get())
     try:
         yield
@@ -98,7 +98,7 @@ def _folder() -> Path:
 
 
 def _make_key(path: Path) -> None:
-    """Writes the key whole or not at all, and once: other processes may do so, too."""
+    """Writes the key atomically and once, since other processes may do the same."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     part = path.with_name(f"key.{secrets.token_hex(8)}")
     with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
@@ -111,45 +111,45 @@ def _make_key(path: Path) -> None:
         part.unlink()
 
 
-# Weights & Biases makes these anew, and never writes through them.
+# Weights & Biases recreates these links and never writes through them.
 _KNOWN = re.compile(r"wandb/(?:latest-run|(?:.*/)?debug[\w-]*\.log)")
 
 
 def refuse_links(folder: Path, kind: str = "run folder") -> None:
-    """Refuses a folder with a link out of it, however deep, and with what is no file at all.
+    """Raises if a folder has, at any depth, a link out of it, a pipe or a device.
 
-    The folder itself may be reached by a link, links within it may lead to each other, and
-    everything passes within :func:`torchrl_marl.runtime.trust.trusting`.
+    The folder itself may be a link, and links within it are allowed. Within
+    :func:`torchrl_marl.runtime.trust.trusting` nothing is checked.
 
     Args:
-        folder (Path): that may be a stranger's.
-        kind (str): what it is called in a sentence.
+        folder (Path): folder that may be of another user.
+        kind (str): name of the folder in the message.
 
     Raises:
-        TrustError: naming the link, and where it leads.
+        TrustError: naming the link and its target.
     """
     if is_trusting():
         return
     for path in _strange(folder, os.path.realpath(folder)):
         raise TrustError(
             f"{kind} {str(folder)!r} holds {_described(path)}; remove it, or copy the folder with "
-            "`cp -rL`, or, if you trust who made it, add --trust (in Python: trust=True, or "
+            "`cp -rL`, or, if you trust its author, add --trust (in Python: trust=True, or "
             "torchrl_marl.runtime.trust.trusting() around it)."
         )
 
 
 def refuse_link(path: Path) -> None:
-    """Refuses a file that is a link out of its folder, or no file at all.
+    """Raises if a path is a link out of its folder, a pipe or a device.
 
     Raises:
-        TrustError: naming the link, and where it leads.
+        TrustError: naming the link and its target.
     """
     if not is_trusting() and _is_strange(path, os.path.realpath(path.parent)):
-        raise TrustError(f"found {_described(path)}; put the file itself there.")
+        raise TrustError(f"found {_described(path)}; replace it by the file itself.")
 
 
 def no_link(path: str, flags: int) -> int:
-    """Opens a file, but no link to one; the ``opener`` of ``open``."""
+    """Opens a file without following links, as the ``opener`` of ``open``."""
     follow = is_trusting() and not flags & os.O_EXCL
     return os.open(path, flags | (0 if follow else getattr(os, "O_NOFOLLOW", 0)), 0o666)
 
@@ -167,7 +167,7 @@ def _is_strange(path: Path, root: str) -> bool:
     try:
         mode = path.lstat().st_mode
     except OSError:
-        return False  # it is gone, or not there yet
+        return False  # it does not exist
     if stat.S_ISLNK(mode):
         target = os.path.realpath(path)
         return os.path.commonpath([root, target]) != root
@@ -177,4 +177,4 @@ def _is_strange(path: Path, root: str) -> bool:
 def _described(path: Path) -> str:
     if path.is_symlink():
         return f"the link {str(path)!r}, which leads out of it, to {os.readlink(path)!r}"
-    return f"{str(path)!r}, which is no file but a pipe or a device"
+    return f"{str(path)!r}, which is a pipe or a device, not a file"

@@ -1,4 +1,4 @@
-"""Another library's simulator as a state, a pure step and fresh starts."""
+"""Simulators of other libraries as a state, a pure step and fresh starts."""
 
 from typing import TYPE_CHECKING
 

@@ -1,7 +1,7 @@
 """A simulator's step as a pure function, captured as a graph.
 
-Nothing here names a simulator: any object will do whose tensors hold the envs in their first
-dim (:class:`~torchrl_marl.simulator.state.SimulatorState`).
+This works for any simulator object whose tensors have the envs in their first dim
+(:class:`~torchrl_marl.simulator.state.SimulatorState`).
 
 Shapes: E envs, K numbers of an env.
 """
@@ -35,7 +35,7 @@ from torchrl_marl.simulator.state import (
 __all__ = ["CapturedSimulator"]
 
 _COMPARED = 4  # steps in which a graph is compared with the simulator
-_LARGEST_ARRAY = 1000  # numbers of a numpy array that is watched for changes
+_LARGEST_ARRAY = 1000  # elements of a numpy array that is checked for changes
 
 State = list[Tensor]
 Structure = dict[tuple[str, str], Any]
@@ -43,28 +43,28 @@ Finish = Callable[[State, Any], list[Tensor]]
 
 
 class CapturedSimulator:
-    """A simulator that is stepped by graphs, and can be read in between.
+    """Simulator that graphs step, and that can be read between graphs.
 
-    While graphs run, the state is in :attr:`state`; :meth:`release` puts it back into the
-    simulator, from where :attr:`state` is read the next time.
+    While graphs run, the state is in :attr:`state`. :meth:`release` writes it back into the
+    simulator, from which :attr:`state` is read the next time.
 
     Args:
-        simulator: after a reset and a step.
-        state (SimulatorState): of this kind of simulator.
+        simulator: the simulator, after a reset and a step.
+        state (SimulatorState): layout of its state.
         step (callable): ``step()`` makes one eager step with any actions.
-        random_state (RandomState): what the simulator draws from.
+        random_state (RandomState): random state of the simulator.
         branchless (callable, optional): ``branchless()`` is a context in which the simulator
-            takes the same path whatever its state is, with the same results.
+            takes one path for all states, with the same results.
 
     Attributes:
         in_graph (bool): a step is being recorded, which must not change random states.
-        ahead (bool): the state is newer than the simulator.
+        ahead (bool): :attr:`state` is newer than the simulator.
 
     Shapes:
-        - state: a list of ``[K, E]``, one for each dtype, and of the tensors that envs share
+        - state: a list of ``[K, E]``, one per dtype, followed by the tensors shared by all envs
 
     Raises:
-        CaptureError: a simulator whose attributes change from step to step.
+        CaptureError: if attributes of the simulator change from step to step.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class CapturedSimulator:
         self.packing = self._pack(step)
 
     def _pack(self, step: Callable[[], Any]) -> Packing:
-        """Runs a trial step to find what it writes."""
+        """Runs a trial step to find the tensors that it writes."""
         before = self.simulator_state.read(self.simulator)
         walk = walk_simulator(self.simulator, self.simulator_state.exclude)
         versions = {path: (id(x), x._version) for path, x in walk.tensors.items()}
@@ -114,7 +114,7 @@ class CapturedSimulator:
 
     @property
     def state(self) -> State:
-        """The state as matrices; the simulator's own, if it was read in between."""
+        """The state as matrices; read from the simulator after :meth:`release`."""
         if not self.ahead:
             self._state = self.packing.read(self.simulator)
         return self._state
@@ -131,16 +131,18 @@ class CapturedSimulator:
         return self.simulator
 
     def structure(self) -> str:
-        """Returns the simulator's numbers and references, all but tensors, as text."""
+        """Returns the simulator's numbers and references, without tensors, as text."""
         return repr(self._structure())
 
     def signature(self) -> str:
-        """Returns what a graph relies on: the structure, and the values that :meth:`look` read."""
+        """Returns the structure and the values of :meth:`read_assumed`, on which a graph relies."""
         return repr({**self._structure(), **self._values})
 
-    def look(self) -> None:
-        """Reads the tensors on whose values the path of a step depended, such as a gravity that
-        is zero or not; waits for the device."""
+    def read_assumed(self) -> None:
+        """Reads the tensors that determined the path of a step; waits for the device.
+
+        Such as a gravity, which the simulator compares with zero.
+        """
         if self._assumed:
             tensors = walk_simulator(self.simulator, self.simulator_state.exclude).tensors
             self._values = {
@@ -169,7 +171,7 @@ class CapturedSimulator:
     # ------------------------------------------------------------------------------ graphs
 
     def _pure(self, function: Callable[..., Any], finish: Finish) -> Callable[..., list[Tensor]]:
-        """Returns ``function(*inputs)`` of the simulator as a function of its state, too."""
+        """Returns ``function(*inputs)`` as a function of the simulator's state and the inputs."""
 
         def pure_function(state: State, *inputs: Any) -> list[Tensor]:
             self.packing.write(self.simulator, state)
@@ -185,10 +187,10 @@ class CapturedSimulator:
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
-        """Restores the simulator after the calls within.
+        """Context in which a step is recorded; restores the simulator on exit.
 
         Raises:
-            CaptureError: it writes something that is not a part of the state.
+            CaptureError: if the step writes anything outside of the state.
         """
         self.release()
         walk = walk_simulator(self.simulator, self.simulator_state.exclude)
@@ -201,7 +203,8 @@ class CapturedSimulator:
                 self._refuse_change(before, tensors)
                 if _numpy_and_python() != drawn:
                     raise CaptureError(
-                        "a step draws from numpy or Python, which a graph cannot; draw from torch"
+                        "a step draws random numbers from numpy or Python, which a graph cannot; "
+                        "draw them from torch"
                     )
             finally:
                 after = walk_simulator(self.simulator, self.simulator_state.exclude)
@@ -216,17 +219,17 @@ class CapturedSimulator:
                     x[0] if isinstance(x, list) else x for x in (before.get(slot), after.get(slot))
                 )
                 raise CaptureError(
-                    f"a step changes {'.'.join(filter(None, slot))} from {old!r} to {new!r}; keep "
-                    "it as a tensor with the envs in the first dim"
+                    f"a step changes {'.'.join(filter(None, slot))} from {old!r} to {new!r}; "
+                    "store it as a tensor with the envs in the first dim"
                 )
         now = walk_simulator(self.simulator, self.simulator_state.exclude).tensors
         for path in sorted({*now, *tensors} - self.packing.paths):
             if now.get(path) is not tensors.get(path):
-                raise CaptureError(f"a step writes {path_name(path)}, which was not expected")
+                raise CaptureError(f"a step writes {path_name(path)}, which the trial step did not")
 
     @contextlib.contextmanager
     def trial(self) -> Iterator[None]:
-        """Makes eager steps of the simulator itself, and restores it afterwards."""
+        """Context for eager steps of the simulator; restores it on exit."""
         saved = self.simulator_state.read(self.release())
         self.in_graph = True
         try:
@@ -244,24 +247,24 @@ class CapturedSimulator:
         execution: Literal["trace", "compile", "cudagraph"],
         finish: Finish = lambda state, output: [*state, *output],
     ) -> Program:
-        """Captures a function that steps the simulator, as a function of its state, too.
+        """Captures a function that steps the simulator as a function of its state and inputs.
 
-        The graph is held against the simulator, to the bit, before it is compiled.
+        The graph must equal the simulator to the bit in a few steps before it is compiled.
 
         Args:
-            function (callable): of the inputs; steps the simulator.
-            *inputs (Tensor): as in all later runs.
-            name (str): what it is, in a sentence.
-            execution (str): how graphs run.
-            finish (callable): ``finish(state, output)`` gives the graph's outputs from the state
-                after the step and the function's output; by default one after the other. The
-                state comes first in any case.
+            function (callable): function of the inputs that steps the simulator.
+            *inputs (Tensor): example inputs.
+            name (str): name of the function, for messages.
+            execution (str): execution of the graph.
+            finish (callable): ``finish(state, output)`` returns the graph's outputs from the state
+                after the step and the function's output; by default their concatenation. The
+                state comes first.
 
         Returns:
-            Program: ``flat([*state, *inputs])`` gives the outputs.
+            Program: ``flat([*state, *inputs])`` returns the outputs.
 
         Raises:
-            CaptureError: it cannot be recorded, or the graph gives something else.
+            CaptureError: if the function cannot be recorded, or the graph's results differ.
         """
         state = self.state
         with self.recording():
@@ -270,7 +273,7 @@ class CapturedSimulator:
             for path, x in walk.tensors.items():
                 if x.untyped_storage()._cdata in traced.assumed:
                     self._assumed.add(path)
-        self.look()
+        self.read_assumed()
         self._compare(traced, function, finish, inputs)
         return self._compiled(traced, inputs, name, execution)
 
@@ -282,7 +285,7 @@ class CapturedSimulator:
         finish: Finish,
         inputs: tuple[Tensor, ...],
     ) -> None:
-        """Refuses a graph whose steps differ from the simulator's in any bit."""
+        """Raises if the graph's steps differ from the simulator's in any bit."""
         recorded = Program(traced, traced.module, 0.0, 0)
         state = self.state
         with self.trial(), torch.random.fork_rng():
@@ -294,10 +297,10 @@ class CapturedSimulator:
                 found = recorded.flat([*state, *inputs])
                 for i, (x, y) in enumerate(zip(expected, found)):
                     if not equal(x, y):
-                        what = f"output {i}" if i >= len(state) else self.packing.name(i, x, y)
+                        name = f"output {i}" if i >= len(state) else self.packing.name(i, x, y)
                         raise CaptureError(
-                            f"{what} of the graph is not what the simulator gives: something that "
-                            "is no tensor with the envs in the first dim goes on from step to step"
+                            f"{name} of the graph differs from the simulator's: the step depends "
+                            "on a state that is not a tensor with the envs in the first dim"
                         )
                 state = expected[: len(state)]
                 self.packing.write(self.simulator, state)
@@ -305,7 +308,7 @@ class CapturedSimulator:
     def _compiled(
         self, traced: Trace, inputs: tuple[Tensor, ...], name: str, execution: Any
     ) -> Program:
-        """Compiles a graph and compares both; exactly, where steps amplify the last bit."""
+        """Compiles a graph and compares both; uses torch's rounding if steps amplify errors."""
         state = self.state
         program = compile_trace(traced, state, *inputs, name=name, execution=execution)
         if execution != "compile" or self.packing.device.type != "cpu":
@@ -318,7 +321,7 @@ class CapturedSimulator:
                 torch.manual_seed(seed)
                 found = program.flat([*state, *inputs])
                 if not all(map(_close, expected[: len(state)], found)):
-                    # Such as stiff joints.
+                    # Stiff joints, for example, amplify rounding errors.
                     return compile_trace(
                         traced, state, *inputs, name=f"{name} exactly", execution="exact"
                     )

@@ -1,4 +1,4 @@
-"""Packs a state's tensors into few, and a pool of fresh starts."""
+"""Packing of a state's tensors into a few matrices, and a pool of fresh starts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["Packing", "ResetPool", "TensorDictLayout", "begin_episodes", "put_ba
 
 @dataclass(frozen=True)
 class _Slot:
-    """Tensors of a simulator that are one object, and the place of their numbers."""
+    """Slots of a simulator that hold one tensor, with its shape and dtype."""
 
     paths: tuple[Path, ...]
     shape: torch.Size  # without the envs
@@ -37,25 +37,25 @@ class _Slot:
 
 
 class Packing:
-    """Places of a simulator's tensors in matrices ``[K, E]``, one for each dtype.
+    """Packing of a simulator's tensors into matrices ``[K, E]``, one per dtype.
 
-    Envs lie side by side in memory: what is done to all of them is one sweep, and new starts
-    for some are one ``torch.where`` a matrix. Tensors that all envs share follow as they are.
+    The envs are contiguous in memory: an operation on all of them is one sweep, and new starts for
+    some of them take one ``torch.where`` per matrix. Tensors shared by all envs follow unpacked.
 
     Args:
-        simulator: after a reset and a step.
-        state (SimulatorState): of this kind of simulator.
+        simulator: the simulator, after a reset and a step.
+        state (SimulatorState): layout of its state.
         shared (iterable of Path): tensors shared by all envs that a step writes.
-        apart (iterable of Path): slots that hold the tensor of another slot now, and may not
+        apart (iterable of Path): slots that share a tensor with another slot now, but may not
             later.
-        written (iterable of Path): all that a step writes.
+        written (iterable of Path): all slots that a step writes.
 
     Attributes:
-        n_numbers (int): number K of numbers of an env, over all matrices.
-        paths (frozenset of Path): of every slot.
+        n_numbers (int): number K of values per env, over all matrices.
+        paths (frozenset of Path): paths of all slots.
 
     Shapes:
-        - a state: a list of ``[K, E]`` a dtype, and of the shared tensors
+        - a state: a list of ``[K, E]``, one per dtype, followed by the shared tensors
     """
 
     def __init__(
@@ -91,13 +91,13 @@ class Packing:
         """Returns the state in new tensors.
 
         Raises:
-            CaptureError: a tensor is missing, or of another shape than before.
+            CaptureError: if a tensor is missing or has another shape than before.
         """
         find = _Finder(simulator)
         state = []
         for slots in self._slots:
             rows = [_rows(slot, find.get(slot.paths[0])) for slot in slots]
-            # Compiled, a ``cat`` of one slot would keep its layout; graphs want one layout.
+            # A compiled ``cat`` of one slot would keep its layout; graphs need a fixed layout.
             own = rows[0].clone(memory_format=torch.contiguous_format)
             state.append(torch.cat(rows) if len(rows) > 1 else own)
         return state + [find.get(paths[0]).clone().contiguous() for paths in self.shared]
@@ -115,17 +115,17 @@ class Packing:
         find = _Finder(simulator)
         for slots, sizes, matrix in zip(self._slots, self._sizes, state):
             for slot, rows in zip(slots, matrix.split(sizes)):
-                # A simulator may ask for a view, so the numbers of an env lie together.
+                # A simulator may call ``view``, so each env's values must be contiguous.
                 x = rows.view(*slot.shape, matrix.shape[-1]).movedim(-1, 0)
                 find.set(slot.paths, x.clone(memory_format=torch.contiguous_format))
         for paths, x in zip(self.shared, state[len(self._slots) :]):
             find.set(paths, x.clone())
 
     def rows_of(self, written: frozenset[Path], device: torch.device) -> list[Tensor]:
-        """Returns each matrix's rows that belong to slots with a path among ``written``.
+        """Marks each matrix's rows that belong to slots with a path in ``written``.
 
         Shapes:
-            - returns: ``[K, 1]`` bool a matrix
+            - returns: ``[K, 1]`` bool per matrix
         """
         rows = []
         for slots, sizes in zip(self._slots, self._sizes):
@@ -139,7 +139,7 @@ class Packing:
 
 
 class _Finder:
-    """Tensors of a simulator by path; each holder is looked up once."""
+    """Access to a simulator's tensors by path; each holder is looked up once."""
 
     def __init__(self, simulator: Any) -> None:
         self._holders: dict[Path, Any] = {(): simulator}
@@ -164,14 +164,14 @@ class _Finder:
 
 
 def put_back(simulator: Any, tensors: dict[Path, Tensor]) -> None:
-    """Puts the tensors themselves, not copies, into a simulator's slots."""
+    """Writes tensors, not copies of them, into a simulator's slots."""
     find = _Finder(simulator)
     for path, x in tensors.items():
         find.set((path,), x)
 
 
 def _group(walk, wanted: Iterable[Path], apart: frozenset[Path]) -> list[tuple[Path, ...]]:
-    """Groups paths that hold one tensor."""
+    """Groups paths that hold the same tensor."""
     groups: dict[Any, list[Path]] = {}
     for path in wanted:
         if path in walk.tensors:
@@ -191,13 +191,13 @@ def _rows(slot: _Slot, x: Tensor) -> Tensor:
 
 
 class TensorDictLayout:
-    """The keys of a TensorDict ``[E]``, and the batch sizes of the TensorDicts in it.
+    """Keys of a TensorDict ``[E]``, and batch sizes of the TensorDicts in it.
 
     Args:
-        example (TensorDictBase): what is to be taken apart.
+        example (TensorDictBase): example of the layout.
 
     Raises:
-        CaptureError: a group that is stacked lazily.
+        CaptureError: if a group is stacked lazily.
 
     Examples:
         >>> td = TensorDict({"done": torch.zeros(3, 1),
@@ -224,7 +224,7 @@ class TensorDictLayout:
         inner: dict[tuple[str, ...], torch.Size],
         device: torch.device | None,
     ) -> TensorDictLayout:
-        """Builds a layout from another one's attributes."""
+        """Builds a layout from the attributes of another one."""
         nesting = cls(TensorDict({}, [], device=device))
         nesting.keys, nesting.inner = list(keys), dict(inner)
         return nesting
@@ -243,15 +243,15 @@ class TensorDictLayout:
                 self.keys.append((*path, name) if path else name)
 
     def leaves(self, td: TensorDictBase) -> list[Tensor]:
-        """Returns the tensors of a TensorDict that is nested like the example."""
+        """Returns the tensors of a TensorDict with this layout."""
         return [td.get(key) for key in self.keys]
 
     def build(self, leaves: Sequence[Tensor], batch_size: Sequence[int]) -> TensorDict:
         """Builds the TensorDict of these leaves.
 
         Args:
-            leaves (sequence of Tensor): in the order of :attr:`keys`.
-            batch_size (sequence of int): the leaves' leading dims, such as ``[E, T]``.
+            leaves (sequence of Tensor): tensors in the order of :attr:`keys`.
+            batch_size (sequence of int): leading dims of the tensors, such as ``[E, T]``.
         """
         made: dict[tuple[str, ...], TensorDict] = {}
         for path, own in {(): (), **self.inner}.items():
@@ -265,7 +265,7 @@ class TensorDictLayout:
         return made[()]
 
 
-# Largest size of all starts together, and envs of a twin (CPU, GPU) that resets at once.
+# Largest number of values in a pool, and number of envs of its twin (CPU, GPU).
 _NUMBERS = 2**24
 _DRAWN_AT_ONCE = (2**13, 2**17)
 
@@ -275,33 +275,32 @@ Carry = dict[Any, Tensor]
 class ResetPool:
     """Pool of fresh starts for the next D episodes of every env, drawn in batched resets.
 
-    A twin of the environment, several times as large, is reset as a whole. What such a reset
-    writes is what an env takes; everything else of a running env stays. A graph counts in
-    ``used`` how many starts each env took, and never waits: if an env asks for more than D
-    between two refills, its own starts come again, in the same order, and the pool says so once.
+    A twin of the environment, several times as large, is reset as a whole. An env takes only the
+    values that such a reset writes. A graph counts in ``used`` the starts that each env took, and
+    never waits. An env that needs more than D between two refills gets its starts again in the same
+    order, with one warning.
 
-    Eager steps may wait: :class:`~torchrl_marl.simulator.resets.ResetBank` draws one start for
-    each env in the moment in which one is asked for. The two draw other random numbers, so one
-    cannot stand for the other.
+    Eager steps may wait, so :class:`~torchrl_marl.simulator.resets.ResetBank` draws one start per
+    env on demand. The two draw different random numbers and are not interchangeable.
 
     Args:
-        packing (Packing): of the running simulator; it reads the twin, too.
-        simulator: the running one; settings changed on it hold for the twin.
-        make_twin (callable): ``make_twin(n)`` is an environment of n envs that draws from the
-            running one's random state; gives it and its simulator.
+        packing (Packing): packing of the running simulator, also used for the twin.
+        simulator: the running simulator; its settings are copied to the twin.
+        make_twin (callable): ``make_twin(n)`` returns an environment of n envs that shares the
+            running one's random state, and its simulator.
         num_envs (int): number E of envs.
-        depth (int): number D of starts that are wanted: as many as episodes may end before the
-            next refill. Very large states have fewer, at least 8.
+        depth (int): number D of starts per env, at least the number of episodes that end before
+            the next refill. Reduced for very large states, to at least 8.
 
     Shapes:
-        - ``state``: ``[D, K, E]`` a matrix; ``carry``: ``[D, E, ...]`` an entry of the reset
-        - ``written``: ``[K, 1]`` bool a matrix; ``used``: ``[E]``
+        - ``state``: ``[D, K, E]`` per matrix; ``carry``: ``[D, E, ...]`` per entry of the reset
+        - ``written``: ``[K, 1]`` bool per matrix; ``used``: ``[E]``
 
     Attributes:
-        is_stale (bool): the starts are discarded, and :meth:`prepare` draws all anew.
+        is_stale (bool): the starts are discarded; :meth:`prepare` draws new ones.
 
     Raises:
-        CaptureError: starts that depend on what an env had before; by all that refills.
+        CaptureError: if starts depend on an env's state before the reset; raised by refills.
     """
 
     def __init__(
@@ -322,18 +321,18 @@ class ResetPool:
         many = _DRAWN_AT_ONCE[packing.device.type == "cuda"]
         self._at_once = min(self.depth, max(1, many // num_envs))
         self._warned = False
-        self._most = 0  # ends of an env between two refills
+        self._most = 0  # largest number of ends of an env between two refills
         self._used_before = 0
         self._twin: Any = None
         self._small: tuple[Any, Any] | None = None  # another twin, for trials
         self.is_stale = True
-        self._drawn_for = ""  # the simulator's structure
+        self._drawn_for = ""  # structure of the simulator
         self._settings: Settings | None = None
         self._checked = False
         self.tensors: dict[str, Any] = {}
 
     def refill(self, n_rows: int | None = None) -> None:
-        """Draws the first rows anew, or all of them."""
+        """Redraws the first rows, or all of them."""
         if not self._checked or self.is_outdated():
             self._refuse_dependence()
         n_rows = self.depth if n_rows is None or not self.tensors else min(n_rows, self.depth)
@@ -355,7 +354,7 @@ class ResetPool:
         self._note_settings()
 
     def is_outdated(self) -> bool:
-        """Returns whether the running simulator's settings differ from those of the starts."""
+        """Returns whether the running simulator's settings have changed since the last refill."""
         return self._settings is not None and self._settings.changed()
 
     def _note_settings(self) -> None:
@@ -363,7 +362,7 @@ class ResetPool:
         self._settings = Settings(self._simulator, self._packing.exclude, moving)
 
     def _refuse_dependence(self) -> None:
-        """Refuses dependent starts: resets a small twin from several states."""
+        """Raises for dependent starts, found by resets of a small twin."""
         if self._small is None:
             self._small = self._make_twin(SimulatorState.PROBES[1])
         twin, simulator = self._small
@@ -377,7 +376,7 @@ class ResetPool:
         def step() -> None:
             twin.step(twin.rand_action(twin.reset()))
 
-        with base._on_its_own(random):
+        with base._isolated(random):
             refuse_dependent_starts(
                 simulator, self._packing.exclude, random, reset, step, CaptureError
             )
@@ -408,52 +407,51 @@ class ResetPool:
         self.is_stale = True
 
     def keep_to(self, structure: str) -> None:
-        """Discards starts that were drawn in another structure of the simulator.
+        """Discards starts that were drawn for another structure of the simulator.
 
         Args:
-            structure (str): as :meth:`CapturedSimulator.structure` returns it.
+            structure (str): return value of :meth:`CapturedSimulator.structure`.
         """
         if structure != self._drawn_for:
             self.empty()
             self._drawn_for = structure
 
     def forget_twin(self) -> None:
-        """Discards the twin; the next starts get a new one."""
+        """Discards the twin; the next refill builds a new one."""
         self._twin = self._small = None
 
     def prepare(self) -> None:
-        """Refills starts that may run out; waits for the device, so between rollouts."""
+        """Refills starts that may run out; waits for the device, so call it between rollouts."""
         if self.is_stale or self.is_outdated():
             self.refill()
             return
         if self._settings is None:  # saved starts
             self._note_settings()
-        # On a CPU nothing waits; elsewhere the copy is asynchronous.
+        # On a GPU this waits for the device.
         used = int(self.tensors["used"].max().cpu())
         self._most = max(self._most, used - self._used_before)
         self._used_before = used
         if used > self.depth and not self._warned:
             self._warned = True
             warnings.warn(
-                f"an env ended {used} times between two refills of the {self.depth} starts that "
-                "were drawn ahead for it: some of its episodes started alike. Shorter batches "
-                "are refilled more often.",
+                f"an env ended {used} times between two refills of its {self.depth} starts, so "
+                "some of its episodes had the same start. Shorter batches are refilled more often.",
                 stacklevel=2,
             )
         if used + min(self._most, self.depth) > self.depth:
             self.refill(used)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the remaining starts, and the structure in which they were drawn."""
+        """Returns the remaining starts, and the structure for which they were drawn."""
         return {"pool": self._starts(), "drawn_for": self._drawn_for}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores saved starts; without any, fresh ones are drawn."""
+        """Restores saved starts; draws new ones if there are none."""
         self._load_starts(state.get("pool", {}))
         self._drawn_for = state.get("drawn_for", "")
 
     def _starts(self) -> dict[str, Any]:
-        """Returns tensors and one text."""
+        """Returns the starts as tensors, with their description as JSON."""
         if self.is_stale or self.is_outdated():
             return {}
         about = {
@@ -469,7 +467,7 @@ class ResetPool:
         return {"about": json.dumps(about), "used": self.tensors["used"].clone(), "drawn": drawn}
 
     def _load_starts(self, state: dict[str, Any]) -> None:
-        self._settings = None  # those present when it continues
+        self._settings = None  # those of the simulator when it continues
         if not state:
             self.is_stale = True
             return
@@ -493,17 +491,18 @@ class ResetPool:
 def begin_episodes(
     ended: Tensor, state: list[Tensor], carry: Carry, pool: dict[str, Any]
 ) -> tuple[list[Tensor], Carry, Tensor]:
-    """Puts new starts where episodes ended: tensor maths, for use inside and outside of graphs.
+    """Replaces the state by new starts where episodes ended; also usable inside of graphs.
 
     Args:
-        ended (Tensor): bool ``[E]``.
-        state (list of Tensor): of the running envs, ``[K, E]`` a matrix, shared tensors last.
-        carry (dict): what the next step reads, ``[E, ...]`` an entry; where the pool has none,
-            it begins with zeros.
+        ended (Tensor): ended envs, bool ``[E]``.
+        state (list of Tensor): state of the running envs, ``[K, E]`` per matrix, shared tensors
+            last.
+        carry (dict): input of the next step, ``[E, ...]`` per entry; entries missing in the pool
+            start with zeros.
         pool (dict): ``ResetPool.tensors``.
 
     Returns:
-        tuple: state, carry and how many starts each env took.
+        tuple: state, carry and number of starts that each env took.
     """
     row = pool["used"] % pool["state"][0].shape[0]
     fresh = [
@@ -521,13 +520,13 @@ def begin_episodes(
 
 
 def _pick(starts: Tensor, row: Tensor, dim: int) -> Tensor:
-    """Returns each env's row out of ``[D, ...]``, by the dim of the envs."""
+    """Selects each env's row of ``[D, ...]``; ``dim`` is the dim of the envs."""
     index = _wide(row, starts[0], dim).expand_as(starts[0])
     return starts.gather(0, index.unsqueeze(0)).squeeze(0)
 
 
 def _wide(x: Tensor, like: Tensor, dim: int) -> Tensor:
-    """Reshapes ``[E]`` with dims of size 1, so that it broadcasts along a dim of another tensor."""
+    """Reshapes ``[E]`` to broadcast along a dim of another tensor."""
     shape = [1] * like.ndim
     shape[dim] = -1
     return x.view(shape)

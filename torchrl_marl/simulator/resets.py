@@ -1,4 +1,4 @@
-"""Resets some envs of a simulator: in place, or from a bank of fresh starts."""
+"""Partial resets of a simulator: in place, or from a bank of fresh starts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ __all__ = ["EnvSlots", "ResetBank", "RunningEnvs", "UndoWrites", "random_draws"]
 
 
 class EnvSlots:
-    """The batched tensors of one simulator, looked up by path whatever holds them now."""
+    """Batched tensors of a simulator, looked up by path at each access."""
 
     def __init__(self, simulator: Any, state: SimulatorState) -> None:
         self.simulator = simulator
@@ -47,13 +47,13 @@ class EnvSlots:
 
     @functools.cached_property
     def views(self) -> frozenset[Path]:
-        """The slots that are views of another one's memory."""
+        """Slots that share memory with another slot."""
         found = {path: x for path in self.paths if (x := self.get(path)) is not None}
         shared = shared_storages(found.values())
         return frozenset(p for p, x in found.items() if x.untyped_storage().data_ptr() in shared)
 
     def get(self, path: Path) -> Tensor | None:
-        """Returns the tensor, or None while the simulator has none there."""
+        """Returns the tensor; None if the simulator currently has none there."""
         try:
             return child(self._holder(path), path[-1])
         except LookupError:
@@ -66,7 +66,7 @@ class EnvSlots:
         return holder
 
     def merge(self, values: dict[Path, Any], envs: Tensor) -> None:
-        """Merges the values into the rows ``envs``; tensors that share memory keep sharing it."""
+        """Writes the values to the rows ``envs``; tensors that share memory keep sharing it."""
         merged: dict[tuple[int, int], Tensor] = {}
         found = {path: self.get(path) for path in values}
         old = {p: x for p, x in found.items() if x is not None and values[p] is not None}
@@ -74,7 +74,7 @@ class EnvSlots:
         for path, x in old.items():
             both = id(x), id(values[path])
             if both not in merged:
-                # A view of another slot's memory must remain one.
+                # A view of another slot's memory must remain a view.
                 in_place = path in self.views or x.untyped_storage().data_ptr() in shared
                 merged[both] = _with_rows(x, values[path], envs, in_place)
             if merged[both] is not x:
@@ -82,24 +82,24 @@ class EnvSlots:
 
 
 def _with_rows(x: Tensor, values: Tensor, envs: Tensor, in_place: bool) -> Tensor:
-    """Returns a tensor with other values in the rows where ``envs`` ``[E]`` is True."""
+    """Returns a tensor with new values in the rows where ``envs`` ``[E]`` is True."""
     new = torch.where(envs.view(-1, *[1] * (x.ndim - 1)), values, x)
     return x.copy_(new) if in_place else new
 
 
 class RunningEnvs:
-    """Values of running envs, kept while a reset of all envs draws fresh starts for some.
+    """Saved values of running envs, for a reset of all envs in which only some end.
 
-    For a simulator without a twin: read before its reset, and put back afterwards where envs
-    go on. All that a reset writes must hold the envs in its first dim.
+    Used without a twin: the values are read before the reset and written back for running envs.
+    All tensors that a reset writes must have the envs in their first dim.
 
     Args:
-        simulator: about to be reset as a whole.
+        simulator: simulator to reset.
         num_envs (int): number E of envs.
-        exclude (iterable of str or Path): what not to enter.
-        slots (mapping, optional): path -> whether the first dim is the envs, as
-            :func:`~torchrl_marl.simulator.state.slots_of_envs` found it. Without it, all tensors
-            with E rows are taken for such.
+        exclude (iterable of str or Path): attributes to skip.
+        slots (mapping, optional): path -> True if the first dim is the envs, as returned by
+            :func:`~torchrl_marl.simulator.state.slots_of_envs`. None: all tensors with E rows are
+            assumed to be batched.
 
     Examples:
         >>> class Walk:
@@ -136,7 +136,7 @@ class RunningEnvs:
         """Restores the values of the envs where ``running`` ``[E]`` is True.
 
         Raises:
-            SimulatorStateError: the reset wrote something that is not batched over the envs.
+            SimulatorStateError: if the reset wrote a tensor that is not batched over the envs.
         """
         walk = walk_simulator(self._simulator, self._exclude)
         self._refuse_unbatched(walk)
@@ -160,13 +160,13 @@ class RunningEnvs:
         for path, old in self._tensors.items():
             name, x = path_name(path), walk.tensors.get(path)
             if x is None:
-                raise SimulatorStateError(f"a reset takes {name} away from running envs.")
+                raise SimulatorStateError(f"a reset removes {name}, which running envs need.")
             if not self._is_written(path, x):
                 continue
             if self._slots is not None and path not in self._slots:
                 raise SimulatorStateError(
                     f"a reset writes {name}, which environments of {SimulatorState.PROBES} envs "
-                    "have not after a step, so that its batch dim is not known; make it in "
+                    "do not have after a step, so that its batch dim is unknown; create it in "
                     "__init__."
                 )
             batched = x.shape == old.shape and id(old) in self._copies
@@ -188,29 +188,29 @@ class RunningEnvs:
         before, now = (x[0] if isinstance(x, list) else x for x in (before, now))
         raise SimulatorStateError(
             f"a reset changes {name} from {before!r} to {now!r} for all envs at once; "
-            f"keep it as a tensor with the {self._n_envs} envs in the first dim."
+            f"store it as a tensor with the {self._n_envs} envs in the first dim."
         )
 
 
 class UndoWrites:
-    """Protects envs from writes while all envs are read.
+    """Protects some envs from the writes of an observation of all envs.
 
-    To observe may write: to a history, say, which goes on by one. What is written in place is
-    seen the first time, and only this is copied later; else nothing is done to tensors.
+    Computing observations may write, for example append to a history. The first use finds the
+    tensors that are written in place; later uses copy only these.
 
     Args:
-        simulator: to be looked at.
-        state (SimulatorState): of this kind of simulator.
+        simulator: simulator to observe.
+        state (SimulatorState): layout of its state.
 
     Examples:
         >>> class Counter:
         ...     def __init__(self, num_envs):
-        ...         self.looks = torch.zeros(num_envs)
+        ...         self.reads = torch.zeros(num_envs)
         >>> counter = Counter(2)
-        >>> unmoved = UndoWrites(counter, SimulatorState(Counter))
-        >>> with unmoved.where(torch.tensor([True, False])):
-        ...     counter.looks += 1
-        >>> counter.looks
+        >>> undo = UndoWrites(counter, SimulatorState(Counter))
+        >>> with undo.where(torch.tensor([True, False])):
+        ...     counter.reads += 1
+        >>> counter.reads
         tensor([0., 1.])
     """
 
@@ -235,26 +235,26 @@ class UndoWrites:
 
 
 class ResetBank:
-    """Bank of a simulator's fresh start states, handed out env by env without a loop over envs.
+    """Bank of fresh starts of a simulator, one per env, taken without a loop over envs.
 
-    A twin of the simulator is reset as a whole, once for many episodes; an env that ends takes
-    its own row by ``torch.where``. What such a reset writes is what is taken, so that constants
-    of a running env, and its structure, stay. Rows are used once: when an env asks again, the
-    twin is reset again.
+    A twin of the simulator is reset as a whole, once for many episodes. An env that ends takes
+    its row by ``torch.where``. Only tensors that the reset writes are taken, so that constants and
+    the structure of the running simulator stay. Each row is used once; when an env needs a second
+    one, the twin is reset again.
 
     Args:
-        state (SimulatorState): of this kind of simulator.
-        simulator: the running one.
-        twin: another one of the same size, after a reset and one step.
+        state (SimulatorState): layout of the simulator's state.
+        simulator: the running simulator.
+        twin: simulator of the same size, after a reset and one step.
         reset (callable): ``reset(twin)`` draws new starts for all envs.
         num_envs (int): number E of envs.
-        device (torch.device): of the simulator.
+        device (torch.device): device of the simulator.
 
     Keyword Args:
-        step (callable): ``step(twin)`` makes a step, to see what is state and what a setting.
+        step (callable): ``step(twin)`` makes a step, to tell state from settings.
 
     Raises:
-        SimulatorStateError: starts that depend on what the envs had before.
+        SimulatorStateError: if starts depend on the envs' state before the reset.
     """
 
     def __init__(
@@ -285,7 +285,7 @@ class ResetBank:
         if bool((self.used & envs).any()):
             self._refill()
         elif self._settings is None:  # saved rows
-            self._look_at_twin()
+            self._find_moving()
             self._note_settings()
         self.used |= envs
         starts = {path: self._starts.get(path) for path in self._paths}
@@ -301,7 +301,7 @@ class ResetBank:
     def _refill(self) -> None:
         running, n = self._running, len(self.used)
         if not self._moving:
-            self._look_at_twin()
+            self._find_moving()
         rows, exclude = self._starts.paths, running.exclude
         copy_settings(self._twin, running.simulator, (n, n), exclude, rows, self._moving)
         if not self._checked or self._is_outdated():
@@ -315,14 +315,14 @@ class ResetBank:
         simulator, exclude = self._running.simulator, self._running.exclude
         self._settings = Settings(simulator, exclude, self._moving | self._paths)
 
-    def _look_at_twin(self) -> None:
-        """Steps a twin, since what a step writes is no setting."""
+    def _find_moving(self) -> None:
+        """Finds the slots that a step of the twin writes, which are not settings."""
         twin, exclude = copy.deepcopy(self._twin), self._running.exclude
         with RandomState(0, self.used.device).active():
             self._moving = written_by(twin, exclude, lambda: self._step(twin))
 
     def _refuse_dependence(self) -> None:
-        """Refuses dependent starts: resets a copy of the twin from several states."""
+        """Raises for dependent starts, found by resets of a copy of the twin."""
         twin, random = copy.deepcopy(self._twin), RandomState(0, self.used.device)
 
         def reset() -> dict[str, Tensor]:
@@ -352,11 +352,11 @@ class ResetBank:
         state.write(self._twin, saved["twin"])
         self.used.copy_(saved["used"])
         self._paths = frozenset(tuple(path) for path in json.loads(saved["paths"]))
-        self._settings = None  # those present when it continues
+        self._settings = None  # those of the simulator when it continues
 
 
 def random_draws(call: Callable[[], Any]) -> list[torch.Size]:
-    """Returns the shapes of the random numbers that a call draws from torch."""
+    """Returns the shapes of the random tensors that a call draws from torch."""
     recorder = _DrawRecorder()
     with recorder:
         call()

@@ -1,4 +1,4 @@
-"""What a simulator's copies have of their own: settings of each env, and tables that they share."""
+"""Settings of a simulator, dependence of its resets on earlier state, and shared tables."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from torchrl_marl.simulator.state import (
 __all__ = [
     "Settings",
     "copy_settings",
+    "find_dependence",
     "refuse_dependent_starts",
     "shared_tables",
-    "what_starts_depend_on",
     "written_by",
 ]
 
@@ -38,12 +38,12 @@ _MISSING = object()
 
 
 class Settings:
-    """A simulator's present settings: numbers, and tensors, also those set in place.
+    """Record of a simulator's settings, numbers and tensors, which detects later changes.
 
     Args:
-        simulator: that may be set to something else later.
-        exclude (iterable of str or Path): what not to enter.
-        moving (iterable of Path): what its steps and new episodes write, which is no setting.
+        simulator: simulator whose settings may change later.
+        exclude (iterable of str or Path): attributes to skip.
+        moving (iterable of Path): slots that steps and resets write, which are not settings.
 
     Examples:
         >>> class Race:
@@ -64,7 +64,7 @@ class Settings:
         walk = walk_simulator(simulator, self._exclude)
         self._tensors: list[tuple[Any, str, Tensor, int, Tensor]] = []
         self._numbers: list[tuple[Any, str, Any]] = []
-        # An object may override what its class has.
+        # An object may override attributes of its class.
         self._known = [
             (p, x, set(vars(x))) for p, x in walk.objects.items() if hasattr(x, "__dict__")
         ]
@@ -79,7 +79,7 @@ class Settings:
                 self._numbers.append((holder, path[-1], value))
 
     def changed(self) -> bool:
-        """Returns whether any setting differs; reads no values of unchanged tensors."""
+        """Returns whether any setting changed; does not read unchanged tensors."""
         for path, holder, known in self._known:
             new = vars(holder).keys() - known if len(vars(holder)) > len(known) else ()
             if any(not {key, (*path, key)} & self._exclude for key in new):
@@ -99,7 +99,7 @@ class Settings:
 
 
 def written_by(simulator: Any, exclude: Exclude, call: Callable[[], Any]) -> set[Path]:
-    """Returns the slots of tensors and numbers that a call writes."""
+    """Returns the slots of the tensors and numbers that a call writes."""
     walk = walk_simulator(simulator, exclude)
     before = {path: (x, x._version) for path, x in walk.tensors.items()}
     others = _others(walk)
@@ -114,7 +114,7 @@ def _is_as(x: Tensor, before: tuple[Tensor, int] | None) -> bool:
 
 
 def _others(walk: SimulatorWalk) -> dict[Path, Any]:
-    """Returns numbers, and the names of referenced objects."""
+    """Maps slots to their numbers, or to the names of the objects that they reference."""
     others: dict[Path, Any] = {}
     for path, value in walk.slots():
         if isinstance(value, SCALARS):
@@ -132,16 +132,16 @@ def refuse_dependent_starts(
     step: Callable[[], Any],
     refusal: type[Exception],
 ) -> None:
-    """Refuses a simulator whose new starts depend on what an env had before.
+    """Raises if new starts of a simulator depend on an env's state before the reset.
 
     Args:
-        simulator, exclude, step: as in :func:`what_starts_depend_on`.
-        random (RandomState): what ``reset`` draws from.
-        reset (callable): as there, with any random numbers.
-        refusal (type): of the exception.
+        simulator, exclude, step: as in :func:`find_dependence`.
+        random (RandomState): random state of ``reset``.
+        reset (callable): as in :func:`find_dependence`, with any random numbers.
+        refusal (type): type of the exception.
 
     Raises:
-        Exception: the refusal, naming what a start depends on.
+        Exception: the refusal, naming a value that depends on the earlier state.
     """
 
     def begin() -> dict[str, Tensor]:
@@ -149,27 +149,28 @@ def refuse_dependent_starts(
         return reset()
 
     with RandomState(0, random.device).active():
-        why = what_starts_depend_on(simulator, exclude, begin, step)
+        why = find_dependence(simulator, exclude, begin, step)
     if why is not None:
-        raise refusal(f"a new start depends on what an env had before: {why}")
+        raise refusal(f"a new start depends on the env's state before the reset: {why}")
 
 
-def what_starts_depend_on(
+def find_dependence(
     simulator: Any,
     exclude: Exclude,
     reset: Callable[[], dict[str, Tensor]],
     step: Callable[[], Any],
 ) -> str | None:
-    """Returns the name of a value in new starts that depends on the state before, or None.
+    """Returns the name of a value in new starts that depends on the earlier state, or None.
 
-    The simulator is reset from several states, with the same random numbers. What steps and
-    resets write is in one of them as it came, in another one zero, in a third one more.
+    The simulator is reset from several states with the same random numbers. Tensors that steps and
+    resets write are left unchanged in the first state, set to zero in the second, and increased in
+    the third.
 
     Args:
-        simulator: one to be played with.
-        exclude (iterable of str or Path): what not to enter.
-        reset (callable): ``reset()`` begins episodes in all envs, with the same random numbers
-            each time, and gives what else belongs to a start.
+        simulator: simulator that may be modified.
+        exclude (iterable of str or Path): attributes to skip.
+        reset (callable): ``reset()`` resets all envs, with the same random numbers each time, and
+            returns further tensors of a start.
         step (callable): ``step()`` makes an eager step.
     """
     moving = written_by(simulator, exclude, reset)
@@ -180,7 +181,7 @@ def what_starts_depend_on(
         try:
             other, also = _start(simulator, exclude, reset)
         except Exception as error:  # environments may raise anything at impossible states
-            return f"a reset that finds another state raises {type(error).__name__}: {error}"
+            return f"a reset from another state raises {type(error).__name__}: {error}"
         written |= also
         for name in sorted(written, key=lambda name: (name[0] == "_", name)):
             if not equal(first.get(name, _MISSING), other.get(name, _MISSING)):
@@ -191,7 +192,7 @@ def what_starts_depend_on(
 def _start(
     simulator: Any, exclude: Exclude, reset: Callable[[], dict[str, Tensor]]
 ) -> tuple[dict[str, Any], set[str]]:
-    """Returns the state after a reset by name, and which of it the reset wrote."""
+    """Returns the state after a reset by name, and the names that the reset wrote."""
     output: dict[str, Tensor] = {}
     written = written_by(simulator, exclude, lambda: output.update(reset()))
     walk = walk_simulator(simulator, exclude)
@@ -216,7 +217,7 @@ def _vary(
         x = walk.tensors[path]
         if id(x) not in new:
             varied = vary(x.detach()).contiguous()
-            # A view of memory that moves as a whole remains one.
+            # A view remains a view if all slots of its memory are written.
             new[id(x)] = x.detach().copy_(varied) if memory[path] in views else varied
         if memory[path] not in views:
             set_child(walk.objects[path[:-1]], path[-1], new[id(x)])
@@ -238,7 +239,7 @@ def _get(holder: Any, key: str) -> Any:
 
 
 def equal(x: Any, y: Any) -> bool:
-    """Returns whether two values are equal, and of one type; NaN is equal to NaN."""
+    """Returns whether two values have equal types and values; NaN equals NaN."""
     if not (isinstance(x, Tensor) and isinstance(y, Tensor)):
         return type(x) is type(y) and bool(x == y)
     if x.shape != y.shape or x.dtype != y.dtype:
@@ -257,20 +258,20 @@ def copy_settings(
     rows: Iterable[Path] = (),
     moving: Iterable[Path] | None = None,
 ) -> None:
-    """Copies a leader's settings to its twin: numbers, tensors, and references.
+    """Copies a leader's settings to its twin: numbers, tensors and references.
 
-    What the twin observes is then what the leader would, in the same places.
+    For equal states the twin then returns the leader's observations.
 
     Args:
-        twin, leader: simulators built alike, of different numbers of envs.
-        sizes (tuple): these numbers. What is proportional to them stays.
-        exclude (iterable of str or Path): names of attributes not to enter.
+        twin, leader: simulators built with the same arguments and different numbers of envs.
+        sizes (tuple): numbers of envs of twin and leader. Values proportional to them are kept.
+        exclude (iterable of str or Path): names of attributes to skip.
         rows (iterable of Path): tensors with the envs in the first dim.
-        moving (iterable of Path, optional): which of them are no settings, since steps write
-            them; a twin's row i is else one of the leader's. None leaves all of them.
+        moving (iterable of Path, optional): those of ``rows`` that steps write, which are not
+            copied; of the others the twin gets the leader's rows. None: none of ``rows`` is copied.
 
     Raises:
-        SimulatorStateError: a new tensor of which it is not known whether it holds the envs.
+        SimulatorStateError: if a new tensor may or may not have the envs in its first dim.
 
     Examples:
         >>> class Race:
@@ -297,7 +298,7 @@ def copy_settings(
             if id(x) not in copies:
                 row = torch.arange(sizes[0], device=x.device) % sizes[1]
                 copies[id(x)] = x.detach()[row] if path in of_envs else x.detach().clone()
-            # Unchanged values count as written by no call.
+            # An unchanged tensor is kept, so that it does not count as written.
             if path not in of_envs or not _same(value, copies[id(x)]):
                 set_child(walk.objects[path[:-1]], path[-1], copies[id(x)])
         elif isinstance(new, list):
@@ -305,7 +306,7 @@ def copy_settings(
                 set_child(walk.objects[path[:-1]], path[-1], new[0])
         elif new is not None and id(value) in walk.path_of:
             set_child(walk.objects[path[:-1]], path[-1], objects.get(new, value))
-    for path, holder in shown.objects.items():  # what a class has, and the leader for itself
+    for path, holder in shown.objects.items():  # attributes of the class that the leader overrides
         own = getattr(walk.objects.get(path), "__dict__", None)
         if own is None:
             continue
@@ -322,7 +323,7 @@ def copy_settings(
 
 
 def _may_hold_envs(path: Path, x: Tensor, value: Any, sizes: tuple[int, int], probed: bool) -> bool:
-    """Returns whether a leader's tensor may hold a value per env, though no probe showed it."""
+    """Returns whether a leader's tensor may have the envs in its first dim, unknown to probes."""
     if isinstance(value, Tensor):
         return x.shape != value.shape and (not probed or x.shape[:1] == (sizes[1],))
     if sizes[0] == sizes[1] or x.shape[:1] != (sizes[1],):
@@ -330,8 +331,8 @@ def _may_hold_envs(path: Path, x: Tensor, value: Any, sizes: tuple[int, int], pr
     if not probed:
         return True
     raise SimulatorStateError(
-        f"{path_name(path)} was no tensor when the environment was made, and has {sizes[1]} rows "
-        "now: it is not known whether these are the envs; make it a tensor in the constructor."
+        f"{path_name(path)} was not a tensor when the environment was built, and has {sizes[1]} "
+        "rows now, which may or may not be the envs; create it as a tensor in the constructor."
     )
 
 
@@ -350,17 +351,17 @@ def shared_tables(
     reset: Callable[[Any], Any],
     step: Callable[[Any], TensorDictBase],
 ) -> list[str]:
-    """Returns tensors that a reset writes with a row per env, though envs read other rows.
+    """Returns tensors with a row per env of which an env also reads other envs' rows.
 
-    Found by a step of a copy in which all rows are as one env's: to that env it should make no
-    difference.
+    They are found by a step of a copy in which all rows equal one env's row. That env's output must
+    not change.
 
     Args:
-        environment: to be copied.
+        env: environment to copy.
         num_envs (int): number E of envs.
-        exclude (iterable of str or Path): what not to enter.
-        reset, step (callable): ``reset(environment)`` and ``step(environment)``, with the same
-            random numbers each time; a step gives a TensorDict ``[E]``.
+        exclude (iterable of str or Path): attributes to skip.
+        reset, step (callable): ``reset(env)`` and ``step(env)``, with the same random numbers each
+            time; a step returns a TensorDict ``[E]``.
 
     Examples:
         >>> from tensordict import TensorDict
@@ -385,7 +386,7 @@ def shared_tables(
     found = {
         path_name(path)
         for path, x in rows.items()
-        # For a smallest or nearest one, a row itself may be the only one that counts.
+        # In a minimum over rows one row may decide alone, so that two are tested.
         for env in (0, -1)
         if not _same_table(expected[env], step(_with(started, path, _as_row(x, env), exclude))[env])
     }

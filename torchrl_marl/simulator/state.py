@@ -1,8 +1,7 @@
-"""A simulator's state as a TensorDict: read and written without changes to the simulator.
+"""A simulator's state as a TensorDict, read and written without changes to its code.
 
-Nothing here names a simulator. A simulator is any Python object that is reachable tensors
-(batched over E envs, or shared by all) and *structure*: every other attribute, such as
-numbers, and references from one object to another.
+A simulator is any Python object. Its state is the reachable tensors, batched over E envs or shared
+by all, and its *structure*: all other attributes, such as numbers and references between objects.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ __all__ = [
 
 Path = tuple[str, ...]
 Exclude = Collection[str | Path]
-"""Names of attributes that are not entered, or paths of single ones."""
+"""Names of attributes to skip, or paths of single ones."""
 
 _OPAQUE = (
     type,
@@ -56,19 +55,19 @@ SCALARS = (int, float, bool, str, type(None))
 
 
 class SimulatorState:
-    """Places of a simulator's tensors, with functions that read and write them.
+    """Layout of a simulator's tensors, with functions that read and write them.
 
     Args:
-        probe (callable): ``probe(num_envs)`` gives a simulator of ``num_envs`` envs, built like the
-            one to be read, after a reset and one step (some tensors appear only then). It is
-            called for 7 and 11 envs: the dim in which a tensor differs is its batch dim.
-            None reads and writes whole states without knowing it.
-        exclude (iterable of str or Path): names of attributes not to enter, such as a viewer,
-            or paths of single ones.
+        probe (callable): ``probe(num_envs)`` returns a simulator of ``num_envs`` envs, after a
+            reset and one step, since some tensors appear only then. It is called for 7 and 11
+            envs; the dim in which a tensor differs is its batch dim. None: states are read and
+            written as a whole, without batch dims.
+        exclude (iterable of str or Path): names of attributes to skip, such as a viewer, or paths
+            of single ones.
 
     Raises:
-        SimulatorStateError: a tensor whose batch dim is not the first, or tensors in ring
-            buffers whose order is part of the state.
+        SimulatorStateError: if a tensor's batch dim is not the first, or a batched tensor is in a
+            ring buffer.
 
     Examples:
         >>> class Counter:
@@ -96,7 +95,7 @@ class SimulatorState:
     def _is_batched(self, path: Path, small: SimulatorWalk, large: SimulatorWalk) -> bool:
         name = ".".join(path)
         if path not in large.tensors:
-            raise SimulatorStateError(f"{name}: is there with 7 envs and not with 11.")
+            raise SimulatorStateError(f"{name}: exists with 7 envs, but not with 11.")
         a, b = small.tensors[path].shape, large.tensors[path].shape
         if a == b:
             return False
@@ -114,8 +113,8 @@ class SimulatorState:
         """Returns a copy of the whole state.
 
         Returns:
-            TensorDict: ``"batched"`` ``[E]``: a leaf a path; ``"shared"``: tensors that all envs
-            share; ``"structure"``: everything else, as JSON.
+            TensorDict: ``"batched"`` ``[E]`` with a leaf per path, ``"shared"`` with the tensors
+            shared by all envs, and ``"structure"`` with everything else as JSON.
         """
         walk = walk_simulator(simulator, self.exclude)
         firsts = {path: walk.tensors[path] for path in walk.first_slots().values()}
@@ -139,7 +138,7 @@ class SimulatorState:
         """Restores a state read earlier, structure included.
 
         Raises:
-            SimulatorStateError: a state of another simulator or another number of envs.
+            SimulatorStateError: if the state is of another simulator or number of envs.
         """
         structure = json.loads(state["structure"])
         saved = {**dict(state["batched"].items()), **dict(state["shared"].items())}
@@ -148,9 +147,9 @@ class SimulatorState:
 
 
 def slots_of_envs(probe: Callable[[int], Any], exclude: Exclude = ()) -> dict[Path, bool]:
-    """Returns whether each slot's first dim is the envs, from probes with 7 and 11 envs.
+    """Returns for each slot whether its first dim is the envs, by probes with 7 and 11 envs.
 
-    Slots that one of the probes has not are left out; ``probe`` and ``exclude`` are those of
+    Slots missing in one of the probes are omitted. ``probe`` and ``exclude`` are as in
     :class:`SimulatorState`.
     """
     sizes = SimulatorState.PROBES
@@ -163,13 +162,13 @@ def slots_of_envs(probe: Callable[[int], Any], exclude: Exclude = ()) -> dict[Pa
 
 
 def read_tensors(simulator: Any, exclude: Exclude = ()) -> dict[Path, Tensor]:
-    """Returns a copy of every tensor that a simulator holds, by path."""
+    """Returns a copy of every tensor of a simulator, by path."""
     walk = walk_simulator(simulator, exclude)
     return {path: x.detach().clone() for path, x in walk.tensors.items()}
 
 
 def write_tensors(simulator: Any, tensors: dict[Path, Tensor], exclude: Exclude = ()) -> None:
-    """Restores copied tensors where the simulator still has one of the same shape."""
+    """Restores copied tensors in slots that still have a tensor of the same shape."""
     walk = walk_simulator(simulator, exclude)
     first = walk.first_slots()
     copies = _Copies(walk.tensors.values())
@@ -183,7 +182,7 @@ def write_tensors(simulator: Any, tensors: dict[Path, Tensor], exclude: Exclude 
 
 
 class SimulatorWalk:
-    """Every tensor slot and every object reachable from a simulator, by path."""
+    """All tensor slots and objects reachable from a simulator, by path."""
 
     def __init__(self, exclude: frozenset[str | Path] = frozenset()) -> None:
         self.exclude = exclude
@@ -193,14 +192,14 @@ class SimulatorWalk:
         self.in_ring_buffer: set[Path] = set()
 
     def first_slots(self) -> dict[int, Path]:
-        """Maps the id of a tensor to the first slot that holds it."""
+        """Maps the id of each tensor to the first slot that holds it."""
         first: dict[int, Path] = {}
         for path, tensor in self.tensors.items():
             first.setdefault(id(tensor), path)
         return first
 
     def slots(self) -> Iterator[tuple[Path, Any]]:
-        """Returns every writable attribute and entry with its path."""
+        """Yields every writable attribute and entry with its path."""
         for path, holder in self.objects.items():
             if not isinstance(holder, tuple):
                 for key, value in _children(holder):
@@ -208,11 +207,11 @@ class SimulatorWalk:
                         yield (*path, key), value
 
     def enters(self, slot: Path) -> bool:
-        """Returns whether this slot belongs to the state."""
+        """Returns whether a slot belongs to the state."""
         return slot[-1] not in self.exclude and slot not in self.exclude
 
     def structure(self) -> dict[str, dict[str, Any]]:
-        """Maps holders to their slots: ``[scalar]``, or the name of the object or tensor."""
+        """Maps each object to its slots: ``[scalar]``, or the name of an object or tensor."""
         structure: dict[str, dict[str, Any]] = {}
         first = self.first_slots()
         for path, value in self.slots():
@@ -227,7 +226,7 @@ class SimulatorWalk:
         return structure
 
     def restore_structure(self, structure: dict[str, dict[str, Any]]) -> None:
-        """Restores scalars and references that differ, and removes tensors that were not there."""
+        """Restores changed scalars and references, and removes tensors created since."""
         objects = {path_name(path): x for path, x in self.objects.items()}
         for path, value in list(self.slots()):
             holder, key = self.objects[path[:-1]], path[-1]
@@ -241,7 +240,7 @@ class SimulatorWalk:
                 set_child(holder, key, objects[saved])
 
     def write(self, saved: dict[str, Tensor], structure: dict[str, dict[str, Any]]) -> None:
-        """Writes tensors; slots that held one tensor when saved hold one again."""
+        """Writes tensors; slots that shared one tensor when saved share one again."""
         device = next(iter(self.tensors.values())).device
         copies = _Copies(self.tensors.values())
         written: dict[str, Tensor] = {}
@@ -263,13 +262,13 @@ class SimulatorWalk:
         missing = sorted(set(saved) - set(written))
         if missing:
             raise SimulatorStateError(
-                f"a saved state has {missing[0]}, which this simulator has not; "
+                f"the saved state has {missing[0]}, which this simulator does not have; "
                 "restore into an environment that was built with the same arguments."
             )
 
 
 class _Copies:
-    """Copies of saved tensors that share memory where the replaced ones do."""
+    """Copies of saved tensors that share memory where the replaced tensors do."""
 
     def __init__(self, replaced: Iterable[Tensor]) -> None:
         self._shared = shared_storages(replaced)
@@ -287,7 +286,7 @@ class _Copies:
 
 
 def shared_storages(tensors: Iterable[Tensor]) -> set[int]:
-    """Returns addresses of memory that several tensors share, which must be written in place."""
+    """Returns the addresses of memory shared by several tensors, to be written in place."""
     distinct = {id(x): x for x in tensors}.values()
     pointers = [x.untyped_storage().data_ptr() for x in distinct if is_writable(x)]
     count = Counter(pointers)
@@ -295,15 +294,15 @@ def shared_storages(tensors: Iterable[Tensor]) -> set[int]:
 
 
 def is_writable(x: Tensor) -> bool:
-    """Returns whether each element has memory of its own, unlike those of an expanded tensor."""
+    """Returns whether each element has separate memory, unlike in an expanded tensor."""
     return all(stride or size < 2 for stride, size in zip(x.stride(), x.shape))
 
 
 def walk_simulator(root: Any, exclude: Exclude = ()) -> SimulatorWalk:
-    """Walks breadth first, entering lists and dicts at once.
+    """Walks breadth first, but enters lists and dicts immediately.
 
-    An object in a list is thus named by its place there, and not by a reference to it that may
-    point to another one tomorrow (``landmarks.0`` rather than ``goal``).
+    An object in a list is thus named by its index (``landmarks.0``) and not by a reference to it
+    that may change later (``goal``).
     """
     walk = SimulatorWalk(frozenset(exclude))
     queue: deque[tuple[Path, Any]] = deque([((), root)])
@@ -313,7 +312,7 @@ def walk_simulator(root: Any, exclude: Exclude = ()) -> SimulatorWalk:
             continue
         walk.path_of[id(holder)] = path
         walk.objects[path] = holder
-        at_once = []
+        containers = []
         for key, value in _children(holder):
             slot = (*path, key)
             if not walk.enters(slot):
@@ -325,10 +324,10 @@ def walk_simulator(root: Any, exclude: Exclude = ()) -> SimulatorWalk:
                     walk.in_ring_buffer.add(slot)
             elif isinstance(value, _COLLECTIONS) or isinstance(holder, _COLLECTIONS):
                 if _is_container(value):
-                    at_once.append((slot, value))
+                    containers.append((slot, value))
             elif _is_container(value):
                 queue.append((slot, value))
-        queue.extendleft(reversed(at_once))
+        queue.extendleft(reversed(containers))
     return walk
 
 
@@ -371,7 +370,7 @@ def _delete_child(holder: Any, key: str) -> None:
 
 
 def _key_name(index: int, key: Any) -> str:
-    """Returns a dict's key as text: itself, ``#`` and a literal, or ``@`` and its place."""
+    """Returns a dict's key as text: itself, ``#`` and a literal, or ``@`` and its index."""
     if isinstance(key, str):
         return key
     literal = isinstance(key, SCALARS) or (

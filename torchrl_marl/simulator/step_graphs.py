@@ -1,4 +1,4 @@
-"""Steps and resets of a simulator as graphs."""
+"""Steps and partial resets of a simulator as graphs."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ __all__ = ["OuterTensors", "StepGraphs", "refuse_many_structures"]
 
 
 class OuterTensors:
-    """Places of a graph's outer tensors (``Trace.captured``) in the simulator.
+    """Paths in the simulator of a graph's outer tensors (``Trace.captured``).
 
-    What all envs share, such as a wind, a graph reads from the very tensors that were there when
-    it was recorded. A reset of all envs, or a user, may put new ones into their places.
+    A graph reads tensors that all envs share, such as a wind, from the objects that existed when
+    it was recorded. A reset of all envs, or a user, may replace them.
 
     Args:
-        simulator: about to be recorded.
-        exclude (iterable of str or Path): what not to enter.
+        simulator: simulator to be recorded.
+        exclude (iterable of str or Path): attributes to skip.
     """
 
     def __init__(self, simulator: Any, exclude: Exclude = ()) -> None:
@@ -42,16 +42,16 @@ class OuterTensors:
         self._paths: dict[int, Path] = {}
 
     def belong_to(self, program: Program) -> None:
-        """Notes which of the tensors the captured graph reads."""
+        """Records the paths of the tensors that the graph reads."""
         captured = enumerate(program.traced.captured)
         self._paths = {i: self._first[id(x)] for i, x in captured if id(x) in self._first}
         self._tensors, self._first = [], {}
 
     def refresh(self, program: Program, simulator: Any) -> None:
-        """Makes the graph read the simulator's present tensors.
+        """Makes the graph read the simulator's current tensors.
 
         Raises:
-            CaptureError: a tensor of another shape or type.
+            CaptureError: if a tensor has another shape or dtype.
         """
         if not self._paths:
             return
@@ -72,21 +72,21 @@ _MOST_STRUCTURES = 12  # simple_reference has 9: one of three goals for each of 
 
 @dataclass(eq=False)
 class StepGraphs:
-    """Steps and partial resets of an environment, by graphs.
+    """Steps and partial resets of an environment by graphs.
 
-    A graph is recorded for every *structure* that the simulator takes on (its numbers and
-    references, such as which landmark is the goal). The structure is looked at whenever the
-    state was out of graphs: after a reset of all envs, or where somebody looked at it.
+    One graph is recorded per *structure* of the simulator, which is its numbers and references,
+    such as the landmark that is the goal. The structure is read again after the state was outside
+    of graphs, as in a reset of all envs.
 
     Args:
-        captured (CapturedSimulator): the environment's.
+        captured (CapturedSimulator): the environment's simulator.
         advance (callable): ``advance(tensordict)`` makes an eager step, ``[E]``.
-        read (callable): ``read()`` gives what a reset would, as the simulator is.
+        read (callable): ``read()`` returns the output of a reset for the current state.
         actions (mapping): key of an action -> its spec.
         pool (ResetPool): fresh starts.
-        random (RandomState): what the simulator draws from.
-        name (str): what is stepped, in a sentence.
-        execution (str): how graphs run.
+        random (RandomState): random state of the simulator.
+        name (str): name of the environment, for messages.
+        execution (str): execution of the graphs.
     """
 
     captured: CapturedSimulator
@@ -107,16 +107,16 @@ class StepGraphs:
         self._last: TensorDictBase | None = None
 
     def step(self, tensordict: TensorDictBase) -> TensorDict:
-        """Makes the next step, with the simulator's own results.
+        """Makes a step, with the results of the simulator.
 
         Raises:
-            CaptureError: the simulator cannot be captured.
-            GraphCheckError: one of the simulator's own checks failed; the state is the one
-                before. On a GPU, :meth:`begin` and :meth:`raise_failed` tell it.
-            SpecError: an action of another shape.
+            CaptureError: if the simulator cannot be captured.
+            GraphCheckError: if a check of the simulator failed; the state is that before the step.
+                On a GPU only :meth:`begin` and :meth:`raise_failed` raise it.
+            SpecError: if an action has another shape.
         """
         actions = [self._action(tensordict, key) for key in self.actions]
-        state = self._look()
+        state = self._read_state()
         if self._current is None:
             self._current = self._recorded(state, actions)
             self._current.outer.refresh(self._current.program, self.captured.simulator)
@@ -134,11 +134,11 @@ class StepGraphs:
         """Starts new episodes where ``ended`` ``[E]``.
 
         Raises:
-            CaptureError: the simulator's state cannot be packed.
-            GraphCheckError: one of the simulator's own checks failed in an earlier step.
+            CaptureError: if the simulator's state cannot be packed.
+            GraphCheckError: if a check of the simulator failed in an earlier step.
         """
         self.raise_failed()
-        state = self._look()
+        state = self._read_state()
         self.pool.keep_to(self._structure)
         self.pool.prepare()
         nesting = self.pool.nesting
@@ -153,11 +153,11 @@ class StepGraphs:
         self._last = nesting.build(list(carry.values()), ended.shape)
         return self._last.copy()
 
-    def _look(self) -> list[Tensor]:
-        """Returns the state; if it was changed elsewhere, the structure is read anew, too."""
+    def _read_state(self) -> list[Tensor]:
+        """Returns the state; if it was changed outside of graphs, also reads the structure."""
         state = self.captured.state
         if state is not self._state:
-            self.captured.look()
+            self.captured.read_assumed()
             self._structure = self.captured.structure()
             self._signature = self.captured.signature()
             self._current = self._last = None
@@ -174,14 +174,14 @@ class StepGraphs:
                 f"{self.name}: {key!r} is {found}, expected {list(spec.shape)}; the policy must "
                 "act for every group."
             )
-        # A graph holds for one dtype and one memory layout.
+        # A graph is valid for one dtype and memory layout.
         return action.to(spec.dtype).contiguous()
 
     def _recorded(self, state: list[Tensor], actions: list[Tensor]) -> _Step:
         if self._signature not in self._programs:
             refuse_many_structures([*self._programs, self._signature])
             recorded = self._record(state, actions)
-            # Only now is it known which values the path depends on.
+            # Only the recording shows the values that the path depends on.
             self._signature = self.captured.signature()
             self._programs[self._signature] = recorded
         return self._programs[self._signature]
@@ -205,7 +205,7 @@ class StepGraphs:
         return _Step(program, found[0], outer)
 
     def raise_failed(self) -> None:
-        """Raises failed checks of graphs; waits for the device.
+        """Raises the failed checks of all graphs; waits for the device.
 
         Raises:
             GraphCheckError: naming the line of the simulator.
@@ -219,8 +219,8 @@ class _Step:
 
     Args:
         program (Program): the graph.
-        nesting (TensorDictLayout): of what it gives.
-        outer (OuterTensors): what it reads from the simulator.
+        nesting (TensorDictLayout): layout of its output.
+        outer (OuterTensors): tensors that it reads from the simulator.
     """
 
     def __init__(self, program: Program, nesting: TensorDictLayout, outer: OuterTensors) -> None:
@@ -234,13 +234,13 @@ class _Step:
 
 
 def refuse_many_structures(signatures: Collection[str]) -> None:
-    """Refuses a simulator that would be captured again and again.
+    """Raises if a simulator would be captured too many times.
 
     Args:
-        signatures (collection of str): of its structures, those recorded and the next one.
+        signatures (collection of str): signatures of its structures, including the next one.
 
     Raises:
-        CaptureError: naming what differs between the last two.
+        CaptureError: naming the differences between the last two.
     """
     if len(signatures) <= _MOST_STRUCTURES:
         return
@@ -248,14 +248,14 @@ def refuse_many_structures(signatures: Collection[str]) -> None:
     before, after = _slots(last), _slots(new)
     slots = [slot for slot in sorted({*before, *after}) if before.get(slot) != after.get(slot)]
     raise CaptureError(
-        f"a graph holds for one structure of the simulator, and {len(signatures)} were met: resets "
-        f"go on changing {', '.join(slots[:3])}{', ...' if len(slots) > 3 else ''}; keep it as a "
-        "tensor with the envs in the first dim"
+        f"a graph is valid for one structure of the simulator, and {len(signatures)} were found: "
+        f"resets keep changing {', '.join(slots[:3])}{', ...' if len(slots) > 3 else ''}; store "
+        "it as a tensor with the envs in the first dim"
     )
 
 
 def _slots(signature: str) -> dict[str, str]:
-    """Maps numbers and references to their values, as text (which may hold ``inf``)."""
+    """Maps numbers and references to their values as text, which may be ``inf``."""
     slots = ast.parse(signature, mode="eval").body
     assert isinstance(slots, ast.Dict)
     names = [ast.literal_eval(key) for key in slots.keys if key is not None]

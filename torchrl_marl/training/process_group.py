@@ -93,15 +93,15 @@ def open_run_folder(ranks: SingleProcess, make: Callable[[], RunFolder]) -> RunF
     """Returns the run folder, which the first rank makes; the others only know where it is."""
     if ranks.rank == 0:
         folder = make()
-        ranks.folder = Path(ranks.send(str(folder.path)))
+        ranks.folder = Path(ranks.broadcast(str(folder.path)))
         return folder
-    ranks.folder = Path(ranks.send(None))
+    ranks.folder = Path(ranks.broadcast(None))
     return RunFolder(ranks.folder, writes=False)
 
 
 def on_rank_zero(ranks: SingleProcess, work: Callable[[], Found]) -> Found:
     """Returns what the first rank finds, on all."""
-    return ranks.send(work() if ranks.rank == 0 else None)
+    return ranks.broadcast(work() if ranks.rank == 0 else None)
 
 
 def _device(device: str) -> str:
@@ -128,7 +128,7 @@ def _end_all(ranks: Ranks, error: Exception) -> NoReturn:
     name, code = f"rank {ranks.rank} of {ranks.size}", 2 if isinstance(error, UserError) else 1
     lost = _is_lost(error)
     try:
-        first = ranks.tell(f"{name}\n{2 if lost else code}")
+        first = ranks.report_failure(f"{name}\n{2 if lost else code}")
     except dist.DistError:  # where the store was, nobody is left
         first = f"{name}\n2"
     if not first.startswith(f"{name}\n"):

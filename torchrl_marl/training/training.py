@@ -170,7 +170,7 @@ class Training:
             )
         states = [x for one in self.learners for x in one.state_dict().values()]
         tensors = [x for x in states if isinstance(x, Tensor)]
-        for x, first in zip(tensors, self.ranks.send([x.cpu() for x in tensors])):
+        for x, first in zip(tensors, self.ranks.broadcast([x.cpu() for x in tensors])):
             x.copy_(first)
 
     def open(self) -> None:
@@ -352,7 +352,7 @@ class Training:
         if minutes is None:
             return False
         late = time.monotonic() - self._saved_when >= 60 * minutes
-        return late if self.ranks.size == 1 else self.ranks.send(late)
+        return late if self.ranks.size == 1 else self.ranks.broadcast(late)
 
     @with_run_rng
     def evaluate(self) -> Any:
@@ -370,7 +370,7 @@ class Training:
             if first:
                 with self._apart():
                     found = self.results.play(policy, other=other)
-        return self.ranks.send(found)
+        return self.ranks.broadcast(found)
 
     def _draw(self, path: str) -> None:
         """Writes an animation; the training goes on as if nothing had been."""

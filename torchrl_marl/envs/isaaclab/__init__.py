@@ -1,4 +1,4 @@
-"""Isaac Lab's multi-agent tasks."""
+"""Multi-agent tasks of Isaac Lab."""
 
 from typing import TYPE_CHECKING
 

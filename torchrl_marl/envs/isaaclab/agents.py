@@ -1,4 +1,4 @@
-"""Agents of an Isaac Lab environment, and the ranges of their actions."""
+"""Agents of an Isaac Lab task, and the ranges of their actions."""
 
 from __future__ import annotations
 
@@ -24,39 +24,39 @@ Range = float | Mapping[str, float] | None
 
 @dataclass(frozen=True)
 class ActionRanges:
-    """Scale and clip of actions of unbounded spaces, by agent.
+    """Scale or clip of actions in unbounded spaces, by agent.
 
-    A space that a task declares by a number, as ``action_spaces = {"cart": 1}``, is unbounded.
+    A space that a task declares by its size, as ``action_spaces = {"cart": 1}``, is unbounded.
 
     Args:
-        scale (float or mapping, optional): policies act in [-1, 1], the task gets this times as
-            much. One number, or by agent or group.
-        clip (float or mapping, optional): policies draw from a normal, the task gets no more
-            than this, either way.
+        scale (float or mapping, optional): factor of actions in [-1, 1]. One number, or by agent
+            or group.
+        clip (float or mapping, optional): largest absolute value of actions drawn from an
+            unbounded normal.
 
     Raises:
-        ConfigError: what is no range.
+        ConfigError: if a value is not a positive number.
     """
 
     scale: Range = None
     clip: Range = None
 
     def __post_init__(self) -> None:
-        for what, entry in self.__dict__.items():
+        for field, entry in self.__dict__.items():
             values = entry.values() if isinstance(entry, Mapping) else [entry]
             for value in values if entry is not None else ():
                 number = isinstance(value, (int, float)) and not isinstance(value, bool)
                 if not (number and value > 0):
-                    raise ConfigError(f"action_{what} is {value!r}, expected a number above 0.")
+                    raise ConfigError(f"action_{field} is {value!r}, expected a number above 0.")
 
     def check_names(self, groups: Mapping[str, Sequence[str]]) -> None:
-        """Refuses ranges for unknown agents and groups."""
+        """Raises for ranges of unknown agents and groups."""
         known = {*groups, *(name for names in groups.values() for name in names)}
-        for what, entry in self.__dict__.items():
+        for field, entry in self.__dict__.items():
             for name in entry if isinstance(entry, Mapping) else ():
                 if name not in known:
                     raise ConfigError(
-                        f"action_{what}: {name!r} is no agent and no group; "
+                        f"action_{field}: {name!r} is neither an agent nor a group; "
                         f"{nearest(name, known)}expected one of {sorted(known)}."
                     )
 
@@ -72,8 +72,8 @@ class ActionRanges:
         """Returns the spec of an agent's actions, ``[A]``.
 
         Raises:
-            ConfigError: an unbounded space without a range, or with two.
-            SpecError: a space that no tensor holds.
+            ConfigError: if an unbounded space has no range or two.
+            SpecError: if the space has no tensor form.
         """
         where = f"the action space of {name!r}"
         spec = action_spec_of(where, space)
@@ -84,30 +84,30 @@ class ActionRanges:
         if (scale is None) == (clip is None):
             raise ConfigError(
                 f"{where} is unbounded and has {'no range' if scale is None else 'two ranges'}; "
-                "give either action_scale=1.0 (policies act in [-1, 1], the task gets this times "
-                "as much) or action_clip=1.0 (policies draw from a normal, the task gets no more "
-                f"than this), or one by agent or group, such as {{{name!r}: 1.0}}."
+                "set either action_scale=1.0 (actions in [-1, 1] are multiplied by it) or "
+                "action_clip=1.0 (normally distributed actions are clipped to it), for all or by "
+                f"agent or group, such as {{{name!r}: 1.0}}."
             )
         return spec if scale is None else Bounded(-1, 1, spec.shape, dtype=spec.dtype)
 
 
 def groups_of(env: Any, group_map: Any = None) -> dict[str, list[str]]:
-    """Groups agents of one prefix whose spaces agree; other agents are alone.
+    """Groups agents with a common prefix and equal spaces; every other agent is its own group.
 
     Args:
-        env (DirectMARLEnv): with ``possible_agents`` and their spaces.
-        group_map (MarlGroupMapType or mapping, optional): one's own groups.
+        env (DirectMARLEnv): task with ``possible_agents`` and their spaces.
+        group_map (MarlGroupMapType or mapping, optional): groups to use instead.
 
     Raises:
-        ConfigError: an agent without a group or in two, or an id that there is not.
+        ConfigError: if an agent is in no group or in two, or an id is unknown.
     """
     groups = grouped(list(env.possible_agents), group_map)
     if group_map:
         return groups
     split: dict[str, list[str]] = {}
     for group, names in groups.items():
-        alike = all(_spaces(env, name) == _spaces(env, names[0]) for name in names)
-        split.update({group: names} if alike else {name: [name] for name in names})
+        equal = all(_spaces(env, name) == _spaces(env, names[0]) for name in names)
+        split.update({group: names} if equal else {name: [name] for name in names})
     return split
 
 
@@ -117,21 +117,21 @@ def declared(
     """Returns the declaration of a task.
 
     Raises:
-        ConfigError: agents that cannot be of one group, or actions without a range.
-        SpecError: a space that no tensor holds.
+        ConfigError: if agents cannot be in one group, or actions have no range.
+        SpecError: if a space has no tensor form.
     """
     ranges.check_names(groups)
     declaration = Declaration(owner, env.num_envs)
     for group, names in groups.items():
-        # Neighbours of equal spaces are one kind.
+        # Consecutive agents with equal spaces are one kind.
         kinds = [list(kind) for _, kind in groupby(names, partial(_spaces, env))]
         for kind in kinds:
             first = kind[0]
             where, space = f"the observation space of {first!r}", env.observation_spaces[first]
-            sees = spec_of_space(where, space)
-            does = ranges.spec(first, group, env.action_spaces[first])
+            observation = spec_of_space(where, space)
+            action = ranges.spec(first, group, env.action_spaces[first])
             name = group if len(kinds) == 1 else first
-            spec = AgentSpec(name, len(kind), sees, does, agent_names=tuple(kind))
+            spec = AgentSpec(name, len(kind), observation, action, agent_names=tuple(kind))
             declaration = declaration.with_agent(spec, group)
     return declaration
 
@@ -145,10 +145,10 @@ class Agents:
     """Conversion of the agents' tensors from a task to its team and back.
 
     Args:
-        declaration (Declaration): of the team.
-        device (torch.device): of all tensors.
-        shapes (dict): agent -> shape of an action, as the task takes it.
-        limits (dict): group -> what actions are clipped to and then multiplied with, ``[N, 1]``.
+        declaration (Declaration): declaration of the team.
+        device (torch.device): device of all tensors.
+        shapes (dict): agent -> shape of its action in the task.
+        limits (dict): group -> clip and scale of its actions, ``[N, 1]`` each.
     """
 
     declaration: Declaration
@@ -161,7 +161,7 @@ class Agents:
         """Builds the conversion from a task's spaces.
 
         Raises:
-            ConfigError: a range where no action is unbounded.
+            ConfigError: if there is a range, but no unbounded action space.
         """
         device, shapes, limits = torch.device(env.device), {}, {}
         for group in declaration.team.groups.values():
@@ -184,13 +184,13 @@ class Agents:
 
     @property
     def names(self) -> list[str]:
-        """All agents, in the order of the groups."""
+        """Names of all agents, in the order of the groups."""
         groups = self.declaration.team.groups.values()
         return [name for group in groups for name in group.agent_names]
 
     @property
     def places(self) -> dict[str, slice]:
-        """Maps each group to its agents' places among all agents."""
+        """Maps each group to the slice of its agents among all agents."""
         places, start = {}, 0
         for name, group in self.declaration.team.groups.items():
             places[name] = slice(start, start + group.n_agents)
@@ -200,17 +200,17 @@ class Agents:
     # ------------------------------------------------------------------------- output of a task
 
     def away(self, output: Mapping[str, Any]) -> Tensor | None:
-        """Returns which agents the task has no data of, ``[1, N, 1]``; None where it has all.
+        """Returns the agents missing from a task's output, ``[1, N, 1]``; None if none is.
 
         Raises:
-            SpecError: an agent that is not among the possible ones.
+            SpecError: if the output has an agent that is not among the possible ones.
         """
         names = self.names
         missing = [name not in output for name in names]
         if len(output) != len(names) - sum(missing):
             unknown = next(name for name in output if name not in names)
             raise SpecError(
-                f"{self.declaration.owner} gave something of {unknown!r}, which is not among its "
+                f"{self.declaration.owner} returned data of {unknown!r}, which is not among its "
                 f"agents {names}; add it to possible_agents."
             )
         return torch.tensor(missing, device=self.device).view(1, -1, 1) if any(missing) else None
@@ -232,10 +232,11 @@ class Agents:
     def observations(self, output: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         """Returns each group's ``"observation"``, by kind where shapes differ.
 
-        One stack a leaf, so nothing shares memory with the task's buffers. Who is away sees 0.
+        The leaves are stacked copies, which share no memory with the task's buffers. Absent agents
+        have zeros.
 
         Raises:
-            SpecError: a shape that was not declared.
+            SpecError: if a shape differs from the declared one.
         """
         groups: dict[str, dict[str, Any]] = {}
         for group, kinds in self.declaration.kinds.items():
@@ -274,17 +275,17 @@ class Agents:
             return row.unsqueeze(-1)
         raise SpecError(
             f"{self.declaration.owner}: the observation of {name!r} has shape {list(row.shape)}, "
-            f"expected {list(shape)} by its observation space; correct one of the two."
+            f"expected {list(shape)} as in its observation space; correct one of the two."
         )
 
     # -------------------------------------------------------------------------- input of a task
 
     def actions(self, chosen: Mapping[str, Any], mask: Tensor) -> dict[str, Tensor]:
-        """Returns each agent's action; zeros for agents that do not act.
+        """Returns each agent's action; zeros for inactive agents.
 
         Args:
-            chosen (mapping): group -> ``"action"``, or kind -> ``"action"``.
-            mask (Tensor): of all agents, ``[E, N]``.
+            chosen (mapping): group -> ``"action"``, or group -> kind -> ``"action"``.
+            mask (Tensor): mask of all agents, ``[E, N]``.
         """
         actions: dict[str, Tensor] = {}
         for group, place in self.places.items():

@@ -1,4 +1,4 @@
-"""Builds Isaac Lab's simulation from a task's name."""
+"""Construction of Isaac Lab simulations from task names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MEMBERS = ("possible_agents", "observation_spaces", "action_spaces", "reset_buf
 
 _HOW = (
     "install Isaac Lab (https://isaac-sim.github.io/IsaacLab) and start Isaac Sim before the "
-    "environment is built, as Isaac Lab's own scripts do: from isaaclab.app import AppLauncher; "
+    "environment is built, as Isaac Lab's scripts do: from isaaclab.app import AppLauncher; "
     "app = AppLauncher(headless=True).app"
 )
 
@@ -36,26 +36,27 @@ def build_task(
     """Builds the simulation of a registered task.
 
     Args:
-        name (str): as it is registered, such as ``"Isaac-Cart-Double-Pendulum-Direct-v0"``.
+        name (str): registered name, such as ``"Isaac-Cart-Double-Pendulum-Direct-v0"``.
 
     Keyword Args:
-        num_envs (int, optional): number E of envs, otherwise the task's own.
-        seed (int): start of the task's random states.
-        device (torch.device, optional): of the simulation, otherwise the task's own.
-        settings (mapping): of the task's config, by name; a mapping for a config inside it.
+        num_envs (int, optional): number E of envs; None: the task's default.
+        seed (int): random seed of the task.
+        device (torch.device, optional): device of the simulation; None: the task's default.
+        settings (mapping): settings of the task's config by name; nested mappings for nested
+            configs.
 
     Raises:
-        ConfigError: an unknown task or setting, or a task that is not multi-agent.
-        MissingSimulatorError: Isaac Lab cannot be imported.
+        ConfigError: if the task or a setting is unknown, or the task is not multi-agent.
+        MissingSimulatorError: if Isaac Lab cannot be imported.
     """
     gymnasium = _import("gymnasium", name)
     if name not in gymnasium.registry:
-        _import("isaaclab_tasks", name)  # importing it registers Isaac Lab's own tasks
+        _import("isaaclab_tasks", name)  # importing it registers Isaac Lab's tasks
     if name not in gymnasium.registry:
         known = [key for key, spec in gymnasium.registry.items() if _config_entry(spec)]
         raise ConfigError(
-            f"unknown Isaac Lab task {name!r}; {nearest(name, known)}a task of one's own is "
-            "registered by importing its package first."
+            f"unknown Isaac Lab task {name!r}; {nearest(name, known)}import the package of a "
+            "custom task first, which registers it."
         )
     config = _config(name, _config_entry(gymnasium.spec(name)))
     config.seed = seed
@@ -71,14 +72,14 @@ def check_task(env: Any) -> Any:
     """Returns the ``DirectMARLEnv`` inside Gymnasium's wrappers.
 
     Raises:
-        ConfigError: another kind of environment.
+        ConfigError: if it is another kind of environment.
     """
     task = getattr(env, "unwrapped", env)
     if not all(hasattr(task, member) for member in _MEMBERS):
         raise ConfigError(
-            f"the environment is a {type(task).__name__}, expected one of Isaac Lab's "
-            "DirectMARLEnv, or a task's name; for tasks of a single agent there is "
-            "torchrl.envs.IsaacLabWrapper."
+            f"the environment is a {type(task).__name__}, expected an Isaac Lab "
+            "DirectMARLEnv or a task's name; use torchrl.envs.IsaacLabWrapper for single-agent "
+            "tasks."
         )
     return task
 
@@ -104,7 +105,7 @@ def _config(name: str, entry: Any) -> Any:
     if not callable(entry):
         raise ConfigError(
             f"the task {name!r} is registered with env_cfg_entry_point={entry!r}, expected a "
-            "config class; build it yourself and give the environment."
+            "config class; build the task yourself and pass the environment."
         )
     return entry()
 

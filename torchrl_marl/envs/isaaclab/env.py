@@ -1,4 +1,4 @@
-"""Isaac Lab's multi-agent tasks as TorchRL environments.
+"""Isaac Lab multi-agent tasks as TorchRL environments.
 
 Shapes: E envs, N agents of a group, O observation features, S state features.
 """
@@ -32,42 +32,41 @@ __all__ = ["IsaacLabEnv"]
 
 
 class IsaacLabEnv(AutoResetEnv):
-    """Multi-agent task of Isaac Lab, a ``DirectMARLEnv``, in groups.
+    """Isaac Lab multi-agent task, a ``DirectMARLEnv``, with grouped agents.
 
-    Isaac Sim must run before, as for Isaac Lab's own scripts:
-    ``from isaaclab.app import AppLauncher; app = AppLauncher(headless=True).app``. It holds one
-    simulation a process, so an evaluation needs this environment, too, or one after it.
+    Start Isaac Sim first, as in Isaac Lab's scripts:
+    ``from isaaclab.app import AppLauncher; app = AppLauncher(headless=True).app``. It runs one
+    simulation per process, so evaluate in this environment, or close it before building another.
 
-    The episode: Isaac Lab resets an env within the step in which all its agents are terminated
-    or all are timed out, and gives the observation after it. Here ``("next", ...)`` holds the
-    episode's last observation and state, which are read before the reset, with
-    ``_get_observations`` and ``state()``, once more in the steps in which an env ends. The root's
-    done is the task's ``reset_buf``. An agent that ends earlier is dead until then, whatever the
-    task says of it later. Where the agents ended in different ways or steps, Isaac Lab would
-    go on without any; here the episode ends (truncated, unless all are terminated).
+    Isaac Lab resets an env within the step in which all its agents terminate or all time out, and
+    returns the observation after the reset. Here ``("next", ...)`` holds the last observation and
+    state of the episode. They are read before the reset with ``_get_observations`` and ``state()``,
+    only in steps in which an env ends. The root's done flag is the task's ``reset_buf``. An agent
+    that ends earlier stays dead until the reset, even if the task clears its flag. Episodes whose
+    agents end in different ways or steps would never end in Isaac Lab. Here they end once no agent
+    is left, truncated unless all agents terminated.
 
     Args:
-        env (DirectMARLEnv or str): a task that was built, or a registered one's name, such as
+        env (DirectMARLEnv or str): built task, or name of a registered one, such as
             ``"Isaac-Cart-Double-Pendulum-Direct-v0"``.
 
     Keyword Args:
-        num_envs (int, optional): number E of envs of a task given by name, otherwise its own.
-        max_steps (int, optional): time limit of an episode, beside the task's own
+        num_envs (int, optional): number E of envs of a named task; None: the task's default.
+        max_steps (int, optional): time limit of an episode, in addition to the task's
             (``episode_length_s``).
-        seed (int, optional): drawn from torch's global generator if None.
-        device (torch.device, optional): of a task given by name, otherwise its own.
-        state ("observations" or "world", optional): what a central critic sees: all agents'
-            observations side by side, group by group, or the task's ``state()``.
-        group_map (MarlGroupMapType or dict, optional): group -> its agents; by default agents of
-            one prefix (``robot_0``, ``robot_1``) with equal spaces are a group, others alone.
-        action_scale (float or dict, optional): for unbounded action spaces (those that a task
-            declares by a number): policies act in [-1, 1], the task gets this times as much. One
-            number, or by agent or group.
-        action_clip (float or dict, optional): instead: policies draw from a normal, and the task
-            gets no more than this, either way; ``math.inf`` for as it is.
-        terminal_observations (bool): False for a task that must not be asked for observations
-            twice in a step; ``("next", ...)`` then repeats the observation before the last.
-        **kwargs: settings of the config of a task given by name, such as ``episode_length_s``.
+        seed (int, optional): random seed; None: drawn from torch's global generator.
+        device (torch.device, optional): device of a named task; None: the task's default.
+        state ("observations" or "world", optional): the central critic's input: all agents'
+            observations concatenated, group by group, or the task's ``state()``.
+        group_map (MarlGroupMapType or dict, optional): group -> its agents. By default agents
+            with a common prefix (``robot_0``, ``robot_1``) and equal spaces form a group.
+        action_scale (float or dict, optional): factor of actions in [-1, 1], for unbounded action
+            spaces, which a task declares by their size. One number, or by agent or group.
+        action_clip (float or dict, optional): instead of a scale, largest absolute value of
+            normally distributed actions; ``math.inf`` does not clip.
+        terminal_observations (bool): False for tasks that allow only one read of observations per
+            step. ``("next", ...)`` then repeats the observation before the last.
+        **kwargs: config settings of a named task, such as ``episode_length_s``.
 
     Shapes:
         - ``(group, "observation")``: ``[E, N, O]``; ``("next", group, "reward")``: ``[E, N, 1]``
@@ -75,9 +74,9 @@ class IsaacLabEnv(AutoResetEnv):
         - ``done``, ``terminated``, ``truncated``: ``[E, 1]``; ``"state"``: ``[E, S]``
 
     Raises:
-        ConfigError: a task, setting, group or agent that there is not, unbounded actions without
-            a range, a state that the task does not have, or no running Isaac Sim.
-        SpecError: a space that no tensor holds, or what the task gives is not as it declares.
+        ConfigError: if a task, setting, group or agent is unknown, unbounded actions have no
+            range, the task has no state, or Isaac Sim is not running.
+        SpecError: if a space has no tensor form, or the task's output does not fit its spaces.
 
     Reference: Mittal et al., 2023, https://arxiv.org/abs/2301.04195.
 
@@ -145,7 +144,7 @@ class IsaacLabEnv(AutoResetEnv):
     def _set_seed(self, seed: int | None) -> None:
         stream = offset_seed(0 if seed is None else seed)
         self._random.seed(stream)
-        with self._random.active():  # the task seeds it itself
+        with self._random.active():  # the task seeds the global generators
             self.task.seed(stream % 2**31)
 
     # ---------------------------------------------------------------------------- reset, step
@@ -193,10 +192,10 @@ class IsaacLabEnv(AutoResetEnv):
     # ----------------------------------------------------------------------------- the object
 
     def to(self, device: torch.device | str) -> IsaacLabEnv:
-        """Returns the environment; a simulation stays where it was built.
+        """Returns the environment; a simulation cannot change its device.
 
         Raises:
-            ConfigError: another device.
+            ConfigError: if the device is another one.
         """
         if not _same_device(device, self.task.device):
             raise ConfigError(
@@ -206,7 +205,7 @@ class IsaacLabEnv(AutoResetEnv):
         return self
 
     def close(self, *, raise_if_closed: bool = True) -> None:
-        """Closes the simulation; another one can be built afterwards."""
+        """Closes the simulation; another one can be built then."""
         super().close(raise_if_closed=raise_if_closed)
         self._simulation.close()
 
@@ -219,12 +218,12 @@ def _chosen(envs: Tensor, new: GroupFlags, old: GroupFlags) -> GroupFlags:
 def _check_given(task: Any, num_envs: int | None, device: torch.device | str | None) -> None:
     if num_envs is not None and num_envs != task.num_envs:
         raise ConfigError(
-            f"num_envs is {num_envs}, but the task given has {task.num_envs}; set "
+            f"num_envs is {num_envs}, but the given task has {task.num_envs}; set "
             "cfg.scene.num_envs before it is built."
         )
     if device is not None and not _same_device(device, task.device):
         raise ConfigError(
-            f"device is {device}, but the task given runs on {task.device}; set cfg.sim.device "
+            f"device is {device}, but the given task runs on {task.device}; set cfg.sim.device "
             "before it is built."
         )
 
@@ -242,6 +241,6 @@ def _state_spec(task: Any, declaration: Declaration, state: StateOf) -> TensorSp
     if not task.cfg.state_space:
         raise ConfigError(
             f"{declaration.owner} has no state (its cfg.state_space is {task.cfg.state_space!r}); "
-            "set state_space=-1, all observations side by side, or state='observations'."
+            "set state_space=-1, which concatenates all observations, or state='observations'."
         )
     return spec_of_space(f"the state of {declaration.owner}", task.state_space)

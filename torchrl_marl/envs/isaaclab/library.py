@@ -1,4 +1,4 @@
-"""Description of Isaac Lab, available before it is imported."""
+"""Description of Isaac Lab, readable without importing Isaac Lab."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def _owns(env: Any) -> bool:
 
 @dataclass(frozen=True)
 class IsaacLabArguments:
-    """Arguments of the adapter itself, beside settings of the task."""
+    """Arguments of the adapter, in addition to the task's settings."""
 
     terminal_observations: bool = True
-    """Whether the last observation of an episode is read before the reset."""
+    """Read the last observation of an episode before the reset."""
 
 
 LIBRARY = Library(
-    "Isaac Lab's multi-agent tasks",
+    "Isaac Lab multi-agent tasks",
     "torchrl_marl.envs.isaaclab:IsaacLabEnv",
     of_objects=("state", "group_map"),  # a simulation fixes its number of envs and its time limit
     arguments="torchrl_marl.envs.isaaclab.library:IsaacLabArguments",

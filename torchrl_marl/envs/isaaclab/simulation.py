@@ -1,4 +1,4 @@
-"""An Isaac Lab simulation, and how its episodes end."""
+"""Wrapper of an Isaac Lab simulation, and the done flags of its episodes."""
 
 from __future__ import annotations
 
@@ -19,19 +19,18 @@ __all__ = ["Ends", "IsaacSimulation", "StateOf", "Step", "present"]
 
 @dataclass(frozen=True)
 class Ends:
-    """The agents' flags of one step, read with and without an end of the episode.
+    """The agents' done flags of one step, with and without an end of the episode.
 
-    Isaac Lab's flags are levels of the task's making: an agent's ``terminated`` may clear while
-    the episode goes on. Here an agent that ended stays so until the episode's reset. And Isaac
-    Lab ends an episode where all agents are terminated or all are timed out in one step, so one
-    in which some terminated and the others timed out would run forever: :attr:`over` tells
-    where no agent is left, or the time limit is reached.
+    A task may clear an agent's ``terminated`` while the episode continues. Here an agent that
+    ended stays so until the reset. Isaac Lab ends an episode only where all agents terminate or
+    all time out in the same step. An episode in which some terminated and others timed out would
+    never end, so :attr:`over` is also True where no agent is left or the time limit is reached.
 
     Args:
-        running (GroupFlags): of the agents, where the episode goes on.
-        last (GroupFlags): where it ends: those who time out in this step live up to its end.
-        terminated (Tensor): if the episode ends, it is for good.
-        over (Tensor): it must end.
+        running (GroupFlags): flags where the episode continues.
+        last (GroupFlags): flags where it ends; agents that time out in this step count as alive.
+        terminated (Tensor): if the episode ends, it is terminated.
+        over (Tensor): the episode must end.
 
     Shapes:
         - flags of ``running`` and ``last``: ``[E, N, 1]``; terminated, over: ``[E, 1]``
@@ -51,27 +50,27 @@ class Ends:
         limit: Tensor | None = None,
         away: Tensor | None = None,
     ) -> Ends:
-        """Builds the ends from the flags before a step and the task's flags after it.
+        """Computes the flags from those before a step and the task's flags after it.
 
         Args:
-            before (GroupFlags): of the agents, with their ends since the last reset.
-            terminated, timed_out (Tensor): the task's, ``[E, N, 1]``.
-            limit (Tensor, optional): our own time limit is reached, ``[E, 1]``.
-            away (Tensor, optional): the task has no such agent now, ``[1, N, 1]``.
+            before (GroupFlags): flags before the step, with all ends since the last reset.
+            terminated, timed_out (Tensor): the task's flags, ``[E, N, 1]``.
+            limit (Tensor, optional): the adapter's time limit is reached, ``[E, 1]``.
+            away (Tensor, optional): agents currently absent from the task, ``[1, N, 1]``.
         """
         last = before.ended_by(terminated, None)
         running = last.ended_by(None, timed_out)
         absent = torch.zeros_like(terminated[:1]) if away is None else away
-        for_good = (terminated | absent).all(1) | (last.terminated | absent).all(1)
+        all_terminated = (terminated | absent).all(1) | (last.terminated | absent).all(1)
         over = (running.done | absent).all(1)
-        return cls(running, last, for_good, over if limit is None else over | limit)
+        return cls(running, last, all_terminated, over if limit is None else over | limit)
 
     def flags(self, done: Tensor, away: Tensor | None = None) -> tuple[TeamFlags, GroupFlags]:
         """Returns the flags of the episode and of the agents, with the mask of the next step.
 
         Args:
-            done (Tensor): where the environment was reset, ``[E, 1]``.
-            away (Tensor, optional): the task has no such agent now, ``[1, N, 1]``.
+            done (Tensor): True where the environment was reset, ``[E, 1]``.
+            away (Tensor, optional): agents currently absent from the task, ``[1, N, 1]``.
         """
         terminated = done & self.terminated
         root = TeamFlags(terminated, done & ~terminated)
@@ -81,7 +80,7 @@ class Ends:
 
 
 def present(agents: GroupFlags, away: Tensor | None) -> GroupFlags:
-    """Masks out agents that the task does not have."""
+    """Masks out agents that are absent from the task."""
     if away is None:
         return agents
     return replace(agents, mask=agents.mask & ~away.squeeze(-1))
@@ -95,13 +94,13 @@ class Step:
     """Output of a step.
 
     Args:
-        seen (dict): what the next step goes on from: observations by group, and the state.
-        last (dict, optional): the same before the reset, in all envs; None if no env was reset,
+        seen (dict): observations by group and the state, after resets.
+        last (dict, optional): the same before the resets, in all envs; None if no env was reset
             or it was not read.
-        was_reset (bool): some env was.
-        reward (Tensor): ``[E, N, 1]``.
-        root (TeamFlags): of the episodes.
-        agents (GroupFlags): of all agents.
+        was_reset (bool): at least one env was reset.
+        reward (Tensor): rewards, ``[E, N, 1]``.
+        root (TeamFlags): flags of the episodes.
+        agents (GroupFlags): flags of all agents.
     """
 
     seen: dict[str, Any]
@@ -115,16 +114,16 @@ class Step:
 class IsaacSimulation:
     """Wrapper of a ``DirectMARLEnv`` that keeps the last observations of ended episodes.
 
-    Two methods of the instance are wrapped, until :meth:`close`: ``_get_dones``, so that what
-    must end is among its time-outs, and ``_reset_idx``, before which an episode's last
-    observation and state are read.
+    Two methods of the instance are wrapped until :meth:`close`. ``_get_dones`` adds the episodes
+    that must end to the time-outs. ``_reset_idx`` reads an episode's last observation and state
+    before the reset.
 
     Args:
         env (DirectMARLEnv): the simulation.
-        agents (Agents): of it.
+        agents (Agents): conversion of its agents' tensors.
         state (str, optional): ``"world"`` or ``"observations"``.
-        max_steps (int, optional): time limit of an episode, beside the task's own.
-        terminal_observations (bool): whether the last observations are read.
+        max_steps (int, optional): time limit of an episode, in addition to the task's.
+        terminal_observations (bool): read the last observations.
     """
 
     def __init__(
@@ -158,7 +157,7 @@ class IsaacSimulation:
         return present(flags, self.agents.away(self.env.obs_dict))
 
     def start(self, envs: Tensor | None) -> dict[str, Any]:
-        """Begins episodes in the envs ``[E]``, or in all (None); returns all envs' observations."""
+        """Resets the envs ``[E]``, or all if None; returns all envs' observations."""
         if envs is None:
             self.env.reset()
         else:
@@ -167,18 +166,18 @@ class IsaacSimulation:
         return self._seen(self.env.obs_dict)
 
     def step(self, actions: Mapping[str, Any], before: GroupFlags) -> Step:
-        """Makes a step, and begins the next episode where one ended.
+        """Makes a step, and resets the envs that end.
 
         Args:
-            actions (mapping): group -> ``"action"``, or kind -> ``"action"``.
-            before (GroupFlags): of all agents.
+            actions (mapping): group -> ``"action"``, or group -> kind -> ``"action"``.
+            before (GroupFlags): flags of all agents before the step.
         """
         self._before, self._last, self._was_reset = before, None, False
         output = self.env.step(self.agents.actions(actions, before.mask))
         self._before = None
         observations, rewards = output[:2]
         assert self._ends is not None  # every step reads them
-        # The environment's own answer, in a buffer that it overwrites later.
+        # A copy, since the task overwrites this buffer later.
         done = self.env.reset_buf.clone().unsqueeze(-1)
         root, agents = self._ends.flags(done, self.agents.away(observations))
         reward = self.agents.numbers(rewards, torch.float32)
@@ -206,12 +205,12 @@ class IsaacSimulation:
         """Replaces ``_reset_idx``."""
         in_step = self._before is not None
         if in_step and self.terminal_observations and self._last is None:
-            self._last = self._look()
+            self._last = self._read_present()
         self._was_reset = True
         self._reset_idx(env_ids)
 
-    def _look(self) -> dict[str, Any]:
-        """Returns the agents' present observations, as the end of a step would."""
+    def _read_present(self) -> dict[str, Any]:
+        """Returns the agents' current observations, processed as at the end of a step."""
         env = self.env
         observations = env._get_observations()
         if env.cfg.observation_noise_model:
@@ -219,7 +218,7 @@ class IsaacSimulation:
                 if name in observations:
                     observations[name] = noise(observations[name])
         before = getattr(env, "obs_dict", None)
-        env.obs_dict = observations  # the state is made of it
+        env.obs_dict = observations  # the state is computed from it
         try:
             return self._seen(observations)
         finally:
@@ -242,7 +241,7 @@ class IsaacSimulation:
             found = list(state.shape) if isinstance(state, Tensor) else type(state).__name__
             raise SpecError(
                 f"{self.agents.declaration.owner}: its state is {found}, expected "
-                f"{list(expected)} by its state_space; correct one of the two."
+                f"{list(expected)} as in its state_space; correct one of the two."
             )
         # The task may return a buffer that it overwrites later.
         return state.to(spec.dtype, copy=True)
@@ -255,5 +254,5 @@ def _release(env: Any) -> None:
         if isinstance(getattr(wrapped, "__self__", None), IsaacSimulation):
             delattr(env, name)
             earlier = getattr(wrapped.__self__, name)
-            if earlier != getattr(env, name):  # it was wrapped before
+            if earlier != getattr(env, name):  # another wrapper had replaced it before
                 setattr(env, name, earlier)

@@ -1,4 +1,4 @@
-"""JaxMARL's environments: jitted, vectorized, and exchanged with torch without a copy."""
+"""JaxMARL environments: jitted, vectorized, and shared with torch without a copy."""
 
 from typing import TYPE_CHECKING
 

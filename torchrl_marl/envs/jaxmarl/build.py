@@ -1,4 +1,4 @@
-"""Builds JaxMARL environments, and knows their traits."""
+"""Construction of JaxMARL environments, and the traits that they do not declare."""
 
 from __future__ import annotations
 
@@ -17,35 +17,38 @@ from torchrl_marl.errors import ConfigError, MissingExtraError, nearest
 __all__ = [
     "ENV_TRAITS",
     "EnvTraits",
-    "World",
+    "WrappedEnv",
     "import_jaxmarl",
     "legal_actions",
-    "make_world",
     "traits_of",
+    "wrap_env",
 ]
 
 
 @dataclass(frozen=True)
 class EnvTraits:
-    """Undeclared traits of a class of environments.
+    """Traits of an environment class that the class does not declare.
 
     Args:
-        limit (str, optional): the attribute that holds its time limit.
-        limit_is_seen (bool): observations read the limit, so it is the environment's that ends the
-            episode; otherwise the environment's own is put out of reach, and ours counts the steps.
-        deadline (bool): the limit is a rule of the game, kept by the environment: who is ended by
-            it is terminated.
-        timed (bool): it ends by time only.
-        legal (str or callable): its method that gives the legal actions, or ``legal(env,
-            environment)``.
-        state (callable, optional): ``state(env, environment, observations)``, for a central critic.
-        acts (callable, optional): ``acts(env, environment)``: who acts next, of ``env.agents``.
-        won (callable, optional): ``won(env, environment)``: whose side has won, of ``env.agents``.
-        seen (callable, optional): ``seen(env, observations)``: what each of ``env.agents`` sees,
-            where the environment gives it in a form of its own.
-        by_place (bool): it takes actions one after the other, not by agent.
-        length (callable, optional): ``length(env)``: steps of its episodes, where that is built
-            in: a shorter limit is ours, a longer one never reached.
+        limit (str, optional): name of the attribute that holds the time limit.
+        limit_is_seen (bool): observations depend on the limit. The environment then ends the
+            episode itself; otherwise its limit is disabled and the adapter counts the steps.
+        deadline (bool): the limit is a rule of the game. The environment enforces it, and
+            reaching it terminates the agents.
+        timed (bool): episodes end by time only.
+        legal (str or callable): name of the method that returns the legal actions, or
+            ``legal(env, state)``.
+        state (callable, optional): ``state(env, state, observations)``, the central critic's
+            input.
+        acts (callable, optional): ``acts(env, state)``, True for the agent to act next, in the
+            order of ``env.agents``.
+        won (callable, optional): ``won(env, state)``, True for agents of the winning side, in the
+            order of ``env.agents``.
+        seen (callable, optional): ``seen(env, observations)``, a dict of observations by agent,
+            for environments that return another structure.
+        by_place (bool): actions are passed as a tuple instead of a dict by agent.
+        length (callable, optional): ``length(env)``, the built-in number of steps per episode. A
+            shorter limit is enforced by the adapter; a longer one has no effect.
     """
 
     limit: str | None = None
@@ -61,22 +64,22 @@ class EnvTraits:
     length: Callable[[Any], int] | None = None
 
 
-def legal_actions(env: Any, traits: EnvTraits, world: Any) -> Any:
+def legal_actions(env: Any, traits: EnvTraits, state: Any) -> Any:
     """Maps each agent to its legal actions, ``[n_actions]``.
 
     Raises:
-        AttributeError, NotImplementedError: where all actions are always legal.
+        AttributeError, NotImplementedError: if all actions are always legal.
     """
     if callable(traits.legal):
-        return traits.legal(env, world)
-    return getattr(env, traits.legal)(world)
+        return traits.legal(env, state)
+    return getattr(env, traits.legal)(state)
 
 
 def traits_of(env: Any) -> EnvTraits:
-    """Returns the traits of an environment by its class or the nearest one that it extends.
+    """Returns the traits of an environment's class, or of its nearest base class with an entry.
 
     Args:
-        env (MultiAgentEnv): an environment of JaxMARL.
+        env (MultiAgentEnv): a JaxMARL environment.
 
     Examples:
         >>> class SwitchRiddle:
@@ -88,54 +91,54 @@ def traits_of(env: Any) -> EnvTraits:
     return next((ENV_TRAITS[name] for name in names if name in ENV_TRAITS), EnvTraits())
 
 
-def _units(world: Any) -> Any:
-    return getattr(world, "state", world)
+def _units(state: Any) -> Any:
+    return getattr(state, "state", state)
 
 
-def _won(env: Any, world: Any) -> Any:
+def _won(env: Any, state: Any) -> Any:
     import jax.numpy as jnp
 
-    alive = _units(world).unit_alive
+    alive = _units(state).unit_alive
     allies, enemies = alive[: env.num_allies].any(), alive[env.num_allies :].any()
     ours = [str(agent).startswith("ally") for agent in env.agents]
     return jnp.where(jnp.array(ours), allies & ~enemies, enemies & ~allies)
 
 
-def _seat(env: Any, world: Any) -> Any:
+def _seat(env: Any, state: Any) -> Any:
     import jax.numpy as jnp
 
-    # The current player is a seat, and seats may be dealt anew in every episode.
-    acting = world.seat_order[jnp.argmax(world.cur_player_idx)]
+    # The current player is a seat, and agents may change seats between episodes.
+    acting = state.seat_order[jnp.argmax(state.cur_player_idx)]
     return jnp.arange(env.num_agents) == acting
 
 
-def _in_the_room(env: Any, world: Any) -> Any:
+def _in_the_room(env: Any, state: Any) -> Any:
     import jax.numpy as jnp
 
-    # The rule of the riddle's paper: who is not in the room does nothing.
+    # The rule of the riddle's paper: agents outside the room do nothing.
     nothing = jnp.arange(len(env.game_actions)) == env.game_actions["NOTHING"]
-    return {agent: nothing | (world.agent_in_room == i) for i, agent in enumerate(env.agents)}
+    return {agent: nothing | (state.agent_in_room == i) for i, agent in enumerate(env.agents)}
 
 
-def _entities(env: Any, world: Any, observations: Any) -> Any:
+def _entities(env: Any, state: Any, observations: Any) -> Any:
     import jax.numpy as jnp
 
-    parts = [world.p_pos, world.p_vel, world.c]
-    parts += [] if world.goal is None else [world.goal]
+    parts = [state.p_pos, state.p_vel, state.c]
+    parts += [] if state.goal is None else [state.goal]
     return jnp.concatenate([jnp.ravel(part).astype(jnp.float32) for part in parts])
 
 
-def _world_state(env: Any, world: Any, observations: Any) -> Any:
+def _world_state(env: Any, state: Any, observations: Any) -> Any:
     return observations["world_state"]
 
 
-def _kitchen(env: Any, world: Any, observations: Any) -> Any:
+def _kitchen(env: Any, state: Any, observations: Any) -> Any:
     # Each cook sees the whole kitchen.
     return observations[env.agents[0]].reshape(-1)
 
 
 def _in_the_grid(env: Any, observations: Any) -> Any:
-    # All agents' views are one array; what they carry has a column for each agent.
+    # All agents' views are one array; the inventories have one column per agent.
     grids, inventories = observations["observations"], observations["inventory"]
     return {
         agent: {"observation": grids[i], "inventory": inventories[:, i]}
@@ -166,7 +169,7 @@ ENV_TRAITS = {
 
 _NO_LIMIT = 2**30
 _BRAX = ("ant_4x2", "halfcheetah_6x1", "hopper_3x1", "humanoid_9|8", "walker2d_2x3")
-# Arguments that SimpleMPE reads without naming them; it ignores any other, too.
+# Arguments that SimpleMPE reads from its **kwargs, where it also ignores unknown ones.
 _OF_MPE = (
     *("rad", "moveable", "silent", "collide", "mass", "accel", "max_speed"),
     *("u_noise", "c_noise", "damping", "contact_force", "contact_margin"),
@@ -174,8 +177,8 @@ _OF_MPE = (
 
 
 @dataclass(frozen=True)
-class World:
-    """An environment of JaxMARL, its name, and the time limit of its episodes."""
+class WrappedEnv:
+    """A JaxMARL environment with its name, its traits and the time limit of its episodes."""
 
     env: Any
     name: str
@@ -183,16 +186,16 @@ class World:
     limit: int | None
 
     def reset(self, key: Any) -> tuple[Any, Any]:
-        """Begins an episode of one copy; returns observations and the environment's state."""
-        observations, world = self.env.reset(key)
-        return self._seen(observations), world
+        """Resets one copy; returns observations and the environment's state."""
+        observations, state = self.env.reset(key)
+        return self._seen(observations), state
 
-    def step(self, key: Any, world: Any, actions: Any) -> tuple[Any, Any, Any, Any, Any]:
-        """Steps one copy; returns observations, the state, rewards, ends, and infos."""
+    def step(self, key: Any, state: Any, actions: Any) -> tuple[Any, Any, Any, Any, Any]:
+        """Steps one copy; returns observations, state, rewards, done flags and infos."""
         if self.traits.by_place:
             actions = tuple(actions[agent] for agent in self.env.agents)
-        observations, world, rewards, dones, infos = self.env.step_env(key, world, actions)
-        return self._seen(observations), world, self._by_agent(rewards), dones, infos
+        observations, state, rewards, dones, infos = self.env.step_env(key, state, actions)
+        return self._seen(observations), state, self._by_agent(rewards), dones, infos
 
     def _seen(self, observations: Any) -> Any:
         if self.traits.seen is not None:
@@ -200,29 +203,29 @@ class World:
         return self._by_agent(observations)
 
     def _by_agent(self, value: Any) -> Any:
-        """Returns a dict by agent, for environments that return a sequence or rows."""
+        """Returns a dict by agent, also for environments that return a sequence or one array."""
         n = len(value) if isinstance(value, (tuple, list)) else (*getattr(value, "shape", ()), 0)[0]
         return dict(zip(self.env.agents, value)) if n == len(self.env.agents) else value
 
 
 def import_jaxmarl() -> Any:
-    """Imports JaxMARL, with JAX set to leave GPU memory to torch.
+    """Imports JaxMARL, with JAX's preallocation of GPU memory disabled.
 
     Raises:
-        MissingExtraError: it is not installed.
+        MissingExtraError: if JaxMARL is not installed.
     """
     if importlib.util.find_spec("jaxmarl") is None:
         raise MissingExtraError("JaxMARL", "jaxmarl")
     if "jax" not in sys.modules:
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    with _unheard():
+    with _suppress_output():
         import jaxmarl
     return jaxmarl
 
 
 @contextlib.contextmanager
-def _unheard() -> Iterator[None]:
-    """Suppresses what JaxMARL prints when it is imported, also past redirections."""
+def _suppress_output() -> Iterator[None]:
+    """Suppresses the output of JaxMARL's import, including writes to ``sys.__stdout__``."""
     kept = sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__
     sys.stdout = sys.__stdout__ = io.StringIO()  # type: ignore[assignment, misc]
     try:
@@ -231,36 +234,39 @@ def _unheard() -> Iterator[None]:
         sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__ = kept  # type: ignore[misc]
 
 
-def make_world(
-    world: Any, max_steps: int | None, continuous: bool | None, kwargs: dict[str, Any]
-) -> World:
-    """Builds an environment by its name, or wraps a user's own, without its time limit.
+def wrap_env(
+    environment: Any, max_steps: int | None, continuous: bool | None, kwargs: dict[str, Any]
+) -> WrappedEnv:
+    """Builds an environment from its name, or wraps a built one, with its time limit disabled.
 
     Args:
-        environment (str or MultiAgentEnv): which.
-        max_steps (int, optional): steps of an episode; None: as many as its class says.
-        continuous (bool, optional): which actions, where its class has both; None: as it says.
-        kwargs (dict): arguments of its class.
+        environment (str or MultiAgentEnv): name, or built environment.
+        max_steps (int, optional): steps per episode; None: the class's default.
+        continuous (bool, optional): continuous or discrete actions, for classes that have both;
+            None: the class's default.
+        kwargs (dict): arguments of the class.
 
     Raises:
-        ConfigError: an unknown environment, scenario, layout or argument; brax is not installed.
-        MissingExtraError: JaxMARL is not installed.
+        ConfigError: if an environment, scenario, layout or argument is unknown, or if brax is
+            needed and not installed.
+        MissingExtraError: if JaxMARL is not installed.
     """
-    env = _make(world, max_steps, continuous, kwargs) if isinstance(world, str) else world
+    named = isinstance(environment, str)
+    env = _make(environment, max_steps, continuous, kwargs) if named else environment
     if not callable(getattr(env, "step_env", None)):
         raise ConfigError(
-            f"JaxMarlEnv: the environment is a {type(env).__name__}, expected the name of one of "
-            "JaxMARL's, such as 'MPE_simple_spread_v3', or an environment of it."
+            f"JaxMarlEnv: the environment is a {type(env).__name__}, expected a name such as "
+            "'MPE_simple_spread_v3' or a JaxMARL environment."
         )
-    if env is world and kwargs:
+    if env is environment and kwargs:
         raise ConfigError(
-            f"JaxMarlEnv: {', '.join(sorted(kwargs))} came with an environment that is built "
-            "already; build it with them."
+            f"JaxMarlEnv: {', '.join(sorted(kwargs))} cannot be applied to an environment that is "
+            "already built; pass them to its constructor."
         )
     if getattr(env, "auto_reset", False):
         raise ConfigError(
-            f"JaxMarlEnv: {type(env).__name__} resets itself, so that the last observation of an "
-            "episode is lost; build it with auto_reset=False."
+            f"JaxMarlEnv: {type(env).__name__} resets itself, which loses the last observation of "
+            "an episode; build it with auto_reset=False."
         )
     traits = traits_of(env)
     limit = max_steps
@@ -271,7 +277,7 @@ def make_world(
     if traits.limit is not None:
         own = limit if traits.limit_is_seen or traits.deadline else _NO_LIMIT
         env = _with_limit(env, traits.limit, own)
-    return World(env, world if isinstance(world, str) else type(env).__name__, traits, limit)
+    return WrappedEnv(env, environment if named else type(env).__name__, traits, limit)
 
 
 def _make(name: str, max_steps: int | None, continuous: bool | None, kwargs: dict[str, Any]) -> Any:
@@ -279,7 +285,7 @@ def _make(name: str, max_steps: int | None, continuous: bool | None, kwargs: dic
     known = jaxmarl.registered_envs
     if name not in known:
         raise ConfigError(
-            f"unknown environment of JaxMARL {name!r}; {nearest(name, known)}"
+            f"unknown JaxMARL environment {name!r}; {nearest(name, known)}"
             f"expected one of {', '.join(known)}."
         )
     arguments = dict(kwargs)
@@ -293,7 +299,7 @@ def _make(name: str, max_steps: int | None, continuous: bool | None, kwargs: dic
         if max_steps is not None:
             arguments["episode_length"] = max_steps
     _look_up(name, arguments)
-    # facmac's environments have continuous actions only, whatever is asked for.
+    # facmac's environments have continuous actions only.
     if continuous is not None and name.startswith("MPE_") and "facmac" not in name:
         arguments.setdefault("action_type", "Continuous" if continuous else "Discrete")
     try:
@@ -308,7 +314,7 @@ def _make(name: str, max_steps: int | None, continuous: bool | None, kwargs: dic
 
 
 def _look_up(name: str, arguments: dict[str, Any]) -> None:
-    """Looks up scenarios of SMAX and layouts of Overcooked by their names."""
+    """Replaces names of SMAX scenarios and Overcooked layouts by the objects."""
     tables: dict[str, Mapping[str, Any]] = {}
     if "SMAX" in name:
         from jaxmarl.environments.smax.smax_env import MAP_NAME_TO_SCENARIO
@@ -331,7 +337,7 @@ def _look_up(name: str, arguments: dict[str, Any]) -> None:
 
 
 def _refuse_leftover(name: str, env: Any, arguments: dict[str, Any]) -> None:
-    """Refuses unknown arguments of MPE's environments, which accept any."""
+    """Raises for unknown arguments of MPE environments, which would ignore them."""
     classes = type(env).__mro__[:-1]
     if "SimpleMPE" not in {cls.__name__ for cls in classes}:
         return
@@ -347,12 +353,10 @@ def _refuse_leftover(name: str, env: Any, arguments: dict[str, Any]) -> None:
 
 
 def _with_limit(env: Any, attribute: str, limit: int | None) -> Any:
-    """Returns a shallow copy with another time limit; the user's own environment stays unchanged."""
+    """Returns a shallow copy with another time limit; the given environment is not modified."""
     copy = object.__new__(type(env))
     copy.__dict__.update(vars(env))
-    if attribute not in vars(
-        env
-    ):  # EnemySMAX only forwards the attributes of its inner environment
+    if attribute not in vars(env):  # EnemySMAX forwards the attributes of its inner environment
         copy._env = _with_limit(env._env, attribute, limit)
         return copy
     setattr(copy, attribute, limit)

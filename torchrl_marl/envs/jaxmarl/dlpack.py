@@ -1,9 +1,9 @@
 """Conversion of JAX arrays to torch tensors and back, without a copy on the CPU.
 
-Torch gets arrays by DLPack, and may write to them in place: JAX must not go on from them, which
-:class:`~torchrl_marl.envs.jaxmarl.step.JaxStep` sees to. JAX reads actions where torch has them,
-in 32 bits, which is all it takes; they must not be written to until it has, and :func:`to_torch` of
-any result of it waits for that. On a GPU DLPack orders the two streams; this is untested.
+Torch receives arrays by DLPack and may write to them in place, so JAX must not reuse them;
+:class:`~torchrl_marl.envs.jaxmarl.step.JaxStep` returns copies. JAX reads actions from torch's
+memory, in 32 bits. They must not be overwritten before JAX has read them; :func:`to_torch` of any
+result waits for that. On a GPU, DLPack orders the two streams; this is untested.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SIGNED = {torch.uint32: torch.int32, torch.uint16: torch.int16}
 
 
 def device_of(device: torch.device) -> Any:
-    """Returns JAX's device for torch's; its CPU where this JAX has no GPU."""
+    """Returns the JAX device that matches a torch device; the CPU if JAX has no GPU."""
     if device.type != "cpu":
         try:
             return jax.devices("gpu")[device.index or 0]
@@ -36,7 +36,7 @@ def device_of(device: torch.device) -> Any:
 
 
 def to_jax(tensor: Tensor, device: Any) -> Any:
-    """Returns a tensor as an argument of jitted calls on a device; both may share memory."""
+    """Converts a tensor to an argument of jitted calls; both may share memory."""
     tensor = tensor.detach().to(_NARROW.get(tensor.dtype, tensor.dtype)).contiguous()
     if device.platform == "cpu":
         return tensor.cpu().numpy()
@@ -44,7 +44,7 @@ def to_jax(tensor: Tensor, device: Any) -> Any:
 
 
 def to_torch(nested: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-    """Returns nested dicts of arrays as tensors of the same memory; waits for the results."""
+    """Converts nested dicts of arrays to tensors that share their memory; waits for the results."""
     return {
         key: to_torch(x, device) if isinstance(x, dict) else torch.from_dlpack(x).to(device)
         for key, x in nested.items()
@@ -52,22 +52,22 @@ def to_torch(nested: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
 
 
 def read_tree(tree: Any) -> dict[str, Tensor]:
-    """Copies all arrays of a tree by their paths; unsigned numbers bit by bit as signed ones."""
+    """Copies all arrays of a tree by path; reinterprets unsigned integers as signed."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     tensors = {jax.tree_util.keystr(path): torch.tensor(np.array(x)) for path, x in leaves}
     return {name: x.view(_SIGNED.get(x.dtype, x.dtype)) for name, x in tensors.items()}
 
 
 def write_tree(like: Any, saved: Mapping[str, Tensor], device: Any) -> Any:
-    """Writes copies of the arrays from :func:`read_tree` to a tree.
+    """Rebuilds a tree from copies of the arrays of :func:`read_tree`.
 
     Args:
-        like: the tree's structure, with shapes and dtypes.
+        like: tree with the structure, shapes and dtypes.
         saved (mapping): path -> tensor.
-        device (jax.Device): of the arrays.
+        device (jax.Device): device of the arrays.
 
     Raises:
-        SimulatorStateError: arrays of other paths, shapes or dtypes.
+        SimulatorStateError: if paths, shapes or dtypes differ.
     """
     leaves, structure = jax.tree_util.tree_flatten_with_path(like)
     own = {jax.tree_util.keystr(path): x for path, x in leaves}
@@ -76,7 +76,7 @@ def write_tree(like: Any, saved: Mapping[str, Tensor], device: Any) -> Any:
     if found != expected:
         key = next(key for key in {**expected, **found} if found.get(key) != expected.get(key))
         raise SimulatorStateError(
-            f"a snapshot with {key} of shape {found.get(key)} does not fit {expected.get(key)}; "
+            f"the snapshot's {key} of shape {found.get(key)} does not fit {expected.get(key)}; "
             "restore it into an environment that was built with the same arguments."
         )
     arrays = []

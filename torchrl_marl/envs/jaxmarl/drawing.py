@@ -1,6 +1,6 @@
-"""What JaxMARL's environments look like: their own state as shapes, their own pixels, or as a text.
+"""Rendering of JaxMARL environments: as shapes, as the library's own pixels, or as text.
 
-Functions of an environment here are of one copy, whose state holds numpy arrays.
+The functions draw one copy, whose state holds numpy arrays.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _MOST_NUMBERS = 8  # of a leaf, in a text
 
 
 def draw_environment(env: Any, state: Any) -> Picture:
-    """Returns what an environment looks like.
+    """Returns a picture of an environment.
 
     Args:
-        env (MultiAgentEnv): of JaxMARL.
-        state: its state, of one copy.
+        env (MultiAgentEnv): JaxMARL environment.
+        state: state of one copy.
     """
     names = [cls.__name__ for cls in type(env).__mro__]
     draw = next((_DRAWN[name] for name in names if name in _DRAWN), _numbers)
@@ -32,7 +32,7 @@ def draw_environment(env: Any, state: Any) -> Picture:
 
 
 def _mpe(env: Any, state: Any) -> list[Shape]:
-    """Agents and landmarks; what an agent says, where it may speak."""
+    """Draws agents and landmarks, and the messages of agents that may send any."""
     shapes = []
     names = [*env.agents, *env.landmarks]
     radius, speech = np.asarray(env.rad), np.asarray(state.c)
@@ -43,10 +43,10 @@ def _mpe(env: Any, state: Any) -> list[Shape]:
         shapes.append(Shape(str(name), role, "circle", x, y, 0.0, color, radius=float(radius[i])))
     for i, name in enumerate(env.agents if speech.size else ()):
         said = speech[i]
-        words = f"says {int(said.argmax())}" if np.any(said) else ""
-        here = shapes[i]
-        at = here.y + here.radius + 0.06
-        shapes.append(text(f"{name} says", words, here.x, at, height=0.09))
+        message = f"says {int(said.argmax())}" if np.any(said) else ""
+        body = shapes[i]
+        top = body.y + body.radius + 0.06
+        shapes.append(text(f"{name} says", message, body.x, top, height=0.09))
     return shapes
 
 
@@ -56,7 +56,7 @@ def _color(given: Any) -> tuple[float, float, float]:
 
 
 def _smax(env: Any, state: Any) -> list[Shape]:
-    """Units, larger than they are, with the letters of their types and what health is left."""
+    """Draws the units enlarged, with the letters of their types and health bars."""
     state = getattr(state, "state", state)
     units = getattr(env, "_env", env)
     types, alive = np.asarray(state.unit_types), np.asarray(state.unit_alive)
@@ -96,7 +96,7 @@ def _overcooked(env: Any, state: Any) -> np.ndarray:
     return np.asarray(pixels, dtype=np.uint8)
 
 
-def _own_render(env: Any, state: Any) -> Picture:
+def _render(env: Any, state: Any) -> Picture:
     try:
         return np.asarray(env.render(state), dtype=np.uint8)
     except (OverflowError, TypeError, ValueError):  # written for numpy 1
@@ -104,7 +104,7 @@ def _own_render(env: Any, state: Any) -> Picture:
 
 
 def _switch(env: Any, state: Any) -> list[Shape]:
-    """Who is in the room, who has been there, and the bulb."""
+    """Draws the room with its visitor, past visitors in green, and the bulb."""
     inside, been = int(state.agent_in_room), np.asarray(state.has_been)
     room = Shape("room", "goal", "box", 0.0, 2.0, 0.0, _GRAY, length=3.0, width=2.0)
     light = _YELLOW if bool(state.bulb_state) else _GRAY
@@ -114,12 +114,12 @@ def _switch(env: Any, state: Any) -> list[Shape]:
         color = _GREEN if been[i] else _BLUE
         shapes.append(Shape(str(name), "agent", "circle", x, y, 0.0, color, 0.4, text=str(i)))
     bulb = Shape("bulb", "object", "circle", 0.7, 2.3, 0.0, light, radius=0.3)
-    words = text("legend", "green: has been in the room", 0.0, -0.9, height=0.3)
-    return [*shapes, room, bulb, words]
+    legend = text("legend", "green: has been in the room", 0.0, -0.9, height=0.3)
+    return [*shapes, room, bulb, legend]
 
 
 def _coins(env: Any, state: Any) -> list[Shape]:
-    """Two players and their coins on a grid of three by three."""
+    """Draws two players and their coins on a grid of three by three."""
     places = {
         "red": (state.red_pos, _RED, "agent", 0.35),
         "blue": (state.blue_pos, _BLUE, "agent", 0.35),
@@ -138,7 +138,7 @@ def _coins(env: Any, state: Any) -> list[Shape]:
 
 
 def _hanabi(env: Any, state: Any) -> str:
-    """All hands, which only we see, the fireworks, and what is left."""
+    """Writes all hands, including those hidden from the agents, the fireworks and the tokens."""
     colors = "RYGWB"
     fireworks = np.asarray(state.fireworks).sum(-1).astype(int)
     built = "  ".join(f"{colors[i]}{n}" for i, n in enumerate(fireworks[:5]))
@@ -149,25 +149,25 @@ def _hanabi(env: Any, state: Any) -> str:
     lines = [f"fireworks   {built}", left, ""]
     for name, hand in zip(env.agents, np.asarray(state.player_hands)):
         held = [np.argwhere(card > 0) for card in hand]
-        words = [f"{colors[own[0][0]]}{own[0][1] + 1}" if len(own) else "--" for own in held]
-        lines.append(f"{name!s:<11} {' '.join(words)}")
+        cards = [f"{colors[own[0][0]]}{own[0][1] + 1}" if len(own) else "--" for own in held]
+        lines.append(f"{name!s:<11} {' '.join(cards)}")
     return "\n".join(lines)
 
 
 def _numbers(env: Any, state: Any) -> str:
-    """Writes the state's numbers, for environments of which nothing better is known."""
+    """Writes the state's numbers, for environments without another rendering."""
     lines = []
     for name in getattr(state, "__dataclass_fields__", {"state": None}):
         value = getattr(state, name, state)
         if hasattr(value, "__dataclass_fields__") or not hasattr(value, "shape"):
             continue
         flat = np.asarray(value).reshape(-1)
-        shown = " ".join(_written(x) for x in flat[:_MOST_NUMBERS])
+        shown = " ".join(_format(x) for x in flat[:_MOST_NUMBERS])
         lines.append(f"{name:<18.18} {shown}{' ...' if flat.size > _MOST_NUMBERS else ''}")
     return "\n".join(lines) or type(state).__name__
 
 
-def _written(x: Any) -> str:
+def _format(x: Any) -> str:
     return f"{float(x):.2f}" if np.issubdtype(type(x), np.floating) else str(int(x))
 
 
@@ -179,7 +179,7 @@ _DRAWN: dict[str, Callable[[Any, Any], Picture]] = {
     "SwitchRiddle": _switch,
     "HanabiEnv": _hanabi,
     "CoinGame": _coins,
-    "InTheGrid": _own_render,
-    "InTheGrid_2p": _own_render,
-    "InTheMatrix": _own_render,
+    "InTheGrid": _render,
+    "InTheGrid_2p": _render,
+    "InTheMatrix": _render,
 }

@@ -1,4 +1,4 @@
-"""JaxMARL's environments as TorchRL environments.
+"""JaxMARL environments as TorchRL environments.
 
 Shapes: E envs, N agents of a group, S state features.
 """
@@ -26,49 +26,53 @@ __all__ = ["JaxMarlEnv"]
 
 
 class JaxMarlEnv(LastPictures, AutoResetEnv):
-    """World of JaxMARL in groups: one jitted call steps all copies.
+    """JaxMARL environment with grouped agents; one jitted call steps all copies.
 
-    A step gives an episode's last observation and the next one's first, and the life cycle is
-    worked out in JAX. Tensors are exchanged by DLPack, without a copy on the CPU. An episode has
-    exactly ``max_steps`` steps, or as many as the environment's class says (25 in MPE, 100 in SMAX,
-    400 in Overcooked, where JaxMARL itself makes one more in the first two), and is ``truncated``
-    then; what an environment ends by itself is ``terminated``, also where its class is not known
-    here, and so is the switch riddle on its last day, after which nobody can tell any more.
+    A step returns the last observation of an ended episode and the first one of the next. Masks
+    and done flags are computed in JAX. Tensors are exchanged by DLPack, without a copy on the CPU.
 
-    - SMAX: a unit that dies is ``terminated``, its mask False, and earns no more; with
-      ``bootstrap: team`` it is credited with what the living earn. ``info=True`` gives
-      ``(group, "info", "won")``: 1 at the end of an episode that was won.
-    - Hanabi: the mask is True of the one whose turn it is.
-    - Switch riddle: who is not in the room may do nothing only (``action_mask``); in JaxMARL
-      other actions have no effect there.
-    - Overcooked: ``shaped_reward=1.0`` adds the environment's shaped reward, linearly less until
-      ``shaped_reward_steps`` env steps of all copies; ``info=True`` gives the reward without. It
-      is for training: policies are measured without it (:meth:`measured`).
+    Episodes have exactly ``max_steps`` steps and are ``truncated`` then. The defaults are 25 steps
+    in MPE, 100 in SMAX and 400 in Overcooked. JaxMARL itself makes one more in the first two. Ends
+    that the environment itself decides are ``terminated``, also for unknown classes. So is the last
+    day of the switch riddle, after which the riddle can no longer be solved.
 
-    On a CPU one thread of torch is best (``torch.set_num_threads(1)``, ``threads: 1`` in a
-    recipe): torch's and JAX's threads get in each other's way. JAX does not survive a fork: start
-    processes by spawn. On a GPU it needs JAX's own GPU build, else the environment runs on the CPU
-    and its tensors are moved; GPUs are untested.
+    - SMAX: a unit that dies is ``terminated``, its mask is False and its reward is 0. With
+      ``bootstrap: team`` it is credited with the later rewards of its team. ``info=True`` adds
+      ``(group, "info", "won")``, which is 1 at the end of a won episode.
+    - Hanabi: the mask is True for the agent to act.
+    - Switch riddle: ``action_mask`` leaves agents outside the room only the action "nothing"; in
+      JaxMARL their other actions have no effect.
+    - Overcooked: ``shaped_reward=1.0`` adds the environment's shaped reward, which decays linearly
+      to 0 over ``shaped_reward_steps`` env steps, counted over all copies. ``info=True`` adds the
+      unshaped reward. Evaluation is without shaping (:meth:`measured`).
+
+    On a CPU use one torch thread (``torch.set_num_threads(1)``, ``threads: 1`` in a recipe), since
+    the threads of torch and JAX compete. JAX does not survive a fork; start processes by spawn. A
+    GPU needs JAX's GPU build; without it the environment runs on the CPU and its tensors are
+    copied. GPUs are untested.
 
     Args:
-        environment (str or MultiAgentEnv): one of ``jaxmarl.registered_envs``, or an environment of
-            JaxMARL's of one's own, which stays as it is.
+        env (str or MultiAgentEnv): one of ``jaxmarl.registered_envs``, or a built JaxMARL
+            environment, which is not modified.
 
     Keyword Args:
         num_envs (int): number E of copies.
-        max_steps (int, optional): time limit of an episode; None: as the environment's class says.
-        seed (int, optional): drawn from torch's global generator if None.
-        device (torch.device): of the tensors.
-        state ("observations", "world" or callable, optional): what a central critic sees: all
-            agents' observations side by side, the environment's own state (of SMAX, MPE and
-            Overcooked), or what ``state(environment)`` gives of a copy's JAX state, ``[S]``.
-        info (bool): with ``(group, "info")``.
-        group_map (dict or MarlGroupMapType, optional): group -> agents; by the ids' prefixes.
-        continuous_actions (bool, optional): in MPE, which has both; ignored elsewhere.
-        categorical_actions (bool): discrete actions as an index, otherwise one-hot.
-        shaped_reward (float): how much of the environment's shaped reward is added.
-        shaped_reward_steps (int, optional): env steps after which none is.
-        **kwargs: of the environment; ``scenario`` (SMAX) and ``layout`` (Overcooked) may be names.
+        max_steps (int, optional): time limit of an episode; None: the class's default.
+        seed (int, optional): random seed; None: drawn from torch's global generator.
+        device (torch.device): device of the tensors.
+        state ("observations", "world" or callable, optional): the central critic's input: all
+            agents' observations concatenated, the environment's state (SMAX, MPE and
+            Overcooked), or ``state(jax_state)`` of one copy, ``[S]``.
+        info (bool): add ``(group, "info")``.
+        group_map (dict or MarlGroupMapType, optional): group -> agents; None: grouped by the
+            prefixes of their ids.
+        continuous_actions (bool, optional): continuous or discrete actions in MPE; ignored
+            elsewhere.
+        categorical_actions (bool): discrete actions as an index; otherwise one-hot.
+        shaped_reward (float): initial weight of the environment's shaped reward.
+        shaped_reward_steps (int, optional): env steps over which this weight decays to 0.
+        **kwargs: arguments of the environment; ``scenario`` (SMAX) and ``layout`` (Overcooked) may
+            be names.
 
     Shapes:
         - ``(group, "observation")``: ``[E, N, ...]``; ``("next", group, "reward")``: ``[E, N, 1]``
@@ -76,9 +80,9 @@ class JaxMarlEnv(LastPictures, AutoResetEnv):
         - ``done``, ``terminated``, ``truncated``: ``[E, 1]``; ``"state"``: ``[E, S]``
 
     Raises:
-        ConfigError: an unknown environment, scenario, layout or argument; a state, shaped reward or
-            grouping that the environment has not.
-        MissingExtraError: JaxMARL is not installed.
+        ConfigError: if an environment, scenario, layout or argument is unknown, or if the
+            environment does not support the state, shaped reward or grouping.
+        MissingExtraError: if JaxMARL is not installed.
 
     Reference: Rutherford et al., 2024, https://arxiv.org/abs/2311.10090.
 
@@ -90,7 +94,7 @@ class JaxMarlEnv(LastPictures, AutoResetEnv):
 
     def __init__(
         self,
-        world: Any,
+        env: Any,
         *,
         num_envs: int,
         max_steps: int | None = None,
@@ -112,13 +116,13 @@ class JaxMarlEnv(LastPictures, AutoResetEnv):
         from torchrl_marl.envs.jaxmarl import dlpack, step
 
         self._carry: Any = None
-        self._after: Any = None  # the watched environments after the last step
+        self._after: Any = None  # the states after the last step, where pictures are recorded
         self._is_measured = False
         self._dlpack = dlpack
         self._jax_device = dlpack.device_of(torch.device(device))
         self._calls = step.compiled(
             step.Settings(
-                world,
+                env,
                 num_envs,
                 max_steps,
                 state,
@@ -131,7 +135,7 @@ class JaxMarlEnv(LastPictures, AutoResetEnv):
             )
         )
         self._flags, self._places = step.FLAGS, self._calls.places
-        self.environment_name, self.max_steps = self._calls.world.name, self._calls.world.limit
+        self.environment_name, self.max_steps = self._calls.wrapped.name, self._calls.wrapped.limit
         kinds, leaves = self._calls.kinds, self._calls.leaves
         super().__init__(
             Declaration(
@@ -139,7 +143,7 @@ class JaxMarlEnv(LastPictures, AutoResetEnv):
                 num_envs,
                 {name: tuple(kind.spec() for kind in group) for name, group in kinds.items()},
                 Unbounded(leaves["state"].shape[1:]) if "state" in leaves else None,
-                in_turns=self._calls.world.traits.acts is not None,
+                in_turns=self._calls.wrapped.traits.acts is not None,
             ),
             device=device,
             info={name: _info_spec(leaves[name]) for name in kinds if "info" in leaves[name]},
@@ -168,7 +172,7 @@ class JaxMarlEnv(LastPictures, AutoResetEnv):
             for i, action in enumerate(kinds.parts(actions[name], "action").values())
         ]
         if self._watched:
-            self._after = self._calls.look(self._carry, rows)
+            self._after = self._calls.preview(self._carry, rows)
             self._look()
         self._carry, after, next_start = self._calls.step(self._carry, rows)
         return self._output(after), self._output(next_start)
@@ -179,7 +183,7 @@ class JaxMarlEnv(LastPictures, AutoResetEnv):
         return self._dlpack.to_jax(action, self._jax_device)
 
     def _output(self, leaves: dict[str, Any]) -> dict[str, Any]:
-        """Returns the leaves as tensors, with the flags beside the others."""
+        """Converts the leaves to tensors, and unpacks the flags into their groups."""
         output = self._dlpack.to_torch(leaves, self.device)
         flags, root = (zip(names, output.pop(key)) for key, names in self._flags.items())
         rows = {key: x if key == "mask" else x.unsqueeze(-1) for key, x in flags}
@@ -200,13 +204,13 @@ class JaxMarlEnv(LastPictures, AutoResetEnv):
         if self._carry is None:
             self.reset()
         after = self._after if self._watched else None
-        worlds = self._carry["world"] if after is None else after
-        own = jax.device_get(jax.tree.map(lambda x: x[index], worlds))
-        return draw_environment(self._calls.world.env, own)
+        states = self._carry["world"] if after is None else after
+        own = jax.device_get(jax.tree.map(lambda x: x[index], states))
+        return draw_environment(self._calls.wrapped.env, own)
 
     @contextlib.contextmanager
     def measured(self) -> Iterator[None]:
-        """Leaves shaped rewards out of the rewards within this context, for evaluation."""
+        """Context manager that disables reward shaping, for evaluation."""
         before, self._is_measured = self._is_measured, True
         try:
             yield
@@ -225,28 +229,27 @@ class JaxMarlEnv(LastPictures, AutoResetEnv):
         self._begun = None
 
     def snapshot(self) -> TensorDict:
-        """Returns the environment's whole state: environments, running episodes and JAX's random
-        key.
+        """Returns the whole state, including running episodes and JAX's random key.
 
         Returns:
-            TensorDict: to be given to :meth:`restore`; saves with ``torch.save(x.to_dict())``.
+            TensorDict: input of :meth:`restore`; save it with ``torch.save(x.to_dict())``.
         """
         if self._carry is None:
             self.reset()
         shared = {key: self._carry[key] for key in ("key", "calls")}
-        world = {key: x for key, x in self._carry.items() if key not in shared}
+        batched = {key: x for key, x in self._carry.items() if key not in shared}
         read = self._dlpack.read_tree
-        source = {"world": {"batched": read(world), "shared": read(shared)}}
+        source = {"world": {"batched": read(batched), "shared": read(shared)}}
         if self._begun is not None:
             source["begun"] = map_leaves(self._begun, torch.clone)
             source["ended"] = self._ended.clone()  # type: ignore[union-attr,assignment]
         return TensorDict(source)
 
     def restore(self, snapshot: TensorDict) -> None:
-        """Continues from a snapshot of an environment that was built with the same arguments.
+        """Restores a snapshot of an environment that was built with the same arguments.
 
         Raises:
-            SimulatorStateError: a snapshot of another environment or another number of envs.
+            SimulatorStateError: if the snapshot is of another environment or number of envs.
         """
         saved = {**snapshot["world", "batched"], **snapshot["world", "shared"]}
         carry = self._dlpack.write_tree(self._calls.carry, saved, self._jax_device)

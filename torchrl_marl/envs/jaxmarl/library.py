@@ -1,4 +1,4 @@
-"""Description of JaxMARL, available before it is imported."""
+"""Description of JaxMARL, readable without importing JaxMARL."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _SOME = (
 
 @dataclass(frozen=True)
 class JaxMarlArguments:
-    """Arguments of the adapter itself, beside those of the environment."""
+    """Arguments of the adapter, in addition to the environment's."""
 
     categorical_actions: bool = True
-    """Discrete actions as an index, otherwise one-hot."""
+    """Discrete actions as an index; otherwise one-hot."""
     shaped_reward: float = 0.0
-    """Weight of the environment's shaped reward, where it has one, in training."""
+    """Initial weight of the environment's shaped reward. Training only."""
     shaped_reward_steps: Count | None = None
-    """Env steps over which that weight falls to 0; null: it stays."""
+    """Env steps over which this weight decays linearly to 0. null: no decay."""
 
 
 LIBRARY = Library(
-    "JaxMARL's environments, one jitted call a step",
+    "JaxMARL environments, one jitted call per step",
     "torchrl_marl.envs.jaxmarl:JaxMarlEnv",
     settings=("num_envs", "max_steps", "continuous_actions", "info", "state", "group_map"),
     of_objects=("num_envs", "max_steps", "info", "state", "group_map"),

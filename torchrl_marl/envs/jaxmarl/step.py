@@ -1,4 +1,4 @@
-"""Steps of JaxMARL environments, compiled by JAX, and the kinds of their agents."""
+"""Jitted steps of JaxMARL environments, and the kinds of their agents."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torchrl.data import Composite, TensorSpec, Unbounded
 from torchrl.envs.utils import MarlGroupMapType
 
 from torchrl_marl.envs.agents.spaces import action_spec_of, grouped
-from torchrl_marl.envs.jaxmarl.build import World, legal_actions, make_world
+from torchrl_marl.envs.jaxmarl.build import WrappedEnv, legal_actions, wrap_env
 from torchrl_marl.errors import ConfigError, SpecError
 from torchrl_marl.specs import AgentSpec
 
@@ -21,7 +21,7 @@ __all__ = ["FLAGS", "Compiled", "JaxStep", "Kind", "Settings", "Shaping", "compi
 
 # A JAX array, or nested dicts of them.
 Array = Any
-# The flags of all agents, and of the episode, in the order in which they are stacked.
+# The flags of all agents and of the episode, in stacking order.
 FLAGS = {
     "flags": ("done", "mask", "terminated", "truncated"),
     "root": ("done", "terminated", "truncated"),
@@ -30,19 +30,19 @@ State = Callable[[Any, Any], Array]
 
 
 Shape = tuple[int, ...] | Mapping[str, Any]
-"""Of one array, or of several by their names."""
+"""Shape of one array, or of several by name."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """Agents of a group with equal observation and action spaces.
+    """Agents of a group that have equal observation and action spaces.
 
     Args:
-        name (str): of the kind.
-        ids (tuple): the agents, as the environment calls them.
-        observation (tuple of int, or dict of such): the shape of what one sees.
-        action (TensorSpec): what one does.
-        n_legal (int, optional): how many actions an action mask is of.
+        name (str): name of the kind.
+        ids (tuple): the environment's ids of the agents.
+        observation (tuple of int, or dict of such): shape of an agent's observation.
+        action (TensorSpec): spec of an agent's action.
+        n_legal (int, optional): size of the action mask; None: no mask.
     """
 
     name: str
@@ -74,12 +74,12 @@ def kinds_of(
     """Returns the kinds of a group, in order of first appearance.
 
     Args:
-        group (str): its name.
-        ids (sequence): its agents.
-        env (MultiAgentEnv): the environment, asked for the action spaces.
-        shapes (mapping): agent -> shape of its observations, or shapes in a dict.
+        group (str): name of the group.
+        ids (sequence): agents of the group.
+        env (MultiAgentEnv): environment with the action spaces.
+        shapes (mapping): agent -> shape of its observation, or a dict of shapes.
         legal (mapping, optional): agent -> shape of its legal actions.
-        one_hot (bool): discrete actions are one-hot encoded.
+        one_hot (bool): encode discrete actions as one-hot vectors.
     """
     members: list[tuple[tuple, list[Any]]] = []
     for agent in ids:
@@ -105,18 +105,18 @@ def _observation_spec(shape: Shape) -> TensorSpec:
 
 @dataclass(frozen=True)
 class Shaping:
-    """Coefficient of the environment's shaped reward, linearly decayed to zero over the steps.
+    """Weight of the environment's shaped reward, which decays linearly to zero.
 
     Args:
-        coefficient (float): at first.
-        steps (int, optional): env steps until none is; for ever the same if None.
+        coefficient (float): initial weight.
+        steps (int, optional): env steps over which it decays; None: no decay.
     """
 
     coefficient: float = 0.0
     steps: int | None = None
 
     def at(self, frames: Array) -> Array:
-        """Returns the coefficient after a number of env steps."""
+        """Returns the weight after a number of env steps."""
         if self.steps is None:
             return self.coefficient
         return self.coefficient * jnp.maximum(0.0, 1.0 - frames / self.steps)
@@ -126,21 +126,20 @@ class Shaping:
 class JaxStep:
     """Pure functions that start and step E copies of an environment.
 
-    What goes on (the *carry*) and what is given to torch (*leaves*, nested dicts by group) share no
-    memory. The
-    flags of all agents are one array, ``"flags"`` ``[4, E, A]``, and so are the episode's,
-    ``"root"`` ``[3, E, 1]``; :data:`FLAGS` has the order.
+    The *carry* is the input of the next call; the *leaves* are nested dicts by group for torch.
+    They share no memory. The flags of all agents are one array, ``"flags"`` ``[4, E, A]``, and
+    those of the episode another, ``"root"`` ``[3, E, 1]``; :data:`FLAGS` has the order.
 
     Args:
-        environment (Environment): of which.
+        wrapped (WrappedEnv): the environment.
         kinds (mapping): group -> its kinds.
         num_envs (int): number E of copies.
-        state (callable, optional): ``state(environment, observations)`` of one copy, ``[S]``.
-        info (bool): with info.
-        shaping (Shaping): of the reward.
+        state (callable, optional): ``state(jax_state, observations)`` of one copy, ``[S]``.
+        info (bool): add infos.
+        shaping (Shaping): weight of the shaped reward.
     """
 
-    world: World
+    wrapped: WrappedEnv
     kinds: Mapping[str, Sequence[Kind]]
     num_envs: int
     state: State | None
@@ -148,16 +147,16 @@ class JaxStep:
     shaping: Shaping
 
     def __post_init__(self) -> None:
-        self.env, self.traits = self.world.env, self.world.traits
-        self.limit = self.world.limit
+        self.env, self.traits = self.wrapped.env, self.wrapped.traits
+        self.limit = self.wrapped.limit
         self.ids = [agent for group in self.kinds.values() for kind in group for agent in kind.ids]
-        own_order = [str(agent) for agent in self.env.agents]
-        self.order = [own_order.index(str(agent)) for agent in self.ids]
+        agents = [str(agent) for agent in self.env.agents]
+        self.order = [agents.index(str(agent)) for agent in self.ids]
 
     # ------------------------------------------------------------------------ the three calls
 
     def start(self, key: Array, calls: Array) -> tuple[Array, ...]:
-        """Begins episodes in all copies; returns the carry and its leaves."""
+        """Resets all copies; returns the carry and the leaves."""
         key, drawing = jax.random.split(key)
         carry, leaves = self._begin(drawing)
         return _owned({**carry, "key": key, "calls": calls}, leaves)
@@ -169,14 +168,14 @@ class JaxStep:
         return {**_where(fresh, own, carry), **shared}
 
     def step(self, carry: Array, actions: list[Array]) -> tuple[Array, ...]:
-        """Steps all copies; returns the carry, the step's result and the next step's start."""
+        """Steps all copies; returns the carry, the result and the start of the next step."""
         key, stepping, drawing = jax.random.split(carry["key"], 3)
         keys = jax.random.split(stepping, self.num_envs)
-        played = jax.vmap(self.world.step)(keys, carry["world"], self._deal(carry, actions))
-        observations, world, rewards, dones, infos = played
+        played = jax.vmap(self.wrapped.step)(keys, carry["world"], self._deal(carry, actions))
+        observations, state, rewards, dones, infos = played
         steps, calls = carry["steps"] + 1, carry["calls"] + 1
         ends = self._ends(carry["terminated"], steps, dones, infos)
-        going, after = self._read(observations, world, steps, *ends, infos)
+        going, after = self._read(observations, state, steps, *ends, infos)
         self._pay(after, rewards, infos, carry)
         new, next_start = self._begin(drawing)
         fresh = ends[1] | ends[2]
@@ -184,22 +183,22 @@ class JaxStep:
         next_start = _where(fresh, next_start, after)
         return _owned({**going, "key": key, "calls": calls}, after, next_start)
 
-    def look(self, carry: Array, actions: list[Array]) -> Array:
-        """Returns the environments that :meth:`step` leads to, before ended ones begin anew."""
+    def preview(self, carry: Array, actions: list[Array]) -> Array:
+        """Returns the states after :meth:`step`, before ended episodes are reset."""
         _, stepping, _ = jax.random.split(carry["key"], 3)
         keys = jax.random.split(stepping, self.num_envs)
-        return jax.vmap(self.world.step)(keys, carry["world"], self._deal(carry, actions))[1]
+        return jax.vmap(self.wrapped.step)(keys, carry["world"], self._deal(carry, actions))[1]
 
     # ---------------------------------------------------------------------------------- parts
 
     def _begin(self, key: Array) -> tuple[Array, Array]:
-        observations, world = jax.vmap(self.world.reset)(jax.random.split(key, self.num_envs))
+        observations, state = jax.vmap(self.wrapped.reset)(jax.random.split(key, self.num_envs))
         never = jnp.zeros((self.num_envs, len(self.ids)), bool)
         steps = jnp.zeros(self.num_envs, jnp.int32)
-        return self._read(observations, world, steps, never, never[:, 0], never[:, 0], None)
+        return self._read(observations, state, steps, never, never[:, 0], never[:, 0], None)
 
     def _deal(self, carry: Array, actions: list[Array]) -> dict[Any, Array]:
-        """Maps agents to actions; agents that do not act get a legal one without effect."""
+        """Maps agents to actions; inactive agents get a legal action without effect."""
         dealt, i = {}, 0
         kinds = [kind for group in self.kinds.values() for kind in group]
         for kind, action in zip(kinds, actions):
@@ -216,7 +215,7 @@ class JaxStep:
     def _ends(
         self, terminated: Array, steps: Array, dones: Array, infos: Array
     ) -> tuple[Array, Array, Array]:
-        """Returns the agents' terminated ``[E, A]``, and the episode's two flags ``[E]``."""
+        """Returns the agents' terminated flags ``[E, A]`` and the episode's two flags ``[E]``."""
         ended = dones["__all__"]
         own = jnp.stack([dones.get(agent, ended) for agent in self.ids], 1)
         over = jnp.zeros_like(ended) if self.limit is None else steps >= self.limit
@@ -232,21 +231,22 @@ class JaxStep:
     def _read(
         self,
         observations: Array,
-        world: Array,
+        state: Array,
         steps: Array,
         terminated: Array,
         root_terminated: Array,
         root_truncated: Array,
         infos: Array | None,
     ) -> tuple[Array, Array]:
-        """Returns the next carry, and all leaves but the rewards."""
+        """Returns the next carry, and all leaves except the rewards."""
         truncated = ~terminated & root_truncated[:, None]
         mask = ~terminated
         if self.traits.acts is not None:
-            acts = jax.vmap(lambda own: self.traits.acts(self.env, own))(world)  # type: ignore[misc]
+            acts = jax.vmap(lambda own: self.traits.acts(self.env, own))(state)  # type: ignore[misc]
             mask = mask & (acts[:, jnp.array(self.order)] | root_truncated[:, None])
-        going = {"world": world, "steps": steps, "terminated": terminated, "mask": mask}
-        legal = self._legal(world)
+        # The keys are those of snapshots.
+        going = {"world": state, "steps": steps, "terminated": terminated, "mask": mask}
+        legal = self._legal(state)
         if legal:
             idle = (legal[agent].argmax(-1) for agent in self.ids)
             going["idle"] = jnp.stack([x.astype(jnp.int32) for x in idle], 1)
@@ -256,8 +256,8 @@ class JaxStep:
         flags["done"] = terminated | truncated
         leaves: dict[str, Any] = {"root": {k: x[:, None] for k, x in root.items()}, "flags": flags}
         if self.state is not None:
-            leaves["state"] = jax.vmap(self.state)(world, observations).astype(jnp.float32)
-        info = self._info(world, infos, root["done"]) if self.info else {}
+            leaves["state"] = jax.vmap(self.state)(state, observations).astype(jnp.float32)
+        info = self._info(state, infos, root["done"]) if self.info else {}
         for name, place in self.places.items():
             leaves[name] = self._by_kind(name, observations, legal)
             if info:
@@ -266,7 +266,7 @@ class JaxStep:
 
     @property
     def places(self) -> dict[str, slice]:
-        """Maps each group to its agents' places among all agents."""
+        """Maps each group to the slice of its agents among all agents."""
         places, end = {}, 0
         for name, kinds in self.kinds.items():
             n = sum(len(kind.ids) for kind in kinds)
@@ -274,7 +274,7 @@ class JaxStep:
         return places
 
     def _by_kind(self, group: str, observations: Array, legal: Array) -> dict[str, Any]:
-        """Returns the group's leaves that may differ in shape, by kind where there are several."""
+        """Returns the group's observations and action masks, by kind if there are several."""
         kinds = self.kinds[group]
         own: dict[str, Any] = {}
         for kind in kinds:
@@ -286,13 +286,13 @@ class JaxStep:
                 own[kind.name]["action_mask"] = masks > 0
         return own if len(kinds) > 1 else own[kinds[0].name]
 
-    def _legal(self, world: Array) -> dict[Any, Array]:
+    def _legal(self, state: Array) -> dict[Any, Array]:
         if all(kind.n_legal is None for group in self.kinds.values() for kind in group):
             return {}
-        return jax.vmap(partial(legal_actions, self.env, self.traits))(world)
+        return jax.vmap(partial(legal_actions, self.env, self.traits))(state)
 
     def _pay(self, leaves: Array, rewards: Array, infos: Array, carry: Array) -> None:
-        """Sets the rewards: of living agents, waiting ones included; zeros after an end."""
+        """Sets the rewards, of waiting agents too; agents that terminated earlier get zero."""
         reward = jnp.stack([rewards[agent] for agent in self.ids], 1).astype(jnp.float32)
         lives = ~carry["terminated"]
         paid = reward = jnp.where(lives, reward, 0.0)
@@ -307,30 +307,30 @@ class JaxStep:
             if self.info and self.shaping.coefficient:
                 leaves[name]["info"]["unshaped_reward"] = reward[:, place, None]
 
-    def _info(self, world: Array, infos: Array | None, done: Array) -> dict[str, Array]:
-        """Returns each agent's infos, ``[E, A, 1]`` by name, and which agents have won."""
+    def _info(self, state: Array, infos: Array | None, done: Array) -> dict[str, Array]:
+        """Returns the agents' infos ``[E, A, 1]`` by name, including the flag of a won episode."""
         rows = {} if infos is None else self._info_rows(infos)
         if infos is None:
             rows = {
                 name: jnp.zeros(shape, jnp.float32) for name, shape in self.info_shapes().items()
             }
         elif self.traits.won is not None:
-            won = jax.vmap(lambda own: self.traits.won(self.env, own))(world)  # type: ignore[misc]
+            won = jax.vmap(lambda own: self.traits.won(self.env, own))(state)  # type: ignore[misc]
             rows["won"] = (won[:, jnp.array(self.order)] & done[:, None]).astype(jnp.float32)
         return {name: x.reshape(self.num_envs, len(self.ids), 1) for name, x in rows.items()}
 
     def info_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Returns the shapes of a step's infos by name, ``[E, A]``."""
-        shapes = jax.eval_shape(self._try, jax.random.PRNGKey(0))
+        """Returns the shapes ``[E, A]`` of a step's infos by name."""
+        shapes = jax.eval_shape(self._sample_infos, jax.random.PRNGKey(0))
         return {name: tuple(x.shape) for name, x in shapes.items()}
 
-    def _try(self, key: Array) -> dict[str, Array]:
+    def _sample_infos(self, key: Array) -> dict[str, Array]:
         keys = jax.random.split(key, self.num_envs)
-        _, world = jax.vmap(self.world.reset)(keys)
+        _, state = jax.vmap(self.wrapped.reset)(keys)
         spaces = {agent: self.env.action_space(agent) for agent in self.env.agents}
         drawn = {agent: space.sample(key) for agent, space in spaces.items()}
         actions = jax.tree.map(lambda x: jnp.stack([x] * self.num_envs), drawn)
-        _, world, rewards, _, infos = jax.vmap(self.world.step)(keys, world, actions)
+        _, state, rewards, _, infos = jax.vmap(self.wrapped.step)(keys, state, actions)
         rows = self._info_rows(infos)
         flat = jnp.zeros((self.num_envs, len(self.ids)), jnp.float32)
         rows.update({"won": flat} if self.traits.won is not None else {})
@@ -352,7 +352,7 @@ class JaxStep:
 
 
 def _where(fresh: Array, new: Array, old: Array) -> Array:
-    """Selects new leaves where fresh ``[E]``, in their dtypes; drops leaves only in the old."""
+    """Selects new leaves where ``fresh`` ``[E]`` is True; drops leaves that only the old has."""
     if isinstance(new, dict):
         return {key: _where(fresh, x, old[key]) for key, x in new.items()}
 
@@ -363,10 +363,10 @@ def _where(fresh: Array, new: Array, old: Array) -> Array:
 
 
 def _owned(carry: Array, *leaves: Array) -> tuple[Array, ...]:
-    """Returns arrays in memory of their own, with dtypes that trigger no new compilation.
+    """Returns copies of the arrays, with dtypes that trigger no new compilation.
 
-    Without the copies JAX may return one array twice, and torch write into what it goes on from.
-    Flags are given as one array, since handing over an array takes as long as many a step.
+    Without the copies JAX may return one array twice, and torch would write to the carry. The
+    flags are packed into one array, since each exchanged array costs about as much as a cheap step.
     """
     carry = jax.tree.map(lambda x: jax.lax.convert_element_type(x, x.dtype), carry)
     packed = [
@@ -378,9 +378,9 @@ def _owned(carry: Array, *leaves: Array) -> tuple[Array, ...]:
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings that the jitted calls depend on; see :class:`JaxMarlEnv`."""
+    """Settings that determine the jitted calls; see :class:`JaxMarlEnv`."""
 
-    world: Any
+    environment: Any
     num_envs: int
     max_steps: int | None
     state: Any
@@ -393,8 +393,8 @@ class Settings:
 
     @property
     def plain(self) -> bool:
-        """Returns whether equal settings mean the same: none of them is an object of the user's."""
-        return _plain((self.world, self.state, self.group_map, self.kwargs))
+        """True if equal settings mean the same environment, so no setting is a user's object."""
+        return _plain((self.environment, self.state, self.group_map, self.kwargs))
 
 
 def _plain(value: Any) -> bool:
@@ -405,78 +405,78 @@ def _plain(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class Compiled:
-    """The jitted calls, and the environment that they belong to.
+    """The jitted calls of an environment.
 
     Args:
-        environment (Environment): the environment.
+        wrapped (WrappedEnv): the environment.
         kinds (dict): group -> its kinds.
-        places (dict): group -> where its agents are among all.
-        start, merge, step (callable): jitted; ``merge`` and ``step`` take over what goes on.
-        look (callable): jitted; gives the environments that a step leads to, for pictures.
+        places (dict): group -> slice of its agents among all agents.
+        start, merge, step (callable): jitted functions; ``merge`` and ``step`` consume the carry.
+        preview (callable): jitted function that returns the states after a step, for pictures.
         carry, leaves: shapes and dtypes of the carry and of the outputs.
     """
 
-    world: World
+    wrapped: WrappedEnv
     kinds: dict[str, tuple[Kind, ...]]
     places: dict[str, slice]
     start: Callable[..., Any]
     merge: Callable[..., Any]
     step: Callable[..., Any]
-    look: Callable[..., Any]
+    preview: Callable[..., Any]
     carry: Any
     leaves: Any
 
 
 def compiled(settings: Settings) -> Compiled:
-    """Returns the jitted calls of an environment, reused from an earlier one of equal settings.
+    """Returns the jitted calls of an environment, cached for equal settings.
 
     Raises:
-        ConfigError: an unknown environment or argument; a state, shaped reward or group map that
-            does not fit it.
-        SpecError: an environment whose observations are not by agent.
+        ConfigError: if an environment or argument is unknown, or if the state, shaped reward or
+            group map does not fit the environment.
+        SpecError: if the observations are not a dict by agent.
     """
-    return _remembered(settings) if settings.plain else _compile(settings)
+    return _compile_cached(settings) if settings.plain else _compile(settings)
 
 
 def _compile(own: Settings) -> Compiled:
-    world = make_world(own.world, own.max_steps, own.continuous, dict(own.kwargs))
-    kinds = _kinds(world, own.group_map, own.one_hot)
-    state = _state_of(world, own.state, kinds)
-    step = JaxStep(world, kinds, own.num_envs, state=state, info=own.info, shaping=own.shaping)
+    wrapped = wrap_env(own.environment, own.max_steps, own.continuous, dict(own.kwargs))
+    kinds = _kinds(wrapped, own.group_map, own.one_hot)
+    state = _state_of(wrapped, own.state, kinds)
+    step = JaxStep(wrapped, kinds, own.num_envs, state=state, info=own.info, shaping=own.shaping)
     if own.shaping.coefficient and "shaped_reward" not in step.info_shapes():
         raise ConfigError(
-            f"JaxMarlEnv: shaped_reward is {own.shaping.coefficient}, but {world.name!r} has none "
-            "of its own; leave it 0."
+            f"JaxMarlEnv: shaped_reward is {own.shaping.coefficient}, but {wrapped.name!r} has no "
+            "shaped reward; set it to 0."
         )
     carry, leaves = jax.eval_shape(step.start, jax.random.PRNGKey(0), jnp.zeros((), jnp.int32))
     return Compiled(
-        world,
+        wrapped,
         kinds,
         step.places,
         start=jax.jit(step.start),
         merge=jax.jit(step.merge, donate_argnums=0),
         step=jax.jit(step.step, donate_argnums=0),
-        look=jax.jit(step.look),
+        preview=jax.jit(step.preview),
         carry=carry,
         leaves=leaves,
     )
 
 
-_remembered = lru_cache(maxsize=16)(_compile)
+_compile_cached = lru_cache(maxsize=16)(_compile)
 
 
-def _kinds(world: World, group_map: Any, one_hot: bool) -> dict[str, tuple[Kind, ...]]:
-    """Maps each group to its kinds, with the shapes that the environment really returns."""
-    env = world.env
-    seen, state = jax.eval_shape(world.reset, jax.random.PRNGKey(0))
+def _kinds(wrapped: WrappedEnv, group_map: Any, one_hot: bool) -> dict[str, tuple[Kind, ...]]:
+    """Maps each group to its kinds, with the shapes that the environment returns."""
+    env = wrapped.env
+    seen, state = jax.eval_shape(wrapped.reset, jax.random.PRNGKey(0))
     if not isinstance(seen, dict) or any(agent not in seen for agent in env.agents):
         found = f"a dict of {sorted(seen)}" if isinstance(seen, dict) else type(seen).__name__
         raise SpecError(
-            f"JaxMARL's {world.name!r} gives its observations as {found}, expected a dict with one "
-            f"for each of {list(env.agents)}; wrap it to give these."
+            f"JaxMARL's {wrapped.name!r} returns its observations as {found}, expected a dict with "
+            f"one for each of {list(env.agents)}; wrap the environment to return one."
         )
     try:
-        legal = jax.eval_shape(partial(legal_actions, env, world.traits), state)
+        legal = jax.eval_shape(partial(legal_actions, env, wrapped.traits), state)
     except (NotImplementedError, AttributeError):
         legal = None
     shapes = jax.tree.map(lambda x: tuple(x.shape), {agent: seen[agent] for agent in env.agents})
@@ -487,9 +487,9 @@ def _kinds(world: World, group_map: Any, one_hot: bool) -> dict[str, tuple[Kind,
 
 
 def _state_of(
-    world: World, state: Any, kinds: Mapping[str, tuple[Kind, ...]]
+    wrapped: WrappedEnv, state: Any, kinds: Mapping[str, tuple[Kind, ...]]
 ) -> Callable[..., Any] | None:
-    """Returns ``state(environment, observations)`` of a copy."""
+    """Returns the function ``state(jax_state, observations)`` of one copy."""
     if state is None:
         return None
     if callable(state):
@@ -503,10 +503,10 @@ def _state_of(
         raise ConfigError(
             f"JaxMarlEnv: state is {state!r}, expected 'observations', 'world', a function or None."
         )
-    read = world.traits.state
+    read = wrapped.traits.state
     if read is None:
         raise ConfigError(
-            f"JaxMarlEnv: {world.name!r} has no state for a critic; use state='observations', or a "
-            "function of its JAX state that gives a vector."
+            f"JaxMarlEnv: {wrapped.name!r} has no state for a central critic; use "
+            "state='observations', or a function from its JAX state to a vector."
         )
-    return lambda own, seen: read(world.env, own, seen)
+    return lambda own, seen: read(wrapped.env, own, seen)

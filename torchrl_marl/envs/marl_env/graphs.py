@@ -183,7 +183,7 @@ class EnvGraphs:
             self.max_steps = self._leader.max_steps
 
     @contextlib.contextmanager
-    def _on_its_own(self, random: RandomState) -> Iterator[None]:
+    def _isolated(self, random: RandomState) -> Iterator[None]:
         """Gives a twin its leader's present settings and random numbers of its own."""
         self._follow_leader()
         kept = self._leader, self.random_state

@@ -1,4 +1,4 @@
-"""PettingZoo environments, parallel and turn by turn."""
+"""PettingZoo environments, parallel and AEC."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Rows of a PettingZoo environment's agents, and views of them; without torch."""
+"""Agents' places in the rows of a PettingZoo environment, and views of them; imports no torch."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class AgentSpaces:
     """Observation and action spaces of one agent, as the environment declares them.
 
     Args:
-        agent: its id.
-        observation (gymnasium.Space): without the action mask.
-        action (gymnasium.Space): of its actions.
-        masked (str, optional): where its action mask is: ``"observation"`` or ``"info"``.
-        wrapped (bool): the observation is found under ``"observation"``.
+        agent: the agent's id.
+        observation (gymnasium.Space): observation space, without the action mask.
+        action (gymnasium.Space): action space.
+        masked (str, optional): place of the action mask, ``"observation"`` or ``"info"``.
+        wrapped (bool): the observation is stored under the key ``"observation"``.
     """
 
     agent: Any
@@ -42,13 +42,13 @@ class AgentSpaces:
     wrapped: bool
 
     def kind(self) -> tuple[Any, Any, str | None]:
-        """Returns what agents of one kind have in common."""
+        """Returns the fields that are equal for all agents of one kind."""
         return self.observation, self.action, self.masked
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """Part of an agent's observation: its path in the dict, field and start."""
+    """Leaf of an agent's observation: its path in the dict, its field and its first choice."""
 
     path: tuple[str, ...]
     field: str
@@ -60,13 +60,13 @@ class AgentSlot:
     """Places of one agent in the rows.
 
     Args:
-        spaces (AgentSpaces): of the agent.
-        group (str): its group.
-        index (int): its place in the group.
-        leaves (tuple of Leaf): of its observation.
-        fields (dict): ``"observation"``, ``"action"`` or ``"action_mask"`` -> its field.
-        places (dict): the same -> its place there: in its kind where kinds differ in shape, else
-            in the group.
+        spaces (AgentSpaces): spaces of the agent.
+        group (str): name of its group.
+        index (int): index of the agent in its group.
+        leaves (tuple of Leaf): leaves of its observation.
+        fields (dict): ``"observation"``, ``"action"`` or ``"action_mask"`` -> name of the field.
+        places (dict): the same keys -> index of the agent in the field, within its kind where
+            kinds differ in shape and else within the group.
     """
 
     spaces: AgentSpaces
@@ -81,9 +81,9 @@ def spaces_of(env: Any, agent: Any, infos: Mapping[Any, Any]) -> AgentSpaces:
     """Returns the spaces of an agent of an environment.
 
     Args:
-        environment: the environment.
+        env: the environment.
         agent: the agent's id.
-        infos (mapping): of the environment at an episode's start.
+        infos (mapping): the environment's infos after a reset.
     """
     observation, action = env.observation_space(agent), env.action_space(agent)
     masked, wrapped = None, False
@@ -99,7 +99,7 @@ def spaces_of(env: Any, agent: Any, infos: Mapping[Any, Any]) -> AgentSpaces:
 
 
 def field_of(group: str, kind: str, leaf: str) -> str:
-    """Returns the name of a field of all agents of a group, or of a kind."""
+    """Returns the name of a field of a group, or of one of its kinds."""
     return f"{group}/{kind}/{leaf}"
 
 
@@ -110,9 +110,9 @@ class PartViews:
     """Views of one part of a row, ``after`` or ``begun``.
 
     Args:
-        row (dict): of one copy.
-        part (str): the part.
-        slots (sequence of AgentSlot): of all agents.
+        row (dict): row of one copy.
+        part (str): name of the part.
+        slots (sequence of AgentSlot): slots of all agents.
     """
 
     def __init__(self, row: Row, part: str, slots: Sequence[AgentSlot]) -> None:
@@ -132,7 +132,7 @@ class PartViews:
             ]
             for slot in slots
         ]
-        # Observations of a single array, the most common, have a faster path.
+        # Fast path for observations of a single array, the most common ones.
         self.plain = [
             view if len(leaves) == 1 and not path and not start else None
             for leaves in self.leaves
@@ -144,7 +144,7 @@ class PartViews:
             else None
             for slot in slots
         ]
-        # Only a step's result has rewards.
+        # Only the result of a step has rewards.
         earners = slots if part == "after" else ()
         self.rewards = [own[f"{slot.group}//reward"][slot.index] for slot in earners]
         self.infos = {
@@ -160,7 +160,7 @@ class PartViews:
         """Writes an agent's observation.
 
         Raises:
-            SpecError: not what its space says.
+            SpecError: if the observation does not fit its space.
         """
         plain = self.plain[i]
         if (
@@ -177,7 +177,7 @@ class PartViews:
             write(view, value, f"the observation{list(path) or ''} of agent {agent!r}", start)
 
     def see_nothing(self, i: int) -> None:
-        """Writes zeros for agents without an observation."""
+        """Writes zeros for an agent without an observation."""
         for _, _, view in self.leaves[i]:
             view[...] = 0
 
@@ -186,7 +186,7 @@ def part_of(observation: Any, key: str, agent: Any) -> Any:
     """Returns the value of a Dict observation under a key.
 
     Raises:
-        SpecError: it has no such key.
+        SpecError: if it has no such key.
     """
     try:
         return observation[key]
@@ -200,18 +200,18 @@ def part_of(observation: Any, key: str, agent: Any) -> Any:
 
 
 def write(view: np.ndarray, value: Any, what: str, start: int | tuple[int, ...] = 0) -> None:
-    """Writes a value at its place.
+    """Writes a value to a view of a row.
 
     Raises:
-        SpecError: another shape, no numbers, or numbers that its space's dtype does not hold.
+        SpecError: if the shape differs, or if the space's dtype cannot hold the values.
     """
     if not isinstance(value, np.ndarray):
         value = np.asarray(value)
     if value.shape != view.shape:
         if view.ndim != 1 or value.size != view.size:
             raise SpecError(
-                f"{what} has shape {list(value.shape)}, expected {list(view.shape)} as its space "
-                "says; correct the environment's space."
+                f"{what} has shape {list(value.shape)}, expected {list(view.shape)} as in its "
+                "space; correct the environment's space."
             )
         value = value.reshape(-1)
     try:
@@ -222,13 +222,13 @@ def write(view: np.ndarray, value: Any, what: str, start: int | tuple[int, ...] 
         raise SpecError(f"{what} is {value.dtype}, expected numbers ({error}).") from error
     if view.dtype.kind in "iu" and value.dtype != view.dtype and (bad := view != value).any():
         raise SpecError(
-            f"{what} has a {value[bad].flat[0]} of {value.dtype}, expected {view.dtype} as its "
-            "space says; correct the environment's space."
+            f"{what} has a {value[bad].flat[0]} of {value.dtype}, expected {view.dtype} as in its "
+            "space; correct the environment's space."
         )
 
 
 def action_readers(row: Row, slots: Sequence[AgentSlot]) -> list[Callable[[], Any]]:
-    """Returns readers of each agent's action, in the form that the environment takes."""
+    """Returns functions that read each agent's action in the environment's format."""
     return [
         _reader(row[slot.fields["action"]], slot.places["action"], slot.spaces.action)
         for slot in slots
@@ -252,7 +252,7 @@ def _reader(rows: np.ndarray, place: int, space: Any) -> Callable[[], Any]:
 
 
 def number(infos: Mapping[str, Any] | None, key: str) -> float:
-    """Returns a number of an agent's info, 0 where there is none."""
+    """Returns a number from an agent's info; 0 if it has none."""
     try:
         return float((infos or {}).get(key, 0))
     except (TypeError, ValueError):

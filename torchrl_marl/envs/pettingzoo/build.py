@@ -1,4 +1,4 @@
-"""Builds PettingZoo environments, and finds out what their agents are."""
+"""Construction of PettingZoo environments, and discovery of their agents and spaces."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ __all__ = ["Backend", "EnvFacts", "EnvMaker", "maker_of", "probe"]
 
 @dataclass(frozen=True)
 class EnvMaker:
-    """Makes one copy of an environment at each call; can be sent to other processes.
+    """Factory of an environment's copies; can be sent to other processes.
 
     Args:
-        name (str): of the environment, in messages.
-        create (callable): gives the environment.
-        kwargs (dict): its arguments.
+        name (str): name of the environment, for messages.
+        create (callable): returns the environment.
+        kwargs (dict): arguments of ``create``.
     """
 
     name: str
@@ -61,17 +61,18 @@ def maker_of(
     """Returns the maker of an environment's copies.
 
     Args:
-        environment (str, module, callable or environment): its name, what makes it, or itself.
-        backend ("auto", "parallel" or "aec"): which of a named environment's two forms.
+        env (str, module, callable or environment): name, factory or instance.
+        backend ("auto", "parallel" or "aec"): form of a named environment.
         kwargs (dict): arguments of the environment.
-        continuous (bool, optional): kind of actions, where the environment has both.
-        n_copies (int): how many are made.
-        drawn (bool): they are built so that they draw themselves, where they can be.
+        continuous (bool, optional): continuous or discrete actions, where the environment has
+            both.
+        n_copies (int): number of copies.
+        drawn (bool): build the environment with rendering, where it is supported.
 
     Raises:
-        ConfigError: an unknown name, a package that is not installed, an environment that cannot be
-            copied.
-        MissingExtraError: a package of an extra is not installed.
+        ConfigError: if the name is unknown, a package is not installed, or the environment cannot
+            be copied.
+        MissingExtraError: if a package of an extra is not installed.
     """
     if backend not in ("auto", "parallel", "aec"):
         raise ConfigError(f"backend is {backend!r}, expected 'auto', 'parallel' or 'aec'.")
@@ -97,7 +98,7 @@ def maker_of(
 
 
 def _mode(creator: Callable[..., Any], drawn: bool) -> dict[str, Any]:
-    """Returns the argument by which an environment draws itself, where it takes it."""
+    """Returns the argument ``render_mode``, where the environment takes it."""
     return {"render_mode": "rgb_array"} if drawn and takes_mode(creator) else {}
 
 
@@ -106,7 +107,7 @@ def _of_object(env: Any, kwargs: dict[str, Any], n_copies: int) -> EnvMaker:
     if kwargs:
         raise ConfigError(
             f"PettingZooEnv takes {', '.join(sorted(kwargs))} with a name or a factory only; "
-            f"{name} is built already."
+            f"{name} is already built, pass them to its constructor."
         )
     if n_copies == 1:
         return EnvMaker(name, lambda: env)
@@ -115,7 +116,7 @@ def _of_object(env: Any, kwargs: dict[str, Any], n_copies: int) -> EnvMaker:
     except Exception as error:
         raise ConfigError(
             f"{name} cannot be copied {n_copies} times ({type(error).__name__}: {error}); "
-            "give a callable that makes one instead."
+            "pass a function that returns one instead."
         ) from error
     return EnvMaker(name, functools.partial(copy.deepcopy, env))
 
@@ -128,11 +129,11 @@ class EnvFacts:
     """Facts about an environment.
 
     Args:
-        turns (bool): agents move one after another.
-        agents (list of AgentSpaces): all that may appear.
-        infos (dict): agent -> keys of the numbers in its infos, sorted.
-        n_state (int): features S of the environment's own state, 0 if it was not asked for.
-        limit (int, optional): steps of the time limit that the environment shows.
+        turns (bool): agents act in turns.
+        agents (list of AgentSpaces): spaces of all agents that may appear.
+        infos (dict): agent -> sorted keys of the numbers in its infos.
+        n_state (int): number S of features of the environment's ``state()``; 0 if unused.
+        limit (int, optional): the time limit that the environment declares, in steps.
     """
 
     turns: bool
@@ -143,16 +144,16 @@ class EnvFacts:
 
 
 def probe(name: str, env: Any, infos: bool, state: bool) -> EnvFacts:
-    """Probes an environment: a reset, and a few random steps where its infos are needed.
+    """Probes an environment by a reset, and by a few random steps if its infos are needed.
 
     Args:
-        name (str): of the environment, in messages.
-        environment: the environment.
+        name (str): name of the environment, for messages.
+        env: the environment.
         infos (bool): find the keys of its infos.
         state (bool): find the size of its state.
 
     Raises:
-        ConfigError: what is no PettingZoo environment, or a state that it does not have.
+        ConfigError: if it is not a PettingZoo environment, or has no ``state()``.
     """
     missing = [key for key in ("reset", "step", "observation_space") if not hasattr(env, key)]
     if missing:
@@ -160,13 +161,13 @@ def probe(name: str, env: Any, infos: bool, state: bool) -> EnvFacts:
             f"{name} is a {type(env).__name__} without {', '.join(missing)}, expected a "
             "PettingZoo environment, parallel or AEC."
         )
-    # In an AEC environment agents move one after another.
+    # Only AEC environments have these.
     turns = hasattr(type(env), "last") or hasattr(type(env), "agent_iter")
     with OwnRandom(0).active(look=True):
         output = env.reset(seed=0)
         first = env.infos if turns else output[1]
         agents = list(_agents_of(name, env))
-        spaces = _masked_alike([spaces_of(env, agent, first) for agent in agents])
+        spaces = _mark_masked([spaces_of(env, agent, first) for agent in agents])
         n_state = _state_size(name, env) if state else 0
         keys: dict[Any, set[str]] = {agent: set() for agent in agents}
         for now in _infos(env, first, turns) if infos else ():
@@ -182,15 +183,15 @@ def _agents_of(name: str, env: Any) -> Iterable[Any]:
     agents = getattr(env, "possible_agents", None) or getattr(env, "agents", None)
     if agents is None:
         raise ConfigError(
-            f"{name} is a {type(env).__name__} without possible_agents, as environments of one "
-            "agent are, expected an environment of PettingZoo; write a team of one as a MarlEnv "
-            "(docs/environments/own.md), or train one agent by TorchRL's own losses."
+            f"{name} is a {type(env).__name__} without possible_agents, like a single-agent "
+            "environment, expected a PettingZoo environment; write a team of one as a MarlEnv "
+            "(docs/environments/own.md), or train one agent with TorchRL's losses."
         )
     return agents
 
 
-def _masked_alike(agents: list[AgentSpaces]) -> list[AgentSpaces]:
-    """Marks all agents that choose as masked by their infos, where one agent is."""
+def _mark_masked(agents: list[AgentSpaces]) -> list[AgentSpaces]:
+    """Marks all agents with discrete actions as masked by their infos, if one agent is."""
     if all(own.masked != "info" for own in agents):
         return agents
     return [
@@ -206,13 +207,13 @@ def _state_size(name: str, env: Any) -> int:
         return int(np.size(env.state()))
     except (AttributeError, NotImplementedError) as error:
         raise ConfigError(
-            f"{name} has no state() of its own ({error}); state='observations' puts all agents' "
-            "observations side by side instead."
+            f"{name} has no state() of its own ({error}); use state='observations', which "
+            "concatenates all agents' observations."
         ) from error
 
 
 def _infos(env: Any, infos: Mapping[Any, Any], turns: bool) -> Iterator[Mapping[Any, Any]]:
-    """Yields infos of a reset and of a few random steps."""
+    """Yields the infos of a reset and of a few random steps."""
     yield infos
     seen: Any = {}
     for _ in range(_PROBE_STEPS):
@@ -221,15 +222,15 @@ def _infos(env: Any, infos: Mapping[Any, Any], turns: bool) -> Iterator[Mapping[
         if turns:
             seen, _, dead, cut, own = env.last()
             agent = env.agent_selection
-            env.step(None if dead or cut else _drawn(env, agent, seen, own))
+            env.step(None if dead or cut else _sample(env, agent, seen, own))
             infos = env.infos
         else:
-            drawn = {a: _drawn(env, a, seen.get(a), infos.get(a)) for a in env.agents}
-            seen, _, _, _, infos = env.step(drawn)
+            sampled = {a: _sample(env, a, seen.get(a), infos.get(a)) for a in env.agents}
+            seen, _, _, _, infos = env.step(sampled)
         yield infos
 
 
-def _drawn(env: Any, agent: Any, seen: Any, infos: Any) -> Any:
+def _sample(env: Any, agent: Any, seen: Any, infos: Any) -> Any:
     space = copy.deepcopy(env.action_space(agent))
     for source in (seen, infos):
         if isinstance(source, Mapping) and "action_mask" in source:
@@ -247,20 +248,20 @@ def _numeric(value: Any) -> bool:
 def info_keys(
     facts: EnvFacts, groups: Mapping[str, Iterable[Any]], asked: bool | Iterable[str]
 ) -> dict[str, list[str]]:
-    """Returns the keys of each group's infos that are written.
+    """Returns the keys of each group's infos to write.
 
     Args:
-        facts (EnvFacts): of the environment.
+        facts (EnvFacts): facts about the environment.
         groups (mapping): group -> ids of its agents.
-        asked (bool or iterable of str): all, none, or these keys.
+        asked (bool or iterable of str): all keys, none, or these.
     """
     if not isinstance(asked, bool):
         asked = list(asked)
         known = sorted({key for keys in facts.infos.values() for key in keys})
         if never := [key for key in asked if key not in known]:
             warnings.warn(
-                f"no agent was told the info {', '.join(map(repr, never))} in the first "
-                f"{_PROBE_STEPS} steps, it is 0 until one is; "
+                f"no agent had the info {', '.join(map(repr, never))} in the first "
+                f"{_PROBE_STEPS} steps, it is 0 in steps without it; "
                 f"there were {', '.join(map(repr, known)) or 'none'}.",
                 stacklevel=3,
             )

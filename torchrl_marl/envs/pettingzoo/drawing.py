@@ -1,4 +1,4 @@
-"""What PettingZoo's environments look like: by their own ``render``. Imports no torch."""
+"""Rendering of PettingZoo environments by their own ``render``. Imports no torch."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _MODES = ("rgb_array", "ansi")
 
 
 def mode_of(env: Any) -> str | None:
-    """Returns the way in which an environment draws itself for others to read, or None.
+    """Returns the render mode that gives pixels or text, or None.
 
     Args:
-        environment: of PettingZoo.
+        env: PettingZoo environment.
     """
     known = getattr(env, "metadata", None) or {}
     modes = known.get("render_modes") or known.get("render.modes") or ()
@@ -32,31 +32,31 @@ def mode_of(env: Any) -> str | None:
 
 
 def check_modes(name: str, mode: str | None, now: str | None, chosen: bool) -> None:
-    """Refuses an environment that cannot be drawn.
+    """Raises if an environment cannot be rendered.
 
     Args:
-        name (str): of the environment.
-        mode (str, optional): in which it could be.
-        now (str, optional): for which it was built.
-        chosen (bool): whether it was built by somebody else.
+        name (str): name of the environment.
+        mode (str, optional): supported render mode.
+        now (str, optional): render mode for which it was built.
+        chosen (bool): the user built the environment.
 
     Raises:
-        ConfigError: with the fix.
+        ConfigError: if it cannot be rendered; the message has the fix.
     """
     if mode is None:
         raise ConfigError(
-            f"{name} cannot be drawn: its render modes have neither 'rgb_array' nor 'ansi'; leave "
-            "the animation out."
+            f"{name} cannot be drawn: its render modes have neither 'rgb_array' nor 'ansi'; turn "
+            "the animation off."
         )
     if chosen and now != mode:
         raise ConfigError(
-            f"{name} is built with render_mode={now!r}, expected {mode!r} to be drawn; build it "
+            f"{name} was built with render_mode={now!r}, expected {mode!r} for drawing; build it "
             f"with render_mode={mode!r}."
         )
 
 
 def takes_mode(create: Any) -> bool:
-    """Returns whether what makes an environment takes ``render_mode``."""
+    """True if a factory takes the argument ``render_mode``."""
     try:
         parameters = inspect.signature(create).parameters.values()
     except (TypeError, ValueError):
@@ -65,20 +65,20 @@ def takes_mode(create: Any) -> bool:
 
 
 def drawn(env: Any, name: str) -> np.ndarray | str:
-    """Returns pixels ``[H, W, 3]``, or a text.
+    """Renders an environment as pixels ``[H, W, 3]`` or as text.
 
-    Drawing takes no number from the generators that the environment plays with.
+    Drawing does not change the random state of the episode.
 
     Raises:
-        UserError: an environment that raises, or returns something else.
+        UserError: if ``render()`` raises, or returns something else.
     """
-    with _apart(), quiet():
+    with _keep_random_state(), quiet():
         try:
             found = env.render()
         except Exception as error:
             why = " ".join(f"{type(error).__name__}: {error}".split())
             raise UserError(
-                f"{name} could not be drawn (render() raised {why}); leave the animation out, or "
+                f"{name} could not be drawn (render() raised {why}); turn the animation off, or "
                 "correct the environment."
             ) from error
     found = found.getvalue() if isinstance(found, io.StringIO) else found
@@ -87,15 +87,15 @@ def drawn(env: Any, name: str) -> np.ndarray | str:
     pixels = np.asarray(found)
     if pixels.ndim != 3 or pixels.shape[-1] not in (3, 4):
         raise UserError(
-            f"{name} could not be drawn: render() gave {type(found).__name__} of shape "
+            f"{name} could not be drawn: render() returned {type(found).__name__} of shape "
             f"{pixels.shape}, expected pixels [H, W, 3]; build it with render_mode='rgb_array'."
         )
     return np.array(pixels[..., :3], dtype=np.uint8)
 
 
 @contextlib.contextmanager
-def _apart() -> Iterator[None]:
-    """Keeps drawing away from the environment's random numbers."""
+def _keep_random_state() -> Iterator[None]:
+    """Restores the global random state on exit."""
     numpy, python = np.random.get_state(), random.getstate()
     try:
         yield
@@ -106,7 +106,7 @@ def _apart() -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Suppresses greetings, windows and warnings while environments are imported, built and drawn."""
+    """Suppresses messages, windows and warnings while environments are imported, built or drawn."""
     ours = {"PYGAME_HIDE_SUPPORT_PROMPT": "hide", "SDL_VIDEODRIVER": "dummy"}
     added = {key: value for key, value in ours.items() if key not in os.environ}
     os.environ.update(added)

@@ -1,6 +1,6 @@
-"""PettingZoo environments as TorchRL environments: many copies, in this process or in a few others.
+"""PettingZoo environments as TorchRL environments, with copies in this process or in workers.
 
-Agents act at once or in turns.
+Agents act simultaneously or in turns.
 
 Shapes: E copies, N agents of a group, S state features.
 """
@@ -37,50 +37,50 @@ from torchrl_marl.runtime.trust import is_own, signature
 __all__ = ["PettingZooEnv"]
 
 
-_PICKLED = b"worlds of PettingZoo"  # the text in front of the signed bytes
+_PICKLED = b"worlds of PettingZoo"  # prefix of the signed bytes
 
 
 class PettingZooEnv(LastPictures, AutoResetEnv):
-    """Copies of a PettingZoo environment, parallel or AEC, with the life cycle of a team.
+    """Vectorized PettingZoo environment, parallel or AEC, with masks and done flags of each agent.
 
-    Agents that died or wait have ``mask`` False and their actions never reach the environment; an
-    agent's end ends no episode. In an AEC environment a step is one agent's move. An agent that
-    acts at its own pace, in a parallel environment that gives observations to those who act next
-    only, keeps its last observation while it waits. Every episode begins with a seed of its own.
+    Agents that died or wait have ``mask`` False, and their actions never reach the environment. An
+    agent's end does not end the episode. In an AEC environment a step is one agent's move. A
+    parallel environment may return observations only for the agents to act next; waiting agents
+    keep their last observation. Every episode begins with its own seed.
 
     Args:
-        environment (str, module, callable or environment): a name, such as
-            ``"mpe2/simple_spread_v3"``, ``"sisl/pursuit-v5"``, ``"classic/connect_four_v3"``,
-            ``"magent2/battle_v4"`` or ``"gymnasium_robotics/Ant"``; what makes an environment of
-            one's own; or such an environment.
+        env (str, module, callable or environment): name, such as ``"mpe2/simple_spread_v3"``,
+            ``"sisl/pursuit-v5"``, ``"classic/connect_four_v3"``, ``"magent2/battle_v4"`` or
+            ``"gymnasium_robotics/Ant"``; or a factory or an instance of a custom environment.
 
     Keyword Args:
         num_envs (int): number E of copies.
-        workers (int): processes in which they run; 0: in this one.
-        worker_timeout (float): seconds after which a worker that does not answer is an error.
-        restart_workers (bool): make a copy that raises, or a worker that died or hangs, anew,
-            and count it; not after a mistake of a program, nor when a copy failed in the same
-            step three times.
+        workers (int): number of worker processes; 0: the copies run in this process.
+        worker_timeout (float): seconds until a worker that does not answer is an error.
+        restart_workers (bool): restart a copy that raises, or a worker that died or hangs, and
+            count it. Programming errors, and copies that fail three times in the same step, are
+            raised nevertheless.
         max_steps (int, optional): time limit of an episode, besides the environment's own.
-        seed (int, optional): drawn from torch's global generator if None.
-        device (torch.device): where tensors go; the environments stay on the CPU.
-        state ("observations" or "world", optional): what a central critic sees: all agents'
-            observations side by side, zeros of those who are gone, or the environment's
-            ``state()``.
-        info (bool or sequence of str): write ``(group, "info", key)``, of all numbers that the
-            environment tells or of these; 0 in steps in which it does not.
-        group_map (MarlGroupMapType or dict, optional): group -> ids of its agents; by their
-            ids' prefix if None.
-        continuous_actions (bool, optional): kind of actions, where the environment has both.
-        categorical_actions (bool): discrete actions as an index, otherwise one-hot.
-        backend ("auto", "parallel" or "aec"): form of an environment by name; auto: parallel if
-            any.
+        seed (int, optional): random seed; None: drawn from torch's global generator.
+        device (torch.device): device of the tensors; the environments run on the CPU.
+        state ("observations" or "world", optional): the central critic's input: all agents'
+            observations concatenated, with zeros for agents that are gone, or the
+            environment's ``state()``.
+        info (bool or sequence of str): write ``(group, "info", key)`` for all numeric infos, or
+            for these keys; 0 in steps without a value.
+        group_map (MarlGroupMapType or dict, optional): group -> ids of its agents; None: grouped
+            by the prefixes of their ids.
+        continuous_actions (bool, optional): continuous or discrete actions, where the environment
+            has both.
+        categorical_actions (bool): discrete actions as an index; otherwise one-hot.
+        backend ("auto", "parallel" or "aec"): form of a named environment; auto: parallel if it
+            exists.
         drawn (bool): build the environment so that :meth:`scene` can draw it.
         **kwargs: arguments of the environment.
 
     Attributes:
-        max_steps (int, optional): as given.
-        own_limit (int, optional): steps of the time limit that the environment itself shows.
+        max_steps (int, optional): the given time limit.
+        own_limit (int, optional): the time limit that the environment declares, in steps.
 
     Shapes:
         - ``(group, "observation")``: ``[E, N, *]``; ``(group, "mask")``: ``[E, N]``
@@ -88,12 +88,12 @@ class PettingZooEnv(LastPictures, AutoResetEnv):
         - ``done``, ``terminated``, ``truncated``: ``[E, 1]``; ``"state"``: ``[E, S]``
 
     Raises:
-        ConfigError: an unknown environment or argument, an agent without a group.
-        MissingExtraError: a package is not installed.
-        SpecError: spaces that no tensor holds, or that change; agents that are none of
-            ``possible_agents``, or gone without a flag.
-        NonFiniteError: a NaN from the environment, or in the action of an agent that acts.
-        WorkerError: a worker died or hangs.
+        ConfigError: if an environment or argument is unknown, or an agent has no group.
+        MissingExtraError: if a package is not installed.
+        SpecError: if a space has no tensor form or changes, or if an agent is not in
+            ``possible_agents`` or disappears without a done flag.
+        NonFiniteError: if the environment returns NaN, or an active agent's action has NaN.
+        WorkerError: if a worker died or hangs.
 
     Reference: Terry et al., 2021, https://arxiv.org/abs/2009.14471.
 
@@ -177,9 +177,9 @@ class PettingZooEnv(LastPictures, AutoResetEnv):
         before = self._begun
         self._rows.write_actions(actions)
         self._rows.check_actions()
-        anew = self._workers.play()
-        if anew is not None:
-            return self._cut_off(anew, before)
+        restarted = self._workers.play()
+        if restarted is not None:
+            return self._cut_off(restarted, before)
         self._rows.check("after")
         after = self._rows.read("after")
         if not self._rows.ended.any():
@@ -190,14 +190,14 @@ class PettingZooEnv(LastPictures, AutoResetEnv):
     # ------------------------------------------------------------------------------ drawing
 
     def watch(self, number: int) -> None:
-        """Draws so many copies in each step from now on, from the first; 0 for none."""
+        """Draws the first ``number`` copies in every step from now on; 0 draws none."""
         self._workers.watch(number)
 
     def check_scene(self) -> None:
-        """Refuses an environment that does not draw itself.
+        """Raises if the environment cannot be rendered.
 
         Raises:
-            ConfigError: with the fix.
+            ConfigError: if it cannot be rendered; the message has the fix.
         """
         check_modes(self._declaration.owner, self._mode, self._built_for, self._is_given)
 
@@ -205,19 +205,19 @@ class PettingZooEnv(LastPictures, AutoResetEnv):
         self.check_scene()
         if self._built_for != self._mode:
             raise ConfigError(
-                f"{self._declaration.owner} was not built to be drawn; use drawn=True, or "
+                f"{self._declaration.owner} was built without rendering; use drawn=True, or "
                 f"render_mode={self._mode!r}."
             )
         found: Picture = self._workers.draw(index)
         return found
 
     def _cut_off(
-        self, anew: np.ndarray, before: dict[str, Any] | None
+        self, restarted: np.ndarray, before: dict[str, Any] | None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Returns a step whose episodes are cut off, for copies that were made anew."""
+        """Returns the step's result, with the episodes of restarted copies truncated."""
         after, next_start = self._rows.read("after"), self._rows.read("begun")
         last = self._rows.cut_off(next_start if before is None else before)
-        return where_fresh(torch.from_numpy(anew).to(self.device), last, after), next_start
+        return where_fresh(torch.from_numpy(restarted).to(self.device), last, after), next_start
 
     def close(self, *, raise_if_closed: bool = True) -> None:
         """Closes the environments and ends the workers."""
@@ -226,7 +226,7 @@ class PettingZooEnv(LastPictures, AutoResetEnv):
 
     @property
     def restarts(self) -> int:
-        """Number of copies and workers that were started anew."""
+        """Number of restarts of copies and workers."""
         return self._workers.restarts
 
     # ------------------------------------------------------------------ random state, snapshot
@@ -239,7 +239,7 @@ class PettingZooEnv(LastPictures, AutoResetEnv):
         """Returns the state of all environments, for :meth:`restore`.
 
         Raises:
-            SimulatorStateError: an environment that cannot be pickled.
+            SimulatorStateError: if an environment cannot be pickled.
         """
         try:
             envs = self._workers.save()
@@ -265,13 +265,12 @@ class PettingZooEnv(LastPictures, AutoResetEnv):
     def restore(self, snapshot: TensorDict) -> None:
         """Restores a snapshot of an environment that was built with the same arguments.
 
-        The environments in it are pickles, which may run any code: only those are read that this
-            user
-        wrote on this machine, or that :func:`torchrl_marl.runtime.trust.trusting` lets pass.
+        The environments are pickles, which can run any code. They are loaded only if this user
+        wrote them on this machine, or within :func:`torchrl_marl.runtime.trust.trusting`.
 
         Raises:
-            SimulatorStateError: a snapshot of another environment or number of copies.
-            TrustError: somebody else's.
+            SimulatorStateError: if the snapshot is of another environment or number of copies.
+            TrustError: if another user or machine wrote the snapshot.
         """
         own = f"{self._declaration.owner} x {self.num_envs}"
         check_snapshot(snapshot["of"], own)
@@ -281,7 +280,7 @@ class PettingZooEnv(LastPictures, AutoResetEnv):
         if not is_own(signed, _PICKLED, *envs):
             raise TrustError(
                 f"the environments of this snapshot of {own} are pickles, which can run any code "
-                "when they are read, and were not written by you on this machine."
+                "when loaded, and were not written by you on this machine."
             )
         self._workers.load(envs)
         for name, rows in self._rows.rows.items():
@@ -297,8 +296,8 @@ def _close(name: str, env: Any) -> None:
         getattr(env, "close", bool)()
     except Exception as error:  # noqa: BLE001 - environments of other libraries may raise anything
         warnings.warn(
-            f"{name}: close() raised {type(error).__name__}: {error}; it is used all the same, but "
-            "may leave open what it holds.",
+            f"{name}: close() raised {type(error).__name__}: {error}; the environment is used "
+            "nevertheless, but may leave resources open.",
             RuntimeWarning,
             stacklevel=3,
         )

@@ -1,4 +1,4 @@
-"""One copy of a PettingZoo environment, with random numbers of its own. Imports no torch."""
+"""One copy of a PettingZoo environment, with its own random state. Imports no torch."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from torchrl_marl.envs.pettingzoo.agent_rows import (
     write,
 )
 from torchrl_marl.envs.pettingzoo.drawing import drawn
-from torchrl_marl.envs.pettingzoo.lifecycle import LifeCycle, flag_of, refuse_strangers
+from torchrl_marl.envs.pettingzoo.lifecycle import LifeCycle, check_agents, flag_of
 from torchrl_marl.envs.pettingzoo.pickling import pickled, unpickled
 from torchrl_marl.envs.pettingzoo.rng import OwnRandom
 from torchrl_marl.errors import ConfigError, SpecError, UserError
 
 __all__ = ["CopyPlan", "OneCopy", "ParallelCopy", "TurnCopy", "seen_limit"]
 
-# A longer episode of an environment without a known limit counts as a mistake.
+# A longer episode of an environment without a known time limit is an error.
 ENDLESS = 10_000
 _LIMITS = ("max_cycles", "max_steps", "max_num_steps", "_max_episode_steps", "max_episode_steps")
 
@@ -36,14 +36,14 @@ Given = tuple[dict, dict, dict, dict, dict]
 
 @dataclass(frozen=True)
 class CopyPlan:
-    """Settings that all copies of an environment share; can be sent to other processes.
+    """Settings shared by all copies of an environment; can be sent to other processes.
 
     Args:
-        name (str): the environment's, in messages.
-        slots (sequence of AgentSlot): of all agents.
+        name (str): name of the environment, for messages.
+        slots (sequence of AgentSlot): slots of all agents.
         max_steps (int, optional): time limit of an episode.
         infos (mapping): group -> keys of its infos.
-        state (bool): the environment's own state is written.
+        state (bool): write the environment's ``state()``.
     """
 
     name: str
@@ -54,12 +54,12 @@ class CopyPlan:
 
 
 class OneCopy(ABC):
-    """One copy of an environment: begins episodes and plays steps, on a row of its own.
+    """One copy of an environment, which resets and steps and writes the results to its row.
 
     Args:
-        make (callable): gives the environment.
-        plan (CopyPlan): of all copies.
-        seed (int): of the global generators, from which an environment may draw while it is built.
+        make (callable): returns the environment.
+        plan (CopyPlan): settings of all copies.
+        seed (int): random seed while the environment is built.
     """
 
     in_turns = False
@@ -78,25 +78,24 @@ class OneCopy(ABC):
         self._watched = False
         self._shown: np.ndarray | str | None = None
 
-    # ------------------------------------------------------- methods that differ by kind of
-    # environment
+    # ------------------------------------------------------------ parallel and AEC environments
 
     @abstractmethod
     def _reset(self, seed: int | None) -> tuple[dict, dict]:
-        """Begins an episode of the environment; returns observations and infos."""
+        """Resets the environment; returns observations and infos."""
 
     @abstractmethod
     def _move(self) -> Given:
-        """Makes a step; returns observations, rewards, terminations, truncations and infos."""
+        """Steps the environment; returns observations, rewards, both done flags and infos."""
 
     @abstractmethod
     def _acting(self, seen: Mapping[Any, Any]) -> Collection[Any]:
-        """Returns which living agents act next."""
+        """Returns the agents to act next."""
 
     # ------------------------------------------------------------------------------ life cycle
 
     def begin(self, row: Row, seed: int | None) -> None:
-        """Begins an episode, with a drawn seed if None, and writes the input of its first step."""
+        """Begins an episode and writes its first observations; draws a seed if None."""
         self._bind(row)
         self._shown = None
         if seed is not None:
@@ -105,7 +104,7 @@ class OneCopy(ABC):
             self._begin(seed)
 
     def play(self, row: Row) -> None:
-        """Makes a step and writes its result; begins the next episode where one ended."""
+        """Makes a step and writes its result; resets if the episode ended."""
         self._bind(row)
         with self._random.active():
             if self.steps == 0:
@@ -136,9 +135,9 @@ class OneCopy(ABC):
     def _write_step(
         self, seen: dict, earned: dict, terminated: dict, truncated: dict, infos: dict
     ) -> tuple[bool, bool]:
-        """Writes a step's result; returns whether the episode is over and whether flags changed."""
+        """Writes a step's result; returns whether the episode ended and whether flags changed."""
         changed, alive, life, present = False, True, self.life, self.env.agents
-        earns = life.earns  # as the step began
+        earns = life.earns  # at the start of the step
         self._check_names(present, seen, earned, terminated, truncated)
         same = life.all_act and seen.keys() == self._known == set(present)
         if not (same and _all_false(terminated) and _all_false(truncated)):
@@ -199,13 +198,13 @@ class OneCopy(ABC):
                 self._write_action_mask(mask, i, seen, infos)
             elif "action_mask" in (infos.get(agent) or ()):
                 raise SpecError(
-                    f"agent {agent!r} is told an action mask, but in the first reset no agent's "
-                    "infos had one; let the environment tell it in reset as well."
+                    f"agent {agent!r} has an action mask in its infos, but no agent had one in "
+                    "the first reset; let the environment return it in reset as well."
                 )
         for group, keys in self.plan.infos.items():
             for key in keys:
-                told = [number(infos.get(self.agents[i]), key) for i in self._groups[group]]
-                view.infos[group][key][:] = told
+                values = [number(infos.get(self.agents[i]), key) for i in self._groups[group]]
+                view.infos[group][key][:] = values
         if self.plan.state:
             write(view.fields["state"], np.ravel(self.env.state()), "the environment's state")
 
@@ -215,7 +214,7 @@ class OneCopy(ABC):
             where = seen if self.slots[i].spaces.masked == "observation" else infos
             legal = (where.get(agent) or {}).get("action_mask")
         if legal is None:
-            mask[...] = True  # any action will do for agents that do not act
+            mask[...] = True  # any action is legal for inactive agents
         else:
             write(mask, legal, f"the action mask of agent {agent!r}")
 
@@ -234,14 +233,14 @@ class OneCopy(ABC):
 
     # ---------------------------------------------------------------------------------- checks
 
-    def _check_names(self, *told: Collection) -> None:
-        """Refuses unknown agents among the observations, rewards and flags."""
-        if not all(map(self._known.issuperset, told)):
+    def _check_names(self, *named: Collection) -> None:
+        """Raises if observations, rewards or flags name an unknown agent."""
+        if not all(map(self._known.issuperset, named)):
             parts = ("agents", "observations", "rewards", "terminations", "truncations")
-            refuse_strangers(self.agents, dict(zip(parts, told)))
+            check_agents(self.agents, dict(zip(parts, named)))
 
     def _check_spaces(self, infos: Mapping) -> None:
-        """Refuses spaces that differ from those of the first episode."""
+        """Raises if spaces differ from those of the first episode."""
         for slot in self.slots:
             declared = slot.spaces
             agent = declared.agent
@@ -263,7 +262,7 @@ class OneCopy(ABC):
             return
         if self._limit is None or self.steps > self._limit * len(self.agents):
             raise ConfigError(
-                f"an episode did not end in {self.steps} steps; set max_steps, a time limit, for "
+                f"an episode did not end in {self.steps} steps; set the time limit max_steps for "
                 "an environment that never ends."
             )
 
@@ -273,14 +272,14 @@ class OneCopy(ABC):
         """Returns the whole state of the copy.
 
         Raises:
-            UserError: the environment cannot be pickled.
+            UserError: if the environment cannot be pickled.
         """
         try:
             return pickled((self.env, self._random, self.steps, self.life))
         except Exception as error:
             raise UserError(
                 f"the environment cannot be pickled ({type(error).__name__}: {error}); "
-                "its episodes start anew."
+                "a resumed run starts new episodes."
             ) from error
 
     def load(self, state: bytes) -> None:
@@ -289,11 +288,11 @@ class OneCopy(ABC):
         self._spaces = {}
 
     def watch(self, on: bool) -> None:
-        """Draws every step from now on, also the last one of an episode, or none any more."""
+        """Turns drawing in every step on or off, including the last step of an episode."""
         self._watched, self._shown = on, None
 
     def draw(self) -> np.ndarray | str:
-        """Returns what the environment looks like, of an episode that just ended its last state."""
+        """Returns a picture of the environment; after an episode's end, of its last state."""
         return drawn(self.env, self.plan.name) if self._shown is None else self._shown
 
     def close(self) -> None:
@@ -316,10 +315,10 @@ class ParallelCopy(OneCopy):
 
 
 class TurnCopy(OneCopy):
-    """Copy of an AEC environment: a step is one agent's move.
+    """Copy of an AEC environment, where a step is one agent's move.
 
-    An agent's rewards are those that the environment adds up for it until its next turn, given in
-    the step in which each was earned.
+    The environment accumulates an agent's rewards until its next turn. Each one is returned in the
+    step in which it was earned.
     """
 
     in_turns = True
@@ -333,7 +332,7 @@ class TurnCopy(OneCopy):
     def _move(self) -> Given:
         env = self.env
         mover = env.agent_selection
-        self._ledger()[mover] = 0  # environments reset it themselves, but some wrappers do not
+        self._ledger()[mover] = 0  # some wrappers do not reset it
         known, before = dict(self._ledger()), list(env.agents)
         env.step(self._actions[self.agents.index(mover)]())
         seen: dict[Any, Any] = {}
@@ -351,7 +350,7 @@ class TurnCopy(OneCopy):
         else:
             raise SpecError(
                 f"agent {env.agent_selection!r} ended and is selected again "
-                "after each step(None); the environment has to take it out of its agents."
+                "after each step(None); the environment must remove it from its agents."
             )
         infos.update(env.infos)
         self._see(seen, env.agents)
@@ -362,7 +361,7 @@ class TurnCopy(OneCopy):
         if not self.env.agents:
             return ()
         if mover not in self.agents:
-            refuse_strangers(self.agents, {"movers (agent_selection)": [mover]})
+            check_agents(self.agents, {"movers (agent_selection)": [mover]})
         return (mover,)
 
     def _ledger(self) -> dict:
@@ -376,7 +375,7 @@ class TurnCopy(OneCopy):
             known[agent] = total
 
     def _ends(self, before: list[Any], terminated: dict, truncated: dict) -> list[Any]:
-        """Notes ends, also of former agents; returns ended agents that the environment still has."""
+        """Records ends, of removed agents too; returns ended agents that are not yet removed."""
         env = self.env
         for agent in dict.fromkeys((*before, *env.agents)):
             dead = flag_of(agent, "terminated", env.terminations.get(agent))
@@ -386,7 +385,7 @@ class TurnCopy(OneCopy):
         return [agent for agent in env.agents if terminated[agent] or truncated[agent]]
 
     def _see(self, seen: dict, agents: Collection[Any]) -> None:
-        """Reads the agents' observations, also while they wait, where the environment has them."""
+        """Reads the observations of the agents, including waiting ones where available."""
         for agent in agents:
             try:
                 seen[agent] = self.env.observe(agent)
@@ -396,12 +395,12 @@ class TurnCopy(OneCopy):
 
 
 def _all_false(flags: Mapping) -> bool:
-    """Returns whether no agent ended, by a fast test; other than plain flags count as ends."""
+    """True if no agent ended; a fast test, in which values other than bools count as ends."""
     return list(flags.values()).count(False) == len(flags)
 
 
 def seen_limit(env: Any, n_moves: int) -> int | None:
-    """Returns the time limit that an environment shows, in rounds of several moves."""
+    """Returns the time limit that an environment declares, times its moves per round."""
     inner = getattr(env, "unwrapped", env)
     for name in _LIMITS:
         limit = getattr(inner, name, None)

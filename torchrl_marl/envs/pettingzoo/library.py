@@ -1,4 +1,4 @@
-"""Names of PettingZoo environments: its registry, and packages that are not in it."""
+"""Names of PettingZoo environments, in its registry and in other packages."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = [
 
 Backend = Literal["auto", "parallel", "aec"]
 
-# Package -> the module of its environments, and the extra that installs it.
+# Package -> module of its environments, and extra that installs it.
 _MODULES = {
     "mpe2": ("mpe2", "pettingzoo"),
     "magent2": ("magent2.environments", None),
@@ -56,7 +56,7 @@ _MUJOCO_ROBOTS = (
     "Swimmer",
     "Walker2d",
 )
-_WORLD = re.compile(r"[A-Za-z]\w*_v\d+")
+_ENVIRONMENT = re.compile(r"[A-Za-z]\w*_v\d+")
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class _Registered:
 
 
 def by_name(name: str, backend: Backend) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """Returns the maker of a named environment, and the arguments that its name implies."""
+    """Returns the factory of a named environment, and the arguments that its name implies."""
     registered = _registered(name, backend)
     if registered is not None:
         return registered, {}
@@ -88,7 +88,7 @@ def by_name(name: str, backend: Backend) -> tuple[Callable[..., Any], dict[str, 
 
 
 def _module(name: str, package: str, path: str, extra: str | None) -> ModuleType:
-    """Returns the module of an environment; of a known package's, where that is installed."""
+    """Imports the module of an environment."""
     if not path or not _importable(package):
         if package not in _MODULES or _importable(package):
             raise _unknown(name)
@@ -108,7 +108,7 @@ def _module(name: str, package: str, path: str, extra: str | None) -> ModuleType
 
 
 def external_module(config: EnvConfig) -> str | None:
-    """Returns the module of a name of no known package; imports nothing but PettingZoo."""
+    """Returns the module of a name outside the known packages; imports only PettingZoo."""
     package, env = _parts(config.name)
     asked = config.kwargs.get("backend")
     backend: Any = asked if asked in ("parallel", "aec") else "auto"
@@ -145,7 +145,7 @@ def _registered(name: str, backend: Backend) -> _Registered | None:
 
 
 def _check_entry(spec: Any) -> None:
-    """Refuses a registered environment whose packages are not installed."""
+    """Raises if the packages of a registered environment are not installed."""
     if not isinstance(spec.entry_point, str):
         return
     try:
@@ -158,14 +158,15 @@ def _check_entry(spec: Any) -> None:
 
 
 def of_module(module: ModuleType, backend: Backend) -> Callable[..., Any]:
+    """Returns the factory of a module's environment."""
     forms = {"parallel": ["parallel_env", "raw_parallel_env"], "aec": ["env", "raw_env"]}
     names = forms["parallel"] + forms["aec"] if backend == "auto" else forms[backend]
     for name in names:
         if hasattr(module, name):
             return getattr(module, name)
     raise ConfigError(
-        f"{module.__name__} has none of {', '.join(names)}, which make an environment; "
-        "give a callable that makes one."
+        f"{module.__name__} has none of the factories {', '.join(names)}; "
+        "pass a function that returns an environment."
     )
 
 
@@ -182,9 +183,9 @@ def continuous_argument(
         owner = entry.partition(":")[0] if isinstance(entry, str) else entry.__module__
     else:
         owner = creator.__module__
-    # Makers take any keyword; only the environment's class names its own.
+    # Factories take any keyword; only the environment's class names its arguments.
     module = importlib.import_module(owner)
-    makers = [creator, getattr(module, "raw_env", None), *_makers_within(creator)]
+    makers = [creator, getattr(module, "raw_env", None), *_wrapped_makers(creator)]
     for maker in makers:
         taken = inspect.signature(maker).parameters if callable(maker) else {}
         for name in ("continuous_actions", "continuous"):
@@ -193,11 +194,11 @@ def continuous_argument(
     return {}
 
 
-def _makers_within(creator: Callable[..., Any]) -> list[Any]:
-    """Returns the makers that a wrapping maker calls."""
+def _wrapped_makers(creator: Callable[..., Any]) -> list[Any]:
+    """Returns the factories that a wrapping factory calls."""
     cells = getattr(creator, "__closure__", None) or ()
     inner = [cell.cell_contents for cell in cells if callable(cell.cell_contents)]
-    return inner + [maker for one in inner for maker in _makers_within(one)]
+    return inner + [maker for one in inner for maker in _wrapped_makers(one)]
 
 
 def _pettingzoo() -> Any:
@@ -215,21 +216,21 @@ def _unknown(name: str) -> ConfigError:
     known = known_names()
     if within := [env for env in known if env.startswith(f"{name.rstrip('/')}/")]:
         raise ConfigError(
-            f"{name!r} names no environment of the package; expected one such as "
+            f"{name!r} is not an environment of the package, expected one such as "
             f"{', '.join(map(repr, within[:3]))}."
         )
     hint = nearest(name, known) or own_environment_hint(name)
     return ConfigError(
         f"unknown PettingZoo environment {name!r}; {hint}expected 'package/environment', "
-        "such as 'mpe2/simple_spread_v3' or 'sisl/pursuit-v5', an environment or a callable."
+        "such as 'mpe2/simple_spread_v3' or 'sisl/pursuit-v5', an environment or a factory."
     )
 
 
 def known_names() -> list[str]:
-    """Returns names of the environments that are installed or registered, sorted.
+    """Returns the sorted names of the installed or registered environments.
 
     Raises:
-        MissingExtraError: PettingZoo is not installed.
+        MissingExtraError: if PettingZoo is not installed.
     """
     pettingzoo = _pettingzoo()
     names = {*pettingzoo.parallel_registry, *pettingzoo.aec_registry}
@@ -239,13 +240,13 @@ def known_names() -> list[str]:
             continue
         folder = Path(spec.origin).parent.joinpath(*where.split(".")[1:])
         found = (module.name for module in pkgutil.iter_modules([str(folder)]))
-        names |= {f"{package}/{env}" for env in found if _WORLD.fullmatch(env)}
+        names |= {f"{package}/{env}" for env in found if _ENVIRONMENT.fullmatch(env)}
     names |= {f"gymnasium_robotics/{robot}" for robot in _MUJOCO_ROBOTS}
     return sorted(names)
 
 
 def _owns(env: Any) -> bool:
-    """Returns whether an object is an environment, a class of environments, or a maker or module of one."""
+    """True for an environment, its class, a factory, or a module of one."""
     kind = env if inspect.isclass(env) else type(env)
     played = all(callable(getattr(kind, name, None)) for name in ("reset", "step"))
     if played and (kind is env or hasattr(env, "possible_agents") or hasattr(env, "agents")):
@@ -256,21 +257,21 @@ def _owns(env: Any) -> bool:
 
 @dataclass(frozen=True)
 class PettingZooArguments:
-    """Arguments of the adapter itself, beside those of the environment."""
+    """Arguments of the adapter, in addition to the environment's."""
 
     backend: Annotated[
         str,
         OneOf(
             {
-                "auto": "the parallel form, where the environment has one",
-                "parallel": "all agents move at once",
-                "aec": "one agent after the other",
+                "auto": "the parallel form if it exists, else AEC",
+                "parallel": "all agents act simultaneously",
+                "aec": "agents act in turns",
             }
         ),
     ] = "auto"
-    """Which form of the environment is played."""
+    """PettingZoo API of the environment: parallel or AEC."""
     categorical_actions: bool = True
-    """Discrete actions as an index, otherwise one-hot."""
+    """Discrete actions as an index; otherwise one-hot."""
 
 
 _OF_OBJECTS = (
@@ -279,7 +280,7 @@ _OF_OBJECTS = (
 )
 
 LIBRARY = Library(
-    "PettingZoo's environments, written in Python",
+    "PettingZoo environments, written in Python",
     "torchrl_marl.envs.pettingzoo:PettingZooEnv",
     settings=("continuous_actions", *_OF_OBJECTS),
     of_objects=_OF_OBJECTS,

@@ -1,4 +1,4 @@
-"""Life cycle of the agents in one copy's running episode: births, turns and ends."""
+"""Life cycle of the agents in the running episode of one copy: births, turns and ends."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from torchrl_marl.errors import SpecError
 
-__all__ = ["LifeCycle", "flag_of", "refuse_strangers"]
+__all__ = ["LifeCycle", "check_agents", "flag_of"]
 
 _FLAGS = ("terminations", "truncations")
 
@@ -20,15 +20,15 @@ class LifeCycle:
     """Life cycle of the agents of one copy; lists are in the order of ``agents``.
 
     Args:
-        agents (sequence): ids.
-        came (list of bool): appeared.
+        agents (sequence): ids of the agents.
+        came (list of bool): has appeared.
         acts (list of bool): acts in the next step.
-        terminated, truncated (list of bool): how an agent ended.
+        terminated, truncated (list of bool): done flags.
         left (list of bool): ended in an earlier step.
-        gone (list of bool): ended, and the environment has it no more.
-        born (list of bool): has acted, or does next.
-        earns (list of bool): is paid for the next step: born, and has not ended.
-        all_act (bool): all agents do.
+        gone (list of bool): ended, and removed from the environment's agents.
+        born (list of bool): has acted, or acts next.
+        earns (list of bool): receives the reward of the next step: born and not ended.
+        all_act (bool): all agents act in the next step.
 
     Examples:
         >>> life = LifeCycle.of(["a", "b"])
@@ -53,7 +53,7 @@ class LifeCycle:
 
     @classmethod
     def of(cls, agents: Sequence[Any]) -> LifeCycle:
-        """Builds the life cycle before an episode."""
+        """Returns the life cycle at the start of an episode."""
         came, acts, dead, cut, left, gone, born, earns = ([False] * len(agents) for _ in range(8))
         return cls(agents, came, acts, dead, cut, left, gone, born, earns)
 
@@ -64,60 +64,61 @@ class LifeCycle:
         truncated: Mapping,
         cut_off: bool = False,
     ) -> tuple[bool, bool]:
-        """Notes which agents came and which ended in a step.
+        """Records the agents that appeared and those that ended in a step.
 
         Args:
-            present (collection): ids of those that the environment still has.
-            terminated, truncated (mapping): what it says of each.
-            cut_off (bool): its own time limit is reached, so both at once is a truncation.
+            present (collection): ids of the environment's current agents.
+            terminated, truncated (mapping): the environment's flags by agent.
+            cut_off (bool): the environment's time limit is reached, so that both flags together
+                mean a truncation.
 
         Returns:
-            tuple of bool: whether anything changed, and whether anyone lives.
+            tuple of bool: whether anything changed, and whether any agent is alive.
 
         Raises:
-            SpecError: an agent came back, or is gone without a flag; a flag that is none.
+            SpecError: if an agent returned, disappeared without a flag, or has an invalid flag.
         """
         changed = alive = False
         for i, agent in enumerate(self.agents):
-            here = agent in present
+            is_present = agent in present
             if self.terminated[i] or self.truncated[i]:
                 self.left[i] = True
-                self._stay_away(i, here)
+                self._check_gone(i, is_present)
                 continue
             dead = flag_of(agent, "terminated", terminated.get(agent))
             cut = flag_of(agent, "truncated", truncated.get(agent))
             if not self.came[i]:
-                if not (here or dead or cut):
+                if not (is_present or dead or cut):
                     continue
                 self.came[i] = changed = True
-            if here and not (dead or cut):
+            if is_present and not (dead or cut):
                 alive = True
                 continue
             if not (dead or cut):
                 raise SpecError(
                     f"agent {agent!r} is gone from the environment's agents, but was neither "
-                    "terminated nor truncated; let the environment tell one of the two in the step "
-                    "in which an agent goes."
+                    "terminated nor truncated; let the environment set one of the two in the step "
+                    "that removes an agent."
                 )
             self.truncated[i] = cut and (cut_off or not dead)
             self.terminated[i] = not self.truncated[i]
-            self.gone[i], changed = not here, True
+            self.gone[i], changed = not is_present, True
         return changed, alive
 
-    def _stay_away(self, i: int, here: bool) -> None:
-        if here and self.gone[i]:
+    def _check_gone(self, i: int, is_present: bool) -> None:
+        if is_present and self.gone[i]:
             raise SpecError(
-                f"agent {self.agents[i]!r} ended and is there again; PettingZoo lets no agent come "
-                "back: give it a new id, or end the episode."
+                f"agent {self.agents[i]!r} ended and is present again, which PettingZoo does not "
+                "allow; give it a new id, or end the episode."
             )
-        self.gone[i] = not here
+        self.gone[i] = not is_present
 
     def choose(self, acting: Collection[Any], in_turns: bool = False) -> bool:
-        """Notes which living agents act next; returns whether that changed.
+        """Records the living agents that act next; returns whether they changed.
 
         Args:
-            acting (collection): ids of those whom the environment lets act.
-            in_turns (bool): who has come is born, and waits for its first turn.
+            acting (collection): ids of the agents that may act.
+            in_turns (bool): agents are born when they appear, before their first turn.
         """
         acts = [
             came and not (dead or cut) and agent in acting
@@ -140,7 +141,7 @@ class LifeCycle:
         for i, done in enumerate(map(any, zip(self.terminated, self.truncated))):
             if not done:
                 (self.terminated if terminated else self.truncated)[i] = True
-        # Agents that are cut off are bootstrapped, those that waited included.
+        # Truncated agents are bootstrapped, waiting ones included.
         self.acts = [alive and not dead for alive, dead in zip(lived, self.terminated)]
         return terminated
 
@@ -149,7 +150,7 @@ def flag_of(agent: Any, name: str, value: Any) -> bool:
     """Returns a flag of an agent's end; None counts as False.
 
     Raises:
-        SpecError: neither a bool nor a number that is 0 or 1; the text ``"False"`` would be True.
+        SpecError: if it is neither a bool nor 0 or 1; the text ``"False"`` would be True.
     """
     if value is True or value is False or value is None:
         return bool(value)
@@ -157,27 +158,27 @@ def flag_of(agent: Any, name: str, value: Any) -> bool:
     if number.size == 1 and number.dtype.kind in "biuf" and number.item() in (0, 1):
         return bool(number.item())
     raise SpecError(
-        f"agent {agent!r} is said to be {name}: {value!r} ({type(value).__name__}), expected True "
-        "or False; correct the environment."
+        f"the {name} flag of agent {agent!r} is {value!r} ({type(value).__name__}), expected "
+        "True or False; correct the environment."
     )
 
 
-def refuse_strangers(known: Collection[Any], named: Mapping[str, Collection[Any]]) -> None:
-    """Refuses data of agents that the environment did not announce.
+def check_agents(known: Collection[Any], named: Mapping[str, Collection[Any]]) -> None:
+    """Raises if the data of a step name an undeclared agent.
 
     Args:
         known (collection): ids of all agents.
-        named (mapping): what the data are -> ids of their agents.
+        named (mapping): name of the data -> ids of their agents.
 
     Raises:
-        SpecError: naming the first of them.
+        SpecError: naming the first undeclared agent.
     """
-    for what, agents in named.items():
+    for data, agents in named.items():
         for agent in agents:
-            if agent in known or (agent == "__all__" and what in _FLAGS):
+            if agent in known or (agent == "__all__" and data in _FLAGS):
                 continue
             raise SpecError(
-                f"agent {agent!r} is among its {what}, but it is none of the environment's agents "
-                f"({', '.join(map(repr, known))}); list all that may ever appear in "
-                "possible_agents, and let an agent keep its name."
+                f"agent {agent!r} is among the {data}, but not among the environment's agents "
+                f"({', '.join(map(repr, known))}); list all agents that may ever appear in "
+                "possible_agents, and do not rename them."
             )

@@ -14,11 +14,10 @@ __all__ = ["pickled", "unpickled"]
 
 
 def pickled(value: Any) -> bytes:
-    """Returns a value as bytes.
+    """Pickles a value with its whole state.
 
-    Beyond what ``cloudpickle`` does: the state of environments that pickle only the arguments they
-        were
-    made with, and the images, fonts and clocks of pygame, with which environments draw.
+    Unlike ``cloudpickle``, it keeps the state of environments that pickle only their constructor
+    arguments, and supports the surfaces, fonts and clocks of pygame.
     """
     file = io.BytesIO()
     _Pickler(file).dump(value)
@@ -26,14 +25,14 @@ def pickled(value: Any) -> bytes:
 
 
 def unpickled(data: bytes) -> Any:
-    """Returns the value of bytes from :func:`pickled`."""
+    """Loads a value from the bytes of :func:`pickled`."""
     return pickle.loads(data)
 
 
 class _Pickler(cloudpickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
-        # Gymnasium's EzPickle would make a new environment of the same arguments.
+        # Gymnasium's EzPickle would build a new environment from the same arguments.
         if "_ezpickle_args" in getattr(obj, "__dict__", ()):
             return copyreg.__newobj__, (kind,), vars(obj), None, None, _set_state  # type: ignore[attr-defined]
         if kind.__module__.startswith("pygame"):
@@ -49,7 +48,7 @@ def _set_state(obj: Any, state: dict[str, Any]) -> None:
 
 def _of_surface(surface: Any) -> tuple:
     if surface.get_parent() is not None:
-        raise TypeError("a part of a pygame surface cannot be pickled")
+        raise TypeError("a subsurface of pygame cannot be pickled")
     shape = surface.get_size(), surface.get_flags(), surface.get_bitsize(), surface.get_masks()
     pixels = zlib.compress(bytes(surface.get_buffer().raw), 1)
     return _surface, (*shape, surface.get_colorkey(), surface.get_alpha(), pixels)
@@ -78,7 +77,7 @@ def _of_font(font: Any) -> tuple:
         raise TypeError("a pygame font without its file's path cannot be pickled")
     try:
         return _font, (font.path, font.size)
-    except pygame.error:  # another environment's close() had ended pygame
+    except pygame.error:  # another environment's close() has quit pygame
         return _font, (None, 0)
 
 

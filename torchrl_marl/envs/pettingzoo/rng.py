@@ -1,4 +1,4 @@
-"""Random numbers of one copy: global generators for its environment, and seeds of its episodes."""
+"""Random state of one copy: the global generators of its environment, and its episode seeds."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _WATCHED = 200
 
 
 class OwnRandom:
-    """Generators for an environment that draws from numpy's or Python's global one.
+    """Private state of numpy's and Python's global generators for one environment.
 
-    Each episode has a seed as well, drawn from a stream beside these: an environment with a random
-    source of its own, that begins it anew without one, would not play the same again.
+    Each episode also has a seed from a separate stream. Without it, an environment that reseeds
+    its own generator at random in every reset could not be reproduced.
 
-    numpy's generator is swapped by reference, which takes about 2 us. Python's can only be
-    copied (30 us), so it is looked at in every reset and in the first steps, and swapped
-    in each step as soon as an environment was seen drawing from it.
+    numpy's generator is swapped by reference, which takes about 2 us. Python's must be copied
+    (30 us). It is therefore swapped in every reset and in the first steps only, and in all steps
+    once the environment has drawn from it.
 
     Args:
-        seed (int): start of all.
+        seed (int): random seed of all generators.
 
     Examples:
         >>> own = OwnRandom(0)
@@ -49,14 +49,14 @@ class OwnRandom:
         self._episodes = np.random.SeedSequence(seed)
 
     def seed_of_episode(self) -> int:
-        """Returns a seed for the next episode, of 31 bits, as some environments require."""
+        """Returns a seed of 31 bits for the next episode; some environments take no more."""
         return int(self._episodes.spawn(1)[0].generate_state(1)[0]) >> 1
 
     def active(self, look: bool = False) -> OwnRandom:
         """Returns a context in which global random functions draw from these generators.
 
         Args:
-            look (bool): look whether Python's generator is drawn from.
+            look (bool): swap Python's generator too, and record whether it was used.
         """
         self._left -= 1
         self._look = look or self.uses_python or self._left > 0

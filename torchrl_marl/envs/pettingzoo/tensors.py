@@ -1,4 +1,4 @@
-"""Declaration of a PettingZoo environment, as specs and as fields of rows, and the rows as tensors.
+"""Specs and row fields of a PettingZoo environment, and its rows as tensors.
 
 Shapes: E copies, N agents of a group, M agents of a kind, S state features.
 """
@@ -41,22 +41,22 @@ def declared(
     """Returns the declaration of an environment with these groups.
 
     Args:
-        owner (str): the environment's name, in messages.
+        owner (str): name of the environment, for messages.
         num_envs (int): number E of copies.
         groups (mapping): group -> its agents.
-        one_hot (bool): choices of actions are one-hot encoded.
-        state (int or "observations", optional): features S of the state, if there is one, or
-            all agents' observations.
-        in_turns (bool): agents move one after another.
+        one_hot (bool): encode discrete actions as one-hot vectors.
+        state (int or "observations", optional): number S of features of the state, or all agents'
+            observations; None: no state.
+        in_turns (bool): agents act in turns.
 
     Raises:
-        SpecError: a space that no tensor holds.
-        ConfigError: agents that cannot be of one group.
+        SpecError: if a space has no tensor form.
+        ConfigError: if agents cannot be in one group.
     """
     declaration = Declaration(owner, num_envs, in_turns=in_turns)
     taken: set[str] = set()
     for group, agents in groups.items():
-        # Neighbours of equal spaces are one kind.
+        # Consecutive agents with equal spaces are one kind.
         kinds = [list(kind) for _, kind in groupby(agents, AgentSpaces.kind)]
         for kind in kinds:
             name = group if len(kinds) == 1 else _kind_name(kind, taken)
@@ -67,8 +67,8 @@ def declared(
             except SpecError:
                 raise
             except ValueError as error:
-                words = str(error).removeprefix(f"{owner}: ")
-                raise ConfigError(f"{owner}: {words}") from error
+                reason = str(error).removeprefix(f"{owner}: ")
+                raise ConfigError(f"{owner}: {reason}") from error
     if state == "observations":
         state = declaration.n_observed
     return declaration if state is None else declaration.with_state(Unbounded((int(state),)))
@@ -83,11 +83,11 @@ def _kind_name(kind: Sequence[AgentSpaces], taken: set[str]) -> str:
 def _agent_spec(name: str, kind: Sequence[AgentSpaces], one_hot: bool) -> AgentSpec:
     first = kind[0]
     seen = spec_of_space(f"the observation of {first.agent!r}", first.observation)
-    does = action_spec_of(f"the action of {first.agent!r}", first.action, one_hot=one_hot)
-    does = does if does.ndim < 2 else does.reshape(does.shape.numel())
+    action = action_spec_of(f"the action of {first.agent!r}", first.action, one_hot=one_hot)
+    action = action if action.ndim < 2 else action.reshape(action.shape.numel())
     names = tuple(str(agent.agent) for agent in kind)
     mask = first.masked is not None
-    return AgentSpec(name, len(kind), seen, does, action_mask=mask, agent_names=names)
+    return AgentSpec(name, len(kind), seen, action, action_mask=mask, agent_names=names)
 
 
 def slots_of(
@@ -116,7 +116,7 @@ def slots_of(
 
 
 def _by_kind(kinds: GroupKinds, leaf: str) -> bool:
-    """Returns whether a leaf has rows of each kind, and not of the whole group."""
+    """True if a leaf has one field per kind instead of one per group."""
     return kinds.lazy if leaf == "action" else kinds.ragged(leaf)
 
 
@@ -141,14 +141,14 @@ def _start_of(space: Any, path: tuple[str, ...]) -> int | tuple[int, ...]:
 def row_fields(
     declaration: Declaration, infos: Mapping[str, Sequence[str]], state: str | None
 ) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Returns the fields of one copy's rows: its input, and twice its output.
+    """Returns the fields of one copy's row: its actions, and its output twice.
 
-    What a step led to stands under ``after/``, what the next one goes on from under ``begun/``.
+    The result of a step is under ``after/``, the start of the next step under ``begun/``.
 
     Args:
-        declaration (Declaration): of the environment.
+        declaration (Declaration): declaration of the environment.
         infos (mapping): group -> keys of its infos.
-        state (str, optional): ``"world"`` where the environment writes its own.
+        state (str, optional): ``"world"`` if the environment writes its own state.
     """
     fields: dict[str, tuple[tuple[int, ...], str]] = {}
     written: dict[str, tuple[tuple[int, ...], str]] = {"root": ((3, 1), "bool")}
@@ -174,7 +174,7 @@ def row_fields(
 
 
 def specs_of(declaration: Declaration, group: str, leaf: str) -> Iterator[tuple[str, TensorSpec]]:
-    """Yields each kind, or ``""`` for all agents of a group, with the spec of a leaf."""
+    """Yields the spec of a leaf with its kind; the kind ``""`` is the whole group."""
     kinds, reader = declaration.groups[group], declaration.reader
     owners = reader.kind_specs[group] if _by_kind(kinds, leaf) else {"": reader.specs[group]}
     for kind, specs in owners.items():
@@ -195,11 +195,11 @@ class RowTensors:
     """Reader and writer of the rows of all copies.
 
     Args:
-        declaration (Declaration): of the environment.
+        declaration (Declaration): declaration of the environment.
         rows (dict): field -> array ``[E, ...]``.
-        state ("observations" or "world", optional): what the state is.
+        state ("observations" or "world", optional): source of the state.
         infos (mapping): group -> keys of its infos.
-        device (torch.device): of what is read.
+        device (torch.device): device of the tensors that are read.
     """
 
     def __init__(
@@ -232,7 +232,7 @@ class RowTensors:
         }
 
     def _places_of(self, group: str, infos: Sequence[str]) -> list[tuple[tuple[str, ...], str]]:
-        """Returns the path in a group's dict and the field of all leaves but the flags."""
+        """Returns path and field of every leaf of a group except the done flags."""
         places: list[tuple[tuple[str, ...], str]] = [(("mask",), f"{group}//mask")]
         places += [(("info", key), f"{group}//info/{key}") for key in infos]
         for leaf in ("observation", "action_mask"):
@@ -242,13 +242,13 @@ class RowTensors:
         return places
 
     def write_actions(self, actions: Mapping[str, Mapping[str, Any]]) -> None:
-        """Writes actions, group -> ``"action"`` or kind -> ``"action"``."""
+        """Writes actions, given as group -> ``"action"`` or group -> kind -> ``"action"``."""
         for field, (group, kind, one_hot) in self._written.items():
             action = (actions[group][kind] if kind else actions[group])["action"]
             self._tensors[field].copy_(action.int().argmax(-1) if one_hot else action)
 
     def read(self, part: str) -> dict[str, Any]:
-        """Returns the copies' output in new tensors: of ``after`` or ``begun``."""
+        """Returns the output ``after`` or ``begun`` of all copies in new tensors."""
         root = self._own(f"{part}/root").unbind(1)
         output: dict[str, Any] = dict(zip(_FLAGS, root))
         for group in self._groups:
@@ -262,18 +262,18 @@ class RowTensors:
         if self._state == "world":
             output["state"] = self._own(f"{part}/state")
         elif self._state is not None:
-            output["state"] = self._side_by_side(output)
+            output["state"] = self._concatenated(output)
         return output
 
     def without_rewards(self, after: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns a step's result without rewards, as the start of the next step."""
+        """Returns the result of a step without rewards, as the start of the next step."""
         next_start = dict(after)
         for group in self._groups:
             next_start[group] = {key: x for key, x in after[group].items() if key != "reward"}
         return next_start
 
     def cut_off(self, before: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the result of a step in which only the episode's end happened."""
+        """Returns the result of a step that only truncates the episode."""
         last = dict(before)
         last["done"], last["truncated"] = (torch.ones_like(before["done"]) for _ in range(2))
         for group in self._groups:
@@ -288,7 +288,7 @@ class RowTensors:
         tensor = self._tensors[field]
         return tensor.clone() if self._device.type == "cpu" else tensor.to(self._device)
 
-    def _side_by_side(self, output: Mapping[str, Any]) -> Tensor:
+    def _concatenated(self, output: Mapping[str, Any]) -> Tensor:
         """Concatenates the observations of all agents, ``[E, S]``."""
         leaves = [
             functools.reduce(operator.getitem, path, output[group])
@@ -301,7 +301,7 @@ class RowTensors:
     # ---------------------------------------------------------------------------------- checks
 
     def check_actions(self) -> None:
-        """Refuses actions that are not finite, of agents that act.
+        """Raises if an active agent's action is not finite.
 
         Raises:
             NonFiniteError: naming the copy and the agent.
@@ -311,16 +311,16 @@ class RowTensors:
             if actions.dtype.kind != "f" or np.isfinite(np.add.reduce(actions, axis=None)):
                 continue
             acts = self.rows[f"begun/{group}//mask"][:, self._place(group, kind)]
-            self._refuse_bad(actions, acts, (group, kind, "action"), "look at the policy")
+            self._refuse_bad(actions, acts, (group, kind, "action"), "check the policy")
 
     def check(self, part: str) -> None:
-        """Refuses values that are not finite.
+        """Raises if a value is not finite.
 
         Raises:
             NonFiniteError: naming the copy and the agent.
         """
         for field in self._checked[part]:
-            # All numbers in one test, since every step makes it.
+            # One test for all numbers, since it runs in every step.
             if not np.isfinite(np.add.reduce(self.rows[field], axis=None)):
                 self._refuse(part, field)
 
@@ -337,12 +337,12 @@ class RowTensors:
         _, group, kind, leaf = field.split("/")[:4]
         dead = self.rows[f"{part}/{group}//flags"][:, 1, self._place(group, kind), 0]
         counts = ~dead if leaf == "observation" else np.ones_like(dead)
-        self._refuse_bad(values, counts, (group, kind, leaf), "correct the world")
+        self._refuse_bad(values, counts, (group, kind, leaf), "correct the environment")
 
     def _refuse_bad(
         self, values: np.ndarray, counts: np.ndarray, key: tuple[str, str, str], fix: str
     ) -> None:
-        """Refuses values that are not finite, of the agents ``[E, N]`` that count."""
+        """Raises if values are not finite, for the agents where ``counts`` ``[E, N]`` is True."""
         group, kind, leaf = key
         bad = ~np.isfinite(values).reshape(*values.shape[:2], -1).all(-1) & counts
         for copy, agent in np.argwhere(bad)[:1].tolist():
@@ -353,7 +353,7 @@ class RowTensors:
             )
 
     def _place(self, group: str, kind: str) -> slice:
-        """Returns the places of a kind's agents in their group; ``""`` is all of them."""
+        """Returns the slice of a kind's agents in their group; ``""`` is the whole group."""
         return self._declaration.groups[group].slices[kind] if kind else slice(None)
 
 

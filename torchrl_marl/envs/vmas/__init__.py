@@ -1,4 +1,4 @@
-"""VMAS: its simulator unmodified, with snapshots, batched resets and graphs."""
+"""VMAS with its unmodified simulator, plus snapshots, batched resets and graphs."""
 
 from typing import TYPE_CHECKING
 

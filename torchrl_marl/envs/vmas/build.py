@@ -1,4 +1,4 @@
-"""Builds VMAS environments, and reads what their agents see and earn."""
+"""Construction of VMAS environments, and reading of observations, rewards and flags."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ class ScenarioReader:
     """Reader of a scenario's lists of agents, group by group.
 
     Args:
-        groups (dict): name of a group -> places of its agents in VMAS's lists.
-        lazy (dict): name of a group -> whether its agents differ, and are stacked lazily.
-        state ("observations" or callable, optional): what a central critic sees.
-        info (bool): whether infos are read.
-        device (torch.device, optional): what the TensorDicts say.
+        groups (dict): group -> indices of its agents in VMAS's lists.
+        lazy (dict): group -> True if its agents differ and are stacked lazily.
+        state ("observations" or callable, optional): the central critic's input.
+        info (bool): read infos.
+        device (torch.device, optional): device of the TensorDicts.
 
     Shapes:
         - ``(group, "observation")``: ``[E, N, O]``; ``(group, "reward")``: ``[E, N, 1]``
@@ -75,7 +75,7 @@ class ScenarioReader:
     device: torch.device | None
 
     def read(self, env: Environment, *, rewards: bool) -> TensorDict:
-        """Returns the output of a step, or of a reset without ``rewards``."""
+        """Returns the output of a step, or without ``rewards`` of a reset."""
         found = env._get_from_scenario(
             get_observations=True, get_rewards=rewards, get_infos=self.info, get_dones=True
         )
@@ -108,7 +108,7 @@ class ScenarioReader:
         state = self.state(env)
         if state.ndim != 2 or state.shape[0] != env.num_envs:
             raise ConfigError(
-                f"VmasEnv: state(...) gave shape {tuple(state.shape)}, "
+                f"VmasEnv: state(...) returned shape {tuple(state.shape)}, "
                 f"expected [{env.num_envs}, S]."
             )
         return state
@@ -131,7 +131,7 @@ class ScenarioReader:
             if infos[i]:
                 source["info"] = _entry(_floats(infos[i]), size)
             members.append(TensorDict(source, size, self.device))
-        # Lazily even where observations agree: actions do not.
+        # Lazily even if the observations agree, since the actions differ.
         return LazyStackedTensorDict(*members, stack_dim=1)
 
 
@@ -154,10 +154,10 @@ def where_reset(reset: Tensor, new: TensorDictBase, old: TensorDictBase) -> Tens
 def action_rows(
     env: torchrl.envs.VmasEnv, tensordict: TensorDictBase, group: str
 ) -> Sequence[Tensor]:
-    """Returns each agent's action as VMAS takes it, ``[E, A]`` or ``[E]``.
+    """Returns each agent's action in VMAS's format, ``[E, A]`` or ``[E]``.
 
     Raises:
-        SpecError: a group without actions.
+        SpecError: if a group has no actions.
     """
     entry = tensordict.get(group)
     lazy = is_lazy(entry)
@@ -179,14 +179,14 @@ def _floats(info: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _entry(x: Any, size: torch.Size) -> Any:
-    """Returns one agent's entry: a tensor with at least one feature, or a TensorDict of such."""
+    """Returns one agent's entry: a tensor with at least one feature, or a TensorDict of them."""
     if isinstance(x, Tensor):
         return x.unsqueeze(-1) if x.ndim == 1 else x
     return TensorDict({key: _entry(value, size) for key, value in x.items()}, size)
 
 
 def _stack(entries: Sequence[Any], size: torch.Size) -> Any:
-    """Stacks the agents' entries in dim 1: tensors ``[E, ...]``, or dicts of such."""
+    """Stacks the agents' entries in dim 1: tensors ``[E, ...]`` or dicts of them."""
     if isinstance(entries[0], Tensor):
         return torch.stack([_entry(x, size) for x in entries], 1)
     source = {key: _stack([entry[key] for entry in entries], size) for key in entries[0]}
@@ -203,10 +203,10 @@ VIEWER = ("viewer", "visible_display", "text_lines")
 
 
 def import_vmas() -> None:
-    """Imports VMAS without the notice that its gym package prints.
+    """Imports VMAS, and suppresses the notice of its gym package.
 
     Raises:
-        MissingExtraError: VMAS is not installed.
+        MissingExtraError: if VMAS is not installed.
     """
     if importlib.util.find_spec("vmas") is None:
         raise MissingExtraError("VMAS", "vmas")
@@ -222,11 +222,11 @@ def check_vmas(
     execution: Any,
     device: Any,
 ) -> None:
-    """Refuses arguments of a VMAS environment that do not fit, before anything is built.
+    """Checks the arguments of a VMAS environment before it is built.
 
     Raises:
-        ConfigError: naming the argument.
-        MissingExtraError: VMAS is not installed.
+        ConfigError: naming the invalid argument.
+        MissingExtraError: if VMAS is not installed.
     """
     check_scenario(scenario, scenario_kwargs)
     check_least("VmasEnv", num_envs=(num_envs, 1))
@@ -237,15 +237,15 @@ def check_vmas(
     check_execution(execution, device, "VmasEnv")
     if execution != "eager" and scenario_kwargs.get("grad_enabled"):
         raise ConfigError(
-            f"VmasEnv: grad_enabled=True asks for gradients through steps, which execution="
-            f"{execution!r} does not give; use execution='eager'."
+            f"VmasEnv: grad_enabled=True needs gradients through steps, which execution="
+            f"{execution!r} does not support; use execution='eager'."
         )
 
 
 def make_simulator(
     scenario: str | BaseScenario, num_envs: int, device: torch.device, arguments: Mapping[str, Any]
 ) -> Environment:
-    """Makes a VMAS environment from the active random state; no step was made in it yet."""
+    """Creates a VMAS environment from the active random state, without a first step."""
     import vmas
 
     with _active_random_state():
@@ -267,17 +267,17 @@ def build_simulator(
 
 
 def warm_up(env: Environment, info: bool) -> None:
-    """Makes one step without actions: some of a scenario's tensors appear only then."""
+    """Makes one step with zero actions, since some scenarios create tensors only then."""
     widths = [env.get_agent_action_size(agent) for agent in env.agents]
     advance(env, [torch.zeros(env.num_envs, n, device=env.device) for n in widths])
     env._get_from_scenario(True, True, info, True)
 
 
 def advance(env: Environment, actions: Sequence[Tensor]) -> None:
-    """Steps the simulation: what ``Environment.step`` does before it reads the scenario.
+    """Steps the simulation like ``Environment.step``, without reading the scenario.
 
     Args:
-        env (Environment): of E envs.
+        env (Environment): VMAS environment of E envs.
         actions (sequence of Tensor): ``[E, A]`` for each agent.
     """
     for agent, action in zip(env.agents, actions):
@@ -296,19 +296,19 @@ def reset_all(env: Environment) -> None:
 
 
 def reset_each(env: Environment) -> None:
-    """Starts new episodes env by env: some scenarios (passage) draw one layout for all at once."""
+    """Starts new episodes env by env, for scenarios (passage) that share a layout otherwise."""
     for i in range(env.num_envs):
         env._reset_at(i, return_observations=False)
 
 
 class VmasSimulators:
-    """Builder of simulators of one scenario and its arguments.
+    """Factory of simulators of one scenario with fixed arguments.
 
     Args:
-        scenario (str or BaseScenario): copied, since a scenario belongs to one simulator.
-        seed (int): of what is drawn when an environment is built.
-        arguments (mapping): of ``vmas.make_env`` and the scenario.
-        info (bool): whether infos are read.
+        scenario (str or BaseScenario): the scenario; copied, since it belongs to one simulator.
+        seed (int): random seed of the construction.
+        arguments (mapping): arguments of ``vmas.make_env`` and the scenario.
+        info (bool): read infos.
     """
 
     def __init__(
@@ -323,7 +323,7 @@ class VmasSimulators:
         self._state: SimulatorState | None = None
 
     def scenario(self) -> str | BaseScenario:
-        """Returns a new object of the scenario, for one more simulator."""
+        """Returns a copy of the scenario, for another simulator."""
         return copy.deepcopy(self._scenario)
 
     def build(self, num_envs: int, device: torch.device) -> Environment:
@@ -331,15 +331,15 @@ class VmasSimulators:
         return build_simulator(self.scenario(), num_envs, device, self._arguments, self._info)
 
     def describe(self, num_envs: int) -> str:
-        """Describes a simulator: all that two simulators' states must agree in."""
+        """Returns a description that two simulators must share to exchange states."""
         arguments = {"num_envs": num_envs, **self._arguments}
         return f"{self.name}({', '.join(f'{k}={v!r}' for k, v in sorted(arguments.items()))})"
 
     def state(self) -> SimulatorState:
-        """Returns the places of such a simulator's tensors.
+        """Returns the layout of the simulator's state tensors.
 
         Raises:
-            SimulatorStateError: a scenario whose state cannot be read (``road_traffic``).
+            SimulatorStateError: if the scenario's state cannot be read (``road_traffic``).
         """
         if self._state is None:
 
@@ -356,25 +356,24 @@ class VmasSimulators:
         """Builds a bank of fresh starts for a running simulator.
 
         Raises:
-            SimulatorStateError: a scenario whose state cannot be read.
+            SimulatorStateError: if the scenario's state cannot be read.
         """
         state, n, device = self.state(), simulator.num_envs, simulator.device
-        # The twin builds its environment from the same seed, and draws starts from the env's own
-        # state.
+        # The twin is built from the same seed; its starts come from the env's random state.
         with RandomState(self._stream, device).active():
             twin = self.build(n, device)
         step = functools.partial(warm_up, info=self._info)
         return ResetBank(state, simulator, twin, self.fresh_starts(), n, device, step=step)
 
     def fresh_starts(self) -> Callable[[Environment], None]:
-        """Returns a reset of all envs that draws one start for each, as single resets do."""
+        """Returns a reset of all envs that draws a separate start for each env."""
         n = SimulatorState.PROBES[1]
         with RandomState(self._stream).active():
             probe = self.build(n, torch.device("cpu"))
             together = random_draws(lambda: reset_all(probe))
             alone = random_draws(lambda: probe._reset_at(0, return_observations=False))
         shared = [shape for shape in together if n not in shape]
-        # Random numbers drawn in a full reset only, such as the true goal, may be shared.
+        # Only draws that a full reset makes in addition may be shared, such as the true goal.
         draws_together = not shared or len(alone) <= len(together) - len(shared)
         return reset_all if draws_together else reset_each
 

@@ -1,4 +1,4 @@
-"""What a trace of a VMAS step needs."""
+"""Removal of data-dependent branches from VMAS steps, so that they can be traced."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ __all__ = ["contact_lines", "without_branches"]
 
 
 def contact_lines(frame: FrameType) -> range | None:
-    """Returns the lines guarded by ``if ....collides(...):`` at a frame, if contact alone matters.
+    """Returns the lines guarded by ``if ....collides(...):`` at a frame.
 
     Args:
-        frame (FrameType): which asks.
+        frame (FrameType): frame that calls ``collides``.
 
     Returns:
-        range: of line numbers, or None if something else happens there.
+        range: line numbers; None if the lines do more than write at contact.
     """
     return _contacts(frame.f_code.co_filename).get(frame.f_lineno)
 
 
 @functools.cache
 def _contacts(file: str) -> dict[int, range]:
-    """Maps each line with a test to the lines that it guards."""
+    """Maps each line with a ``collides`` test to the lines that it guards."""
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except SyntaxError:
@@ -55,8 +55,8 @@ def _contacts(file: str) -> dict[int, range]:
 
 
 def _guards_contact(node: ast.If) -> bool:
-    asks = _calls(node.test, "collides") and not node.orelse
-    return asks and _writes_at_contact(node.body, set())
+    tests = _calls(node.test, "collides") and not node.orelse
+    return tests and _writes_at_contact(node.body, set())
 
 
 def _calls(x: ast.expr, method: str) -> bool:
@@ -107,7 +107,7 @@ def _is_contact(mask: ast.expr, distances: set[str]) -> bool:
 
 
 def _is_plain(x: ast.expr) -> bool:
-    """Returns whether an expression calls nothing and sets nothing."""
+    """Returns whether an expression has no calls and no assignments."""
     return not any(
         isinstance(part, (ast.Call, ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom))
         for part in ast.walk(x)
@@ -115,7 +115,7 @@ def _is_plain(x: ast.expr) -> bool:
 
 
 def _is_private(node: ast.If, function: ast.FunctionDef) -> bool:
-    """Returns whether names that are set under the condition are read only there."""
+    """Returns whether names set under the condition are read only under it."""
     inside = {id(part) for statement in node.body for part in ast.walk(statement)}
     names = [part for part in ast.walk(function) if isinstance(part, ast.Name)]
     stored = {x.id for x in names if id(x) in inside and isinstance(x.ctx, ast.Store)}
@@ -136,12 +136,12 @@ _COLLISIONS = (
 
 @contextlib.contextmanager
 def without_branches(env: Environment) -> Iterator[None]:
-    """Makes steps take one path for all states, with the results of stock VMAS.
+    """Context manager in which steps take one path for all states, with VMAS's results.
 
-    Only this environment's environment is changed, and it is left as it was.
+    Only this environment's ``World`` is patched, and it is restored on exit.
 
     Args:
-        env (Environment): whose step is to be recorded.
+        env (Environment): VMAS environment to record.
 
     Examples:
         >>> from torchrl_marl.envs import VmasEnv
@@ -168,22 +168,18 @@ def without_branches(env: Environment) -> Iterator[None]:
 
 
 class _Contacts:
-    """Pairs of one kind that an environment pushes apart, with the nearness that it would test.
-
-    Args:
-        environment (Environment): a stock one.
-    """
+    """Branch-free replacements of the contact tests of VMAS's ``World``."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._forces = world._get_constraint_forces
         self._distance = world.get_distance
         self._pairs: list[tuple[Entity, Entity]] = []
-        # The scenario's last query, and its place: nearness, pair, frame and guarded lines.
-        self._asked: tuple[Tensor, set[Entity], FrameType, range] | None = None
+        # The scenario's last query: nearness, pair, frame and guarded lines.
+        self._query: tuple[Tensor, set[Entity], FrameType, range] | None = None
 
     def collides(self, a: Entity, b: Entity) -> bool | Tensor:
-        """Replaces ``World.collides``; for forces the nearness in any env is not tested."""
+        """Replaces ``World.collides``; for forces the test of nearness is omitted."""
         if not self._may_collide(a, b):
             return False
         frame = sys._getframe(1)
@@ -193,15 +189,15 @@ class _Contacts:
         lines = contact_lines(frame)
         if lines is None:
             return near
-        self._asked = near, {a, b}, frame, lines
+        self._query = near, {a, b}, frame, lines
         return True
 
     def distance(self, a: Entity, b: Entity, env_index: int | None = None) -> Tensor:
-        """Replaces ``World.get_distance``; infinite where stock VMAS finds the condition False."""
+        """Replaces ``World.get_distance``; infinite where VMAS would skip the guarded lines."""
         distance = self._distance(a, b, env_index)
-        if self._asked is None:
+        if self._query is None:
             return distance
-        near, pair, frame, lines = self._asked
+        near, pair, frame, lines = self._query
         caller = sys._getframe(1)
         if caller is not frame or caller.f_lineno not in lines or {a, b} != pair:
             return distance
@@ -215,7 +211,7 @@ class _Contacts:
         return {type(a.shape), type(b.shape)} in self._world._collidable_pairs
 
     def of_pairs(self, collision: Callable[..., None]) -> Callable[..., None]:
-        """Wraps a collision of pairs that must be near."""
+        """Wraps a collision function, to pass its pairs to :meth:`forces`."""
 
         def push(pairs: list[tuple[Entity, Entity]]) -> None:
             self._pairs = [] if all(map(_exact, pairs)) else pairs
@@ -225,16 +221,16 @@ class _Contacts:
         return push
 
     def forces(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Replaces ``World._get_constraint_forces``; zero for pairs that stock VMAS leaves out."""
+        """Replaces ``World._get_constraint_forces``; zero for pairs that VMAS would skip."""
         on_a, on_b = self._forces(*args, **kwargs)
-        if not self._pairs:  # joints, and pairs that are exact anyway
+        if not self._pairs:  # joints, and pairs that need no test of nearness
             return on_a, on_b
         near = _near(self._pairs).unsqueeze(-1)
         return torch.where(near, on_a, 0.0), torch.where(near, on_b, 0.0)
 
 
 def _near(pairs: list[tuple[Entity, Entity]]) -> Tensor:
-    """Returns whether a pair is near in any env, by the test of ``World.collides``, ``[P]``."""
+    """Returns whether each pair is near in any env, by VMAS's test; ``[P]``."""
     a, b = (torch.stack([pair[i].state.pos for pair in pairs], -2) for i in (0, 1))
     reach = [_reach(*pair) for pair in pairs]
     distance = torch.linalg.vector_norm(a - b, dim=-1)
@@ -246,7 +242,7 @@ def _reach(a: Entity, b: Entity) -> float:
 
 
 def _exact(pair: tuple[Entity, Entity]) -> bool:
-    """Returns whether ``World.collides`` finds a pair near whenever it is in contact."""
+    """Returns whether pairs in contact always pass the test of ``World.collides``."""
     from vmas.simulator.core import Sphere
 
     if not all(isinstance(entity.shape, Sphere) for entity in pair):

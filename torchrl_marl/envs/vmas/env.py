@@ -57,40 +57,46 @@ _ENV_ARGUMENTS = ("device", "batch_size", "frame_skip", "spec_locked")
 class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
     """VMAS scenario; replaces :class:`torchrl.envs.VmasEnv`, which it extends.
 
-    What differs: the time limit is ``truncated`` and never ``terminated``; envs that end are
-    reset in one batched operation; an env has a random state of its own, so a seed gives the
-    same rollout twice whatever else runs in the process; :meth:`snapshot` and :meth:`restore`;
-    a ``"state"`` for the critic; a scenario argument that no code reads is refused.
+    Differences from TorchRL's:
+
+    - The time limit is ``truncated``, never ``terminated``.
+    - Envs that end are reset in one batched operation.
+    - The environment has its own random state. A seed gives the same rollout whatever else runs
+      in the process.
+    - :meth:`snapshot` and :meth:`restore` save and restore the whole state.
+    - There can be a ``"state"`` for a central critic.
+    - Unknown scenario arguments raise.
 
     Args:
-        scenario (str or BaseScenario): one of ``available_envs``, one's own, or its file's path.
+        scenario (str or BaseScenario): one of ``available_envs``, a scenario object, or the path
+            of a Python file.
 
     Keyword Args:
         num_envs (int): number E of vectorized envs.
-        continuous_actions (bool): otherwise discrete ones.
+        continuous_actions (bool): continuous actions; otherwise discrete.
         max_steps (int, optional): time limit of an episode.
-        categorical_actions (bool): discrete actions as an index, otherwise one-hot.
-        seed (int, optional): drawn from torch's global generator if None.
-        group_map (MarlGroupMapType or dict, optional): how agents are grouped.
+        categorical_actions (bool): discrete actions as an index; otherwise one-hot.
+        seed (int, optional): random seed; None: drawn from torch's global generator.
+        group_map (MarlGroupMapType or dict, optional): grouping of the agents.
         scenario_kwargs (dict, optional): arguments of the scenario, also as ``**kwargs``.
-        state ("observations" or callable, optional): what a central critic sees: all agents'
-            observations side by side, or what ``state(vmas_environment)`` gives, ``[E, S]``.
-        info (bool): whether ``(group, "info")`` is computed and written.
-        execution ("eager", "compile" or "cudagraph"): how a step runs: by the simulator, or as
-            one compiled graph of it, on CPU or GPU, or one that a GPU replays. The results are
-            the same. A scenario that cannot be captured says so and runs eagerly. Graphs keep
-            the state to themselves: look at VMAS's environment through ``env._env`` each time.
-        device (torch.device, optional): where the simulation runs.
+        state ("observations" or callable, optional): the central critic's input: all agents'
+            observations concatenated, or ``state(vmas_environment)``, ``[E, S]``.
+        info (bool): compute and write ``(group, "info")``.
+        execution ("eager", "compile" or "cudagraph"): execution of a step: by the simulator, as a
+            compiled graph on CPU or GPU, or as a CUDA graph. The results are the same. A scenario
+            that cannot be captured warns and runs eagerly. Graphs hold the state in their own
+            memory; ``env._env`` writes it back, so do not keep a reference to VMAS's environment.
+        device (torch.device, optional): device of the simulation.
 
     Shapes:
         - ``(group, "observation")``: ``[E, N, O]``; ``("next", group, "reward")``: ``[E, N, 1]``
         - ``done``, ``terminated``, ``truncated``: ``[E, 1]``; ``"state"``: ``[E, S]``
 
     Raises:
-        ConfigError: an unknown scenario, a leftover argument, an unknown ``state``, an
-            ``execution`` that cannot be.
-        BatchSizeError: a ``batch_size`` that is not ``(num_envs,)``.
-        MissingExtraError: VMAS is not installed.
+        ConfigError: if the scenario, an argument or ``state`` is unknown, or if ``execution`` is
+            not possible on the device.
+        BatchSizeError: if ``batch_size`` is not ``(num_envs,)``.
+        MissingExtraError: if VMAS is not installed.
 
     Reference: Bettini et al., 2022, https://arxiv.org/abs/2207.03530.
 
@@ -128,7 +134,7 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
         self._leader = self._packing = None
         self._reset_envs = reset_all
         self._bank: ResetBank | None = None
-        self._unmoved: UndoWrites | None = None
+        self._undo_writes: UndoWrites | None = None
         # The last output of a step or reset, and the step count for which it is valid.
         self._given: tuple[TensorDictBase, Tensor, int] | None = None
         self._refused: str | None = None
@@ -163,12 +169,12 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
             terminated_truncated=True,
             **scenario_kwargs,
         )
-        self._worlds = VmasSimulators(scenario, self._simulator_seed, arguments, self._info)
+        self._simulators = VmasSimulators(scenario, self._simulator_seed, arguments, self._info)
         device = self.device if self.device is not None else torch.get_default_device()
         self.random_state = RandomState(offset_seed(self._simulator_seed), device)
         with self.random_state.active():
             env = make_simulator(scenario, num_envs, device, arguments)
-            # Before a step leaves anything behind that depends on the seed.
+            # Read before the first step, whose results depend on the seed.
             self._initial_tensors = read_tensors(env, VIEWER)
             warm_up(env, self._info)
             env._reset(return_observations=False)
@@ -179,7 +185,7 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
             raise BatchSizeError(
                 "Batch size used in constructor "
                 f"{'does not match vmas batch size' if one else 'is not compatible with vmas'}. "
-                f"VmasEnv: batch_size is {tuple(self.batch_size)}, expected ({num_envs},), the "
+                f"VmasEnv: batch_size is {tuple(self.batch_size)}, expected ({num_envs},) from "
                 "num_envs; leave it out."
             )
         return env
@@ -211,7 +217,7 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
 
     @property
     def _env(self) -> Environment:
-        """VMAS's environment, with the state that graphs have reached."""
+        """VMAS's environment, with the state of the graphs written back."""
         captured = self.__dict__.get("_captured")
         return self.__dict__["_vmas"] if captured is None else captured.release()
 
@@ -231,22 +237,23 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
             if start is not None:
                 return start
         with self.random_state.active():
-            output = self._still_given()
+            output = self._last_output()
             self._start_episodes(ended)
-            return self._remember(self._read_after_reset(ended, output))
+            return self._keep_output(self._read_after_reset(ended, output))
 
     def _read_after_reset(self, ended: Tensor, output: TensorDictBase | None) -> TensorDictBase:
-        """Reads envs that begin; running envs are not observed a second time."""
-        with contextlib.nullcontext() if self._unmoved is None else self._unmoved.where(~ended):
+        """Reads the envs that were reset; running envs keep their last output."""
+        undo = self._undo_writes
+        with contextlib.nullcontext() if undo is None else undo.where(~ended):
             read = self._read()
         return read if output is None else where_reset(ended, read, output)
 
-    def _remember(self, output: TensorDictBase) -> TensorDictBase:
+    def _keep_output(self, output: TensorDictBase) -> TensorDictBase:
         steps = self._env.steps
         self._given = output, steps, steps._version
         return output.copy()
 
-    def _still_given(self) -> TensorDictBase | None:
+    def _last_output(self) -> TensorDictBase | None:
         """Returns the last output, unless the simulator was stepped elsewhere."""
         if self._given is None:
             return None
@@ -260,7 +267,7 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
             self._follow_leader()
             self._reset_envs(self._env)
             self._follow()
-            return self._remember(self._read())
+            return self._keep_output(self._read())
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         if self._captured is not None and self._captured.in_graph:
@@ -270,10 +277,10 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
             if stepped is not None:
                 return stepped
         with self.random_state.active():
-            return self._remember(self.advance(tensordict))
+            return self._keep_output(self.advance(tensordict))
 
     def advance(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Steps the simulator itself, with random numbers from the active state."""
+        """Steps the simulator eagerly, with random numbers from the active random state."""
         actions: list[Tensor] = [None] * self._env.n_agents  # type: ignore[list-item]
         for group, places in self._reader.groups.items():
             for i, row in zip(places, action_rows(self, tensordict, group)):
@@ -298,8 +305,8 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
     def _set_seed(self, seed: int | None) -> None:
         stream = offset_seed(0 if seed is None else seed)
         self.random_state.seed(stream)
-        # A reset does not write everything that infos read: leftovers of earlier
-        # episodes come from this seed, too.
+        # A reset does not overwrite everything that infos read, so that the leftovers of earlier
+        # episodes must depend on this seed, too.
         write_tensors(self._env, self._initial_tensors, VIEWER)
         with self.random_state.active():
             self._env._reset(return_observations=False)
@@ -310,25 +317,25 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
             self._bank.empty()
         self._drawn = {}
         if self._graphs is not None:
-            # A new pool: its grown size must not depend on the seed.
+            # A new pool, since the size to which the old one grew depends on its seed.
             self._graphs.pool = self.reset_pool()
 
     def snapshot(self) -> TensorDict:
-        """Returns the environment's whole state: simulator, random state and drawn starts.
+        """Returns the whole state: simulator, random state and starts drawn in advance.
 
         Returns:
-            TensorDict: to be given to :meth:`restore`; saves with ``torch.save(x.to_dict())``.
+            TensorDict: input of :meth:`restore`; save it with ``torch.save(x.to_dict())``.
 
         Raises:
-            SimulatorStateError: a scenario whose state cannot be read (``road_traffic``).
+            SimulatorStateError: if the scenario's state cannot be read (``road_traffic``).
         """
         source: dict[str, Any] = {
-            "of": self._worlds.describe(self._env.num_envs),
-            "simulator": self._worlds.state().read(self._env),
+            "of": self._simulators.describe(self._env.num_envs),
+            "simulator": self._simulators.state().read(self._env),
             "random": TensorDict(self.random_state.state_dict()),
         }
         if self._bank is not None:
-            source["starts"] = self._bank.state_dict(self._worlds.state())
+            source["starts"] = self._bank.state_dict(self._simulators.state())
         if self._execution != "eager":
             source["pool"] = self._pool_state()
         return TensorDict(source)
@@ -337,13 +344,13 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
         """Restores a snapshot of an environment that was built with the same arguments.
 
         Raises:
-            SimulatorStateError: a snapshot of another scenario or another number of envs.
+            SimulatorStateError: if the snapshot is of another scenario or number of envs.
         """
-        check_snapshot(snapshot["of"], self._worlds.describe(self._env.num_envs))
-        self._worlds.state().write(self._env, snapshot["simulator"])
+        check_snapshot(snapshot["of"], self._simulators.describe(self._env.num_envs))
+        self._simulators.state().write(self._env, snapshot["simulator"])
         bank = self._starts() if "starts" in snapshot.keys() else None
         if bank is not None:
-            bank.load_state_dict(self._worlds.state(), snapshot["starts"])
+            bank.load_state_dict(self._simulators.state(), snapshot["starts"])
         else:
             self._bank = None
         self._drawn = snapshot["pool"].to_dict() if "pool" in snapshot.keys() else {}
@@ -352,11 +359,11 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
         self.random_state.load_state_dict(dict(snapshot["random"].items()))
 
     def _starts(self) -> ResetBank | None:
-        """Returns the bank of starts, or None where the scenario's state cannot be read."""
+        """Returns the bank of starts; None if the scenario's state cannot be read."""
         if self._bank is None and self._refused is None:
             try:
-                self._bank = self._worlds.reset_bank(self._env)
-                self._unmoved = UndoWrites(self._env, self._worlds.state())
+                self._bank = self._simulators.reset_bank(self._env)
+                self._undo_writes = UndoWrites(self._env, self._simulators.state())
             except SimulatorStateError as refusal:
                 why = f"the simulator's state cannot be written as tensors ({refusal})"
                 self._refuse_bank(why)
@@ -364,13 +371,13 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
 
     def _refuse_bank(self, why: str) -> None:
         self._bank, self._refused = None, why
-        name = self._worlds.name
+        name = self._simulators.name
         warnings.warn(f"{name}: envs are reset one by one, since {why}", stacklevel=2)
 
     # ------------------------------------------------------------------------ other methods
 
     def heuristic(self) -> Callable[[TensorDictBase], TensorDictBase] | None:
-        """Returns the heuristic of the scenario as a policy, or None.
+        """Returns the scenario's heuristic as a policy, or None.
 
         Examples:
             >>> env = VmasEnv("balance", num_envs=2, seed=0)
@@ -380,7 +387,7 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
         return _heuristic_policy(self)
 
     def scene(self, index: int = 0) -> list[Shape]:
-        """Returns the entities of one of the envs as shapes."""
+        """Returns the entities of one env as shapes."""
         return VmasScene(self).scene(index)
 
     def stage(self) -> Stage:
@@ -390,8 +397,8 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
     def close(self, *, raise_if_closed: bool = True) -> None:
         """Closes the environment, which can still be read.
 
-        VMAS has nothing to close, so nobody asks for the simulator, as TorchRL's ``close`` does:
-        at the interpreter's end that would write tensors into objects that are being collected.
+        VMAS has nothing to close. Unlike TorchRL's ``close`` this does not access the simulator,
+        which at interpreter exit would write tensors into objects under destruction.
         """
         self.is_closed = True
 
@@ -401,7 +408,7 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
             return self
         check_execution(self._execution, device, "VmasEnv.to")
         self._env = self._env  # leave the graphs
-        self._bank = self._unmoved = self._given = self._captured = self._graphs = None
+        self._bank = self._undo_writes = self._given = self._captured = self._graphs = None
         self._drawn = {}
         self.random_state = RandomState(offset_seed(self._simulator_seed), device)
         self._initial_tensors = {path: x.to(device) for path, x in self._initial_tensors.items()}
@@ -411,10 +418,10 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
 
 
 def _heuristic_policy(env: VmasEnv) -> Callable[[TensorDictBase], TensorDictBase] | None:
-    """Returns the scenario's own heuristic, or None where it has none that runs here.
+    """Returns the scenario's heuristic; None if it has none, or one that does not run.
 
     Args:
-        env (VmasEnv): of continuous actions; the heuristics know no others.
+        env (VmasEnv): environment with continuous actions; the heuristics support no others.
 
     Keys:
         - reads: ``(group, "observation")``
@@ -422,7 +429,7 @@ def _heuristic_policy(env: VmasEnv) -> Callable[[TensorDictBase], TensorDictBase
     """
     simulator = env._env
     module = inspect.getmodule(type(simulator.scenario))
-    if module is None:  # VMAS loads its scenarios as modules without a name
+    if module is None:  # VMAS loads its scenarios without registering the modules
         scenarios = importlib.import_module("vmas.scenarios")
         module = scenarios.load(f"{env.scenario_name}.py")
     kind = getattr(module, "HeuristicPolicy", None)

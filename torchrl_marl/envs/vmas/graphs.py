@@ -1,4 +1,4 @@
-"""Graphs of a VMAS environment's steps.
+"""Execution of a VMAS environment's steps as graphs.
 
 Shapes: E envs.
 """
@@ -32,40 +32,40 @@ __all__ = ["VmasGraphs"]
 
 
 class VmasGraphs:
-    """The part of :class:`~torchrl_marl.envs.VmasEnv` that runs graphs.
+    """Mixin of :class:`~torchrl_marl.envs.VmasEnv` that runs graphs.
 
-    Its simulator's state is in the simulator, or ahead of it in graphs.
+    The current state is in the simulator or in the memory of the graphs.
     """
 
-    _env: Any  # the simulator, with the state put back
+    _env: Any  # the simulator, with the state written back
 
     random_state: RandomState
     group_map: Any
     full_action_spec: Composite
     action_keys: list[NestedKey]
     advance: Callable[[TensorDictBase], TensorDict]
-    _worlds: VmasSimulators
+    _simulators: VmasSimulators
     _reader: ScenarioReader
     _arguments: dict[str, Any]
     _info: bool
     _execution: Execution
     _captured: CapturedSimulator | None
     _graphs: StepGraphs | None
-    _drawn: dict[str, Any]  # starts with which graphs begin
-    _leader: Environment | None  # of a twin
-    _packing: Packing | None  # the leader's
+    _drawn: dict[str, Any]  # initial starts of the graphs' pool
+    _leader: Environment | None  # simulator for which a twin draws starts
+    _packing: Packing | None  # the leader's packing
     _reset_envs: Callable[[Environment], None]
 
     @property
     def simulator(self) -> Environment:
-        """What holds the state: VMAS's environment."""
+        """VMAS's environment, which holds the state."""
         return self._env
 
     def captured(self) -> CapturedSimulator:
         """Returns the simulator, captured for graphs.
 
         Raises:
-            CaptureError, SimulatorStateError: a scenario whose state cannot be packed.
+            CaptureError, SimulatorStateError: if the scenario's state cannot be packed.
         """
         if self._captured is None:
             from torchrl_marl.envs.vmas.capture import without_branches
@@ -73,7 +73,7 @@ class VmasGraphs:
             vmas = self._env
             self._captured = CapturedSimulator(
                 vmas,
-                self._worlds.state(),
+                self._simulators.state(),
                 lambda: warm_up(vmas, self._info),
                 self.random_state,
                 lambda: without_branches(vmas),
@@ -81,15 +81,15 @@ class VmasGraphs:
         return self._captured
 
     def twin(self, num_envs: int) -> VmasEnv:
-        """Builds another env of the same environment, to draw starts for this one.
+        """Builds another environment with the same arguments, which draws starts for this one.
 
-        It draws from this one's random state, and has its settings.
+        It shares this one's random state and settings.
         """
         make: Any = type(self)
         twin: VmasEnv = make(
-            self._worlds.scenario(),
+            self._simulators.scenario(),
             num_envs=num_envs,
-            seed=self._worlds.seed,
+            seed=self._simulators.seed,
             group_map=self.group_map,
             state=self._reader.state,
             info=self._info,
@@ -98,14 +98,14 @@ class VmasGraphs:
         )
         twin.random_state, twin._leader = self.random_state, self._env
         twin._packing = self.captured().packing
-        twin._reset_envs = self._worlds.fresh_starts()
+        twin._reset_envs = self._simulators.fresh_starts()
         return twin
 
     @contextlib.contextmanager
-    def _on_its_own(self, random: RandomState) -> Iterator[None]:
-        """Gives a twin its leader's present settings and random numbers of its own.
+    def _isolated(self, random: RandomState) -> Iterator[None]:
+        """Context in which a twin has its leader's settings and its own random state.
 
-        Without infos, which may tell of the step before.
+        Infos are off, since they may depend on the previous step.
         """
         self._follow_leader()
         kept = self._leader, self._reader, self.random_state
@@ -126,7 +126,7 @@ class VmasGraphs:
         return ResetPool(self.captured().packing, self._env, make, self._env.num_envs)
 
     def _by_graphs(self, call: Callable[[StepGraphs], TensorDict]) -> TensorDict | None:
-        """Returns the result of graphs; None after they have refused the env."""
+        """Returns the result of the graphs; None if the environment cannot be captured."""
         try:
             return call(self._step_graphs())
         except GraphCheckError:
@@ -134,7 +134,8 @@ class VmasGraphs:
         except (CaptureError, SimulatorStateError) as refusal:
             self._execution, self._graphs, self._drawn = "eager", None, {}
             warnings.warn(
-                f"{self._worlds.name}: steps run eagerly, since they cannot be captured: {refusal}",
+                f"{self._simulators.name}: steps run eagerly, since they cannot be captured: "
+                f"{refusal}",
                 stacklevel=3,
             )
             return None
@@ -145,9 +146,9 @@ class VmasGraphs:
             for group, lazy in self._reader.lazy.items():
                 if lazy:
                     raise CaptureError(
-                        f"the agents of group {group!r} differ and are stacked lazily; group those "
-                        "that are alike (group_map), or collect by graphs of TransformedEnv(env, "
-                        "PadAgents()): RolloutCollector(..., execution=...)"
+                        f"the agents of group {group!r} differ and are stacked lazily; put only "
+                        "equal agents into a group (group_map), or collect from "
+                        "TransformedEnv(env, PadAgents()) by RolloutCollector(..., execution=...)"
                     )
             specs = {key: self.full_action_spec[key] for key in self.action_keys}
             graphs = StepGraphs(
@@ -157,7 +158,7 @@ class VmasGraphs:
                 specs,
                 self.reset_pool(),
                 self.random_state,
-                name=f"VmasEnv({self._worlds.name!r})",
+                name=f"VmasEnv({self._simulators.name!r})",
                 execution=self._execution,
             )
             graphs.pool.load_state_dict(self._drawn)
@@ -165,24 +166,24 @@ class VmasGraphs:
         return self._graphs
 
     def _follow_leader(self) -> None:
-        """Copies a leader's settings to its twin, also those of single envs."""
+        """Copies the leader's settings to its twin, including those of single envs."""
         self._follow(rows=True)
 
     def _follow(self, rows: bool = False) -> None:
-        """Copies a leader's settings, also those that a reset of all envs chooses."""
+        """Copies the leader's settings, including those that a reset of all envs draws."""
         if self._leader is not None and self._packing is not None:
             sizes, packing = (self._env.num_envs, self._leader.num_envs), self._packing
             moving = packing.written if rows else None
             copy_settings(self._env, self._leader, sizes, VIEWER, packing.batched, moving)
 
     def _read(self) -> TensorDict:
-        """Returns the output of a reset in the simulator's present state."""
+        """Returns the output of a reset in the simulator's current state."""
         return self._reader.read(self._env, rewards=False)
 
     def _pool_state(self) -> dict[str, Any]:
         return self._drawn if self._graphs is None else self._graphs.pool.state_dict()
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy captures graphs of its own, and continues with the same starts.
+        # A copy captures its graphs again, and continues with the same starts.
         state = {**self.__dict__, "_vmas": self._env, "_drawn": self._pool_state()}
         return {**state, "_captured": None, "_graphs": None, "_given": None}

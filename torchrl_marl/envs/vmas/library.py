@@ -1,4 +1,4 @@
-"""Scenarios of VMAS and their arguments, read from its files without an import."""
+"""VMAS scenarios and their arguments, read from source files without importing VMAS."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ if TYPE_CHECKING:
 
 __all__ = ["LIBRARY", "check_scenario", "out_of_file", "scenario_arguments", "scenario_names"]
 
-# Arguments of vmas.make_env itself that a replacement of TorchRL's VmasEnv passes on.
+# Arguments of vmas.make_env that TorchRL's VmasEnv passes on, so this one must, too.
 _SIMULATOR_ARGUMENTS = frozenset({"multidiscrete_actions", "clamp_actions", "grad_enabled"})
 
 
 def scenario_names() -> list[str]:
-    """Returns the names of all installed VMAS scenarios, sorted.
+    """Returns the sorted names of all installed VMAS scenarios.
 
     Raises:
-        MissingExtraError: VMAS is not installed.
+        MissingExtraError: if VMAS is not installed.
     """
     return sorted(_scenario_files())
 
 
 def scenario_arguments(scenario: str) -> frozenset[str] | None:
-    """Returns the names of a scenario's arguments, or None where they cannot be read.
+    """Returns the names of a scenario's arguments; None if they cannot be determined.
 
     Args:
-        scenario (str): a scenario's name, or the path of a Python file with one.
+        scenario (str): name of a scenario, or path of a Python file with one.
     """
     return _read(_source_of(scenario)).known
 
 
 def _source_of(scenario: str) -> str:
-    """Returns the source of a scenario, which can be parsed."""
+    """Returns the source of a scenario; raises if it cannot be parsed."""
     if not scenario.endswith(".py"):
         return _scenario_files()[scenario].read_text()
     try:
@@ -54,39 +54,39 @@ def _source_of(scenario: str) -> str:
 
 
 def out_of_file(scenario: str | BaseScenario) -> str | BaseScenario:
-    """Returns a scenario, or for a Python file its class ``Scenario``.
+    """Loads the class ``Scenario`` of a Python file; returns other scenarios unchanged.
 
     Raises:
-        ConfigError: the file raises, or has no such class.
+        ConfigError: if the file raises, or has no such class.
     """
     if not (isinstance(scenario, str) and scenario.endswith(".py")):
         return scenario
     kind = getattr(import_file(Path(scenario)), "Scenario", None)
     if not callable(kind):
         raise ConfigError(
-            f"scenario file {quoted(scenario)} has no class Scenario; name its scenario so, as "
-            "VMAS's own files do."
+            f"scenario file {quoted(scenario)} has no class Scenario; name the scenario's class "
+            "Scenario, as in VMAS's files."
         )
     return kind()
 
 
 def _read(source: str) -> _ArgumentReader:
-    """Reads which arguments a scenario's source takes out of its ``kwargs``."""
+    """Reads the arguments that a scenario's source takes from its ``kwargs``."""
     reader = _ArgumentReader()
     reader.visit(ast.parse(source))
     return reader
 
 
 def check_scenario(scenario: str | BaseScenario, arguments: dict[str, Any]) -> None:
-    """Refuses an unknown scenario, and arguments that the scenario does not read.
+    """Raises for an unknown scenario, and for arguments that the scenario does not read.
 
     Args:
-        scenario (str or BaseScenario): a name, the path of a Python file, or a scenario itself.
-        arguments (dict): what it is to be given.
+        scenario (str or BaseScenario): name, path of a Python file, or scenario object.
+        arguments (dict): arguments of the scenario.
 
     Raises:
-        ConfigError: naming what is unknown and what comes nearest.
-        MissingExtraError: VMAS is not installed.
+        ConfigError: naming the unknown scenario or argument and the nearest known one.
+        MissingExtraError: if VMAS is not installed.
     """
     if not isinstance(scenario, str):
         known = _arguments_of(type(scenario))
@@ -109,7 +109,7 @@ def check_scenario(scenario: str | BaseScenario, arguments: dict[str, Any]) -> N
 
 
 def check_arguments(scenario: str, arguments: dict[str, Any], known: frozenset[str]) -> None:
-    """Refuses an argument that is none of the ``known`` ones.
+    """Raises for an argument that is not among the ``known`` ones.
 
     Raises:
         ConfigError: naming the argument and the nearest known one.
@@ -123,7 +123,7 @@ def check_arguments(scenario: str, arguments: dict[str, Any], known: frozenset[s
 
 
 def _arguments_of(scenario: type) -> frozenset[str] | None:
-    """Returns the argument names of a scenario's classes, or None where they cannot be read."""
+    """Returns the argument names of a scenario's class and its bases; None if unknown."""
     known: frozenset[str] = frozenset()
     for cls in scenario.__mro__:
         if cls is object or cls.__module__.startswith("vmas.simulator"):
@@ -148,7 +148,7 @@ def _scenario_files() -> dict[str, Path]:
 
 
 class _ArgumentReader(ast.NodeVisitor):
-    """Collects ``kwargs.pop("x")``, ``kwargs.get("x")``, ``kwargs["x"]`` and named arguments."""
+    """Finds ``kwargs.pop("x")``, ``kwargs.get("x")``, ``kwargs["x"]`` and named arguments."""
 
     def __init__(self) -> None:
         self.names: set[str] = set()
@@ -159,7 +159,7 @@ class _ArgumentReader(ast.NodeVisitor):
 
     @property
     def known(self) -> frozenset[str] | None:
-        """Returns the names of all arguments; None where any is taken."""
+        """Returns the names of all arguments; None if any name is accepted."""
         return None if self.open else frozenset(self.names)
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
@@ -224,7 +224,7 @@ def _text(node: ast.expr) -> str | None:
 
 
 LIBRARY = Library(
-    "VMAS's scenarios, simulated as tensors",
+    "VMAS scenarios, simulated as tensors",
     "torchrl_marl.envs.vmas:VmasEnv",
     settings=("num_envs", "max_steps", "continuous_actions", "state", "info", "group_map"),
     states=("observations",),
