@@ -177,7 +177,7 @@ class TestWorlds:
         env = load_config(TOY, ["env=pettingzoo/mpe2/simple_spread_v3"]).env
         assert (env.library, env.name) == ("pettingzoo", "mpe2/simple_spread_v3")
         assert "env=pettingzoo/gymnasium_robotics/Ant." in sentence(TOY, "env.library=mujoco")
-        assert "theirs have one agent each" in sentence(TOY, "env.library=gymnasium")
+        assert "their environments have one agent each" in sentence(TOY, "env.library=gymnasium")
 
     def test_a_world_by_its_name(self):
         pytest.importorskip("vmas")
@@ -210,7 +210,7 @@ class TestWorlds:
         pytest.importorskip("pettingzoo")
         (tmp_path / "my_world.py").write_text("raise SystemExit('imported')\n", encoding="utf-8")
         monkeypatch.chdir(tmp_path)
-        use = "an environment of your own is a library: use env.library=my_world:"
+        use = "a custom environment is a library: use env.library=my_world:"
         assert f"{use}MyEnv;" in sentence(BALANCE, "env.name=my_world")
         assert f"{use}Reach;" in sentence(BALANCE, "env.name=my_world:Reach")
         assert f"{use}MyEnv;" in sentence(TOY, "env.name=my_world")
@@ -218,10 +218,10 @@ class TestWorlds:
         with pytest.raises(ConfigError, match=f"{use}MyEnv;"):
             make_env(read.env, num_envs=1)
         text = sentence(BALANCE, "env.library=my_world")
-        assert text.endswith("behind the module, such as env.library=my_world:MyEnv.")
-        with pytest.raises(ConfigError, match="for an environment in that module 'my_world:MyEnv'"):
+        assert text.endswith("after the module, such as env.library=my_world:MyEnv.")
+        with pytest.raises(ConfigError, match="'my_world:MyEnv' for a class in that module"):
             torchrl_marl.train(TOY, env="my_world")
-        assert "of your own" not in sentence(BALANCE, "env.name=no_such_module")
+        assert "a custom environment" not in sentence(BALANCE, "env.name=no_such_module")
 
     @pytest.mark.parametrize("recipe", [TOY, BALANCE])
     def test_a_text_for_a_number_names_the_argument(self, recipe):
@@ -265,7 +265,9 @@ class TestOneAgent:
     def test_of_gymnasium(self):
         gymnasium = pytest.importorskip("gymnasium")
         env = gymnasium.make("CartPole-v1")
-        with pytest.raises(ConfigError, match=f"Gymnasium's and has one agent.*{self.WORDS}"):
+        with pytest.raises(
+            ConfigError, match=f"a Gymnasium environment of one agent.*{self.WORDS}"
+        ):
             check_environment(env)
         for given in (env, type(env.unwrapped), lambda: gymnasium.make("CartPole-v1")):
             with pytest.raises(ConfigError, match=self.WORDS):

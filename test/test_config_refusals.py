@@ -184,7 +184,7 @@ class TestValues:
             (
                 "env.library=gym",
                 "env.library is 'gym', expected vmas, pettingzoo, jaxmarl, isaaclab, toy or "
-                "external; theirs have one agent each; of teams use "
+                "external; their environments have one agent each; for a team use "
                 "env=pettingzoo/mpe2/simple_spread_v3.",
             ),
             (
@@ -199,8 +199,8 @@ class TestValues:
             ),
             (
                 "env.state=observations",
-                "env.state is 'observations', expected null, since toy environments have a state "
-                "of their own; use env.state=null.",
+                "env.state is 'observations', expected null, since toy environments have "
+                "their own state; use env.state=null.",
             ),
         ],
     )

@@ -20,12 +20,12 @@ from torchrl_marl.envs.agents.declared_env import AutoResetEnv
 from torchrl_marl.envs.agents.kinds import map_leaves
 from torchrl_marl.envs.agents.life_cycle import where_fresh
 from torchrl_marl.envs.jaxmarl.build import import_jaxmarl
-from torchrl_marl.envs.scene import LastPictures, Picture
+from torchrl_marl.envs.scene import FinalFrames, Picture
 
 __all__ = ["JaxMarlEnv"]
 
 
-class JaxMarlEnv(LastPictures, AutoResetEnv):
+class JaxMarlEnv(FinalFrames, AutoResetEnv):
     """JaxMARL environment with grouped agents; one jitted call steps all copies.
 
     A step returns the last observation of an ended episode and the first one of the next. Masks
