@@ -48,7 +48,7 @@ class ActsForGroup(TensorDictModuleBase):
     remembered: dict[str, int]
     """Size of the hidden state of an agent, by group."""
     hears: bool
-    """Whether the environment gives the communication graph."""
+    """True if the environment gives the communication graph."""
 
     def serve(self, group: GroupSpec) -> None:
         """Sets the group that the actor serves, once its networks exist."""

@@ -134,7 +134,7 @@ def encoder_maker(make: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
 
 
 def sharing_of_encoder(config: NetworkConfig) -> NetworkConfig:
-    """Returns the settings of an encoder, whose trunk is shared by all agents.
+    """Returns the settings of an encoder; a trunk becomes one network for all agents.
 
     Raises:
         ConfigError: a way of sharing that has no memory.

@@ -109,7 +109,7 @@ class CriticCommunicationConfig:
     )
     """Observation columns that hold the agent's position."""
     across_groups: Annotated[bool, ReadWhere("kind", "none", but=True)] = False
-    """Whether groups that are trained as one hear each other too."""
+    """Communication across groups that are trained as one."""
     order: Annotated[
         str,
         OneOf({"before": "communication, then memory", "after": "memory, then communication"}),
@@ -137,7 +137,7 @@ class CriticCommunicationConfig:
 
 @dataclass(frozen=True)
 class CommunicationConfig(CriticCommunicationConfig):
-    """Communication between acting agents, whose messages may be delayed."""
+    """Communication between acting agents, with an optional delay of messages."""
 
     delay: Annotated[int, Range(0), ReadWhere("kind", *_BROADCAST)] = 0
     """Delay of messages, in steps."""
@@ -167,7 +167,7 @@ class DrawnCommunicationConfig(CommunicationConfig):
     """Communication with random parts: gates, link dropout, noise on messages."""
 
     gate: Annotated[bool, ReadWhere("kind", "none", but=True)] = False
-    """Whether a gate decides in each step if an agent sends, as one more action (IC3Net)."""
+    """Gate that decides in each step if an agent sends, as one more action (IC3Net)."""
     dropout: Annotated[float, Range(0, 1, below=True), ReadWhere("kind", *_BROADCAST)] = 0.0
     """Share of links dropped in each training step."""
     discrete: Annotated[str, OneOf(DISCRETE), ReadWhere("kind", *_BROADCAST)] = "none"
@@ -274,7 +274,7 @@ class NetworkConfig:
     activation: Annotated[str, OneOf(ACTIVATIONS)] = "tanh"
     """Activation function of the hidden layers."""
     layer_norm: bool = False
-    """Whether layer normalization is applied before each activation."""
+    """Layer normalization before each activation."""
     body: Annotated[str, OneOf(BODIES.words)] = "mlp"
     """Type of network between observations and outputs."""
     channels: Annotated[str | None, OneOf(CHANNELS), ReadWhere("body", "cnn")] = None
@@ -441,7 +441,7 @@ class QNetworkConfig(RecurrentNetworkConfig):
     """Q-network of the agents; they act by its highest value."""
 
     dueling: bool = False
-    """Whether values are split into state value and advantages (dueling)."""
+    """Dueling network: a state value plus advantages of the actions."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ Scale = Tensor | float | Callable[[Tensor], Tensor]
 
 
 class _Padded(Distribution):
-    """Base of padded distributions, whose samples are 0 at padding."""
+    """Base of padded distributions. Samples are 0 at padding."""
 
     mask: Tensor
 
@@ -242,7 +242,7 @@ class Gated(Distribution):
 
     @property
     def has_rsample(self) -> bool:  # type: ignore[override]
-        """Whether gradients flow through the samples."""
+        """True if gradients flow through the samples."""
         return self.actions.has_rsample
 
     @property

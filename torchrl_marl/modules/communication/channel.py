@@ -311,7 +311,7 @@ class Channel(nn.Module):
     def _hear_later(
         self, delay: Memory, heard: tuple, mask: Tensor | None, context: Context
     ) -> tuple[Tensor, Tensor]:
-        """Runs a round whose messages are delayed; returns features and messages in transit."""
+        """Runs a round with delayed messages; returns features and messages in transit."""
         kept: list[Tensor] = []
 
         def later(words: Tensor) -> Tensor:

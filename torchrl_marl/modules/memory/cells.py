@@ -137,7 +137,7 @@ class Memory(nn.Module):
 
 
 class _Gated(Memory):
-    """A memory whose gates read the state, too; its steps are sequential, in one operation."""
+    """A memory with gates that read the state; its steps are sequential, in one operation."""
 
     n_gates: int
     n_states = 1
@@ -290,7 +290,7 @@ class _Linear(Memory):
 
 
 class MinGRU(_Linear):
-    r"""A GRU whose gate and candidate do not read the state, followed by a residual layer.
+    r"""A GRU with gate and candidate that do not read the state, followed by a residual layer.
 
     .. math:: h' = (1 - z) h + z c, \quad z = \sigma(W_z x), \quad c = W_c x, \quad
         y = x + \mathrm{SiLU}(W_y h')
@@ -370,7 +370,7 @@ class LRU(_Linear):
 
 
 class Layers(Memory):
-    """Several memories in sequence, whose states are concatenated.
+    """Several memories in sequence, with concatenated states.
 
     Args:
         layers (sequence of Memory): each reads the output of the one before.
