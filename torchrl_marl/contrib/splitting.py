@@ -70,7 +70,7 @@ class SplitPolicy(TensorDictModuleBase):
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Acts."""
-        who = self._who_acts(tensordict)
+        who = self._acting(tensordict)
         if self.batched:
             actors = [cast(GroupActor, policy) for policy in self.policies]
             act_by_row(actors[0], stored(actors), who, tensordict, block=self._block)
@@ -80,12 +80,13 @@ class SplitPolicy(TensorDictModuleBase):
             self._act_everywhere(tensordict, who)
         return tensordict.set(_WHO, who)
 
-    def _who_acts(self, tensordict: TensorDictBase) -> Tensor:
+    def _acting(self, tensordict: TensorDictBase) -> Tensor:
         if self.key is None:
             if len(self._who) != tensordict.shape[0]:
                 raise SpecError(
                     f"policies are split over {len(self._who)} environments "
-                    f"({list(self.sizes or ())}), but there are {tensordict.shape[0]}; give sizes that add up to it."
+                    f"({list(self.sizes or ())}), but there are {tensordict.shape[0]}; give sizes "
+                    "that add up to it."
                 )
             return self._who
         who = tensordict.get(self.key, None)

@@ -28,7 +28,7 @@ from torchrl_marl.specs import GroupSpec
 from torchrl_marl.specs.groups import own_first
 from torchrl_marl.specs.joining import JoinedGroup
 
-__all__ = ["ActionFeatures", "BesideObservations", "BesideState", "make_action_critic"]
+__all__ = ["ActionFeatures", "ObservationsAndActions", "StateAndActions", "make_action_critic"]
 
 
 class ActionFeatures(nn.Module):
@@ -83,7 +83,7 @@ class ActionFeatures(nn.Module):
         return features if self.own is None else torch.where(self.own, features, 0.0)
 
 
-class BesideObservations(nn.Module):
+class ObservationsAndActions(nn.Module):
     """Concatenates each agent's observation and action, without padding between them.
 
     Args:
@@ -131,7 +131,7 @@ class BesideObservations(nn.Module):
         return both if self.order is None else own_first(both, self.order)
 
 
-class BesideState(nn.Module):
+class StateAndActions(nn.Module):
     """Concatenates the state and all agents' actions, without their padding."""
 
     index: Tensor | None
@@ -262,13 +262,13 @@ class Ensemble(nn.Module):
 
 def _observations_and_actions(seen, group, actions, norm, device) -> TensorDictModule:
     keys = [*AgentInput.keys(seen), group.action_key]
-    module = BesideObservations(seen, group, actions, norm, device)
+    module = ObservationsAndActions(seen, group, actions, norm, device)
     return TensorDictModule(module, keys, [(seen.name, _BOTH)])
 
 
 def _state_and_actions(group: GroupSpec, actions: ActionFeatures) -> TensorDictModule:
     keys = [group.state_key, group.action_key, *([group.mask_key] if group.mask_key else [])]
-    return TensorDictModule(BesideState(group, actions), keys, [_STATE])
+    return TensorDictModule(StateAndActions(group, actions), keys, [_STATE])
 
 
 def _widened(group: GroupSpec, widths: Mapping[str, list[int]]) -> GroupSpec:

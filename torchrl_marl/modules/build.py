@@ -92,7 +92,7 @@ def make_team_network(
         if config.layer_norm:
             norm = nn.LayerNorm(memory.out_features, elementwise_affine=False)
     remembered = width if memory is None else memory.out_features
-    talk_first = config.communication.order == "before"
+    communicate_first = config.communication.order == "before"
     # A memory shared by all agents has one head for all, or a head for each.
     as_one = {"trunk": "none", "agent_id": "full"}.get(sharing_of(config), sharing_of(config))
     last = NetworkConfig([], config.activation, sharing=as_one, sharing_index=config.sharing_index)
@@ -101,10 +101,10 @@ def make_team_network(
     if communicates(config):
         from torchrl_marl.modules.communication.channel import Channel
 
-        heard = width if talk_first else remembered
+        heard = width if communicate_first else remembered
         channel = Channel(heard, config.communication, n, device)
     parts: dict[str, Any] = {"channel": channel, "memory": memory, "norm": norm}
-    return TeamNetwork(encoder, Feedforward(*head), **parts, talk_first=talk_first)
+    return TeamNetwork(encoder, Feedforward(*head), **parts, communicate_first=communicate_first)
 
 
 def has_parts(config: NetworkConfig) -> bool:

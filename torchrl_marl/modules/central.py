@@ -25,8 +25,8 @@ from torchrl_marl.modules.inputs import (
     Features,
     PickAgents,
     agent_features,
+    concatenate,
     register_constants,
-    side_by_side,
     widest,
 )
 from torchrl_marl.modules.networks import Context, Feedforward
@@ -227,16 +227,16 @@ class _LivingAttention(nn.Module):
 
     def forward(self, encoding: Tensor, mask: Tensor) -> Tensor:
         """Mixes the encodings of the living agents."""
-        somebody = mask.any(-1, keepdim=True)
+        any_alive = mask.any(-1, keepdim=True)
         # A softmax over nothing is NaN, in the gradient too: such rows read all, and are dropped.
         n_teams, n_agents = mask.shape[:-1].numel(), mask.shape[-1]
-        readable = (mask | ~somebody).reshape(n_teams, 1, 1, n_agents)
+        readable = (mask | ~any_alive).reshape(n_teams, 1, 1, n_agents)
         features = encoding.shape[-1] // self.num_heads
         heads = self.projection(encoding).reshape(n_teams, n_agents, 3, self.num_heads, features)
         query, key, value = heads.movedim(2, 0).transpose(2, 3)
         mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=readable)
         mixed = self.output(mixed.transpose(1, 2).reshape(encoding.shape))
-        return torch.where(somebody.unsqueeze(-1), mixed, 0.0)
+        return torch.where(any_alive.unsqueeze(-1), mixed, 0.0)
 
 
 def _mean_of_living(value: Tensor, mask: Tensor) -> Tensor:
@@ -389,7 +389,7 @@ def columns_of_groups(seen: GroupSpec, group: GroupSpec, own_group: bool) -> lis
     starts = [sum(own[:i]) for i in range(len(own))]
     return [
         [start + j for i, start in enumerate(starts) if reads[i] for j in range(own[i])]
-        for reads in _who_is_seen(seen, group, own_group)
+        for reads in _seen_agents(seen, group, own_group)
     ]
 
 
@@ -399,12 +399,12 @@ def inputs_of_groups(
     """Returns the layout of the columns of :func:`columns_of_groups`, for each group."""
     rows = agent_features(seen, standardized)
     return [
-        side_by_side(row for row, read in zip(rows, reads) if read)
-        for reads in _who_is_seen(seen, group, own_group)
+        concatenate(row for row, read in zip(rows, reads) if read)
+        for reads in _seen_agents(seen, group, own_group)
     ]
 
 
-def _who_is_seen(seen: GroupSpec, group: GroupSpec, own_group: bool) -> list[list[bool]]:
+def _seen_agents(seen: GroupSpec, group: GroupSpec, own_group: bool) -> list[list[bool]]:
     """Returns the agents of ``seen`` that each of ``group.groups`` sees: its team's, or its own."""
     agents = [(seen.groups[i].name, seen.teams[i]) for i in seen.group_index]
     return [

@@ -27,9 +27,9 @@ __all__ = [
     "StateInput",
     "TeamInput",
     "agent_features",
+    "concatenate",
     "gather_observation",
     "observation_leaves",
-    "side_by_side",
     "state_features",
     "widest",
 ]
@@ -100,11 +100,11 @@ def widest(rows: Iterable[Features]) -> Features:
     return Features(max(row.width for row in rows), rows[0].pictures if alike else None)
 
 
-def side_by_side(rows: Iterable[Features]) -> Features:
+def concatenate(rows: Iterable[Features]) -> Features:
     """Returns the layout of several agents' concatenated features.
 
     Examples:
-        >>> side_by_side([Features(4), Features(6)])
+        >>> concatenate([Features(4), Features(6)])
         Features(width=10, pictures=())
     """
     width, pictures = 0, []

@@ -84,7 +84,7 @@ class TeamNetwork(nn.Module):
         channel (Channel, optional): communication between the agents.
         memory (Memory, optional): memory of each agent.
         norm (nn.Module, optional): normalizes the memory's output.
-        talk_first (bool): whether agents communicate before their memory, not after it.
+        communicate_first (bool): whether agents communicate before their memory, not after it.
 
     Shapes:
         - features: ``[*B, N, I]``, or ``[*B, I]`` for a centralized input; mask: ``[*B, N]``
@@ -100,12 +100,12 @@ class TeamNetwork(nn.Module):
         channel: Channel | None = None,
         memory: Memory | None = None,
         norm: nn.Module | None = None,
-        talk_first: bool = True,
+        communicate_first: bool = True,
     ) -> None:
         super().__init__()
         self.encoder, self.memory, self.head = encoder, memory, head
         self.channel, self.norm = channel, norm
-        self.talk_first = talk_first
+        self.communicate_first = communicate_first
 
     def forward(
         self, features: Tensor, mask: Tensor | None, context: Context
@@ -113,7 +113,7 @@ class TeamNetwork(nn.Module):
         """Runs the parts."""
         x, _ = self.encoder(features, mask, context)
         state = words = drawn = gate = None
-        if self.talk_first and self.channel is not None:
+        if self.communicate_first and self.channel is not None:
             x, drawn, gate, words = self.channel(x, mask, self._part(context, 1))
         if self.memory is not None:
             from torchrl_marl.modules.memory.cells import remember
@@ -122,7 +122,7 @@ class TeamNetwork(nn.Module):
             assert own.is_init is not None
             x, state = remember(self.memory, x, own.state, own.is_init, mask)
             x = x if self.norm is None else self.norm(x)
-        if not self.talk_first and self.channel is not None:
+        if not self.communicate_first and self.channel is not None:
             x, drawn, gate, words = self.channel(x, mask, self._part(context, 1))
         states = [after for after in (state, words) if after is not None]
         state = torch.cat(states, -1) if len(states) == 2 else next(iter(states), None)
@@ -215,7 +215,7 @@ class AgentNetwork(nn.Module):
 
         return in_bfloat16(self.network)
 
-    def heard(self, *inputs: Tensor) -> Tensor:
+    def used_links(self, *inputs: Tensor) -> Tensor:
         """Returns the links that were used, ``[*B, N, N]``: True where the agent of a row heard
         that of a column."""
         n = len(inputs) - len(self.reads)
@@ -224,7 +224,7 @@ class AgentNetwork(nn.Module):
         mask = seen[-1] if agents.masked else torch.ones_like(agents.rows(*seen)[..., 0]).bool()
         channel = cast(TeamNetwork, self.network).channel
         assert channel is not None
-        return channel.heard(mask, self._context(dict(zip(self.reads, inputs[n:])), seen))
+        return channel.used_links(mask, self._context(dict(zip(self.reads, inputs[n:])), seen))
 
     def _context(self, given: Mapping[str, Tensor], seen: Sequence[Tensor]) -> Context:
         links, position = self.links, None

@@ -25,9 +25,9 @@ from torchrl_marl.objectives.flags import (
     alive_in,
     blank_masked_inputs,
     bootstraps_in,
+    learning_mask,
     own_reward,
     share,
-    who_learns,
     with_flags,
 )
 from torchrl_marl.runtime.ranks import current
@@ -187,7 +187,7 @@ class TeamGAE(MultiAgentGAE):
                     open_reward = (~complete).to(value.dtype)
                 done, terminated = done | ~complete, terminated | ~complete
             if self.group is not None:
-                own = who_learns(data, self.group, learned)
+                own = learning_mask(data, self.group, learned)
                 if own is not learned or turns is not None:
                     tensordict.set(self.group.key("loss_mask"), own)
                 learned = own
@@ -295,7 +295,7 @@ class TeamGAE(MultiAgentGAE):
 
     def _learning(self, data: TensorDictBase, agents: Tensor) -> Tensor:
         """Returns the given agents that the learning policy controls."""
-        learning = None if self.group is None else who_learns(data, self.group, agents)
+        learning = None if self.group is None else learning_mask(data, self.group, agents)
         return agents if learning is None else learning
 
     @staticmethod

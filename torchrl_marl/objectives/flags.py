@@ -29,6 +29,7 @@ __all__ = [
     "bootstraps_in",
     "flags_of",
     "learned_steps",
+    "learning_mask",
     "loss_mask",
     "loss_mask_key",
     "of_agents",
@@ -38,7 +39,6 @@ __all__ = [
     "team_mean",
     "team_reward",
     "valid_actions",
-    "who_learns",
     "with_flags",
 ]
 
@@ -74,7 +74,9 @@ def learned_steps(tensordict: TensorDictBase, group: GroupSpec) -> Tensor | None
     return tensordict.get(group.key("loss_mask"), acts)
 
 
-def who_learns(tensordict: TensorDictBase, group: GroupSpec, acts: Tensor | None) -> Tensor | None:
+def learning_mask(
+    tensordict: TensorDictBase, group: GroupSpec, acts: Tensor | None
+) -> Tensor | None:
     """Returns the steps of ``acts`` in which the learning policy acted.
 
     Args:
@@ -378,6 +380,6 @@ def team_reward(
     Shapes:
         - reward, returns: ``[*B, N, 1]``
     """
-    earns = who_learns(data, group, alive_in(group, data))
+    earns = learning_mask(data, group, alive_in(group, data))
     earns = torch.ones_like(reward.squeeze(-1), dtype=torch.bool) if earns is None else earns
     return team_mean(reward, earns, per_group).expand(reward.shape[:-1]).unsqueeze(-1)

@@ -30,11 +30,11 @@ from torchrl_marl.objectives.flags import (
     alive_in,
     blank_masked_inputs,
     bootstraps_in,
+    learning_mask,
     of_agents,
     share,
     team_mean,
     team_reward,
-    who_learns,
     with_flags,
 )
 from torchrl_marl.specs import GroupSpec
@@ -153,8 +153,8 @@ class OffPolicyLoss(LossModule):
         self.acting = "qvalue_network" if actor_network is None else "actor_network"
         self.remembers = has_cells(acting)
         if actor_network is not None:
-            self.hold("actor_network", actor_network)
-        self.hold("qvalue_network", qvalue_network)
+            self.add_network("actor_network", actor_network)
+        self.add_network("qvalue_network", qvalue_network)
         keys = estimator_keys(group, bootstrap)
         self.set_keys(
             action=group.action_key,
@@ -165,7 +165,7 @@ class OffPolicyLoss(LossModule):
         )
         self.per_group = PerGroup(group.membership, next(qvalue_network.parameters()).device)
 
-    def hold(self, name: str, network: nn.Module) -> None:
+    def add_network(self, name: str, network: nn.Module) -> None:
         """Registers a network and its target, if it has one."""
         follows = name in self.with_target
         if self.functional:
@@ -290,7 +290,7 @@ class OffPolicyLoss(LossModule):
             next_value = self.next_value(self.inputs(following))
         learned = self.learned(data)
         if self.bootstrap == "team":
-            sources = who_learns(data, group, seen)
+            sources = learning_mask(data, group, seen)
             next_value = share(next_value, seen, sources, self.per_group)
         elif seen is not None and learned is not None:
             learned = learned & (terminated.squeeze(-1) | seen)
@@ -329,7 +329,7 @@ class OffPolicyLoss(LossModule):
             earned = team_reward(self.group, flagged, reward, self.per_group)
             data.set(self._team_reward_key, earned)
         elif alive is not None:
-            sources = who_learns(flagged, self.group, alive)
+            sources = learning_mask(flagged, self.group, alive)
             data.set(key, share(reward, alive, sources, self.per_group))
 
     @property
@@ -372,7 +372,7 @@ class OffPolicyLoss(LossModule):
     def _team_reward_key(self) -> tuple[str, ...]:
         return ("next", self.group.name, *TEAM_REWARD)
 
-    # ----------------------------------------------------------- who learns, and what is read
+    # ------------------------------------------------------------------------- masks and inputs
 
     def learned(self, data: TensorDictBase) -> Tensor | None:
         """Returns the mask of steps to learn from, ``[*B, N]``; None for all.
@@ -439,7 +439,7 @@ class OffPolicyLoss(LossModule):
         return distance_loss(value, target, self.loss_function)
 
     def values(self, data: TensorDictBase, target: bool = False, detached: bool = False) -> Tensor:
-        """Returns all critics' values, ``[*B, N, K]``, or those of the targets, or detached ones."""
+        """Returns all critics' values, ``[*B, N, K]``; on request the targets', or detached ones."""
         with self.network("qvalue_network", target, detached) as critic:
             values = critic(data.select(*critic.in_keys))
         return values.get(self.tensor_keys.state_action_value)

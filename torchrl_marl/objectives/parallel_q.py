@@ -18,12 +18,12 @@ from torchrl_marl.functional import q_lambda
 from torchrl_marl.objectives.estimator import estimator_keys
 from torchrl_marl.objectives.flags import (
     alive_in,
+    learning_mask,
     loss_mask,
     loss_mask_key,
     of_agents,
     own_reward,
     share,
-    who_learns,
     with_flags,
 )
 from torchrl_marl.objectives.value_decomposition import ValueDecompositionLoss
@@ -152,7 +152,7 @@ class ParallelQLoss(ValueDecompositionLoss):
             return reward
         if self.bootstrap == "agent":
             return own_reward(self.group, data, reward)
-        return share(reward, alive, who_learns(data, self.group, alive), self.per_group)
+        return share(reward, alive, learning_mask(data, self.group, alive), self.per_group)
 
     @property
     def minibatch_keys(self) -> list[NestedKey]:

@@ -104,7 +104,7 @@ class ValueDecompositionLoss(OffPolicyLoss):
         super().__init__(None, qvalue_network, group=group, mixed=mixed, **kwargs)
         self.double_q, self.negative_weight = double_q, negative_weight
         if mixer_network is not None:
-            self.hold("mixer_network", mixer_network)
+            self.add_network("mixer_network", mixer_network)
         own = ("action_value", "chosen_action_value")
         self.set_keys(action_value=group.key(own[0]), local_value=group.key(own[1]))
 

@@ -249,14 +249,14 @@ class AgentState(nn.Module):
         if self.remembers:
             hidden, is_init = (other.unsqueeze(0) for other in others)
             hidden = torch.where(is_init, 0.0, hidden)
-            if not self.body.talk_first:
+            if not self.body.communicate_first:
                 x, hidden = self._remember(x, hidden)
         return [x, hidden, place.unsqueeze(0)]
 
     def finish(self, parts: Sequence[Tensor], *legal: Tensor) -> tuple[Tensor, ...]:
         """Returns what is done, its parameters, and what is remembered then."""
         x, hidden, _ = parts
-        if self.remembers and self.body.talk_first:
+        if self.remembers and self.body.communicate_first:
             x, hidden = self._remember(x, hidden)
         output = self.body.head(x, None, Context())[0]
         chosen = self.choose(output.squeeze(0), *legal)

@@ -216,7 +216,7 @@ class AgentTable:
         """Returns the entries of an agent as a phrase for an error message."""
         raise NotImplementedError
 
-    # ----------------------------------------------------------------------------- who runs
+    # ----------------------------------------------------------------------------- routing
 
     def choose(self, step: Step, tolerant: bool) -> tuple[int, ...] | None:
         """Returns the agents that a module runs on; None if shapes do not determine it yet.
@@ -267,9 +267,9 @@ class AgentTable:
                     f"on its route: {self.describe_keys(lacking[0])}; correct its in_keys or route."
                 )
 
-    # -------------------------------------------------------------------- what they were given
+    # ----------------------------------------------------------------------------- written entries
 
-    def note(self, step: Step, agents: Sequence[int], strict: bool = True) -> None:
+    def record(self, step: Step, agents: Sequence[int], strict: bool = True) -> None:
         """Records the entries that a module writes for agents.
 
         Args:
@@ -498,7 +498,7 @@ class DataGroup(AgentTable):
             ValueError: an entry without a row per agent, or an entry outside of the group that is
                 not for all agents.
         """
-        self.note(step, agents)
+        self.record(step, agents)
         for key in step.writes_outside:
             if agents != self.everyone:
                 raise ValueError(

@@ -272,7 +272,7 @@ class RoutedSequential(TensorDictSequential):
                 agents = None if nested else table.choose(step, False)
                 if agents is None:
                     break
-                table.note(step, agents)
+                table.record(step, agents)
             else:
                 if own:
                     table.check_complete(self._actions_of(table))
@@ -286,7 +286,7 @@ class RoutedSequential(TensorDictSequential):
             return [leaf for leaf in table.writers if as_path(leaf)[-1] == "action"]
         return [leaf for leaf in table.writers if table.key(leaf) == spec.action_key]
 
-    # ------------------------------------------------------------------------------ a call
+    # ------------------------------------------------------------------------------- call
 
     @dispatch(auto_batch_size=False)
     def forward(
@@ -339,7 +339,7 @@ class RoutedSequential(TensorDictSequential):
             if group is None or not routed or isinstance(step.module, RoutedSequential):
                 root = self._run_plainly(step.module, root, groups)
                 if group is not None:
-                    group.note(step, group.everyone, strict=False)
+                    group.record(step, group.everyone, strict=False)
             else:
                 self._play(step, root, group)
         for group in groups.values():
@@ -461,7 +461,7 @@ class RoutedSequential(TensorDictSequential):
         keys = (key for module in self._module_iter() for key in getattr(module, kind, ()))
         return list(dict.fromkeys(keys))
 
-    # ------------------------------------------------------------------------------- a part
+    # -------------------------------------------------------------------------------- part
 
     def select_subsequence(
         self,

@@ -24,15 +24,15 @@ __all__ = [
     "Channel",
     "Links",
     "OneStep",
-    "between",
+    "channel_module",
     "drawing",
     "listening",
     "listening_by_group",
+    "living_links",
     "make_delay",
     "nearest",
-    "received_messages",
     "ring",
-    "talking_module",
+    "used_links",
     "within",
 ]
 
@@ -103,7 +103,7 @@ def make_delay(size: int, steps: int) -> Memory | None:
     return Layers([OneStep(size) for _ in range(steps)])
 
 
-def between(alive: Tensor) -> Tensor:
+def living_links(alive: Tensor) -> Tensor:
     """Returns the links between living agents; no agent hears itself.
 
     Shapes:
@@ -111,7 +111,7 @@ def between(alive: Tensor) -> Tensor:
           the agent of a column
 
     Examples:
-        >>> between(torch.tensor([True, True, False])).int()
+        >>> living_links(torch.tensor([True, True, False])).int()
         tensor([[0, 1, 0],
                 [1, 0, 0],
                 [0, 0, 0]], dtype=torch.int32)
@@ -156,7 +156,7 @@ def nearest(position: Tensor, count: int, alive: Tensor) -> Tensor:
         >>> nearest(position, 1, torch.tensor([True, False, True]))[0].tolist()
         [False, False, True]
     """
-    linked = between(alive)
+    linked = living_links(alive)
     distance = torch.where(linked, _squared_distance(position), torch.inf)
     rank = distance.argsort(dim=-1, stable=True).argsort(dim=-1)
     return (rank < count) & linked
@@ -189,7 +189,7 @@ class Links(nn.Module):
 
     def forward(self, alive: Tensor, position: Tensor | None, given: Tensor | None) -> Tensor:
         """Returns the links. Given ones are multiplied into them."""
-        links = between(alive)
+        links = living_links(alive)
         if self.fixed is not None:
             links = links & self.fixed
         if given is not None:
@@ -301,14 +301,14 @@ class Channel(nn.Module):
         noise = drawn.split(self.columns, -1)[2] if drawn is not None and self.columns[2] else None
         if self.delay is not None:
             heard = features, links, speaks, position, self._code(noise)
-            features, kept = self._hear_later(self.delay, heard, mask, context)
+            features, kept = self._delayed_round(self.delay, heard, mask, context)
             return features, drawn, logits, kept
         parts = [None] * len(self.sizes) if noise is None else noise.split(self.sizes, -1)
         for one, own in zip(self.rounds, parts):
             features = one(features, links, speaks, position, self._code(own))
         return features, drawn, logits, None
 
-    def _hear_later(
+    def _delayed_round(
         self, delay: Memory, heard: tuple, mask: Tensor | None, context: Context
     ) -> tuple[Tensor, Tensor]:
         """Runs a round with delayed messages; returns features and messages in transit."""
@@ -322,7 +322,7 @@ class Channel(nn.Module):
 
         return self.rounds[0](*heard, later=later), kept[0]
 
-    def heard(self, mask: Tensor, context: Context) -> Tensor:
+    def used_links(self, mask: Tensor, context: Context) -> Tensor:
         """Returns the links that were used, ``[*B, N, N]``, given the samples of the channel.
 
         In a :class:`Chain`, whose messages pass along all agents, links include indirect ones.
@@ -341,7 +341,7 @@ class Channel(nn.Module):
             links = links & speaks.unsqueeze(-2)
         return (links & (kept > 0.5) if self.columns[1] else links), speaks
 
-    # ------------------------------------------------------------------------------ what is drawn
+    # --------------------------------------------------------------------------------- samples
 
     def _draw(self, features: Tensor, logits: Tensor | None, drawn: Tensor | None) -> Tensor:
         how = _HOW.get()
@@ -411,10 +411,10 @@ def _round(width: int, config: CommunicationConfig, device: Device) -> Round | C
     return Attention(width, config.message_size, config.key_size, places, device)
 
 
-# --------------------------------------------------------------------- what is heard in a batch
+# ------------------------------------------------------------------------------ links of a batch
 
 
-def talking_module(actor: nn.Module) -> TensorDictModule | None:
+def channel_module(actor: nn.Module) -> TensorDictModule | None:
     """Returns the module of an actor with a channel, or None without communication.
 
     Args:
@@ -429,18 +429,18 @@ def talking_module(actor: nn.Module) -> TensorDictModule | None:
     return None
 
 
-def received_messages(module: TensorDictModule, data: TensorDictBase) -> Tensor:
+def used_links(module: TensorDictModule, data: TensorDictBase) -> Tensor:
     """Returns the links that were used in the steps of a batch.
 
     Args:
-        module (TensorDictModule): from :func:`talking_module`.
+        module (TensorDictModule): from :func:`channel_module`.
         data (TensorDictBase): inputs of the module, with the samples of the channel.
 
     Shapes:
         - returns: bool, ``[*B, N, N]``, True where the agent of a row heard the agent of a
         column
     """
-    return cast(Any, module.module).heard(*(data.get(key) for key in module.in_keys))
+    return cast(Any, module.module).used_links(*(data.get(key) for key in module.in_keys))
 
 
 @torch.no_grad()
@@ -469,7 +469,7 @@ def listening(actor: nn.Module, data: TensorDictBase) -> Tensor:
         >>> listening(actor, env.rollout(1, actor))[0, 0, 0]
         tensor([0.0000, 0.5000, 0.5000])
     """
-    module = talking_module(actor)
+    module = channel_module(actor)
     if module is None:
         raise ValueError("the agents of this actor do not communicate, so there are no weights.")
     found: list[Tensor] = []
@@ -507,5 +507,5 @@ def listening_by_group(policy: nn.Module, data: TensorDictBase) -> dict[str, Ten
     return {
         group.name: listening(actor, data)
         for actor, group in groups
-        if group is not None and group.name in data and talking_module(actor) is not None
+        if group is not None and group.name in data and channel_module(actor) is not None
     }

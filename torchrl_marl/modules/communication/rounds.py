@@ -113,9 +113,9 @@ class Mean(Round):
     Reduces to: a layer per agent where no message is heard.
 
     Examples:
-        >>> from torchrl_marl.modules.communication.channel import between
+        >>> from torchrl_marl.modules.communication.channel import living_links
         >>> alive = torch.tensor([True, True, False])
-        >>> Mean(8, 4)(torch.zeros(5, 3, 8), between(alive).expand(5, 3, 3), alive).shape
+        >>> Mean(8, 4)(torch.zeros(5, 3, 8), living_links(alive).expand(5, 3, 3), alive).shape
         torch.Size([5, 3, 8])
     """
 
@@ -171,9 +171,9 @@ class Attention(Round):
     Reduces to: the mean of the values where all keys are equal.
 
     Examples:
-        >>> from torchrl_marl.modules.communication.channel import between
+        >>> from torchrl_marl.modules.communication.channel import living_links
         >>> alive = torch.tensor([True, True, False])
-        >>> Attention(8, 4)(torch.zeros(5, 3, 8), between(alive).expand(5, 3, 3), alive).shape
+        >>> Attention(8, 4)(torch.zeros(5, 3, 8), living_links(alive).expand(5, 3, 3), alive).shape
         torch.Size([5, 3, 8])
     """
 
@@ -230,10 +230,10 @@ class Attention(Round):
         if self.edge_score is not None and position is not None:
             score = score + self.edge_score(edges(position, place)).squeeze(-1)
         score = score / self.sizes[0] ** 0.5
-        somebody = heard.any(-1, keepdim=True)
+        any_heard = heard.any(-1, keepdim=True)
         # A softmax over nothing is NaN, in the gradient too: such rows read all, and are dropped.
-        score = torch.where(heard | ~somebody, score, -torch.inf)
-        return torch.where(somebody, score.softmax(-1), 0.0)
+        score = torch.where(heard | ~any_heard, score, -torch.inf)
+        return torch.where(any_heard, score.softmax(-1), 0.0)
 
 
 def edges(position: Tensor, place: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DEFAULT_KEYS",
     "Members",
-    "Several",
+    "MultiAgentPart",
     "StackMember",
     "StackModule",
     "StackPart",
@@ -71,7 +71,7 @@ class StackPart(nn.Module):
         return type(own[0].stack).join(parts)
 
 
-class Several(StackPart):
+class MultiAgentPart(StackPart):
     """Agents with an agent dim."""
 
     batching: Batching
@@ -325,7 +325,7 @@ class StackMember(Window):
         return self.stack.copy_of(self.agents[0])
 
 
-class StackSelection(Window, Several):
+class StackSelection(Window, MultiAgentPart):
     """View of some agents, ``stack[1:3]`` or ``stack[[0, 2]]``; gradients flow into the stack.
 
     Examples:

@@ -14,7 +14,7 @@ from torchrl_marl.modules.stacks.batching import EXECUTORS, Batching, Place, cho
 from torchrl_marl.modules.stacks.members import (
     DEFAULT_KEYS,
     Members,
-    Several,
+    MultiAgentPart,
     StackMember,
     StackPart,
     StackSelection,
@@ -24,7 +24,7 @@ from torchrl_marl.modules.stacks.storage import Bucket, Slot, shared_parameters,
 __all__ = ["ModuleStack", "cat", "expand", "stack"]
 
 
-class ModuleStack(Several):
+class ModuleStack(MultiAgentPart):
     """Modules over an agent dim, run in one batched call for each structure.
 
     Every distinct module is held once. Parameters are stacked, ``[K, ...]`` for each name and
