@@ -283,19 +283,19 @@ class NetworkConfig:
     sharing: Annotated[str, OneOf(SHARINGS.words)] = "group"
     """Parameter sharing between agents."""
     sharing_index: Annotated[list[int] | None, _NeedsIndex()] = None
-    """Index of each agent's network, from 0. For ``index`` and, once found, ``clusters``."""
+    """Index of each agent's network, from 0."""
     agent_id: Annotated[str, OneOf(AGENT_IDS), ReadWhere("sharing", "agent_id")] = "onehot"
-    """Encoding of the agent id. For ``sharing: agent_id``."""
+    """Encoding of the agent id."""
     agent_id_size: Annotated[
         Count, ReadWhere("sharing", "agent_id"), ReadWhere("agent_id", "embedding")
     ] = 8
     """Size of the agent embedding."""
     mask_ratio: Annotated[float, Range(0, 1, below=True), ReadWhere("sharing", "masks")] = 0.1
-    """Share of hidden units pruned for each agent. For ``sharing: masks``."""
+    """Share of hidden units pruned for each agent."""
     mask_seed: Annotated[Seed, ReadWhere("sharing", "masks")] = 0
     """Random seed of each agent's pruning mask."""
     n_clusters: Annotated[Count, ReadWhere("sharing", "clusters")] = 2
-    """Number of clusters, one network each. For ``sharing: clusters``."""
+    """Number of clusters, each with a network."""
     clustering_frames: Annotated[Count, ReadWhere("sharing", "clusters")] = 20000
     """Frames collected to find the clusters."""
     share_params: bool | None = None

@@ -439,7 +439,7 @@ class OffPolicyLoss(LossModule):
         return distance_loss(value, target, self.loss_function)
 
     def values(self, data: TensorDictBase, target: bool = False, detached: bool = False) -> Tensor:
-        """Returns all critics' values, ``[*B, N, K]``; on request the targets', or detached ones."""
+        """Returns all critics' values, ``[*B, N, K]``; optionally the targets' or detached."""
         with self.network("qvalue_network", target, detached) as critic:
             values = critic(data.select(*critic.in_keys))
         return values.get(self.tensor_keys.state_action_value)
