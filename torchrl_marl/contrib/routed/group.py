@@ -246,7 +246,7 @@ class AgentTable:
         found = [f"{self.key(leaf)!r}: {_by_shape(c)}" for leaf, c in zip(step.reads, columns)]
         takes = "" if step.width is None else f" (its first layer takes {step.width} features)"
         raise ValueError(
-            f"module {step.name} reads entries of different shapes for agents of {self}, found "
+            f"module {step.name} reads entries of agents of {self} in different shapes, found "
             f"{', '.join(found)}, expected one shape for all its agents{takes}; give it a route: "
             "(module, [0, 1])."
         )
