@@ -229,10 +229,10 @@ def _all_settings(own: dict[str, Setting]) -> str:
         if key not in of_networks or _told(setting) != _told(of_networks[key])
     ]
     lacking = _named(of_networks.keys() - own.keys(), own)
-    without = f" {lacking} do not exist here." if lacking else ""
+    without = f", but there is no {lacking}" if lacking else ""
     text = (
-        "All are in the section `learner` (`learner.gamma=0.95`). [Networks](networks.md) lists the "
-        f"settings of networks; only other defaults or meanings are repeated here.{without}"
+        "All stand under `learner` (`learner.gamma=0.95`). Those of networks are on "
+        f"[their page](networks.md){without}; here are only those with another default or meaning."
     )
     return f"{text}\n\n{_rows(rows)}"
 
@@ -241,11 +241,11 @@ def _beside(own: dict[str, Setting], other: str) -> str:
     others = read_by(other)
     rows = [x for k, x in own.items() if k not in others or _told(x) != _told(others[k])]
     lacking = _named(others.keys() - own.keys(), own)
-    text = f"As [{other.upper()}]({other}.md#settings)"
-    text += f", without {lacking}." if lacking else "."
+    text = f"Those of [{other.upper()}]({other}.md#settings)"
+    text += f", but there is no {lacking}." if lacking else "."
     if not rows:
         return text
-    return f"{text} New settings, and those with another default or meaning:\n\n{_rows(rows)}"
+    return f"{text} What is new, or has another default or meaning:\n\n{_rows(rows)}"
 
 
 def _named(lacking: Iterable[str], present: Iterable[str]) -> str:
