@@ -190,7 +190,7 @@ class TestList:
 
     def test_settings_say_what_each_word_means(self, capsys):
         assert cli.main(["list", "settings", TOY]) == 0
-        assert "    trunk: hidden layers for all agents, a last layer for each" in (
+        assert "    trunk: shared hidden layers, a last layer for each agent" in (
             capsys.readouterr().out
         )
 

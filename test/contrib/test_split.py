@@ -122,5 +122,5 @@ def test_splits_that_cannot_be_are_refused(arguments, words):
     with pytest.raises(ValueError, match=words):
         split(actors_of(world()), **arguments)
     policy = split(actors_of(world()), [1, 2, 3])
-    with pytest.raises(SpecError, match="split over 6 envs"):
+    with pytest.raises(SpecError, match="split over 6 environments"):
         policy(world().reset())

@@ -182,5 +182,5 @@ def test_refusals():
         tree.set(torch.arange(2), torch.rand(2, 1))
     with pytest.raises(ValueError, match="capacity is 0 and width 16, expected at least 1 and 2"):
         SumTree(0)
-    with pytest.raises(ValueError, match="values from 5 to 9 lie outside of the 8"):
+    with pytest.raises(ValueError, match="values from 5 to 9 exceed the capacity 8"):
         tree.fill(5, torch.rand(4))

@@ -290,11 +290,11 @@ def test_groups_hear_each_other_where_they_are_let(name):
 
 
 @pytest.mark.parametrize(("talk", "words"), [
-    ({"kind": "tarmac", "links": "radius"}, "radius is null; give how far a word is heard"),
+    ({"kind": "tarmac", "links": "radius"}, "radius is null; give the communication range"),
     ({"kind": "tarmac", "links": "radius", "radius": -1.0}, r"above 0; use .*\.radius=0\.5\."),
     ({"kind": "commnet", "gate": True, "algorithm": "happo"}, "communication"),
     ({"kind": "commnet", "unshare_at": 0.5}, "unshare_at=null"),
-    ({"kind": "commnet", "sharing": "masks"}, "sharing is 'masks', which has none"),
+    ({"kind": "commnet", "sharing": "masks"}, "sharing is 'masks', which cannot have it"),
     ({"kind": "commnet", "num_cells": []}, "num_cells is empty"),
 ], ids=str)  # fmt: skip
 def test_settings_that_do_not_fit_are_refused(talk, words):
@@ -350,7 +350,7 @@ def test_an_empty_position_is_refused():
 
 
 def test_one_agent_has_nobody_to_hear():
-    with pytest.raises(ConfigError, match="it has one agent, who has nobody to hear"):
+    with pytest.raises(ConfigError, match="it has only one agent"):
         learners_of(arena(n_agents=1, late_spawn=0), config_of(PLAIN["commnet"]))
 
 

@@ -152,7 +152,7 @@ def test_a_run_that_is_resumed_in_mid_episode_is_the_same_to_the_bit(tmp_path):
      "delay is 1, but learner.actor.communication.rounds is 2"),
     (config_of(DrawnCommunicationConfig("tarmac", delay=-1)), "delay is -1, expected"),
     (config_of(DrawnCommunicationConfig("tarmac", delay=1), critic=RecurrentCriticConfig(
-        communication=CommunicationConfig("tarmac", delay=1))), "critics are there in"),
+        communication=CommunicationConfig("tarmac", delay=1))), "critics are used in"),
     (ValueConfig("iql", n_step=3, actor=QNetworkConfig(
         communication=CommunicationConfig("tarmac", delay=1))),
      "or learner.actor.communication.delay=0"),

@@ -179,7 +179,7 @@ class TestPictures:
             make_actor(picture_group(), config_with("masks"))
 
     def test_without_a_picture(self):
-        with pytest.raises(ConfigError, match=r"body is 'cnn', but no observation is a picture"):
+        with pytest.raises(ConfigError, match=r"body is 'cnn', but no observation is an image"):
             make_actor(picture_group(Unbounded((5,))), NetworkConfig(**SMALL))
 
     def test_an_unknown_body(self):
@@ -265,7 +265,7 @@ class TestKinds:
 
     @pytest.mark.parametrize("sharing", ["full", "trunk", "agent_id"])
     def test_one_network_for_pictures_of_two_sizes_is_refused(self, sharing):
-        with pytest.raises(ConfigError, match="pictures of different shapes; use sharing=group"):
+        with pytest.raises(ConfigError, match="images of different shapes; use sharing=group"):
             make_actor(self.group(), config_with(sharing))
 
     def test_groups_that_are_trained_as_one(self):

@@ -113,7 +113,7 @@ def test_players_of_other_networks_and_steps_without_a_player_are_refused():
     players = Players(make_actor(group, NetworkConfig(num_cells=[8])), 2)
     with pytest.raises(SpecError, match="store players of the same networks"):
         players.store(0, make_actor(group, NetworkConfig(num_cells=[9])))
-    with pytest.raises(SpecError, match="does not say who plays"):
+    with pytest.raises(SpecError, match="the data have no players"):
         players(step_of(group, 3))
 
 

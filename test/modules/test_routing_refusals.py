@@ -61,7 +61,7 @@ REFUSED = {
             (TensorDictModule(nn.Linear(5, 2), in_keys=[OBSERVATION], out_keys=["action"]), [0])
         ],
         [5, 5],
-        "runs on agent 0 of group 'agents' alone and writes 'action'",
+        "runs on agent 0 of group 'agents' only and writes 'action'",
     ),
 }
 

@@ -130,5 +130,5 @@ def test_any_module_that_all_share_can_be_unshared():
             assert torch.equal(p[agent], old)
             moments = optimizer.state[old]["exp_avg"]
             assert torch.equal(other.state[p]["exp_avg"][agent], moments)
-    with pytest.raises(TypeError, match="how many agents share the Sequential"):
+    with pytest.raises(TypeError, match="the number of agents of a Sequential is unknown"):
         unshare(network)

@@ -1,4 +1,4 @@
-"""Parts for one's own programs, which nothing else in the package uses; tested like the rest."""
+"""Optional parts for custom programs, unused by the rest of the package but tested like it."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Ranking of players by evolution: alpha-rank.
+"""Evolutionary ranking of players: alpha-rank.
 
 Shapes: A players.
 """
@@ -14,7 +14,7 @@ __all__ = ["alpha_rank"]
 
 
 def alpha_rank(payoff: Tensor, *, alpha: float = 100.0, population: int = 50) -> Tensor:
-    r"""Returns how long a population that copies the fitter spends with each player.
+    r"""Returns the share of time that an evolving population spends with each player.
 
     A mutant of player r takes over a population of player s with probability
 
@@ -22,20 +22,20 @@ def alpha_rank(payoff: Tensor, *, alpha: float = 100.0, population: int = 50) ->
               e^{-\alpha (f_r(k) - f_s(k))}\Big)^{-1}
 
     where f are the mean payoffs while k of the m individuals play r. The result is the stationary
-    distribution of these take-overs; cycles share it.
+    distribution of these takeovers; players in a cycle share it.
 
     Args:
-        payoff (Tensor): of the row's player against the column's, in a game of two equal sides.
+        payoff (Tensor): payoff of the row's player against the column's, in a symmetric game.
 
     Keyword Args:
-        alpha (float): how strictly the fitter is copied; times payoffs, so mind their scale.
-        population (int): individuals m.
+        alpha (float): selection strength; it multiplies payoffs, so that their scale matters.
+        population (int): number m of individuals.
 
     Shapes:
         - payoff: ``[A, A]``; returns ``[A]``, float64, sums to 1
 
     Raises:
-        ValueError: no square matrix.
+        ValueError: a matrix that is not square.
 
     Reference: Omidshafiei et al., 2019, https://arxiv.org/abs/1903.01373 (section 2.5, one
     population). Computed on logarithms, so that no alpha is too large.
@@ -52,7 +52,7 @@ def alpha_rank(payoff: Tensor, *, alpha: float = 100.0, population: int = 50) ->
     k = torch.arange(1, m, dtype=payoff.dtype, device=payoff.device)
     same = payoff.diagonal()
     resident, mutant = same.view(n, 1, 1), same.view(1, n, 1)
-    # [resident, mutant, mutants there are]
+    # [resident, mutant, number of mutants]
     against, back = payoff.mT.unsqueeze(-1), payoff.unsqueeze(-1)
     gain = (k - 1) * mutant + (m - k) * against - (m - k - 1) * resident - k * back
     steps = torch.cat([gain.new_zeros(n, n, 1), (-alpha / (m - 1) * gain).cumsum(-1)], -1)
@@ -62,8 +62,8 @@ def alpha_rank(payoff: Tensor, *, alpha: float = 100.0, population: int = 50) ->
 def _stationary(log_rate: Tensor) -> Tensor:
     """Returns the stationary distribution of a chain with the given logarithms of rates.
 
-    Reference: Grassmann, Taksar and Heyman, 1985 (states are taken out one by one, and nothing is
-    subtracted).
+    Reference: Grassmann, Taksar and Heyman, 1985 (states are eliminated in turn, without
+    subtractions).
     """
     rate, n = log_rate.clone(), len(log_rate)
     for last in range(n - 1, 0, -1):

@@ -1,6 +1,6 @@
-"""Sub-collectors: different policies in different envs of one batch.
+"""Sub-collectors: different policies in different environments of one batch.
 
-Shapes: E envs, T steps, K policies.
+Shapes: E environments, T steps, K policies.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ _WHO = ("collector", "policy")
 
 
 class SplitPolicy(TensorDictModuleBase):
-    """Several policies, each of which acts in some of the envs; from :func:`split`.
+    """Several policies, each acting in some of the environments; from :func:`split`.
 
-    Policies of one structure, actors of one group with networks of equal shapes, act in one
-    batched forward with the parameters that they have then; others act one after the other.
+    Policies of one structure (actors of one group with networks of equal shapes) act in one batched
+    forward with their current parameters. Others act in sequence.
 
     Args:
         policies (mapping): name -> policy.
-        sizes (sequence of int, optional): envs of each, one after the other.
-        key (NestedKey, optional): an entry of the environment that says whose an env is.
+        sizes (sequence of int, optional): number of environments of each policy, in order.
+        key (NestedKey, optional): entry of the environment with the index of the policy to act.
 
     Attributes:
-        names (list of str): of the policies, in their order.
+        names (list of str): names of the policies, in order.
         batched (bool): whether they act in one forward.
 
     Shapes:
         - the entry at ``key``: integers, ``[E]`` or ``[E, 1]``
 
     Keys:
-        - reads: what the policies read, and ``key``
-        - writes: what all policies write, and ``("collector", "policy")``, the number of whom
-          acted, ``[E]``
+        - reads: the policies' keys, and ``key``
+        - writes: the policies' keys, and ``("collector", "policy")``, the index of the acting
+          policy, ``[E]``
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class SplitPolicy(TensorDictModuleBase):
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Acts."""
-        who = self._who_acts(tensordict)
+        who = self._acting(tensordict)
         if self.batched:
             actors = [cast(GroupActor, policy) for policy in self.policies]
             act_by_row(actors[0], stored(actors), who, tensordict, block=self._block)
@@ -80,12 +80,13 @@ class SplitPolicy(TensorDictModuleBase):
             self._act_everywhere(tensordict, who)
         return tensordict.set(_WHO, who)
 
-    def _who_acts(self, tensordict: TensorDictBase) -> Tensor:
+    def _acting(self, tensordict: TensorDictBase) -> Tensor:
         if self.key is None:
             if len(self._who) != tensordict.shape[0]:
                 raise SpecError(
-                    f"policies are split over {len(self._who)} envs ({list(self.sizes or ())}), "
-                    f"but there are {tensordict.shape[0]}; give sizes that add up to it."
+                    f"policies are split over {len(self._who)} environments "
+                    f"({list(self.sizes or ())}), but there are {tensordict.shape[0]}; give sizes "
+                    "that add up to it."
                 )
             return self._who
         who = tensordict.get(self.key, None)
@@ -101,7 +102,7 @@ class SplitPolicy(TensorDictModuleBase):
             tensordict.set(key, torch.cat([part.get(key) for part in found]))
 
     def _act_everywhere(self, tensordict: TensorDictBase, who: Tensor) -> None:
-        """Every policy acts in every env, and each env takes its own: nothing waits."""
+        """Runs every policy in every environment and selects by ``who``, so that nothing waits."""
         found = [policy(tensordict.copy()) for policy in self.policies]
         for key in self.written:
             rows = torch.stack([one.get(key) for one in found])
@@ -114,13 +115,13 @@ def split(
     *,
     key: NestedKey | None = None,
 ) -> SplitPolicy:
-    """Splits the envs of a batch among policies, as sub-collectors of one collector.
+    """Splits the environments of a batch among policies, as sub-collectors of one collector.
 
     Args:
         policies (mapping): name -> policy, such as a trained actor and frozen ones.
-        sizes (sequence of int, optional): how many envs each has, one after the other.
-        key (NestedKey, optional): instead, an entry of the environment that says whose an env is,
-            such as the number of its sub-task.
+        sizes (sequence of int, optional): number of environments of each policy, in order.
+        key (NestedKey, optional): instead, entry of the environment with the index of the policy to
+            act, such as the index of its sub-task.
 
     Raises:
         ValueError: fewer than two policies, both or neither of ``sizes`` and ``key``, or sizes
@@ -146,33 +147,33 @@ def split(
         )
     if sizes is not None and (len(sizes) != len(policies) or min(sizes) < 1):
         raise ValueError(
-            f"split: sizes is {list(sizes)}, expected {len(policies)} numbers of envs, 1 or more, "
-            "one for each policy."
+            f"split: sizes is {list(sizes)}, expected {len(policies)} numbers of environments, "
+            "1 or more, one for each policy."
         )
     return SplitPolicy(policies, sizes, key)
 
 
 def parts(batch: TensorDictBase, policy: SplitPolicy) -> dict[str, TensorDictBase]:
-    """Returns what each policy collected.
+    """Returns the batch of each policy.
 
     Args:
         batch (TensorDictBase): ``[E, T]``, from a collector with the policy.
         policy (SplitPolicy): from :func:`split`, by ``sizes``.
 
     Raises:
-        ValueError: a policy that is split by an entry, which may change from step to step; choose
+        ValueError: a policy that is split by an entry, which may change between steps; choose
             rows by ``batch["collector", "policy"]``.
     """
     if policy.sizes is None:
         raise ValueError(
-            "parts: policies are split by an entry of the environment, whose envs may change; take "
-            'batch[batch["collector", "policy"] == i].'
+            "parts: policies are split by an entry of the environment, which may change between "
+            'steps; take batch[batch["collector", "policy"] == i].'
         )
     return dict(zip(policy.names, batch.split(list(policy.sizes), 0)))
 
 
 def _are_alike(policies: Sequence[nn.Module]) -> bool:
-    """Returns whether one batched forward serves all."""
+    """Returns whether one batched forward can run all policies."""
     if not all(isinstance(policy, GroupActor) for policy in policies):
         return False
     actors = [cast(GroupActor, policy) for policy in policies]

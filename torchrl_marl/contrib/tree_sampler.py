@@ -23,27 +23,27 @@ __all__ = ["TreeSampler"]
 
 
 class TreeSampler(PrioritizedSampler):
-    r"""TorchRL's ``PrioritizedSampler`` that needs no compiled extension.
+    r"""TorchRL's ``PrioritizedSampler`` without its compiled extension.
 
-    It takes the same arguments and has the same priorities, weights, keys and methods; only where
-    its numbers come from is its own: sums of double precision, drawn from by torch's random
-    generator (or the buffer's) instead of numpy's; of an index that comes twice in one update the
-    larger priority counts; and ``state_dict`` holds plain tensors, which load weights-only.
+    Arguments, priorities, weights, keys and methods are the same. Three things differ. Sums have
+    double precision, and samples come from torch's random generator (or the buffer's), not numpy's.
+    For an index given twice in one update, the larger priority counts. ``state_dict`` holds plain
+    tensors, which load weights-only.
 
     Args:
         max_capacity (int): capacity C of the buffer.
-        alpha (float): exponent of the priorities; 0 draws uniformly.
+        alpha (float): exponent of the priorities; 0 samples uniformly.
         beta (float): exponent of the importance weights.
         eps (float): added to every priority.
-        dtype (torch.dtype): of the weights.
-        reduction (str): ``max``, ``min``, ``median`` or ``mean``, of the errors of a trajectory.
-        max_priority_within_buffer (bool): new rows get the highest priority of those in the
-            buffer instead of the highest that ever was.
-        device (torch.device, optional): of the tree; by default the CPU, or the GPU that the
-            storage is on.
+        dtype (torch.dtype): dtype of the weights.
+        reduction (str): ``max``, ``min``, ``median`` or ``mean``, over the errors of a trajectory.
+        max_priority_within_buffer (bool): whether new rows get the highest priority in the buffer
+            instead of the highest so far.
+        device (torch.device, optional): device of the tree; default: the CPU, or the GPU of the
+            storage.
 
     Raises:
-        ValueError: an exponent that is negative or not finite.
+        ValueError: a negative or infinite exponent.
 
     Reference: Schaul et al., 2016, https://arxiv.org/abs/1511.05952.
 
@@ -90,7 +90,7 @@ class TreeSampler(PrioritizedSampler):
         self._max_priority = None
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Any, dict[str, Tensor]]:
-        """Returns indices, drawn by priority, and ``priority_weight``.
+        """Returns indices sampled by priority, and ``priority_weight``.
 
         Raises:
             RuntimeError: an empty storage, one without priorities, or a priority of 0.
@@ -100,7 +100,7 @@ class TreeSampler(PrioritizedSampler):
             raise RuntimeError("Cannot sample from an empty storage.")
         tree = self._sum_tree.tree
         least = self._min_tree.least
-        if least.device.type == "cpu" and not 0 < least < math.inf:  # a GPU is not waited for
+        if least.device.type == "cpu" and not 0 < least < math.inf:  # does not wait for a GPU
             raise RuntimeError(
                 f"TreeSampler: the least priority is {least.item()}, expected a number above 0."
             )
@@ -126,7 +126,7 @@ class TreeSampler(PrioritizedSampler):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on from a saved state.
+        """Loads a saved state.
 
         Raises:
             ValueError: the state of a buffer of another capacity.
@@ -153,7 +153,7 @@ class TreeSampler(PrioritizedSampler):
 
 
 class _Sums:
-    """A sum tree in the form of TorchRL's compiled one, as far as its sampler uses that."""
+    """A sum tree with the interface of TorchRL's compiled one that its sampler uses."""
 
     def __init__(self, capacity: int, dtype: torch.dtype, device: torch.device | None) -> None:
         self.tree, self.dtype = SumTree(capacity, device=device), dtype
@@ -168,7 +168,7 @@ class _Sums:
 
 
 class _Minima:
-    """The least of a sum tree's values that are not 0, level by level, each of 128 children."""
+    """Minimum of a sum tree's positive values, level by level, with 128 children per node."""
 
     def __init__(self, tree: SumTree) -> None:
         self.tree, self._levels = tree, list[Tensor]()
@@ -180,12 +180,12 @@ class _Minima:
 
     @property
     def least(self) -> Tensor:
-        """The least of all, a scalar; infinity where nothing was set."""
+        """Minimum of all values, a scalar; infinity if none was set."""
         return self._levels[-1].amin()
 
     def __setitem__(self, index: Tensor, value: Tensor) -> None:
         index = index.to(self.tree.total.device).reshape(-1)
-        least = self.tree[index]  # which of two values for one index was kept
+        least = self.tree[index]  # the value that was kept for an index given twice
         for level in self._levels:
             level.view(-1).index_copy_(0, index, least)
             index = index // level.shape[1]

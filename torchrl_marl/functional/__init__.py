@@ -1,4 +1,4 @@
-"""Pure tensor maths: masked statistics, advantages, returns, and target networks."""
+"""Tensor functions: masked statistics, advantages, returns, and target networks."""
 
 from typing import TYPE_CHECKING
 

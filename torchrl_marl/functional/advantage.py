@@ -1,4 +1,4 @@
-"""Generalized advantage estimation, V-trace, and the recursion over time that returns share.
+"""Generalized advantage estimation, V-trace, and their recursion over time.
 
 Shapes: B any batch dims, T time, N agents. Tensors are ``[*B, T, N, 1]``, masks ``[*B, T, N]``.
 """
@@ -26,28 +26,28 @@ def gae(
     lmbda: float | Tensor,
     mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    r"""Computes generalized advantage estimates for teams whose agents may die or wait.
+    r"""Computes generalized advantage estimates (GAE) of agents that may die or wait.
 
     .. math::
         A_t = r_t + \gamma (1 - \text{terminated}_t) V(s_{t+1}) - V(s_t)
               + \gamma \lambda (1 - \text{done}_t) A_{t+1}
 
-    With a mask, steps in which an agent does not act are transparent to it: their reward goes
-    to its last own step, they are not discounted, and that step bootstraps from the agent's
-    next own step. What follows an agent's end (``done`` stays True until the reset) reaches no
-    step before it. The last step bootstraps from its next value, whoever acts then;
-    :class:`~torchrl_marl.objectives.TeamGAE` leaves out whose turn that is not.
+    With a mask, an agent skips the steps in which it does not act. Their reward goes to its last
+    own step without discount, and that step bootstraps from the agent's next own step. Steps after
+    an agent's end (``done`` stays True until the reset) reach no earlier step. The last step
+    bootstraps from its next value, whichever agent acts then;
+    :class:`~torchrl_marl.objectives.TeamGAE` leaves out agents without a turn there.
 
     Args:
         reward (Tensor): reward of the step.
-        value (Tensor): value of the state in which the step was taken.
-        next_value (Tensor): value of the state to which it led.
-        done (Tensor): bool, the trajectory ends here. Pass the root's flags, expanded over the
-            agents, to bootstrap as a team, or the agents' own to bootstrap each by itself.
-        terminated (Tensor): bool, nothing follows: no bootstrap.
-        gamma (float): discount.
-        lmbda (float): weight of longer returns.
-        mask (Tensor, optional): bool, the agent acts in this step.
+        value (Tensor): value of the state before the step.
+        next_value (Tensor): value of the state after the step.
+        done (Tensor): bool, whether the trajectory ends. Pass the root's flags, expanded over the
+            agents, to bootstrap as a team, or the agents' flags to bootstrap each separately.
+        terminated (Tensor): bool, whether it ends without bootstrap.
+        gamma (float): discount factor.
+        lmbda (float): lambda of the estimator.
+        mask (Tensor, optional): bool, whether the agent acts in the step.
 
     Shapes:
         - reward, value, next_value, done, terminated: ``[*B, T, N, 1]``
@@ -59,8 +59,8 @@ def gae(
 
     Reference: Schulman et al., 2016, https://arxiv.org/abs/1506.02438 (eq. 16).
 
-    Reduces to: an all-true mask gives the result without a mask; without one it is TorchRL's
-    ``generalized_advantage_estimate``.
+    Reduces to: TorchRL's ``generalized_advantage_estimate`` without a mask; an all-true mask
+    changes nothing.
 
     Examples:
         >>> reward = torch.ones(1, 2, 1, 1)
@@ -113,10 +113,10 @@ def vtrace(
     mask: Tensor | None = None,
     weigh: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    r"""Computes what a policy is worth from the steps of an older one (V-trace).
+    r"""Computes value targets and advantages of a policy from off-policy steps (V-trace).
 
-    With the ratios :math:`w_t = \pi(a_t | o_t) / \mu(a_t | o_t)` of the policy to the one that
-    acted, :math:`\rho_t = \min(\bar\rho, w_t)` and :math:`c_t = \lambda \min(\bar c, w_t)`:
+    With the importance ratios :math:`w_t = \pi(a_t | o_t) / \mu(a_t | o_t)` of the policy to the
+    acting one, :math:`\rho_t = \min(\bar\rho, w_t)` and :math:`c_t = \lambda \min(\bar c, w_t)`:
 
     .. math::
         \delta_t &= r_t + \gamma (1 - \text{terminated}_t) V(s_{t+1}) - V(s_t) \\
@@ -125,20 +125,21 @@ def vtrace(
         A_t &= \rho_t \big(\delta_t
               + \gamma \lambda (1 - \text{done}_t) (v_{t+1} - V(s_{t+1}))\big)
 
-    Masked steps are transparent as in :func:`gae`, and their ratios, which may be anything, count
-    nothing. The paper's advantage has no :math:`\lambda`; here it has one, as that of ``gae`` has.
+    Masked steps are skipped as in :func:`gae`, and their ratios, which may be anything, do not
+    count. The paper's advantage has no :math:`\lambda`; here it has one, as in ``gae``.
 
     Args:
-        log_ratio (Tensor): logarithm of the ratio w, each agent's own or the team's.
+        log_ratio (Tensor): logarithm of the ratio w, per agent or of the team.
         reward, value, next_value, done, terminated (Tensor): as in :func:`gae`.
-        gamma (float): discount.
-        lmbda (float): weight of longer returns.
-        rho_clip (float): largest ratio in the fixed point. 1 gives the value of a policy between
-            the two, infinity that of the policy itself, at more variance.
-        c_clip (float): largest ratio in the trace: how fast it gets there, not where.
-        mask (Tensor, optional): bool, the agent acts in this step.
-        weigh (bool): the advantage is multiplied by rho, as a plain policy gradient wants it.
-            False where the loss itself has the ratio, as that of PPO has.
+        gamma (float): discount factor.
+        lmbda (float): lambda of the estimator.
+        rho_clip (float): limit of the ratio in the fixed point. 1 gives the value of a policy
+            between the two; infinity gives that of the policy itself, with more variance.
+        c_clip (float): limit of the ratio in the trace. It changes the speed of convergence, not
+            the fixed point.
+        mask (Tensor, optional): bool, whether the agent acts in the step.
+        weigh (bool): whether the advantage is multiplied by rho, as for a plain policy gradient.
+            False if the loss itself has the ratio, as PPO's.
 
     Shapes:
         - log_ratio, reward, value, next_value, done, terminated: ``[*B, T, N, 1]``
@@ -151,9 +152,9 @@ def vtrace(
     Reference: Espeholt et al., 2018, https://arxiv.org/abs/1802.01561 (eq. 1, remarks 1 and 2, and
     section 4.2).
 
-    Reduces to: :func:`gae` on policy, where all ratios are 1 and both clips at least 1; for
-    ``lmbda=1`` without a mask, TorchRL's ``vtrace_advantage_estimate``, whose ``log_pi`` is the
-    policy and ``log_mu`` the one that acted, which its docstring has the other way round.
+    Reduces to: :func:`gae` on policy, where all ratios are 1 and both clips at least 1. For
+    ``lmbda=1`` without a mask it is TorchRL's ``vtrace_advantage_estimate``, where ``log_pi`` is
+    the policy and ``log_mu`` the acting one; TorchRL's docstring swaps them.
 
     Examples:
         >>> reward = torch.ones(1, 2, 1, 1)
@@ -174,7 +175,7 @@ def vtrace(
         terminated=terminated,
     )
     acts = None if mask is None else fit_mask(mask, reward)
-    # Of one transition: up to the agent's next own step, where it waits between.
+    # Of one transition: up to the agent's next own step, if it waits between.
     signals = reward, value, next_value, done, terminated
     delta, _ = gae(*signals, gamma=gamma, lmbda=0.0, mask=acts)
     if acts is None:
@@ -185,7 +186,7 @@ def vtrace(
     ratio = log_ratio.exp()
     rho, cut = ratio.clamp(max=rho_clip), ratio.clamp(max=c_clip)
     if acts is not None:
-        cut = torch.where(acts, cut, 1.0)  # a waiting step passes on what it takes
+        cut = torch.where(acts, cut, 1.0)  # a waiting step passes on its next value
     correction = _accumulate(rho * delta, carried * cut)
     following = torch.zeros_like(correction)
     following[..., :-1, :, :] = correction[..., 1:, :, :]
@@ -197,7 +198,7 @@ def vtrace(
     return advantage, correction + value
 
 
-# The recursion is x_t = base_t + decay_t * x_{t+1}. On a CPU memory is its cost, so new
+# The recursion is x_t = base_t + decay_t * x_{t+1}. On a CPU its cost is memory traffic, so new
 # tensors are changed in place.
 def _plain_recursion(reward, value, next_value, done, terminated, gamma, lmbda):
     base = _keep(next_value, ~terminated).mul_(gamma).add_(reward).sub_(value)
@@ -205,8 +206,8 @@ def _plain_recursion(reward, value, next_value, done, terminated, gamma, lmbda):
 
 
 def _masked_recursion(reward, value, next_value, done, terminated, mask, gamma, lmbda):
-    # On an agent's own step x is the advantage; on a masked one, the return that the next
-    # own step to the left still has to add.
+    # On an agent's own step x is the advantage; on a masked one, the return that the own step
+    # before still has to add.
     ends, acts_next = _ends_and_next(done, mask)
     after_end = torch.zeros_like(done)
     after_end[..., 1:, :, :] = done[..., :-1, :, :]
@@ -218,7 +219,7 @@ def _masked_recursion(reward, value, next_value, done, terminated, mask, gamma, 
 
 
 def _decay(done, mask, gamma, lmbda, like):
-    """Returns what a step takes of the next one: a waiting agent's next own step, undiscounted."""
+    """Returns the factor of the next step; a masked step passes it on undiscounted."""
     ends, acts_next = _ends_and_next(done, mask)
     decay = _choose(acts_next, gamma * lmbda, 1.0, like)
     return _keep(decay, ~ends, fresh=True)
@@ -253,7 +254,7 @@ def _keep(value: Tensor, mask: Tensor, fresh: bool = False) -> Tensor:
         return torch.where(mask, value, 0.0)
     word = _WORDS[value.element_size()]
     bits, kept = value.view(word), mask.to(word).neg_()
-    # The mask's memory may hold the result, unless the value's may.
+    # The mask's memory can hold the result, unless the value's can.
     kept = bits.bitwise_and_(kept) if fresh else kept.bitwise_and_(bits)
     return kept.view(value.dtype)
 

@@ -1,7 +1,7 @@
-"""Hand-written GPU kernels, each the twin of a function in :mod:`torchrl_marl.functional`.
+"""Hand-written GPU kernels, each with a reference in :mod:`torchrl_marl.functional`.
 
-A kernel is an operator of torch (``torch.ops.torchrl_marl``), so that graphs record it as one
-node. Without Triton there are none, and the functions themselves run on a GPU, too.
+A kernel is a torch operator (``torch.ops.torchrl_marl``), so that graphs record it as one node.
+Without Triton there are none, and the reference functions run on the GPU.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ except ImportError:
 
 __all__ = ["gae", "has_gae"]
 
-# Rows of a program. One warp: there are few rows, and many multiprocessors to give them to.
+# Rows per program. One warp, since there are few rows and many multiprocessors.
 _BLOCK = 32
 
 
@@ -30,7 +30,7 @@ def has_gae(*tensors: Tensor) -> bool:
         *tensors: reward, value and next value.
 
     Returns:
-        bool: Triton is there, the tensors are float32 and on a GPU, and no gradient is asked for.
+        bool: Triton is installed, the tensors are float32 on a GPU, and need no gradient.
 
     Examples:
         >>> has_gae(torch.zeros(2, 3, 1))
@@ -57,7 +57,7 @@ def gae(
     """Computes :func:`torchrl_marl.functional.gae` in one launch, a thread per env and agent.
 
     Shapes:
-        - all tensors, and what is returned: ``[*B, T, N, 1]``, of any strides
+        - all tensors and the results: ``[*B, T, N, 1]``, of any strides
     """
     shape = reward.shape
     n_steps, n_agents = shape[-3], shape[-2]
@@ -90,7 +90,7 @@ def _(reward, value, next_value, done, terminated, mask, gamma, lmbda):
     return tuple(torch.empty(reward.shape, device=reward.device) for _ in range(2))
 
 
-# The formulas are those of advantage._masked_recursion; without a mask every step is an own one.
+# The formulas are those of advantage._masked_recursion; without a mask, agents act in every step.
 # Strides of a tensor x: x_b over envs, x_t over time, x_n over agents.
 def _gae_rows(
     advantage,

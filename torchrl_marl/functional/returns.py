@@ -1,4 +1,4 @@
-"""Returns of several steps."""
+"""N-step returns, lambda-returns, and updates of target networks."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def soft_update_(targets: Sequence[Tensor], sources: Sequence[Tensor], tau: floa
         \theta' \leftarrow \theta' + \tau (\theta - \theta')
 
     Args:
-        targets (sequence of Tensor): of the target networks; written to.
-        sources (sequence of Tensor): of the trained networks, of the same shapes.
-        tau (float or Tensor): share of the way, 0 to 1; a scalar tensor may change between the
-            replays of a graph. Hard updates are 1 in every k-th update, else 0.
+        targets (sequence of Tensor): parameters of the target networks; written to.
+        sources (sequence of Tensor): parameters of the trained networks, of the same shapes.
+        tau (float or Tensor): weight of the trained parameters, 0 to 1. A scalar tensor may change
+            between the replays of a graph. Hard updates are 1 in every k-th update, else 0.
 
     Raises:
-        ValueError: other numbers of tensors, or other shapes.
+        ValueError: different numbers of tensors, or different shapes.
 
     Reference: Lillicrap et al., 2016, https://arxiv.org/abs/1509.02971 (algorithm 1).
 
@@ -57,10 +57,10 @@ def soft_update_(targets: Sequence[Tensor], sources: Sequence[Tensor], tau: floa
 
 
 def within_window(ends: Tensor) -> Tensor:
-    """Returns which steps of a window come no later than its first end.
+    """Returns the mask of the steps of a window up to its first end.
 
     Args:
-        ends (Tensor): bool, the step is the last that belongs to the window's first.
+        ends (Tensor): bool, whether the step is the last of its window.
 
     Shapes:
         - ends, returns: ``[*B, L]``
@@ -69,7 +69,7 @@ def within_window(ends: Tensor) -> Tensor:
         >>> within_window(torch.tensor([[False, True, False, True]]))
         tensor([[ True,  True, False, False]])
     """
-    ended = ends.cumsum(-1)  # ends up to a step, itself included
+    ended = ends.cumsum(-1)  # number of ends up to the step, inclusive
     return (ended - ends.to(ended.dtype)) == 0
 
 
@@ -79,14 +79,14 @@ def n_step(reward: Tensor, ends: Tensor, *, gamma: float | Tensor) -> tuple[Tens
     .. math::
         R = \sum_{k=0}^{m-1} \gamma^k r_k, \quad m = \min(L, 1 + \text{first } k \text{ that ends})
 
-    A target is then ``R + discount * value`` of what step ``length - 1`` led to, its value 0 where
-    that step terminated. Whatever else stops the look-ahead, a time limit or the last step that
-    is known, is a truncation: it ends the sum, and the value is bootstrapped from.
+    The target is ``R + discount * value``, with the value after step ``length - 1``, or 0 if that
+    step terminated. Other reasons to stop, such as a time limit or the last known step, are
+    truncations: the sum ends, and the value is bootstrapped.
 
     Args:
-        reward (Tensor): of the steps; what lies behind an end counts nothing.
-        ends (Tensor): bool, the step is the last that belongs to the window's first.
-        gamma (float): discount.
+        reward (Tensor): rewards of the steps; those after an end are ignored.
+        ends (Tensor): bool, whether the step is the last of its window.
+        gamma (float): discount factor.
 
     Shapes:
         - reward: ``[*B, L, *features]``, such as ``[*B, L, N, 1]``; ends: ``[*B, L]``
@@ -94,11 +94,11 @@ def n_step(reward: Tensor, ends: Tensor, *, gamma: float | Tensor) -> tuple[Tens
           m, ``[*B]``, of integers
 
     Raises:
-        ValueError: ends that are not bool or not a window for each of the reward's.
+        ValueError: ends that are not bool, or of a shape that does not fit the rewards.
 
     Reference: Watkins, 1989 (n-step returns); Sutton and Barto, 2018, section 7.1.
 
-    Reduces to: one step's reward and ``gamma`` where the window is one step long.
+    Reduces to: the reward and ``gamma`` for a window of one step.
 
     Examples:
         >>> reward = torch.tensor([1.0, 2.0, 4.0]).view(1, 3, 1, 1)
@@ -139,17 +139,17 @@ def q_lambda(
               \left[ \lambda G_{t+1} + (1 - \lambda) \max_a Q(s_{t+1}, a) \right]
 
     After the last step of an episode or a rollout the bracket is the greedy value alone. Masked
-    steps are transparent as in :func:`~torchrl_marl.functional.gae`: their reward goes to the
-    agent's last own step, undiscounted, and what follows an agent's end reaches no step before it.
+    steps are skipped as in :func:`~torchrl_marl.functional.gae`: their reward goes to the agent's
+    last own step, undiscounted, and steps after an agent's end reach no earlier step.
 
     Args:
         reward (Tensor): reward of the step.
-        next_value (Tensor): value of the greedy action in the state to which it led.
-        done (Tensor): bool, the trajectory ends here, the root's or the agent's own.
-        terminated (Tensor): bool, nothing follows: no bootstrap.
-        gamma (float): discount.
-        lmbda (float): weight of longer returns.
-        mask (Tensor, optional): bool, the agent acts in this step.
+        next_value (Tensor): value of the greedy action in the state after the step.
+        done (Tensor): bool, whether the trajectory ends, for the root or the agent.
+        terminated (Tensor): bool, whether it ends without bootstrap.
+        gamma (float): discount factor.
+        lmbda (float): lambda of the returns.
+        mask (Tensor, optional): bool, whether the agent acts in the step.
 
     Shapes:
         - reward, next_value, done, terminated: ``[*B, T, N, 1]``
@@ -163,8 +163,8 @@ def q_lambda(
     1994.
 
     Reduces to: one-step Q-learning targets for ``lmbda=0``; the sum of discounted rewards for
-    ``lmbda=1`` where nothing is cut off; the value target of
-    :func:`~torchrl_marl.functional.gae` where each next value is the value of the next step.
+    ``lmbda=1`` without truncation; the value target of :func:`~torchrl_marl.functional.gae` if
+    each next value is the value of the next step.
 
     Examples:
         >>> reward, zero = torch.ones(1, 2, 1, 1), torch.zeros(1, 2, 1, 1, dtype=torch.bool)
@@ -177,7 +177,7 @@ def q_lambda(
     )
     acts = torch.ones_like(done) if mask is None else fit_mask(mask, reward)
     ends, acts_next = _ends_and_next(done, acts)
-    # The value of a step without a greedy action, or whose episode is over, may be anything.
+    # The value of a step without a greedy action, or after its episode, may be anything.
     bootstraps = (ends | acts_next) & ~terminated
     share = _choose(ends, 1.0, 1.0 - lmbda, reward)
     base = reward + torch.where(bootstraps, gamma * share * next_value, 0.0)

@@ -56,12 +56,12 @@ def fit_mask(mask: Tensor, value: Tensor) -> Tensor:
 def masked_mean(
     value: Tensor, mask: Tensor | None = None, dim: int | Sequence[int] | None = None
 ) -> Tensor:
-    """Averages the elements whose mask is True; 0 where there are none.
+    """Averages the elements selected by a mask; 0 if there are none.
 
     Args:
-        value (Tensor): what to average; may hold anything, NaN included, where masked.
+        value (Tensor): values to average; may hold anything, NaN included, where masked.
         mask (Tensor, optional): bool; of the value's shape, or without its trailing dims.
-        dim (int or sequence of int, optional): dims of ``value`` to reduce; all by default.
+        dim (int or sequence of int, optional): dims of ``value`` to reduce; default: all.
 
     Shapes:
         - value: ``[*B, T, N, 1]`` (any shape)
@@ -89,12 +89,12 @@ def masked_moments(
     keepdim: bool = False,
     ranks: SingleProcess = SINGLE_PROCESS,
 ) -> tuple[Tensor, Tensor]:
-    """Returns mean and (population) variance of the elements whose mask is True.
+    """Returns mean and (population) variance of the elements selected by a mask.
 
     Args:
         value, mask, dim: as in :func:`masked_mean`.
-        keepdim (bool): keep the reduced dims.
-        ranks (Alone): over whose elements, each rank with its part of them.
+        keepdim (bool): whether to keep the reduced dims.
+        ranks (SingleProcess): processes to reduce over, each with a part of the elements.
 
     Shapes:
         - returns: mean and variance, each of the remaining dims
@@ -128,13 +128,13 @@ def masked_standardize(
     eps: float = 1e-5,
     ranks: SingleProcess = SINGLE_PROCESS,
 ) -> Tensor:
-    """Standardizes the elements whose mask is True; 0 where masked.
+    """Standardizes the elements selected by a mask; the others become 0.
 
     Args:
-        value, mask, dim: as in :func:`masked_mean`. Reducing every dim pools the agents, as
-            the MAPPO authors do; leaving out -2 standardizes each agent by itself.
+        value, mask, dim: as in :func:`masked_mean`. Reducing every dim pools the agents, as the
+            MAPPO authors do; leaving out -2 standardizes each agent separately.
         eps (float): added to the standard deviation.
-        ranks (Alone): as in :func:`masked_moments`.
+        ranks (SingleProcess): as in :func:`masked_moments`.
 
     Shapes:
         - returns: the value's shape
@@ -167,13 +167,13 @@ def _dims(value: Tensor, dim: int | Sequence[int] | None) -> tuple[int, ...]:
 class PerGroup(nn.Module):
     """Reduces over all dims but the groups: to a scalar for one group, to ``[G]`` for several.
 
-    What is not finite stays in its group, in values and in gradients; what is masked reaches
-    nothing.
+    Values that are not finite stay in their group, in results and gradients. Masked values have no
+    effect.
 
     Args:
         membership (Tensor, optional): 1 where an agent belongs to a group, 0 elsewhere, from
-            :attr:`GroupSpec.membership`; groups lie side by side. None: one group.
-        device (torch.device, optional): where the membership is kept.
+            :attr:`GroupSpec.membership`; groups are adjacent. None: one group.
+        device (torch.device, optional): device of the membership.
 
     Shapes:
         - membership: ``[N, G]``
@@ -209,7 +209,7 @@ class PerGroup(nn.Module):
     def to_agents(self, value: Tensor) -> Tensor:
         """Broadcasts a value per group to its agents, ``[*B, G]`` to ``[*B, N]``.
 
-        Where there is one group, the value comes back as it is, and broadcasts.
+        For a single group, the value is returned unchanged, and broadcasts.
         """
         if self.membership is None:
             return value
@@ -218,7 +218,7 @@ class PerGroup(nn.Module):
     # -------------------------------------------------------------------------- statistics
 
     def total(self, value: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Returns the sum of the elements whose mask is True, over all but the groups."""
+        """Returns the sum of the elements selected by a mask, per group."""
         if self.membership is None:
             return (value if mask is None else value.where(fit_mask(mask, value), 0.0)).sum()
         rows, alive = self._rows(value, mask)
@@ -227,12 +227,12 @@ class PerGroup(nn.Module):
     def mean(
         self, value: Tensor, mask: Tensor | None = None, count: Tensor | None = None
     ) -> Tensor:
-        """Returns the mean over elements whose mask is True; 0 where there are none.
+        """Returns the mean of the elements selected by a mask, per group; 0 if there are none.
 
         Args:
-            value, mask (Tensor): as the other statistics take them.
-            count (Tensor, optional): what the sum is divided by instead of the own number, such as
-                that of all ranks; the ranks' results then add up to everybody's mean.
+            value, mask (Tensor): as in the other statistics.
+            count (Tensor, optional): divisor instead of the number of elements, such as the number
+                over all ranks; the ranks' results then add up to the overall mean.
         """
         if count is not None:
             return self.total(value, mask) / count
@@ -247,11 +247,11 @@ class PerGroup(nn.Module):
     def moments(
         self, value: Tensor, mask: Tensor | None = None, ranks: SingleProcess | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Returns the mean and the (population) variance over elements whose mask is True.
+        """Returns mean and (population) variance of the elements selected by a mask, per group.
 
         Args:
-            value, mask (Tensor): as the other statistics take them.
-            ranks (Alone, optional): over whose elements; those of all that learn as one.
+            value, mask (Tensor): as in the other statistics.
+            ranks (SingleProcess, optional): processes to reduce over; default: all of the run.
         """
         ranks = current() if ranks is None else ranks
         if self.membership is None:
@@ -267,12 +267,12 @@ class PerGroup(nn.Module):
         return mean, ranks.sum_all([self.mean(centered.square(), alive, count)])[0]
 
     def number(self, value: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Returns the number of elements whose mask is True, which may be 0, as a float."""
+        """Returns the number of elements selected by a mask, per group, as a float; it may be 0."""
         counted = torch.ones_like(value) if mask is None else mask.to(value.dtype)
         return self.total(counted, None)
 
     def count(self, value: Tensor, mask: Tensor | None = None) -> Tensor | int:
-        """Returns the number of elements whose mask is True, at least 1."""
+        """Returns the number of elements selected by a mask, per group, at least 1."""
         if self.membership is None:
             return value.numel() if mask is None else mask.sum().clamp_min(1)
         rows, alive = self._rows(value, mask)
@@ -289,7 +289,7 @@ class PerGroup(nn.Module):
         return (current().sum_all([own])[0] > 0).to(dtype)
 
     def logsumexp(self, value: Tensor) -> Tensor:
-        """Returns the logarithm of the summed exponentials; minus infinity counts for nothing."""
+        """Returns the logarithm of the summed exponentials; minus infinity adds nothing."""
         if self.membership is None:
             return value.reshape(1, -1).logsumexp(-1)[0]
         return self._of_groups(self._rows(value, None)[0].T.logsumexp(-1)).logsumexp(-1)
@@ -303,15 +303,15 @@ class PerGroup(nn.Module):
     def standardize(
         self, value: Tensor, mask: Tensor | None = None, exclude_dims: Sequence[int] = ()
     ) -> Tensor:
-        """Scales to zero mean and unit variance over elements whose mask is True; 0 where masked.
+        """Standardizes the elements selected by a mask, per group; the others become 0.
 
-        Where ranks learn as one, over the elements of all.
+        With several ranks, statistics are over the elements of all.
 
         Args:
-            value (Tensor): such as an advantage.
+            value (Tensor): values, such as advantages.
             mask (Tensor, optional): bool.
             exclude_dims (sequence of int): dims that are not pooled; ``(-2,)`` standardizes each
-                agent by itself.
+                agent separately.
 
         Shapes:
             - value, returns: ``[*B, N, 1]``; mask: ``[*B, N]``
@@ -330,7 +330,7 @@ class PerGroup(nn.Module):
         return torch.cat(rows, -2)
 
     def _rows(self, value: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """``[*B, N]`` or ``[*B, N, 1]`` as ``[M, N]``."""
+        """Returns ``[*B, N]`` or ``[*B, N, 1]`` as ``[M, N]``."""
         assert self.membership is not None
         n = self.membership.shape[0]
         if value.shape[-1] != n:
@@ -345,6 +345,6 @@ class PerGroup(nn.Module):
         return value.reshape(-1, n), mask
 
     def _of_groups(self, of_agents: Tensor) -> Tensor:
-        """``[N]`` to ``[G, N]``, with minus infinity outside each group."""
+        """Returns ``[N]`` as ``[G, N]``, with minus infinity outside each group."""
         assert self.membership is not None
         return torch.where(self.membership.T > 0, of_agents, -torch.inf)

@@ -1,6 +1,6 @@
-"""Draws in proportion to values that change, in time logarithmic in their number.
+"""Sampling in proportion to changing values, in time logarithmic in their number.
 
-Shapes: C capacity, M drawn or written at once.
+Shapes: C capacity, M indices sampled or written at once.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 
 __all__ = ["SumTree"]
 
-# One operation, as Adam's step is: written out in a graph, the compiler would copy all values to
+# One operation, like Adam's step. Written out in a graph, the compiler would copy all values to
 # change a few of them (1.2 to 1.6 ms instead of 0.15 to 0.5 for a million).
 _LIBRARY = torch.library.Library("torchrl_marl", "FRAGMENT")
 _LIBRARY.define(
@@ -22,21 +22,22 @@ _LIBRARY.define(
 
 
 class SumTree:
-    """Values that are not negative, and the sums over them, level by level.
+    """Tree of sums over non-negative values, for sampling in proportion to them.
 
-    A node has several children, whose running sums are stored: a level of a draw is one search in
-    one row. Setting values makes the sums above them anew from the children, so that they do not
-    drift. Nothing waits for the device. Sums are of double precision, as the numbers to draw with
-    should be: those of ``torch.rand`` in float32 are multiples of 2^-24, with which some of a
-    million equal rows would be drawn 6 % more often than others.
+    A node has several children and stores their running sums, so that a level of a draw is one
+    search in one row. Setting values recomputes the sums above them from the children, so that they
+    do not drift. Nothing waits for the device. Sums have double precision, and so should the random
+    numbers: those of ``torch.rand`` in float32 are multiples of 2^-24, with which some of a million
+    equal rows would be drawn 6 % more often than others.
 
     Args:
         capacity (int): number C of values, all 0 at first.
-        width (int): children of a node.
-        device (torch.device, optional): of the values.
+        width (int): number of children of a node.
+        device (torch.device, optional): device of the values.
 
     Attributes:
-        tensors (list of Tensor): all that a graph reads and writes; they are never replaced.
+        tensors (list of Tensor): all tensors that a graph reads and writes; they are never
+            replaced.
 
     Raises:
         ValueError: a capacity below 1 or a width below 2.
@@ -75,7 +76,7 @@ class SumTree:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All that a graph reads and writes."""
+        """All tensors that a graph reads and writes."""
         return [*self._sums, *self._ends]
 
     @property
@@ -85,18 +86,18 @@ class SumTree:
 
     @property
     def values(self) -> Tensor:
-        """All values, ``[C]``; to be read only."""
+        """All values, ``[C]``; read-only."""
         return self._sums[0][: self.capacity]
 
     def __getitem__(self, index: Tensor) -> Tensor:
         return self._sums[0][index]
 
     def set(self, index: Tensor, value: Tensor) -> None:
-        """Sets values; where an index comes twice, the larger counts.
+        """Sets values; for an index given twice, the larger value counts.
 
         Args:
             index (Tensor): integers from 0 to C - 1.
-            value (Tensor): not negative.
+            value (Tensor): non-negative values.
 
         Shapes:
             - index, value: ``[M]``
@@ -113,20 +114,20 @@ class SumTree:
         torch.ops.torchrl_marl.sum_tree_set_(self._sums, self._ends, index, value, [])
 
     def fill(self, first: int, values: Tensor) -> None:
-        """Sets values that lie side by side, from the index ``first`` on; not within a graph.
+        """Sets consecutive values from the index ``first`` on; not within a graph.
 
         Shapes:
             - values: ``[M]``
 
         Raises:
-            ValueError: values that would lie outside.
+            ValueError: values outside the capacity.
 
         Reduces to: :meth:`set` of these indices, to the bit.
         """
         start, stop = first, first + len(values)
         if not 0 <= start <= stop <= self.capacity:
             raise ValueError(
-                f"SumTree.fill: values from {start} to {stop} lie outside of the {self.capacity}."
+                f"SumTree.fill: values from {start} to {stop} exceed the capacity {self.capacity}."
             )
         self._sums[0][start:stop].copy_(values)
         for own, running, above in zip(self._sums, self._ends, self._sums[1:]):
@@ -136,18 +137,18 @@ class SumTree:
             above[start:stop].copy_(running[start:stop, -1])
 
     def sample(self, uniform: Tensor) -> Tensor:
-        """Returns indices, drawn in proportion to their values; none whose value is 0.
+        """Returns indices sampled in proportion to their values, never one with value 0.
 
-        Where all values are 0, any index may be returned.
+        If all values are 0, any index may be returned.
 
         Args:
-            uniform (Tensor): numbers in [0, 1), of ``torch.float64``.
+            uniform (Tensor): random numbers in [0, 1), of ``torch.float64``.
 
         Shapes:
             - uniform, returns: ``[M]``
 
         Raises:
-            ValueError: numbers of another type or shape.
+            ValueError: numbers of another dtype or shape.
         """
         if uniform.dtype is not torch.float64 or uniform.ndim != 1:
             raise ValueError(
@@ -160,11 +161,11 @@ class SumTree:
         sizes = [self.capacity, *map(len, self._ends)]  # of the level below
         for ends, size in zip(reversed(self._ends), reversed(sizes[:-1])):
             row = ends.index_select(0, node)
-            # Rounding may lead behind the last child that weighs anything.
+            # Rounding may lead past the last child with a positive value.
             rest = torch.minimum(rest, torch.nextafter(row[:, -1], zero))
             child = torch.searchsorted(row, rest.unsqueeze(1), right=True) - 1
             rest = rest - row.gather(1, child).squeeze(1)
-            # What is not a number leads to the last node, and not out of the tree.
+            # NaN leads to the last node, not out of the tree.
             node = (node * self.width + child.squeeze(1)).clamp_max(size - 1)
         return node
 
@@ -186,7 +187,7 @@ def _running_sums(children: Tensor) -> Tensor:
     sums = children.cumsum(-1)
     if not sums.is_cuda:
         return sums
-    # A GPU does not add from left to right: a child of 0 could seem to weigh something.
+    # A GPU does not add from left to right, so that a child of 0 could get a positive share.
     return torch.where(children > 0, sums, 0.0).cummax(-1).values
 
 

@@ -13,7 +13,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
 from torchrl_marl.functional import masked_moments
-from torchrl_marl.modules.communication.channel import Channel, received_messages, talking_module
+from torchrl_marl.modules.communication.channel import Channel, channel_module, used_links
 from torchrl_marl.runtime.ranks import current
 from torchrl_marl.specs import GroupSpec
 
@@ -39,11 +39,11 @@ def add_communication_metrics(
         data (TensorDictBase): a batch ``[E, T]`` in their layout.
     """
     for name, group in joined.items():
-        module = talking_module(actors.get_submodule(name))
+        module = channel_module(actors.get_submodule(name))
         if module is None:
             continue
         channel = cast(Channel, cast(Any, module.module).network.channel)
-        links = received_messages(module, data)
+        links = used_links(module, data)
         used = links.sum(-1).float()
         sent = torch.full_like(used, channel.numbers)
         if channel.gate is not None:

@@ -22,7 +22,7 @@ from torchrl_marl.modules.critics import make_critic
 from torchrl_marl.modules.inputs import gather_observation
 from torchrl_marl.modules.normalization import ObservationNorm, ValueNorm
 from torchrl_marl.modules.precision import set_precision
-from torchrl_marl.objectives.flags import who_learns
+from torchrl_marl.objectives.flags import learning_mask
 from torchrl_marl.specs import GroupSpec, TeamSpec
 from torchrl_marl.specs.joining import join
 
@@ -63,7 +63,7 @@ class ObservationNorms(nn.ModuleDict):
         """Takes in the observations of a batch, with all groups gathered."""
         for name, group in self.groups.items():
             observation, acts = gather_observation(group, data)
-            cast(ObservationNorm, self[name]).update(observation, who_learns(data, group, acts))
+            cast(ObservationNorm, self[name]).update(observation, learning_mask(data, group, acts))
 
 
 class NetworkBuilder:

@@ -1,4 +1,4 @@
-"""Networks: TensorDict in, TensorDict out."""
+"""Networks that read and write TensorDicts."""
 
 from typing import TYPE_CHECKING
 

@@ -28,18 +28,18 @@ from torchrl_marl.specs import GroupSpec
 from torchrl_marl.specs.groups import own_first
 from torchrl_marl.specs.joining import JoinedGroup
 
-__all__ = ["ActionFeatures", "BesideObservations", "BesideState", "make_action_critic"]
+__all__ = ["ActionFeatures", "ObservationsAndActions", "StateAndActions", "make_action_critic"]
 
 
 class ActionFeatures(nn.Module):
-    """Actions as a critic reads them: from -1 to 1 within their bounds, or one-hot.
+    """Encodes actions for a critic: scaled to [-1, 1] within their bounds, or one-hot.
 
     Args:
-        group (GroupSpec): whose actions.
-        device (torch.device, optional): of the bounds.
+        group (GroupSpec): group that acts.
+        device (torch.device, optional): device of the bounds.
 
     Attributes:
-        widths (tuple of int): each agent's own number of features.
+        widths (tuple of int): number of action features of each agent.
 
     Shapes:
         - action: ``[*B, N, A]``, ``[*B, N]`` or one-hot; mask: ``[*B, N]``; returns ``[*B, N, A]``,
@@ -54,7 +54,7 @@ class ActionFeatures(nn.Module):
     """
 
     middle: Tensor | None
-    half_range: Tensor  # where there is a middle
+    half_range: Tensor  # of bounded actions
     own: Tensor | None
 
     def __init__(self, group: GroupSpec, device: Device = None) -> None:
@@ -83,15 +83,15 @@ class ActionFeatures(nn.Module):
         return features if self.own is None else torch.where(self.own, features, 0.0)
 
 
-class BesideObservations(nn.Module):
-    """Puts each agent's action behind its observation, its own features first.
+class ObservationsAndActions(nn.Module):
+    """Concatenates each agent's observation and action, without padding between them.
 
     Args:
-        seen (GroupSpec): whose observations.
-        group (GroupSpec): whose actions; agents of ``seen`` that are not of it have none.
-        actions (ActionFeatures): of ``group``.
+        seen (GroupSpec): agents whose observations are read.
+        group (GroupSpec): agents whose actions are read; other agents of ``seen`` have none.
+        actions (ActionFeatures): encoder of the actions of ``group``.
         norm (ObservationNorm, optional): standardizes observations.
-        device (torch.device, optional): of the indices.
+        device (torch.device, optional): device of the indices.
 
     Shapes:
         - inputs: of :class:`AgentInput` for ``seen``, and the actions; returns ``[*B, M, O + A]``
@@ -118,7 +118,7 @@ class BesideObservations(nn.Module):
         register_constants(self, device, index=index, order=order)
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """Puts them side by side."""
+        """Concatenates observations and actions."""
         *observed, action = inputs
         features, mask = self.agents(*observed)
         if self.index is None:
@@ -131,8 +131,8 @@ class BesideObservations(nn.Module):
         return both if self.order is None else own_first(both, self.order)
 
 
-class BesideState(nn.Module):
-    """Puts all agents' actions behind the state, without their padding."""
+class StateAndActions(nn.Module):
+    """Concatenates the state and all agents' actions, without their padding."""
 
     index: Tensor | None
 
@@ -150,7 +150,7 @@ class BesideState(nn.Module):
 
 
 def _places(seen: GroupSpec, group: GroupSpec) -> list[int]:
-    """Returns for each agent of ``seen`` its place in ``group``, or -1."""
+    """Returns the position of each agent of ``seen`` in ``group``, or -1."""
     sizes = [one.n_agents for one in group.groups]
     starts = {one.name: sum(sizes[:i]) for i, one in enumerate(group.groups)}
     return [
@@ -161,7 +161,7 @@ def _places(seen: GroupSpec, group: GroupSpec) -> list[int]:
 
 
 def _order_of(observed: Sequence[int], acted: Sequence[int], most: int) -> Tensor | None:
-    """Returns the order of features with each agent's own first, or None if they are already."""
+    """Returns an order with each agent's real features first, or None if it is given already."""
     first = max(observed)
     if min(observed) == first and min(acted) == most:
         return None
@@ -187,19 +187,19 @@ def make_action_critic(
     observation_norm: ObservationNorm | None = None,
     device: Device = None,
 ) -> TensorDictSequential:
-    """Builds critics that value every agent's step by what is seen and done in it.
+    """Builds critics of observations and actions (Q-values) for every agent of a group.
 
     Args:
-        group (GroupSpec): whose values and actions; also several groups as one.
-        config (CriticConfig or NetworkConfig, optional): the network of each critic.
-        centralized (bool or "state"): what is seen, and by whom, as in
-            :func:`~torchrl_marl.modules.make_critic`. With ``False`` a critic sees its own agent's
-            action, else those of all agents that it sees, as far as they are of ``group``; with
-            ``"state"`` those of all agents of ``group``.
-        team (GroupSpec, optional): a critic across groups: the agents that it sees.
-        n_critics (int): number K of critics that learn the same, from different starts.
+        group (GroupSpec): group of agents and actions, or several groups as one.
+        config (CriticConfig or NetworkConfig, optional): network of each critic.
+        centralized (bool or "state"): input of the critic, as in
+            :func:`~torchrl_marl.modules.make_critic`. With ``False`` it reads its agent's action.
+            With ``True`` it reads the actions of all agents that it sees, if they are of
+            ``group``. With ``"state"`` it reads the actions of all agents of ``group``.
+        team (GroupSpec, optional): agents seen by a critic across groups.
+        n_critics (int): number K of critics that are trained alike from different initializations.
         observation_norm (ObservationNorm, optional): standardizes observations.
-        device (torch.device, optional): of the parameters.
+        device (torch.device, optional): device of the parameters.
 
     Shapes:
         - observation: ``[*B, N, O]``; mask: ``[*B, N]``; state: ``[*B, S]``
@@ -208,12 +208,12 @@ def make_action_critic(
         - state_action_value: ``[*B, N, K]``
 
     Keys:
-        - reads: what a critic of :func:`~torchrl_marl.modules.make_critic` reads, and
+        - reads: the keys of a critic of :func:`~torchrl_marl.modules.make_critic`, and
           ``group.action_key``
         - writes: ``(group, "state_action_value")``
 
     Raises:
-        ConfigError: settings that do not fit.
+        ConfigError: settings that do not fit together.
 
     Examples:
         >>> from tensordict import TensorDict
@@ -249,7 +249,7 @@ def make_action_critic(
 
 
 class Ensemble(nn.Module):
-    """Runs several networks on the same inputs, with their outputs side by side."""
+    """Runs several networks on the same inputs and concatenates their outputs."""
 
     def __init__(self, networks: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -262,17 +262,17 @@ class Ensemble(nn.Module):
 
 def _observations_and_actions(seen, group, actions, norm, device) -> TensorDictModule:
     keys = [*AgentInput.keys(seen), group.action_key]
-    module = BesideObservations(seen, group, actions, norm, device)
+    module = ObservationsAndActions(seen, group, actions, norm, device)
     return TensorDictModule(module, keys, [(seen.name, _BOTH)])
 
 
 def _state_and_actions(group: GroupSpec, actions: ActionFeatures) -> TensorDictModule:
     keys = [group.state_key, group.action_key, *([group.mask_key] if group.mask_key else [])]
-    return TensorDictModule(BesideState(group, actions), keys, [_STATE])
+    return TensorDictModule(StateAndActions(group, actions), keys, [_STATE])
 
 
 def _widened(group: GroupSpec, widths: Mapping[str, list[int]]) -> GroupSpec:
-    """Returns a group of the same agents, of which those of the named groups observe actions."""
+    """Returns a group of the same agents; in the named groups, observations include actions."""
     own = [widths.get(one.name, [0] * one.n_agents) for one in group.groups]
     parts = tuple(_wide(one, actions) for one, actions in zip(group.groups, own))
     if not isinstance(group, JoinedGroup):
@@ -288,6 +288,6 @@ def _wide(group: GroupSpec, actions: Sequence[int]) -> GroupSpec:
 
 
 def _split(group: GroupSpec, widths: Sequence[int]) -> list[list[int]]:
-    """Returns the numbers of all agents by group."""
+    """Returns the widths of all agents by group."""
     owner = group.group_index
     return [[w for w, k in zip(widths, owner) if k == i] for i in range(len(group.groups))]

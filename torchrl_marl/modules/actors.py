@@ -1,4 +1,4 @@
-"""Actors: from what an agent sees to what it does.
+"""Actors: policies that map observations to actions.
 
 Shapes: B any batch dims, N agents, O observation features, A action features.
 """
@@ -38,30 +38,30 @@ __all__ = [
 
 
 class ActsForGroup(TensorDictModuleBase):
-    """The part that actors share: they act on dense (padded) data, or on lazily stacked ones.
+    """Base of actors that act on dense (padded) or lazily stacked data.
 
-    Where the group is stacked lazily, it is padded on the way in, and every agent gets its own
-    actions on the way out.
+    A lazily stacked group is padded before the network, and each agent gets its unpadded action
+    back.
     """
 
     group: GroupSpec
     remembered: dict[str, int]
-    """Numbers that an agent remembers, by group."""
+    """Size of the hidden state of an agent, by group."""
     hears: bool
-    """Whether the environment says who hears whom."""
+    """True if the environment gives the communication graph."""
 
     def serve(self, group: GroupSpec) -> None:
-        """Sets for whom it acts, once its networks are there."""
+        """Sets the group that the actor serves, once its networks exist."""
         size = state_size(self)
         self.group = group
         self.remembered = {own.name: size for own in group.sources if size}
-        if self.remembered:  # TorchRL asks for one wherever there is a maker
+        if self.remembered:  # TorchRL asks for a primer wherever this method exists
             self.make_tensordict_primer = partial(make_primer, group, self.remembered)
         self.hears = any(channel.config.links == "env" for channel in channels_of(self))
 
     @dispatch(auto_batch_size=False)
     def forward(self, tensordict: TensorDictBase, *args: Any, **kwargs: Any) -> TensorDictBase:
-        """Acts."""
+        """Acts for the group."""
         if self.remembered:
             check_memory(self.group, tensordict)
         if self.hears:
@@ -81,21 +81,21 @@ class ActsForGroup(TensorDictModuleBase):
 
 
 class GroupActor(ActsForGroup, ProbabilisticActor):
-    """An actor of a group; it takes dense (padded) data, and lazily stacked ones.
+    """Actor of a group, for dense (padded) and lazily stacked data.
 
     Args:
-        group (GroupSpec): whose.
-        *args, **kwargs: of :class:`torchrl.modules.ProbabilisticActor`.
+        group (GroupSpec): group of the agents.
+        *args, **kwargs: arguments of :class:`torchrl.modules.ProbabilisticActor`.
     """
 
     def __init__(self, group: GroupSpec, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.serve(group)
         self.draws = sum(channel.draws for channel in channels_of(self))
-        """Numbers that are drawn for an agent in the channel of a step."""
+        """Number of samples of the channel per agent and step."""
 
     def act(self, tensordict: TensorDictBase, *args: Any, **kwargs: Any) -> TensorDictBase:
-        """Acts on dense data; what the channel needs is drawn anew."""
+        """Acts on dense data, with fresh samples for the channel."""
         if not self.draws:
             return super().act(tensordict, *args, **kwargs)
         from torchrl_marl.modules.communication.channel import drawing
@@ -114,14 +114,14 @@ class GroupActor(ActsForGroup, ProbabilisticActor):
 
 
 def check_links(group: GroupSpec, tensordict: TensorDictBase) -> None:
-    """Refuses steps or batches that do not say who hears whom.
+    """Refuses batches without the communication graph.
 
     Raises:
-        SpecError: naming the entry.
+        SpecError: naming the missing entry.
     """
     links, n = tensordict.get(group.key("links"), None), group.n_agents
     if links is None or links.shape[-2:] != (n, n) or links.dtype is not torch.bool:
-        found = "nothing" if links is None else f"{links.dtype} {tuple(links.shape)}"
+        found = "no entry" if links is None else f"{links.dtype} {tuple(links.shape)}"
         raise SpecError(
             f"group {group.name!r}: communication.links is 'env', but the environment gives "
             f"{found} as {group.key('links')!r}, expected torch.bool [*B, {n}, {n}]; use "
@@ -130,15 +130,15 @@ def check_links(group: GroupSpec, tensordict: TensorDictBase) -> None:
 
 
 def make_primer(group: GroupSpec, sizes: Mapping[str, int]) -> TensorDictPrimer:
-    """Builds TorchRL's transform that carries what agents remember.
+    """Builds TorchRL's primer for the hidden states of a group.
 
-    TorchRL's ``get_primers_from_module`` finds it in an actor; each agent's first step is told by
-    :class:`~torchrl_marl.envs.AgentInitTracker`. Captured rollouts take
-    :func:`~torchrl_marl.envs.with_memory` instead, which does both.
+    TorchRL's ``get_primers_from_module`` finds it in an actor, and
+    :class:`~torchrl_marl.envs.AgentInitTracker` marks each agent's first step. Captured rollouts
+    use :func:`~torchrl_marl.envs.with_memory`, which does both.
 
     Args:
-        group (GroupSpec): whose; also several groups as one.
-        sizes (mapping): group -> the numbers S that each of its agents remembers.
+        group (GroupSpec): group of the agents, or several groups as one.
+        sizes (mapping): group -> size S of the hidden state of each of its agents.
     """
     primers: dict[NestedKey, Any] = {
         (own.name, "hidden"): Unbounded((own.n_agents, sizes[own.name])) for own in group.sources
@@ -147,14 +147,14 @@ def make_primer(group: GroupSpec, sizes: Mapping[str, int]) -> TensorDictPrimer:
 
 
 def check_memory(group: GroupSpec, tensordict: TensorDictBase) -> None:
-    """Refuses a step without what agents remember.
+    """Refuses data without the hidden state of an actor with memory.
 
     Raises:
-        SpecError: naming the entry that is missing.
+        SpecError: naming the missing entry.
     """
     for leaf in ("hidden", "is_init"):
         if tensordict.get(group.key(leaf), None) is None:
             raise SpecError(
-                f"group {group.name!r}: its actor remembers, but there is no {group.key(leaf)!r}; "
-                "let the environment carry it: torchrl_marl.envs.with_memory(env, policy)."
+                f"group {group.name!r}: its actor has a memory, but {group.key(leaf)!r} is "
+                "missing; add it to the environment: torchrl_marl.envs.with_memory(env, policy)."
             )

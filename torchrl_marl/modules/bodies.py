@@ -1,9 +1,9 @@
 """Bodies: the networks between inputs and heads.
 
-A body is a module ``body(features, mask, context) -> (features, state)``: of what all agents
-read, who of them is alive (or None), and what else there is to know. What it returns as ``state``
-is what it wants to find in the context of the next step; None for a body without memory.
-:mod:`.registry` has the words that choose a body.
+A body is a module ``body(features, mask, context) -> (features, state)``. It reads all agents'
+features, the mask of living agents (or None), and a context of further inputs. The ``state`` that
+it returns is in the context of the next step; a body without memory returns None.
+:mod:`.registry` names the bodies.
 
 Shapes: B any batch dims, N agents, I input features, O output features.
 """
@@ -59,14 +59,14 @@ def make_mlp(
     """Builds a multi-layer perceptron, ``[*B, I] -> [*B, O]``.
 
     Args:
-        inputs (Features): what it reads.
-        out_features (int): outputs O.
-        config (NetworkConfig): widths, activation and whether layers are standardized, by a
-            ``LayerNorm`` without weights of its own.
-        gain (float): scale of the last layer's orthogonal start; hidden layers have sqrt(2).
-        num_cells (sequence of int, optional): widths of hidden layers other than the config's.
-        activate_last_layer (bool): there is an activation behind the last layer, too.
-        device (torch.device, optional): of the parameters.
+        inputs (Features): layout of the input.
+        out_features (int): number of outputs O.
+        config (NetworkConfig): widths, activation, and whether hidden layers are standardized by a
+            ``LayerNorm`` without parameters.
+        gain (float): orthogonal gain of the last layer; hidden layers have sqrt(2).
+        num_cells (sequence of int, optional): widths of the hidden layers; default: the config's.
+        activate_last_layer (bool): whether an activation follows the last layer.
+        device (torch.device, optional): device of the parameters.
 
     Reference: Ba et al., 2016, https://arxiv.org/abs/1607.06450 (layer norm).
 
@@ -100,14 +100,14 @@ def make_cnn(
     device: Device = None,
     **settings: Any,
 ) -> PictureNetwork:
-    """Builds convolutions over the pictures of a row and a perceptron behind them.
+    """Builds convolutions for the images in a row of features, followed by a perceptron.
 
     Args:
-        inputs, out_features, config, device: of :func:`make_mlp`.
+        inputs, out_features, config, device: as in :func:`make_mlp`.
         **settings: ``gain``, ``num_cells`` and ``activate_last_layer`` of :func:`make_mlp`.
 
     Raises:
-        ConfigError: no picture, or agents of one network with pictures of different shapes.
+        ConfigError: no image, or different image shapes for agents of one network.
 
     Examples:
         >>> from torchrl_marl.modules.inputs import Picture
@@ -117,12 +117,12 @@ def make_cnn(
     """
     if inputs.pictures is None:
         raise ConfigError(
-            "body is 'cnn', but agents that share a network have pictures of different shapes; "
+            "body is 'cnn', but agents that share a network have images of different shapes; "
             "use sharing=group, with a network for each kind, or body=mlp."
         )
     if not inputs.pictures:
         raise ConfigError(
-            "body is 'cnn', but no observation is a picture, [H, W, C] or [C, H, W]; use body=mlp."
+            "body is 'cnn', but no observation is an image, [H, W, C] or [C, H, W]; use body=mlp."
         )
     activation = ACTIVATIONS[config.activation]
     encoders = {
@@ -136,14 +136,14 @@ def make_cnn(
 
 
 class PictureEncoder(nn.Module):
-    """Three convolutions, which halve a picture's sides while one is longer than 8.
+    """Three convolutions, which halve an image's sides while one is longer than 8.
 
     Args:
         shape (tuple of int): ``(H, W, C)`` or ``(C, H, W)``.
-        activation (type): behind each convolution.
-        device (torch.device, optional): of the parameters.
-        channels ("first" or "last", optional): where the channels are; None: the smaller of the
-            outer sizes is theirs, the last if they are equal.
+        activation (type): activation after each convolution.
+        device (torch.device, optional): device of the parameters.
+        channels ("first" or "last", optional): place of the channel dim; None: the smaller of the
+            outer dims, or the last if they are equal.
 
     Shapes:
         - pictures: ``[M, *shape]``; returns ``[M, width]``
@@ -183,14 +183,14 @@ class PictureEncoder(nn.Module):
 
 
 class PictureNetwork(nn.Module):
-    """Encodes the pictures in a row of features; a perceptron reads them and the rest.
+    """Encodes the images in a row of features; a perceptron reads the codes and the rest.
 
-    Pictures of one leaf and one shape go through the same convolutions, such as those of all
-    agents that a central critic sees.
+    Images of one leaf and shape share their convolutions, such as those of all agents that a
+    centralized critic sees.
 
     Args:
-        inputs (Features): where the pictures are.
-        encoders (mapping): (leaf, shape) -> what encodes such pictures.
+        inputs (Features): layout of the input, with the images.
+        encoders (mapping): (leaf, shape) -> encoder of such images.
         head (nn.Module): reads the encodings in order, then all other features.
 
     Shapes:
@@ -216,7 +216,7 @@ class PictureNetwork(nn.Module):
         self.others = [*zip(edges[::2], [*edges[1::2], inputs.width])]
 
     def forward(self, features: Tensor) -> Tensor:
-        """Encodes the pictures and reads everything."""
+        """Encodes the images and runs the perceptron."""
         batch, rows = features.shape[:-1], features.reshape(-1, self.in_features)
         encodings: dict[int, Tensor] = {}
         for k, encoder in enumerate(self.encoders):
@@ -236,7 +236,7 @@ class PictureNetwork(nn.Module):
 
 @torch.no_grad()
 def initialize(network: nn.Module, gain: float) -> None:
-    """Draws orthogonal weights, each of stacked ones, the last scaled by ``gain``; biases are 0."""
+    """Initializes weights orthogonally, the last scaled by ``gain``; biases are 0."""
     weights = []
     for name, parameter in network.named_parameters():
         if name.endswith("bias"):

@@ -1,4 +1,4 @@
-"""Builds actors and other networks of agents from their settings."""
+"""Builds actors and other agents' networks from settings."""
 
 from __future__ import annotations
 
@@ -72,15 +72,15 @@ def make_team_network(
     gain: float,
     device: Device = None,
 ) -> TeamNetwork:
-    """Builds channel, memory and head behind an encoder, shared as the settings say.
+    """Builds an encoder with channel, memory and head, shared as the settings say.
 
     Args:
         encoder (nn.Module): a body whose outputs are as wide as the last hidden layer.
-        out_features (int): outputs for one agent.
+        out_features (int): number of outputs per agent.
         kinds (sequence of int): group and kind of each agent.
         config (NetworkConfig): communication, memory, sharing.
-        gain (float): scale of the last layer's orthogonal start.
-        device (torch.device, optional): of the parameters.
+        gain (float): gain of the last layer's orthogonal initialization.
+        device (torch.device, optional): device of the parameters.
     """
     n, width = len(kinds), config.num_cells[-1]
     memory = norm = channel = None
@@ -92,8 +92,8 @@ def make_team_network(
         if config.layer_norm:
             norm = nn.LayerNorm(memory.out_features, elementwise_affine=False)
     remembered = width if memory is None else memory.out_features
-    talk_first = config.communication.order == "before"
-    # Behind one memory for all stands one layer for all, or a layer for each.
+    communicate_first = config.communication.order == "before"
+    # A memory shared by all agents has one head for all, or a head for each.
     as_one = {"trunk": "none", "agent_id": "full"}.get(sharing_of(config), sharing_of(config))
     last = NetworkConfig([], config.activation, sharing=as_one, sharing_index=config.sharing_index)
     inputs, outputs = [Features(remembered)] * n, [out_features] * n
@@ -101,14 +101,14 @@ def make_team_network(
     if communicates(config):
         from torchrl_marl.modules.communication.channel import Channel
 
-        heard = width if talk_first else remembered
+        heard = width if communicate_first else remembered
         channel = Channel(heard, config.communication, n, device)
     parts: dict[str, Any] = {"channel": channel, "memory": memory, "norm": norm}
-    return TeamNetwork(encoder, Feedforward(*head), **parts, talk_first=talk_first)
+    return TeamNetwork(encoder, Feedforward(*head), **parts, communicate_first=communicate_first)
 
 
 def has_parts(config: NetworkConfig) -> bool:
-    """Returns whether a network has a channel or a memory, between hidden layers and the last.
+    """Returns whether a network has a channel or a memory before its last layer.
 
     Examples:
         >>> has_parts(NetworkConfig())
@@ -118,10 +118,10 @@ def has_parts(config: NetworkConfig) -> bool:
 
 
 def encoder_maker(make: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
-    """Returns a maker of networks that end in their last hidden layer.
+    """Returns a builder of networks that end in their last hidden layer.
 
     Args:
-        make (callable): of whole networks, as :func:`~torchrl_marl.modules.bodies.make_mlp`.
+        make (callable): builds whole networks, as :func:`~torchrl_marl.modules.bodies.make_mlp`.
     """
 
     def encoder(
@@ -134,7 +134,7 @@ def encoder_maker(make: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
 
 
 def sharing_of_encoder(config: NetworkConfig) -> NetworkConfig:
-    """Returns the settings of an encoder: a trunk is one for all.
+    """Returns the settings of an encoder; a trunk becomes one network for all agents.
 
     Raises:
         ConfigError: a way of sharing that has no memory.
@@ -143,8 +143,8 @@ def sharing_of_encoder(config: NetworkConfig) -> NetworkConfig:
         return replace(config, sharing="full", share_params=None)
     if sharing_of(config) == "masks":
         raise ConfigError(
-            "sharing is 'masks', which has no memory and no communication; use sharing=group, or "
-            "memory=none and communication=none."
+            "sharing is 'masks', which allows no memory and no communication; use sharing=group, "
+            "or memory=none and communication=none."
         )
     return config
 
@@ -158,18 +158,18 @@ def make_agent_network(
     standardized: bool = False,
     device: Device = None,
 ) -> nn.Module:
-    """Builds a body with outputs for every agent, ``[*B, N, O] -> [*B, N, out]``.
+    """Builds a network with outputs for every agent, ``[*B, N, O] -> [*B, N, out]``.
 
     Args:
-        group (GroupSpec): the agents, their features and kinds.
-        out_features (int): outputs for one agent.
+        group (GroupSpec): agents with their features and kinds.
+        out_features (int): number of outputs per agent.
         config (NetworkConfig): body, widths, activation, sharing.
-        gain (float): scale of the last layer's orthogonal start.
-        standardized (bool): observations are standardized before.
-        device (torch.device, optional): of the parameters.
+        gain (float): gain of the last layer's orthogonal initialization.
+        standardized (bool): whether observations are standardized before.
+        device (torch.device, optional): device of the parameters.
 
     Raises:
-        ConfigError: a body or a way of sharing that is unknown or does not fit the group.
+        ConfigError: an unknown body or way of sharing, or one that does not fit the group.
     """
     body = body_of(config)
     if body.make_body is not None:
@@ -194,13 +194,12 @@ def make_agent_network(
 def extra_keys(
     network: nn.Module, group: GroupSpec, state: str = "hidden"
 ) -> tuple[list[NestedKey], list[NestedKey]]:
-    """Returns what a network reads and writes beside observations, mask and outputs.
+    """Returns a network's further input and output keys: memory and communication.
 
     Args:
-        network (nn.Module): of agents.
-        group (GroupSpec): whose.
-        state (str): leaf of what it remembers: ``hidden`` of an actor, ``critic_hidden`` of a
-            critic.
+        network (nn.Module): network of the agents.
+        group (GroupSpec): group of the agents.
+        state (str): leaf of the hidden state: ``hidden`` (actor) or ``critic_hidden`` (critic).
     """
     reads: Sequence[str] = getattr(network, "reads", ())
     writes: Sequence[str] = getattr(network, "writes", ())
@@ -211,7 +210,7 @@ def extra_keys(
 
 
 def feedforward(network: nn.Module) -> Feedforward:
-    """Returns a network of features as a body; the names of its parameters stay."""
+    """Returns a network of features as a body, with unchanged parameter names."""
     return Feedforward(*network) if isinstance(network, nn.Sequential) else Feedforward(network)
 
 
@@ -221,11 +220,11 @@ def kinds_of(group: GroupSpec) -> tuple[int, ...]:
 
 
 def check_channel(group: GroupSpec, config: NetworkConfig) -> None:
-    """Refuses communication that a group cannot have.
+    """Refuses communication settings that do not fit a group.
 
     Raises:
-        ConfigError: one agent, groups in a chain that do not hear each other, or positions that
-            are not observed.
+        ConfigError: a group of one agent, a chain over separate groups, or positions that are not
+            observed.
     """
     own = config.communication
     if not communicates(config):
@@ -233,32 +232,32 @@ def check_channel(group: GroupSpec, config: NetworkConfig) -> None:
     needed, seen, fault = max(places_of(own), default=-1), min(group.observation_dims), ""
     if group.n_agents == 1:
         fault = (
-            f"communication.kind is {own.kind!r}, but it has one agent, who has nobody to hear; "
+            f"communication.kind is {own.kind!r}, but it has only one agent; "
             "use communication=none."
         )
     elif own.kind == "bicnet" and len(group.groups) > 1 and not own.across_groups:
         fault = (
-            "its groups do not hear each other, but bicnet goes through all agents; use "
+            "its groups do not hear each other, but bicnet passes through all agents; use "
             "communication.across_groups=true, or communication=commnet."
         )
     elif own.links == "env" and len(group.groups) > 1:
         fault = (
-            "links of an environment are those within a group; use communication.links=all, or "
+            "an environment gives links within a group only; use communication.links=all, or "
             "communication.across_groups=false."
         )
     elif needed >= seen:
         fault = (
             f"communication.position names column {needed}, but an agent observes {seen} numbers, "
-            f"0 to {seen - 1}; give the columns of its place."
+            f"0 to {seen - 1}; give the columns of its position."
         )
     if fault:
         raise ConfigError(f"group {group.name!r}: {fault}")
 
 
 def links_of(group: GroupSpec, config: NetworkConfig, device: Device = None) -> Tensor | None:
-    """Returns which agents are of one group, ``[N, N]``, for a body over all agents.
+    """Returns the links between agents of one group, ``[N, N]``, for a network over all agents.
 
-    None where all may hear all, and for networks of single agents.
+    None where all agents may hear each other, and for networks of single agents.
     """
     if len(group.groups) == 1 or config.communication.across_groups:
         return None
@@ -277,16 +276,16 @@ def make_actor(
 ) -> ProbabilisticActor:
     """Builds a stochastic policy for every agent of a group.
 
-    Bounded continuous actions get a :class:`~torchrl.modules.TanhNormal` over the group's
-    bounds, unbounded ones a normal, discrete ones a categorical in which illegal actions have
-    no probability. An agent without any legal action (it waits or is dead) draws from all of
-    them, so that nothing becomes NaN; the environment ignores it.
+    Bounded continuous actions have a :class:`~torchrl.modules.TanhNormal` over the group's
+    bounds, unbounded ones a normal, discrete ones a categorical that gives illegal actions
+    probability 0. An agent without a legal action (it waits or is dead) samples from all its
+    actions, so that nothing becomes NaN; the environment ignores the action.
 
     Args:
         group (GroupSpec): keys, sizes, bounds and masks, from :class:`TeamSpec`.
-        config (NetworkConfig, optional): the network.
+        config (NetworkConfig, optional): settings of the network.
         observation_norm (ObservationNorm, optional): standardizes observations.
-        device (torch.device, optional): of the parameters.
+        device (torch.device, optional): device of the parameters.
 
     Shapes:
         - observation: ``[*B, N, O]``; mask: ``[*B, N]``; action_mask: ``[*B, N, n_actions]``
@@ -300,11 +299,11 @@ def make_actor(
         - with ``config.memory`` it also reads ``(group, "is_init")`` and ``(group, "hidden")`` and
           writes ``("next", group, "hidden")``; :func:`~torchrl_marl.envs.with_memory` carries them
 
-    Where the agents of the group differ, it takes padded or lazily stacked groups, and padding
-    counts in no log-probability and no entropy.
+    Groups of different agents may be padded or lazily stacked; padding does not count in
+    log-probabilities and entropies.
 
     Raises:
-        ValueError: an action spec that has no distribution here.
+        ValueError: an action spec without a known distribution.
 
     Examples:
         >>> from torchrl.data import Bounded, Unbounded
@@ -348,11 +347,11 @@ def make_actor_network(
     *,
     gain: float = 0.01,
 ) -> AgentNetwork:
-    """Builds an actor's network, with so many outputs for every agent.
+    """Builds an actor's network with the outputs that its distribution needs.
 
     Args:
-        gain (float): scale of the last layer's orthogonal start; small for a policy that starts
-            near uniform.
+        gain (float): gain of the last layer's orthogonal initialization; small for a policy that
+            starts near uniform.
 
     Raises:
         ValueError: actions that are neither discrete nor floats.
@@ -387,7 +386,7 @@ def _continuous(group, network, device):
 
 
 def of_group(group: GroupSpec, network: nn.Module, outputs: list[NestedKey]) -> TensorDictModule:
-    """Returns a network that reads a group, with its memory and its channel where it has them."""
+    """Returns a module that reads a group, with its memory and channel if any."""
     read, written = extra_keys(network, group)
     keys = [*AgentInput.keys(group), *read]
     return TensorDictModule(network, in_keys=keys, out_keys=[*outputs, *written])
@@ -414,7 +413,7 @@ def _discrete(group, network, device):
 def legal_logits(
     group: GroupSpec, network: nn.Module, device: Device
 ) -> TensorDictModule | TensorDictSequential:
-    """Returns what writes ``(group, "logits")``, in which illegal actions have no probability."""
+    """Returns a module that writes ``(group, "logits")``, with illegal actions masked."""
     logits = group.key("logits")
     module = of_group(group, network, [logits])
     if group.action_mask_key is None and group.action_padding is None:

@@ -1,4 +1,4 @@
-"""Central critics: of all observations, of the state, or of a set of agents."""
+"""Centralized critics of all observations, of the state, or of a set of agents."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from torchrl_marl.modules.inputs import (
     Features,
     PickAgents,
     agent_features,
+    concatenate,
     register_constants,
-    side_by_side,
     widest,
 )
 from torchrl_marl.modules.networks import Context, Feedforward
@@ -46,42 +46,42 @@ __all__ = [
 
 
 class SetNetwork(nn.Module):
-    r"""Encodes each agent by its kind, pools the living ones, and reads the pool.
+    r"""Encodes each agent by its kind, pools the living agents, and reads the pool.
 
     .. math::
         h_i = \phi_{k(i)}(x_i), \qquad c = \tfrac{1}{|\text{living}|} \sum_{j \text{ living}} h_j,
         \qquad y_i = \rho(h_i, c) \ \text{ or } \ y = \rho(c)
 
-    With ``pooling="attention"`` each agent attends to the living agents: its context
-    :math:`c_i` is what it has read, and a team's :math:`c` their mean over the living.
+    With ``pooling="attention"`` each agent attends to the living agents: the context
+    :math:`c_i` is the result, and a team's :math:`c` is its mean over the living agents.
 
-    Masked agents' features may hold anything, NaN included; what comes out for them is finite
-    and means nothing, unless the output is the team's. Where nobody lives the context is 0.
+    Features of masked agents may hold anything, NaN included. Their outputs are finite, but without
+    meaning unless the output is the team's. If no agent is alive, the context is 0.
 
     Args:
-        in_features (int): features of one agent; narrower kinds are padded, with zeros.
-        out_features (int): outputs for one agent.
+        in_features (int): features per agent; narrower kinds are padded with zeros.
+        out_features (int): number of outputs per agent.
         kinds (sequence of int): kind of each agent, from 0; agents of a kind share an encoder.
             Parameters grow with the number of kinds, not of agents.
         num_cells (sequence of int): width of each layer of the encoders, at least one; the
             last is H, which is also the width of the head's hidden layer.
         activation (str): ``tanh``, ``relu``, ``elu``, ``gelu`` or ``silu``.
-        pooling ("mean" or "attention"): attention costs the square of the number of agents.
-        num_heads (int): heads of the attention; divides H.
+        pooling ("mean" or "attention"): attention takes time quadratic in the number of agents.
+        num_heads (int): number of attention heads; divides H.
         per_agent (bool): an output for each agent, or one for the team, repeated.
-        device (torch.device, optional): of the parameters.
+        device (torch.device, optional): device of the parameters.
 
     Shapes:
         - features: ``[*B, N, F]``; mask: ``[*B, N]``, bool; returns ``[*B, N, out]`` and no state
 
     Raises:
-        ValueError: settings that make no network, features or a mask that do not fit ``kinds``.
+        ValueError: invalid settings, or features or a mask that do not fit ``kinds``.
 
     Reference: Zaheer et al., 2017, https://arxiv.org/abs/1703.06114 (mean); Lee et al., 2019,
     https://arxiv.org/abs/1810.00825 (attention). Differs from the latter: no normalization, and
     a team's context is a mean, not a learned query.
 
-    Reduces to: attention without queries (of weight 0) is the mean.
+    Reduces to: attention with query weights 0 is the mean.
 
     Examples:
         >>> network = SetNetwork(5, 1, [0, 0, 1], num_cells=[16], activation="tanh",
@@ -128,7 +128,7 @@ class SetNetwork(nn.Module):
     def forward(
         self, features: Tensor, mask: Tensor | None = None, context: Context | None = None
     ) -> tuple[Tensor, None]:
-        """Reads the living agents of every team; all, without a mask."""
+        """Reads the living agents of every team; without a mask, all agents."""
         if mask is None:
             mask = torch.ones(features.shape[:-1], dtype=torch.bool, device=features.device)
         self._check_inputs(features, mask)
@@ -156,9 +156,9 @@ class SetNetwork(nn.Module):
 
 
 class _KindEncoder(nn.Module):
-    """A perceptron for each kind of agent, all run as one batched matmul a layer.
+    """Perceptron for each kind of agent, run as one batched matmul per layer.
 
-    Kinds with fewer agents than the largest have empty rows, which are computed in vain.
+    Kinds with fewer agents than the largest are padded with empty rows.
 
     Shapes:
         - features: ``[*B, N, F]``; returns ``[*B, N, H]``
@@ -166,7 +166,7 @@ class _KindEncoder(nn.Module):
 
     def __init__(self, in_features, num_cells, kinds, activation, device) -> None:
         super().__init__()
-        # Plain integers: an index buffer would travel with the parameters in TorchRL's losses.
+        # Integers, not an index buffer, which TorchRL's losses would treat as a parameter.
         self.n_kinds = max(kinds) + 1
         self.n_rows = max(list(kinds).count(kind) for kind in kinds)
         self.agents, self.rows = _routes(kinds)
@@ -177,7 +177,7 @@ class _KindEncoder(nn.Module):
         self.activation = ACTIVATIONS[activation]()
 
     def forward(self, features: Tensor) -> Tensor:
-        """Sorts agents by kind, runs the layers, and puts agents back."""
+        """Sorts agents by kind, runs the layers, and restores the order."""
         batch = features.shape[:-2]
         n_rows = batch.numel() * self.n_rows
         encoding = self._sort(features).reshape(self.n_kinds, n_rows, features.shape[-1])
@@ -213,7 +213,7 @@ class _KindLinear(nn.Module):
 
 
 class _LivingAttention(nn.Module):
-    """Attention of every agent to the living ones; 0 where nobody lives.
+    """Attention of every agent to the living agents; 0 if none is alive.
 
     Shapes:
         - encoding: ``[*B, N, H]``; mask: ``[*B, N]``; returns ``[*B, N, H]``
@@ -226,21 +226,21 @@ class _LivingAttention(nn.Module):
         self.output = nn.Linear(width, width, device=device)
 
     def forward(self, encoding: Tensor, mask: Tensor) -> Tensor:
-        """Mixes the encodings of the living."""
-        somebody = mask.any(-1, keepdim=True)
-        # A softmax over nobody is NaN, in the gradient too: there all are read, and dropped.
+        """Mixes the encodings of the living agents."""
+        any_alive = mask.any(-1, keepdim=True)
+        # A softmax over nothing is NaN, in the gradient too: such rows read all, and are dropped.
         n_teams, n_agents = mask.shape[:-1].numel(), mask.shape[-1]
-        readable = (mask | ~somebody).reshape(n_teams, 1, 1, n_agents)
+        readable = (mask | ~any_alive).reshape(n_teams, 1, 1, n_agents)
         features = encoding.shape[-1] // self.num_heads
         heads = self.projection(encoding).reshape(n_teams, n_agents, 3, self.num_heads, features)
         query, key, value = heads.movedim(2, 0).transpose(2, 3)
         mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=readable)
         mixed = self.output(mixed.transpose(1, 2).reshape(encoding.shape))
-        return torch.where(somebody.unsqueeze(-1), mixed, 0.0)
+        return torch.where(any_alive.unsqueeze(-1), mixed, 0.0)
 
 
 def _mean_of_living(value: Tensor, mask: Tensor) -> Tensor:
-    """Returns the mean over the living agents, ``[*B, 1, H]``; 0 where there are none."""
+    """Returns the mean over the living agents, ``[*B, 1, H]``; 0 if none is alive."""
     living = mask.unsqueeze(-1)
     total = torch.where(living, value, 0.0).sum(-2, keepdim=True)
     return total / living.sum(-2, keepdim=True).clamp_min(1)
@@ -280,10 +280,10 @@ class GroupColumns(nn.Module):
     """Picks different columns of one row for each of several networks.
 
     Args:
-        columns (sequence of sequence of int): of each network.
+        columns (sequence of sequence of int): columns of each network.
 
     Shapes:
-        - features: ``[*B, F]``; returns ``[*B, K, widest]``, zeros behind what is narrower
+        - features: ``[*B, F]``; returns ``[*B, K, widest]``, padded with zeros
     """
 
     index: Tensor
@@ -301,7 +301,7 @@ class GroupColumns(nn.Module):
         self.in_order = flat == list(range(len(flat)))
 
     def forward(self, features: Tensor) -> Tensor:
-        if self.in_order and features.shape[-1] == self.index.numel():  # a view will do
+        if self.in_order and features.shape[-1] == self.index.numel():  # a view is enough
             return features.unflatten(-1, tuple(self.index.shape))
         picked = features.index_select(-1, self.index.flatten())
         picked = picked.unflatten(-1, tuple(self.index.shape))
@@ -317,19 +317,19 @@ def make_central_network(
     per_agent: bool,
     **settings: Any,
 ) -> nn.Module:
-    """Builds a network that sees everything, with a value for every agent.
+    """Builds a network of all agents' features, with a value for every agent.
 
     One network serves each of the groups that are trained as one (``sharing: group``), or all
     (``full``), with an output for each agent; otherwise the agents have networks as
     ``config.sharing`` says.
 
     Args:
-        group (GroupSpec): whose values; also several groups as one.
-        columns (sequence of sequence of int): the features that each group's network reads.
-        inputs (sequence of Features): what they are.
+        group (GroupSpec): agents to value, or several groups as one.
+        columns (sequence of sequence of int): input features of each group's network.
+        inputs (sequence of Features): their layouts.
         config (NetworkConfig): body, widths, activation, sharing.
         per_agent (bool): a value for each agent, or one for each group.
-        **settings: ``gain`` and ``device`` of the networks that it is made of.
+        **settings: ``gain`` and ``device`` of the networks.
 
     Shapes:
         - features: ``[*B, F]``; returns ``[*B, N, 1]``
@@ -353,7 +353,7 @@ def _central(
     width: int,
     settings: dict[str, Any],
 ) -> Feedforward:
-    """Builds a network that sees everything, with so many outputs for every agent."""
+    """Builds a network of all features, with ``out_features`` outputs for every agent."""
     shared, owner, device = sharing_of(config), group.group_index, settings.get("device")
     sizes = [own.n_agents if per_agent else 1 for own in group.groups]
     alike = all(list(own) == list(columns[0]) for own in columns)
@@ -381,31 +381,31 @@ def columns_of_groups(seen: GroupSpec, group: GroupSpec, own_group: bool) -> lis
     """Returns the columns of a :class:`TeamInput` of ``seen`` that each of ``group.groups`` reads.
 
     Args:
-        seen (GroupSpec): whose observations are in the row.
-        group (GroupSpec): whose values are wanted.
-        own_group (bool): only a group's own agents, or all.
+        seen (GroupSpec): agents whose observations are in the row.
+        group (GroupSpec): agents to value.
+        own_group (bool): whether a network reads its group only, or all agents.
     """
     own = seen.observation_dims
     starts = [sum(own[:i]) for i in range(len(own))]
     return [
         [start + j for i, start in enumerate(starts) if reads[i] for j in range(own[i])]
-        for reads in _who_is_seen(seen, group, own_group)
+        for reads in _seen_agents(seen, group, own_group)
     ]
 
 
 def inputs_of_groups(
     seen: GroupSpec, group: GroupSpec, own_group: bool, standardized: bool
 ) -> list[Features]:
-    """Returns what the columns of :func:`columns_of_groups` hold, for each of ``group.groups``."""
+    """Returns the layout of the columns of :func:`columns_of_groups`, for each group."""
     rows = agent_features(seen, standardized)
     return [
-        side_by_side(row for row, read in zip(rows, reads) if read)
-        for reads in _who_is_seen(seen, group, own_group)
+        concatenate(row for row, read in zip(rows, reads) if read)
+        for reads in _seen_agents(seen, group, own_group)
     ]
 
 
-def _who_is_seen(seen: GroupSpec, group: GroupSpec, own_group: bool) -> list[list[bool]]:
-    """Returns which agents of ``seen`` each of ``group.groups`` sees: its team's, or its own."""
+def _seen_agents(seen: GroupSpec, group: GroupSpec, own_group: bool) -> list[list[bool]]:
+    """Returns the agents of ``seen`` that each of ``group.groups`` sees: its team's, or its own."""
     agents = [(seen.groups[i].name, seen.teams[i]) for i in seen.group_index]
     return [
         [name == one.name if own_group else theirs == team for name, theirs in agents]
@@ -419,19 +419,19 @@ def make_set_network(
     """Builds a critic's network over the set of living agents.
 
     Args:
-        group (GroupSpec): whose values.
-        seen (GroupSpec): the agents that the critic sees.
+        group (GroupSpec): agents to value.
+        seen (GroupSpec): agents that the critic sees.
         config (CriticConfig): widths, activation, architecture.
-        device (torch.device, optional): of the parameters.
+        device (torch.device, optional): device of the parameters.
 
     Raises:
-        ConfigError: a body or a way of sharing that such a network does not have.
+        ConfigError: a body or a way of sharing that such a network does not support.
         ValueError: groups that would see each other.
     """
     critic = f"a critic of architecture {config.architecture!r}"
     if config.body != "mlp":
         raise ConfigError(
-            f"group {group.name!r}: {critic} has perceptrons, but body is {config.body!r}; use "
+            f"group {group.name!r}: {critic} needs perceptrons, but body is {config.body!r}; use "
             "architecture=mlp or body=mlp."
         )
     if config.layer_norm:
@@ -446,7 +446,7 @@ def make_set_network(
         )
     if seen is group and len(group.groups) > 1:
         raise ValueError(
-            f"group {group.name!r}: {critic} would let groups see each other; give each its own "
+            f"group {group.name!r}: {critic} would let groups see each other; give each a separate "
             "critic, or team= to let them."
         )
     per_agent = config.value_per == "agent"
@@ -465,12 +465,12 @@ def make_set_network(
 def pick_of(
     group: GroupSpec, seen: GroupSpec, per_agent: bool = True, device: Device = None
 ) -> PickAgents:
-    """Returns what picks a group's values from those of all agents that a critic sees."""
+    """Returns a module that picks a group's values from those of all agents seen."""
     names = [one.name for one in group.groups]
     agents = [i for i, k in enumerate(seen.group_index) if seen.groups[k].name in names]
     return PickAgents(agents, _outputs_of(group, per_agent), seen.n_agents, device)
 
 
 def _outputs_of(group: GroupSpec, per_agent: bool) -> tuple[int, ...]:
-    """A team's value is its group's: one output for each, where several are trained as one."""
+    """Returns the output of each agent: the first, or its group's where values are the team's."""
     return (0,) * group.n_agents if per_agent else group.group_index

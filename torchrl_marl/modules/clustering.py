@@ -1,4 +1,4 @@
-"""Clusters of agents that behave alike, found from transitions before training (SePS).
+"""Clustering of agents by behavior, from transitions before training (SePS).
 
 Shapes: M transitions, N agents, O observation features, A action features, L latent features,
 K clusters.
@@ -33,30 +33,30 @@ def cluster_agents(
     latent: int = 4,
     steps: int = 1000,
 ) -> tuple[int, ...]:
-    """Returns the cluster of each agent; agents whose environment answers alike share one.
+    """Returns the cluster of each agent; agents in the same situation share a cluster.
 
-    An encoder gives each agent a Gaussian over latents, from nothing but who it is; a decoder
-    predicts what follows from the latent, the observation and the action. Trained together by
-    the evidence lower bound, agents that one decoder must tell apart move apart; k-means finds
-    the clusters.
+    An encoder maps each agent's index to a Gaussian over latents. A decoder predicts the next
+    observation and the reward from the latent, the observation and the action. Both are trained by
+    the evidence lower bound, which separates agents that respond differently; k-means finds the
+    clusters.
 
     Reference: Christianos et al., 2021, https://arxiv.org/abs/2102.07475.
-    Differs from the paper: k-means compares what the decoder predicts from the agents' latent
-    means for the same observations and actions, not the means, since two latents can stand for
-    one behavior (z and -z often do). One decoder predicts the *change* of the observation and
-    the reward, and everything is standardized first.
+    Differs from the paper: k-means compares the decoder's predictions for the same observations
+    and actions, not the latent means, since two latents can stand for one behavior (z and -z
+    often do). One decoder predicts the *change* of the observation and the reward. All data are
+    standardized first.
 
     Args:
-        observation (Tensor): what each agent saw.
-        action (Tensor): what it did; discrete actions one-hot.
-        next_observation (Tensor): what it saw then.
-        reward (Tensor): what it got.
+        observation (Tensor): observations of the agents.
+        action (Tensor): their actions; discrete actions one-hot.
+        next_observation (Tensor): their next observations.
+        reward (Tensor): their rewards.
         n_clusters (int): number K of clusters.
-        mask (Tensor, optional): the agent lived; other transitions are left out.
-        observation_mask (Tensor, optional): real features of each agent; others are padding.
-        seed (int): of all draws; the global generators are left alone.
-        latent (int): features of the latent.
-        steps (int): updates of encoder and decoder. Too few leave agents together.
+        mask (Tensor, optional): mask of living agents; other transitions are left out.
+        observation_mask (Tensor, optional): mask of each agent's real features, without padding.
+        seed (int): random seed; the global generators are not touched.
+        latent (int): size L of the latent.
+        steps (int): number of updates. Too few leave different agents in one cluster.
 
     Shapes:
         - observation, next_observation: ``[M, N, O]``; action: ``[M, N, A]``; reward:
@@ -68,7 +68,7 @@ def cluster_agents(
 
     Examples:
         >>> observation = torch.randn(500, 4, 1, generator=torch.Generator().manual_seed(0))
-        >>> push = torch.tensor([1.0, -1.0, 1.0, -1.0]).view(4, 1)  # what an action does to whom
+        >>> push = torch.tensor([1.0, -1.0, 1.0, -1.0]).view(4, 1)  # effect of each agent's action
         >>> action = observation.flip(0)
         >>> cluster_agents(observation, action, observation + push * action,
         ...                torch.zeros(500, 4, 1), n_clusters=2, steps=300)
@@ -100,7 +100,7 @@ def cluster_agents(
 
 
 def _standardized(rows: dict[str, Tensor], real: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Returns what is given and what is to be predicted of transitions, standardized."""
+    """Returns the decoder's inputs and targets, standardized."""
     if real is not None:
         for name in ("observation", "next observation"):
             rows[name] = torch.where(real, rows[name], 0.0)
@@ -113,12 +113,12 @@ def _standardized(rows: dict[str, Tensor], real: Tensor | None) -> tuple[Tensor,
 
 
 def _standardize(rows: Tensor, real: Tensor | None = None) -> Tensor:
-    """Standardizes each feature over the rows in which it is real; 0 where it is not."""
+    """Standardizes each feature over the rows in which it is real; 0 elsewhere."""
     real = torch.ones_like(rows, dtype=torch.bool) if real is None else real
     count = real.sum(0).clamp(min=1)
     centered = torch.where(real, rows - torch.where(real, rows, 0.0).sum(0) / count, 0.0)
     deviation = (centered.square().sum(0) / count).sqrt()
-    # A constant feature stays at 0, and is not blown up from rounding errors.
+    # A constant feature stays at 0; its rounding errors must not be scaled up.
     return torch.where(deviation > 1e-6, centered / deviation.clamp(min=1e-6), 0.0)
 
 
@@ -132,8 +132,8 @@ def _predictions(
     steps: int,
     generator: torch.Generator,
 ) -> Tensor:
-    """Trains encoder and decoder; returns what each agent is predicted to meet, ``[N, *]``."""
-    # All start as one; noise as wide as the prior's would hide for long what tells them apart.
+    """Trains encoder and decoder; returns the decoder's predictions for each agent, ``[N, *]``."""
+    # All agents start equal; noise as wide as the prior's would hide their differences for long.
     mean, log_std = torch.zeros(n_agents, latent), torch.full((n_agents, latent), -2.0)
     decoder = _decoder([given.shape[1] + latent, HIDDEN, HIDDEN, target.shape[1]], generator)
     parameters = [p.requires_grad_() for p in (mean, log_std, *decoder)]
@@ -153,7 +153,7 @@ def _predictions(
             code = mean[agent] + log_std[agent].exp() * noise
             error = _decode(decoder, torch.cat([given[rows], code], -1)) - target[rows]
             likelihood = -0.5 * torch.where(real[agent], error, 0.0).square().sum(-1).mean()
-            # The bound has one divergence for each agent, and a likelihood for each transition.
+            # The bound has one divergence per agent, and a likelihood per transition.
             divergence = 0.5 * (mean**2 + (2 * log_std).exp() - 2 * log_std - 1).sum(-1).mean()
             optimizer.zero_grad()
             (divergence / per_agent - likelihood).backward()
@@ -184,7 +184,7 @@ def _decode(decoder: list[Tensor], rows: Tensor) -> Tensor:
 
 
 def _k_means(points: Tensor, n_clusters: int, generator: torch.Generator) -> list[int]:
-    """Returns the best of several starts drawn far apart (k-means++); no cluster is empty."""
+    """Returns the best of several k-means++ starts; no cluster is empty."""
     best, labels = math.inf, torch.zeros(len(points), dtype=torch.long)
     for _ in range(RESTARTS):
         centers = _far_apart(points, n_clusters, generator)
@@ -203,7 +203,7 @@ def _k_means(points: Tensor, n_clusters: int, generator: torch.Generator) -> lis
 
 
 def _far_apart(points: Tensor, n_clusters: int, generator: torch.Generator) -> Tensor:
-    """Draws each further start by its squared distance from those before."""
+    """Draws each further start by its squared distance from the earlier ones."""
     chosen = [int(torch.randint(len(points), (1,), generator=generator))]
     while len(chosen) < n_clusters:
         weight = torch.cdist(points, points[chosen]).amin(1).square()

@@ -40,56 +40,56 @@ __all__ = [
 ]
 
 COMMUNICATIONS = {
-    "none": "agents do not hear each other",
-    "commnet": "each agent hears the mean of what the others say (CommNet)",
-    "tarmac": "each agent attends to what the others say (TarMAC)",
-    "graph": "as tarmac, where words also depend on how far away they are said",
-    "bicnet": "a recurrent network along the agents, there and back (BicNet)",
+    "none": "no communication",
+    "commnet": "mean of the other agents' messages (CommNet)",
+    "tarmac": "attention over the other agents' messages (TarMAC)",
+    "graph": "attention as in tarmac, with relative positions as edge features",
+    "bicnet": "bidirectional recurrent network along the agents (BicNet)",
 }
 LINKS = {
     "all": "everybody hears everybody",
-    "env": "as the environment says in (group, links), [N, N]",
-    "ring": "each agent hears the one before and the one behind",
-    "radius": "each agent hears those within radius",
-    "nearest": "each agent hears the nearest ones",
+    "env": "links given by the environment under (group, links), [N, N]",
+    "ring": "each agent hears its two neighbors in agent order",
+    "radius": "each agent hears the agents within radius",
+    "nearest": "each agent hears its nearest agents",
 }
 DISCRETE = {
     "none": "messages are numbers",
-    "gumbel": "a message is one of message_size symbols (Gumbel-softmax, straight through)",
-    "dial": "a message is message_size bits; numbers with noise in training (DIAL)",
+    "gumbel": "one of message_size symbols (Gumbel-softmax, straight-through)",
+    "dial": "message_size bits; noisy continuous values in training (DIAL)",
 }
 _BROADCAST = ("commnet", "tarmac", "graph")
 _ATTENDING = ("tarmac", "graph")
 
 
 class _NeedsPosition(ReadWhere):
-    """A setting that is read where it matters how far agents are apart."""
+    """Condition of settings that matter only where communication depends on distance."""
 
     def __init__(self) -> None:
         super().__init__("links", "nearest", "radius")
 
     def holds(self, section: Any, value_of: Any = None) -> bool:
-        """Whether links or words depend on the distance."""
+        """Returns whether links or messages depend on the distance."""
         return section.links in self.values or section.kind == "graph"
 
     def in_words(self, at: str) -> str:
-        """Returns the condition as it stands in a sentence."""
+        """Returns the condition as a phrase for an error message."""
         return f"{at}links is radius or nearest or {at}kind is graph"
 
 
 @dataclass(frozen=True)
 class CriticCommunicationConfig:
-    """What agents of a group say to each other, between the hidden layers and the last one."""
+    """Communication between the agents of a group, between the hidden layers and the last one."""
 
     kind: Annotated[str, OneOf(COMMUNICATIONS)] = "none"
-    """How they communicate."""
+    """Communication method."""
     rounds: Annotated[Count, ReadWhere("kind", *_BROADCAST)] = 1
-    """How often in a step everybody speaks and listens; each round has weights of its own."""
+    """Rounds of messages per step. Each round has separate weights."""
     message_size: Annotated[Count, ReadWhere("kind", "none", but=True)] = 32
-    """Numbers of a message; what an attention compares comes on top. Of ``bicnet`` the units of the
-    recurrent network."""
+    """Message size. Attention keys are sent in addition; for ``bicnet`` it is the recurrent
+    network's hidden size."""
     key_size: Annotated[Count, ReadWhere("kind", *_ATTENDING)] = 16
-    """Numbers of what an attention compares: who listens for what, and who says what."""
+    """Dimension of attention keys and queries."""
     cell: Annotated[
         str,
         OneOf({"gru": "gated recurrent units", "lstm": "long short-term memory"}),
@@ -97,53 +97,53 @@ class CriticCommunicationConfig:
     ] = "gru"
     """Recurrent network along the agents."""
     links: Annotated[str, OneOf(LINKS), ReadWhere("kind", *_BROADCAST)] = "all"
-    """Who hears whom."""
+    """Communication graph: pairs of agents that hear each other."""
     radius: Annotated[
         float | None, Range(0, above=True, advised=0.5), ReadWhere("links", "radius")
     ] = None
-    """How far a word is heard."""
+    """Communication range."""
     nearest: Annotated[Count, ReadWhere("links", "nearest")] = 1
-    """How many agents each one hears."""
+    """Number of nearest agents that each agent hears."""
     position: Annotated[list[int], Each(Range(0), "columns"), _NeedsPosition()] = field(
         default_factory=lambda: [0, 1]
     )
-    """Columns of an agent's observation that say where it is."""
+    """Observation columns that hold the agent's position."""
     across_groups: Annotated[bool, ReadWhere("kind", "none", but=True)] = False
-    """Groups that are trained as one hear each other, too."""
+    """Communication across groups that are trained as one."""
     order: Annotated[
         str,
-        OneOf({"before": "they hear, then remember", "after": "they remember, then speak of it"}),
+        OneOf({"before": "communication, then memory", "after": "memory, then communication"}),
         ReadWhere("kind", "none", but=True),
     ] = "before"
-    """Whether they communicate before their memory or after it."""
+    """Place of communication: before or after the memory."""
 
     def check(self, at: str = "") -> None:
-        """Refuses what cannot be heard.
+        """Refuses communication settings that contradict each other or are incomplete.
 
         Raises:
             ConfigError: naming the setting.
         """
         if not self.position and (self.kind == "graph" or self.links in ("radius", "nearest")):
             raise ConfigError(
-                f"{at}position is [], expected the columns of an agent's observation that say "
-                f"where it is, such as {at}position=[0,1]."
+                f"{at}position is [], expected the observation columns that hold an agent's "
+                f"position, such as {at}position=[0,1]."
             )
         if self.kind != "none" and self.links == "radius" and self.radius is None:
             raise ConfigError(
-                f"{at}links is 'radius', but {at}radius is null; give how far a word is heard, "
+                f"{at}links is 'radius', but {at}radius is null; give the communication range, "
                 f"such as {at}radius=0.5."
             )
 
 
 @dataclass(frozen=True)
 class CommunicationConfig(CriticCommunicationConfig):
-    """Communication of agents that act, who may know later what they have heard."""
+    """Communication between acting agents, with an optional delay of messages."""
 
     delay: Annotated[int, Range(0), ReadWhere("kind", *_BROADCAST)] = 0
-    """Steps after which an actor's agents know what they have heard."""
+    """Delay of messages, in steps."""
 
     def check(self, at: str = "") -> None:
-        """Refuses what cannot be heard, or not later.
+        """Refuses communication settings that contradict each other, a delay included.
 
         Raises:
             ConfigError: naming the setting.
@@ -151,35 +151,35 @@ class CommunicationConfig(CriticCommunicationConfig):
         super().check(at)
         if self.kind == "bicnet" and self.delay:
             raise ConfigError(
-                f"{at}delay is {self.delay}, but {at}kind is 'bicnet', along whose agents words go "
-                f"at once; use {at}delay=0, or {at}kind=commnet."
+                f"{at}delay is {self.delay}, but {at}kind is 'bicnet', whose messages pass "
+                f"along the agents within a step; use {at}delay=0, or {at}kind=commnet."
             )
         if self.kind in _BROADCAST and self.delay and self.rounds > 1:
             raise ConfigError(
-                f"{at}delay is {self.delay}, but {at}rounds is {self.rounds}: in a further round "
-                f"agents would speak of what they do not know yet; use {at}rounds=1, or "
+                f"{at}delay is {self.delay}, but {at}rounds is {self.rounds}: a further round "
+                f"would need messages that have not arrived yet; use {at}rounds=1, or "
                 f"{at}delay=0."
             )
 
 
 @dataclass(frozen=True)
 class DrawnCommunicationConfig(CommunicationConfig):
-    """Communication in which something may be drawn: gates, lost links, noise on messages."""
+    """Communication with random parts: gates, link dropout, noise on messages."""
 
     gate: Annotated[bool, ReadWhere("kind", "none", but=True)] = False
-    """Each agent decides in each step whether it speaks, as one more action (IC3Net)."""
+    """Gate that decides in each step if an agent sends, as one more action (IC3Net)."""
     dropout: Annotated[float, Range(0, 1, below=True), ReadWhere("kind", *_BROADCAST)] = 0.0
-    """Share of the links that is lost in each step of training."""
+    """Share of links dropped in each training step."""
     discrete: Annotated[str, OneOf(DISCRETE), ReadWhere("kind", *_BROADCAST)] = "none"
-    """Whether messages are symbols."""
+    """Discretization of messages."""
     noise: Annotated[Positive, ReadWhere("discrete", "dial")] = 1.0
-    """Standard deviation of the noise on a message in training."""
+    """Standard deviation of the noise on messages in training."""
     temperature: Annotated[Positive, ReadWhere("discrete", "gumbel")] = 1.0
-    """How smooth the gradient of a symbol is."""
+    """Temperature of the Gumbel-softmax."""
 
 
 def communicates(config: Any) -> bool:
-    """Returns whether the agents of a network hear each other.
+    """Returns whether the agents of a network communicate.
 
     Args:
         config (NetworkConfig): the network.
@@ -188,17 +188,17 @@ def communicates(config: Any) -> bool:
 
 
 def delays(config: Any) -> bool:
-    """Returns whether the agents of a network know later what they hear.
+    """Returns whether the messages of a network are delayed.
 
     Args:
         config (NetworkConfig): the network.
     """
-    own = config.communication  # that of a critic knows no delay
+    own = config.communication  # a critic's has no delay
     return own.kind in _BROADCAST and getattr(own, "delay", 0) > 0
 
 
 def gives_links(config: Any) -> bool:
-    """Returns whether the environment says who hears whom.
+    """Returns whether the environment gives the communication graph.
 
     Args:
         config (NetworkConfig): the network.
@@ -207,7 +207,7 @@ def gives_links(config: Any) -> bool:
 
 
 def draws(config: CommunicationConfig) -> bool:
-    """Returns whether something is drawn in the channel.
+    """Returns whether communication has random parts.
 
     Examples:
         >>> draws(DrawnCommunicationConfig("commnet", gate=True))
@@ -228,35 +228,35 @@ ACTIVATIONS = {
 CHANNELS = {"first": "[C, H, W]", "last": "[H, W, C]"}
 AGENT_IDS = {"onehot": "a column for each agent", "embedding": "a few features, learned"}
 MEMORIES = {
-    "none": "nothing is carried from step to step",
+    "none": "no memory",
     "gru": "gated recurrent units",
     "lstm": "long short-term memory",
-    "mingru": "gated recurrent units whose gates do not read the state",
-    "lru": "linear recurrent units: complex numbers that turn and decay",
+    "mingru": "gated recurrent units whose gates do not read the hidden state",
+    "lru": "linear recurrent units: complex states that rotate and decay",
 }
 MIXERS = {
-    "none": "each agent's value stands for itself",
+    "none": "no mixing",
     "sum": "the sum of the agents' values",
-    "monotonic": "a network that rises in each agent's value, with weights made of what all see",
+    "monotonic": "a network monotonic in each agent's value, with weights made from the state",
 }
 REMEMBERING = ("group", "full", "none", "index", "clusters", "trunk", "agent_id")
-"""Ways of sharing that have a place for memory and communication."""
+"""Ways of sharing that allow memory and communication."""
 ARCHITECTURES = {
-    "mlp": "a multi-layer perceptron over all agents side by side",
-    "set": "the mean over a set of living agents",
+    "mlp": "a multi-layer perceptron over the concatenated agents",
+    "set": "mean over the set of living agents",
     "attention": "attention over a set of living agents",
 }
 
 
 class _NeedsIndex(ReadWhere):
-    """A setting that the ways of sharing by an index read."""
+    """Condition of the settings that only sharing by an index reads."""
 
     def __init__(self) -> None:
         self.key, self.but, self.of = "sharing", False, ()
 
     @property
     def values(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The words of those ways."""
+        """The ways of sharing by an index."""
         return tuple(word for word, sharing in SHARINGS.items() if sharing.needs_index)
 
 
@@ -265,47 +265,47 @@ _WIDTHS = AlsoCalled("hidden_size", "hidden_sizes", "hidden_dim", "hidden_dims",
 
 @dataclass(frozen=True)
 class NetworkConfig:
-    """A network for every agent, and who shares it."""
+    """Network of the agents, and how they share it."""
 
     num_cells: Annotated[list[int], Each(Range(1), "widths"), _WIDTHS] = field(
         default_factory=lambda: [64, 64]
     )
     """Width of each hidden layer."""
     activation: Annotated[str, OneOf(ACTIVATIONS)] = "tanh"
-    """Function between the layers."""
+    """Activation function of the hidden layers."""
     layer_norm: bool = False
-    """Standardize the features of each hidden layer before that function."""
+    """Layer normalization before each activation."""
     body: Annotated[str, OneOf(BODIES.words)] = "mlp"
-    """Kind of network between observations and outputs."""
+    """Type of network between observations and outputs."""
     channels: Annotated[str | None, OneOf(CHANNELS), ReadWhere("body", "cnn")] = None
-    """Where pictures have their channels; null: the smaller of the outer sizes is theirs, the last
-    if they are equal."""
+    """Channel dim of images. Null: the smaller of the outer dims, or the last if they are
+    equal."""
     sharing: Annotated[str, OneOf(SHARINGS.words)] = "group"
-    """Which agents share a network."""
+    """Parameter sharing between agents."""
     sharing_index: Annotated[list[int] | None, _NeedsIndex()] = None
-    """Number of each agent's network, from 0; for ``index`` and, once found, ``clusters``."""
+    """Index of each agent's network, from 0."""
     agent_id: Annotated[str, OneOf(AGENT_IDS), ReadWhere("sharing", "agent_id")] = "onehot"
-    """How the network reads who the agent is; for ``sharing: agent_id``."""
+    """Encoding of the agent id."""
     agent_id_size: Annotated[
         Count, ReadWhere("sharing", "agent_id"), ReadWhere("agent_id", "embedding")
     ] = 8
-    """Features of the embedding."""
+    """Size of the agent embedding."""
     mask_ratio: Annotated[float, Range(0, 1, below=True), ReadWhere("sharing", "masks")] = 0.1
-    """Share of the hidden units that each agent lacks; for ``sharing: masks``."""
+    """Share of hidden units pruned for each agent."""
     mask_seed: Annotated[Seed, ReadWhere("sharing", "masks")] = 0
-    """Seed of who lacks which."""
+    """Random seed of each agent's pruning mask."""
     n_clusters: Annotated[Count, ReadWhere("sharing", "clusters")] = 2
-    """Number of networks; for ``sharing: clusters``."""
+    """Number of clusters, each with a network."""
     clustering_frames: Annotated[Count, ReadWhere("sharing", "clusters")] = 20000
-    """Frames from which the clusters are found."""
+    """Frames collected to find the clusters."""
     share_params: bool | None = None
-    """TorchRL's word: true is ``sharing: group``, false is ``none``; null leaves ``sharing`` as it
-    is."""
+    """TorchRL's name for sharing: true is ``sharing: group``, false ``none``. Null: ``sharing``
+    decides."""
     communication: CommunicationConfig = field(default_factory=CommunicationConfig)
-    """What agents of a group say to each other."""
+    """Communication between the agents of a group."""
 
     def check(self, at: str = "") -> None:
-        """Refuses ways of sharing that contradict each other or miss their index.
+        """Refuses sharing settings that contradict each other, or a missing index.
 
         Raises:
             ConfigError: naming the two settings.
@@ -317,12 +317,12 @@ class NetworkConfig:
         index = self.sharing_index
         if sharing == "index" and not index:
             raise ConfigError(
-                f"{at}sharing is 'index', but {at}sharing_index is null; give the number of "
+                f"{at}sharing is 'index', but {at}sharing_index is null; give the index of "
                 f"each agent's network, such as {at}sharing_index=[0,0,1]."
             )
         if index is not None and sorted(set(index)) != list(range(len(set(index)))):
             raise ConfigError(
-                f"{at}sharing_index is {quoted(list(index))}, expected numbers from 0 without gaps."
+                f"{at}sharing_index is {quoted(list(index))}, expected indices from 0 without gaps."
             )
         if communicates(self):
             self.communication.check(f"{at}communication.")
@@ -331,18 +331,18 @@ class NetworkConfig:
 
 @dataclass(frozen=True)
 class CriticConfig(NetworkConfig):
-    """A critic's network."""
+    """Network of a critic."""
 
     architecture: Annotated[str, OneOf(ARCHITECTURES)] = "mlp"
-    """Network of a central critic."""
+    """Network of a centralized critic."""
     value_per: Annotated[
         str, OneOf({"agent": "a value for each agent", "team": "one value for its group"})
     ] = "agent"
-    """Whose value a central critic gives."""
+    """Values of a centralized critic: one per agent or one per group."""
     communication: CriticCommunicationConfig = field(  # type: ignore[assignment]
         default_factory=CriticCommunicationConfig
     )
-    """What agents of a group say to each other."""
+    """Communication between the agents of a group."""
 
     def __post_init__(self) -> None:
         own = self.communication
@@ -351,7 +351,7 @@ class CriticConfig(NetworkConfig):
             object.__setattr__(self, "communication", CriticCommunicationConfig(**known))
 
     def check(self, at: str = "") -> None:
-        """Refuses critics whose agents know later what they hear.
+        """Refuses delayed messages, which a critic does not need.
 
         Raises:
             ConfigError: naming the setting.
@@ -359,32 +359,32 @@ class CriticConfig(NetworkConfig):
         super().check(at)
         if delays(self):
             raise ConfigError(
-                f"{at}communication.delay is above 0, expected 0: critics are "
-                f"there in training only, where nobody waits; use {at}communication.delay=0."
+                f"{at}communication.delay is above 0, expected 0: critics are used "
+                f"in training only, without delay; use {at}communication.delay=0."
             )
 
 
 @dataclass(frozen=True)
 class MemoryConfig:
-    """What an agent carries from step to step, between the hidden layers and the last one."""
+    """Memory of an agent, between the hidden layers and the last one."""
 
     kind: Annotated[str, OneOf(MEMORIES)] = "none"
-    """What carries it."""
+    """Type of recurrent cell."""
     size: Annotated[Count, ReadWhere("kind", "none", but=True)] = 64
-    """Units of a layer of it."""
+    """Units of each memory layer."""
     layers: Annotated[Count, ReadWhere("kind", "none", but=True)] = 1
-    """How many follow one another."""
+    """Number of memory layers."""
 
 
 @dataclass(frozen=True)
 class RecurrentNetworkConfig(NetworkConfig):
-    """A network that may remember."""
+    """Network with optional memory."""
 
     memory: MemoryConfig = field(default_factory=MemoryConfig)
-    """What an agent carries from step to step."""
+    """Memory of an agent across steps."""
 
     def check(self, at: str = "") -> None:
-        """Refuses networks that have no place for a memory.
+        """Refuses networks that cannot have a memory.
 
         Raises:
             ConfigError: naming the settings that do not fit together.
@@ -403,23 +403,23 @@ class RecurrentNetworkConfig(NetworkConfig):
 
 @dataclass(frozen=True)
 class TeamNetworkConfig(RecurrentNetworkConfig):
-    """A network that may remember, and between whose agents something may be drawn."""
+    """Network with optional memory, and communication with random parts."""
 
     communication: DrawnCommunicationConfig = field(default_factory=DrawnCommunicationConfig)
-    """What agents of a group say to each other."""
+    """Communication between the agents of a group."""
 
     def __post_init__(self) -> None:
-        own = self.communication  # plain communication will do, too
+        own = self.communication  # plain communication is accepted too
         if not isinstance(own, DrawnCommunicationConfig):
             object.__setattr__(self, "communication", DrawnCommunicationConfig(**vars(own)))
 
 
 @dataclass(frozen=True)
 class RecurrentCriticConfig(CriticConfig, RecurrentNetworkConfig):
-    """A critic's network that may remember."""
+    """Network of a critic with optional memory."""
 
     def check(self, at: str = "") -> None:
-        """Refuses critics that have no place for a memory.
+        """Refuses critics that cannot have a memory.
 
         Raises:
             ConfigError: naming the settings that do not fit together.
@@ -431,45 +431,45 @@ class RecurrentCriticConfig(CriticConfig, RecurrentNetworkConfig):
             if getattr(self, name) != needed:
                 raise ConfigError(
                     f"{at}memory.kind is {quoted(self.memory.kind)}, but {at}{name} is "
-                    f"{quoted(getattr(self, name))}, which has none; use {at}{name}={needed}, or "
-                    f"{at}memory=none."
+                    f"{quoted(getattr(self, name))}, which cannot have a memory; use "
+                    f"{at}{name}={needed}, or {at}memory=none."
                 )
 
 
 @dataclass(frozen=True)
 class QNetworkConfig(RecurrentNetworkConfig):
-    """A network of the values of actions, which is also who acts: by the highest value."""
+    """Q-network of the agents; they act by its highest value."""
 
     dueling: bool = False
-    """Values have an output for what all actions have in common."""
+    """Dueling network: a state value plus advantages of the actions."""
 
 
 @dataclass(frozen=True)
 class MixerConfig:
-    """The network that makes one value of a group of the values of its agents' actions."""
+    """Mixing network, which mixes the agents' action values into one Q_tot."""
 
     hidden: Count = 32
-    """Units of the mixer."""
+    """Hidden units of the mixer."""
     init_scale: Positive | None = None
-    """Gain of an orthogonal start of the layers that make the mixer's weights; null starts them as
-    PyTorch starts linear layers."""
+    """Gain of the orthogonal initialization of the mixer's hypernetworks. Null: PyTorch's default
+    initialization."""
 
 
 @dataclass(frozen=True)
 class AnyMixerConfig:
-    """What makes one value of a group of the values of its agents' actions, if anything does."""
+    """Mixer of the agents' action values, or none."""
 
     kind: Annotated[str, OneOf(MIXERS)] = "none"
-    """How the agents' values become one; ``none``: they do not."""
+    """Type of mixer."""
     hidden: Annotated[Count, ReadWhere("kind", "monotonic")] = 32
-    """Units of the mixer."""
+    """Hidden units of the mixer."""
     init_scale: Annotated[Positive | None, ReadWhere("kind", "monotonic")] = None
-    """Gain of an orthogonal start of the layers that make the mixer's weights; null starts them as
-    PyTorch starts linear layers."""
+    """Gain of the orthogonal initialization of the mixer's hypernetworks. Null: PyTorch's default
+    initialization."""
 
 
 def _check_parts(config: NetworkConfig, part: str, kind: str, at: str) -> None:
-    """Refuses networks that have no place between hidden layers and the last one.
+    """Refuses networks without a place for a memory or for communication.
 
     Raises:
         ConfigError: naming the settings that do not fit together.
@@ -477,22 +477,22 @@ def _check_parts(config: NetworkConfig, part: str, kind: str, at: str) -> None:
     body, sharing, fault = BODIES.find(config.body), sharing_of(config), ""
     if body is not None and body.body is not None:
         fault = (
-            f"body is {quoted(config.body)}, one network over all agents, which has none; use "
-            f"{at}body=mlp, or {at}{part}=none."
+            f"body is {quoted(config.body)}, one network over all agents, which cannot have "
+            f"it; use {at}body=mlp, or {at}{part}=none."
         )
     elif sharing not in REMEMBERING:
         fault = (
-            f"sharing is {quoted(sharing)}, which has none; use one of {', '.join(REMEMBERING)}, "
-            f"or {at}{part}=none."
+            f"sharing is {quoted(sharing)}, which cannot have it; use one of "
+            f"{', '.join(REMEMBERING)}, or {at}{part}=none."
         )
     elif not config.num_cells:
-        fault = f"num_cells is empty, and it reads a hidden layer; use {at}num_cells=[64]."
+        fault = f"num_cells is empty, and it needs a hidden layer; use {at}num_cells=[64]."
     if fault:
         raise ConfigError(f"{at}{part}.kind is {quoted(kind)}, but {at}{fault}")
 
 
 def carries(config: NetworkConfig) -> bool:
-    """Returns whether a network carries something from step to step: a memory, or messages.
+    """Returns whether a network has a hidden state: of a memory or of delayed messages.
 
     Args:
         config (NetworkConfig): the network.
@@ -519,13 +519,13 @@ def has_memory(config: NetworkConfig) -> bool:
 
 
 def sharing_of(config: NetworkConfig) -> str:
-    """Returns who shares what, with ``share_params`` heard.
+    """Returns the way of sharing, with ``share_params`` applied.
 
     Args:
         config (NetworkConfig): the network.
 
     Raises:
-        ConfigError: an unknown word, or settings that contradict each other.
+        ConfigError: an unknown value, or settings that contradict each other.
 
     Examples:
         >>> sharing_of(NetworkConfig(share_params=False))
@@ -539,7 +539,7 @@ def sharing_of(config: NetworkConfig) -> str:
         )
     if config.share_params is not None:
         word = "group" if config.share_params else "none"
-        # `group` is also what nobody chose: share_params alone decides then.
+        # `group` is also the default: share_params alone decides then.
         if sharing not in ("group", word):
             raise ConfigError(
                 f"share_params is {str(config.share_params).lower()}, which means sharing={word}, "

@@ -1,4 +1,4 @@
-"""Critics: the value of a step for every agent, in reward units.
+"""Critics: state values for every agent, in reward units.
 
 Shapes: B any batch dims, N agents, O observation features, S state features.
 """
@@ -50,23 +50,23 @@ def make_critic(
 ) -> TensorDictModule:
     """Builds a critic with a value for every agent of a group.
 
-    What the critic sees is what makes MAPPO (``True`` or ``"state"``) or IPPO (``False``). A
-    shared central critic has an output for each agent: rewards of their own have values of
-    their own.
+    The critic's input distinguishes MAPPO (``True`` or ``"state"``) from IPPO (``False``). A
+    shared centralized critic has an output for each agent, so that agents with separate rewards
+    have separate values.
 
     Args:
         group (GroupSpec): keys, sizes and masks, from :class:`TeamSpec`, or several groups as
             one from :func:`~torchrl_marl.specs.joining.join`.
-        config (CriticConfig or NetworkConfig, optional): the network. A ``mlp`` reads the agents
-            side by side; a ``set`` (their mean) and ``attention`` read any number of living
+        config (CriticConfig or NetworkConfig, optional): the network. ``mlp`` reads the
+            concatenated agents; ``set`` (their mean) and ``attention`` read any number of living
             agents in any order.
-        centralized (bool or "state"): all observations of the group, each agent's own
-            (``False``), or the environment's ``"state"``.
-        team (GroupSpec, optional): a critic across groups: the agents whose observations it
-            sees, of several groups joined; by default those of the agent's own group.
-        value_norm (ValueNorm, optional): the network then works in normalized returns.
-        observation_norm (ObservationNorm, optional): standardizes what it sees.
-        device (torch.device, optional): of the parameters.
+        centralized (bool or "state"): input: all observations of the group, each agent's
+            observation (``False``), or the environment's ``"state"``.
+        team (GroupSpec, optional): agents of several joined groups, seen by a critic across
+            groups; default: the agents of its group.
+        value_norm (ValueNorm, optional): statistics; the network then predicts normalized returns.
+        observation_norm (ObservationNorm, optional): standardizes observations.
+        device (torch.device, optional): device of the parameters.
 
     Shapes:
         - observation: ``[*B, N, O]``; mask: ``[*B, N]``; state: ``[*B, S]``
@@ -129,7 +129,7 @@ def make_critic(
 def _check_seen(group: GroupSpec, team: GroupSpec | None) -> None:
     if team is not None and team.agent_names != group.agent_names:
         raise ConfigError(
-            f"group {group.name!r}: its critic remembers, but sees agents of groups that are "
+            f"group {group.name!r}: its critic has a memory, but sees agents of groups that are "
             "trained apart; use central_input=observations, or critic.memory=none."
         )
 
@@ -137,7 +137,7 @@ def _check_seen(group: GroupSpec, team: GroupSpec | None) -> None:
 def _state_critic(group, config, per_agent, head, device) -> AgentNetwork:
     if group.state_spec is None:
         raise ConfigError(
-            f"group {group.name!r}: this environment gives no 'state' for a critic to see; "
+            f"group {group.name!r}: this environment gives no 'state' for the critic; "
             "VmasEnv(state='observations') adds one, or use central_input=observations."
         )
     reads_agents = body_of(config).make_body is not None
@@ -157,7 +157,7 @@ def _state_critic(group, config, per_agent, head, device) -> AgentNetwork:
 
 
 def _central_critic(group, team, config, norm, head, device) -> AgentNetwork:
-    """Sees all agents of the group, or of the team: side by side, as a set, or by a body."""
+    """Builds a critic of all agents of the group or team: concatenated, a set, or a body."""
     seen = group if team is None else team
     agents = AgentInput(seen, norm, device)
     per_agent = getattr(config, "value_per", "agent") == "agent"
@@ -184,13 +184,17 @@ def _central_critic(group, team, config, norm, head, device) -> AgentNetwork:
 
 
 def _check_values(group: GroupSpec, config: NetworkConfig, central: bool) -> None:
-    """Refuses a team's value of networks that cannot have one."""
+    """Refuses one value per team from a network that cannot give it.
+
+    Raises:
+        ConfigError: naming the settings.
+    """
     found = ""
     if not central:
-        found = ", but it sees what one agent sees; use value_per=agent, or algorithm=mappo."
+        found = ", but it sees one agent's observation; use value_per=agent, or algorithm=mappo."
     elif sharing_of(config) not in ("group", "full"):
         found = (
-            f", which no agent has a network for, but sharing is {sharing_of(config)!r}; use "
+            f", which needs a network per group, but sharing is {sharing_of(config)!r}; use "
             "sharing=group."
         )
     if found:

@@ -1,4 +1,4 @@
-"""Distributions over actions that are padded to the widest agent of a group, or have a gate beside.
+"""Distributions over padded actions, and over actions with a communication gate.
 
 Shapes: B any batch dims, N agents, A action features of the widest agent.
 """
@@ -20,16 +20,16 @@ Scale = Tensor | float | Callable[[Tensor], Tensor]
 
 
 class _Padded(Distribution):
-    """The part that padded distributions share: their draws are 0 at padding."""
+    """Base of padded distributions. Samples are 0 at padding."""
 
     mask: Tensor
 
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Draws actions, ``[*sample_shape, *B, N, A]``."""
+        """Samples actions, ``[*sample_shape, *B, N, A]``."""
         return torch.where(self.mask, super().sample(torch.Size(sample_shape)), 0.0)
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Draws actions through which gradients flow."""
+        """Samples actions through which gradients flow."""
         return torch.where(self.mask, super().rsample(torch.Size(sample_shape)), 0.0)
 
     def expand(self, batch_shape: Sequence[int], _instance: Distribution | None = None):
@@ -40,14 +40,14 @@ class _Padded(Distribution):
         return super().expand(torch.Size(batch_shape), _instance)
 
     def update(self, loc: Tensor, scale: Scale) -> None:
-        """Takes other parameters."""
+        """Replaces the parameters."""
         super().update(*self._replace_padding(loc, scale))  # type: ignore[misc]
 
     def _sum(self, value: Tensor) -> Tensor:
         return torch.where(self.mask, value, 0.0).sum(-1)
 
     def _replace_padding(self, loc: Tensor, scale: Scale) -> tuple[Tensor, Tensor]:
-        # A standard normal: finite, and equal in every two, so their divergence is 0 there.
+        # A standard normal: finite, and the same everywhere, so that divergences are 0 there.
         if callable(scale):
             scale = scale(loc)
         elif not isinstance(scale, Tensor):
@@ -57,15 +57,15 @@ class _Padded(Distribution):
 
 
 class PaddedNormal(_Padded, IndependentNormal):
-    """A normal over padded actions, in which padding does not count.
+    """Normal distribution over padded actions, in which padding does not count.
 
-    Each agent has the log-probability and entropy of its own action features. Padding may hold
-    anything, NaN included, in parameters and actions; drawn actions and gradients are 0 there.
+    Log-probability and entropy are those of each agent's real action features. Padding may hold
+    anything, NaN included, in parameters and actions; samples and gradients are 0 there.
 
     Args:
         loc (Tensor): mean.
-        scale (Tensor, float or callable): standard deviation, or what makes it of ``loc``.
-        mask (Tensor): bool, True where an agent has that feature. Keep it on the device of
+        scale (Tensor, float or callable): standard deviation, or a function of ``loc``.
+        mask (Tensor): bool, True at an agent's real features. Keep it on the device of
             ``loc``; elsewhere it is copied at every call.
         keywords: other arguments of :class:`~torchrl.modules.IndependentNormal`.
 
@@ -105,23 +105,23 @@ class PaddedNormal(_Padded, IndependentNormal):
 
 
 class PaddedTanhNormal(_Padded, TanhNormal):
-    """A squashed normal over padded actions, in which padding does not count.
+    """Squashed normal distribution over padded actions, in which padding does not count.
 
-    Each agent has the log-probability of its own action features. Padding may hold anything,
-    NaN included, in parameters, bounds and actions; drawn actions and gradients are 0 there.
-    As TorchRL's, it has no closed form for mean, mode and entropy.
+    The log-probability is that of each agent's real action features. Padding may hold anything,
+    NaN included, in parameters, bounds and actions; samples and gradients are 0 there.
+    As in TorchRL, mean, mode and entropy have no closed form.
 
     Args:
         loc (Tensor): mean before the squashing.
-        scale (Tensor, float or callable): standard deviation, or what makes it of ``loc``.
-        mask (Tensor): bool, True where an agent has that feature. Keep it on the device of
+        scale (Tensor, float or callable): standard deviation, or a function of ``loc``.
+        mask (Tensor): bool, True at an agent's real features. Keep it on the device of
             ``loc``; elsewhere it is copied at every call.
         low, high (Tensor or float): bounds of the actions.
         keywords: other arguments of :class:`~torchrl.modules.TanhNormal`.
 
     Shapes:
         - loc, scale: ``[*B, N, A]``; mask: ``[N, A]``, or with batch dims
-        - low, high: ``[N, A]``, or what expands to it
+        - low, high: ``[N, A]``, or expandable to it
         - samples: ``[*B, N, A]``; log_prob: ``[*B, N]``
 
     Raises:
@@ -177,16 +177,16 @@ class PaddedTanhNormal(_Padded, TanhNormal):
         # The middle of the bounds, where the inverse is finite.
         value = torch.where(self.mask, value, (self.low + self.high) / 2)
         normal = self.transforms[0].inv(value)
-        stretch = self._stretch(normal, value)  # first, for gradients equal to TorchRL's to the bit
+        stretch = self._stretch(normal, value)  # first: gradients then equal TorchRL's to the bit
         return self._density(normal) - stretch
 
     def rsample_and_log_prob(self, sample_shape: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
-        """Draws actions through which gradients flow, and scores them without the inverse."""
+        """Samples actions with gradients and their log-probabilities, without the inverse."""
         normal = self.base_dist.rsample(torch.Size(sample_shape))
         return self._scored(normal, self.transforms[0](normal))
 
     def sample_and_log_prob(self, sample_shape: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
-        """Draws detached actions, and scores them without the inverse."""
+        """Samples detached actions and their log-probabilities, without the inverse."""
         normal = self.base_dist.sample(torch.Size(sample_shape))
         with torch.no_grad():
             action = self.transforms[0](normal)
@@ -204,15 +204,15 @@ class PaddedTanhNormal(_Padded, TanhNormal):
 
 
 class Gated(Distribution):
-    """A distribution over actions and over whether an agent speaks, which is drawn already.
+    """Distribution over actions and a communication gate that was sampled before.
 
-    Draws are those of the actions; log-probabilities and entropies are those of both.
+    Samples are actions; log-probabilities and entropies are those of both.
 
     Args:
-        gate (Tensor): what was drawn in the channel; its first number says who spoke, 1 or 0.
-        gate_logits (Tensor): of speaking.
-        of (type): the distribution of the actions.
-        keywords: of that one.
+        gate (Tensor): samples of the channel; the first is the gate, 1 for an agent that sent.
+        gate_logits (Tensor): logits of the gate.
+        of (type): distribution of the actions.
+        keywords: arguments of that distribution.
 
     Shapes:
         - gate: ``[*B, N, D]``; gate_logits: ``[*B, N, 1]``; log_prob, entropy: ``[*B, N]``
@@ -242,12 +242,12 @@ class Gated(Distribution):
 
     @property
     def has_rsample(self) -> bool:  # type: ignore[override]
-        """Whether gradients flow through the actions that it draws."""
+        """True if gradients flow through the samples."""
         return self.actions.has_rsample
 
     @property
     def deterministic_sample(self) -> Tensor:
-        """Returns the actions that are taken where none are drawn."""
+        """Returns the deterministic actions."""
         found = getattr(self.actions, "deterministic_sample", None)
         return self.mode if found is None else found
 
@@ -262,11 +262,11 @@ class Gated(Distribution):
         return self.actions.mean
 
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Draws actions."""
+        """Samples actions."""
         return self.actions.sample(torch.Size(sample_shape))
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Draws actions through which gradients flow."""
+        """Samples actions through which gradients flow."""
         return self.actions.rsample(torch.Size(sample_shape))
 
     def log_prob(self, value: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Random actions, and exploration by them."""
+"""Random actions, and exploration with them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ __all__ = ["Explore", "RandomActor"]
 class RandomActor(TensorDictModuleBase):
     """Uniform random actions for a group, legal ones where there are action masks.
 
-    Unbounded continuous actions are drawn from a standard normal.
+    Unbounded continuous actions are sampled from a standard normal.
 
     Args:
-        group (GroupSpec): who acts.
-        device (torch.device, optional): of the actions.
+        group (GroupSpec): group that acts.
+        device (torch.device, optional): device of the actions.
 
     Shapes:
         - action: ``[*B, N, A]``, ``[*B, N]`` or one-hot ``[*B, N, n_actions]``
@@ -54,19 +54,19 @@ class RandomActor(TensorDictModuleBase):
         spec = group.padded_spec["action"]
         if not group.discrete and not spec.dtype.is_floating_point:
             raise ValueError(
-                f"group {group.name!r}: {type(spec).__name__} actions are not drawn here, "
+                f"group {group.name!r}: {type(spec).__name__} actions cannot be sampled, "
                 "expected Bounded, Unbounded, Categorical or OneHot."
             )
         low, high = group.action_bounds or (None, None)
         register_constants(self, device, own=group.action_padding, low=low, high=high)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Draws."""
+        """Samples actions."""
         self.group.write(tensordict, "action", self.draw(tensordict))
         return tensordict
 
     def draw(self, tensordict: TensorDictBase) -> Tensor:
-        """Returns dense actions, and writes nothing."""
+        """Returns dense actions without writing them."""
         own = self.group.data(tensordict)
         if own.ndim > tensordict.ndim:
             self.group.check_number(own.batch_size[tensordict.ndim])
@@ -94,18 +94,18 @@ class RandomActor(TensorDictModuleBase):
 
 
 class Explore(TensorDictModuleBase):
-    """Follows an actor: some actions become random, continuous ones noisy.
+    """Explores around an actor: random actions, and Gaussian noise on continuous ones.
 
-    With chance ``epsilon``, drawn for each agent, an action is :class:`RandomActor`'s, which is
-    legal. Otherwise a continuous one gets Gaussian noise and stays within its bounds. Where actions
-    are not drawn (``ExplorationType.DETERMINISTIC``, ``MODE`` or ``MEAN``) they pass as they are.
+    With probability ``epsilon``, an agent's action is a legal one of :class:`RandomActor`.
+    Otherwise a continuous action gets Gaussian noise and is clipped to its bounds. Without sampling
+    (``ExplorationType.DETERMINISTIC``, ``MODE`` or ``MEAN``) actions stay unchanged.
 
     Args:
-        group (GroupSpec): who acts; also several groups as one.
-        epsilon (float): chance of a random action.
-        sigma (float): standard deviation of the noise, as a share of half the range of an action;
-            of unbounded ones, in their own unit.
-        device (torch.device, optional): of the noise.
+        group (GroupSpec): group that acts, or several groups as one.
+        epsilon (float): probability of a random action.
+        sigma (float): standard deviation of the noise, relative to half the range of a bounded
+            action; absolute for unbounded ones.
+        device (torch.device, optional): device of the noise.
 
     Attributes:
         epsilon, sigma (Tensor): scalars, to be filled in place; a captured rollout reads them.
@@ -149,7 +149,7 @@ class Explore(TensorDictModuleBase):
         register_constants(self, device, half_range=half)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Changes the actions, where actions are drawn."""
+        """Adds exploration to the actions, if actions are sampled."""
         if exploration_type() not in (ExplorationType.RANDOM, None):
             return tensordict
         action = self.group.data(tensordict).get("action")

@@ -1,4 +1,4 @@
-"""What networks read of a group, and what they give for it."""
+"""Inputs of networks: observations and states as rows of features, and the values picked."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ __all__ = [
     "StateInput",
     "TeamInput",
     "agent_features",
+    "concatenate",
     "gather_observation",
     "observation_leaves",
-    "side_by_side",
     "state_features",
     "widest",
 ]
@@ -38,12 +38,12 @@ Rows = tuple[Tensor, Tensor | None]
 
 
 def register_constants(module: nn.Module, device: Device, **tensors: Tensor | None) -> None:
-    """Registers what a module computes with, but neither learns nor saves.
+    """Registers constant tensors of a module as buffers that are not saved.
 
     Args:
-        module (nn.Module): gets a buffer that is not persistent for each.
-        device (torch.device, optional): of the buffers.
-        **tensors (Tensor, optional): by the buffer's name.
+        module (nn.Module): gets a non-persistent buffer for each.
+        device (torch.device, optional): device of the buffers.
+        **tensors (Tensor, optional): tensors by buffer name.
     """
     for name, value in tensors.items():
         value = None if value is None else value.to(device)
@@ -51,13 +51,13 @@ def register_constants(module: nn.Module, device: Device, **tensors: Tensor | No
 
 
 class Picture(NamedTuple):
-    """A picture in a row of features.
+    """Position of an image in a row of features.
 
     Args:
-        start (int): its first feature.
-        shape (tuple of int): as the environment gives it, ``(H, W, C)`` or ``(C, H, W)``.
-        leaf (str): whose pictures of one shape are read alike.
-        scale (float): what its values are multiplied by.
+        start (int): index of its first feature.
+        shape (tuple of int): shape in the environment, ``(H, W, C)`` or ``(C, H, W)``.
+        leaf (str): observation leaf; images of one leaf and shape share an encoder.
+        scale (float): factor of its values.
     """
 
     start: int
@@ -68,12 +68,12 @@ class Picture(NamedTuple):
 
 @dataclass(frozen=True)
 class Features:
-    """What a network reads: a row of features, some of which are pictures.
+    """Layout of a network's input: a row of features, some of which are images.
 
     Args:
         width (int): number of features.
-        pictures (tuple of Picture, optional): where the pictures are; None where agents of one
-            network have them in different places.
+        pictures (tuple of Picture, optional): positions of the images; None if they differ
+        between agents of one network.
 
     Examples:
         >>> Features(4).wider(2)
@@ -84,12 +84,12 @@ class Features:
     pictures: tuple[Picture, ...] | None = ()
 
     def wider(self, n: int) -> Features:
-        """Returns the same features with others behind."""
+        """Returns the layout with ``n`` further features at the end."""
         return replace(self, width=self.width + n)
 
 
 def widest(rows: Iterable[Features]) -> Features:
-    """Returns what one network reads that serves agents of all these features.
+    """Returns the layout of one network that serves agents of all given layouts.
 
     Examples:
         >>> widest([Features(4), Features(6)])
@@ -100,11 +100,11 @@ def widest(rows: Iterable[Features]) -> Features:
     return Features(max(row.width for row in rows), rows[0].pictures if alike else None)
 
 
-def side_by_side(rows: Iterable[Features]) -> Features:
-    """Returns the features of several agents in one row.
+def concatenate(rows: Iterable[Features]) -> Features:
+    """Returns the layout of several agents' concatenated features.
 
     Examples:
-        >>> side_by_side([Features(4), Features(6)])
+        >>> concatenate([Features(4), Features(6)])
         Features(width=10, pictures=())
     """
     width, pictures = 0, []
@@ -115,11 +115,11 @@ def side_by_side(rows: Iterable[Features]) -> Features:
 
 
 def agent_features(group: GroupSpec, standardized: bool = False) -> list[Features]:
-    """Returns what each agent of a group observes, as :class:`AgentInput` lays it out.
+    """Returns the layout of each agent's observation, as :class:`AgentInput` writes it.
 
     Args:
-        group (GroupSpec): the agents; also several groups as one.
-        standardized (bool): pictures of bytes need no scaling then.
+        group (GroupSpec): group of the agents, or several groups as one.
+        standardized (bool): whether observations are standardized; byte images are not scaled then.
     """
     if len(group.groups) > 1:
         return [own for one in group.groups for own in agent_features(one, standardized)]
@@ -135,7 +135,7 @@ def agent_features(group: GroupSpec, standardized: bool = False) -> list[Feature
 
 
 def observation_leaves(group: GroupSpec, agent: int) -> Iterable[tuple[str, TensorSpec]]:
-    """Returns name and spec of each observation leaf that an agent has."""
+    """Returns the name and spec of each observation leaf of an agent."""
     own = group.own_specs[agent]
     for key in group.observation_keys:
         path = unravel_key(key[1:])
@@ -144,7 +144,7 @@ def observation_leaves(group: GroupSpec, agent: int) -> Iterable[tuple[str, Tens
 
 
 def state_features(group: GroupSpec) -> Features:
-    """Returns what a critic of the state reads."""
+    """Returns the layout of the state."""
     assert group.state_spec is not None
     return Features(group.state_dim, tuple(_pictures(group.state_spec, 0, "state", False)))
 
@@ -157,19 +157,19 @@ def _pictures(leaf: TensorSpec, start: int, name: str, standardized: bool) -> li
 
 
 class AgentInput(nn.Module):
-    """Reads a group's observations: flattened, side by side, masked, standardized.
+    """Reads a group's observations: flattened, concatenated, masked, standardized.
 
-    Features of masked agents and of padding become 0; an agent's own come first.
+    Features of masked agents and padding become 0, behind an agent's real features.
 
     Args:
-        group (GroupSpec): whose observations; the last input is the mask where it has one.
-        norm (ObservationNorm, optional): standardizes.
+        group (GroupSpec): group to read; the last input is the mask, if it has one.
+        norm (ObservationNorm, optional): standardizes the observations.
 
     Shapes:
         - leaves: ``[*B, N, *features]``; mask: ``[*B, N]``; returns ``[*B, N, O]`` and the mask
 
     Raises:
-        SpecError: inputs of other shapes or types than the group's specs say.
+        SpecError: inputs whose shapes or dtypes differ from the group's specs.
     """
 
     own: Tensor | None
@@ -189,11 +189,11 @@ class AgentInput(nn.Module):
 
     @staticmethod
     def keys(group: GroupSpec) -> list:
-        """Returns the keys of its inputs."""
+        """Returns the input keys."""
         return [*group.observation_keys, *([group.mask_key] if group.mask_key else [])]
 
     def forward(self, *inputs: Tensor) -> Rows:
-        """Puts the leaves side by side."""
+        """Returns the concatenated, masked and standardized leaves."""
         leaves = inputs[: len(self.ndims)]
         mask = inputs[len(self.ndims)] if self.masked else None
         check_inputs(self.group, leaves, mask)
@@ -208,7 +208,7 @@ class AgentInput(nn.Module):
         return features, mask
 
     def rows(self, *inputs: Tensor) -> Tensor:
-        """Returns the leaves side by side as the environment gives them, ``[*B, N, O]``."""
+        """Returns the concatenated leaves without further processing, ``[*B, N, O]``."""
         return flat_leaves(inputs[: len(self.ndims)], self.ndims, self.order)
 
 
@@ -216,8 +216,8 @@ class TeamInput(nn.Module):
     """Reads all agents' observations as one row.
 
     Args:
-        agents (AgentInput): brings them to ``[*B, N, O]``.
-        own (sequence of int): how many of an agent's features are its own, for each agent.
+        agents (AgentInput): reads them as ``[*B, N, O]``.
+        own (sequence of int): number of real features of each agent, without padding.
 
     Shapes:
         - inputs: of ``agents``; returns ``[*B, F]`` with F the sum of ``own``, and the mask
@@ -232,13 +232,13 @@ class TeamInput(nn.Module):
         register_constants(self, device, index=packed_index(own))
 
     def forward(self, *inputs: Tensor) -> Rows:
-        """Puts the agents side by side, without their padding."""
+        """Concatenates the agents, without their padding."""
         features, mask = self.agents(*inputs)
         return pack(features, self.index), mask
 
 
 def packed_index(widths: Sequence[int]) -> Tensor | None:
-    """Returns where the agents' own features lie in a row of all; None where all are own.
+    """Returns the indices of the real features in a row of all; None without padding.
 
     Examples:
         >>> packed_index([2, 1]).tolist()
@@ -250,7 +250,7 @@ def packed_index(widths: Sequence[int]) -> Tensor | None:
 
 
 def pack(features: Tensor, index: Tensor | None) -> Tensor:
-    """Puts agents side by side, ``[*B, N, F]`` to ``[*B, F of all]``, with an index their own."""
+    """Concatenates agents, ``[*B, N, F]`` to ``[*B, F of all]``; with an index, without padding."""
     features = features.flatten(-2)
     return features if index is None else features.index_select(-1, index)
 
@@ -274,7 +274,7 @@ class StateInput(nn.Module):
 def gather_observation(
     group: GroupSpec, tensordict: TensorDictBase
 ) -> tuple[Tensor, Tensor | None]:
-    """Returns a group's observation leaves side by side, ``[*B, N, O]``, and its mask."""
+    """Returns a group's concatenated observation leaves, ``[*B, N, O]``, and its mask."""
     mask = None if group.mask_key is None else tensordict.get(group.mask_key)
     observation = group.flat_observation(tensordict)
     own = group.observation_padding
@@ -284,26 +284,26 @@ def gather_observation(
 
 
 class Denormalize(nn.Module):
-    """Ends a critic: from normalized returns to reward units."""
+    """Last layer of a critic: maps normalized returns to reward units."""
 
     def __init__(self, value_norm: ValueNorm) -> None:
         super().__init__()
         self.value_norm = value_norm
 
     def forward(self, value: Tensor) -> Tensor:
-        """Applies the affine of the statistics."""
+        """Applies the affine map of the statistics."""
         return self.value_norm.denormalize(value)
 
 
 class AgentValues(nn.Module):
-    """Picks a value for every agent from the outputs of one network, or of several.
+    """Picks a value for every agent from the outputs of one or several networks.
 
     Args:
-        index (sequence of int): the output that is each agent's, numbered through.
-        several (bool): there is a dim of networks before that of outputs.
-        n_outputs (int): how many there are.
-        device (torch.device, optional): of the indices.
-        width (int): numbers W of each of them, side by side; a value is one.
+        index (sequence of int): output of each agent, numbered over all networks.
+        several (bool): whether a dim of networks precedes the dim of outputs.
+        n_outputs (int): number of outputs.
+        device (torch.device, optional): device of the indices.
+        width (int): numbers W per output; 1 for a value.
 
     Shapes:
         - values: ``[*B, n_outputs * W]``; returns ``[*B, N, W]``
@@ -326,13 +326,13 @@ class AgentValues(nn.Module):
 
 
 class PickAgents(nn.Module):
-    """Picks the agents whose values are wanted, and of each the output that is its value.
+    """Picks the output of each wanted agent that is its value.
 
     Args:
-        agents (sequence of int): whose values, of M agents.
-        outputs (sequence of int): which of K outputs is the value of each of them.
+        agents (sequence of int): agents to pick, of M.
+        outputs (sequence of int): output of each of them that is its value, of K.
         n_seen (int): number M of agents that have outputs.
-        device (torch.device, optional): of the indices.
+        device (torch.device, optional): device of the indices.
 
     Shapes:
         - values: ``[*B, M, K]``; returns ``[*B, N, 1]``
@@ -360,17 +360,17 @@ class PickAgents(nn.Module):
 
 
 class LegalLogits(nn.Module):
-    """Takes the probability of illegal actions away, unless none is legal.
+    """Sets the probability of illegal actions to 0, unless no action is legal.
 
     Args:
-        group (GroupSpec): whose actions; padding is never legal.
-        device (torch.device, optional): of the logits.
+        group (GroupSpec): group of the agents; padding is never legal.
+        device (torch.device, optional): device of the logits.
 
     Shapes:
         - logits: ``[*B, N, n_actions]``; action_mask: the same, bool
 
     Raises:
-        SpecError: an action mask of another shape or type.
+        SpecError: an action mask of another shape or dtype.
     """
 
     own: Tensor | None
@@ -381,7 +381,7 @@ class LegalLogits(nn.Module):
         register_constants(self, device, own=group.action_padding)
 
     def forward(self, logits: Tensor, action_mask: Tensor | None = None) -> Tensor:
-        """Lowers illegal logits to the least finite number."""
+        """Sets illegal logits to the lowest finite number."""
         if action_mask is None:
             legal = cast(Tensor, self.own)
         else:
@@ -391,13 +391,13 @@ class LegalLogits(nn.Module):
 
 
 def choosable(legal: Tensor, own: Tensor | None) -> Tensor:
-    """Returns the legal ones of an agent's own actions; all of its own, where none is legal.
+    """Returns the legal actions of each agent; all its actions if none is legal.
 
     Args:
         legal (Tensor): bool, ``[*B, N, n_actions]``.
         own (Tensor, optional): False at padding, ``[N, n_actions]``.
     """
     legal = legal if own is None else legal & own
-    # An agent without a legal action does not act: any will do.
+    # An agent without a legal action does not act, so that any action will do.
     legal = legal | ~legal.any(-1, keepdim=True)
     return legal if own is None else legal & own

@@ -1,4 +1,4 @@
-"""One actor for several groups, and the part of it that acts for one of them.
+"""One actor for several groups, and the view of it that acts for one of them.
 
 Shapes: B any batch dims, N agents of all groups.
 """
@@ -25,16 +25,16 @@ _REMEMBERED = ("hidden", "is_init")
 
 
 class JoinedActor(TensorDictModuleBase):
-    """One actor for several groups: reads them, acts for all agents at once, writes to each.
+    """Actor that acts for all agents of several groups in one call.
 
     Args:
-        actor (TensorDictModuleBase): of the joined group.
+        actor (TensorDictModuleBase): actor of the joined group.
         group (JoinedGroup): the groups.
 
     Keys:
-        - reads: each group's observation, mask and action mask; with memory, what it remembers
+        - reads: each group's observation, mask and action mask; with memory, its hidden state
         - writes: each group's ``action``, and ``action_log_prob`` where the actor writes it; with
-          memory, under ``"next"`` what it remembers then
+          memory, the next hidden state under ``"next"``
     """
 
     def __init__(self, actor: TensorDictModuleBase, group: JoinedGroup) -> None:
@@ -48,16 +48,16 @@ class JoinedActor(TensorDictModuleBase):
         self.out_keys = [key for own in group.sources for key in self.written_of(own)]
 
     def written_of(self, group: GroupSpec) -> list[NestedKey]:
-        """Returns the keys that it writes for a group."""
+        """Returns the output keys of a group."""
         state: list[NestedKey] = [("next", group.name, "hidden")] if self.extra else []
         return [*(group.key(leaf) for leaf in self.written), *state]
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Acts."""
+        """Acts for all groups."""
         return self.act_by(self.actor, tensordict)
 
     def act_by(self, act: Callable[..., TensorDictBase], tensordict: TensorDictBase) -> Any:
-        """Acts by another policy of the joined group than its own."""
+        """Acts by another policy of the joined group."""
         for group in self.group.sources if self.extra else ():
             check_memory(group, tensordict)
         joined = act(self.group.gather(tensordict, leaves=self.extra))
@@ -74,19 +74,18 @@ class JoinedActor(TensorDictModuleBase):
 
 
 class ActorPart(TensorDictModuleBase):
-    """The part of a joined actor that acts for one group, where the others may be missing.
+    """View of a joined actor that acts for one group; the other groups may be missing.
 
-    All parts together in a :class:`~torchrl_marl.collectors.TeamPolicy` act as the whole, in one
-    call.
+    In a :class:`~torchrl_marl.collectors.TeamPolicy` all views together act in one call.
 
     Args:
-        whole (JoinedActor): of this and other groups.
-        name (str): the group.
+        whole (JoinedActor): actor of this and other groups.
+        name (str): name of the group.
 
     Keys:
-        - reads: the group's observation, mask and action mask; with memory, what it remembers
+        - reads: the group's observation, mask and action mask; with memory, its hidden state
         - writes: its ``action``, and ``action_log_prob`` where the actor writes it; with memory,
-          under ``"next"`` what it remembers then
+          the next hidden state under ``"next"``
     """
 
     def __init__(self, whole: JoinedActor, name: str) -> None:
@@ -97,7 +96,7 @@ class ActorPart(TensorDictModuleBase):
         self.out_keys = whole.written_of(self.group)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Acts."""
+        """Acts for the group."""
         team = TensorDict({}, tensordict.batch_size, device=tensordict.device)
         for group in self.whole.group.sources:
             present = group.name == self.group.name
@@ -111,7 +110,7 @@ class ActorPart(TensorDictModuleBase):
         return tensordict
 
     def _blank(self, group: GroupSpec, like: TensorDictBase) -> TensorDict:
-        """Returns a group in which nobody is alive, and which any network reads."""
+        """Returns a group without living agents, which any network can read."""
         batch, size = (*like.batch_size, group.n_agents), self.whole.state_size
         blank = TensorDict({}, batch, device=like.device)
         for key in group.observation_keys:
@@ -130,10 +129,10 @@ class ActorPart(TensorDictModuleBase):
 
 
 class GroupActors(nn.Module):
-    """The actors of a learner by group, of which several may be parts of one.
+    """Actors of a learner by group, several of which may be views of one.
 
-    Reads as a mapping of names of groups. What is saved are the actors that are trained, under the
-    name of a group or of several groups, ``"a+b"``.
+    It is a mapping by group name. The state has the trained actors, under the name of a group or of
+    several groups, ``"a+b"``.
 
     Examples:
         >>> from torchrl.data import Bounded, Unbounded
@@ -187,7 +186,7 @@ class GroupActors(nn.Module):
 
 
 def merge_parts(actors: Iterable[TensorDictModuleBase]) -> list[TensorDictModuleBase]:
-    """Returns the actors, with a joined actor for its parts where all of them are there."""
+    """Returns the actors, with a joined actor in place of its views where all are given."""
     actors = list(actors)
     wholes = [actor.whole if isinstance(actor, ActorPart) else None for actor in actors]
     merged: list[TensorDictModuleBase] = []

@@ -1,4 +1,4 @@
-"""Mixers of agents' values, and critics that are mixed."""
+"""Mixers of agents' values, and critics with mixed values."""
 
 from __future__ import annotations
 
@@ -35,34 +35,34 @@ def make_mixer(
     observation_norm: ObservationNorm | None = None,
     device: Device = None,
 ) -> TensorDictModule | None:
-    r"""Builds what makes one value of a group of the values of its agents' actions.
+    r"""Builds a mixer of the agents' action values into one Q_tot per group.
 
     .. math::
         Q_{tot} = \sum_i Q_i \quad \text{(sum)}, \qquad
         Q_{tot} = |w_2(s)|^T \, \mathrm{elu}\big(|W_1(s)|^T q + b_1(s)\big) + V(s)
         \quad \text{(monotonic)}
 
-    Both rise in every agent's value, so that the best joint action is each agent's best. Masked
-    agents have a value of 0. Each of several groups as one has a mixer of its own.
+    Both are monotonic in every agent's value, so that the best joint action is each agent's best.
+    Masked agents have value 0. Of several groups as one, each has a separate mixer.
 
     Args:
-        group (GroupSpec): whose values; also several groups as one.
-        kind ("none", "sum" or "monotonic"): of IQL, VDN and QMIX.
+        group (GroupSpec): agents to value, or several groups as one.
+        kind ("none", "sum" or "monotonic"): mixer of IQL, VDN or QMIX.
 
     Keyword Args:
-        hidden (int): units H of the monotonic mixer.
-        centralized (True or "state"): weights are made of the observations of the group's living
-            agents, or of the environment's ``"state"``.
-        team (GroupSpec, optional): the agents whose observations it sees instead of its group's,
-            of several groups joined.
-        init_scale (float, optional): gain of an orthogonal start of the layers that make weights;
-            without it they start as ``nn.Linear`` does, as in PyMARL. With a small gain learning
-            starts slowly: at 1e-3 the gradient of an agent's value is 1e6 times smaller.
+        hidden (int): hidden units H of the monotonic mixer.
+        centralized (True or "state"): input of the hypernetworks: the observations of the group's
+            living agents, or the environment's ``"state"``.
+        team (GroupSpec, optional): agents of several joined groups whose observations are read
+            instead of the group's.
+        init_scale (float, optional): gain of the hypernetworks' orthogonal initialization;
+            without it they start as ``nn.Linear``, as in PyMARL. A small gain makes learning start
+            slowly: at 1e-3 the gradient of an agent's value is 1e6 times smaller.
         observation_norm (ObservationNorm, optional): standardizes observations.
-        device (torch.device, optional): of the parameters.
+        device (torch.device, optional): device of the parameters.
 
     Returns:
-        TensorDictModule: or None for ``"none"``.
+        TensorDictModule: the mixer; None for ``"none"``.
 
     Shapes:
         - chosen_action_value: ``[*B, N, 1]``; observation: ``[*B, N, O]``; mask: ``[*B, N]``;
@@ -77,10 +77,10 @@ def make_mixer(
     Reference: Sunehag et al., 2018, https://arxiv.org/abs/1706.05296, equation 3 (sum); Rashid et
     al., 2018, https://arxiv.org/abs/1803.11485, section 4 (monotonic).
 
-    Reduces to: TorchRL's ``VDNMixer`` and ``QMixer`` where nobody is masked.
+    Reduces to: TorchRL's ``VDNMixer`` and ``QMixer`` if no agent is masked.
 
     Raises:
-        ConfigError: another kind, or a state that there is not.
+        ConfigError: an unknown kind, or a state that the environment does not give.
 
     Examples:
         >>> from tensordict import TensorDict
@@ -107,7 +107,7 @@ def make_mixer(
     elif centralized == "state":
         if group.state_spec is None or group.state_key is None:
             raise ConfigError(
-                f"group {group.name!r}: this environment gives no 'state' for a mixer to see, "
+                f"group {group.name!r}: this environment gives no 'state' for the mixer, "
                 "expected one; use centralized=True (central_input=observations)."
             )
         columns = [list(range(group.state_dim))] * len(group.groups)
@@ -127,7 +127,7 @@ def make_mixer(
 
 
 class SumMixer(nn.Module):
-    """Adds the values of the living agents of each group.
+    """Sums the values of the living agents of each group.
 
     Shapes:
         - value: ``[*B, N, 1]``; mask: ``[*B, N]``; returns ``[*B, G]``
@@ -138,19 +138,19 @@ class SumMixer(nn.Module):
         self.group, self.per_group = group, PerGroup(group.membership, device)
 
     def forward(self, value: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Adds them."""
+        """Sums the values."""
         return self.per_group.sum(_living(self.group, value, mask))
 
 
 class MonotonicMixer(nn.Module):
-    """Mixes by two layers of weights above 0, which linear maps make of what is seen.
+    """Mixes values by two layers of positive weights, made by linear hypernetworks.
 
     Args:
-        group (GroupSpec): whose values; also several groups as one.
-        features (nn.Module): returns ``[*B, F]``, and a mask, of the inputs behind the values.
-        columns (list of list of int): the features that each group's weights are made of.
-        hidden (int): units H.
-        init_scale (float, optional): gain of the maps' start; that of ``nn.Linear`` without it.
+        group (GroupSpec): agents to value, or several groups as one.
+        features (nn.Module): maps the further inputs to ``[*B, F]``, and a mask.
+        columns (list of list of int): columns read by each group's hypernetworks.
+        hidden (int): hidden units H.
+        init_scale (float, optional): gain of their initialization; default: as ``nn.Linear``.
 
     Shapes:
         - value: ``[*B, N, 1]``; returns ``[*B, G]``
@@ -189,7 +189,7 @@ class MonotonicMixer(nn.Module):
         self.bias: nn.Module = stack(biases, pad=True) if several else biases[0]
 
     def forward(self, value: Tensor, *inputs: Tensor) -> Tensor:
-        """Mixes."""
+        """Mixes the values."""
         mask = None if self.group.mask_key is None else inputs[-1]
         seen, _ = self.features(*inputs[: self.n_inputs])
         seen = self.columns(seen)
@@ -232,23 +232,23 @@ def make_mixed_critic(
     observation_norm: ObservationNorm | None = None,
     device: Device = None,
 ) -> TensorDictSequential:
-    r"""Builds critics that value each agent's own action, and mixers of these values.
+    r"""Builds critics of each agent's observation and action, and mixers of their values.
 
     .. math::
         Q_{tot}(s, a) = f_s\big(Q_1(o_1, a_1), \dots, Q_N(o_N, a_N)\big)
 
-    Every agent is given the value of its group, so that the gradient of an action goes through the
-    mixer. Each critic has a mixer of its own; masked agents are worth 0.
+    Every agent gets the value of its group, so that the gradient of an action flows through the
+    mixer. Each critic has a separate mixer; masked agents have value 0.
 
     Args:
-        group (GroupSpec): whose values and actions; also several groups as one.
-        config (CriticConfig or NetworkConfig, optional): the network of each critic, which sees
-            what one agent sees and does.
-        kind ("sum" or "monotonic"): the mixer, of :func:`~torchrl_marl.modules.make_mixer`.
-        hidden, init_scale, centralized: of the mixer.
-        n_critics (int): number K of critics that learn the same, from different starts.
+        group (GroupSpec): group of agents and actions, or several groups as one.
+        config (CriticConfig or NetworkConfig, optional): network of each critic, which reads one
+            agent's observation and action.
+        kind ("sum" or "monotonic"): mixer, as in :func:`~torchrl_marl.modules.make_mixer`.
+        hidden, init_scale, centralized: settings of the mixer.
+        n_critics (int): number K of critics that are trained alike from different initializations.
         observation_norm (ObservationNorm, optional): standardizes observations.
-        device (torch.device, optional): of the parameters.
+        device (torch.device, optional): device of the parameters.
 
     Shapes:
         - observation: ``[*B, N, O]``; mask: ``[*B, N]``; state: ``[*B, S]``; action as in
@@ -261,7 +261,7 @@ def make_mixed_critic(
         - writes: ``(group, "state_action_value")``
 
     Raises:
-        ConfigError: settings that do not fit, or a state that there is not.
+        ConfigError: settings that do not fit, or a state that the environment does not give.
 
     Reference: Peng et al., 2021, https://arxiv.org/abs/2003.06709, section 4.1.
 
@@ -291,12 +291,12 @@ def make_mixed_critic(
 
 
 class MixedValues(nn.Module):
-    """Mixes the values of each critic, and gives every agent that of its group.
+    """Mixes the values of each critic, and gives every agent its group's value.
 
     Args:
-        group (GroupSpec): whose values.
+        group (GroupSpec): agents to value.
         mixers (sequence of Module): one for each critic.
-        device (torch.device, optional): of the indices.
+        device (torch.device, optional): device of the indices.
 
     Shapes:
         - value, returns: ``[*B, N, K]``
@@ -310,7 +310,7 @@ class MixedValues(nn.Module):
         self.per_group = PerGroup(group.membership, device)
 
     def forward(self, value: Tensor, *seen: Tensor) -> Tensor:
-        """Mixes."""
+        """Mixes the values."""
         totals = [mixer(own, *seen) for mixer, own in zip(self.mixers, value.split(1, -1))]
         rows = [self.per_group.to_agents(total) for total in totals]
         return torch.stack([row.expand(*row.shape[:-1], self.n_agents) for row in rows], -1)

@@ -1,4 +1,4 @@
-"""Networks as modules: layers in a row, the parts of a team's body, and input, body and head."""
+"""Networks as modules: feedforward layers, team networks, and input with body and head."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ __all__ = ["AgentNetwork", "Context", "Extras", "Feedforward", "TeamNetwork", "c
 
 @dataclass(frozen=True)
 class Context:
-    """What a body may know beside features and mask.
+    """Further inputs of a body, beside features and mask.
 
     Args:
         links (Tensor, optional): True where the agent of a row may hear the agent of a column;
             None: all may hear all. Groups that are trained as one do not hear each other.
-        state (optional): what the body returned in the step before.
-        is_init (Tensor, optional): True where an agent's episode begins.
-        position (Tensor, optional): where each agent is.
-        drawn (Tensor, optional): what was drawn in the channel between agents.
+        state (optional): state that the body returned in the step before.
+        is_init (Tensor, optional): True at an agent's first step of an episode.
+        position (Tensor, optional): positions of the agents.
+        drawn (Tensor, optional): samples of the channel.
 
     Shapes:
         - links: ``[N, N]`` or ``[*B, N, N]``; state: ``[*B, N, S]``; is_init: ``[*B, N, 1]``
@@ -44,12 +44,12 @@ class Context:
 
 
 class Extras(NamedTuple):
-    """What a network gives beside its outputs.
+    """Further outputs of a network.
 
     Args:
-        state (Tensor, optional): what agents remember then, ``[*B, N, S]``.
-        drawn (Tensor, optional): what was drawn in the channel, ``[*B, N, D]``.
-        gate (Tensor, optional): logits of who speaks, ``[*B, N, 1]``.
+        state (Tensor, optional): next hidden state, ``[*B, N, S]``.
+        drawn (Tensor, optional): samples of the channel, ``[*B, N, D]``.
+        gate (Tensor, optional): logits of the communication gate, ``[*B, N, 1]``.
     """
 
     state: Tensor | None = None
@@ -58,7 +58,7 @@ class Extras(NamedTuple):
 
 
 class Feedforward(nn.Sequential):
-    """Layers that read features alone, in a row; the body of perceptrons and convolutions.
+    """Sequence of layers that read features alone; the body of perceptrons and convolutions.
 
     Examples:
         >>> features, state = Feedforward(nn.Linear(3, 2))(torch.zeros(5, 4, 3))
@@ -74,20 +74,20 @@ class Feedforward(nn.Sequential):
 
 
 class TeamNetwork(nn.Module):
-    """A body in parts: encodes what agents see, lets them talk, remembers, and reads the rest.
+    """Network of a team: encoder, communication, memory and head.
 
     In TorchRL's recurrent mode (``torchrl.modules.set_recurrent_mode``) the last batch dim is time.
 
     Args:
         encoder (nn.Module): a body without memory.
         head (nn.Module): a body without memory; the last layer.
-        channel (Channel, optional): between the agents.
-        memory (Memory, optional): of each agent.
-        norm (nn.Module, optional): of what the memory gives.
-        talk_first (bool): agents communicate before they remember, and not after it.
+        channel (Channel, optional): communication between the agents.
+        memory (Memory, optional): memory of each agent.
+        norm (nn.Module, optional): normalizes the memory's output.
+        communicate_first (bool): whether agents communicate before their memory, not after it.
 
     Shapes:
-        - features: ``[*B, N, I]``, or ``[*B, I]`` where all are seen at once; mask: ``[*B, N]``
+        - features: ``[*B, N, I]``, or ``[*B, I]`` for a centralized input; mask: ``[*B, N]``
         - context.state: ``[*B, N, S]``; context.is_init: ``[*B, N, 1]``
         - returns: ``[*B, N, O]`` and :class:`Extras`
     """
@@ -100,12 +100,12 @@ class TeamNetwork(nn.Module):
         channel: Channel | None = None,
         memory: Memory | None = None,
         norm: nn.Module | None = None,
-        talk_first: bool = True,
+        communicate_first: bool = True,
     ) -> None:
         super().__init__()
         self.encoder, self.memory, self.head = encoder, memory, head
         self.channel, self.norm = channel, norm
-        self.talk_first = talk_first
+        self.communicate_first = communicate_first
 
     def forward(
         self, features: Tensor, mask: Tensor | None, context: Context
@@ -113,7 +113,7 @@ class TeamNetwork(nn.Module):
         """Runs the parts."""
         x, _ = self.encoder(features, mask, context)
         state = words = drawn = gate = None
-        if self.talk_first and self.channel is not None:
+        if self.communicate_first and self.channel is not None:
             x, drawn, gate, words = self.channel(x, mask, self._part(context, 1))
         if self.memory is not None:
             from torchrl_marl.modules.memory.cells import remember
@@ -122,7 +122,7 @@ class TeamNetwork(nn.Module):
             assert own.is_init is not None
             x, state = remember(self.memory, x, own.state, own.is_init, mask)
             x = x if self.norm is None else self.norm(x)
-        if not self.talk_first and self.channel is not None:
+        if not self.communicate_first and self.channel is not None:
             x, drawn, gate, words = self.channel(x, mask, self._part(context, 1))
         states = [after for after in (state, words) if after is not None]
         state = torch.cat(states, -1) if len(states) == 2 else next(iter(states), None)
@@ -130,12 +130,12 @@ class TeamNetwork(nn.Module):
 
     @property
     def memories(self) -> list[Memory]:
-        """What carries something from step to step; its states stand side by side."""
+        """Modules with a state across steps; their states are concatenated."""
         delay = None if self.channel is None else self.channel.delay
         return [part for part in (self.memory, delay) if part is not None]
 
     def _part(self, context: Context, part: int) -> Context:
-        """Returns a context with the state of the memory (0), or of the channel (1), alone."""
+        """Returns a context with the state of the memory (0) or of the channel (1) alone."""
         sizes = [memory.state_size for memory in self.memories]
         if len(sizes) < 2 or context.state is None:
             return context
@@ -149,19 +149,19 @@ def channels_of(network: nn.Module) -> list[Channel]:
 
 
 class AgentNetwork(nn.Module):
-    """Runs an input, a body and a head one after the other.
+    """Runs an input module, a body and a head in sequence.
 
     Args:
-        features (nn.Module): returns what the body reads, and the mask.
+        features (nn.Module): returns the body's features and the mask.
         network (nn.Module): the body, see :mod:`torchrl_marl.modules.bodies`.
-        head (nn.Module, optional): what follows the body.
-        pick (nn.Module, optional): takes some of the body's outputs before the head.
-        links (Tensor, optional): ``[N, N]``, which agents may hear each other, for the body.
+        head (nn.Module, optional): last layer, after the body.
+        pick (nn.Module, optional): selects outputs of the body before the head.
+        links (Tensor, optional): ``[N, N]``, True for agents that may hear each other.
 
     Attributes:
-        reads (tuple of str): leaves of the group that it reads behind observations and mask:
+        reads (tuple of str): leaves of the group that it reads after observations and mask:
             ``links``, ``is_init`` and the state, ``channel``.
-        writes (tuple of str): leaves that it gives behind the outputs: the state after the step,
+        writes (tuple of str): leaves that it returns after the outputs: the state after the step,
             ``channel``, ``gate_logits``.
     """
 
@@ -195,7 +195,7 @@ class AgentNetwork(nn.Module):
         self.register_buffer("links", links, persistent=False)
 
     def forward(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """Runs them."""
+        """Runs input, body and head."""
         n = len(inputs) - len(self.reads)
         given = dict(zip(self.reads, inputs[n:]))
         features, mask = self.features(*inputs[:n])
@@ -215,16 +215,16 @@ class AgentNetwork(nn.Module):
 
         return in_bfloat16(self.network)
 
-    def heard(self, *inputs: Tensor) -> Tensor:
-        """Returns who heard whom, ``[*B, N, N]``: True where the agent of a row heard that of a
-        column."""
+    def used_links(self, *inputs: Tensor) -> Tensor:
+        """Returns the links that were used, ``[*B, N, N]``: True where the agent of a row heard
+        that of a column."""
         n = len(inputs) - len(self.reads)
         seen = inputs[:n]
         agents = cast(AgentInput, self.features)
         mask = seen[-1] if agents.masked else torch.ones_like(agents.rows(*seen)[..., 0]).bool()
         channel = cast(TeamNetwork, self.network).channel
         assert channel is not None
-        return channel.heard(mask, self._context(dict(zip(self.reads, inputs[n:])), seen))
+        return channel.used_links(mask, self._context(dict(zip(self.reads, inputs[n:])), seen))
 
     def _context(self, given: Mapping[str, Tensor], seen: Sequence[Tensor]) -> Context:
         links, position = self.links, None
@@ -243,6 +243,6 @@ class AgentNetwork(nn.Module):
 
 
 def places_of(config: CommunicationConfig) -> list[int]:
-    """Returns the columns of an observation that say where an agent is, where that matters."""
+    """Returns the observation columns of an agent's position, where distances are needed."""
     needed = config.kind == "graph" or config.links in ("radius", "nearest")
     return config.position if needed else []

@@ -21,27 +21,26 @@ __all__ = ["ObservationNorm", "ValueNorm"]
 
 
 class ValueNorm(torchrl.modules.PopArtValueNorm):
-    r"""Running mean and variance of returns, with a mask and one update a batch.
+    r"""Running mean and variance of returns, with a mask and one update per batch.
 
-    A critic that ends in :meth:`denormalize` works in normalized returns while its output is
-    in reward units; a loss divides by :meth:`scale`. Statistics are debiased exponential
-    averages of each batch's mean and mean square.
+    A critic that ends in :meth:`denormalize` works in normalized returns while its output is in
+    reward units; a loss divides by :meth:`scale`. Statistics are debiased exponential averages of
+    each batch's mean and mean square.
 
     Args:
-        decay (float): weight of what was; near 1 remembers long, 0.99 is usual for one update
-            a batch.
+        decay (float): decay of the average per batch; 0.99 is usual with one update per batch.
         epsilon (float): smallest variance.
         membership (Tensor, optional): 1 where an agent belongs to a group; each group then has
-            statistics of its own.
-        device (torch.device, optional): of the statistics.
+            separate statistics.
+        device (torch.device, optional): device of the statistics.
 
     Shapes:
         - value_target: ``[*B, N, 1]``; mask: ``[*B, N]`` or ``[*B, N, 1]``
         - membership: ``[N, G]``
 
     Reference: Yu et al., 2022, https://arxiv.org/abs/2103.01955 (value normalization).
-    Differs from TorchRL's: masked, identity before the first update, updated by the learner
-    once a batch and not in each forward.
+    Differs from TorchRL's: it has a mask, is the identity before the first update, and is updated
+    by the learner once per batch, not in each forward.
 
     Examples:
         >>> norm = ValueNorm()
@@ -65,7 +64,7 @@ class ValueNorm(torchrl.modules.PopArtValueNorm):
 
     @torch.no_grad()
     def update(self, value_target: Tensor, mask: Tensor | None = None) -> None:
-        """Takes in one batch of returns; nothing changes for a group in which nobody is alive."""
+        """Updates the statistics by a batch; groups without a living agent stay unchanged."""
         mean, variance = self.per_group.moments(value_target, mask)
         weight = (1.0 - self.beta) * (1.0 if mask is None else self.per_group.any(mask))
         for statistic, value in (
@@ -77,7 +76,7 @@ class ValueNorm(torchrl.modules.PopArtValueNorm):
 
     @torch.no_grad()
     def shift(self, by: Tensor) -> None:
-        """Moves the mean, and leaves the variance; nothing changes before the first update.
+        """Shifts the mean and keeps the variance; nothing changes before the first update.
 
         Shapes:
             - by: ``[G]``, or a number
@@ -103,16 +102,15 @@ class ValueNorm(torchrl.modules.PopArtValueNorm):
 class ObservationNorm(nn.Module):
     """Running mean and variance of observations; the forward standardizes and clips.
 
-    The learner updates it once a batch, after its epochs: within a batch, actors and critics
-    see the same statistics as when it was collected.
+    The learner updates it once per batch, after its epochs. Within a batch, actors and critics use
+    the statistics of the rollout.
 
     Args:
         in_features (int): size F of an observation.
-        clip (float): largest standardized value.
+        clip (float): largest absolute standardized value.
         epsilon (float): added to the variance.
-        kinds (sequence of int): which kind each agent is of; each kind then has statistics of
-            its own.
-        device (torch.device, optional): of the statistics.
+        kinds (sequence of int): kind of each agent; each kind then has separate statistics.
+        device (torch.device, optional): device of the statistics.
 
     Shapes:
         - observation: ``[*B, N, F]``; mask: ``[*B, N]``
@@ -149,7 +147,7 @@ class ObservationNorm(nn.Module):
         self.register_buffer("membership", of_kinds, persistent=False)
         kind_of = None if of_kinds is None else of_kinds.argmax(-1)
         self.register_buffer("kind_of", kind_of, persistent=False)
-        # Whole numbers: a boolean index would wait for the device.
+        # Integers: indexing by a boolean mask would wait for the device.
         for k in range(n_kinds if n_kinds > 1 else 0):
             members = torch.tensor([i for i, kind in enumerate(kinds) if kind == k], device=device)
             self.register_buffer(f"members_{k}", members, persistent=False)
@@ -159,7 +157,7 @@ class ObservationNorm(nn.Module):
 
     @torch.no_grad()
     def update(self, observation: Tensor, mask: Tensor | None = None) -> None:
-        """Takes in one batch, by the parallel form of the running variance."""
+        """Updates the statistics by a batch, by the parallel form of the running variance."""
         rows = observation.flatten(0, -3) if observation.ndim > 2 else observation.unsqueeze(0)
         if self.membership is not None and rows.shape[1] != self.membership.shape[0]:
             raise ValueError(
@@ -192,7 +190,7 @@ class ObservationNorm(nn.Module):
         count.add_(n)
 
     def forward(self, observation: Tensor) -> Tensor:
-        """Standardizes."""
+        """Standardizes and clips observations."""
         mean, variance = self.mean.to(observation.dtype), self.variance.to(observation.dtype)
         if self.membership is not None:
             mean, variance = mean[self.kind_of], variance[self.kind_of]

@@ -1,4 +1,4 @@
-"""Policies of several players, of which each env plays one."""
+"""Policies of several players, with one player per environment."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ __all__ = ["Blocks", "Players", "act_by_row", "check_shapes", "dispatch", "store
 
 
 class Blocks(NamedTuple):
-    """Where rows lie in blocks of one member each, from :func:`dispatch`."""
+    """Layout of rows in blocks of one member each, from :func:`dispatch`."""
 
     place: Tensor
-    """Where each row lies, ``[M]``."""
+    """Position of each row, ``[M]``."""
     member: Tensor
-    """Whose each block is, ``[G]``."""
+    """Member of each block, ``[G]``."""
     size: int
     """Rows B of a block."""
 
     def gather(self, rows: Tensor) -> Tensor:
-        """Puts rows into their blocks, zeros where none is: ``[M, ...]`` to ``[G, B, ...]``."""
+        """Gathers rows into blocks, padded with zeros: ``[M, ...]`` to ``[G, B, ...]``."""
         blocks = rows.new_zeros(len(self.member) * self.size, *rows.shape[1:])
         return blocks.index_copy(0, self.place, rows).unflatten(0, (-1, self.size))
 
     def scatter(self, blocks: Tensor) -> Tensor:
-        """Takes rows out of their blocks again: ``[G, B, ...]`` to ``[M, ...]``."""
+        """Scatters blocks back to rows: ``[G, B, ...]`` to ``[M, ...]``."""
         return blocks.flatten(0, 1).index_select(0, self.place)
 
 
 def dispatch(who: Tensor, n_members: int, block: int) -> Blocks:
-    """Sorts rows by member, each member's in blocks of their own.
+    """Sorts rows by member into blocks of one member each.
 
-    Shapes do not depend on who has how many rows, and nothing waits for the device, so that a
-    graph may hold it: there are ``M // B + K`` blocks, of which the last ones may be empty.
+    Shapes do not depend on the number of rows per member, and nothing waits for the device, so
+    that a graph can capture it. There are ``M // B + K`` blocks, of which the last may be empty.
 
     Args:
-        who (Tensor): whose each row is, integers.
+        who (Tensor): member of each row, integers.
         n_members (int): number K of members.
-        block (int): rows of a block.
+        block (int): rows B per block.
 
     Shapes:
         - who: ``[M]``
@@ -77,31 +77,31 @@ def dispatch(who: Tensor, n_members: int, block: int) -> Blocks:
 
 
 class Players(TensorDictModuleBase):
-    """S stored copies of an actor; who acts in an env is data.
+    """S stored copies of an actor, one of which acts in each environment, chosen by data.
 
     All act in one batched forward, in which rows are sorted into blocks of one player each. Copies
-    are written in place, so that a graph that was recorded with others serves them, too.
+    are written in place, so that a recorded graph stays valid.
 
     Args:
         actor (GroupActor or JoinedActor): from :func:`~torchrl_marl.modules.make_actor`, or of
             several groups as one; every slot begins as a copy of it.
         n_slots (int): number S of players.
-        block (int): rows of a block.
+        block (int): rows per block.
 
     Attributes:
-        group (GroupSpec): for whom they act.
+        group (GroupSpec): group that the players act for.
 
     Shapes:
         - ``(group, "player")``: ``[E]``, integers from 0 to S - 1; the rest as the actor's
 
     Keys:
-        - reads: what the actor reads, and ``(group, "player")``
-        - writes: what the actor writes
+        - reads: the actor's keys, and ``(group, "player")``
+        - writes: the actor's keys
 
     Raises:
-        SpecError: another policy than an actor, no slots, or a step that does not say who plays.
+        SpecError: a policy that is no actor, no slots, or data without players.
 
-    Reduces to: the actor, where every slot is a copy of it.
+    Reduces to: the actor, if every slot is a copy of it.
 
     Examples:
         >>> from tensordict import TensorDict
@@ -128,7 +128,7 @@ class Players(TensorDictModuleBase):
         if n_slots < 1 or block < 1:
             raise SpecError(f"n_slots is {n_slots} and block {block}, expected 1 or more of each.")
         self.group, self.n_slots, self.block = actor.group, n_slots, block
-        # Hidden from parameters(): what is stored is not trained.
+        # Hidden from parameters(): the copies are not trained.
         self._actor = (copy.deepcopy(actor).requires_grad_(False),)
         self._names = list(tensors_of(actor))
         for i, value in enumerate(tensors_of(actor).values()):
@@ -142,7 +142,7 @@ class Players(TensorDictModuleBase):
         """Writes a copy of an actor into a slot: parameters and statistics.
 
         Raises:
-            SpecError: no such slot, or other parameters than those of the slots.
+            SpecError: no such slot, or parameters that differ from the slots'.
         """
         self.load(slot, tensors_of(actor))
 
@@ -155,7 +155,7 @@ class Players(TensorDictModuleBase):
         """Writes parameters and statistics into a slot.
 
         Raises:
-            SpecError: no such slot, or others than those of the slots.
+            SpecError: no such slot, or tensors that differ from the slots'.
         """
         if not 0 <= slot < self.n_slots:
             raise SpecError(
@@ -169,17 +169,17 @@ class Players(TensorDictModuleBase):
             own[name][slot].copy_(value)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Acts."""
+        """Acts in every environment by its player."""
         who = tensordict.get(self.player_key, None)
         if who is None:
             raise SpecError(
-                f"group {self.group.name!r}: the step does not say who plays, expected "
+                f"group {self.group.name!r}: the data have no players, expected "
                 f"{self.player_key!r}."
             )
         return self.act(tensordict, who.reshape(*tensordict.shape, -1)[..., 0])
 
     def act(self, tensordict: TensorDictBase, who: Tensor) -> TensorDictBase:
-        """Acts, each row as the player that ``who``, ``[E]``, says."""
+        """Acts in each row by the player given in ``who``, ``[E]``."""
         return act_by_row(self._actor[0], self._stored(), who, tensordict, block=self.block)
 
     def _stored(self) -> dict[str, Tensor]:
@@ -194,14 +194,14 @@ def act_by_row(
     *,
     block: int = 32,
 ) -> TensorDictBase:
-    """Acts in every row with the parameters of whom it belongs to, in one batched forward.
+    """Acts in every row with the parameters of its member, in one batched forward.
 
     Args:
-        actor (GroupActor or JoinedActor): what all are copies of.
-        tensors (mapping): name -> parameters and statistics of K of them, from :func:`stored`.
-        who (Tensor): whose each row is, integers.
-        tensordict (TensorDictBase): what the actor reads; its actions are written there.
-        block (int): rows of a block, see :func:`~torchrl_marl.modules.players.dispatch`.
+        actor (GroupActor or JoinedActor): actor of the members' structure.
+        tensors (mapping): name -> parameters and statistics of K members, from :func:`stored`.
+        who (Tensor): member of each row, integers.
+        tensordict (TensorDictBase): inputs of the actor; actions are written there.
+        block (int): rows per block, see :func:`~torchrl_marl.modules.players.dispatch`.
 
     Shapes:
         - tensors: ``[K, ...]``; who: ``[*B]``; tensordict: ``[*B]``
@@ -235,7 +235,7 @@ def act_by_row(
 
 
 def stored(actors: Sequence[GroupActor]) -> dict[str, Tensor]:
-    """Returns parameters and statistics of actors of one structure, side by side.
+    """Returns the stacked parameters and statistics of actors of one structure.
 
     Shapes:
         - each: ``[K, ...]``
@@ -269,7 +269,7 @@ def tensors_of(actor: TensorDictModuleBase) -> dict[str, Tensor]:
 
 
 def _steps_of(actor: GroupActor) -> list[TensorDictModule]:
-    """Returns the modules of an actor one after the other, without nesting; the first has the
+    """Returns the modules of an actor in sequence, without nesting; the first has the
     parameters."""
     found: list[Any] = []
     for step in actor.module:

@@ -1,4 +1,4 @@
-"""How precisely networks compute: float32, TF32 or bfloat16."""
+"""Numerical precision of networks: float32, TF32 or bfloat16."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["in_bfloat16", "matmul_in_tf32", "set_precision"]
 
 
 def set_precision(network: nn.Module, precision: str) -> None:
-    """Sets how precisely the networks inside an actor or critic compute, wherever it is called.
+    """Sets the precision of the networks inside an actor or critic, for every call.
 
     Args:
         network (nn.Module): from ``make_actor`` or ``make_critic``.
@@ -25,10 +25,10 @@ def set_precision(network: nn.Module, precision: str) -> None:
 
 
 def in_bfloat16(body: nn.Module) -> Callable[..., tuple[Tensor, Any]]:
-    """Returns a body that computes in bfloat16; its outputs are as wide as its features.
+    """Returns a body that computes in bfloat16; its outputs have the dtype of its features.
 
     Args:
-        body (nn.Module): takes features and others, returns outputs and a state.
+        body (nn.Module): maps features and further inputs to outputs and a state.
 
     Examples:
         >>> from torchrl_marl.modules.bodies import Feedforward
@@ -37,7 +37,7 @@ def in_bfloat16(body: nn.Module) -> Callable[..., tuple[Tensor, Any]]:
     """
 
     def run(features: Tensor, *others: Any) -> tuple[Tensor, Any]:
-        # Without a cache: a weight's copy would outlive the step that changes the weight.
+        # Without a cache: a weight's copy would outlive the update of the weight.
         with torch.autocast(features.device.type, torch.bfloat16, cache_enabled=False):
             output, state = body(features, *others)
             return output.to(features.dtype), state
@@ -47,7 +47,7 @@ def in_bfloat16(body: nn.Module) -> Callable[..., tuple[Tensor, Any]]:
 
 @contextlib.contextmanager
 def matmul_in_tf32() -> Iterator[None]:
-    """Computes matrix products on a GPU in TF32, for a while."""
+    """Computes matrix products on a GPU in TF32, within a context."""
     settings = torch.backends.cuda.matmul
     before = settings.fp32_precision
     settings.fp32_precision = "tf32"

@@ -1,4 +1,4 @@
-"""Actors that take the best action: deterministic ones, and those of Q values."""
+"""Actors without sampling: deterministic policies, and greedy ones of Q-values."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ __all__ = ["DeterministicActor", "make_deterministic_actor", "make_q_actor"]
 
 
 class DeterministicActor(ActsForGroup, TensorDictSequential):
-    """An actor that draws nothing; it takes dense (padded) data, and lazily stacked ones.
+    """Deterministic actor, for dense (padded) and lazily stacked data.
 
     Args:
-        group (GroupSpec): whose.
-        network (TensorDictModule): writes ``(group, "loc")``, or values of actions.
-        squash (TensorDictModule): makes actions of them.
+        group (GroupSpec): group of the agents.
+        network (TensorDictModule): writes ``(group, "loc")``, or action values.
+        squash (TensorDictModule): maps them to actions.
     """
 
     def __init__(
@@ -54,11 +54,11 @@ def make_deterministic_actor(
     observation_norm: ObservationNorm | None = None,
     device: Device = None,
 ) -> TensorDictModuleBase:
-    """Builds a policy that acts by a function of what is seen, as MADDPG trains it.
+    """Builds a deterministic policy, as MADDPG trains it.
 
-    Bounded continuous actions are squashed by tanh onto their bounds, unbounded ones are what the
-    network says. Discrete ones are drawn from a categorical, as :func:`make_actor`'s: the likeliest
-    where actions are not to be drawn.
+    Bounded continuous actions are squashed by tanh to their bounds; unbounded ones are the
+    network's outputs. Discrete ones are sampled from a categorical, as in :func:`make_actor`;
+    without sampling, the likeliest is taken.
 
     Args:
         group, config, observation_norm, device: as in :func:`make_actor`.
@@ -69,14 +69,14 @@ def make_deterministic_actor(
 
     Keys:
         - reads: ``group.observation_keys``, ``group.mask_key``, ``group.action_mask_key``
-        - writes: ``group.action_key``, and ``(group, "loc")``, what is squashed, or ``(group,
+        - writes: ``group.action_key``, and ``(group, "loc")``, before squashing, or ``(group,
           "logits")``
         - with ``config.memory`` as :func:`make_actor`
 
     Reference: Lowe et al., 2017, https://arxiv.org/abs/1706.02275.
 
     Raises:
-        ValueError: an action spec that is neither.
+        ValueError: an action spec without a known distribution.
 
     Examples:
         >>> from torchrl.data import Bounded, Unbounded
@@ -109,14 +109,14 @@ def make_deterministic_actor(
 
 
 class Squash(nn.Module):
-    """Brings outputs into the bounds of a group's actions; where there are none, as they are.
+    """Squashes outputs to the bounds of a group's actions; unbounded actions stay unchanged.
 
     Shapes:
         - loc: ``[*B, N, A]``; returns the same, 0 at padding
     """
 
     middle: Tensor | None
-    half_range: Tensor  # where there is a middle
+    half_range: Tensor  # of bounded actions
     own: Tensor | None
 
     def __init__(self, group: GroupSpec, device: Device = None) -> None:
@@ -126,7 +126,7 @@ class Squash(nn.Module):
         register_constants(self, device, middle=middle, half_range=half, own=own)
 
     def forward(self, loc: Tensor) -> Tensor:
-        """Squashes."""
+        """Squashes the outputs."""
         action = loc if self.middle is None else self.middle + self.half_range * loc.tanh()
         return action if self.own is None else torch.where(self.own, action, 0.0)
 
@@ -139,22 +139,22 @@ def make_q_actor(
     observation_norm: ObservationNorm | None = None,
     device: Device = None,
 ) -> DeterministicActor:
-    r"""Builds a policy that does what has the highest value, as Q-learning trains it.
+    r"""Builds a greedy policy of Q-values, as Q-learning trains it.
 
-    Illegal actions are never chosen, whatever their value; an agent without any legal action (it
-    waits or is dead) chooses of all. :class:`Explore` behind it makes some actions random. With
+    Illegal actions are never chosen, whatever their value. An agent without a legal action (it
+    waits or is dead) chooses from all. :class:`Explore` after it makes some actions random. With
     ``dueling``
 
     .. math:: Q(o, a) = V(o) + A(o, a) - \mathrm{mean}_{a'} A(o, a')
 
     Args:
-        group (GroupSpec): whose actions, which are discrete; also several groups as one.
+        group (GroupSpec): group with discrete actions, or several groups as one.
         config, observation_norm, device: as in :func:`make_actor`.
-        dueling (bool): values have an output for what they have in common.
+        dueling (bool): whether values are split into state value and advantages.
 
     Shapes:
         - observation: ``[*B, N, O]``; mask: ``[*B, N]``; action_mask: ``[*B, N, n_actions]``
-        - action_value: ``[*B, N, n_actions]``, of illegal actions, too; chosen_action_value:
+        - action_value: ``[*B, N, n_actions]``, also of illegal actions; chosen_action_value:
           ``[*B, N, 1]``; action: ``[*B, N]`` or one-hot ``[*B, N, n_actions]``
 
     Keys:
@@ -182,7 +182,7 @@ def make_q_actor(
     """
     if not group.discrete:
         raise ConfigError(
-            f"group {group.name!r}: its actions are continuous, expected discrete ones for values "
+            f"group {group.name!r}: its actions are continuous, expected discrete ones for a value "
             "of each; use maddpg or mappo, or an environment with discrete actions."
         )
     head = Dueling(group, device) if dueling else None
@@ -197,7 +197,7 @@ def make_q_actor(
 
 
 class Dueling(nn.Module):
-    """Makes values of what all actions have in common and of what each has before the others.
+    """Combines a state value and advantages into action values.
 
     Shapes:
         - outputs: ``[*B, N, 1 + n_actions]``; returns ``[*B, N, n_actions]``
@@ -210,7 +210,7 @@ class Dueling(nn.Module):
         register_constants(self, device, own=group.action_padding)
 
     def forward(self, outputs: Tensor) -> Tensor:
-        """Adds them; padding counts in no mean."""
+        """Combines them; padding does not count in the mean."""
         common, advantage = outputs[..., :1], outputs[..., 1:]
         if self.own is None:
             return common + advantage - advantage.mean(-1, keepdim=True)
@@ -234,7 +234,7 @@ class Greedy(nn.Module):
         self.dtype = group.padded_spec["action"].dtype
 
     def forward(self, value: Tensor, action_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Chooses."""
+        """Chooses an action."""
         legal = value if self.legal is None else self.legal(value, action_mask)
         best = legal.argmax(-1, keepdim=True)
         chosen = value.gather(-1, best)

@@ -1,7 +1,7 @@
-"""Bodies and ways of sharing, by the words that choose them in the settings. Imports no torch.
+"""Registry of bodies and ways of sharing, by their name in the settings. Imports no torch.
 
-A new one is a maker and one line: below, or by :func:`register_body` and
-:func:`register_sharing` for one's own.
+A new one is a builder and one line below. External ones are added by :func:`register_body` and
+:func:`register_sharing`.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ Maker = Callable[..., Any] | str
 
 @dataclass(frozen=True)
 class Body:
-    """A body of actors and critics: what it is, and what builds it.
+    """A body of actors and critics: description and builder.
 
     Args:
         meaning (str): one line of help.
         network (callable, or ``"module:name"``): builds one agent's network, as
-            :func:`~torchrl_marl.modules.bodies.make_mlp` does; ``sharing`` says which agents have
-            the same one.
+            :func:`~torchrl_marl.modules.bodies.make_mlp` does; ``sharing`` decides which agents
+            share it.
         body (callable, or ``"module:name"``): builds a network over all agents at once, which may
-            let them hear each other: ``body(group, out_features, config, *, gain, device)``
-            returns a module of the signature that :mod:`~torchrl_marl.modules.bodies` states.
+            let them communicate. ``body(group, out_features, config, *, gain, device)`` returns a
+            module of the signature stated in :mod:`~torchrl_marl.modules.bodies`.
     """
 
     meaning: str
@@ -48,25 +48,25 @@ class Body:
 
     @property
     def make_network(self) -> Callable[..., Any] | None:
-        """The maker of one agent's network; None for a body over all agents."""
+        """The builder of one agent's network; None for a body over all agents."""
         return _loaded(self.network)
 
     @property
     def make_body(self) -> Callable[..., Any] | None:
-        """The maker of a body over all agents; None for networks of single agents."""
+        """The builder of a body over all agents; None for networks of single agents."""
         return _loaded(self.body)
 
 
 @dataclass(frozen=True)
 class Sharing:
-    """A way in which agents share networks: what it is, and what builds them.
+    """A way in which agents share networks: description and builder.
 
     Args:
         meaning (str): one line of help.
         way (callable, or ``"module:name"``): takes a
             :class:`~torchrl_marl.modules.sharing.builder.NetworkBuilder` and returns the networks
             of all agents as one module.
-        needs_index (bool): it reads ``sharing_index``.
+        needs_index (bool): whether it reads ``sharing_index``.
     """
 
     meaning: str
@@ -88,16 +88,16 @@ T = TypeVar("T", Body, Sharing)
 
 
 class Meanings(Registry[T]):
-    """Registry of what has a meaning in one line: bodies, and ways of sharing."""
+    """Registry of entries with a one-line description: bodies and ways of sharing."""
 
     def of(self, word: str) -> T:
-        """Returns what a known word stands for."""
+        """Returns the entry of a known name."""
         found = self.find(word)
         assert found is not None
         return found
 
     def words(self) -> dict[str, str]:
-        """Returns each word and what it means.
+        """Returns the description of each name.
 
         Examples:
             >>> SHARINGS.words()["none"]
@@ -109,39 +109,39 @@ class Meanings(Registry[T]):
 _KNOWN_BODIES = {
     "mlp": Body("a multi-layer perceptron", network=f"{_BODIES}:make_mlp"),
     "cnn": Body(
-        "convolutions over pictures, then a multi-layer perceptron", network=f"{_BODIES}:make_cnn"
+        "convolutions over images, then a multi-layer perceptron", network=f"{_BODIES}:make_cnn"
     ),
 }
 BODIES = Meanings("body", Body, None, _KNOWN_BODIES)
-"""Every body that there is."""
+"""All bodies."""
 
 _KNOWN_SHARINGS = {
     "none": Sharing("a network for each agent", f"{_WAYS}:none"),
     "full": Sharing("one network for all agents", f"{_WAYS}:full"),
     "group": Sharing("a network for each group and kind", f"{_WAYS}:group"),
-    "trunk": Sharing("hidden layers for all agents, a last layer for each", f"{_WAYS}:trunk"),
+    "trunk": Sharing("shared hidden layers, a last layer for each agent", f"{_WAYS}:trunk"),
     "agent_id": Sharing(
-        "one network for all agents, which also reads who the agent is", f"{_WAYS}:agent_id"
+        "one network for all agents, which also reads the agent's id", f"{_WAYS}:agent_id"
     ),
     "masks": Sharing(
-        "one network for all, of which each agent has its own hidden units (SNP)", f"{_WAYS}:masks"
+        "one network for all agents, with a pruning mask for each (SNP)", f"{_WAYS}:masks"
     ),
     "clusters": Sharing(
-        "a network for all agents that behave alike, found before training (SePS)",
+        "a network for each cluster of agents, found before training (SePS)",
         f"{_WAYS}:index",
         needs_index=True,
     ),
     "index": Sharing("as sharing_index says", f"{_WAYS}:index", needs_index=True),
 }
 SHARINGS = Meanings("sharing", Sharing, None, _KNOWN_SHARINGS)
-"""Every way of sharing that there is."""
+"""All ways of sharing."""
 
 
 def body_of(config: Any) -> Body:
     """Returns the body that a network's settings name.
 
     Raises:
-        ConfigError: an unknown word.
+        ConfigError: an unknown name.
     """
     body = BODIES.find(config.body)
     if body is None:
@@ -155,14 +155,14 @@ def body_of(config: Any) -> Body:
 def register_body(
     word: str, meaning: str, *, network: Maker | None = None, body: Maker | None = None
 ) -> None:
-    """Adds a body of one's own, which ``actor.body`` and ``critic.body`` then know.
+    """Registers an external body for ``actor.body`` and ``critic.body``.
 
     Args:
         word (str): its name in the settings.
-        meaning, network, body: of :class:`Body`; either a network or a body.
+        meaning, network, body: as in :class:`Body`; either a network or a body.
 
     Raises:
-        ConfigError: both makers or none, or a word that means something else already.
+        ConfigError: both builders or none, or a name that is taken.
     """
     if (network is None) == (body is None):
         raise ConfigError(
@@ -173,14 +173,14 @@ def register_body(
 
 
 def register_sharing(word: str, meaning: str, way: Maker, *, needs_index: bool = False) -> None:
-    """Adds a way of sharing of one's own, which ``actor.sharing`` and ``critic.sharing`` then know.
+    """Registers an external way of sharing for ``actor.sharing`` and ``critic.sharing``.
 
     Args:
         word (str): its name in the settings.
-        meaning, way, needs_index: of :class:`Sharing`.
+        meaning, way, needs_index: as in :class:`Sharing`.
 
     Raises:
-        ConfigError: a word that means something else already.
+        ConfigError: a name that is taken.
     """
     SHARINGS.add(word, Sharing(meaning, way, needs_index))
 

@@ -1,4 +1,4 @@
-"""The size of networks, checked before they are built."""
+"""Memory check of networks, before they are built."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torchrl_marl.specs import GroupSpec
 
 __all__ = ["check_size"]
 
-_NUMBERS = 4  # of float32 for a weight: itself, its gradient and two moments of Adam
+_NUMBERS = 4  # float32 numbers per weight: the weight, its gradient, two moments of Adam
 
 
 def check_size(what: str, group: GroupSpec, config: NetworkConfig, device: Device) -> None:
@@ -21,12 +21,12 @@ def check_size(what: str, group: GroupSpec, config: NetworkConfig, device: Devic
 
     Args:
         what (str): ``"actor"`` or ``"critic"``.
-        group (GroupSpec): whose.
+        group (GroupSpec): group of the networks.
         config (NetworkConfig): widths and sharing.
-        device (torch.device, optional): of their parameters.
+        device (torch.device, optional): device of the parameters.
 
     Raises:
-        ConfigError: naming the bytes that training takes for them and those that there are.
+        ConfigError: naming the bytes that training needs and the bytes available.
     """
     networks = {"none": group.n_agents, "index": len(set(config.sharing_index or [0]))}
     widths = [group.observation_dim, *config.num_cells, 1]

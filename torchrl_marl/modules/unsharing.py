@@ -1,4 +1,4 @@
-"""Un-sharing in the middle of training: every agent's parameters to itself.
+"""Un-sharing during training: each agent gets separate parameters.
 
 Shapes: N agents.
 """
@@ -23,12 +23,12 @@ __all__ = ["Origin", "carry_state", "unshare", "unshare_memory"]
 
 @dataclass(frozen=True)
 class Origin:
-    """Where the rows of an un-shared parameter were before.
+    """Rows of the shared parameter from which an un-shared one was copied.
 
     Args:
-        name (str): the shared network's parameter.
-        rows (tuple of int): its row for each row of the new one.
-        stacked (bool): it has rows; otherwise it is itself the row of all.
+        name (str): name of the shared parameter.
+        rows (tuple of int): row of the shared parameter for each row of the new one.
+        stacked (bool): whether the shared parameter has rows; otherwise every row copies it whole.
     """
 
     name: str
@@ -50,18 +50,18 @@ class Origin:
 def unshare(
     network: nn.Module, n_agents: int | None = None
 ) -> tuple[nn.Sequential, dict[str, Origin]]:
-    """Returns a network in which each agent has its own parameters, and their origins.
+    """Returns a network with separate parameters for each agent, and their origins.
 
-    Outputs stay equal. A trunk is copied for each agent; a network that reads who the agent is
-    still does, an agent's copy with it; an agent keeps its mask. Nothing of the given network is
-    changed. An optimizer goes on where it was by :func:`carry_state`.
+    Outputs stay equal. A trunk is copied for each agent. A network that reads the agent's id still
+    does; an agent keeps its mask. The given network is not changed. :func:`carry_state` copies the
+    optimizer's state.
 
     Args:
-        network (nn.Module): from ``make_shared_mlp``; or any module that all agents share.
+        network (nn.Module): from ``make_shared_mlp``, or any module that all agents share.
         n_agents (int, optional): number N of agents, needed for the latter.
 
     Raises:
-        TypeError: any module, without a number of agents.
+        TypeError: a module without a number of agents.
 
     Examples:
         >>> from torchrl_marl.modules.config import NetworkConfig
@@ -83,7 +83,7 @@ def unshare(
             found = _origins(step, own)
             steps.append(own)
         else:
-            # What is no stack has a row for each agent already.
+            # Modules that are no stacks have a row for each agent already.
             found = {n: Origin(n, tuple(range(len(p)))) for n, p in step.named_parameters()}
             steps.append(copy.deepcopy(step))
         for name, origin in found.items():
@@ -92,7 +92,7 @@ def unshare(
 
 
 def unshare_memory(memory: Memory, n_agents: int) -> tuple[Memory, dict[str, Origin]]:
-    """Returns a memory in which each agent has its own parameters, and their origins.
+    """Returns a memory with separate parameters for each agent, and their origins.
 
     Outputs and states stay equal.
 
@@ -122,8 +122,10 @@ def _unshare_module(
     module: nn.Module, n_agents: int | None
 ) -> tuple[nn.Sequential, dict[str, Origin]]:
     if n_agents is None:
-        raise TypeError(f"how many agents share the {type(module).__name__}? Pass n_agents.")
-    # Layers in a row run as one batched call if they are nothing more.
+        raise TypeError(
+            f"the number of agents of a {type(module).__name__} is unknown; pass n_agents."
+        )
+    # Consecutive layers without other modules run as one batched call.
     module = nn.Sequential(*module) if isinstance(module, Feedforward) else module
     own = stack([copy.deepcopy(module) for _ in range(n_agents)], pad=True)
     names = _names(own)
@@ -165,17 +167,16 @@ def _names(network: nn.Module) -> dict[int, str]:
 def carry_state(
     state: Mapping[str, Mapping[str, Any]], origins: Mapping[str, Origin]
 ) -> dict[str, dict[str, Any]]:
-    """Returns an optimizer's state of a shared network as that of the un-shared one.
+    """Returns the optimizer state of a shared network as that of the un-shared one.
 
-    Each agent's copy goes on with the moments of what it was copied from, and so moves at first
-    as that would have moved from this agent's gradient.
+    Each agent's copy keeps the moments of its origin.
 
     Args:
         state (mapping): parameter's name -> ``optimizer.state[parameter]``.
         origins (mapping): from :func:`unshare`.
 
     Returns:
-        New parameter's name -> its state; parameters without a state have none.
+        New parameter's name -> its state, for parameters that have one.
 
     Examples:
         >>> from torch.optim import Adam

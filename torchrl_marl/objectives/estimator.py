@@ -1,4 +1,4 @@
-"""The value estimator: a critic and :func:`~torchrl_marl.functional.gae`, with the life cycle.
+"""Value estimator of a team: a critic and :func:`~torchrl_marl.functional.gae`, with masks.
 
 Shapes: B any batch dims, T time, N agents.
 """
@@ -25,9 +25,9 @@ from torchrl_marl.objectives.flags import (
     alive_in,
     blank_masked_inputs,
     bootstraps_in,
+    learning_mask,
     own_reward,
     share,
-    who_learns,
     with_flags,
 )
 from torchrl_marl.runtime.ranks import current
@@ -35,37 +35,34 @@ from torchrl_marl.specs import GroupSpec
 
 __all__ = ["TeamGAE", "estimator_keys", "policy_ratio", "transition_complete"]
 
-# Where no more than this part of a target is earned, and all else bootstrapped, no shift of the
-# values brings them and their targets together.
+# If at most this part of a target is earned, and all else bootstrapped, no shift of the values
+# brings them and their targets together.
 _LEAST_EARNED = 1e-5
 
 
 class TeamGAE(MultiAgentGAE):
-    """Advantages and value targets of one group, whose agents may die or wait.
+    """Advantages and value targets of one group of agents that may die or wait.
 
-    Where agents act in turns or at their own pace, ``bootstrap="agent"`` gives each the credit
-    of its own play: a transition runs from its own turn to its next own turn, or to its end; all
-    that it earns between belongs to it, and only own turns are discounted. A transition that is
-    still open when the batch ends (the next turn is not there yet, so there is no observation to
-    bootstrap from) is not learned from: its advantage is 0, and it is left out of the loss mask;
-    the turn before bootstraps from it, as from any state.
+    With ``bootstrap="agent"``, for agents that act in turns or at their own pace, each agent has
+    credit for its own play. A transition runs from an agent's turn to its next turn, or to its end.
+    It earns all rewards between, and only turns are discounted. A transition that is still open
+    when the batch ends has no next observation to bootstrap from. Its advantage is 0, and it is
+    left out of the loss mask; the turn before bootstraps from it, as from any state.
 
     Args:
-        gamma (float): discount.
-        lmbda (float): weight of longer returns.
+        gamma (float): discount factor.
+        lmbda (float): lambda of the estimator.
         value_network (TensorDictModule): the critic.
         group (GroupSpec, optional): sets every key; without it, set them with ``set_keys``.
-        bootstrap ("team" or "agent"): ``team`` takes the root's flags: a dead agent still earns
-            what the living of its group earn on average, and its state is worth what theirs is;
-            who is not born yet counts nowhere, and where some do not learn, means are over those
-            who do. ``agent`` takes each agent's own flags, and steps in which it does not act are
-            transparent.
-        value_norm (ValueNorm, optional): takes in the value targets of every batch that is
+        bootstrap ("team" or "agent"): ``team`` takes the root's done flags. A dead agent then earns
+            the mean reward of the living agents of its group, and has the mean of their values. An
+            unborn agent does not count. If some agents do not learn, means are over those that do.
+            ``agent`` takes each agent's done flags, and skips steps in which it does not act.
+        value_norm (ValueNorm, optional): is updated by the value targets of every batch that is
             estimated in training mode.
-        centering (bool): shift all values of a batch that is estimated in training mode, and the
-            mean of the value norm with them, by the one number after which the batch's returns
-            have the mean that its values have.
-        **kwargs: of :class:`torchrl.objectives.value.MultiAgentGAE`.
+        centering (bool): in training mode, shifts all values of a batch, and the mean of the value
+            norm, by one number, after which values and returns have the same mean.
+        **kwargs: arguments of :class:`torchrl.objectives.value.MultiAgentGAE`.
 
     Shapes:
         - reward: ``[*B, T, N, 1]``, or the team's ``[*B, T, 1]``
@@ -73,23 +70,24 @@ class TeamGAE(MultiAgentGAE):
         - advantage, value_target, state_value: ``[*B, T, N, 1]``
 
     Keys:
-        - reads: what the critic reads, here and under ``"next"``; ``("next", reward)``,
-          ``("next", done)``, ``("next", terminated)``; the mask, and the flags of
-          :mod:`torchrl_marl.objectives.flags`, which it else finds in the batch alone
-        - writes: advantage, value_target and value, all under the group (it may be stacked lazily)
-          and, for ``agent``, ``loss_mask`` beside the mask: the own turns to learn from; for both
-          where ``(group, "learns")`` says for whom the policy that learns has acted
-        - of a critic with memory it reads ``(group, "critic_hidden")`` of the first step, zeros
-          without, and writes that of every step, and those that follow under ``"next"``
+        - reads: the critic's keys, here and under ``"next"``; ``("next", reward)``,
+          ``("next", done)``, ``("next", terminated)``; the mask; the flags of
+          :mod:`torchrl_marl.objectives.flags`, which are computed from the batch if missing
+        - writes: advantage, value_target and value, all under the group (it may be lazily stacked).
+          ``loss_mask`` beside the mask marks the steps to learn from, for ``agent`` or if
+          ``(group, "learns")`` marks the agents of the learning policy
+        - of a critic with memory it reads ``(group, "critic_hidden")`` of the first step (default:
+          0), and writes it for every step, with the next one under ``"next"``
 
-    Reference: Schulman et al., 2016, https://arxiv.org/abs/1506.02438. Centering: where values are
-    bootstrapped far ahead, most of them is one number that all states share, the reward of a step
-    over (1 - gamma), which each batch approaches only by a step (Naik et al., 2024,
-    https://arxiv.org/abs/2405.09999, take it out of the rewards). Targets are linear in the values,
-    so here it is found at once; where nothing ends and gamma is 1 there is none, and no shift.
+    Reference: Schulman et al., 2016, https://arxiv.org/abs/1506.02438. Centering: with a long
+    horizon, most of a value is one number that all states share: the reward per step over
+    (1 - gamma). Each batch moves values towards it only by a step (Naik et al., 2024,
+    https://arxiv.org/abs/2405.09999, subtract it from the rewards). Targets are linear in the
+    values, so that it can be found at once. If no episode ends and gamma is 1, there is no such
+    number, and no shift.
 
-    Reduces to: without masks, TorchRL's ``MultiAgentGAE``; for ``agent``, GAE of each agent's
-    sequence of own turns alone. Centering changes nothing where the values' mean is the returns'.
+    Reduces to: TorchRL's ``MultiAgentGAE`` without masks; for ``agent``, GAE of each agent's
+    sequence of turns. Centering changes nothing if values and returns have the same mean.
     """
 
     def __init__(
@@ -112,7 +110,7 @@ class TeamGAE(MultiAgentGAE):
         if bootstrap not in ("team", "agent"):
             raise ValueError(f"bootstrap is {bootstrap!r}, expected 'team' or 'agent'.")
         device = next((p.device for p in value_network.parameters()), None)
-        # Without a device its numbers are on the CPU, where no CUDA graph may read them.
+        # Without a device its tensors are on the CPU, where no CUDA graph may read them.
         kwargs = {"device": device, **kwargs}
         super().__init__(gamma=gamma, lmbda=lmbda, value_network=value_network, **kwargs)
         self._discount: tuple[float | Tensor, float | Tensor] = (float(gamma), float(lmbda))
@@ -120,13 +118,13 @@ class TeamGAE(MultiAgentGAE):
         self.mask_key: NestedKey | None = None if group is None else group.mask_key
         self.remembers = has_cells(value_network)
         self.per_group = PerGroup(None if group is None else group.membership, device)
-        # Held in a tuple: the norm is a part of the critic, not of the estimator.
+        # In a tuple: the norm is a part of the critic, not of the estimator.
         self._value_norm = (value_norm,)
         if group is not None:
             self.set_keys(**estimator_keys(group, bootstrap))
 
     def set_discount(self, gamma: float | Tensor, lmbda: float | Tensor) -> None:
-        """Sets discount and weight of longer returns; each agent's own where ``[N, 1]``."""
+        """Sets discount and lambda; ``[N, 1]`` for a value per agent."""
         self._discount = gamma, lmbda
 
     def forward(
@@ -159,19 +157,19 @@ class TeamGAE(MultiAgentGAE):
             )
             own_rewards = data.get(("next", keys.reward)).ndim == value.ndim
             centering = self.centering and self.training
-            # By these the part of a shift of all values that reaches the targets is found.
+            # From these follows the part of a shift of all values that reaches the targets.
             one = next_one = torch.ones_like(value) if centering else value
             open_reward = torch.zeros_like(value) if centering else reward
             turns, learned = mask if self.bootstrap == "agent" else None, mask
             if mask is not None and turns is None:
                 alive, seen = self._alive(data), following.get(self.mask_key)
-                learning = partial(self._learning, data)  # opponents count for nobody
+                learning = partial(self._learning, data)  # opponents do not count
                 valued = self._best_valued(learning(mask), learning(alive))
                 value = share(value, alive, valued, self.per_group)
                 then = seen | (alive & self._living(following))
                 next_valued = self._best_valued(learning(seen), learning(then))
                 next_value = share(next_value, then, next_valued, self.per_group)
-                if centering:  # where nobody is left there is nothing to shift
+                if centering:  # without such steps there is nothing to shift
                     one = share(one, alive, valued, self.per_group)
                     next_one = share(next_one, then, next_valued, self.per_group)
                 if own_rewards:
@@ -183,13 +181,13 @@ class TeamGAE(MultiAgentGAE):
                 learned = turns & complete.squeeze(-1)
                 if own_rewards and self.group is not None:
                     reward = own_reward(self.group, data, reward)
-                # What is open is worth what it was thought to be.
+                # An open transition keeps its estimated value.
                 reward = torch.where(complete, reward, value)
                 if centering:
                     open_reward = (~complete).to(value.dtype)
                 done, terminated = done | ~complete, terminated | ~complete
             if self.group is not None:
-                own = who_learns(data, self.group, learned)
+                own = learning_mask(data, self.group, learned)
                 if own is not learned or turns is not None:
                     tensordict.set(self.group.key("loss_mask"), own)
                 learned = own
@@ -209,7 +207,7 @@ class TeamGAE(MultiAgentGAE):
     def _estimator(
         self, data: TensorDictBase, learned: Tensor | None, turns: Tensor | None
     ) -> Callable[..., tuple[Tensor, Tensor]]:
-        """Returns what makes advantage and value target of rewards, values and ends."""
+        """Returns a function from rewards, values and flags to advantages and value targets."""
         gamma, lmbda = self._discount
         return partial(gae, gamma=gamma, lmbda=lmbda, mask=turns)
 
@@ -217,9 +215,9 @@ class TeamGAE(MultiAgentGAE):
         """Returns the shift of all values after which values and targets have the same mean.
 
         Args:
-            gap (Tensor): the targets less the values.
-            earned (Tensor): the part of a shift of all values that the targets do not follow.
-            learned (Tensor, optional): whose values count.
+            gap (Tensor): targets minus values.
+            earned (Tensor): part of a shift of all values that the targets do not follow.
+            learned (Tensor, optional): mask of the values that count.
 
         Shapes:
             - gap, earned: ``[*B, N, 1]``; learned: ``[*B, N]``; returns ``[]``, or ``[G]``
@@ -253,10 +251,10 @@ class TeamGAE(MultiAgentGAE):
         following: TensorDictBase,
         params: TensorDictBase | None,
     ) -> TensorDictBase:
-        """Runs a critic with memory over the steps; returns what follows each, with its state.
+        """Runs a critic with memory over the steps; returns the next steps with their state.
 
-        Writes the values and the state before each step, and the last one under ``"next"``. What
-        follows is then valued by one step more, also where an episode is cut off.
+        Writes the values and the state before each step, and the last one under ``"next"``. The
+        next step is valued by one step more, also where an episode is truncated.
         """
         network, keys = self.value_network, self.tensor_keys
         [key] = [k for k in network.in_keys if k[-1] == "critic_hidden"]
@@ -278,7 +276,7 @@ class TeamGAE(MultiAgentGAE):
         return following.copy().set(key, after)
 
     def _next(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Returns the next step as the critic should see it."""
+        """Returns the next step in the form that the critic reads."""
         following = tensordict.get("next")
         if self.mask_key is None or self.group is None:
             return following
@@ -286,18 +284,18 @@ class TeamGAE(MultiAgentGAE):
         return following.set(self.mask_key, bootstraps_in(self.group, tensordict))
 
     def _alive(self, tensordict: TensorDictBase) -> Tensor:
-        """Returns who is born and alive."""
+        """Returns the mask of born and living agents."""
         alive = None if self.group is None else alive_in(self.group, tensordict)
         return tensordict.get(self.mask_key) if alive is None else alive
 
     def _living(self, following: TensorDictBase) -> Tensor:
-        """Returns who lives on when the next step begins."""
+        """Returns the mask of agents that are alive after the step."""
         living = None if self.group is None else self.group.living(following)
         return following.get(self.mask_key) if living is None else living
 
     def _learning(self, data: TensorDictBase, agents: Tensor) -> Tensor:
-        """Returns those of the agents for whom the policy that learns has acted."""
-        learning = None if self.group is None else who_learns(data, self.group, agents)
+        """Returns the given agents that the learning policy controls."""
+        learning = None if self.group is None else learning_mask(data, self.group, agents)
         return agents if learning is None else learning
 
     @staticmethod
@@ -313,7 +311,7 @@ class TeamGAE(MultiAgentGAE):
         return signal.expand_as(value)
 
     def _best_valued(self, seen: Tensor, alive: Tensor) -> Tensor:
-        """Returns whom a critic sees, or all alive of a group of which it sees nobody."""
+        """Returns the agents that the critic sees; if none of a group, all its living agents."""
         some = self._sum_of_own_group(seen.to(torch.get_default_dtype())) > 0
         return torch.where(some, seen, alive)
 
@@ -324,7 +322,7 @@ class TeamGAE(MultiAgentGAE):
     def _update_value_norm(
         self, value_target: Tensor, value: Tensor, mask: Tensor | None, shift: Tensor | None
     ) -> Tensor:
-        """Updates the value norm; the value is then what the critic says with the new one."""
+        """Updates the value norm; returns the critic's value with the new statistics."""
         norm = self._value_norm[0]
         if norm is None or not self.training:
             return value
@@ -333,7 +331,7 @@ class TeamGAE(MultiAgentGAE):
             if shift is not None:
                 norm.shift(shift)
             norm.update(value_target, mask)
-        else:  # TorchRL's take no mask
+        else:  # TorchRL's norms take no mask
             norm.update(value_target if mask is None else value_target[mask])
         return norm.denormalize(normalized)
 
@@ -343,11 +341,11 @@ def transition_complete(done: Tensor, terminated: Tensor, seen: Tensor) -> Tenso
 
     Args:
         done, terminated (Tensor): bool, as :func:`~torchrl_marl.functional.gae` takes them.
-        seen (Tensor): bool, what follows the step can be bootstrapped from: the agent's turn is
-            next, or it was cut off.
+        seen (Tensor): bool, True if the agent can be bootstrapped after the step: its turn is next,
+            or it was truncated.
 
     Shapes:
-        - all, and what is returned: ``[*B, T, N, 1]``
+        - all arguments and the result: ``[*B, T, N, 1]``
 
     Examples:
         >>> never = torch.zeros(4, 1, 1, dtype=torch.bool)
@@ -385,19 +383,19 @@ def policy_ratio(
     sample_log_prob: NestedKey,
     valid: Tensor | None = None,
 ) -> tuple[torch.distributions.Distribution, Tensor, Tensor]:
-    """Returns a policy's distribution, log-probability, and log-ratio to the one that acted.
+    """Returns a policy's distribution, log-probabilities, and log importance ratios.
 
     Args:
         actor (ProbabilisticTensorDictSequential): the policy.
-        tensordict (TensorDictBase): what it reads, nothing in masked slots.
-        action, sample_log_prob (NestedKey): of what was done, and how likely that was.
-        valid (Tensor, optional): bool, of :func:`valid_actions`.
+        tensordict (TensorDictBase): its inputs, with zeros in masked slots.
+        action, sample_log_prob (NestedKey): actions, and their log-probability when sampled.
+        valid (Tensor, optional): bool, from :func:`valid_actions`.
 
     Shapes:
         - log-probability: ``[*B, N]``; log-ratio: ``[*B, N, 1]``
 
     Raises:
-        KeyError: nobody wrote how likely the actions were.
+        KeyError: missing log-probabilities of the actions.
         ValueError: log-probabilities of different shapes.
     """
     previous = tensordict.get(sample_log_prob, None)
@@ -417,13 +415,13 @@ def policy_ratio(
 
 
 def _missing(key: NestedKey, tensordict: TensorDictBase) -> str:
-    """Returns that a log-probability is missing, and under which key the batch has one."""
+    """Returns an error message for a missing log-probability, with similar keys of the batch."""
     keys = tensordict.keys(True, True)
     leaves = {found: found if isinstance(found, str) else found[-1] for found in keys}
     near = [found for found, leaf in leaves.items() if leaf.endswith("log_prob")]
     if not near:
         return f"the batch has no {key!r}; let the actor write it."
     return (
-        f"the batch has no {key!r}, but {near[0]!r}; if that is it, use "
+        f"the batch has no {key!r}, but {near[0]!r}; if that is the log-probability, use "
         f"loss.set_keys(sample_log_prob={near[0]!r})."
     )

@@ -1,4 +1,4 @@
-"""Flags of a batch: who is alive and acts, what ends, who is bootstrapped; and masked slots."""
+"""Flags of a batch (living, acting, done, bootstrapped agents), and masked slots."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ __all__ = [
     "bootstraps_in",
     "flags_of",
     "learned_steps",
+    "learning_mask",
     "loss_mask",
     "loss_mask_key",
     "of_agents",
@@ -38,7 +39,6 @@ __all__ = [
     "team_mean",
     "team_reward",
     "valid_actions",
-    "who_learns",
     "with_flags",
 ]
 
@@ -46,41 +46,44 @@ __all__ = [
 def bootstrap_mask(
     alive: Tensor, next_mask: Tensor, truncated: Tensor, terminated: Tensor
 ) -> Tensor:
-    """Returns whose next observation is bootstrapped from: whose turn is next, or who was cut off.
+    """Returns the agents to bootstrap after a step: their turn is next, or they were truncated.
 
-    An agent cut off by a time limit, in its turn or not, has a last observation to bootstrap from.
+    A truncated agent has a last observation to bootstrap from, in its turn or not.
 
     Shapes:
-        - alive (when the step began), next_mask: ``[*B, N]``; returns ``[*B, N]``
+        - alive (before the step), next_mask: ``[*B, N]``; returns ``[*B, N]``
         - truncated, terminated: ``[*B, N, 1]``
     """
     return next_mask | (alive & (truncated & ~terminated).squeeze(-1))
 
 
 def loss_mask(tensordict: TensorDictBase, mask_key: NestedKey) -> Tensor:
-    """Returns the steps to learn from: own turns whose outcome is in the batch; ``[*B, N]``.
+    """Returns the steps to learn from: turns with an outcome in the batch; ``[*B, N]``.
 
-    Those that an estimator of turns marked, or else all in which an agent acts.
+    These are the steps marked by an estimator of turns, or all in which an agent acts.
     """
     return tensordict.get(loss_mask_key(mask_key), tensordict.get(mask_key))
 
 
 def learned_steps(tensordict: TensorDictBase, group: GroupSpec) -> Tensor | None:
-    """Returns the steps of a group to learn from, ``[*B, N]``; None where it is all.
+    """Returns the steps of a group to learn from, ``[*B, N]``; None for all.
 
-    As :func:`loss_mask`, also where no agent of the group ever dies or waits.
+    As :func:`loss_mask`, also for groups whose agents never die or wait.
     """
     acts = None if group.mask_key is None else tensordict.get(group.mask_key)
     return tensordict.get(group.key("loss_mask"), acts)
 
 
-def who_learns(tensordict: TensorDictBase, group: GroupSpec, acts: Tensor | None) -> Tensor | None:
-    """Returns the steps of ``acts`` in which the policy that learns has acted.
+def learning_mask(
+    tensordict: TensorDictBase, group: GroupSpec, acts: Tensor | None
+) -> Tensor | None:
+    """Returns the steps of ``acts`` in which the learning policy acted.
 
     Args:
-        tensordict (TensorDictBase): with ``(group, "learns")`` where others act for some agents.
+        tensordict (TensorDictBase): with ``(group, "learns")`` if other policies control some
+            agents.
         group (GroupSpec): the group.
-        acts (Tensor, optional): all by default.
+        acts (Tensor, optional): mask of acting agents; default: all.
 
     Shapes:
         - acts, ``(group, "learns")``, returns: ``[*B, N]``
@@ -99,15 +102,15 @@ def loss_mask_key(mask_key: NestedKey) -> NestedKey:
 def blank_masked_inputs(
     inputs: TensorDictBase, mask_key: NestedKey | None, source: TensorDictBase
 ) -> TensorDictBase:
-    """Puts 0 into the masked slots of networks' inputs, where 0 times NaN would be NaN.
+    """Zeroes the masked slots of networks' inputs, since 0 times NaN would be NaN.
 
-    The agents' entries are those that stand beside their mask. The ``"state"`` is no agent's, and
-    stays as it is, whatever its shape; so does what agents remember: who waits keeps it.
+    The agents' entries are those beside their mask. The ``"state"`` belongs to no agent and stays
+    unchanged, whatever its shape. Hidden states stay too: a waiting agent keeps its own.
 
     Args:
-        inputs (TensorDictBase): a selection, changed in place.
-        mask_key (NestedKey, optional): of the mask ``[*B, N]`` in ``source``.
-        source (TensorDictBase): where the mask is.
+        inputs (TensorDictBase): selected inputs, changed in place.
+        mask_key (NestedKey, optional): key of the mask ``[*B, N]`` in ``source``.
+        source (TensorDictBase): data with the mask.
     """
     mask = None if mask_key is None else source.get(mask_key, None)
     if mask is None:
@@ -127,7 +130,7 @@ def blank_masked_inputs(
 
 
 def placeholder_action(group: GroupSpec) -> Tensor:
-    """Returns an action of which every distribution knows the log-probability."""
+    """Returns an action for which every distribution has a finite log-probability."""
     if group.one_hot:
         return F.one_hot(torch.tensor(0), group.n_actions)
     if group.discrete or group.action_bounds is None:
@@ -137,26 +140,26 @@ def placeholder_action(group: GroupSpec) -> Tensor:
 
 
 def valid_actions(group: GroupSpec | None) -> Tensor | None:
-    """Returns which numbers of a padded one-hot action are an agent's own; None where all are."""
+    """Returns the mask of each agent's actions in a padded one-hot action; None without padding."""
     if group is None or not group.one_hot:
-        return None  # padded distributions of numbers look at an agent's own actions themselves
+        return None  # padded distributions of numbers mask an agent's actions themselves
     return group.action_padding
 
 
 def blank_masked_actions(
     tensordict: TensorDictBase, key: NestedKey, acts: Tensor, placeholder: Tensor
 ) -> None:
-    """Puts an action of known log-probability where an agent does not act."""
+    """Puts an action of finite log-probability in slots of agents that do not act."""
     action = tensordict.get(key)
     chosen = expand_mask(acts, action)
     tensordict.set(key, torch.where(chosen, action, placeholder.to(action)))
 
 
 class Births:
-    """Which agents are born, through episodes that may span several batches.
+    """Tracks the agents that are born, through episodes that may span several batches.
 
-    An agent is born with its first own step: the first of its episode in which its mask is True.
-    Where agents move in turns, all are born with the episode, and so are those without masks.
+    An agent is born in its first own step: the first of an episode in which its mask is True.
+    In turn-based groups, and without masks, all agents are born with the episode.
 
     Args:
         groups (mapping of name to GroupSpec): the groups.
@@ -169,7 +172,7 @@ class Births:
     def update(self, batch: TensorDictBase) -> dict[str, Tensor]:
         """Returns the born agents in each step of a batch ``[*B, T]``: ``[*B, T, N]`` by group.
 
-        Groups of which all agents are born with the episode are left out.
+        Groups whose agents are all born with the episode are left out.
         """
         done = batch.get(("next", "done")).reshape(batch.shape).unsqueeze(-1)
         born = {}
@@ -182,7 +185,7 @@ class Births:
         return born
 
     def forget(self, envs: Tensor | None = None) -> None:
-        """Forgets the running episodes of some envs, bool ``[E]``, or of all."""
+        """Resets the running episodes of some environments, bool ``[E]``, or of all."""
         if envs is None:
             self._before = {}
             return
@@ -190,7 +193,7 @@ class Births:
             self._before[name] = born & ~envs.unsqueeze(-1)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Returns which agents are born in the running episodes."""
+        """Returns the born agents of the running episodes."""
         return {f"{name}/born": x for name, x in self._before.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -202,29 +205,29 @@ class Births:
 def begun(
     groups: Mapping[str, GroupSpec], step: TensorDictBase, before: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Returns which agents are born in a first episode, ``[*B, N]`` by group; see :class:`Births`.
+    """Returns the agents born in an episode's first step, ``[*B, N]`` by group (:class:`Births`).
 
     Args:
         groups (mapping of name to GroupSpec): the groups.
-        step (TensorDictBase): ``[*B]``.
-        before (mapping): the same of the step before; empty at the episode's begin.
+        step (TensorDictBase): a step, ``[*B]``.
+        before (mapping): result for the step before; empty at the beginning of the episode.
     """
     acting = {name: step.get(group.mask_key) for name, group in _waiting(groups).items()}
     return {name: acts | before[name] if before else acts for name, acts in acting.items()}
 
 
 def _waiting(groups: Mapping[str, GroupSpec]) -> dict[str, GroupSpec]:
-    """Returns the groups whose agents may be born late."""
+    """Returns the groups with agents that may be born late."""
     return {n: g for n, g in groups.items() if g.mask_key is not None and not g.in_turns}
 
 
 def _born(acts: Tensor, done: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns births in each step ``[*B, T, N]``, and in the running episode ``[*B, N]``.
+    """Returns the born agents in each step ``[*B, T, N]``, and in the running episode ``[*B, N]``.
 
     Args:
-        acts (Tensor): who acts, ``[*B, T, N]``.
+        acts (Tensor): acting agents, ``[*B, T, N]``.
         done (Tensor): whether the episode ends in the step, ``[*B, T, 1]``.
-        before (Tensor): who was born when the batch began, ``[*B, N]``.
+        before (Tensor): agents born before the batch, ``[*B, N]``.
     """
     steps = torch.arange(acts.shape[-2], device=acts.device).unsqueeze(-1)
     last_own = torch.where(acts, steps, -1).cummax(-2).values
@@ -240,7 +243,7 @@ TEAM_REWARD = ("team", "reward")
 
 
 class Flags(NamedTuple):
-    """Flags of a group's agents, ``[*B, N]`` each; None where all agents always live and act."""
+    """Flags of a group's agents, ``[*B, N]`` each; None if all agents always live and act."""
 
     alive: Tensor | None
     bootstraps: Tensor | None
@@ -250,10 +253,10 @@ def flags_of(group: GroupSpec, data: TensorDictBase, born: Tensor | None = None)
     """Computes the flags of a group.
 
     Args:
-        group (GroupSpec): whose agents.
-        data (TensorDictBase): ``[*B]``, steps with ``"next"``.
-        born (Tensor, optional): who is born, from :class:`~torchrl_marl.objectives.flags.Births`;
-            all, by default.
+        group (GroupSpec): group of the agents.
+        data (TensorDictBase): steps ``[*B]`` with ``"next"``.
+        born (Tensor, optional): born agents, from :class:`~torchrl_marl.objectives.flags.Births`;
+            default: all.
 
     Shapes:
         - born: ``[*B, N]``
@@ -267,31 +270,31 @@ def flags_of(group: GroupSpec, data: TensorDictBase, born: Tensor | None = None)
     seen = following.get(group.mask_key)
     truncated = None if group.truncated_key is None else following.get(group.truncated_key, None)
     if truncated is None:
-        return Flags(alive, seen)  # a stored step's mask is settled
+        return Flags(alive, seen)  # a stored mask is final
     ends = (of_agents(x, seen) for x in (truncated, following.get(group.terminated_key)))
     return Flags(alive, bootstrap_mask(seen if alive is None else alive, seen, *ends))
 
 
 def alive_in(group: GroupSpec, data: TensorDictBase) -> Tensor | None:
-    """Returns who is born and lives when a step begins, acting or waiting; None for all."""
+    """Returns the agents born and alive before a step, acting or waiting; None for all."""
     found = data.get((group.name, *ALIVE), None)
     return group.living(data) if found is None else found
 
 
 def bootstraps_in(group: GroupSpec, data: TensorDictBase) -> Tensor | None:
-    """Returns for whom what follows a step can be read, ``[*B, N]``; None for all."""
+    """Returns the agents with a readable next step, ``[*B, N]``; None for all."""
     found = data.get(("next", group.name, *BOOTSTRAPS), None)
     return flags_of(group, data).bootstraps if found is None else found
 
 
 def with_flags(group: GroupSpec, data: TensorDictBase) -> TensorDictBase:
-    """Returns a batch with the group's flags, computed from the batch alone where it has none.
+    """Returns a batch with the group's flags, computed from the batch alone if it has none.
 
-    An agent that waits before its first own step in the batch then counts as not yet born.
+    An agent that waits before its first own step in the batch then counts as unborn.
 
     Args:
-        group (GroupSpec): whose agents; dense.
-        data (TensorDictBase): ``[*B, T]``; stays as it is.
+        group (GroupSpec): group of the agents; dense.
+        data (TensorDictBase): batch ``[*B, T]``; it is not changed.
     """
     known = data.get((group.name, *ALIVE), None) is not None
     if known or group.mask_key is None or data.get(("next", "done"), None) is None:
@@ -305,13 +308,13 @@ def with_flags(group: GroupSpec, data: TensorDictBase) -> TensorDictBase:
 
 
 def of_agents(signal: Tensor, mask: Tensor) -> Tensor:
-    """Returns a signal for every agent, ``[*B, N, 1]``, of an agent's or the team's ``[*B, 1]``."""
+    """Returns a signal per agent, ``[*B, N, 1]``, from the agents' or the team's ``[*B, 1]``."""
     signal = signal.unsqueeze(-2) if signal.ndim == mask.ndim else signal
     return signal.expand(*mask.shape, 1)
 
 
 def team_mean(signal: Tensor, sources: Tensor, per_group: PerGroup) -> Tensor:
-    """Returns the mean over the sources of each agent's group; 0 where there are none.
+    """Returns the mean over the source agents of each agent's group; 0 if there are none.
 
     Shapes:
         - signal: ``[*B, N, 1]``; sources: ``[*B, N]``; returns ``[*B, N]``, or ``[*B, 1]``
@@ -324,13 +327,13 @@ def team_mean(signal: Tensor, sources: Tensor, per_group: PerGroup) -> Tensor:
 def share(
     signal: Tensor, own: Tensor | None, sources: Tensor | None, per_group: PerGroup
 ) -> Tensor:
-    """Gives the agents that have no signal of their own the mean of their group's sources.
+    """Gives agents without a signal the mean of their group's source agents.
 
     Args:
-        signal (Tensor): such as rewards or values.
-        own (Tensor, optional): who has one; all, by default.
-        sources (Tensor, optional): whose mean it is; those who have one, by default.
-        per_group (PerGroup): of the group.
+        signal (Tensor): signal, such as rewards or values.
+        own (Tensor, optional): mask of agents that have one; default: all.
+        sources (Tensor, optional): mask of agents in the mean; default: ``own``.
+        per_group (PerGroup): statistics per group.
 
     Shapes:
         - signal, returns: ``[*B, N, 1]``; own, sources: ``[*B, N]``
@@ -342,14 +345,14 @@ def share(
 
 
 def own_reward(group: GroupSpec, data: TensorDictBase, reward: Tensor) -> Tensor:
-    """Returns each agent's own reward, 0 before its birth and after its end.
+    """Returns each agent's reward, 0 before its birth and after its end.
 
-    Where a batch does not say whose life has ended, who does not act may wait, and is paid.
+    In a batch without life flags, an agent that does not act may be waiting, and is rewarded.
 
     Args:
-        group (GroupSpec): whose.
-        data (TensorDictBase): ``[*B]``.
-        reward (Tensor): what the environment gives.
+        group (GroupSpec): group of the agents.
+        data (TensorDictBase): steps ``[*B]``.
+        reward (Tensor): reward of the environment.
 
     Shapes:
         - reward, returns: ``[*B, N, 1]``
@@ -365,18 +368,18 @@ def team_reward(
 ) -> Tensor:
     """Returns the team's reward of each step, for every agent of the group.
 
-    It is the mean over the agents that are born and alive in the step, whether they act or wait;
-    where some do not learn, over those who do.
+    It is the mean over the agents born and alive in the step, acting or waiting. If some agents do
+    not learn, it is the mean over those that do.
 
     Args:
-        group (GroupSpec): whose.
-        data (TensorDictBase): ``[*B]``.
-        reward (Tensor): each agent's.
-        per_group (PerGroup): of the group.
+        group (GroupSpec): group of the agents.
+        data (TensorDictBase): steps ``[*B]``.
+        reward (Tensor): reward of each agent.
+        per_group (PerGroup): statistics per group.
 
     Shapes:
         - reward, returns: ``[*B, N, 1]``
     """
-    earns = who_learns(data, group, alive_in(group, data))
+    earns = learning_mask(data, group, alive_in(group, data))
     earns = torch.ones_like(reward.squeeze(-1), dtype=torch.bool) if earns is None else earns
     return team_mean(reward, earns, per_group).expand(reward.shape[:-1]).unsqueeze(-1)

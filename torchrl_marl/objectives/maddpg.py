@@ -1,4 +1,4 @@
-"""MADDPG, MATD3 and their independent forms: one loss; critics and noise make the difference.
+"""Loss of MADDPG, MATD3 and their independent forms, which differ by critics and noise.
 
 Shapes: B any batch dims, N agents, A action features, K critics.
 """
@@ -22,33 +22,33 @@ _NEAR = 0.98
 
 
 class MADDPGLoss(OffPolicyLoss):
-    r"""Deterministic policy gradient for a group whose agents may die or wait.
+    r"""Deterministic policy gradient for a group of agents that may die or wait.
 
     .. math::
         L_Q = \sum_k \big(Q_k(o, a) - r
             - \gamma (1 - \mathrm{terminated}) \min_k Q_k'(o', \mu'(o') + \epsilon)\big)^2,
         \qquad L_\mu = -Q_1(o, \mu(o)) + c \, \overline{z^2}
 
-    for every agent that acts, with :math:`\overline{z^2}` the mean of the squares of what the
-    actor squashes to the agent's action, or of its logits.
-    With a critic of all agents this is MADDPG, with a critic of each agent IDDPG; with two critics
-    and noise :math:`\epsilon` MATD3 or ITD3. Discrete actions are one-hot: drawn, with the
-    gradient passed straight through. For ends and masks see :class:`OffPolicyLoss`.
+    for every agent that acts. :math:`\overline{z^2}` is the mean square of the actor's outputs
+    before squashing, or of its logits. With a centralized critic this is MADDPG, with a critic per
+    agent IDDPG; with two critics and noise :math:`\epsilon` it is MATD3 or ITD3. Discrete actions
+    are sampled one-hot, with a straight-through gradient. For done flags and masks see
+    :class:`OffPolicyLoss`.
 
     Args:
-        actor_network (TensorDictModule): writes actions, from
-            :func:`~torchrl_marl.modules.make_deterministic_actor` or one's own.
-        qvalue_network (TensorDictModule): writes values ``[*B, N, K]`` of them, from
-            :func:`~torchrl_marl.modules.make_action_critic` or one's own.
+        actor_network (TensorDictModule): writes actions, such as
+            :func:`~torchrl_marl.modules.make_deterministic_actor`.
+        qvalue_network (TensorDictModule): writes their values ``[*B, N, K]``, such as
+            :func:`~torchrl_marl.modules.make_action_critic`.
 
     Keyword Args:
-        actor_gradient ("group", "agent" or "all", optional): which values an action is to raise:
-            the mean of the agent's group, its own, or all in one pass, which is right where no
-            critic sees the actions of another group. By default as ``bootstrap`` says.
-        policy_noise, noise_clip (float): noise on the target's next action and its limit, as
-            shares of half the range; 0 for none.
+        actor_gradient ("group", "agent" or "all", optional): values that an action maximizes: the
+            mean of the agent's group, the agent's value, or all in one pass. ``all`` is right if no
+            critic sees the actions of another group. Default: as ``bootstrap`` says.
+        policy_noise, noise_clip (float): standard deviation and limit of the noise on the target's
+            next action, relative to half the action range; 0 for none.
         saturation_coeff (float): weight c; recipes train with 0.001.
-        **kwargs: of :class:`OffPolicyLoss`: ``group``, ``bootstrap``, ``gamma``,
+        **kwargs: arguments of :class:`OffPolicyLoss`: ``group``, ``bootstrap``, ``gamma``,
             ``loss_function``, ``functional``.
 
     Shapes:
@@ -56,16 +56,16 @@ class MADDPGLoss(OffPolicyLoss):
         - every output: a scalar; for a joined group ``[G]``, one for each group in it
 
     Keys:
-        - reads: what the networks read, here and under ``"next"``; action, the next reward and
-          terminated, masks; discount and priority_weight, where there are such
+        - reads: the networks' keys, here and under ``"next"``; action, the next reward and
+          terminated, masks; discount and priority_weight, if present
         - writes: ``(group, "td_error")`` ``[*B, N, 1]``; returns ``loss_actor``, ``loss_value``,
           ``pred_value``, ``target_value``, ``saturation`` (the share of actions at their bounds)
 
     Reference: Lowe et al., 2017, https://arxiv.org/abs/1706.02275; Fujimoto et al., 2018,
-    https://arxiv.org/abs/1802.09477. Differs from the first: others act by their current policy in
-    the actor's loss, not as they did when the step was stored.
+    https://arxiv.org/abs/1802.09477. Differs from the first: in the actor's loss the other agents
+    act by their current policy, not by their stored actions.
 
-    Reduces to: TorchRL's ``DDPGLoss`` and ``TD3Loss`` for one agent that nobody masks.
+    Reduces to: TorchRL's ``DDPGLoss`` and ``TD3Loss`` for one agent that is never masked.
 
     Examples:
         >>> from tensordict import TensorDict
@@ -80,13 +80,13 @@ class MADDPGLoss(OffPolicyLoss):
         >>> then = seen | {"reward": torch.ones(5, 3, 1)}
         >>> ended = torch.ones(5, 1, dtype=torch.bool)
         >>> steps = TensorDict({"car": now, "next": {"car": then, "terminated": ended}}, [5])
-        >>> loss(steps)["target_value"]  # the reward, since nothing follows
+        >>> loss(steps)["target_value"]  # the reward, since the episode terminates
         tensor(1.)
     """
 
     out_keys = ["loss_actor", "loss_value", "pred_value", "target_value", "saturation"]
     low: Tensor | None
-    high: Tensor  # where there is a low
+    high: Tensor  # of bounded actions
     own: Tensor | None
 
     def __init__(
@@ -143,7 +143,7 @@ class MADDPGLoss(OffPolicyLoss):
         return self.values(data, detached=True)[..., :1]
 
     def _act(self, data: TensorDictBase, target: bool = False) -> tuple[Tensor, Tensor | None]:
-        """Returns actions, and what they were squashed or drawn from."""
+        """Returns actions, and the outputs or logits that they were made from."""
         with self.network("actor_network", target) as actor:
             inputs = self.inputs_of(actor, data, target)
             if self.group.discrete:

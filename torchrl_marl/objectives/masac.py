@@ -1,4 +1,4 @@
-"""MASAC and ISAC: soft actor-critic for a team; the critic makes the difference.
+"""Loss of MASAC and ISAC: soft actor-critic for a team, with a centralized or local critic.
 
 Shapes: B any batch dims, N agents, A action features or actions, K critics, G groups.
 """
@@ -21,11 +21,12 @@ __all__ = ["MASACLoss"]
 
 
 class Policy(NamedTuple):
-    """What a policy does: drawn actions, and how likely they, or all there are, were.
+    """Sampled actions of a policy, with log-probabilities of these or of all discrete actions.
 
     Shapes:
-        - action: ``[*B, N, A]``; log_prob: ``[*B, N, 1]``, or ``[*B, N, A]`` of all discrete ones
-        - prob: ``[*B, N, A]`` of discrete ones, else None; target_entropy: ``[*B, N, 1]`` or less
+        - action: ``[*B, N, A]``; log_prob: ``[*B, N, 1]``, or ``[*B, N, A]`` for discrete actions
+        - prob: ``[*B, N, A]`` for discrete actions, else None; target_entropy: ``[*B, N, 1]`` or
+          less
     """
 
     action: Tensor
@@ -39,7 +40,7 @@ class Policy(NamedTuple):
 
 
 class MASACLoss(OffPolicyLoss):
-    r"""Soft actor-critic for a group whose agents may die or wait.
+    r"""Soft actor-critic for a group of agents that may die or wait.
 
     .. math::
         L_Q = \sum_k \big(Q_k(o, a) - r
@@ -48,31 +49,31 @@ class MASACLoss(OffPolicyLoss):
         \qquad L_\pi = \alpha \log \pi(a_i | o_i) - \min_k Q_k(o, a),
         \qquad L_\alpha = -\log \alpha \, (\log \pi(a_i | o_i) + \bar H_i)
 
-    for every agent that acts, with :math:`a` and :math:`a'` drawn by the current policy. With a
-    critic of all agents this is MASAC, with a critic of each agent ISAC. Of discrete actions an
-    agent's own are not drawn: their mean is exact, while those of others are drawn anew, without
-    a gradient. Each group has a temperature :math:`\alpha` of its own, ``log_alpha``. For ends and
-    masks see :class:`OffPolicyLoss`.
+    for every agent that acts, with :math:`a` and :math:`a'` sampled by the current policy. With a
+    centralized critic this is MASAC, with a critic per agent ISAC. For discrete actions the mean
+    over the agent's actions is exact, while the other agents' actions are sampled, without a
+    gradient. Each group has a separate temperature :math:`\alpha`, ``log_alpha``. For done flags
+    and masks see :class:`OffPolicyLoss`.
 
     Args:
-        actor_network (ProbabilisticActor): from :func:`~torchrl_marl.modules.make_actor` or one's
-            own; it has no target.
-        qvalue_network (TensorDictModule): writes values ``[*B, N, K]`` of actions, from
-            :func:`~torchrl_marl.modules.make_action_critic` with ``n_critics=2`` or one's own.
-            Of discrete actions it reads one-hot floats, too.
+        actor_network (ProbabilisticActor): the policy, such as
+            :func:`~torchrl_marl.modules.make_actor`; it has no target network.
+        qvalue_network (TensorDictModule): writes values ``[*B, N, K]`` of actions, such as
+            :func:`~torchrl_marl.modules.make_action_critic` with ``n_critics=2``. It must also read
+            discrete actions as one-hot floats.
 
     Keyword Args:
-        actor_gradient ("group", "agent" or "all", optional): which values an action is to raise:
-            the mean of the agent's group, its own, or all in one pass, which is right where no
-            critic sees the actions of another group (discrete: of another agent). By default as
+        actor_gradient ("group", "agent" or "all", optional): values that an action maximizes: the
+            mean of the agent's group, the agent's value, or all in one pass. ``all`` is right if no
+            critic sees the actions of another group (discrete: of another agent). Default: as
             ``bootstrap`` says.
-        groups_apart (bool): no critic sees the actions of another group, so that discrete ones of
-            several groups are valued side by side, in fewer passes.
-        alpha_init (float): the first temperature.
-        target_entropy (float, optional): of an agent, for each of its own action features, scaled
-            to -1 to 1; by default -1. Of discrete actions as a share of that of a uniform choice
-            of the legal ones; by default 0.5.
-        **kwargs: of :class:`OffPolicyLoss`: ``group``, ``bootstrap``, ``gamma``,
+        groups_apart (bool): no critic sees the actions of another group. Discrete actions of
+            several groups are then valued in parallel, in fewer passes.
+        alpha_init (float): initial temperature.
+        target_entropy (float, optional): target entropy of an agent. Continuous: per action
+            feature, scaled to [-1, 1]; default: -1. Discrete: as a share of the entropy of a
+            uniform choice of legal actions; default: 0.5.
+        **kwargs: arguments of :class:`OffPolicyLoss`: ``group``, ``bootstrap``, ``gamma``,
             ``loss_function``, ``functional``.
 
     Shapes:
@@ -80,18 +81,18 @@ class MASACLoss(OffPolicyLoss):
         - every output: a scalar; for a joined group ``[G]``, one for each group in it
 
     Keys:
-        - reads: what the networks read, here and under ``"next"``; action, the next reward and
-          terminated, masks; discount and priority_weight, where there are such
+        - reads: the networks' keys, here and under ``"next"``; action, the next reward and
+          terminated, masks; discount and priority_weight, if present
         - writes: ``(group, "td_error")`` ``[*B, N, 1]``; returns ``loss_actor``, ``loss_value``,
           ``loss_alpha``, ``pred_value``, ``target_value``, ``alpha``, ``entropy``
 
     Raises:
-        ValueError: a word that ``actor_gradient`` does not have, or a temperature of 0 or less.
+        ValueError: an unknown ``actor_gradient``, or a temperature of 0 or less.
 
     Reference: Haarnoja et al., 2018, https://arxiv.org/abs/1812.05905; Christodoulou, 2019,
-    https://arxiv.org/abs/1910.07207, of discrete actions.
+    https://arxiv.org/abs/1910.07207 (discrete actions).
 
-    Reduces to: TorchRL's ``SACLoss`` and ``DiscreteSACLoss`` for one agent that nobody masks.
+    Reduces to: TorchRL's ``SACLoss`` and ``DiscreteSACLoss`` for one agent that is never masked.
 
     Examples:
         >>> from tensordict import TensorDict
@@ -106,7 +107,7 @@ class MASACLoss(OffPolicyLoss):
         >>> then = seen | {"reward": torch.ones(5, 3, 1)}
         >>> ended = torch.ones(5, 1, dtype=torch.bool)
         >>> steps = TensorDict({"car": now, "next": {"car": then, "terminated": ended}}, [5])
-        >>> loss(steps)["target_value"]  # the reward, since nothing follows
+        >>> loss(steps)["target_value"]  # the reward, since the episode terminates
         tensor(1.)
     """
 
@@ -149,7 +150,7 @@ class MASACLoss(OffPolicyLoss):
         return self.per_group.to_agents(self.log_alpha.detach().exp()).unsqueeze(-1)
 
     def next_value(self, following: TensorDictBase) -> Tensor:
-        """Returns the smallest target value of what is drawn next, and its entropy's worth."""
+        """Returns the smallest target value of the sampled next actions, with the entropy bonus."""
         policy = self._act(following)
 
         def values(data: TensorDictBase) -> Tensor:
@@ -162,7 +163,7 @@ class MASACLoss(OffPolicyLoss):
         return policy.mean(value - self.alpha * policy.log_prob)
 
     def actor_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
-        """Returns the actor's loss; and the temperature's, among metrics."""
+        """Returns the actor's loss; the temperature's loss is among the metrics."""
         dense = self.group.dense(tensordict)
         data = self.inputs(dense)
         with self.in_time():
@@ -201,13 +202,13 @@ class MASACLoss(OffPolicyLoss):
         return Policy(self._of_seen(action, data), log_prob, None, self.own_target)
 
     def _of_seen(self, action: Tensor, data: TensorDictBase) -> Tensor:
-        """Returns the actions with 0 of who does not act, as stored ones have it."""
+        """Returns the actions with 0 for agents that do not act, as stored actions have it."""
         mask = None if self.group.mask_key is None else data.get(self.group.mask_key)
         return action if mask is None else torch.where(mask.unsqueeze(-1), action, 0.0)
 
 
 def _scales(group: GroupSpec, target_entropy: float | None) -> tuple[Tensor, Tensor]:
-    """Returns each agent's target, and the log of how much wider its actions are than -1 to 1."""
+    """Returns each agent's target entropy, and the log of its action range relative to [-1, 1]."""
     if group.discrete:
         return torch.tensor(0.5 if target_entropy is None else target_entropy), torch.zeros(())
     each = -1.0 if target_entropy is None else target_entropy

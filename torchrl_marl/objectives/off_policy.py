@@ -1,4 +1,4 @@
-"""Losses of stored steps: n-step returns, targets and importance weights."""
+"""Base of off-policy losses: n-step returns, target networks and importance weights."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from torchrl_marl.objectives.flags import (
     alive_in,
     blank_masked_inputs,
     bootstraps_in,
+    learning_mask,
     of_agents,
     share,
     team_mean,
     team_reward,
-    who_learns,
     with_flags,
 )
 from torchrl_marl.specs import GroupSpec
@@ -47,44 +47,43 @@ def _as_tuple(key: NestedKey) -> tuple[str, ...]:
 
 
 class OffPolicyLoss(LossModule):
-    r"""An actor and critics of actions with target networks, for a group whose agents may die.
+    r"""Base loss of critics with target networks, for a group of agents that may die.
 
     .. math::
         L_Q = \sum_k \big(Q_k(o, a) - r - \gamma (1 - \mathrm{terminated}) V'(o')\big)^2
 
-    for every agent that acts. Of what follows, an agent that is not seen is worth, for
-    ``bootstrap="team"``, the mean of those of its group who are; for ``"agent"`` its own end
-    counts, and steps whose outcome is not known are not learned from. Nothing that stands in a
-    masked slot reaches a loss or a gradient.
+    for every agent that acts. With ``bootstrap="team"`` an agent without a next observation gets
+    the mean next value of the agents of its group that have one. With ``"agent"`` its own
+    termination counts, and steps without a known outcome are not learned from. Masked slots reach
+    no loss and no gradient.
 
-    Where the network that acts remembers, ``*B`` ends in time, and its first step's ``(group,
-    "hidden")`` counts, for the target as well, if it has no ``(group, "target_hidden")`` of its
-    own. What follows a step is then worth what one step more says, from the state behind it. Steps
-    that are not ``valid``, where there is such an entry, are not learned from.
+    With a recurrent acting network, the last dim of ``*B`` is time. The hidden state of the first
+    step, ``(group, "hidden")``, is read; the target reads it too unless there is a
+    ``(group, "target_hidden")``. The next step is then valued by one step more, from the state
+    after the step. If there is an entry ``valid``, other steps are not learned from.
 
-    Where values are mixed, a step is stored with the team's reward, under
-    ``("next", group, "team", "reward")``, else with each agent's; by ``bootstrap="team"`` that of
-    the dead is the team's.
+    With mixed values, the team's reward is stored, under ``("next", group, "team", "reward")``,
+    else each agent's. With ``bootstrap="team"`` dead agents get the team's reward.
 
-    A subclass says what follows is worth (``next_value``), what the actor learns (``actor_loss``),
-    and which networks have targets (``with_target``).
+    A subclass defines the next value (``next_value``), the actor's loss (``actor_loss``), and the
+    networks with targets (``with_target``).
 
     Args:
-        actor_network, qvalue_network (TensorDictModule): write actions, and their values; no
-            actor where the values themselves say what is done.
+        actor_network, qvalue_network (TensorDictModule): write actions and their values; without an
+            actor for greedy policies of Q-values.
         group (GroupSpec): sets every key.
-        bootstrap ("team" or "agent"): whose ends stop the return.
-        gamma (float): discount, where steps come without a ``discount`` of their own.
-        mixed (bool): values are mixed, so that a group has one: a step's reward is the team's, the
-            mean over those who are born and alive, and it is learned from where anyone acts.
-        loss_function (str): ``"l2"``, ``"l1"`` or ``"smooth_l1"``, of the critics.
-        functional (bool): hold the parameters and those of the targets apart from the networks, for
-            TorchRL's ``SoftUpdate``. False: the networks are used as they are, and
-            ``target_actor_network`` and ``target_qvalue_network`` are copies; ask for the gradient
-            of each loss by its own network's parameters only.
+        bootstrap ("team" or "agent"): done flag that cuts the return: the team's or each agent's.
+        gamma (float): discount factor, for data without a ``discount`` entry.
+        mixed (bool): whether values are mixed, so that a group has one. The reward is then the
+            team's, the mean over born and living agents, and a step counts if any agent acts.
+        loss_function (str): ``"l2"``, ``"l1"`` or ``"smooth_l1"``; loss of the critics.
+        functional (bool): keeps the parameters and those of the targets apart from the networks,
+            for TorchRL's ``SoftUpdate``. False: the networks are used directly, and
+            ``target_actor_network`` and ``target_qvalue_network`` are copies. Take the gradient of
+            each loss for the parameters of its network only.
 
     Raises:
-        ValueError: another ``bootstrap``, or ``"agent"`` where values are mixed.
+        ValueError: an unknown ``bootstrap``, or ``"agent"`` with mixed values.
 
     Examples:
         >>> from torchrl.data import Bounded, Unbounded
@@ -104,7 +103,7 @@ class OffPolicyLoss(LossModule):
         >>> then = seen | {"reward": torch.ones(5, 3, 1)}
         >>> ended = torch.zeros(5, 1, dtype=torch.bool)
         >>> steps = TensorDict({"car": now, "next": {"car": then, "terminated": ended}}, [5])
-        >>> loss(steps)["target_value"]  # the reward, since what follows is worth nothing
+        >>> loss(steps)["target_value"]  # the reward, since the next value is 0
         tensor(1.)
     """
 
@@ -154,8 +153,8 @@ class OffPolicyLoss(LossModule):
         self.acting = "qvalue_network" if actor_network is None else "actor_network"
         self.remembers = has_cells(acting)
         if actor_network is not None:
-            self.hold("actor_network", actor_network)
-        self.hold("qvalue_network", qvalue_network)
+            self.add_network("actor_network", actor_network)
+        self.add_network("qvalue_network", qvalue_network)
         keys = estimator_keys(group, bootstrap)
         self.set_keys(
             action=group.action_key,
@@ -166,8 +165,8 @@ class OffPolicyLoss(LossModule):
         )
         self.per_group = PerGroup(group.membership, next(qvalue_network.parameters()).device)
 
-    def hold(self, name: str, network: nn.Module) -> None:
-        """Takes a network, and makes its target, if it has one."""
+    def add_network(self, name: str, network: nn.Module) -> None:
+        """Registers a network and its target, if it has one."""
         follows = name in self.with_target
         if self.functional:
             self.convert_to_functional(network, name, create_target_params=follows)
@@ -178,22 +177,22 @@ class OffPolicyLoss(LossModule):
 
     @property
     def state_keys(self) -> dict[bool, NestedKey]:
-        """Where that is which the acting network remembers, and (True) its target."""
+        """Keys of the hidden state of the acting network, and (True) of its target."""
         own = {False: self.group.key("hidden")} if self.remembers else {}
         follows = own and self.acting in self.with_target
         return {**own, True: self.group.key("target_hidden")} if follows else own
 
     @property
     def followed(self) -> list[tuple[nn.Module, nn.Module]]:
-        """Networks and their targets, where parameters are not held apart."""
+        """Networks and their targets, if parameters are not kept apart."""
         held = [name for name in self.with_target if hasattr(self, f"target_{name}")]
         return [(getattr(self, name), getattr(self, f"target_{name}")) for name in held]
 
     def next_value(self, following: TensorDictBase) -> Tensor:
-        """Returns what the next step is worth to each agent, ``[*B, N, 1]``.
+        """Returns the value of the next step for each agent, ``[*B, N, 1]``.
 
         Args:
-            following (TensorDictBase): what networks read of it; may be written to.
+            following (TensorDictBase): networks' inputs of the next step; may be written to.
         """
         raise NotImplementedError
 
@@ -210,19 +209,19 @@ class OffPolicyLoss(LossModule):
 
     @property
     def functional(self) -> bool:
-        """Whether parameters are held apart from the networks."""
+        """True if parameters are kept apart from the networks."""
         return self._functional
 
     def make_value_estimator(self, value_type: Any = None, *, gamma: float = 0.99) -> None:
-        """Sets the discount; targets are of one step, or of as many as ``discount`` says."""
+        """Sets the discount; targets have one step, or as many as ``discount`` says."""
         self.gamma = gamma
 
     def _forward_value_estimator_keys(self, **kwargs: Any) -> None:
-        """Has no estimator apart."""
+        """Does nothing, since there is no separate estimator."""
 
     @property
     def in_keys(self) -> list[NestedKey]:
-        """What steps hold, as far as there are such."""
+        """Entries that the loss reads, if present."""
         keys = self.tensor_keys
         mask = [] if self.group.mask_key is None else [self.group.mask_key]
         seen = [key for key in dict.fromkeys([*self.read_keys, *mask]) if key != keys.action]
@@ -232,11 +231,11 @@ class OffPolicyLoss(LossModule):
 
     @property
     def read_keys(self) -> list[NestedKey]:
-        """What networks read."""
+        """Entries that the networks read."""
         return [*self.actor_network.in_keys, *self.qvalue_network.in_keys]
 
     def value_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
-        """Returns the critics' loss, and metrics; writes the errors."""
+        """Returns the critics' loss, and metrics; writes the TD errors."""
         keys, data = self.tensor_keys, self.group.dense(tensordict)
         with self.in_time():
             value = self.values(self.inputs(data))
@@ -258,26 +257,26 @@ class OffPolicyLoss(LossModule):
 
     @torch.no_grad()
     def target(self, data: TensorDictBase, everyone: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Returns what values should be, ``[*B, N, 1]``, and of whose steps that is known.
+        """Returns the value targets, ``[*B, N, 1]``, and the mask of steps with a known target.
 
         Args:
             data (TensorDictBase): steps, dense.
-            everyone (Tensor): any ``[*B, N]``.
+            everyone (Tensor): any tensor of shape ``[*B, N]``.
         """
         reward, next_value, terminated, learned = self.outcome(data, everyone)
         discount = data.get(self.tensor_keys.discount, None)
         discount = self.gamma if discount is None else of_agents(discount, everyone)
         target = reward + discount * torch.where(terminated, 0.0, next_value)
-        if learned is not None:  # what is not learned from may hold anything
+        if learned is not None:  # other steps may hold anything
             target = torch.where(learned.unsqueeze(-1), target, 0.0)
         return target, learned
 
     def outcome(
         self, data: TensorDictBase, everyone: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Returns reward, what follows is worth, and whether nothing does, each ``[*B, N, 1]``.
+        """Returns reward, next value and termination, each ``[*B, N, 1]``.
 
-        And whose steps are learned from, ``[*B, N]``; None for all.
+        The fourth result is the mask of steps to learn from, ``[*B, N]``; None for all.
         """
         keys, group = self.tensor_keys, self.group
         seen, following = bootstraps_in(group, data), data.get("next").copy()
@@ -291,7 +290,7 @@ class OffPolicyLoss(LossModule):
             next_value = self.next_value(self.inputs(following))
         learned = self.learned(data)
         if self.bootstrap == "team":
-            sources = who_learns(data, group, seen)
+            sources = learning_mask(data, group, seen)
             next_value = share(next_value, seen, sources, self.per_group)
         elif seen is not None and learned is not None:
             learned = learned & (terminated.squeeze(-1) | seen)
@@ -300,7 +299,7 @@ class OffPolicyLoss(LossModule):
     # ------------------------------------------------------------------------------- rewards
 
     def rewards(self, data: TensorDictBase, everyone: Tensor) -> Tensor:
-        """Returns each agent's reward, or the team's where values are mixed.
+        """Returns each agent's reward, or the team's for mixed values.
 
         Shapes:
             - everyone: any ``[*B, N]``; returns ``[*B, N, 1]``
@@ -314,13 +313,13 @@ class OffPolicyLoss(LossModule):
         return team_reward(self.group, data, reward, self.per_group)
 
     def settle_rewards(self, data: TensorDictBase) -> None:
-        """Writes what a step earns by ``bootstrap="team"``, before it is stored.
+        """Writes the rewards for ``bootstrap="team"``, before a step is stored.
 
-        Where values are mixed that is the team's reward; else the dead earn it, and the living
-        what they earn. Sums over several steps then have each step's own mean.
+        With mixed values every agent gets the team's reward; else only dead agents do. Sums over
+        several steps then have each step's mean.
 
         Args:
-            data (TensorDictBase): ``[E, T]``, the group dense.
+            data (TensorDictBase): steps ``[E, T]``, the group dense.
         """
         if self.bootstrap != "team" or not self._own_rewards:
             return
@@ -330,12 +329,12 @@ class OffPolicyLoss(LossModule):
             earned = team_reward(self.group, flagged, reward, self.per_group)
             data.set(self._team_reward_key, earned)
         elif alive is not None:
-            sources = who_learns(flagged, self.group, alive)
+            sources = learning_mask(flagged, self.group, alive)
             data.set(key, share(reward, alive, sources, self.per_group))
 
     @property
     def stored_keys(self) -> list[NestedKey]:
-        """What of a step is stored, once its rewards are settled."""
+        """Entries of a step to store, once its rewards are written."""
         keys = self.in_keys
         if not self.mixed or not self._own_rewards:
             return keys
@@ -345,13 +344,13 @@ class OffPolicyLoss(LossModule):
     def add_team_reward(
         self, leaves: dict[tuple[str, ...], Tensor], arrange: Any, restore: Any
     ) -> None:
-        """Adds the team's reward to rows that an older version stored, which have each agent's.
+        """Adds the team's reward to rows of an older version, which have only the agents' rewards.
 
-        It is then the mean over the agents that acted, or over all where nobody did.
+        It is then the mean over the agents that acted, or over all if none did.
 
         Args:
             leaves (dict): key -> rows; written to.
-            arrange, restore (callable): rows as stored to ``[*B, N, 1]`` of this group, and back.
+            arrange, restore (callable): map stored rows to ``[*B, N, 1]`` of this group, and back.
         """
         own = ("next", *self.group.key("reward"))
         if self._team_reward_key not in self.stored_keys or own not in leaves:
@@ -366,19 +365,19 @@ class OffPolicyLoss(LossModule):
 
     @property
     def _own_rewards(self) -> bool:
-        """Whether agents have rewards of their own, and not the team's one."""
+        """True if rewards are the agents', not the team's."""
         return self.tensor_keys.reward == self.group.key("reward")
 
     @property
     def _team_reward_key(self) -> tuple[str, ...]:
         return ("next", self.group.name, *TEAM_REWARD)
 
-    # ----------------------------------------------------------- who learns, and what is read
+    # ------------------------------------------------------------------------- masks and inputs
 
     def learned(self, data: TensorDictBase) -> Tensor | None:
-        """Returns whose steps are learned from, ``[*B, N]``; None for all.
+        """Returns the mask of steps to learn from, ``[*B, N]``; None for all.
 
-        Who acts, or where values are mixed whose group does.
+        These are the steps of acting agents; with mixed values, of groups in which any agent acts.
         """
         acts = self.acts(data)
         if acts is None or not self.mixed:
@@ -387,7 +386,7 @@ class OffPolicyLoss(LossModule):
         return self.to_agents(count).squeeze(-1) > 0
 
     def acts(self, data: TensorDictBase) -> Tensor | None:
-        """Returns who acts, ``[*B, N]``, in steps that are valid; None for all."""
+        """Returns the mask of acting agents, ``[*B, N]``, in valid steps; None for all."""
         mask = None if self.group.mask_key is None else data.get(self.group.mask_key)
         valid = data.get("valid", None) if self.remembers else None
         if valid is None:
@@ -397,22 +396,22 @@ class OffPolicyLoss(LossModule):
 
     @property
     def states(self) -> dict[str, int]:
-        """Leaf -> the numbers that the acting network remembers of an agent."""
+        """Leaf -> size of the hidden state of the acting network."""
         return {"hidden": state_size(getattr(self, self.acting))} if self.remembers else {}
 
     def in_time(self) -> contextlib.AbstractContextManager:
-        """Lets the network that acts read sequences, if it remembers, for a while."""
+        """Lets a recurrent acting network read sequences, within a context."""
         return set_recurrent_mode(True) if self.remembers else contextlib.nullcontext()
 
     @torch.no_grad()
     def recall(self, data: TensorDictBase) -> dict[NestedKey, Tensor]:
-        """Returns what the acting network, and its target, remember after each step.
+        """Returns the hidden states of the acting network and its target after each step.
 
         Args:
             data (TensorDictBase): windows of steps.
 
         Shapes:
-            - data: ``[*B, L]``; returns ``[*B, L, N, S]`` by key; nothing without memory
+            - data: ``[*B, L]``; returns ``[*B, L, N, S]`` by key; empty without memory
         """
         found: dict[NestedKey, Tensor] = {}
         inputs = self.inputs(self.group.dense(data)) if self.remembers else data
@@ -425,7 +424,7 @@ class OffPolicyLoss(LossModule):
     def inputs_of(
         self, network: Any, inputs: TensorDictBase, target: bool = False
     ) -> TensorDictBase:
-        """Returns what a network reads; a target goes on from a state of its own, if it has one."""
+        """Returns the inputs of a network; a target reads its own hidden state, if there is one."""
         own = inputs.select(*network.in_keys)
         state = inputs.get(self.state_keys[True], None) if target and self.remembers else None
         return own if state is None else own.set(self.state_keys[False], state)
@@ -436,17 +435,17 @@ class OffPolicyLoss(LossModule):
         return rows.expand(*rows.shape[:-1], self.group.n_agents).unsqueeze(-1)
 
     def distance(self, value: Tensor, target: Tensor) -> Tensor:
-        """Returns how far values ``[*B, N, K]`` are from their targets."""
+        """Returns the loss between values ``[*B, N, K]`` and their targets."""
         return distance_loss(value, target, self.loss_function)
 
     def values(self, data: TensorDictBase, target: bool = False, detached: bool = False) -> Tensor:
-        """Returns all critics' values, ``[*B, N, K]``, with the targets', or no, gradient."""
+        """Returns all critics' values, ``[*B, N, K]``; optionally the targets' or detached."""
         with self.network("qvalue_network", target, detached) as critic:
             values = critic(data.select(*critic.in_keys))
         return values.get(self.tensor_keys.state_action_value)
 
     def inputs(self, data: TensorDictBase) -> TensorDictBase:
-        """Returns what networks read, with 0 in masked slots; 0 times NaN would be NaN."""
+        """Returns the networks' inputs, with 0 in masked slots; 0 times NaN would be NaN."""
         mask, action = self.group.mask_key, self.tensor_keys.action
         read = self.read_keys
         read = [*read, *self.state_keys.values()]
@@ -458,7 +457,7 @@ class OffPolicyLoss(LossModule):
 
     @contextlib.contextmanager
     def network(self, name: str, target: bool = False, detached: bool = False) -> Iterator[Any]:
-        """Gives a network with its own parameters, its target's, or its own without a gradient."""
+        """Yields a network with its parameters, its target's, or detached ones."""
         if not self.functional:
             yield getattr(self, f"target_{name}" if target else name)
             return
@@ -469,6 +468,6 @@ class OffPolicyLoss(LossModule):
 
 
 def _target_of(network: nn.Module) -> nn.Module:
-    """Returns a copy that is not trained; what observations are standardized by is shared."""
+    """Returns an untrained copy, which shares the observation statistics."""
     norms = [module for module in network.modules() if isinstance(module, ObservationNorm)]
     return copy.deepcopy(network, {id(norm): norm for norm in norms}).requires_grad_(False)

@@ -1,4 +1,4 @@
-"""Values of what agents do themselves, while others' actions stand still.
+"""Values of an agent's own actions, with the other agents' actions held fixed.
 
 Shapes: B any batch dims, N agents, A action features, C copies of a step.
 """
@@ -23,20 +23,20 @@ Values = Callable[[TensorDictBase], Tensor]
 
 
 class MovedActions(nn.Module):
-    """Values that actions raise; others' actions stand still, without a gradient.
+    """Values that each agent's action can change, with others' actions fixed and detached.
 
     Args:
-        group (GroupSpec): whose actions.
-        actor_gradient ("group", "agent" or "all"): which values an action is to raise, as in
+        group (GroupSpec): group that acts.
+        actor_gradient ("group", "agent" or "all"): values that an action maximizes, as in
             :class:`~torchrl_marl.objectives.MADDPGLoss`.
-        device (torch.device, optional): of the indices.
+        device (torch.device, optional): device of the indices.
 
     Raises:
-        ValueError: another word.
+        ValueError: an unknown ``actor_gradient``.
     """
 
     moves: Tensor | None
-    copy_of: Tensor  # where there are moves
+    copy_of: Tensor  # unless it is "all"
 
     def __init__(
         self, group: GroupSpec, actor_gradient: str, device: torch.device | str | None = None
@@ -51,9 +51,9 @@ class MovedActions(nn.Module):
         """Returns the values, ``[*B, N, 1]``.
 
         Args:
-            data (TensorDictBase): ``[*B]``, what critics read beside the actions.
-            action (Tensor): ``[*B, N, A]``, with a gradient.
-            values (callable): gives the values ``[*B, N, 1]`` of a step with actions.
+            data (TensorDictBase): critics' inputs except actions, ``[*B]``.
+            action (Tensor): actions with a gradient, ``[*B, N, A]``.
+            values (callable): returns the values ``[*B, N, 1]`` of a step with actions.
         """
         if self.moves is None:
             return values(data.copy().set(self.key, action))
@@ -64,27 +64,26 @@ class MovedActions(nn.Module):
 
 
 class Choices(nn.Module):
-    """Values of every discrete action of every agent, while others do what was drawn for them.
+    """Values of every discrete action of every agent, with others' sampled actions fixed.
 
-    Takes as many copies of a step as all agents have actions; where groups are apart, as those of
-    the largest group have, since agents of several groups choose side by side.
+    It takes a copy of a step for each action of each agent. If groups are apart, it takes as many
+    as the largest group needs, since agents of several groups choose in parallel.
 
     Args:
-        group (GroupSpec): whose actions.
-        actor_gradient ("group", "agent" or "all"): whose value it is that a choice makes; ``"all"``
-            says that no agent's value depends on others' actions, and takes a copy for each action
-            only.
-        device (torch.device, optional): of the indices.
-        apart (bool): no value depends on the actions of another group.
+        group (GroupSpec): group that acts.
+        actor_gradient ("group", "agent" or "all"): value that a choice maximizes. With ``"all"`` no
+            agent's value depends on others' actions, and each action takes one copy only.
+        device (torch.device, optional): device of the indices.
+        apart (bool): whether no value depends on the actions of another group.
 
-    Shapes (beside those above): M agents of which each has copies of its own, N or those of the
-    largest group.
+    Shapes (beside those above): M agents with separate copies: N, or the size of the largest
+    group.
     """
 
     mine: Tensor
     actions: Tensor
     place: Tensor | None
-    of_group: Tensor  # where there are places
+    of_group: Tensor  # unless it is "all"
 
     def __init__(
         self,
@@ -118,13 +117,13 @@ class Choices(nn.Module):
         """Returns the values, ``[*B, N, A]``.
 
         Args:
-            data (TensorDictBase): ``[*B]``, what critics read beside the actions.
-            drawn (Tensor): ``[*B, N, A]``, one-hot.
-            values (callable): gives the values ``[*B, N, 1]`` of a step with actions.
-            own (bool): each agent's own value, whatever ``actor_gradient`` says.
+            data (TensorDictBase): critics' inputs except actions, ``[*B]``.
+            drawn (Tensor): sampled actions, ``[*B, N, A]``, one-hot.
+            values (callable): returns the values ``[*B, N, 1]`` of a step with actions.
+            own (bool): whether to return each agent's value, whatever ``actor_gradient`` is.
         """
         n_agents, n_actions = drawn.shape[-2:]
-        if self.whose == "all":  # [*B, A, N, A]: everybody does the same
+        if self.whose == "all":  # [*B, A, N, A]: all agents take the same action
             chosen = self.actions.unsqueeze(-2).expand(*drawn.shape[:-2], -1, n_agents, -1)
             found = values(_copied(data, self.key, n_actions).set(self.key, chosen))
             return found[..., 0].transpose(-2, -1)
@@ -141,7 +140,7 @@ class Choices(nn.Module):
         return self._of_group(found, None if self.mask_key is None else data.get(self.mask_key))
 
     def _of_group(self, found: Tensor, mask: Tensor | None) -> Tensor:
-        """Returns the mean of the values of those of the chooser's group who act."""
+        """Returns the mean value of the acting agents of the chooser's group."""
         acts = torch.ones_like(found[..., :1, :1, :]) if mask is None else mask[..., None, None, :]
         count = self.per_group.sum(acts.to(found.dtype)).clamp_min(1.0)
         means = self.per_group.sum(torch.where(acts > 0, found, 0.0)) / count  # [*B, M, A, G]
@@ -153,28 +152,28 @@ class Choices(nn.Module):
         return torch.where(of > 0, means, 0.0).sum(-1)
 
     def _pick(self, found: Tensor, whose: Tensor, place: Tensor) -> Tensor:
-        """Returns each agent's choices, ``[*B, M, A, K]`` to ``[*B, N, A]``, of one of K each."""
+        """Returns each agent's choices, ``[*B, M, A, K]`` to ``[*B, N, A]``, one of K each."""
         rows = found.movedim(-1, -3).flatten(-3, -2)  # [*B, K * M, A]
         return rows.index_select(-2, whose * len(self.mine) + place)
 
 
 def draw_one_hot(logits: Tensor) -> Tensor:
-    """Draws actions ``[*B, N, A]``, through which gradients flow as through probabilities."""
+    """Samples one-hot actions ``[*B, N, A]`` with a straight-through gradient."""
     probability = logits.softmax(-1)
-    with torch.no_grad():  # the first of exponential clocks rings; NaN raises nothing here
+    with torch.no_grad():  # the smallest of exponential clocks; NaN raises no error here
         drawn = (probability / torch.empty_like(probability).exponential_()).argmax(-1)
     hard = F.one_hot(drawn, logits.shape[-1]).to(logits.dtype)
     return hard + probability - probability.detach()
 
 
 def _copied(data: TensorDictBase, key: object, n_copies: int) -> TensorDictBase:
-    """Returns ``[*B, C]`` of a step without its actions."""
+    """Returns ``[*B, C]`` copies of a step without its actions."""
     data = data.exclude(key).unsqueeze(-1)
     return data.expand(*data.shape[:-1], n_copies)
 
 
 def _copies(group: GroupSpec, actor_gradient: str) -> tuple[Tensor | None, Tensor | None]:
-    """Returns whose actions move in each copy of a step, ``[C, N]``, and each agent's copy."""
+    """Returns the moved actions of each copy of a step, ``[C, N]``, and each agent's copy."""
     if actor_gradient not in ("group", "agent", "all"):
         raise ValueError(
             f"actor_gradient is {actor_gradient!r}, expected 'group', 'agent' or 'all'."

@@ -1,4 +1,4 @@
-"""PQN: Q-learning of a rollout, without replay and without target networks.
+"""PQN: Q-learning from rollouts, without replay and without target networks.
 
 Shapes: B any batch dims, T time, N agents, G groups that are trained as one.
 """
@@ -18,12 +18,12 @@ from torchrl_marl.functional import q_lambda
 from torchrl_marl.objectives.estimator import estimator_keys
 from torchrl_marl.objectives.flags import (
     alive_in,
+    learning_mask,
     loss_mask,
     loss_mask_key,
     of_agents,
     own_reward,
     share,
-    who_learns,
     with_flags,
 )
 from torchrl_marl.objectives.value_decomposition import ValueDecompositionLoss
@@ -33,27 +33,27 @@ __all__ = ["ParallelQLoss"]
 
 
 class ParallelQLoss(ValueDecompositionLoss):
-    r"""Q-learning of a group by the lambda-returns of a rollout; one network values and is trained.
+    r"""Q-learning of a group by the lambda-returns of a rollout, with a single network.
 
     .. math::
         L = \big(Q_{tot}(s_t, a_t) - G_t\big)^2, \qquad
         G_t = r_t + \gamma (1 - \text{terminated}_t)
               \left[ \lambda G_{t+1} + (1 - \lambda) \max_a Q_{tot}(s_{t+1}, a) \right]
 
-    :meth:`add_targets` computes :math:`G_t` of a whole batch, by the network as it then is; the
-    loss of its minibatches reads it. A return ends where its episode does, and where the batch
-    does; a time limit is bootstrapped from. Masks, ends and rewards are those of
-    :class:`ValueDecompositionLoss`; without a mixer a dead agent goes on earning what the living of
-    its group do (``bootstrap="team"``), or its return ends with it (``"agent"``). Each step of a
-    return has its own mean over those who are born and alive in it.
+    :meth:`add_targets` computes :math:`G_t` of a whole batch with the current network; the loss of
+    its minibatches reads it. A return ends with its episode or with the batch, and a time limit is
+    bootstrapped. Masks, done flags and rewards are those of :class:`ValueDecompositionLoss`.
+    Without a mixer, a dead agent earns the mean reward of its group's living agents
+    (``bootstrap="team"``), or its return ends with it (``"agent"``). The mean of each step is over
+    the agents born and alive in it.
 
     Args:
         qvalue_network (TensorDictModule): writes values ``[*B, N, n_actions]``, the best action and
-            its value, from :func:`~torchrl_marl.modules.make_q_actor` or one's own.
+            its value, such as :func:`~torchrl_marl.modules.make_q_actor`.
         mixer_network (TensorDictModule, optional): as in :class:`ValueDecompositionLoss`.
 
     Keyword Args:
-        lmbda (float): weight of longer returns.
+        lmbda (float): lambda of the returns.
         **kwargs: ``group``, ``bootstrap``, ``gamma``, ``loss_function``, ``functional``.
 
     Shapes:
@@ -62,14 +62,13 @@ class ParallelQLoss(ValueDecompositionLoss):
         - every output: a scalar; for a joined group ``[G]``, one for each group in it
 
     Keys:
-        - reads: what the networks read, action, masks, ``(group, "value_target")``;
-          ``add_targets`` also what the networks read under ``"next"``, the next reward, done and
-          terminated
-        - writes: ``add_targets`` ``(group, "value_target")``, and ``(group, "loss_mask")`` where
+        - reads: the networks' keys, action, masks, ``(group, "value_target")``; ``add_targets``
+          also reads the networks' keys under ``"next"``, the next reward, done and terminated
+        - writes: ``add_targets`` ``(group, "value_target")``, and ``(group, "loss_mask")`` if
           the group has a mask; the loss returns ``loss_value``, ``pred_value``, ``target_value``
 
     Raises:
-        ValueError: a mixer where ``bootstrap="agent"``.
+        ValueError: a mixer with ``bootstrap="agent"``.
         SpecError: a batch without targets.
 
     Reference: Gallici et al., 2024, https://arxiv.org/abs/2407.04811, algorithm 1.
@@ -115,7 +114,7 @@ class ParallelQLoss(ValueDecompositionLoss):
 
     @torch.no_grad()
     def add_targets(self, tensordict: TensorDictBase) -> None:
-        """Writes the lambda-returns of a batch, and whose steps are learned from."""
+        """Writes the lambda-returns of a batch, and the mask of steps to learn from."""
         group = self.group
         data = with_flags(group, group.dense(tensordict))
         everyone = torch.ones(()).expand(*data.batch_size, group.n_agents)
@@ -132,7 +131,7 @@ class ParallelQLoss(ValueDecompositionLoss):
         group.write(tensordict, "value_target", target)
 
     def target(self, data: TensorDictBase, everyone: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Returns what was written for each step, and of whose steps."""
+        """Returns the written targets, and the mask of steps that have one."""
         mask_key, key = self.group.mask_key, self.tensor_keys.value_target
         target = data.get(key, None)
         if target is None:
@@ -146,18 +145,18 @@ class ParallelQLoss(ValueDecompositionLoss):
         return self.mixture(following, best)
 
     def rewards(self, data: TensorDictBase, everyone: Tensor) -> Tensor:
-        """Returns each agent's reward; of the dead, the mean of the living's, or nothing."""
+        """Returns each agent's reward; for dead agents the mean of the living agents', or 0."""
         reward, own = super().rewards(data, everyone), data.get("next").get(self.tensor_keys.reward)
         alive = alive_in(self.group, data)
         if self.mixed or own.ndim == everyone.ndim:
             return reward
         if self.bootstrap == "agent":
             return own_reward(self.group, data, reward)
-        return share(reward, alive, who_learns(data, self.group, alive), self.per_group)
+        return share(reward, alive, learning_mask(data, self.group, alive), self.per_group)
 
     @property
     def minibatch_keys(self) -> list[NestedKey]:
-        """What a minibatch holds, as far as there is such."""
+        """Entries of a minibatch, if present."""
         mask = self.group.mask_key
         masks = [] if mask is None else [mask, loss_mask_key(mask)]
         return list(dict.fromkeys([*self.read_keys, *masks, self.tensor_keys.value_target]))

@@ -1,4 +1,4 @@
-"""PPO's losses for groups of agents: MAPPO, IPPO, HAPPO."""
+"""Losses of MAPPO, IPPO and HAPPO."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ def ratio_metrics(
     mask: Tensor | None,
     count: Tensor | None = None,
 ) -> dict[str, Tensor]:
-    """Returns what the policy's ratio to the one that acted shows.
+    """Returns metrics of the importance ratio.
 
     Args:
-        per (PerGroup): whose means.
-        log_ratio, clipped (Tensor): logarithms of the ratio, ``[*B, N, 1]``.
+        per (PerGroup): statistics per group.
+        log_ratio, clipped (Tensor): log of the ratio, raw and clipped, ``[*B, N, 1]``.
         mask (Tensor, optional): bool, ``[*B, N]``.
-        count (Tensor, optional): everybody's, where this is one of several ranks; what is no mean
-            is then ``[*, G]`` for :data:`COMBINE`.
+        count (Tensor, optional): count over all ranks, on one of several. Metrics that are not
+            means then have the shape ``[*, G]`` for :data:`COMBINE`.
     """
     ratio = log_ratio.exp()
     alive = None if mask is None else mask.reshape(log_ratio.shape)
-    # As logarithms, in which a masked ratio of 0 counts for nothing.
+    # In logarithms, so that a masked ratio of 0 adds nothing.
     counted = log_ratio if alive is None else log_ratio.masked_fill(~alive, -torch.inf)
     sums, largest = (per.logsumexp(counted), per.logsumexp(2 * counted)), per.amax(counted)
     alone = count is None
@@ -73,10 +73,10 @@ def explained_variance(
     """Returns the share of the targets' variance that the critic explains.
 
     Args:
-        per (PerGroup): whose.
-        residual, target (Tensor): ``[*B, N, 1]``.
+        per (PerGroup): statistics per group.
+        residual, target (Tensor): value errors and targets, ``[*B, N, 1]``.
         mask (Tensor, optional): bool, ``[*B, N]``.
-        alone (bool): False: this is one of several ranks, and the result is for :data:`COMBINE`.
+        alone (bool): False on one of several ranks; the result is then for :data:`COMBINE`.
     """
     moments = (
         *per.moments(residual, mask, SINGLE_PROCESS),
@@ -88,13 +88,13 @@ def explained_variance(
 
 
 def entropy_of(distribution: torch.distributions.Distribution, n_samples: int) -> Tensor:
-    """Returns the entropy of each action, from draws where there is no formula.
+    """Returns the entropy of each action, by sampling if there is no formula.
 
-    Ranks that learn as one draw for the actions of all, as one process would, and take their own.
+    Each rank samples for the actions of all ranks, as one process would, and takes its part.
 
     Args:
         distribution (Distribution): of actions ``[*B, N]``.
-        n_samples (int): how many draws.
+        n_samples (int): number of samples.
     """
     with _draws_of_all(current()):
         try:
@@ -102,13 +102,13 @@ def entropy_of(distribution: torch.distributions.Distribution, n_samples: int) -
         except NotImplementedError:
             n = torch.Size([n_samples])
             if hasattr(distribution, "rsample_and_log_prob"):
-                # Scored as they are drawn: near the bounds no inverse of a squashing is exact.
+                # Scored as sampled: near the bounds the inverse of a squashing is not exact.
                 return -distribution.rsample_and_log_prob(n)[1].mean(0)
             return -distribution.log_prob(distribution.rsample(n)).mean(0)
 
 
 class _OwnRows(TorchFunctionMode):
-    """Draws for the rows of all ranks, which lie in dim 1, and keeps one's own."""
+    """Samples for the rows of all ranks, which are in dim 1, and keeps this rank's."""
 
     def __init__(self, ranks: SingleProcess) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ def _draws_of_all(ranks: SingleProcess) -> contextlib.AbstractContextManager[Any
 
 
 def _effective(of_ratios: Tensor, of_squares: Tensor) -> Tensor:
-    """The effective number of samples, from logarithms of sums of ratios and of their squares."""
+    """Returns the effective sample size, from logarithms of sums of ratios and of their squares."""
     return (2 * of_ratios - of_squares).exp().nan_to_num()
 
 
@@ -149,7 +149,7 @@ def _combine_explained_variance(parts: Tensor, count: Tensor) -> Tensor:
 
 
 def _variance_of_all(number: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-    """Of each rank's ``[R, G]``, that of all together ``[G]``."""
+    """Returns the variance ``[G]`` over all ranks from each rank's ``[R, G]``."""
     share = number / number.sum(0).clamp_min(1)
     offset = mean - (share * mean).sum(0)
     return (share * (variance + offset.square())).sum(0)
@@ -160,11 +160,11 @@ COMBINE: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "max_ratio": _combine_max_ratio,
     "explained_variance": _combine_explained_variance,
 }
-"""A metric that is no mean -> what makes everybody's of each rank's ``[R, *, G]`` and the count."""
+"""Metrics that are not means -> function of the ranks' parts ``[R, *, G]`` and the count."""
 
 
 class MAPPOLoss(torchrl.objectives.MAPPOLoss):
-    r"""Clipped PPO for a group whose agents may die or wait.
+    r"""Clipped PPO for a group of agents that may die or wait.
 
     .. math::
         L = -\frac{1}{|M|} \sum_{(t, i) \in M} \min\big(\rho A,
@@ -172,16 +172,16 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
         + c_V L_V - c_H H
 
     over the set :math:`M` of steps in which an agent acts, without those whose outcome is not in
-    the batch (``loss_mask``, see :class:`TeamGAE`). Nothing that stands in a masked slot reaches a
-    loss, a statistic, a metric or a gradient.
+    the batch (``loss_mask``, see :class:`TeamGAE`). Masked slots reach no loss, statistic, metric
+    or gradient.
 
-    With a central critic this is MAPPO, with a local one IPPO. The critic's loss divides by
+    With a centralized critic this is MAPPO, with a local one IPPO. The critic's loss is divided by
     the scale of its :class:`~torchrl_marl.modules.ValueNorm`, which the value estimator updates
-    once a batch.
+    once per batch.
 
     Args:
-        actor_network (ProbabilisticTensorDictSequential): from
-            :func:`~torchrl_marl.modules.make_actor` or one's own.
+        actor_network (ProbabilisticTensorDictSequential): the policy, such as
+            :func:`~torchrl_marl.modules.make_actor`.
         critic_network (TensorDictModule): from :func:`~torchrl_marl.modules.make_critic`; gives
             values in reward units.
 
@@ -189,48 +189,49 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
         group (GroupSpec, optional): sets every key, the mask included, so that the losses of two
             groups never share one. Without it, use ``set_keys`` and ``loss_mask_key``.
         bootstrap ("team" or "agent"): see :class:`~torchrl_marl.objectives.TeamGAE`.
-        value_norm (ValueNorm, optional): by default the one inside the critic.
+        value_norm (ValueNorm, optional): statistics of the returns; default: the critic's.
         loss_critic_type (str): ``"huber"``, ``"l2"``, ``"l1"`` or ``"smooth_l1"``.
-        huber_delta (float): where ``"huber"`` turns from a square into a line.
+        huber_delta (float): error at which ``"huber"`` turns from quadratic to linear.
         entropy_coeff (float): weight of the entropy bonus.
-        normalize_advantage (bool): standardize the advantage over what is passed in.
+        normalize_advantage (bool): whether advantages are standardized over the minibatch.
         normalize_advantage_exclude_dims (tuple of int): ``()`` pools the living agents, as the
-            MAPPO authors do; ``(-2,)`` standardizes each agent by itself.
-        per_agent (bool): take the actor's terms over each agent's own steps, for agents with
-            policies of their own, as HAPPO has them; the critic's stay those of the group.
-        functional (bool): hold the parameters apart from the networks, as TorchRL does.
-            False: the networks are used as they are.
-        **kwargs: of :class:`torchrl.objectives.ClipPPOLoss` (``clip_epsilon``, ``clip_value``,
-            ``critic_coeff``, ``entropy_bonus``, ``samples_mc_entropy``, ``reduction``, ...).
+            MAPPO authors do; ``(-2,)`` standardizes each agent separately.
+        per_agent (bool): whether the actor's terms are per agent, for agents with separate
+            policies, as in HAPPO. The critic's terms are always per group.
+        functional (bool): keeps the parameters apart from the networks, as TorchRL does.
+            False: the networks are used directly.
+        **kwargs: arguments of :class:`torchrl.objectives.ClipPPOLoss` (``clip_epsilon``,
+            ``clip_value``, ``critic_coeff``, ``entropy_bonus``, ``samples_mc_entropy``,
+            ``reduction``, ...).
 
     Attributes:
-        count (Tensor, optional): what means divide by instead of the number of steps to learn from,
-            a scalar or ``[G]``. The losses of several parts of a minibatch then add up to that of
-            the whole, and so do the metrics, but for those in ``combine``, which makes one of what
-            each part knows.
+        count (Tensor, optional): divisor of means instead of the number of steps to learn from, a
+            scalar or ``[G]``. The losses of the parts of a minibatch then add up to the loss of the
+            whole. So do the metrics, except those in ``combine``, which has a function for each.
 
     Shapes:
-        - for networks with memory ``*B`` ends in time, and the first step's state counts
+        - for networks with memory, the last dim of ``*B`` is time, and the first step's state is
+          read
         - advantage, value_target, state_value: ``[*B, N, 1]``; action_log_prob, mask: ``[*B, N]``
         - every output: a scalar (``reduction="none"``: the losses are ``[*B, N, 1]``); for a
           joined group ``[G]``, one for each group in it; with ``per_agent`` the actor's are ``[N]``
 
     Keys:
-        - reads: what the networks read, action, action_log_prob, mask (and loss_mask), advantage
-          and value_target (estimated where they are missing), state_value with ``clip_value``
+        - reads: the networks' keys, action, action_log_prob, mask (and loss_mask), advantage and
+          value_target (estimated if missing), state_value with ``clip_value``
         - writes: nothing; returns ``loss_objective``, ``loss_critic``, ``loss_entropy``,
           ``entropy``, ``kl_approx``, ``clip_fraction``, ``ESS``, ``max_ratio``, ``mean_ratio``,
           ``explained_variance``, ``value_clip_fraction``
 
     Raises:
-        KeyError: an entry that the loss needs is not there.
+        KeyError: a missing entry.
         ValueError: an advantage that does not fit the log-probability.
 
     Reference: Yu et al., 2022, https://arxiv.org/abs/2103.01955; de Witt et al., 2020,
     https://arxiv.org/abs/2011.09533 (IPPO).
 
-    Reduces to: for one agent, ``torchrl.objectives.ClipPPOLoss``; an all-true mask gives the
-    loss without a mask.
+    Reduces to: for one agent, ``torchrl.objectives.ClipPPOLoss``; with an all-true mask, the loss
+    without a mask.
 
     Examples:
         >>> from torchrl.data import Bounded, Unbounded
@@ -290,7 +291,7 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
         self.group = group
         self.bootstrap = bootstrap
         self.huber_delta = huber_delta
-        # What TorchRL keeps is a tensor, and to ask it would be to wait for the device.
+        # TorchRL keeps a tensor; reading it would wait for the device.
         self._clips_value = bool(kwargs.get("clip_value"))
         where = next((p.device for p in critic_network.parameters()), None)
         self.per_group = PerGroup(None if group is None else group.membership, where)
@@ -313,7 +314,7 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
     def make_value_estimator(
         self, value_type: ValueEstimators | None = None, **hyperparams: Any
     ) -> None:
-        """Makes it; GAE (the default) is :class:`TeamGAE`, VTrace is :class:`TeamVTrace`."""
+        """Builds the value estimator: :class:`TeamGAE` (default) or :class:`TeamVTrace`."""
         kinds = ValueEstimators
         gae = value_type in (None, kinds.GAE, kinds.MAGAE)
         if not gae and value_type is not kinds.VTrace:
@@ -364,7 +365,7 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
         distribution, log_prob, log_ratio = self._ratio(tensordict, advantage)
         terms = self._objective(log_ratio, advantage, mask)
         with torch.no_grad():
-            # The entropy at the actions that were taken; the bonus draws actions of its own.
+            # The entropy at the actions that were taken; the bonus samples actions separately.
             terms["entropy"] = per.mean(-log_prob, mask, self.count)
         if self.entropy_bonus:
             entropy = entropy_of(distribution, self.samples_mc_entropy).unsqueeze(-1)
@@ -376,7 +377,7 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
 
     @torch.no_grad()
     def log_ratio(self, tensordict: TensorDictBase) -> Tensor:
-        """Returns the policy's log-ratio to the one that acted, ``[*B, N, 1]``; 0 where masked."""
+        """Returns the log importance ratio of the policy, ``[*B, N, 1]``; 0 where masked."""
         tensordict = self._dense(tensordict)
         mask = self._learned(tensordict)
         log_ratio = self._ratio(tensordict, tensordict.get(self.tensor_keys.advantage))[2]
@@ -395,7 +396,7 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
 
     @property
     def minibatch_keys(self) -> list[NestedKey]:
-        """What a minibatch with advantages holds, as far as there is such."""
+        """Entries of a minibatch with advantages, if present."""
         keys = self.tensor_keys
         needed = [*self.actor_network.in_keys, *self.critic_network.in_keys]
         needed += [keys.action, keys.sample_log_prob, keys.advantage, keys.value_target, keys.value]
@@ -409,14 +410,14 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
 
     @property
     def _learned_key(self) -> NestedKey | None:
-        """The key of the steps to learn from, which may be there."""
+        """The key of the steps to learn from; the batch need not have it."""
         others = None if self.group is None else self.group.key("loss_mask")
         return others if self._mask_key is None else loss_mask_key(self._mask_key)
 
     def local_count(self, minibatch: TensorDictBase) -> Tensor:
-        """Returns how many steps of each group a minibatch has to learn from, a scalar or ``[G]``.
+        """Returns the number of steps to learn from in a minibatch, a scalar or ``[G]``.
 
-        ``count`` takes what it adds up to over several minibatches that are learned from as one.
+        Its sum over the parts of one minibatch is the value for ``count``.
         """
         advantage = minibatch.get(self.tensor_keys.advantage)
         return self.per_group.number(advantage, self._mask_of(minibatch))
@@ -430,7 +431,7 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
         return tensordict if self.group is None else self.group.dense(tensordict)
 
     def _learned(self, tensordict: TensorDictBase) -> Tensor | None:
-        """Returns the steps to learn from; blanks the others, as 0 times NaN is NaN."""
+        """Returns the steps to learn from; zeroes the others, as 0 times NaN is NaN."""
         acts = None if self._mask_key is None else tensordict.get(self._mask_key)
         learned = self._mask_of(tensordict)
         if learned is not None:

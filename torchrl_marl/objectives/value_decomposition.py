@@ -1,4 +1,4 @@
-"""IQL, VDN and QMIX: one loss of Q-learning; the mixer makes the difference.
+"""Loss of IQL, VDN and QMIX: Q-learning that differs by the mixer.
 
 Shapes: B any batch dims, N agents, G groups that are trained as one.
 """
@@ -20,29 +20,29 @@ __all__ = ["ValueDecompositionLoss"]
 
 
 class ValueDecompositionLoss(OffPolicyLoss):
-    r"""Q-learning of a group whose agents may die, each by itself or by the value of all.
+    r"""Q-learning of a group of agents that may die, with independent or mixed values.
 
     .. math::
         L = w \, \big(Q_{tot}(s, a) - r - \gamma \, Q_{tot}'(s', a^*)\big)^2,
         \qquad a^*_i = \arg\max_a Q_i(o_i', a)
 
-    with :math:`w` = ``negative_weight`` where the target is below the value, else 1. Without a
-    mixer :math:`Q_{tot}` is each agent's own value: IQL, with ends and masks as in
-    :class:`OffPolicyLoss`. With one a step has one value, and is learned from where anyone acts:
-    its reward is the mean over those who are born and alive, the dead and the unborn are worth 0
-    before the mixer, now and next, and what follows counts until nobody is left or the episode
+    with :math:`w` = ``negative_weight`` if the target is below the value, else 1. Without a
+    mixer, :math:`Q_{tot}` is each agent's value: IQL, with done flags and masks as in
+    :class:`OffPolicyLoss`. With a mixer a step has one value, and is learned from if any agent
+    acts. Its reward is the mean over born and living agents. Dead and unborn agents have value 0
+    before the mixer, now and next. The next value counts until no agent is left or the episode
     terminates. A joined group has a value for each group in it.
 
     Args:
         qvalue_network (TensorDictModule): writes values ``[*B, N, n_actions]`` and the best
-            action, from :func:`~torchrl_marl.modules.make_q_actor` or one's own.
-        mixer_network (TensorDictModule, optional): writes ``"chosen_action_value"`` of the agents',
-            from :func:`~torchrl_marl.modules.make_mixer` or TorchRL's. None for IQL.
+            action, such as :func:`~torchrl_marl.modules.make_q_actor`.
+        mixer_network (TensorDictModule, optional): mixes them into ``"chosen_action_value"``, such
+            as :func:`~torchrl_marl.modules.make_mixer` or TorchRL's. None for IQL.
 
     Keyword Args:
-        double_q (bool): the next action is what the network prefers, not what its target does.
-        negative_weight (float): weight w; below 1 agents trust that others will do better.
-        **kwargs: of :class:`OffPolicyLoss`: ``group``, ``bootstrap``, ``gamma``,
+        double_q (bool): whether the next action is chosen by the network, not by its target.
+        negative_weight (float): weight w; below 1 agents are optimistic about others' actions.
+        **kwargs: arguments of :class:`OffPolicyLoss`: ``group``, ``bootstrap``, ``gamma``,
             ``loss_function``, ``functional``.
 
     Shapes:
@@ -50,13 +50,13 @@ class ValueDecompositionLoss(OffPolicyLoss):
         - every output: a scalar; for a joined group ``[G]``, one for each group in it
 
     Keys:
-        - reads: what the networks read, here and under ``"next"``; action, the next reward and
-          terminated, masks; discount and priority_weight, where there are such
+        - reads: the networks' keys, here and under ``"next"``; action, the next reward and
+          terminated, masks; discount and priority_weight, if present
         - writes: ``(group, "td_error")`` ``[*B, N, 1]``; returns ``loss_value``, ``pred_value``,
           ``target_value``
 
     Raises:
-        ValueError: a mixer where ``bootstrap="agent"``.
+        ValueError: a mixer with ``bootstrap="agent"``.
 
     Reference: Rashid et al., 2018, https://arxiv.org/abs/1803.11485, equation 6; van Hasselt et
     al., 2016, https://arxiv.org/abs/1509.06461 (double Q); Matignon et al., 2007,
@@ -64,7 +64,7 @@ class ValueDecompositionLoss(OffPolicyLoss):
     https://arxiv.org/abs/2006.10800 (the weight).
 
     Reduces to: TorchRL's ``DQNLoss`` for one agent without a mixer, and ``QMixerLoss`` without
-    ``double_q``, where nobody is masked.
+    ``double_q``, if no agent is masked.
 
     Examples:
         >>> from torchrl.data import Categorical, Unbounded
@@ -104,7 +104,7 @@ class ValueDecompositionLoss(OffPolicyLoss):
         super().__init__(None, qvalue_network, group=group, mixed=mixed, **kwargs)
         self.double_q, self.negative_weight = double_q, negative_weight
         if mixer_network is not None:
-            self.hold("mixer_network", mixer_network)
+            self.add_network("mixer_network", mixer_network)
         own = ("action_value", "chosen_action_value")
         self.set_keys(action_value=group.key(own[0]), local_value=group.key(own[1]))
 
@@ -121,7 +121,7 @@ class ValueDecompositionLoss(OffPolicyLoss):
         return self.values(following.set(self.tensor_keys.action, best), target=True)
 
     def values(self, data: TensorDictBase, target: bool = False, detached: bool = False) -> Tensor:
-        """Returns the values of what is done, ``[*B, N, 1]``; the mixed one for every agent."""
+        """Returns the values of the actions, ``[*B, N, 1]``; the mixed value for every agent."""
         keys, group = self.tensor_keys, self.group
         with self.network("qvalue_network", target, detached) as network:
             values = network(self.inputs_of(network, data, target)).get(keys.action_value)
@@ -147,7 +147,7 @@ class ValueDecompositionLoss(OffPolicyLoss):
         return self.to_agents(total.get(self.tensor_keys.global_value))
 
     def distance(self, value: Tensor, target: Tensor) -> Tensor:
-        """Returns how far values are from their target; less where the target is below."""
+        """Returns the loss between values and targets, weighted where the target is below."""
         loss = super().distance(value, target)
         if self.negative_weight == 1.0:
             return loss
@@ -155,7 +155,7 @@ class ValueDecompositionLoss(OffPolicyLoss):
 
     @property
     def read_keys(self) -> list[NestedKey]:
-        """What networks read, and the action."""
+        """Entries that the networks read, and the action."""
         mixer = self.mixer_network.in_keys if self.mixed else []  # type: ignore[union-attr]
         made = self.tensor_keys.local_value
         seen = [*self.qvalue_network.in_keys, *(key for key in mixer if key != made)]

@@ -1,4 +1,4 @@
-"""The value estimator of a policy that is newer than its steps: a critic and V-trace.
+"""Value estimator with off-policy correction: a critic and V-trace.
 
 Shapes: B any batch dims, T time, N agents.
 """
@@ -29,29 +29,29 @@ __all__ = ["TeamVTrace"]
 
 
 class TeamVTrace(TeamGAE):
-    """Advantages and value targets of a policy, from steps in which an older one has acted.
+    """Advantages and value targets of a policy, from steps of an older policy (V-trace).
 
-    The ratio of the two is taken once, when a batch is estimated, from the log-probabilities that
-    the one that acted wrote. Advantages are not multiplied by it:
+    The importance ratio is taken once, when a batch is estimated, from the log-probabilities that
+    the acting policy wrote. Advantages are not multiplied by it, since
     :class:`~torchrl_marl.objectives.MAPPOLoss` has the ratio itself.
 
     Args:
         actor_network (ProbabilisticTensorDictSequential): the policy.
-        rho_clip (float, optional): largest ratio in what the critic learns; None for no limit.
-        c_clip (float, optional): largest ratio by which later steps count; None for no limit.
-        ratio ("agent" or "joint"): an agent's own, as in PPO's clip; or the product over the agents
-            of its group that act, exact for the value of a team, with a variance that grows with
-            their number.
-        **kwargs: of :class:`TeamGAE`.
+        rho_clip (float, optional): limit of the ratio in the critic's target; None for no limit.
+        c_clip (float, optional): limit of the ratio in the trace over later steps; None for no
+            limit.
+        ratio ("agent" or "joint"): each agent's ratio, as in PPO's clip, or the product over the
+            acting agents of its group. The product is exact for a team's value, but its variance
+            grows with their number.
+        **kwargs: arguments of :class:`TeamGAE`.
 
     Keys:
-        - reads: what :class:`TeamGAE` reads, and what the actor reads; action and
-          ``action_log_prob``
+        - reads: the keys of :class:`TeamGAE` and of the actor; action and ``action_log_prob``
         - writes: as :class:`TeamGAE`
 
     Reference: Espeholt et al., 2018, https://arxiv.org/abs/1802.01561.
 
-    Reduces to: :class:`TeamGAE`, where the policy is the one that acted.
+    Reduces to: :class:`TeamGAE`, if the policy is the acting one.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class TeamVTrace(TeamGAE):
         clips = ((math.inf if clip is None else clip) for clip in (rho_clip, c_clip))
         self.rho_clip, self.c_clip = clips
         self.ratio = ratio
-        # Held in a tuple: the actor is the loss's, not the estimator's.
+        # In a tuple: the actor is the loss's, not the estimator's.
         self._actor = (actor_network,)
         self.action_key: NestedKey = "action"
         placeholder = torch.zeros(())
@@ -99,7 +99,7 @@ class TeamVTrace(TeamGAE):
         )
 
     def _log_ratio(self, data: TensorDictBase, learned: Tensor | None) -> Tensor:
-        """Returns the log-ratios of what was done, 0 where the policy did not act.
+        """Returns the log-ratios of the actions, 0 where the policy did not act.
 
         Shapes:
             - learned: ``[*B, N]``; returns ``[*B, N, 1]``

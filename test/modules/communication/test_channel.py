@@ -8,7 +8,7 @@ import torch
 from torchrl_marl.modules import CommunicationConfig, DrawnCommunicationConfig
 from torchrl_marl.modules.bodies import Context
 from torchrl_marl.modules.communication import Attention, Channel, Mean
-from torchrl_marl.modules.communication.channel import between, bits, drawing, symbol
+from torchrl_marl.modules.communication.channel import bits, drawing, living_links, symbol
 
 H, N = 6, 5
 KINDS = {
@@ -125,7 +125,7 @@ def test_attention_by_hand():
             attention.message.bias.zero_(),
         )
     features = torch.tensor([[1.0], [0.3], [-0.2]])
-    links = between(torch.ones(3).bool())
+    links = living_links(torch.ones(3).bool())
     inbox = attention.send(features)
     weights = attention.weights(features, inbox, links)
     first = math.exp(0.3) / (math.exp(0.3) + math.exp(-0.2))
@@ -137,8 +137,10 @@ def test_with_equal_keys_attention_is_the_mean():
     with torch.no_grad():
         attention.query.weight.zero_()
     features = torch.randn(3, N, H)
-    weights = attention.weights(features, attention.send(features), between(torch.ones(N).bool()))
-    torch.testing.assert_close(weights[0], between(torch.ones(N).bool()) / (N - 1))
+    weights = attention.weights(
+        features, attention.send(features), living_links(torch.ones(N).bool())
+    )
+    torch.testing.assert_close(weights[0], living_links(torch.ones(N).bool()) / (N - 1))
 
 
 def test_who_hears_nobody_listens_to_nobody():
@@ -206,7 +208,7 @@ def test_a_closed_gate_is_silent_and_an_open_one_is_as_none():
     # Nobody else hears what agent 1 has seen; and it still hears the others.
     others = torch.arange(N) != 1
     assert torch.equal(out[:, others], run(channel, changed, mask, position, gate)[0][:, others])
-    heard = channel.heard(mask, Context(drawn=gate))
+    heard = channel.used_links(mask, Context(drawn=gate))
     assert not heard[:, :, 1].any() and heard[:, 1].sum() == 7 * (N - 1)
 
 

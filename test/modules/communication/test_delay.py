@@ -178,8 +178,8 @@ def test_an_agent_hears_nobody_who_spoke_before_it_was_born():
 
 
 @pytest.mark.parametrize(("settings", "words"), [
-    ({"kind": "bicnet"}, "communication.kind is 'bicnet', along whose agents words go at once"),
-    ({"kind": "tarmac", "rounds": 2}, "communication.rounds is 2: in a further round"),
+    ({"kind": "bicnet"}, "communication.kind is 'bicnet', whose messages pass along the agents"),
+    ({"kind": "tarmac", "rounds": 2}, "communication.rounds is 2: a further round"),
 ], ids=str)  # fmt: skip
 def test_what_has_no_delay(settings, words):
     with pytest.raises(ConfigError, match=words):

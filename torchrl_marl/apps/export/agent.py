@@ -22,7 +22,7 @@ from torchrl_marl.apps.export.programs import (
 )
 from torchrl_marl.errors import ConfigError, nearest, quoted
 from torchrl_marl.modules.actors import GroupActor
-from torchrl_marl.modules.communication.channel import Channel, between
+from torchrl_marl.modules.communication.channel import Channel, living_links
 from torchrl_marl.modules.communication.rounds import Chain
 from torchrl_marl.modules.inputs import observation_leaves
 from torchrl_marl.modules.networks import AgentNetwork, TeamNetwork
@@ -225,7 +225,7 @@ class AgentActor:
             return []
         alive = torch.ones(self.actor.group.n_agents, dtype=torch.bool)
         fixed, given = self.channel.links.fixed, self.network.links
-        links = between(alive)[self.place]
+        links = living_links(alive)[self.place]
         for other in (fixed, given):
             links = links if other is None else links & other[self.place].cpu()
         return links.nonzero().flatten().tolist()

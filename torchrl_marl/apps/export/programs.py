@@ -250,14 +250,14 @@ class AgentState(nn.Module):
         if self.remembers:
             hidden, is_init = (other.unsqueeze(0) for other in others)
             hidden = torch.where(is_init, 0.0, hidden)
-            if not self.body.talk_first:
+            if not self.body.communicate_first:
                 x, hidden = self._update_memory(x, hidden)
         return [x, hidden, place.unsqueeze(0)]
 
     def act(self, parts: Sequence[Tensor], *legal: Tensor) -> tuple[Tensor, ...]:
         """Returns the action, its parameters and the next hidden state."""
         x, hidden, _ = parts
-        if self.remembers and self.body.talk_first:
+        if self.remembers and self.body.communicate_first:
             x, hidden = self._update_memory(x, hidden)
         output = self.body.head(x, None, Context())[0]
         chosen = self.choose(output.squeeze(0), *legal)

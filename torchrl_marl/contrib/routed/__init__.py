@@ -1,7 +1,7 @@
-"""Routing for policies of one's own, not on the training path: each agent to the module it is for.
+"""Routing of agents to different modules, for custom policies; not used in training.
 
-``sequential`` is what users call. Below: ``group`` says who runs on whom, ``data`` stacks and
-writes the agents' entries, ``distribution`` joins the distributions of several modules.
+``sequential`` has the public classes. ``group`` decides which module runs on which agents, and
+reads and writes their entries.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""A group whose agents are played by several modules: which runs on which, and what it writes.
+"""A group served by several modules: routing, reading and writing.
 
 Shapes: B any batch dims, N agents of a group.
 """
@@ -44,7 +44,7 @@ Path: TypeAlias = tuple[str, ...]
 Shape: TypeAlias = tuple[Any, ...]
 PROBABILISTIC = (ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential)
 UNKNOWN = "?"
-# What an environment may add to a group although the specs of its agents do not say it.
+# Entries that an environment may add to a group without a spec.
 GIVEN = ("mask", "action_mask", "reward", "done", "terminated", "truncated")
 
 
@@ -54,11 +54,11 @@ def as_path(key: NestedKey) -> Path:
 
 
 def path_of(module: TensorDictModuleBase, fixed: Sequence[Path] | None = None) -> Path:
-    """Returns the path of a module's group, which its nested keys share; () without one.
+    """Returns the path of the group that a module's nested keys share; () if there is none.
 
     Args:
         module (TensorDictModuleBase): with keys from the root.
-        fixed (sequence of tuple, optional): the groups that there are.
+        fixed (sequence of tuple, optional): paths of the known groups.
     """
     keys = [as_path(key) for key in (*module.in_keys, *module.out_keys)]
     if fixed is not None:
@@ -75,10 +75,10 @@ def path_of(module: TensorDictModuleBase, fixed: Sequence[Path] | None = None) -
 def locate(
     root: TensorDictBase, path: Path, exact: bool = False
 ) -> tuple[Path, TensorDictBase] | None:
-    """Returns the first group along a path, and its own path.
+    """Returns the first group along a path, and its path.
 
-    It is the first entry that is stacked lazily or has more batch dims than the root, else the
-    first; with ``exact``, it is what lies at the end.
+    It is the first entry that is lazily stacked or has more batch dims than the root, else the
+    first; with ``exact``, the entry at the end of the path.
     """
     if not path:
         return ((), root) if is_lazy(root) else None
@@ -97,18 +97,18 @@ def locate(
 
 
 class Step:
-    """One module of a policy, as a group sees it.
+    """One module of a policy, with its keys in a group.
 
     Args:
-        name (str): its place in the policy.
+        name (str): position in the policy.
         module (TensorDictModuleBase): with keys from the root.
-        path (tuple of str): where its group is.
-        agents (tuple of int, optional): its route.
+        path (tuple of str): path of its group.
+        agents (tuple of int, optional): agents of its route.
 
     Attributes:
-        reads, writes (list of NestedKey): what of its keys lies in the group, seen from there.
-        reads_outside, writes_outside (list of NestedKey): the rest, from the root.
-        width (int, optional): how many features its first layer takes.
+        reads, writes (list of NestedKey): its keys in the group, relative to it.
+        reads_outside, writes_outside (list of NestedKey): its other keys, from the root.
+        width (int, optional): number of input features of its first layer.
     """
 
     def __init__(
@@ -141,12 +141,12 @@ def read_agents(name: str, agents: Any, spec: GroupSpec | None) -> tuple[int, ..
     """Returns the indices of the agents on a module's route; None without one.
 
     Args:
-        name (str): the module's place in the policy.
+        name (str): the module's position in the policy.
         agents (int, str or sequence of such, optional): indices, names or patterns.
-        spec (GroupSpec, optional): who there is.
+        spec (GroupSpec, optional): specs of the group.
 
     Raises:
-        ValueError: no agents, unknown ones, or one twice.
+        ValueError: no agents, unknown agents, or one twice.
     """
     if agents is None:
         return None
@@ -178,12 +178,12 @@ def read_agents(name: str, agents: Any, spec: GroupSpec | None) -> tuple[int, ..
 
 
 class AgentTable:
-    """Which agents of a group a module runs on, and what each agent was given.
+    """Table of a group's agents: modules that run on them, and their entries.
 
     Args:
-        path (tuple of str): where the group is.
+        path (tuple of str): path of the group.
         n (int): number N of agents.
-        spec (GroupSpec, optional): for the agents' names.
+        spec (GroupSpec, optional): specs with the agents' names.
     """
 
     def __init__(self, path: Path, n: int, spec: GroupSpec | None) -> None:
@@ -195,7 +195,7 @@ class AgentTable:
         self.writers: dict[NestedKey, dict[int, str]] = {}
 
     def shapes(self, leaf: NestedKey) -> Sequence[Shape | None]:
-        """Returns each agent's own shape of a leaf; None where it has none."""
+        """Returns the shape of a leaf for each agent; None if it has none."""
         raise NotImplementedError
 
     def key(self, leaf: NestedKey) -> NestedKey:
@@ -204,7 +204,7 @@ class AgentTable:
         return path[0] if len(path) == 1 else path
 
     def describe(self, agents: Sequence[int]) -> str:
-        """Describes agents of this group, in a sentence."""
+        """Returns the agents of this group as a phrase for an error message."""
         who = [agent if self.names is None else self.names[agent] for agent in agents]
         return f"agent{'s' * (len(who) > 1)} {', '.join(map(str, who))} of {self}"
 
@@ -213,16 +213,16 @@ class AgentTable:
         return f"group {path!r}" if path else "the lazy stack"
 
     def describe_keys(self, agent: int) -> str:
-        """Describes what an agent has, in a sentence."""
+        """Returns the entries of an agent as a phrase for an error message."""
         raise NotImplementedError
 
-    # ----------------------------------------------------------------------------- who runs
+    # ----------------------------------------------------------------------------- routing
 
     def choose(self, step: Step, tolerant: bool) -> tuple[int, ...] | None:
-        """Returns the agents that a module runs on; None where shapes do not say it yet.
+        """Returns the agents that a module runs on; None if shapes do not determine it yet.
 
         Raises:
-            ValueError: no such agents, or some that cannot be.
+            ValueError: no such agents, or conflicting ones.
         """
         columns = [self.shapes(leaf) for leaf in step.reads]
         if step.agents is not None:
@@ -233,7 +233,7 @@ class AgentTable:
         if not chosen and not tolerant:
             raise ValueError(
                 f"module {step.name} reads {list(step.module.in_keys)}, which no agent of {self} "
-                f"has: {self.describe_keys(0)}; mend its in_keys, or set partial_tolerant=True."
+                f"has: {self.describe_keys(0)}; correct its in_keys, or set partial_tolerant=True."
             )
         if not _differ(columns, chosen):
             return chosen
@@ -246,7 +246,7 @@ class AgentTable:
         found = [f"{self.key(leaf)!r}: {_by_shape(c)}" for leaf, c in zip(step.reads, columns)]
         takes = "" if step.width is None else f" (its first layer takes {step.width} features)"
         raise ValueError(
-            f"module {step.name} reads what agents of {self} have in different shapes, found "
+            f"module {step.name} reads entries of agents of {self} in different shapes, found "
             f"{', '.join(found)}, expected one shape for all its agents{takes}; give it a route: "
             "(module, [0, 1])."
         )
@@ -264,21 +264,21 @@ class AgentTable:
             if lacking:
                 raise ValueError(
                     f"module {step.name} reads {self.key(leaf)!r}, but {self.describe(lacking)} "
-                    f"on its route: {self.describe_keys(lacking[0])}; mend its in_keys or route."
+                    f"on its route: {self.describe_keys(lacking[0])}; correct its in_keys or route."
                 )
 
-    # -------------------------------------------------------------------- what they were given
+    # ----------------------------------------------------------------------------- written entries
 
-    def note(self, step: Step, agents: Sequence[int], strict: bool = True) -> None:
-        """Notes what a module writes for which agents.
+    def record(self, step: Step, agents: Sequence[int], strict: bool = True) -> None:
+        """Records the entries that a module writes for agents.
 
         Args:
             step (Step): the module.
-            agents (sequence of int): whom it ran on.
-            strict (bool): refuse what was written before.
+            agents (sequence of int): agents that it ran on.
+            strict (bool): whether to refuse entries that were written before.
 
         Raises:
-            ValueError: another module has given it, and this one does not read it.
+            ValueError: another module has written it, and this one does not read it.
         """
         self.idle.difference_update(agents)
         for leaf in step.writes:
@@ -294,17 +294,17 @@ class AgentTable:
             writers.update(dict.fromkeys(agents, step.name))
 
     def check_complete(self, actions: Iterable[NestedKey]) -> None:
-        """Refuses agents that no module ran on, or that got no action.
+        """Refuses agents without a module or without an action.
 
         Raises:
-            ValueError: there are such agents.
+            ValueError: if there are such agents.
         """
         if self.idle:
             idle = sorted(self.idle)
             raise ValueError(
                 f"no module of this policy runs on {self.describe(idle)}: "
-                f"{self.describe_keys(idle[0])}; expected a module that reads that, or has a route "
-                "to them; or set partial_tolerant=True."
+                f"{self.describe_keys(idle[0])}; expected a module that reads these entries, or "
+                "has a route to them; or set partial_tolerant=True."
             )
         for leaf in actions:
             writers = self.writers.get(leaf, {})
@@ -319,10 +319,10 @@ class AgentTable:
 
 
 class SpecGroup(AgentTable):
-    """A group of which only the specs are known.
+    """A group known by its specs only.
 
     Args:
-        path (tuple of str): where the group is.
+        path (tuple of str): path of the group.
         spec (GroupSpec): its specs.
     """
 
@@ -331,7 +331,7 @@ class SpecGroup(AgentTable):
         self.spec = spec
 
     def shapes(self, leaf: NestedKey) -> Sequence[Shape | None]:
-        """Returns each agent's own shape of a leaf; unknown for what a module writes."""
+        """Returns the shape of a leaf for each agent; unknown for entries written by a module."""
         members = self.spec.members
         own: list[Shape | None] = [(UNKNOWN,)] * self.n
         if members is not None and leaf not in GIVEN:
@@ -341,10 +341,10 @@ class SpecGroup(AgentTable):
         return [(UNKNOWN, written[a]) if a in written else own[a] for a in self.everyone]
 
     def describe_keys(self, agent: int) -> str:
-        """Describes what an agent has, in a sentence."""
+        """Returns the entries of an agent as a phrase for an error message."""
         members = self.spec.members
         if members is None:
-            return "its specs say nothing of it"
+            return "its specs do not mention it"
         keys = {str(key) for key in members[agent].keys(True, True)}
         return f"{self.describe([agent])} has {', '.join(sorted(keys - {'action'}))}"
 
@@ -365,16 +365,16 @@ def _by_shape(column: Sequence[Shape | None]) -> str:
 
 
 class DataGroup(AgentTable):
-    """A group in a TensorDict during one call; what is written stays here until :meth:`flush`.
+    """A group in a TensorDict during one call; :meth:`flush` writes the results back.
 
     Args:
         root (TensorDictBase): ``[*B]``.
-        path (tuple of str): where the group is in it.
+        path (tuple of str): path of the group.
         data (TensorDictBase): the group, ``[*B, N]``, dense or lazily stacked.
-        spec (GroupSpec, optional): how many agents are expected, and their names.
+        spec (GroupSpec, optional): number of agents, and their names.
 
     Raises:
-        ValueError: another number of agents than the specs have.
+        ValueError: a number of agents that differs from the specs.
     """
 
     def __init__(
@@ -414,7 +414,7 @@ class DataGroup(AgentTable):
     # ------------------------------------------------------------------------------- reading
 
     def shapes(self, leaf: NestedKey) -> Sequence[Shape | None]:
-        """Returns each agent's own shape of a leaf; empty placeholders do not count."""
+        """Returns the shape of a leaf for each agent, without empty placeholders."""
         if self.lazy or leaf in self.written:
             start, column = self.own_dim - 1, self.column(leaf)
             found = [None if value is None else tuple(value.shape[start:]) for value in column]
@@ -429,12 +429,12 @@ class DataGroup(AgentTable):
         return all(shapes[agent] is not None for agent in agents)
 
     def describe_keys(self, agent: int) -> str:
-        """Describes what an agent has, in a sentence."""
+        """Returns the entries of an agent as a phrase for an error message."""
         keys = self.members[agent].keys() if self.lazy else self.data.keys()
         return f"{self.describe([agent])} has {', '.join(sorted(keys))}"
 
     def column(self, leaf: NestedKey) -> list[Tensor | None]:
-        """Returns each agent's entry, as it was written last."""
+        """Returns the latest entry of each agent."""
         known = self.columns.get(leaf)
         if known is not None:
             return known
@@ -463,7 +463,7 @@ class DataGroup(AgentTable):
         return torch.stack([cast(Tensor, column[agent]) for agent in agents], self.dim)
 
     def view(self, root: TensorDictBase, step: Step, agents: tuple[int, ...]) -> TensorDictBase:
-        """Returns what a module reads of these agents and of the root, under its own keys."""
+        """Returns the inputs of a module for these agents, and from the root, under its keys."""
         known = self.views.get(agents)
         if known is None:
             source = {leaf: self.take(agents, leaf) for leaf in step.reads}
@@ -492,17 +492,17 @@ class DataGroup(AgentTable):
     def write(
         self, root: TensorDictBase, step: Step, agents: tuple[int, ...], out: TensorDictBase
     ) -> None:
-        """Keeps what a module wrote for these agents.
+        """Stores the outputs of a module for these agents until :meth:`flush`.
 
         Raises:
-            ValueError: an entry without a row an agent; one outside of the group that is not of
-                all agents.
+            ValueError: an entry without a row per agent, or an entry outside of the group that is
+                not for all agents.
         """
-        self.note(step, agents)
+        self.record(step, agents)
         for key in step.writes_outside:
             if agents != self.everyone:
                 raise ValueError(
-                    f"module {step.name} runs on {self.describe(agents)} alone and writes {key!r}, "
+                    f"module {step.name} runs on {self.describe(agents)} only and writes {key!r}, "
                     "expected entries of the group only."
                 )
             root.set(key, out.get(key))
@@ -525,7 +525,7 @@ class DataGroup(AgentTable):
                 own.set(leaf, value)
 
     def flush(self, root: TensorDictBase) -> None:
-        """Puts what was written into the TensorDict."""
+        """Writes the stored outputs into the TensorDict."""
         dense = {} if self.lazy else {leaf: self._joined(leaf) for leaf in self.written}
         if any(value is None for value in dense.values()):
             self._loosen(root)
@@ -542,13 +542,13 @@ class DataGroup(AgentTable):
         self.written = {}
 
     def refresh(self, root: TensorDictBase) -> None:
-        """Forgets what was read, since a module has written into the TensorDict."""
+        """Clears the cached inputs after a module has written into the TensorDict."""
         found = locate(root, self.path, exact=True)
         if found is not None:
             self._attach(root, found[1])
 
     def _joined(self, leaf: NestedKey) -> Tensor | None:
-        """Returns all agents' entries as one; None where they differ or an agent has none."""
+        """Returns all agents' entries as one; None if they differ or an agent has none."""
         parts = self.written[leaf]
         if [agent for agents, _ in parts for agent in agents] == list(self.everyone):
             values = [value for _, value in parts]
@@ -563,7 +563,7 @@ class DataGroup(AgentTable):
         return torch.stack(entries, self.dim) if agree else None
 
     def _loosen(self, root: TensorDictBase) -> None:
-        """Makes a dense group a lazily stacked one, since its agents differ from now on."""
+        """Turns a dense group into a lazily stacked one, since its agents differ from now on."""
         data = self.data
         if not self.inside:
             data = data.copy()

@@ -1,7 +1,7 @@
-"""Policies for lazily stacked groups: each module runs on the members it is for, in one call.
+"""Policies for lazily stacked groups, in which each module runs in one call on its agents.
 
-TorchRL's ``TensorDictSequential(partial_tolerant=True)`` takes a lazy stack apart at the root
-only, member by member, and where it finds none that fits it silently does nothing.
+TorchRL's ``TensorDictSequential(partial_tolerant=True)`` takes a lazy stack apart only at the
+root, member by member. If no member fits a module, it silently does nothing.
 
 Shapes: B any batch dims, N agents of a group, n agents of a route.
 """
@@ -45,17 +45,17 @@ Parts: TypeAlias = Sequence[tuple[tuple[int, ...], Tensor]]
 
 
 class RoutedDistribution(Distribution):
-    """The agents' distributions, which may be of different kinds and widths.
+    """Distributions of agents, which may be of different types and widths.
 
     Args:
-        group (DataGroup): whose agents they are.
-        routes (sequence of (agents, Distribution, leaf)): agents that have one distribution,
-            and which leaf it is of.
+        group (DataGroup): group of the agents.
+        routes (sequence of (agents, Distribution, leaf)): agents with one distribution, and the
+            leaf that it is for.
 
     Shapes:
         - :meth:`log_prob`, :meth:`entropy`: ``[*B, N]``
         - :meth:`sample`, :meth:`rsample`, :attr:`deterministic_sample`: ``[*B, N, *own]``, or a
-          list of N tensors ``[*B, *own]`` where the agents differ
+          list of N tensors ``[*B, *own]`` if the agents differ
 
     Raises:
         ValueError: an agent without a distribution.
@@ -81,24 +81,24 @@ class RoutedDistribution(Distribution):
 
     @property
     def has_rsample(self) -> bool:  # type: ignore[override]
-        """Whether all agents' samples carry gradients."""
+        """True if all agents' samples carry gradients."""
         return all(dist.has_rsample for _, dist, _ in self.routes)
 
     def log_prob(self, value: TensorDictBase | Tensor | Sequence[Tensor]) -> Tensor:
         """Returns the agents' log-probabilities.
 
         Args:
-            value (TensorDictBase, Tensor or sequence of Tensor): the root, with the actions in
-                its group; or the actions, of all agents or one by one.
+            value (TensorDictBase, Tensor or sequence of Tensor): the root with the actions in its
+                group, or the actions, of all agents or one by one.
 
         Raises:
-            ValueError: a distribution that gives more than one number for an agent.
-            KeyError: the group is not there.
+            ValueError: a distribution with more than one log-probability per agent.
+            KeyError: a missing group.
         """
         if isinstance(value, TensorDictBase):
             found = locate(value, self.path, exact=True)
             if found is None:
-                raise KeyError(f"{self.label} is not there, found {list(value.keys())}.")
+                raise KeyError(f"{self.label} is missing, found {list(value.keys())}.")
             group = DataGroup(value, *found, None)
         parts = []
         for agents, dist, leaf in self.routes:
@@ -112,7 +112,7 @@ class RoutedDistribution(Distribution):
         return self._per_agent(parts)
 
     def entropy(self) -> Tensor:
-        """Returns the agents' entropies, or estimates of one sample without a closed form."""
+        """Returns the agents' entropies, or one-sample estimates without a closed form."""
         parts = []
         for agents, dist, _ in self.routes:
             try:
@@ -124,16 +124,16 @@ class RoutedDistribution(Distribution):
         return self._per_agent(parts)
 
     def sample(self, sample_shape: Sequence[int] = ()) -> Any:
-        """Draws each agent's action."""
+        """Samples each agent's action."""
         return self._actions(lambda dist: dist.sample(torch.Size(sample_shape)))
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Any:
-        """Draws each agent's action, with gradients."""
+        """Samples each agent's action, with gradients."""
         return self._actions(lambda dist: dist.rsample(torch.Size(sample_shape)))
 
     @property
     def deterministic_sample(self) -> Any:
-        """Returns each agent's action without chance."""
+        """Returns each agent's deterministic action."""
         return self._actions(_deterministic)
 
     def _per_agent(self, parts: Parts) -> Tensor:
@@ -141,7 +141,7 @@ class RoutedDistribution(Distribution):
             if isinstance(dist, CompositeDistribution) or len(dist.batch_shape) != self.ndim:
                 raise ValueError(
                     f"{self.label}: agents {list(agents)} have a {type(dist).__name__} of batch "
-                    f"shape {tuple(dist.batch_shape)}, expected one number an agent; wrap it in "
+                    f"shape {tuple(dist.batch_shape)}, expected one number per agent; wrap it in "
                     "Independent."
                 )
         return cast(Tensor, self._join(parts, [self.dim] * len(parts)))
@@ -168,42 +168,42 @@ def _deterministic(dist: Any) -> Tensor:
 
 
 class RoutedSequential(TensorDictSequential):
-    """Modules one after the other, each on those agents of a group that it is for.
+    """Sequence of modules, each of which runs on its agents of a group.
 
-    Where a group is stacked lazily, a module runs in one call on the dense stack of the members
-    that have its ``in_keys``, and writes into these only; what an earlier module gave a member
-    counts. Where members have a key in different widths, a module is for those whose width its
-    first layer takes. Where that does not say it, a route does: ``(module, agents)``. A module
-    with a route runs on a dense group's slice, too; without any route, a dense group is run as
-    by :class:`~tensordict.nn.TensorDictSequential`.
+    In a lazily stacked group, a module runs in one call on the dense stack of the members that have
+    its ``in_keys``, and writes into these only. Entries written by earlier modules count. If
+    members have a key in different widths, a module takes those whose width fits its first layer.
+    If that
+    is ambiguous, a route decides: ``(module, agents)``. A module with a route also runs on a slice
+    of a dense group. Without routes, a dense group is run as by
+    :class:`~tensordict.nn.TensorDictSequential`.
 
-    :meth:`log_prob` serves losses of one's own; TorchRL's read the actions of a lazily stacked
-    group agent by agent first and fail, so give them a dense one (``envs.PadAgents``).
+    :meth:`log_prob` serves custom losses. TorchRL's losses first read the actions of a lazily
+    stacked group agent by agent and fail, so give them a dense one (``envs.PadAgents``).
 
     Args:
-        modules (TensorDictModuleBase, or tuple of one and its agents): in order; or one list of
-            them, or one dict by name. Agents are indices, or, where ``group`` gives specs, names
+        modules (TensorDictModuleBase, or tuple of one and its agents): modules in order; or one
+            list of them, or one dict by name. Agents are indices, or, if ``group`` has specs, names
             or patterns such as ``"rover_*"``.
 
     Keyword Args:
-        group (NestedKey, GroupSpec or TeamSpec, optional): where the agents are; by default what
-            all of a module's nested keys share. Specs are checked at once, and give names.
-        partial_tolerant (bool): allow members that no module runs on, and modules that run on
-            no member.
+        group (NestedKey, GroupSpec or TeamSpec, optional): path or specs of the agents; default:
+            the prefix that a module's nested keys share. Specs are checked at once, and give names.
+        partial_tolerant (bool): allows members without a module, and modules without a member.
         selected_out_keys, inplace: as in :class:`~tensordict.nn.TensorDictSequential`.
 
     Shapes:
-        - an entry of a lazily stacked group: ``[*B, *own]`` a member
-        - what a module reads and writes: ``[*B, n, *own]``
+        - an entry of a lazily stacked group: ``[*B, *own]`` per member
+        - inputs and outputs of a module: ``[*B, n, *own]``
 
     Keys:
-        - reads, writes: those of the modules, ``(group, leaf)``. Where agents differ in what
-          they are given, their group is stacked lazily afterwards.
+        - reads, writes: those of the modules, ``(group, leaf)``. If agents get different entries,
+          their group is lazily stacked afterwards.
 
     Raises:
         ValueError: a member without module or action, a module without member, two modules that
-            write one entry, an agent on a route without the key that is read, or widths that fit
-            no module: at once where specs are given, else in the first call.
+            write one entry, an agent on a route without a key that is read, or widths that fit no
+            module. It is raised at once with specs, else in the first call.
 
     Examples:
         >>> import torch
@@ -255,7 +255,7 @@ class RoutedSequential(TensorDictSequential):
     # ------------------------------------------------------------------------- construction
 
     def _survey(self, routes: Sequence[Any]) -> None:
-        """Reads the modules' keys and widths, and which agents they are for."""
+        """Reads the modules' keys, widths and agents."""
         self._steps: list[Step] = []
         for i, (module, route) in enumerate(zip(self._module_iter(), routes)):
             name, path = self._name(i), path_of(module, self._fixed)
@@ -263,7 +263,7 @@ class RoutedSequential(TensorDictSequential):
             self._steps.append(Step(name, module, path, agents))
 
     def _check_specs(self) -> None:
-        """Checks a call with shapes alone, as far as they are known."""
+        """Checks a call by shapes alone, if they are known."""
         for path, spec in self._specs.items():
             table = SpecGroup(path, spec)
             own = [step for step in self._steps if step.path == path]
@@ -272,7 +272,7 @@ class RoutedSequential(TensorDictSequential):
                 agents = None if nested else table.choose(step, False)
                 if agents is None:
                     break
-                table.note(step, agents)
+                table.record(step, agents)
             else:
                 if own:
                     table.check_complete(self._actions_of(table))
@@ -281,12 +281,12 @@ class RoutedSequential(TensorDictSequential):
         return repr(list(self.module)[i]) if isinstance(self.module, nn.ModuleDict) else str(i)
 
     def _actions_of(self, table: AgentTable) -> list[NestedKey]:
-        """Returns the keys that must be written for every agent if for any."""
+        """Returns the keys that must be written for all agents if for any."""
         if (spec := self._specs.get(table.path)) is None:
             return [leaf for leaf in table.writers if as_path(leaf)[-1] == "action"]
         return [leaf for leaf in table.writers if table.key(leaf) == spec.action_key]
 
-    # ------------------------------------------------------------------------------ a call
+    # ------------------------------------------------------------------------------- call
 
     @dispatch(auto_batch_size=False)
     def forward(
@@ -320,7 +320,7 @@ class RoutedSequential(TensorDictSequential):
     def _execute(
         self, root: TensorDictBase, dists: list[DistributionRoute] | None = None
     ) -> TensorDictBase:
-        """Runs the modules; with ``dists``, up to the last distribution, and keeps those there."""
+        """Runs the modules; with ``dists``, up to the last distribution, which is stored there."""
         groups: dict[Path, DataGroup] = {}
         steps = list(self._steps)
         if dists is not None:
@@ -339,7 +339,7 @@ class RoutedSequential(TensorDictSequential):
             if group is None or not routed or isinstance(step.module, RoutedSequential):
                 root = self._run_plainly(step.module, root, groups)
                 if group is not None:
-                    group.note(step, group.everyone, strict=False)
+                    group.record(step, group.everyone, strict=False)
             else:
                 self._play(step, root, group)
         for group in groups.values():
@@ -379,7 +379,7 @@ class RoutedSequential(TensorDictSequential):
         return root
 
     def _play(self, step: Step, root: TensorDictBase, group: DataGroup) -> None:
-        """Runs a module on the agents that it is for."""
+        """Runs a module on its agents."""
         agents = group.choose(step, bool(self.partial_tolerant))
         if not agents:
             return
@@ -393,16 +393,16 @@ class RoutedSequential(TensorDictSequential):
     # --------------------------------------------------------------------- probabilistic parts
 
     def get_dist(self, tensordict: TensorDictBase) -> Distribution:
-        """Returns the agents' distributions; nothing is written.
+        """Returns the agents' distributions without writing anything.
 
         Raises:
-            ValueError: no probabilistic module, or those of more than one group.
+            ValueError: no probabilistic module, or modules of more than one group.
         """
         acting = {step.path for step in self._steps if step.probabilistic}
         if len(acting) != 1:
             raise ValueError(
                 f"this policy has probabilistic modules in {sorted(acting) or 'no group'}, "
-                "expected such of one group; take the one with select_subsequence."
+                "expected one group; select its modules with select_subsequence."
             )
         dists: list[DistributionRoute] = []
         root = self._execute(tensordict.copy(), dists)
@@ -412,7 +412,7 @@ class RoutedSequential(TensorDictSequential):
         return RoutedDistribution(DataGroup(root, *found, self._specs.get(found[0])), dists)
 
     def log_prob(self, tensordict: TensorDictBase, *, dist: Distribution | None = None) -> Tensor:
-        """Returns the log-probabilities of the actions that the agents have, ``[*B, N]``."""
+        """Returns the log-probabilities of the agents' actions, ``[*B, N]``."""
         dist = self.get_dist(tensordict) if dist is None else dist
         return dist.log_prob(tensordict)
 
@@ -424,7 +424,7 @@ class RoutedSequential(TensorDictSequential):
         dists: list[DistributionRoute],
         needed: bool,
     ) -> None:
-        """Keeps the distribution of a module's agents; runs the module where that is needed."""
+        """Stores the distribution of a module's agents; runs the module if needed."""
         module: Any = step.module
         if group is None:
             dists.append(((), module.get_dist(root), module.out_keys[0]))
@@ -436,7 +436,7 @@ class RoutedSequential(TensorDictSequential):
             return
         view = group.view(root, step, agents)
         drawn = [leaf for leaf in step.writes if group.key(leaf) in module.dist_sample_keys]
-        # The last counts; what was drawn before is given, if the agents have it.
+        # The last one counts; entries sampled before are given if the agents have them.
         dists[:] = [other for other in dists if not set(other[0]) & set(agents)]
         dists.append((agents, module.get_dist(view), drawn[0]))
         if needed:
@@ -449,26 +449,26 @@ class RoutedSequential(TensorDictSequential):
 
     @property
     def log_prob_keys(self) -> list[NestedKey]:
-        """Where the modules write log-probabilities."""
+        """Keys of the log-probabilities that the modules write."""
         return self._keys_of("log_prob_keys")
 
     @property
     def dist_sample_keys(self) -> list[NestedKey]:
-        """Where the modules write samples."""
+        """Keys of the samples that the modules write."""
         return self._keys_of("dist_sample_keys")
 
     def _keys_of(self, kind: str) -> list[NestedKey]:
         keys = (key for module in self._module_iter() for key in getattr(module, kind, ()))
         return list(dict.fromkeys(keys))
 
-    # ------------------------------------------------------------------------------- a part
+    # -------------------------------------------------------------------------------- part
 
     def select_subsequence(
         self,
         in_keys: Iterable[NestedKey] | None = None,
         out_keys: Iterable[NestedKey] | None = None,
     ) -> RoutedSequential:
-        """The modules that lead from these ``in_keys`` to these ``out_keys``, with their routes.
+        """Returns the modules between these ``in_keys`` and ``out_keys``, with their routes.
 
         A part may leave members out.
 

@@ -1,4 +1,4 @@
-"""Communication between agents: who hears whom, what is said, and what is made of it."""
+"""Communication between agents: channel, links and rounds of messages."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""The channel that agents talk over: who hears whom, and when; and what is heard in a batch."""
+"""Channel between agents: links, delays, gates and discrete messages."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ __all__ = [
     "Channel",
     "Links",
     "OneStep",
-    "between",
+    "channel_module",
     "drawing",
     "listening",
     "listening_by_group",
+    "living_links",
     "make_delay",
     "nearest",
-    "received_messages",
     "ring",
-    "talking_module",
+    "used_links",
     "within",
 ]
 
 
 class OneStep(Memory):
-    """Gives in each step what came in the step before, and 0 in an episode's first.
+    """Delay of one step: gives the input of the step before, and 0 in an episode's first step.
 
-    A memory without parameters: who does not act neither hears nor forgets.
+    A memory without parameters. Agents that do not act neither receive nor forget.
 
     Args:
-        size (int): numbers V.
+        size (int): number of values V.
 
     Shapes:
         - as :class:`~torchrl_marl.modules.memory.cells.Memory`; ``F = H = S = V``
@@ -64,7 +64,7 @@ class OneStep(Memory):
     def forward(
         self, x: Tensor, state: Tensor, init: Tensor | None, mask: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Runs over the steps."""
+        """Runs over the steps of a sequence."""
         x = x.to(state.dtype)
         states = x if mask is None else _latest(x, state, init, mask)
         before = torch.cat([state.unsqueeze(0), states[:-1]])
@@ -72,7 +72,7 @@ class OneStep(Memory):
 
 
 def _latest(x: Tensor, state: Tensor, init: Tensor | None, mask: Tensor) -> Tensor:
-    """Returns what came last in a step in which the agent acted, of this episode."""
+    """Returns the last input of a step in which the agent acted, within the episode."""
     if len(x) == 1:
         kept = state if init is None else torch.where(init[0], 0.0, state)
         return torch.where(mask, x, kept.unsqueeze(0))
@@ -87,11 +87,11 @@ def _latest(x: Tensor, state: Tensor, init: Tensor | None, mask: Tensor) -> Tens
 
 
 def make_delay(size: int, steps: int) -> Memory | None:
-    """Builds a delay of so many steps; None where there are none.
+    """Builds a delay of ``steps`` steps; None for 0.
 
     Args:
-        size (int): numbers V.
-        steps (int): after which something heard is known.
+        size (int): number of values V.
+        steps (int): delay.
 
     Examples:
         >>> heard = torch.tensor([1.0, 2.0, 3.0]).view(3, 1, 1)
@@ -103,15 +103,15 @@ def make_delay(size: int, steps: int) -> Memory | None:
     return Layers([OneStep(size) for _ in range(steps)])
 
 
-def between(alive: Tensor) -> Tensor:
-    """Returns the links between the living; nobody hears itself.
+def living_links(alive: Tensor) -> Tensor:
+    """Returns the links between living agents; no agent hears itself.
 
     Shapes:
         - alive: ``[*B, N]``, bool; returns ``[*B, N, N]``, True where the agent of a row hears
           the agent of a column
 
     Examples:
-        >>> between(torch.tensor([True, True, False])).int()
+        >>> living_links(torch.tensor([True, True, False])).int()
         tensor([[0, 1, 0],
                 [1, 0, 0],
                 [0, 0, 0]], dtype=torch.int32)
@@ -121,7 +121,7 @@ def between(alive: Tensor) -> Tensor:
 
 
 def ring(n_agents: int, device: Device = None) -> Tensor:
-    """Returns the links of a ring, ``[N, N]``: to the agent before and to the one behind.
+    """Returns the links of a ring, ``[N, N]``: to the agents before and after.
 
     Examples:
         >>> ring(4)[0].tolist()
@@ -133,7 +133,7 @@ def ring(n_agents: int, device: Device = None) -> Tensor:
 
 
 def within(position: Tensor, radius: float) -> Tensor:
-    """Returns who is at most so far away.
+    """Returns the links between agents within a radius.
 
     Shapes:
         - position: ``[*B, N, P]``; returns ``[*B, N, N]``
@@ -146,7 +146,7 @@ def within(position: Tensor, radius: float) -> Tensor:
 
 
 def nearest(position: Tensor, count: int, alive: Tensor) -> Tensor:
-    """Returns the nearest living ones; of two equally near the first.
+    """Returns the links to the nearest living agents; of two equally near, the first.
 
     Shapes:
         - position: ``[*B, N, P]``; alive: ``[*B, N]``; returns ``[*B, N, N]``
@@ -156,7 +156,7 @@ def nearest(position: Tensor, count: int, alive: Tensor) -> Tensor:
         >>> nearest(position, 1, torch.tensor([True, False, True]))[0].tolist()
         [False, False, True]
     """
-    linked = between(alive)
+    linked = living_links(alive)
     distance = torch.where(linked, _squared_distance(position), torch.inf)
     rank = distance.argsort(dim=-1, stable=True).argsort(dim=-1)
     return (rank < count) & linked
@@ -167,12 +167,12 @@ def _squared_distance(position: Tensor) -> Tensor:
 
 
 class Links(nn.Module):
-    """Says who hears whom: the living, as far as the settings let them.
+    """Communication graph of the living agents, built from the settings.
 
     Args:
-        config (CommunicationConfig): who hears whom.
+        config (CommunicationConfig): communication settings.
         n_agents (int): N.
-        device (torch.device, optional): of the links.
+        device (torch.device, optional): device of the links.
 
     Shapes:
         - alive: ``[*B, N]``; position: ``[*B, N, P]``; given: ``[N, N]`` or ``[*B, N, N]``;
@@ -188,8 +188,8 @@ class Links(nn.Module):
         self.register_buffer("fixed", fixed, persistent=False)
 
     def forward(self, alive: Tensor, position: Tensor | None, given: Tensor | None) -> Tensor:
-        """Returns the links; those that are given are factors of them."""
-        links = between(alive)
+        """Returns the links. Given ones are multiplied into them."""
+        links = living_links(alive)
         if self.fixed is not None:
             links = links & self.fixed
         if given is not None:
@@ -208,11 +208,11 @@ _HOW: ContextVar[str] = ContextVar("how", default="replay")
 
 @contextlib.contextmanager
 def drawing(how: Literal["draw", "mode", "replay"]) -> Iterator[None]:
-    """Says for a while where gates, lost links and noise come from.
+    """Sets the source of gates, dropped links and noise within a context.
 
     Args:
-        how (str): ``draw`` them anew; ``mode``: the likeliest gate, no loss and no noise; or
-            ``replay`` what was drawn before, as losses do.
+        how (str): ``draw`` samples them; ``mode`` takes the likeliest gate, without dropout and
+        noise; ``replay`` reads the samples in the batch, as losses do.
     """
     token = _HOW.set(how)
     try:
@@ -222,24 +222,24 @@ def drawing(how: Literal["draw", "mode", "replay"]) -> Iterator[None]:
 
 
 class Channel(nn.Module):
-    """Lets the agents of a group hear each other.
+    """Communication channel between the agents of a group.
 
-    Whatever is drawn, gates, lost links and the noise on messages, is an output, which the update
-    reads again. With a delay agents know later what they hear: who speaks and who hears whom, what
-    is drawn, where agents are, and whom they attend to, are those of the step in which words are
-    said. Until then they are part of what an agent remembers.
+    All samples (gates, dropped links, noise on messages) are outputs, and the update reads them
+    back. With a delay, messages arrive some steps later. Gates, links, samples, positions and
+    attention are then those of the sending step. Messages in transit are part of the hidden
+    state.
 
     Args:
-        width (int): features H.
-        config (CommunicationConfig): how they communicate; a
-            :class:`~torchrl_marl.modules.DrawnCommunicationConfig` where something is drawn.
+        width (int): number of features H.
+        config (CommunicationConfig): communication settings; a
+            :class:`~torchrl_marl.modules.DrawnCommunicationConfig` for random parts.
         n_agents (int): N.
-        device (torch.device, optional): of the parameters.
+        device (torch.device, optional): device of the parameters.
 
     Attributes:
-        draws (int): numbers D that are drawn for an agent in a step.
-        numbers (int): numbers that an agent that speaks sends in a step.
-        delay (Memory, optional): keeps what is heard until it is known.
+        draws (int): number of samples D per agent and step.
+        numbers (int): numbers that a sending agent transmits per step.
+        delay (Memory, optional): memory of the messages in transit.
 
     Raises:
         ConfigError: settings that do not fit together.
@@ -247,9 +247,8 @@ class Channel(nn.Module):
     Shapes:
         - features: ``[*B, N, H]``; mask: ``[*B, N]``; context.drawn: ``[*B, N, D]``;
           context.state: ``[*B, N, S]``
-        - returns: ``[*B, N, H]``, what was drawn ``[*B, N, D]``, the logits of the gates
-          ``[*B, N, 1]``, and what is not known yet ``[*B, N, S]``; the last three None where
-          there are none
+        - returns: features ``[*B, N, H]``, samples ``[*B, N, D]``, gate logits ``[*B, N, 1]``, and
+        messages in transit ``[*B, N, S]``; each of the last three is None if unused
 
     Reference: Singh et al., 2019, https://arxiv.org/abs/1812.09755 (gate, IC3Net); Foerster et
     al., 2016, https://arxiv.org/abs/1605.06676 (DIAL); Jang et al., 2017,
@@ -287,11 +286,11 @@ class Channel(nn.Module):
     def forward(
         self, features: Tensor, mask: Tensor | None, context: Context
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-        """Runs the rounds."""
+        """Runs the rounds of messages."""
         alive = mask
         if alive is None:
             alive = torch.ones(features.shape[:-1], dtype=torch.bool, device=features.device)
-        # The dead may hold anything, NaN included.
+        # Dead agents' features may hold anything, NaN included.
         features = torch.where(alive.unsqueeze(-1), features, 0.0)
         position = context.position
         if position is not None:
@@ -302,17 +301,17 @@ class Channel(nn.Module):
         noise = drawn.split(self.columns, -1)[2] if drawn is not None and self.columns[2] else None
         if self.delay is not None:
             heard = features, links, speaks, position, self._code(noise)
-            features, kept = self._hear_later(self.delay, heard, mask, context)
+            features, kept = self._delayed_round(self.delay, heard, mask, context)
             return features, drawn, logits, kept
         parts = [None] * len(self.sizes) if noise is None else noise.split(self.sizes, -1)
         for one, own in zip(self.rounds, parts):
             features = one(features, links, speaks, position, self._code(own))
         return features, drawn, logits, None
 
-    def _hear_later(
+    def _delayed_round(
         self, delay: Memory, heard: tuple, mask: Tensor | None, context: Context
     ) -> tuple[Tensor, Tensor]:
-        """Runs a round of which agents know some steps later; returns what they do not know yet."""
+        """Runs a round with delayed messages; returns features and messages in transit."""
         kept: list[Tensor] = []
 
         def later(words: Tensor) -> Tensor:
@@ -323,10 +322,10 @@ class Channel(nn.Module):
 
         return self.rounds[0](*heard, later=later), kept[0]
 
-    def heard(self, mask: Tensor, context: Context) -> Tensor:
-        """Returns who heard whom, ``[*B, N, N]``, given what was drawn in the channel.
+    def used_links(self, mask: Tensor, context: Context) -> Tensor:
+        """Returns the links that were used, ``[*B, N, N]``, given the samples of the channel.
 
-        Of a :class:`Chain`, whose words go through everybody, it is whom an agent heard of.
+        In a :class:`Chain`, whose messages pass along all agents, links include indirect ones.
         """
         return self._heard(mask, context, context.drawn)[0]
 
@@ -342,7 +341,7 @@ class Channel(nn.Module):
             links = links & speaks.unsqueeze(-2)
         return (links & (kept > 0.5) if self.columns[1] else links), speaks
 
-    # ------------------------------------------------------------------------------ what is drawn
+    # --------------------------------------------------------------------------------- samples
 
     def _draw(self, features: Tensor, logits: Tensor | None, drawn: Tensor | None) -> Tensor:
         how = _HOW.get()
@@ -372,7 +371,7 @@ class Channel(nn.Module):
         return -torch.empty_like(empty).exponential_().log()
 
     def _code(self, noise: Tensor | None):
-        """Returns what makes symbols of messages; None where they stay numbers."""
+        """Returns the function that discretizes messages; None for continuous ones."""
         if noise is None:
             return None
         hard = _HOW.get() == "mode"
@@ -382,7 +381,7 @@ class Channel(nn.Module):
 
 
 def bits(message: Tensor, noise: Tensor, hard: bool) -> Tensor:
-    """Returns DIAL's message: bits, or in training numbers between 0 and 1 with noise in them.
+    """Returns DIAL's message: bits, or noisy numbers between 0 and 1 in training.
 
     Examples:
         >>> bits(torch.tensor([2.0, -1.0]), torch.zeros(2), hard=True)
@@ -392,7 +391,7 @@ def bits(message: Tensor, noise: Tensor, hard: bool) -> Tensor:
 
 
 def symbol(message: Tensor, noise: Tensor, temperature: float) -> Tensor:
-    """Returns one symbol, one-hot, with the gradient of a softmax (straight through).
+    """Returns a one-hot symbol with the gradient of a softmax (straight-through).
 
     Examples:
         >>> symbol(torch.tensor([2.0, -1.0]), torch.zeros(2), 1.0)
@@ -412,14 +411,14 @@ def _round(width: int, config: CommunicationConfig, device: Device) -> Round | C
     return Attention(width, config.message_size, config.key_size, places, device)
 
 
-# --------------------------------------------------------------------- what is heard in a batch
+# ------------------------------------------------------------------------------ links of a batch
 
 
-def talking_module(actor: nn.Module) -> TensorDictModule | None:
-    """Returns the part of an actor whose network has a channel, or None where agents are silent.
+def channel_module(actor: nn.Module) -> TensorDictModule | None:
+    """Returns the module of an actor with a channel, or None without communication.
 
     Args:
-        actor (nn.Module): of a group, or of several as one.
+        actor (nn.Module): actor of a group, or of several groups as one.
     """
     for module in actor.modules():
         body = getattr(getattr(module, "module", None), "network", None)
@@ -430,34 +429,35 @@ def talking_module(actor: nn.Module) -> TensorDictModule | None:
     return None
 
 
-def received_messages(module: TensorDictModule, data: TensorDictBase) -> Tensor:
-    """Returns who heard whom in steps of a batch.
+def used_links(module: TensorDictModule, data: TensorDictBase) -> Tensor:
+    """Returns the links that were used in the steps of a batch.
 
     Args:
-        module (TensorDictModule): from :func:`talking_module`.
-        data (TensorDictBase): what it has read, with what was drawn in the channel.
+        module (TensorDictModule): from :func:`channel_module`.
+        data (TensorDictBase): inputs of the module, with the samples of the channel.
 
     Shapes:
-        - returns: bool, ``[*B, N, N]``, True where the agent of a row heard that of a column
+        - returns: bool, ``[*B, N, N]``, True where the agent of a row heard the agent of a
+        column
     """
-    return cast(Any, module.module).heard(*(data.get(key) for key in module.in_keys))
+    return cast(Any, module.module).used_links(*(data.get(key) for key in module.in_keys))
 
 
 @torch.no_grad()
 def listening(actor: nn.Module, data: TensorDictBase) -> Tensor:
-    """Returns how much each agent listened to whom, the mean over the rounds of a step.
+    """Returns the communication weights between agents, averaged over the rounds of a step.
 
-    With attention it is its weights; for a mean, and along a chain, all that are heard count alike.
+    For attention, these are its weights; otherwise all agents heard have equal weight.
 
     Args:
-        actor (nn.Module): of a group, or of several as one.
-        data (TensorDictBase): steps of a batch in which it acted.
+        actor (nn.Module): actor of a group, or of several groups as one.
+        data (TensorDictBase): steps of a batch collected by the actor.
 
     Shapes:
-        - returns: ``[*B, N, N]``; rows sum to 1, or to 0 where nobody is heard
+        - returns: ``[*B, N, N]``; rows sum to 1, or to 0 for an agent that hears no other
 
     Raises:
-        ValueError: agents that do not communicate.
+        ValueError: an actor without communication.
 
     Examples:
         >>> from torchrl_marl import TeamSpec
@@ -469,9 +469,9 @@ def listening(actor: nn.Module, data: TensorDictBase) -> Tensor:
         >>> listening(actor, env.rollout(1, actor))[0, 0, 0]
         tensor([0.0000, 0.5000, 0.5000])
     """
-    module = talking_module(actor)
+    module = channel_module(actor)
     if module is None:
-        raise ValueError("the agents of this actor do not communicate; nobody listens to anybody.")
+        raise ValueError("the agents of this actor do not communicate, so there are no weights.")
     found: list[Tensor] = []
 
     def look(one: nn.Module, inputs: tuple) -> None:
@@ -496,16 +496,16 @@ def listening(actor: nn.Module, data: TensorDictBase) -> Tensor:
 
 
 def listening_by_group(policy: nn.Module, data: TensorDictBase) -> dict[str, Tensor]:
-    """Returns :func:`listening` of each group whose agents have a channel of their own.
+    """Returns :func:`listening` of each group with a separate channel.
 
     Args:
-        policy (nn.Module): with the actors of groups.
-        data (TensorDictBase): steps in which it acted.
+        policy (nn.Module): policy with the groups' actors.
+        data (TensorDictBase): steps collected by the policy.
     """
     actors = [part for part in policy.modules() if isinstance(part, TensorDictModuleBase)]
     groups = [(actor, getattr(actor, "group", None)) for actor in actors]
     return {
         group.name: listening(actor, data)
         for actor, group in groups
-        if group is not None and group.name in data and talking_module(actor) is not None
+        if group is not None and group.name in data and channel_module(actor) is not None
     }

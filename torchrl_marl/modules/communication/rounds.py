@@ -1,6 +1,6 @@
-"""Rounds of messages: by their mean, by attention, or along a chain.
+"""Rounds of messages: mean, attention, or a recurrent chain.
 
-Shapes: B any batch dims, N agents, H features, K numbers of a message.
+Shapes: B any batch dims, N agents, H features, K numbers per message.
 """
 
 from __future__ import annotations
@@ -19,19 +19,18 @@ __all__ = ["Attention", "Chain", "Mean", "Round"]
 
 
 class Round(nn.Module):
-    """Everybody speaks once and listens to those whom it is linked to.
+    """A round of messages: each agent sends once and reads the messages of its links.
 
-    ``forward`` is to ``send``, to ``mix`` all messages, which may take effect later, and to
-    ``take_in`` what is heard of them: an agent that runs alone does so by the very code of the
-    team.
+    ``forward`` calls ``send``, then ``mix`` on all messages, which may be delayed, then
+    ``take_in`` on the result. An agent that is deployed alone runs the same three methods.
 
     Attributes:
-        message_size (int): numbers K of a message.
-        heard_size (int): numbers V of what is heard.
+        message_size (int): numbers K per message.
+        heard_size (int): number of values V of the mixed messages.
 
     Shapes:
-        - features: ``[*B, N, H]``, finite, those of the dead 0; links: ``[*B, N, M]``, bool
-        - position: ``[*B, N, P]``, for what depends on how far away words are said
+        - features: ``[*B, N, H]``, finite, 0 for dead agents; links: ``[*B, N, M]``, bool
+        - position: ``[*B, N, P]``, for messages that depend on distance
         - returns: ``[*B, N, H]``
     """
 
@@ -40,28 +39,28 @@ class Round(nn.Module):
 
     @abstractmethod
     def send(self, features: Tensor, position: Tensor | None = None) -> Tensor:
-        """Returns what agents say, ``[*B, N, K]``."""
+        """Returns the agents' messages, ``[*B, N, K]``."""
 
     @abstractmethod
     def mix(
         self, features: Tensor, inbox: Tensor, heard: Tensor, position: Tensor | None = None
     ) -> Tensor:
-        """Returns what agents hear of all messages, ``[*B, N, V]``; 0 where they hear nobody.
+        """Returns the mixed messages of each agent, ``[*B, N, V]``; 0 if it hears none.
 
         Args:
-            features (Tensor): of those who listen, ``[*B, N, H]``.
+            features (Tensor): receivers' features, ``[*B, N, H]``.
             inbox (Tensor): all messages, ``[*B, M, K]``.
-            heard (Tensor): bool, which of them are heard, ``[*B, N, M]``.
-            position (Tensor, optional): of those who listen.
+            heard (Tensor): bool, messages that each receiver hears, ``[*B, N, M]``.
+            position (Tensor, optional): receivers' positions.
         """
 
     @abstractmethod
     def take_in(self, features: Tensor, words: Tensor) -> Tensor:
-        """Returns what agents make of what they hear, ``[*B, N, H]``.
+        """Returns the features updated by the mixed messages, ``[*B, N, H]``.
 
         Args:
-            features (Tensor): of those who listen, ``[*B, N, H]``.
-            words (Tensor): from :meth:`mix`, ``[*B, N, V]``.
+            features (Tensor): receivers' features, ``[*B, N, H]``.
+            words (Tensor): mixed messages from :meth:`mix`, ``[*B, N, V]``.
         """
 
     def forward(
@@ -78,11 +77,11 @@ class Round(nn.Module):
 
         Args:
             features, links, position: as above.
-            speaks (Tensor): bool, who says anything, ``[*B, N]``; links know it already.
-            code (callable, optional): what becomes of messages on their way.
+            speaks (Tensor): bool, agents that send, ``[*B, N]``; already part of links.
+            code (callable, optional): discretizes the messages.
 
         Keyword Args:
-            later (callable, optional): of what is heard in this step, to what is known of it now.
+            later (callable, optional): maps this step's mixed messages to those that arrive now.
         """
         messages = self.send(features, position)
         messages = messages if code is None else code(messages)
@@ -91,7 +90,7 @@ class Round(nn.Module):
 
 
 class Mean(Round):
-    r"""Reads the mean of what the linked agents say.
+    r"""Reads the mean of the linked agents' messages.
 
     .. math::
         m_j = S h_j, \qquad
@@ -100,23 +99,23 @@ class Mean(Round):
     The order of agents does not matter.
 
     Args:
-        width (int): features H.
-        message_size (int): numbers K of a message.
-        device (torch.device, optional): of the parameters.
+        width (int): number of features H.
+        message_size (int): numbers K per message.
+        device (torch.device, optional): device of the parameters.
 
     Shapes:
         - as :class:`~torchrl_marl.modules.communication.rounds.Round`
 
     Reference: Sukhbaatar et al., 2016, https://arxiv.org/abs/1605.07736, equations 2 and 3; with
-    K = H, their matrix C is :math:`R S`. The mean is over those who are heard, so that it does not
-    shrink where some are silent.
+    K = H, their matrix C is :math:`R S`. The mean is over the messages heard, so that silent agents
+    do not shrink it.
 
-    Reduces to: a layer of the agent's own where nobody is heard.
+    Reduces to: a layer per agent where no message is heard.
 
     Examples:
-        >>> from torchrl_marl.modules.communication.channel import between
+        >>> from torchrl_marl.modules.communication.channel import living_links
         >>> alive = torch.tensor([True, True, False])
-        >>> Mean(8, 4)(torch.zeros(5, 3, 8), between(alive).expand(5, 3, 3), alive).shape
+        >>> Mean(8, 4)(torch.zeros(5, 3, 8), living_links(alive).expand(5, 3, 3), alive).shape
         torch.Size([5, 3, 8])
     """
 
@@ -130,51 +129,51 @@ class Mean(Round):
             initialize(layer, 1.0)
 
     def send(self, features: Tensor, position: Tensor | None = None) -> Tensor:
-        """Returns what agents say, ``[*B, N, K]``."""
+        """Returns the agents' messages, ``[*B, N, K]``."""
         return self.message(features)
 
     def mix(
         self, features: Tensor, inbox: Tensor, heard: Tensor, position: Tensor | None = None
     ) -> Tensor:
-        """Returns the mean of what is heard, ``[*B, N, K]``."""
+        """Returns the mean of the messages heard, ``[*B, N, K]``."""
         weight = heard.to(inbox.dtype)
         return weight @ inbox / weight.sum(-1, keepdim=True).clamp_min(1)
 
     def take_in(self, features: Tensor, words: Tensor) -> Tensor:
-        """Returns what agents make of what they hear, ``[*B, N, H]``."""
+        """Returns the features updated by the mixed messages, ``[*B, N, H]``."""
         return torch.tanh(features + self.own(features) + self.heard(words))
 
 
 class Attention(Round):
-    r"""Says a key and a value; each agent weighs the values by how the keys fit its query.
+    r"""Reads messages by attention: agents send keys and values, and weigh them by their query.
 
     .. math::
         \alpha_{ij} = \operatorname{softmax}_{j \in L_i} \frac{q_i \cdot k_j + u \cdot e_{ij}}
         {\sqrt{d}}, \qquad h_i' = \tanh\Big(h_i + W \big[h_i, \sum_j \alpha_{ij}
         (v_j + U e_{ij})\big]\Big)
 
-    with :math:`e_{ij}` the difference of the places and their distance; without places it is not
-    there. The order of agents does not matter.
+    with :math:`e_{ij}` the difference of the positions and their distance. Without positions the
+    term is absent. The order of agents does not matter.
 
     Args:
-        width (int): features H.
-        message_size (int): numbers of a value.
-        key_size (int): numbers d of a key.
-        n_position (int): columns P of a position, which is part of a message; 0: of no account.
-        device (torch.device, optional): of the parameters.
+        width (int): number of features H.
+        message_size (int): dimension of a value.
+        key_size (int): dimension d of a key.
+        n_position (int): columns P of a position, which is part of a message; 0: none.
+        device (torch.device, optional): device of the parameters.
 
     Shapes:
-        - as :class:`~torchrl_marl.modules.communication.rounds.Round`; K = key, value and place
+        - as :class:`~torchrl_marl.modules.communication.rounds.Round`; K = key, value and position
 
-    Reference: Das et al., 2019, https://arxiv.org/abs/1810.11187, equations 2 to 4; places as in
+    Reference: Das et al., 2019, https://arxiv.org/abs/1810.11187, equations 2 to 4; positions as in
     Velickovic et al., 2018, https://arxiv.org/abs/1710.10903, with edges that have features.
 
     Reduces to: the mean of the values where all keys are equal.
 
     Examples:
-        >>> from torchrl_marl.modules.communication.channel import between
+        >>> from torchrl_marl.modules.communication.channel import living_links
         >>> alive = torch.tensor([True, True, False])
-        >>> Attention(8, 4)(torch.zeros(5, 3, 8), between(alive).expand(5, 3, 3), alive).shape
+        >>> Attention(8, 4)(torch.zeros(5, 3, 8), living_links(alive).expand(5, 3, 3), alive).shape
         torch.Size([5, 3, 8])
     """
 
@@ -200,7 +199,7 @@ class Attention(Round):
             initialize(layer, 1.0)
 
     def send(self, features: Tensor, position: Tensor | None = None) -> Tensor:
-        """Returns what agents say, ``[*B, N, K]``."""
+        """Returns the agents' messages, ``[*B, N, K]``."""
         message = self.message(features)
         if self.edge_score is None or position is None:
             return message
@@ -209,36 +208,36 @@ class Attention(Round):
     def mix(
         self, features: Tensor, inbox: Tensor, heard: Tensor, position: Tensor | None = None
     ) -> Tensor:
-        """Returns the values, weighed, ``[*B, N, V]``."""
+        """Returns the weighted values, ``[*B, N, V]``."""
         _, value, place = inbox.split(self.sizes, -1)
         weight = self.weights(features, inbox, heard, position)
         mixed = weight @ value
         if self.edge_value is not None and position is not None:
-            # The weights sum to 1: mixing edges and mapping them is mapping and mixing them.
+            # The weights sum to 1, so edges can be mixed before they are mapped.
             mixed = mixed + self.edge_value((weight.unsqueeze(-1) * edges(position, place)).sum(-2))
         return mixed
 
     def take_in(self, features: Tensor, words: Tensor) -> Tensor:
-        """Returns what agents make of what they hear, ``[*B, N, H]``."""
+        """Returns the features updated by the mixed messages, ``[*B, N, H]``."""
         return torch.tanh(features + self.update(torch.cat([features, words], -1)))
 
     def weights(
         self, features: Tensor, inbox: Tensor, heard: Tensor, position: Tensor | None = None
     ) -> Tensor:
-        """Returns how much each agent listens to whom, ``[*B, N, M]``; 0 where it hears nobody."""
+        """Returns the attention weights, ``[*B, N, M]``; 0 for an agent that hears no other."""
         key, _, place = inbox.split(self.sizes, -1)
         score = self.query(features) @ key.mT
         if self.edge_score is not None and position is not None:
             score = score + self.edge_score(edges(position, place)).squeeze(-1)
         score = score / self.sizes[0] ** 0.5
-        somebody = heard.any(-1, keepdim=True)
-        # A softmax over nobody is NaN, in the gradient too: there all are read, and dropped.
-        score = torch.where(heard | ~somebody, score, -torch.inf)
-        return torch.where(somebody, score.softmax(-1), 0.0)
+        any_heard = heard.any(-1, keepdim=True)
+        # A softmax over nothing is NaN, in the gradient too: such rows read all, and are dropped.
+        score = torch.where(heard | ~any_heard, score, -torch.inf)
+        return torch.where(any_heard, score.softmax(-1), 0.0)
 
 
 def edges(position: Tensor, place: Tensor) -> Tensor:
-    """Returns where others are, seen from each agent, and how far.
+    """Returns the relative position and the distance of each sender, seen from each receiver.
 
     Shapes:
         - position: ``[*B, N, P]``; place: ``[*B, M, P]``; returns ``[*B, N, M, P + 1]``
@@ -248,7 +247,7 @@ def edges(position: Tensor, place: Tensor) -> Tensor:
         tensor([[[3., 4., 5.]]])
     """
     apart = place.unsqueeze(-3) - position.unsqueeze(-2)
-    # At a distance of 0 a root has no slope.
+    # The square root has no slope at a distance of 0.
     distance = apart.square().sum(-1, keepdim=True).clamp_min(1e-12).sqrt()
     return torch.cat([apart, distance], -1)
 
@@ -257,33 +256,33 @@ _CELLS: dict[str, type[GRU | LSTM]] = {"gru": GRU, "lstm": LSTM}
 
 
 class Chain(nn.Module):
-    r"""Passes what is said along the agents, once in their order and once against it (BicNet).
+    r"""Passes messages along the agents in both directions (BicNet).
 
     .. math::
         f_{i+1} = \mathrm{cell}(h_i, f_i), \qquad g_{i-1} = \mathrm{cell}'(h_i, g_i), \qquad
         h_i' = \tanh\big(h_i + W [h_i, f_i, g_i]\big)
 
-    An agent hears what those before and behind it have said, and adds its own word. Who is dead or
-    silent is passed over. **Depends on the order of agents**: with it, an agent can know its
-    number.
+    An agent reads the messages that have passed the agents before and after it, and passes on its
+    update. Dead and silent agents are skipped. **Depends on the order of agents**, by which an
+    agent can infer its index.
 
     Args:
-        width (int): features H.
+        width (int): number of features H.
         size (int): units U of the recurrent network.
         cell (str): ``gru`` or ``lstm``.
-        device (torch.device, optional): of the parameters.
+        device (torch.device, optional): device of the parameters.
 
     Attributes:
-        message_size (int): numbers that an agent passes on in a step, both ways together.
+        message_size (int): numbers that an agent passes on in a step, both directions together.
 
     Shapes:
-        - features: ``[*B, N, H]``, finite, those of the dead 0; speaks: ``[*B, N]``, bool
+        - features: ``[*B, N, H]``, finite, 0 for dead agents; speaks: ``[*B, N]``, bool
         - returns: ``[*B, N, H]``; below U units and S numbers of a state of the recurrent network
 
     Reference: Peng et al., 2017, https://arxiv.org/abs/1703.10069 (BicNet). Differs in that an
-    agent reads what the others have said beside its own features, not the outputs of the cell.
+    agent reads the others' messages beside its features, not the outputs of the cell.
 
-    Reduces to: a layer of the agent's own where nobody else speaks.
+    Reduces to: a layer per agent where no other agent sends.
 
     Examples:
         >>> speaks = torch.tensor([True, True, False])
@@ -309,8 +308,8 @@ class Chain(nn.Module):
         position: Tensor | None = None,
         code: Callable[[Tensor], Tensor] | None = None,
     ) -> Tensor:
-        """Runs both ways; who speaks says all about who is heard."""
-        # Agents take the place of time, and one that is silent waits.
+        """Runs both directions. ``speaks`` alone determines the messages heard."""
+        # Agents take the place of time steps; a silent agent keeps the state.
         words, acts = (x.movedim(-2, 0) for x in (features, speaks.unsqueeze(-1)))
         n, batch = len(words), words.shape[1:-1]
         if n == 1:
@@ -321,14 +320,14 @@ class Chain(nn.Module):
         return self.read(features, *(x.reshape(n, *batch, -1).movedim(0, -2) for x in ways))
 
     def _both_ways(self, words: Tensor, acts: Tensor) -> Tensor:
-        """Returns what all but the last have passed on, there and back: one loop for both ways.
+        """Returns the outputs of all agents but the last of each direction, in one loop.
 
         Args:
-            words (Tensor): features, ``[N, R, H]``.
-            acts (Tensor): bool, who speaks, ``[N, R, 1]``.
+            words (Tensor): agents' features, ``[N, R, H]``.
+            acts (Tensor): bool, agents that send, ``[N, R, 1]``.
 
         Returns:
-            Tensor: ``[N - 1, 2, R, U]``, each way in its own order.
+            Tensor: ``[N - 1, 2, R, U]``, each direction in its order.
         """
         forth, back = self.forth, self.back
         gates = torch.stack([forth.ih(words[:-1]), back.ih(words[1:].flip(0))], 1)
@@ -340,21 +339,21 @@ class Chain(nn.Module):
         return forth.steps(gates, start, keep, acts, weight, bias)[..., : self.size]
 
     def pass_on(self, features: Tensor, state: Tensor, *, back: bool) -> Tensor:
-        """Returns what an agent hands to the next one, having been handed a state.
+        """Returns the state that an agent passes to the next one.
 
         Args:
-            features (Tensor): its own, ``[*B, H]``.
-            state (Tensor): of the recurrent network, ``[*B, S]``; zeros for the first.
-            back (bool): against the order.
+            features (Tensor): the agent's features, ``[*B, H]``.
+            state (Tensor): state received, ``[*B, S]``; zeros for the first agent.
+            back (bool): whether it passes backwards.
         """
         cell = self.back if back else self.forth
         return cell(features[None, ..., None, :], state.unsqueeze(-2), None, None)[1][0, ..., 0, :]
 
     def read(self, features: Tensor, before: Tensor, behind: Tensor) -> Tensor:
-        """Returns what agents make of what they hear, ``[*B, N, H]``.
+        """Returns the features updated by both neighbors' outputs, ``[*B, N, H]``.
 
         Args:
-            features (Tensor): of those who listen.
-            before, behind (Tensor): outputs, the first U numbers of a state, of the neighbors.
+            features (Tensor): receivers' features.
+            before, behind (Tensor): outputs of the neighbors, the first U numbers of their states.
         """
         return torch.tanh(features + self.update(torch.cat([features, before, behind], -1)))

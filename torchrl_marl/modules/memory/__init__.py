@@ -1,4 +1,4 @@
-"""Memory of agents: recurrences over sequences, with resets of single agents."""
+"""Memory of agents: recurrent cells over sequences, with resets of single agents."""
 
 from typing import TYPE_CHECKING
 

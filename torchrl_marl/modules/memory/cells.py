@@ -1,7 +1,7 @@
-"""Memories: what agents carry from step to step, over whole sequences in one call.
+"""Memories: recurrent cells of agents, run over whole sequences in one call.
 
 Shapes: B any batch dims, T steps, R any dims of rows whose last is N agents, F input features,
-H units, S numbers of a state, K distinct networks.
+H units, S size of a state, K distinct networks.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ __all__ = [
 
 
 class AgentLinear(nn.Module):
-    """A linear map for every agent, of which several may have the same.
+    """A linear map for every agent; agents may share maps.
 
     Args:
         in_features, out_features (int): F and O.
-        index (sequence of int): the map of each agent, from 0; or ``[0]``, one for all.
-        gain (float): scale of the orthogonal start; biases are 0.
-        device (torch.device, optional): of the parameters.
+        index (sequence of int): map of each agent, from 0; or ``[0]``, one for all.
+        gain (float): gain of the orthogonal initialization; biases are 0.
+        device (torch.device, optional): device of the parameters.
 
     Shapes:
         - input: ``[*B, N, F]``; returns ``[*B, N, O]``; weight: ``[K, O, F]``; bias: ``[K, O]``
@@ -77,19 +77,19 @@ class AgentLinear(nn.Module):
         self.shared = k == 1
 
     def of_agents(self, parameter: Tensor) -> Tensor:
-        """Returns a parameter of each agent, ``[K, ...]`` to ``[N, ...]``; one serves all."""
+        """Returns each agent's parameter, ``[K, ...]`` to ``[N, ...]``; a single one broadcasts."""
         if self.shared or self.index is None:
             return parameter
         return parameter.index_select(0, self.index)
 
     def rows(self, n_agents: int) -> list[int]:
-        """Returns the map of each of so many agents."""
+        """Returns the map of each of ``n_agents`` agents."""
         if self.shared:
             return [0] * n_agents
         return list(range(n_agents)) if self.index is None else self.index.tolist()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Maps each agent's features."""
+        """Applies each agent's map to its features."""
         if self.shared:
             return F.linear(x, self.weight.squeeze(0), self.bias.squeeze(0))
         weight, bias = self.of_agents(self.weight), self.of_agents(self.bias)
@@ -99,21 +99,20 @@ class AgentLinear(nn.Module):
 
 
 class Memory(nn.Module):
-    """What an agent carries on: a state in, features and the states after each step out.
+    """Recurrent cell of agents: reads a state, returns outputs and the states after each step.
 
-    A state is forgotten before a step in which an episode begins, and stays as it is in a step
-    in which the agent does not act. Agents are independent rows; those that share no network have
-    one each, run as one batched call.
+    A state is reset before the first step of an episode, and kept in a step in which the agent does
+    not act. Agents are independent rows. Those with different networks run as one batched call.
 
     Args:
-        in_features (int): F.
-        size (int): units H.
-        index (sequence of int): the network of each agent; or ``[0]``, one for all.
-        device (torch.device, optional): of the parameters.
+        in_features (int): number of input features F.
+        size (int): number of units H.
+        index (sequence of int): network of each agent; or ``[0]``, one for all.
+        device (torch.device, optional): device of the parameters.
 
     Attributes:
-        state_size (int): numbers S of a state.
-        out_features (int): features of the output.
+        state_size (int): size S of a state.
+        out_features (int): number of output features.
 
     Shapes:
         - x: ``[T, *R, F]``; state: ``[*R, S]``; init, mask: bool ``[T, *R, 1]``, or None
@@ -131,14 +130,14 @@ class Memory(nn.Module):
 
         Args:
             x (Tensor): features of each step.
-            state (Tensor): before the first step; finite.
-            init (Tensor, optional): True where an agent's episode begins; None: nowhere.
+            state (Tensor): state before the first step; finite.
+            init (Tensor, optional): True at an agent's first step of an episode; None: nowhere.
             mask (Tensor, optional): True where an agent acts; None: everywhere.
         """
 
 
 class _Gated(Memory):
-    """A memory whose gates read the state, too: sequential by nature, one operation."""
+    """A memory with gates that read the state; its steps are sequential, in one operation."""
 
     n_gates: int
     n_states = 1
@@ -161,16 +160,17 @@ class _Gated(Memory):
 
         Args:
             gates (Tensor): projected inputs, ``[T, K, R, n_gates * H]``.
-            state (Tensor): before the first step, ``[K, R, S]``.
-            keep (Tensor): 0 where the state is forgotten before a step, else 1, ``[T, K, R, 1]``.
-            acts (Tensor, optional): bool, False where a step leaves the state as it is.
-            *weights (Tensor): of the state, ``[K, n_gates * H, H]``, and ``[K, n_gates * H]``.
+            state (Tensor): state before the first step, ``[K, R, S]``.
+            keep (Tensor): 0 where the state is reset before a step, else 1, ``[T, K, R, 1]``.
+            acts (Tensor, optional): bool, False where a step keeps the state unchanged.
+            *weights (Tensor): recurrent weights, ``[K, n_gates * H, H]``, and biases,
+                ``[K, n_gates * H]``.
         """
 
     def forward(
         self, x: Tensor, state: Tensor, init: Tensor | None, mask: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Runs over the steps; the first numbers of a state are the output."""
+        """Runs over the steps; the first H numbers of a state are the output."""
         gates = self.ih(x).to(state.dtype)
         keep, acts = self._kept(init, gates), None if mask is None else self._rows(mask)
         rows = self.steps(
@@ -204,9 +204,9 @@ class GRU(_Gated):
     """Gated recurrent units; see :func:`~torchrl_marl.modules.memory.gru.gru`.
 
     Args:
-        in_features, size, index, device: of :class:`Memory`; ``S = H``.
+        in_features, size, index, device: as in :class:`Memory`; ``S = H``.
 
-    Reduces to: ``torch.nn.GRU``, where nothing is forgotten and all act.
+    Reduces to: ``torch.nn.GRU`` without resets and with all agents acting.
 
     Examples:
         >>> memory = GRU(4, 8)
@@ -222,7 +222,7 @@ class GRU(_Gated):
     ) -> Tensor:
         """Runs over projected inputs."""
         if acts is not None:
-            # An update gate that is open all the way passes the state on as it is, to the bit.
+            # A fully open update gate passes the state on unchanged, to the bit.
             reset, update, new = gates.split(self.size, -1)
             update = update.masked_fill(~acts, math.inf)
             gates = torch.cat([reset, update, new], -1)
@@ -233,9 +233,9 @@ class LSTM(_Gated):
     """Long short-term memory; see :func:`~torchrl_marl.modules.memory.lstm.lstm`.
 
     Args:
-        in_features, size, index, device: of :class:`Memory`; ``S = 2 H``.
+        in_features, size, index, device: as in :class:`Memory`; ``S = 2 H``.
 
-    Reduces to: ``torch.nn.LSTM``, where nothing is forgotten and all act.
+    Reduces to: ``torch.nn.LSTM`` without resets and with all agents acting.
 
     Examples:
         >>> memory = LSTM(4, 8)
@@ -256,7 +256,7 @@ class LSTM(_Gated):
 
 
 class _Linear(Memory):
-    """A memory that is linear in its state, with a residual layer behind."""
+    """A memory that is linear in its state, followed by a residual layer."""
 
     def __init__(
         self, in_features: int, size: int, width: int, index: Sequence[int], device: Device
@@ -270,7 +270,7 @@ class _Linear(Memory):
 
     @abstractmethod
     def factors(self, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Returns ``a``, its imaginary part and ``b`` of each step, ``h' = a h + b``."""
+        """Returns ``a``, its imaginary part and ``b`` of each step, for ``h' = a h + b``."""
 
     def forward(
         self, x: Tensor, state: Tensor, init: Tensor | None, mask: Tensor | None
@@ -290,13 +290,13 @@ class _Linear(Memory):
 
 
 class MinGRU(_Linear):
-    r"""A GRU whose gate and candidate do not read the state, with a residual layer behind.
+    r"""A GRU with gate and candidate that do not read the state, followed by a residual layer.
 
     .. math:: h' = (1 - z) h + z c, \quad z = \sigma(W_z x), \quad c = W_c x, \quad
         y = x + \mathrm{SiLU}(W_y h')
 
     Args:
-        in_features, size, index, device: of :class:`Memory`; ``S = H``.
+        in_features, size, index, device: as in :class:`Memory`; ``S = H``.
 
     Reference: Feng et al., 2024, https://arxiv.org/abs/2410.01201.
 
@@ -313,22 +313,22 @@ class MinGRU(_Linear):
         super().__init__(in_features, size, 2 * size, index, device)
 
     def factors(self, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Returns how much is kept, and what enters."""
+        """Returns the decay factor and the gated input of each step."""
         update, candidate = self.input(x).to(dtype).chunk(2, -1)
         update = torch.sigmoid(update)
         return 1 - update, None, update * candidate
 
 
 class LRU(_Linear):
-    r"""Linear recurrent units: complex numbers that turn and decay, with a residual layer behind.
+    r"""Linear recurrent units: complex states that rotate and decay, and a residual layer.
 
     .. math:: h' = \lambda h + \sqrt{1 - |\lambda|^2} \, W x, \quad
         \lambda = e^{-e^\nu + i e^\theta}, \quad y = x + \mathrm{SiLU}(W_y h')
 
     Args:
-        in_features, size, index, device: of :class:`Memory`; ``S = H``, which is even: real parts
-            first.
-        ring (tuple of float): least and largest :math:`|\lambda|` at the start.
+        in_features, size, index, device: as in :class:`Memory`; ``S = H`` must be even, the real
+            parts first.
+        ring (tuple of float): smallest and largest :math:`|\lambda|` at initialization.
 
     Reference: Orvieto et al., 2023, https://arxiv.org/abs/2303.06349.
 
@@ -359,7 +359,7 @@ class LRU(_Linear):
         self.theta = nn.Parameter((math.pi * torch.rand(shape, device=device)).log())
 
     def factors(self, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Returns the complex numbers, and what enters."""
+        """Returns the complex decay factor and the scaled input of each step."""
         nu, theta = self.input.of_agents(self.nu), self.input.of_agents(self.theta)
         radius, angle = (-nu.exp()).exp(), theta.exp()
         decay, turn = radius * angle.cos(), radius * angle.sin()
@@ -370,10 +370,10 @@ class LRU(_Linear):
 
 
 class Layers(Memory):
-    """Several memories, one after the other; a state holds theirs side by side.
+    """Several memories in sequence, with concatenated states.
 
     Args:
-        layers (sequence of Memory): each reads what the one before gives.
+        layers (sequence of Memory): each reads the output of the one before.
     """
 
     def __init__(self, layers: Sequence[Memory]) -> None:
@@ -394,7 +394,7 @@ class Layers(Memory):
 
 
 CELLS: dict[str, type[Memory]] = {"gru": GRU, "lstm": LSTM, "mingru": MinGRU, "lru": LRU}
-"""The memories by their words in the settings."""
+"""Memories by their name in the settings."""
 
 
 def make_memory(
@@ -403,10 +403,10 @@ def make_memory(
     """Builds a memory.
 
     Args:
-        in_features (int): F.
+        in_features (int): number of input features F.
         config (MemoryConfig): kind, size and layers.
-        index (sequence of int): the network of each agent; or ``[0]``, one for all.
-        device (torch.device, optional): of the parameters.
+        index (sequence of int): network of each agent; or ``[0]``, one for all.
+        device (torch.device, optional): device of the parameters.
 
     Examples:
         >>> make_memory(8, MemoryConfig("lstm", size=4, layers=2)).state_size
@@ -421,10 +421,10 @@ def make_memory(
 
 
 def cell_index(config: NetworkConfig, kinds: Sequence[int]) -> list[int]:
-    """Returns the number of each agent's memory; ``[0]`` where all have the same.
+    """Returns the index of each agent's memory; ``[0]`` if all share one.
 
     Args:
-        config (NetworkConfig): who shares what.
+        config (NetworkConfig): settings of sharing.
         kinds (sequence of int): group and kind of each agent.
 
     Examples:
@@ -450,15 +450,15 @@ def remember(
 ) -> tuple[Tensor, Tensor]:
     """Runs a memory over one step, or over a sequence in TorchRL's recurrent mode.
 
-    What stands in the state of an agent that does not act before its episode begins, such as a
-    dead one's, reaches no output and no gradient; who waits keeps its state.
+    The state of an agent that does not act before its episode begins, such as a dead one's, reaches
+    no output and no gradient. An agent that waits keeps its state.
 
     Args:
-        memory (Memory): what to run.
+        memory (Memory): memory to run.
         x (Tensor): features.
-        state (Tensor): before the step; of a sequence, the first step's counts.
-        init (Tensor): bool, an agent's episode begins.
-        mask (Tensor, optional): bool, the agent acts.
+        state (Tensor): state before the step; of a sequence, the first step's is read.
+        init (Tensor): bool, True at an agent's first step of an episode.
+        mask (Tensor, optional): bool, True where the agent acts.
 
     Shapes:
         - x: ``[*B, N, F]``; state: ``[*B, N, S]``; init: ``[*B, N, 1]``; mask: ``[*B, N]``

@@ -1,8 +1,8 @@
-"""A GRU over a sequence with resets of single agents: one operation, with a gradient by hand.
+"""A GRU over a sequence with resets of single agents, as one operation with a manual gradient.
 
-A graph holds two nodes, however long the sequence, so that compiling takes as long for 100 steps
-as for 16. Only what depends on the step before is within: the projection of the inputs is one
-matrix product over all steps before it, each weight's gradient one over all steps after it.
+A graph has two nodes however long the sequence is, so that compiling takes as long for 100 steps
+as for 16. The operation has only the recurrent part. Inputs are projected before it, in one matrix
+product over all steps. Each weight's gradient is one product over all steps after it.
 
 Shapes: T steps, K networks, R rows of each, H units.
 """
@@ -24,11 +24,11 @@ def gru(gates: Tensor, state: Tensor, keep: Tensor, weight: Tensor, bias: Tensor
         n = \tanh(x_n + r (W_n h + b_n)), \quad h' = (1 - z) n + z h
 
     Args:
-        gates (Tensor): the projected inputs :math:`x` of r, z and n, side by side; an infinite
-            :math:`x_z` leaves the state as it is.
-        state (Tensor): before the first step.
-        keep (Tensor): 0 where the state is forgotten before a step, else 1.
-        weight, bias (Tensor): of the state, as in ``torch.nn.GRUCell``.
+        gates (Tensor): projected inputs :math:`x` of r, z and n, concatenated; an infinite
+            :math:`x_z` keeps the state unchanged.
+        state (Tensor): state before the first step.
+        keep (Tensor): 0 where the state is reset before a step, else 1.
+        weight, bias (Tensor): recurrent parameters, as in ``torch.nn.GRUCell``.
 
     Shapes:
         - gates: ``[T, K, R, 3 * H]``; state: ``[K, R, H]``; keep: ``[T, K, R, 1]``
@@ -36,7 +36,7 @@ def gru(gates: Tensor, state: Tensor, keep: Tensor, weight: Tensor, bias: Tensor
 
     Reference: Cho et al., 2014, https://arxiv.org/abs/1406.1078.
 
-    Reduces to: ``torch.nn.GRU`` where nothing is forgotten; :func:`gru_loop`, its slow twin.
+    Reduces to: ``torch.nn.GRU`` without resets; :func:`gru_loop`, its slow reference.
 
     Examples:
         >>> gates, state = torch.zeros(5, 1, 2, 9), torch.ones(1, 2, 3)
@@ -48,7 +48,7 @@ def gru(gates: Tensor, state: Tensor, keep: Tensor, weight: Tensor, bias: Tensor
 
 
 def gru_loop(gates: Tensor, state: Tensor, keep: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Computes what :func:`gru` does in a loop, with autograd's gradient."""
+    """Computes :func:`gru` in a loop, with autograd's gradient."""
     states = []
     for x, kept in zip(gates, keep):
         before = state * kept
@@ -123,7 +123,7 @@ def _backward(
     """Returns the gradients of the gates, of the hidden projections, and of the first state."""
     n_steps, k, _, size = gradient.shape
     reset, update, candidate = gates.split(size, -1)
-    # What does not depend on the gradient, for all steps at once.
+    # The part that does not depend on the gradient, for all steps at once.
     rest = 1 - update
     by_new = (1 - candidate * candidate).mul_(rest)
     by_update = (before - candidate).mul_(update).mul_(rest)

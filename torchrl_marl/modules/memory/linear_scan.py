@@ -1,6 +1,6 @@
-"""A linear recurrence over a sequence: one operation, with a gradient by hand.
+"""A linear recurrence over a sequence, as one operation with a manual gradient.
 
-Shapes: T steps, R any dims of rows, S numbers of a state.
+Shapes: T steps, R any dims of rows, S size of a state.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ def linear_scan(decay: Tensor, turn: Tensor | None, entered: Tensor, state: Tens
 
     Args:
         decay (Tensor): :math:`a`, or its real part.
-        turn (Tensor, optional): the imaginary part of :math:`a`. The first half of a state's
-            numbers are then its real part, the second its imaginary part.
+        turn (Tensor, optional): imaginary part of :math:`a`. The first half of a state is then
+            its real part, the second half its imaginary part.
         entered (Tensor): :math:`b`.
-        state (Tensor): before the first step.
+        state (Tensor): state before the first step.
 
     Shapes:
         - entered: ``[T, *R, S]``; state: ``[*R, S]``; returns ``[T, *R, S]``
         - decay: ``[T, *R, S]``; with ``turn``, both ``[T, *R, S / 2]``
 
-    Reduces to: :func:`linear_scan_loop`, its slow twin.
+    Reduces to: :func:`linear_scan_loop`, its slow reference.
 
     Examples:
         >>> linear_scan(torch.full((3, 1), 0.5), None, torch.ones(3, 1), torch.zeros(1)).flatten()
@@ -38,7 +38,7 @@ def linear_scan(decay: Tensor, turn: Tensor | None, entered: Tensor, state: Tens
 
 
 def linear_scan_loop(decay: Tensor, turn: Tensor | None, entered: Tensor, state: Tensor) -> Tensor:
-    """Computes what :func:`linear_scan` does in a loop, with autograd's gradient."""
+    """Computes :func:`linear_scan` in a loop, with autograd's gradient."""
     states = []
     for t, b in enumerate(entered):
         if turn is None:
@@ -94,7 +94,7 @@ def _(decay, turn, entered, state):  # type: ignore[no-untyped-def]
 
 @torch.library.custom_op("torchrl_marl::linear_scan_backward", mutates_args=())
 def _backward(gradient: Tensor, decay: Tensor, turn: Tensor) -> list[Tensor]:
-    """Returns the gradients of what entered at each step, and of the first state."""
+    """Returns the gradients of the inputs :math:`b` of each step, and of the first state."""
     of_entered = gradient.clone()
     half = gradient.shape[-1] // 2
     for t in range(len(gradient) - 1, -1, -1):

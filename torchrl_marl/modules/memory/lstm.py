@@ -1,4 +1,4 @@
-"""An LSTM over a sequence with resets of single agents: one operation, with a gradient by hand.
+"""An LSTM over a sequence with resets of single agents, as one operation with a manual gradient.
 
 Shapes: T steps, K networks, R rows of each, H units.
 """
@@ -22,11 +22,11 @@ def lstm(
         g = \tanh(x_g + W_g h + b_g), \quad c' = f c + i g, \quad h' = o \tanh(c')
 
     Args:
-        gates (Tensor): the projected inputs :math:`x` of i, f, g and o, side by side.
-        state (Tensor): h and c before the first step, side by side.
-        keep (Tensor): 0 where the state is forgotten before a step, else 1.
-        acts (Tensor): bool, False where a step leaves the state as it is.
-        weight, bias (Tensor): of the state, as in ``torch.nn.LSTMCell``.
+        gates (Tensor): projected inputs :math:`x` of i, f, g and o, concatenated.
+        state (Tensor): h and c before the first step, concatenated.
+        keep (Tensor): 0 where the state is reset before a step, else 1.
+        acts (Tensor): bool, False where a step keeps the state unchanged.
+        weight, bias (Tensor): recurrent parameters, as in ``torch.nn.LSTMCell``.
 
     Shapes:
         - gates: ``[T, K, R, 4 * H]``; state: ``[K, R, 2 * H]``; keep, acts: ``[T, K, R, 1]``
@@ -34,7 +34,7 @@ def lstm(
 
     Reference: Hochreiter and Schmidhuber, 1997, https://doi.org/10.1162/neco.1997.9.8.1735.
 
-    Reduces to: ``torch.nn.LSTM`` where nothing is forgotten; :func:`lstm_loop`, its slow twin.
+    Reduces to: ``torch.nn.LSTM`` without resets; :func:`lstm_loop`, its slow reference.
 
     Examples:
         >>> gates, state = torch.zeros(2, 1, 1, 4), torch.tensor([[[0.0, 1.0]]])
@@ -51,7 +51,7 @@ def lstm(
 def lstm_loop(
     gates: Tensor, state: Tensor, keep: Tensor, acts: Tensor, weight: Tensor, bias: Tensor
 ) -> Tensor:
-    """Computes what :func:`lstm` does in a loop, with autograd's gradient."""
+    """Computes :func:`lstm` in a loop, with autograd's gradient."""
     states = []
     for x, kept, own in zip(gates, keep, acts):
         before = state * kept
@@ -136,7 +136,7 @@ def _backward(
     n_steps, _, _, width = gradient.shape
     size = width // 2
     i, f, g, o = gates.split(size, -1)
-    # What does not depend on the gradient, for all steps at once.
+    # The part that does not depend on the gradient, for all steps at once.
     slopes = torch.cat(
         [(1 - i) * i * g, (1 - f) * f * before[..., size:], (1 - g * g) * i, (1 - o) * o * cell], -1
     )
@@ -148,7 +148,7 @@ def _backward(
         of_h, of_c = taken.split(size, -1)
         of_c = torch.addcmul(of_c, of_h, through[t])
         torch.mul(torch.cat([of_c, of_c, of_c, of_h], -1), slopes[t], out=of_gates[t])
-        of_state.sub_(taken)  # what passes by a step that changes nothing
+        of_state.sub_(taken)  # the part of steps that keep the state
         of_state[..., :size].baddbmm_(of_gates[t], weight)
         of_state[..., size:].addcmul_(of_c, f[t])
         of_state.mul_(keep[t])

@@ -1,6 +1,6 @@
-"""What networks remember, as leaves of a TensorDict.
+"""Hidden states of networks, as leaves of a TensorDict.
 
-Shapes: B any batch dims, T steps, N agents, S numbers of a state.
+Shapes: B any batch dims, T steps, N agents, S size of a state.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ if TYPE_CHECKING:
 __all__ = ["STATES", "has_cells", "over_time", "state_size", "states_after"]
 
 STATES = ("hidden", "critic_hidden", "target_hidden")
-"""Leaves that hold what actors, critics, and targets of actors remember."""
+"""Leaves of the hidden states of actors, critics, and target actors."""
 
 
 def has_cells(network: nn.Module) -> bool:
-    """Returns whether a network remembers."""
+    """Returns whether a network has a recurrent cell."""
     return bool(_memories(network))
 
 
 def over_time(network: nn.Module) -> contextlib.AbstractContextManager:
-    """Lets a network with memory read sequences, the last batch dim being time, for a while."""
+    """Lets a network with memory read sequences within a context; time is the last batch dim."""
     return set_recurrent_mode(True) if has_cells(network) else contextlib.nullcontext()
 
 
 def states_after(network: TensorDictModuleBase, inputs: TensorDictBase) -> dict[Any, Tensor]:
-    """Returns what a network remembers after each step of sequences; nothing without memory.
+    """Returns the hidden states after each step of sequences; empty without memory.
 
-    Of an actor only the network is run: no action is drawn.
+    Only an actor's network is run, without sampling actions.
 
     Args:
         network (TensorDictModuleBase): an actor or a critic.
-        inputs (TensorDictBase): what it reads, without anything in masked slots.
+        inputs (TensorDictBase): inputs of the network, with zeros in masked slots.
 
     Shapes:
-        - returns: ``[*B, T, N, S]``, by the key of the state that it reads
+        - returns: ``[*B, T, N, S]``, by the input key of the state
     """
     keys = [key for key in network.in_keys if isinstance(key, tuple) and key[-1] in STATES]
     if not keys:
@@ -55,7 +55,7 @@ def states_after(network: TensorDictModuleBase, inputs: TensorDictBase) -> dict[
 
 
 def state_size(network: nn.Module) -> int:
-    """Returns the numbers S that a network remembers of an agent; 0 without memory.
+    """Returns the size S of an agent's hidden state; 0 without memory.
 
     Examples:
         >>> state_size(nn.Linear(2, 2))
@@ -65,6 +65,6 @@ def state_size(network: nn.Module) -> int:
 
 
 def _memories(network: nn.Module) -> list[Memory]:
-    """Returns the memories of the first network inside that has some."""
+    """Returns the memories of the first submodule that has any."""
     found: Iterator[list[Memory]] = (getattr(one, "memories", []) for one in network.modules())
     return next((memories for memories in found if memories), [])

@@ -1,7 +1,6 @@
-"""Parameter sharing: the networks of all agents as one batched network, whoever shares what.
+"""Parameter sharing: the networks of all agents as one batched network.
 
-``ways`` has a function for each way, ``builder`` what they build with, ``layers`` what an agent
-has of a network that it shares.
+``ways`` has a function for each way of sharing, ``builder`` the tools that they build with.
 """
 
 from typing import TYPE_CHECKING

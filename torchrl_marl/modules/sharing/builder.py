@@ -20,11 +20,11 @@ __all__ = ["HIDDEN_GAIN", "AgentId", "AgentMask", "NetworkBuilder", "make_shared
 
 
 class AgentMask(nn.Module):
-    """Replaces features that an agent does not have, NaN included, by 0.
+    """Replaces padding features of each agent, NaN included, by 0.
 
     Args:
-        mask (Tensor): True for features that it has.
-        persistent (bool): the mask belongs to the ``state_dict``.
+        mask (Tensor): True for an agent's real features.
+        persistent (bool): whether the mask belongs to the ``state_dict``.
 
     Shapes:
         - mask: ``[N, F]``; features: ``[*B, N, F]``; returns ``[*B, N, F]``
@@ -37,15 +37,15 @@ class AgentMask(nn.Module):
         self.register_buffer("mask", mask, persistent=persistent)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Replaces the others."""
+        """Masks the features."""
         return torch.where(self.mask, features, 0.0)
 
 
 class AgentId(nn.Module):
-    """Appends who an agent is to its features.
+    """Appends an agent's id to its features.
 
     Args:
-        agent_id (Tensor): a parameter if it is learned.
+        agent_id (Tensor): encoding of each agent's id; a parameter if it is learned.
 
     Shapes:
         - agent_id: ``[N, D]``; features: ``[*B, N, F]``; returns ``[*B, N, F + D]``
@@ -61,7 +61,7 @@ class AgentId(nn.Module):
             self.register_buffer("agent_id", agent_id, persistent=False)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Puts them side by side."""
+        """Concatenates features and ids."""
         return torch.cat([features, self.agent_id.expand(*features.shape[:-1], -1)], -1)
 
 
@@ -72,16 +72,16 @@ NetworkMaker = Callable[..., nn.Module]
 
 @dataclass(frozen=True)
 class NetworkBuilder:
-    """Builds networks of N agents; a way of sharing says which.
+    """Builds the networks of N agents; a way of sharing decides which.
 
     Args:
         make (callable): builds one network, as :func:`~torchrl_marl.modules.bodies.make_mlp`.
-        inputs (tuple of Features): what each agent reads.
-        out_features (tuple of int): outputs of each agent.
-        groups (tuple): the group and kind of each agent.
+        inputs (tuple of Features): input layout of each agent.
+        out_features (tuple of int): number of outputs of each agent.
+        groups (tuple): group and kind of each agent.
         config (NetworkConfig): widths, activation, settings of the way of sharing.
-        gain (float): scale of the last layers' orthogonal start.
-        device (torch.device, optional): of the parameters.
+        gain (float): gain of the last layers' orthogonal initialization.
+        device (torch.device, optional): device of the parameters.
     """
 
     make: NetworkMaker
@@ -99,12 +99,12 @@ class NetworkBuilder:
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Input features of each agent."""
+        """Number of input features of each agent."""
         return tuple(row.width for row in self.inputs)
 
     @property
     def common(self) -> Features:
-        """What one network reads that serves all agents."""
+        """Input layout of one network that serves all agents."""
         return widest(self.inputs)
 
     def network(
@@ -115,13 +115,13 @@ class NetworkBuilder:
         gain: float | None = None,
         **kwargs: object,
     ) -> nn.Module:
-        """Builds one network; without more, one that can serve all agents.
+        """Builds one network; by default one that can serve all agents.
 
         Args:
-            inputs (Features, optional): what it reads.
-            out_features (int, optional): its outputs.
-            gain (float, optional): other than the builder's.
-            **kwargs: ``num_cells`` and ``activate_last_layer`` of the maker.
+            inputs (Features, optional): its input layout.
+            out_features (int, optional): number of outputs.
+            gain (float, optional): gain other than the builder's.
+            **kwargs: ``num_cells`` and ``activate_last_layer`` of the ``make`` function.
         """
         inputs = self.common if inputs is None else inputs
         outputs = max(self.out_features) if out_features is None else out_features
@@ -134,7 +134,7 @@ class NetworkBuilder:
         return make_mlp(Features(in_features), out_features, self.config, **settings)
 
     def by_index(self, index: Sequence[int]) -> nn.Sequential:
-        """Builds networks by number, each as wide as the widest of its agents."""
+        """Builds networks by index, each as wide as the widest of its agents."""
         members = {
             number: [agent for agent, k in enumerate(index) if k == number] for number in index
         }
@@ -147,7 +147,7 @@ class NetworkBuilder:
 
     def same(self, module: nn.Module) -> ModuleStack:
         """Returns one module for all agents."""
-        # Padded, though all widths agree: perceptrons are then compared by their layers only, so
+        # Padded although all widths agree: perceptrons are then compared by their layers only, so
         # that un-shared copies also run as one call.
         return stack([module] * self.n_agents, pad=True)
 
@@ -158,13 +158,13 @@ class NetworkBuilder:
     def bounded(
         self, steps: Sequence[nn.Module], widths_in: Sequence[int], widths_out: Sequence[int]
     ) -> nn.Sequential:
-        """Adds masks before and after, where an agent is narrower than the network it uses."""
+        """Adds masks before and after, for agents narrower than their network."""
         before = self._own(self.widths, widths_in)
         after = self._own(self.out_features, widths_out)
         return nn.Sequential(*before, *steps, *after)
 
     def for_all(self, steps: Sequence[nn.Module]) -> nn.Sequential:
-        """As :meth:`bounded`, where every agent uses a network as wide as the widest agent."""
+        """Adds masks as :meth:`bounded`, for networks as wide as the widest agent."""
         n = self.n_agents
         return self.bounded(steps, [max(self.widths)] * n, [max(self.out_features)] * n)
 
@@ -186,29 +186,28 @@ def share(
 ) -> nn.Sequential:
     """Builds networks of N agents that share parameters as the config says, run in one call.
 
-    Agents may differ in widths. Where they share a network, it is as wide as the widest of them;
-    where they do not, narrower ones are stored padded. Either way nothing of what stands behind
-    an agent's own input reaches anything, and the outputs behind its own are 0.
+    Agents may differ in widths. A shared network is as wide as its widest agent; separate networks
+    are stored padded. Padding of inputs has no effect, and padding of outputs is 0.
 
     Args:
         make (callable): builds one network, as :func:`~torchrl_marl.modules.bodies.make_mlp`.
-        inputs (sequence of Features): what each agent reads.
-        out_features (sequence of int): outputs of each agent.
-        groups (sequence): the group and kind of each agent, for ``sharing: group``.
+        inputs (sequence of Features): input layout of each agent.
+        out_features (sequence of int): number of outputs of each agent.
+        groups (sequence): group and kind of each agent, for ``sharing: group``.
         config (NetworkConfig): widths, activation, sharing.
-        gain (float): scale of the last layer's orthogonal start; hidden layers have sqrt(2).
-        device (torch.device, optional): of the parameters.
+        gain (float): orthogonal gain of the last layer; hidden layers have sqrt(2).
+        device (torch.device, optional): device of the parameters.
 
     Shapes:
         - features: ``[*B, N, I]``; returns ``[*B, N, O]``
 
     Reference: ``masks`` is SNP-PS of Kim and Sung, 2023, https://arxiv.org/abs/2303.00912;
     ``clusters`` is SePS of Christianos et al., 2021, https://arxiv.org/abs/2102.07475, whose
-    index :func:`cluster_agents` finds.
+    index is found by :func:`cluster_agents`.
 
     Raises:
-        ConfigError: a sharing that is unknown or does not fit the agents, or contradictions.
-        ValueError: arguments that differ in their number of agents.
+        ConfigError: an unknown way of sharing, one that does not fit the agents, or contradictions.
+        ValueError: arguments for different numbers of agents.
     """
     if len({len(inputs), len(out_features), len(groups)}) > 1 or not inputs:
         raise ValueError(
@@ -234,8 +233,8 @@ def make_shared_mlp(
     """Builds multi-layer perceptrons of N agents, see :func:`share`.
 
     Args:
-        in_features (sequence of int): input features of each agent.
-        out_features, index_of_group, config, gain, device: of :func:`share`.
+        in_features (sequence of int): number of input features of each agent.
+        out_features, index_of_group, config, gain, device: as in :func:`share`.
 
     Examples:
         >>> config = NetworkConfig([8], sharing="trunk")

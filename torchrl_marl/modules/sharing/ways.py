@@ -1,4 +1,4 @@
-"""Ways of sharing: each builds the networks of all agents. :mod:`..registry` has their words.
+"""Ways of sharing, which build the networks of all agents. :mod:`..registry` names them.
 
 Shapes: N agents.
 """
@@ -32,7 +32,7 @@ def group(builder: NetworkBuilder) -> nn.Sequential:
 
 
 def index(builder: NetworkBuilder) -> nn.Sequential:
-    """Builds the networks that ``sharing_index`` numbers."""
+    """Builds one network for each index in ``sharing_index``."""
     sharing, index = builder.config.sharing, builder.config.sharing_index
     n_agents = builder.n_agents
     if index is None:
@@ -50,7 +50,7 @@ def index(builder: NetworkBuilder) -> nn.Sequential:
 
 
 def trunk(builder: NetworkBuilder) -> nn.Sequential:
-    """Builds hidden layers for all agents and a last layer for each."""
+    """Builds shared hidden layers and a last layer for each agent."""
     *cells, last = _hidden(builder)
     shared = builder.network(
         out_features=last, num_cells=cells, gain=HIDDEN_GAIN, activate_last_layer=True
@@ -62,7 +62,7 @@ def trunk(builder: NetworkBuilder) -> nn.Sequential:
 
 
 def agent_id(builder: NetworkBuilder) -> nn.Sequential:
-    """Builds one network for all agents that also reads who the agent is."""
+    """Builds one network for all agents that also reads the agent's id."""
     word, n_agents = builder.config.agent_id, builder.n_agents
     if word not in AGENT_IDS:
         raise ConfigError(
@@ -79,7 +79,7 @@ def agent_id(builder: NetworkBuilder) -> nn.Sequential:
 
 
 def masks(builder: NetworkBuilder) -> nn.Sequential:
-    """Builds one network for all agents, of which each lacks some hidden units."""
+    """Builds one network for all agents, with a mask of hidden units for each agent."""
     widths = _hidden(builder)
     *hidden, last = _layers_of(builder.network())
     generator = torch.Generator().manual_seed(builder.config.mask_seed)
@@ -87,7 +87,7 @@ def masks(builder: NetworkBuilder) -> nn.Sequential:
     for layer, width in zip(hidden, widths):
         lacking = min(round(builder.config.mask_ratio * width), width - 1)
         rank = torch.rand(builder.n_agents, width, generator=generator).argsort(-1)
-        # In the state: with masks of another seed, it would be another network.
+        # Part of the state: other masks would make it another network.
         mask = AgentMask((rank >= lacking).to(builder.device), persistent=True)
         steps += [builder.same(layer), mask]
     return builder.for_all([*steps, builder.same(last)])
@@ -102,7 +102,7 @@ def _hidden(builder: NetworkBuilder) -> list[int]:
 
 
 def _layers_of(network: nn.Module) -> list[nn.Sequential]:
-    """Returns each linear layer with the activation behind it."""
+    """Returns each linear layer with the activation after it."""
     if not isinstance(network, nn.Sequential):
         raise ConfigError("sharing is 'masks', which needs linear layers only; use body=mlp.")
     layers: list[list[nn.Module]] = []

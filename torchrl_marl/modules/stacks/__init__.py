@@ -1,9 +1,8 @@
 """Module stacks: the modules of many agents as one module.
 
-``building`` makes them, ``module_stack`` is the module, ``windows`` are views of some agents,
-``tensordict_module`` reads and writes TensorDicts. Below: ``members`` finds distinct modules,
-``storage`` holds their parameters, ``batching`` groups agents into calls, ``execution`` chooses how
-a structure runs, ``matmul`` and ``gradient`` run perceptrons.
+``module_stack`` has the stack and its builders. ``members`` finds distinct modules, and has the
+windows on single agents and the module that reads and writes TensorDicts. ``storage`` holds the
+parameters. ``batching`` groups agents into calls. ``matmul`` runs perceptrons.
 """
 
 from typing import TYPE_CHECKING

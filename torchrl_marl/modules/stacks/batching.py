@@ -22,13 +22,13 @@ EXECUTORS = ("matmul", "vmap", "loop")
 
 
 def run(bucket: Bucket, members: Sequence[int], copies: int, dim: int, inputs: Any) -> Any:
-    """Runs some members of a structure, each for as many agents.
+    """Runs some members of a structure, each for equally many agents.
 
     Args:
         bucket (Bucket): the structure.
-        members (sequence of int): which K of its members.
-        copies (int): number n of agents of each.
-        dim (int): agent dim of inputs and outputs, both member by member.
+        members (sequence of int): indices of K members.
+        copies (int): number n of agents per member.
+        dim (int): agent dim of inputs and outputs, ordered by member.
         inputs (sequence): positional inputs, pytrees of tensors.
     """
     every = len(members) == bucket.n_members
@@ -45,7 +45,7 @@ def run(bucket: Bucket, members: Sequence[int], copies: int, dim: int, inputs: A
 def run_vmap(
     bucket: Bucket, values: dict[str, Tensor], shape: tuple[int, int], dim: int, inputs: Any
 ) -> Any:
-    """Runs all by one call; copies see unbatched parameters, so none are gathered."""
+    """Runs all in one call; copies see unbatched parameters, so that none are gathered."""
     members, copies = shape
     leaves, structure = pytree.tree_flatten(tuple(inputs))
     template = bucket.template
@@ -77,7 +77,7 @@ def run_vmap(
 def run_loop(
     bucket: Bucket, values: dict[str, Tensor], shape: tuple[int, int], dim: int, inputs: Any
 ) -> Any:
-    """Runs one agent after the other: the slow twin of the others."""
+    """Runs the agents in a loop: the slow reference of the other executors."""
     members, copies = shape
     leaves, structure = pytree.tree_flatten(tuple(inputs))
     n = members * copies
@@ -99,7 +99,7 @@ def _rows(value: Tensor, stacked: bool, members: int) -> Sequence[Tensor]:
         return (value,) * members
     if value.requires_grad:
         return value.unbind(0)
-    # Buffers are written in place, which autograd forbids for what unbind gives.
+    # Buffers are written in place, which autograd forbids for the results of unbind.
     return [value[k] for k in range(members)]
 
 
@@ -108,8 +108,8 @@ def choose_executor(bucket: Bucket, copies: int, event_dims: int) -> str:
 
     Args:
         bucket (Bucket): the structure.
-        copies (int): the largest number of agents that share a member.
-        event_dims (int): feature dims of the first input.
+        copies (int): largest number of agents that share a member.
+        event_dims (int): number of feature dims of the first input.
     """
     template = bucket.template
     if bucket.plan is not None:
@@ -125,7 +125,7 @@ def choose_executor(bucket: Bucket, copies: int, event_dims: int) -> str:
 
 @torch.no_grad()
 def _vmap_can(bucket: Bucket, copies: int, event_dims: int) -> bool:
-    """Tries vmap where the width of a single input can be read off; else assumes it works."""
+    """Tries vmap if the width of a single input is known; else assumes that it works."""
     widths = (input_width(module) for module in bucket.template.modules())
     width = next((width for width in widths if width is not None), None)
     if event_dims != 1 or width is None:
@@ -137,7 +137,7 @@ def _vmap_can(bucket: Bucket, copies: int, event_dims: int) -> bool:
         try:
             bucket.copy_of(0)(x[:, 0])
         except Exception:
-            return True  # it takes another input; nothing learned
+            return True  # it takes another input, so that the trial shows nothing
         try:
             run_vmap(bucket, values, (bucket.n_members, copies), 1, (x,))
         except Exception:
@@ -153,10 +153,10 @@ class BatchedCall:
     """Agents that run in one call: members of one structure with equally many agents.
 
     Args:
-        bucket (int): which structure.
-        members (tuple of int): which of its members.
-        copies (int): agents of each member.
-        agents (tuple of int): the agents, member by member.
+        bucket (int): index of the structure.
+        members (tuple of int): indices of its members.
+        copies (int): number of agents per member.
+        agents (tuple of int): the agents, ordered by member.
     """
 
     bucket: int
@@ -166,7 +166,7 @@ class BatchedCall:
 
 
 def batched_calls(places: Sequence[Place]) -> tuple[BatchedCall, ...]:
-    """Returns the calls that run agents at these places (bucket, member)."""
+    """Returns the calls for agents at these places (bucket, member)."""
     agents: dict[Place, list[int]] = {}
     for agent, place in enumerate(places):
         agents.setdefault(place, []).append(agent)
@@ -180,13 +180,13 @@ def batched_calls(places: Sequence[Place]) -> tuple[BatchedCall, ...]:
 
 
 class Batching:
-    """Takes agents' inputs apart, runs the structures and puts the outputs together.
+    """Splits agents' inputs, runs the structures and merges the outputs.
 
     Args:
-        places (sequence of (bucket, member)): who plays each agent.
+        places (sequence of (bucket, member)): member of each agent.
         buckets (sequence of Bucket): the structures.
-        event_dims (int): feature dims of every input.
-        pad (bool): dense input is padded to the widest, and so is the output.
+        event_dims (int): number of feature dims of every input.
+        pad (bool): whether dense inputs and outputs are padded to the widest agent.
     """
 
     def __init__(
@@ -227,7 +227,7 @@ class Batching:
         return self._merge(outputs, dim, batch, ragged)
 
     def _check(self, leaves: Sequence[Any], n_inputs: int) -> int:
-        """Checks numbers of agents and widths; returns the number of batch dims."""
+        """Checks number of agents and widths; returns the number of batch dims."""
         first = next((x for x in leaves if x is not None), None)
         if first is None:
             raise ValueError("a module stack needs an input, found none.")
@@ -270,7 +270,7 @@ class Batching:
         return self._indices_on[device]
 
     def _take(self, leaf: Any, dim: int) -> Sequence[Any]:
-        """Returns the part of a leaf that each call reads."""
+        """Returns the part of a leaf for each call."""
         if leaf is None:
             return [None] * len(self.routes)
         if isinstance(leaf, list):
@@ -295,7 +295,7 @@ class Batching:
         return part.narrow(-1, 0, width)
 
     def _merge(self, outputs: list[Any], dim: int, batch: int, ragged: bool) -> Any:
-        """Returns all agents' outputs in their order; lists where they differ in shape."""
+        """Returns all agents' outputs in order, as lists if they differ in shape."""
         if len(outputs) == 1 and self.order is None and not ragged:
             return outputs[0]
         flat = [pytree.tree_flatten(output) for output in outputs]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DEFAULT_KEYS",
     "Members",
-    "Several",
+    "MultiAgentPart",
     "StackMember",
     "StackModule",
     "StackPart",
@@ -47,11 +47,11 @@ class StackPart(nn.Module):
     stack: Any
     """The :class:`ModuleStack` that holds the members."""
     agents: tuple[int, ...]
-    """Which of its agents."""
+    """Indices of the agents."""
     event_dims: int
-    """Feature dims of an input."""
+    """Number of feature dims of an input."""
     single = False
-    """Whether it is one agent without an agent dimension."""
+    """True for one agent without an agent dim."""
 
     @classmethod
     def __torch_function__(
@@ -71,16 +71,16 @@ class StackPart(nn.Module):
         return type(own[0].stack).join(parts)
 
 
-class Several(StackPart):
-    """Agents with an agent dimension."""
+class MultiAgentPart(StackPart):
+    """Agents with an agent dim."""
 
     batching: Batching
 
     def forward(self, *inputs: Any) -> Any:
-        """Runs the agents; a group's TensorDict is read and written, as :class:`StackModule` does.
+        """Runs the agents on tensors, or on a group's TensorDict as :class:`StackModule` does.
 
-        Its keys are those of the members where they are TensorDictModules, else
-        ``"observation"`` and ``"action"``.
+        The keys are those of the members if they are TensorDictModules, else ``"observation"`` and
+        ``"action"``.
         """
         if len(inputs) == 1 and isinstance(inputs[0], TensorDictBase):
             return StackModule(self, *self.stack.keys)(inputs[0])
@@ -111,7 +111,7 @@ class Members:
 
     @property
     def keys(self) -> Any:
-        """The keys of all parts; None where they are plain modules."""
+        """The keys of all parts; None for plain modules."""
         if len(self._keys) > 1:
             raise ValueError(
                 f"the modules have keys {list(self._keys)}, expected the same for all; "
@@ -174,8 +174,8 @@ class StackModule(TensorDictModuleBase):
     """A :class:`ModuleStack` that reads from a TensorDict and writes to it.
 
     A group whose agents differ in shape is lazily stacked: every agent's leaf is read from, and
-    written to, its own TensorDict. Works inside ``TensorDictSequential`` and as the module of a
-    ``ProbabilisticActor`` where the agents' outputs agree.
+    written to, its own TensorDict. It works inside ``TensorDictSequential``, and as the module of
+    a ``ProbabilisticActor`` if the agents' outputs have one shape.
 
     Args:
         stack (ModuleStack or StackSelection): the modules.
@@ -187,8 +187,8 @@ class StackModule(TensorDictModuleBase):
         - writes: ``out_keys``, ``[*B, N, *F]``, or leaf by leaf into a lazily stacked group
 
     Raises:
-        KeyError: an input is not there.
-        ValueError: outputs that differ in shape, for a group that is not lazily stacked; another
+        KeyError: a missing input.
+        ValueError: outputs of different shapes for a group that is not lazily stacked, or another
             number of outputs than ``out_keys``.
 
     Examples:
@@ -233,12 +233,12 @@ class StackModule(TensorDictModuleBase):
         return target
 
     def _read(self, tensordict: TensorDictBase, path: tuple[str, ...]) -> Tensor | list[Tensor]:
-        """Returns a leaf, or each agent's where they are lazily stacked."""
+        """Returns a leaf, or a list of each agent's if they are lazily stacked."""
         *group, leaf = path
         for i, part in enumerate(group):
             inner = tensordict.get(part, None)
             if not is_tensor_collection(inner):
-                raise KeyError(f"the input {path} is not there: no {path[: i + 1]}.")
+                raise KeyError(f"the input {path} is missing: no {path[: i + 1]}.")
             tensordict = inner
         return self._read_leaf(tensordict, leaf, path)
 
@@ -248,11 +248,11 @@ class StackModule(TensorDictModuleBase):
         if not isinstance(tensordict, LazyStackedTensorDict):
             value = tensordict.get(leaf, None)
             if value is None:
-                raise KeyError(f"the input {path} is not there, found {sorted(tensordict.keys())}.")
+                raise KeyError(f"the input {path} is missing, found {sorted(tensordict.keys())}.")
             return value
         parts = [self._read_leaf(part, leaf, path) for part in tensordict.tensordicts]
         first, dim = parts[0], tensordict.stack_dim
-        if isinstance(first, list):  # a batch of lazily stacked groups, as reshape makes it
+        if isinstance(first, list):  # a batch of lazily stacked groups, as from reshape
             return [torch.stack(list(rows), dim) for rows in zip(*parts)]
         if first.ndim == tensordict.tensordicts[0].ndim + self.module.event_dims:
             return parts  # type: ignore[return-value]
@@ -281,11 +281,11 @@ def _write_each(tensordict: TensorDictBase, path: tuple[str, ...], rows: list[Te
 
 
 class Window(StackPart):
-    """A view of some agents of a stack: shares storage and gradients, owns no parameter.
+    """A view of some agents of a stack, which shares storage and gradients.
 
     Args:
         stack (ModuleStack): the stack.
-        agents (sequence of int): which.
+        agents (sequence of int): indices of the agents.
     """
 
     def __init__(self, stack: ModuleStack, agents: Sequence[int]) -> None:
@@ -296,7 +296,7 @@ class Window(StackPart):
 
 
 class StackMember(Window):
-    """``stack[i]``: calls one agent's member; a gradient arrives in the stack.
+    """View of one agent, ``stack[i]``; its gradients flow into the stack.
 
     Examples:
         >>> from torchrl_marl.modules import ModuleStack
@@ -325,8 +325,8 @@ class StackMember(Window):
         return self.stack.copy_of(self.agents[0])
 
 
-class StackSelection(Window, Several):
-    """``stack[1:3]``, ``stack[[0, 2]]``: calls some agents; a gradient arrives in the stack.
+class StackSelection(Window, MultiAgentPart):
+    """View of some agents, ``stack[1:3]`` or ``stack[[0, 2]]``; gradients flow into the stack.
 
     Examples:
         >>> from torchrl_marl.modules import ModuleStack

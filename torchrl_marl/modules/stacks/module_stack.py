@@ -1,4 +1,4 @@
-"""A stack of modules over agents: ``stack``, ``expand`` and ``cat`` make it."""
+"""A stack of modules over agents, and its builders ``stack``, ``expand`` and ``cat``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torchrl_marl.modules.stacks.batching import EXECUTORS, Batching, Place, cho
 from torchrl_marl.modules.stacks.members import (
     DEFAULT_KEYS,
     Members,
-    Several,
+    MultiAgentPart,
     StackMember,
     StackPart,
     StackSelection,
@@ -24,39 +24,38 @@ from torchrl_marl.modules.stacks.storage import Bucket, Slot, shared_parameters,
 __all__ = ["ModuleStack", "cat", "expand", "stack"]
 
 
-class ModuleStack(Several):
-    """Modules over an agent dimension, run in one batched call for each structure.
+class ModuleStack(MultiAgentPart):
+    """Modules over an agent dim, run in one batched call for each structure.
 
-    Every distinct module is held once. Parameters are stored stacked, ``[K, ...]`` for each name
-    and structure, so that optimizers, ``state_dict``, target networks and ``torch.func`` work on
-    them; tied weights stay tied, a parameter that is one object in all members (a shared trunk)
-    stays one, frozen members stay frozen. ``stack[i]`` is a window on an agent's member,
-    ``stack[1:3]`` on several, ``stack[i].detach()`` an ordinary module with copies.
+    Every distinct module is held once. Parameters are stacked, ``[K, ...]`` for each name and
+    structure, so that optimizers, ``state_dict``, target networks and ``torch.func`` work on them.
+    Tied weights stay tied and frozen members stay frozen. A parameter that is one object in all
+    members (a shared trunk) stays one. ``stack[i]`` is a view of an agent's member, ``stack[1:3]``
+    of several; ``stack[i].detach()`` is an ordinary module with copies.
 
-    Perceptrons and GRU cells run as batched matmuls, other modules by ``vmap``, and what ``vmap``
-    cannot run (``nn.GRU``, ``nn.LSTM``, batch norm that agents share) in a loop. Dropout draws
-    differently for every agent. Made by :func:`stack`, :func:`expand` and :func:`cat`.
+    Perceptrons and GRU cells run as batched matmuls, other modules by ``vmap``. Modules that
+    ``vmap`` cannot run (``nn.GRU``, ``nn.LSTM``, batch norm that agents share) run in a loop.
+    Dropout samples differ between agents. Built by :func:`stack`, :func:`expand` and :func:`cat`.
 
     Args:
         modules (sequence of nn.Module): distinct modules; they are copied.
-        index (sequence of int): the module of each agent.
+        index (sequence of int): module of each agent.
 
     Keyword Args:
-        pad (bool): perceptrons that differ only in widths are stored padded and run as one call;
-            dense input and output are padded to the widest agent's. What stands in the
-            padding of an input does not matter; the padding of an output is 0.
-        event_dims (int): number of feature dims of an input, whatever the modules are: 1 for
-            vectors (the default), 3 for images.
+        pad (bool): whether perceptrons that differ only in widths are stored padded and run as one
+            call. Dense inputs and outputs are padded to the widest agent. Padding of an input is
+            ignored; padding of an output is 0.
+        event_dims (int): number of feature dims of an input: 1 for vectors (the default), 3 for
+            images.
         executor (str, optional): ``"vmap"`` or ``"loop"`` for all. Default: the fastest for each.
-        origins (sequence, optional): the modules from which copies came, by which :func:`cat`
-            knows them again.
+        origins (sequence, optional): modules that were copied, by which :func:`cat` recognizes
+            copies.
         keys (tuple, optional): input and output keys, for a TensorDict.
 
     Shapes:
-        - input: ``[*B, N, *F]``, or a list of N tensors ``[*B, *F_i]``; several are possible, and
-          tuples of them; ``*B`` is the same for all; or a TensorDict ``[*B, N]``, dense or lazily
-          stacked
-        - output: ``[*B, N, *F]`` where members agree, else a list of N tensors
+        - input: ``[*B, N, *F]``, or a list of N tensors ``[*B, *F_i]``; also several inputs, and
+          tuples of them, with one ``*B``; or a TensorDict ``[*B, N]``, dense or lazily stacked
+        - output: ``[*B, N, *F]`` if members agree, else a list of N tensors
 
     Raises:
         ValueError: no modules, an unknown executor; in the forward, a wrong number of agents or
@@ -103,7 +102,7 @@ class ModuleStack(Several):
     def _make_buckets(self, modules: Sequence[nn.Module]) -> Iterator[Bucket]:
         shared, slots = shared_parameters(modules), dict[int, Slot]()
         groups: dict[Any, list[int]] = {}
-        # By number of agents, so that those with equally many lie side by side.
+        # By number of agents, so that those with equally many are adjacent.
         for member in sorted(range(len(modules)), key=self.index.count):
             key = signature(modules[member], shared, self.pad and self.executor is None)
             groups.setdefault(key, []).append(member)
@@ -117,7 +116,7 @@ class ModuleStack(Several):
         self.places = tuple(places[member] for member in self.index)
 
     def route(self, agents: Sequence[int]) -> Batching:
-        """Returns how some agents are batched by structure."""
+        """Returns the batching of some agents by structure."""
         places = [self.places[agent] for agent in agents]
         return Batching(places, self._structures(), self.event_dims, self.pad)
 
@@ -155,7 +154,7 @@ class ModuleStack(Several):
 
     @property
     def stack(self) -> ModuleStack:  # type: ignore[override]
-        """Itself: what :class:`StackPart` asks of stacks and windows alike."""
+        """The stack itself; a window returns the stack that it views."""
         return self
 
     def __getitem__(self, agents: int | slice | Sequence[int]) -> StackMember | StackSelection:
@@ -177,23 +176,23 @@ class ModuleStack(Several):
         return agent % len(self)
 
     def bucket(self, agent: int) -> tuple[Bucket, int]:
-        """Returns where an agent's member lies."""
+        """Returns the bucket of an agent's member, and its index there."""
         b, k = self.places[agent]
         bucket = self.buckets[b]
         assert isinstance(bucket, Bucket)
         return bucket, k
 
     def load(self, agent: int, module: nn.Module) -> None:
-        """Copies a module's numbers into the agent's member, for all agents that share it.
+        """Copies a module's parameters into the agent's member, for all agents that share it.
 
         Raises:
-            ValueError: other names or shapes than the member's.
+            ValueError: names or shapes that differ from the member's.
         """
         bucket, k = self.bucket(self._agent(agent))
         bucket.load(k, module)
 
     def copies(self) -> list[nn.Module]:
-        """Returns an ordinary module for each distinct member, shared parameters still shared."""
+        """Returns an ordinary module for each distinct member; shared parameters stay shared."""
         memo: dict[int, nn.Parameter] = {}
         agents = [self.index.index(member) for member in range(max(self.index) + 1)]
         return [self.copy_of(agent, memo) for agent in agents]
@@ -210,7 +209,7 @@ class ModuleStack(Several):
         return self._of_these([copies[member] for member in distinct], index)
 
     def unshare(self) -> ModuleStack:
-        """Returns a stack in which every agent has its own parameters; outputs stay equal."""
+        """Returns a stack with separate parameters for every agent; outputs stay equal."""
         return self._of_these([self.copy_of(agent) for agent in self.agents], self.agents)
 
     def _of_these(self, modules: Sequence[nn.Module], index: Sequence[int]) -> ModuleStack:
@@ -225,7 +224,7 @@ class ModuleStack(Several):
         )
 
     def reset_parameters(self) -> None:
-        """Draws all members anew, by the ``reset_parameters`` of their layers."""
+        """Resets all members' parameters, by the ``reset_parameters`` of their layers."""
         fresh = self.copies()
         for member, module in enumerate(fresh):
             for layer in module.modules():
@@ -236,12 +235,12 @@ class ModuleStack(Several):
             self.load(self.index.index(member), module)
 
     def origin(self, member: int) -> nn.Module | None:
-        """Returns the module from which a member was copied, while it lives."""
+        """Returns the module from which a member was copied, if it still exists."""
         reference = self._origins[member]
         return None if reference is None else reference()
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy of the stack is no copy of the modules; and references cannot be pickled.
+        # A copied stack has no origins; and weak references cannot be pickled.
         return {**vars(self), "_origins": [None] * len(self._origins)}
 
     def extra_repr(self) -> str:
@@ -256,12 +255,12 @@ def stack(
     event_dims: int = 1,
     executor: str | None = None,
 ) -> ModuleStack:
-    """Stacks one module for every agent; a module that comes twice is one member of two agents.
+    """Stacks one module for every agent; agents that are given one module share it.
 
-    The modules are copied: training one of them afterwards changes nothing in the stack.
+    The modules are copied: training one of them afterwards does not change the stack.
 
     Args:
-        modules (sequence of nn.Module): agent by agent.
+        modules (sequence of nn.Module): module of each agent.
 
     Keyword Args:
         pad (bool): see :class:`ModuleStack`.
@@ -280,7 +279,7 @@ def stack(
 def expand(
     module: nn.Module, n: int, *, event_dims: int = 1, executor: str | None = None
 ) -> ModuleStack:
-    """Makes a stack of one module for n agents; it is copied once, and its gradient sums over them.
+    """Builds a stack in which n agents share one module; the module is copied.
 
     Args:
         module (nn.Module): the module.
@@ -309,17 +308,17 @@ def cat(
     event_dims: int | None = None,
     executor: str | None = None,
 ) -> ModuleStack:
-    """Joins the agents of all parts, one after the other, in a new stack.
+    """Concatenates the agents of all parts in a new stack.
 
-    A member stays one member: ``cat([expand(a, 2), expand(a, 1)])`` has one for three agents.
+    Shared members stay shared: in ``cat([expand(a, 2), expand(a, 1)])`` three agents share one.
 
     Args:
         parts (sequence of nn.Module): stacks, members of stacks, and modules for one agent each.
-            Everything is copied.
+            All are copied.
 
     Keyword Args:
-        pad (bool): see :class:`ModuleStack`; parts that are padded make the whole so.
-        event_dims (int, optional): see :class:`ModuleStack`. Default: as the parts'.
+        pad (bool): see :class:`ModuleStack`; if a part is padded, the result is.
+        event_dims (int, optional): see :class:`ModuleStack`. Default: the parts'.
         executor (str, optional): see :class:`ModuleStack`.
 
     Raises:

@@ -26,9 +26,9 @@ Slot = tuple[nn.Module, str]
 
 
 def named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yields parameters and buffers; tied ones under each name, repeated modules once.
+    """Yields parameters and buffers: tied ones under each name, repeated modules once.
 
-    Both names of such a module in one ``functional_call`` would leave it damaged.
+    Both names of a repeated module in one ``functional_call`` would damage it.
     """
     for path, part in module.named_modules():
         for name, tensor in (*part._parameters.items(), *part._buffers.items()):
@@ -37,7 +37,7 @@ def named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def shared_parameters(members: Sequence[nn.Module]) -> frozenset[int]:
-    """Returns ``id`` of the parameters that are one object in several members (a trunk's)."""
+    """Returns the ``id`` of parameters that are one object in several members (a trunk's)."""
     seen: set[int] = set()
     shared: set[int] = set()
     for member in members:
@@ -53,15 +53,15 @@ def has_hooks(module: nn.Module) -> bool:
 
 
 def signature(module: nn.Module, shared: frozenset[int], pad: bool = False) -> Hashable:
-    """Returns what two modules have in common if one batched call runs both.
+    """Returns a value that is equal for modules that one batched call can run.
 
     Args:
         module (nn.Module): the member.
         shared (frozenset): from :func:`shared_parameters`.
-        pad (bool): perceptrons that differ only in widths have the same.
+        pad (bool): whether perceptrons that differ only in widths are equal.
 
     Raises:
-        TypeError: a lazy module, or one that keeps a tensor that is no parameter and no buffer.
+        TypeError: a lazy module, or one with an unregistered tensor.
     """
     names: dict[int, str] = {}
     ties = []
@@ -86,7 +86,7 @@ def _settings(module: nn.Module) -> tuple[Any, ...]:
     for name, value in vars(module).items():
         if name in _OF_EVERY_MODULE or (name in _DERIVED and isinstance(module, nn.RNNBase)):
             continue
-        if isinstance(value, Iterator):  # torchrl's MLP keeps some that it is through with
+        if isinstance(value, Iterator):  # torchrl's MLP keeps exhausted iterators
             continue
         if any(isinstance(x, Tensor) and id(x) not in known for x in pytree.tree_leaves(value)):
             raise TypeError(
@@ -98,17 +98,17 @@ def _settings(module: nn.Module) -> tuple[Any, ...]:
 
 
 class Bucket(nn.Module):
-    """K members of one structure: every parameter once, ``[K, ...]``, under the member's name.
+    """K members of one structure: each parameter stacked, ``[K, ...]``, under the member's name.
 
-    The parameters lie in bare containers and the code that runs is a hidden template with empty
-    tensors, since TensorDict's parameter swaps and ``functional_call`` damage each other on one
-    and the same module. A parameter that is one object in all members lies unstacked in the
-    first bucket that uses it.
+    The parameters are in bare containers, and the code that runs is a hidden template with empty
+    tensors: TensorDict's parameter swaps and ``functional_call`` damage each other on one module.
+    A parameter that is one object in all members is stored unstacked, in the first bucket that
+    uses it.
 
     Args:
-        members (sequence of nn.Module): of one signature; their tensors are copied.
+        members (sequence of nn.Module): members of one signature; their tensors are copied.
         shared (frozenset): from :func:`shared_parameters`.
-        slots (dict): where shared parameters already lie, by ``id``; it is extended.
+        slots (dict): places of stored shared parameters, by ``id``; it is extended.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Bucket(nn.Module):
         self.executor = "vmap"
         self._slots: dict[str, Slot] = {}
         self.stacked: dict[str, bool] = {}
-        """Name -> whether the members have different ones."""
+        """Name -> whether it is stacked."""
         self._shapes = [{n: t.shape for n, t in named_tensors(m)} for m in members]
         self.padded = any(shapes != self._shapes[0] for shapes in self._shapes)
         tensors = [dict(named_tensors(member)) for member in members]
@@ -149,7 +149,7 @@ class Bucket(nn.Module):
     def _register(
         self, name: str, first: Tensor, member: nn.Module, value: Tensor | None = None
     ) -> Slot:
-        """Puts a copy into the container that mirrors the name."""
+        """Registers a copy in the container that mirrors the name."""
         value = first.detach().clone() if value is None else value
         box, owner = self.module, member
         *path, leaf = name.split(".")
@@ -167,15 +167,15 @@ class Bucket(nn.Module):
 
     @property
     def template(self) -> nn.Module:
-        """The code that runs."""
+        """The module that runs with the members' parameters."""
         return self._templates[0]
 
     def template_of(self, k: int) -> nn.Module:
-        """Returns the code of a member, with its own widths."""
+        """Returns the module of a member's code, with its widths."""
         return self._templates[k if self.padded else 0]
 
     def train(self, mode: bool = True) -> Bucket:
-        """Sets the mode, also of the hidden code."""
+        """Sets the mode, also of the template."""
         for template in self._templates:
             template.train(mode)
         return super().train(mode)
@@ -189,7 +189,7 @@ class Bucket(nn.Module):
     def read(self, members: Sequence[int] | None = None) -> dict[str, Tensor]:
         """Returns name -> tensor of all or some members.
 
-        Always by ``getattr``: while TensorDict has others swapped in, they are plain attributes.
+        Always by ``getattr``: while TensorDict swaps tensors in, they are plain attributes.
         """
         values = {name: getattr(box, leaf) for name, (box, leaf) in self._slots.items()}
         if members is None:
@@ -205,23 +205,23 @@ class Bucket(nn.Module):
         return {name: rows(x) if self.stacked[name] else x for name, x in values.items()}
 
     def pads(self, device: torch.device, members: Sequence[int]) -> Pads:
-        """Returns where features of some members of a padded perceptron are padding."""
+        """Returns the padding masks of some members of a padded perceptron."""
         pads, every = self._pads_on.get(device), len(members) == self.n_members
         if pads is None:
             assert isinstance(self.plan, Perceptron)
             pads = self.plan.pads(self._shapes, device)
-            if not torch.compiler.is_compiling():  # a graph's tensors are not kept
+            if not torch.compiler.is_compiling():  # a graph's tensors must not be cached
                 self._pads_on[device] = pads
         return pads if every else tuple(None if p is None else p[list(members)] for p in pads)
 
     def width(self, k: int, output: bool = False) -> int | None:
-        """Returns input or output features of a member, where that is known."""
+        """Returns the number of input or output features of a member, if known."""
         if isinstance(self.plan, Perceptron):
             return self.plan.width(self._shapes[k], output)
         return None if output else input_width(self.template)
 
     def stored_width(self, output: bool = False) -> int | None:
-        """Returns the features of the widest member, where that is known."""
+        """Returns the number of features of the widest member, if known."""
         widths = [self.width(k, output) for k in range(self.n_members if self.padded else 1)]
         return max((width for width in widths if width is not None), default=None)
 
@@ -242,9 +242,9 @@ class Bucket(nn.Module):
         """Returns an ordinary module with copies of a member's tensors.
 
         Args:
-            k (int): which.
-            memo (dict, optional): copies of the shared parameters, so that modules that are
-                copied with the same memo share them, too; it is extended.
+            k (int): index of the member.
+            memo (dict, optional): copies of the shared parameters, so that modules copied with the
+                same memo share them; it is extended.
         """
         module, row = copy.deepcopy(self.template_of(k)), self.row(k)
         memo = {} if memo is None else memo
@@ -266,7 +266,7 @@ class Bucket(nn.Module):
         """Copies a module's tensors into a member's.
 
         Raises:
-            ValueError: other names or shapes.
+            ValueError: names or shapes that differ.
         """
         new, row = dict(named_tensors(module)), self.row(k)
         found = {name: tuple(tensor.shape) for name, tensor in new.items()}
@@ -282,7 +282,7 @@ class Bucket(nn.Module):
 
 
 def _stack_rows(rows: Sequence[Tensor]) -> Tensor:
-    """Stacks to one tensor ``[K, ...]``, smaller rows with zeros behind."""
+    """Stacks rows to one tensor ``[K, ...]``, padded with zeros."""
     if all(row.shape == rows[0].shape for row in rows):
         return torch.stack([row.detach() for row in rows])
     stacked = rows[0].new_zeros(len(rows), *map(max, *(row.shape for row in rows)))
@@ -292,14 +292,14 @@ def _stack_rows(rows: Sequence[Tensor]) -> Tensor:
 
 
 def _corner(value: Tensor, shape: torch.Size) -> Tensor:
-    """Returns what is left without the padding behind."""
+    """Returns a tensor without its padding."""
     for dim, size in enumerate(shape):
         value = value.narrow(dim, 0, size)
     return value
 
 
 def _empty_copy(member: nn.Module) -> nn.Module:
-    """Returns a member's code without numbers; not on ``meta``, which ``.to`` could not move."""
+    """Returns a member's code with empty tensors; not on ``meta``, which ``.to`` could not move."""
     template = copy.deepcopy(member)
     for name, tensor in list(named_tensors(template)):
         path, _, leaf = name.rpartition(".")
@@ -311,7 +311,7 @@ def _empty_copy(member: nn.Module) -> nn.Module:
 
 
 def input_width(module: nn.Module) -> int | None:
-    """Returns the features that a module of torch takes; None where that is unknown."""
+    """Returns the number of input features of a torch module; None if unknown."""
     if isinstance(module, nn.Sequential):
         return next((w for w in map(input_width, module) if w is not None), None)
     if isinstance(module, nn.LayerNorm):
