@@ -152,7 +152,7 @@ class CapturedUpdates(Updates):
                 rows.append(self._program(keys, leaves).flat(leaves)[0])
             ends.append(len(rows))
             if stop.limit is not None:
-                stop.look(torch.stack(rows[first:])[:, : len(stop.stopped)])
+                stop.check(torch.stack(rows[first:])[:, : len(stop.stopped)])
         table = torch.stack(rows)
         n_epochs, finite = self._read(table, ends)
         if n_epochs < len(random_states):  # undo the draws of epochs that did not count
