@@ -73,7 +73,7 @@ class Remembering(nn.Module):
 def test_a_policy_with_a_memory_of_its_own_falls_back():
     keys = [("agents", "observation")], [("agents", "action")]
     policy = TensorDictModule(Remembering(), in_keys=keys[0], out_keys=keys[1])
-    assert "goes on from its last call" in fallback(dropout(), policy)
+    assert "keeps a state between calls" in fallback(dropout(), policy)
 
 
 def test_a_policy_that_reads_what_it_wrote_falls_back():
@@ -85,7 +85,7 @@ def test_a_policy_that_reads_what_it_wrote_falls_back():
         return td
 
     said = fallback(dropout(), policy)
-    assert "goes on from its last call" in said and "TensorDictPrimer" not in said
+    assert "keeps a state between calls" in said and "TensorDictPrimer" not in said
 
 
 class Counting(nn.Module):

@@ -84,7 +84,7 @@ def test_settings_of_another_family_do_not_exist():
         (
             ["learner=maddpg", "learner.updates_per_frame=1e-9"],
             "learner.updates_per_frame is 1e-09, expected at least 3.6e-06, one update in the "
-            "278,400 frames that are learned from, or nothing is learned; use "
+            "278,400 frames after learner.learning_starts, or nothing is learned; use "
             "learner.updates_per_frame=0.1.",
         ),
         (["learner=maddpg", "learner.central_input=state"], "use env.state=observations"),

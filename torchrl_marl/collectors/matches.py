@@ -111,7 +111,7 @@ class MatchPolicy(TensorDictModuleBase):
         super().__init__()
         if len(envs) != len(seats) + 1 or not all(isinstance(n, int) and n >= 0 for n in envs):
             raise ValueError(
-                f"matches: envs is {list(envs)}, expected {len(seats) + 1} integers, 0 or more: the "
+                f"matches: envs is {list(envs)}, expected {len(seats) + 1} integers, 0 or more: "
                 f"number of envs in which all learn, and of envs for each of {len(seats)} seats."
             )
         _check_seats(team, seats)

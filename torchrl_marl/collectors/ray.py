@@ -95,8 +95,8 @@ class OnRay:
     """Shards on Ray actors, which are replaced if they die, fail or stop answering.
 
     A lost shard is restored from its last snapshot and replays the batches since. A run with
-    failures therefore equals one without, to the bit. If its environment has no snapshot, or none is
-    kept, the shard begins new episodes. Restarts and lost episodes are counted.
+    failures therefore equals one without, to the bit. Without a snapshot, the shard begins new
+    episodes. Restarts and lost episodes are counted.
 
     Args:
         makers (sequence of callable): ``maker(life)`` builds a shard in any process.

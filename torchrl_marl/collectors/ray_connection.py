@@ -164,8 +164,7 @@ def _start(ray: Any, address: str | None, cpus: float) -> None:
             ) from error
         raise ConfigError(
             f"no cluster of Ray answers at {quoted(address)} ({why}); start one there with `ray "
-            "start --head`, or leave distributed.address (and RAY_ADDRESS) out for a Ray of one's "
-            "own."
+            "start --head`, or omit distributed.address (and RAY_ADDRESS) to start a local Ray."
         ) from error
     finally:
         if ours:

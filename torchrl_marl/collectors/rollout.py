@@ -405,7 +405,7 @@ class RolloutCollector:
         batch.set(("collector", "traj_ids"), ids[:-1].transpose(0, 1).reshape(batch.shape))
 
     def _ends(self, batch: TensorDictBase) -> Tensor:
-        """Returns the ends of episodes: the root's ``done``, or without it, all agents' ``done``."""
+        """Returns the ends of episodes: the root's ``done``, or if absent, all agents' ``done``."""
         keys = ["done"] if "done" in self.env.done_keys else self.env.done_keys
         ends = [batch.get(("next", key)).reshape(*batch.shape, -1).all(-1) for key in keys]
         return torch.stack(ends).all(0)

@@ -125,8 +125,8 @@ ALGORITHMS = Algorithms(
         ),
         "ippo": Algorithm("PPO with a critic of each agent's observation", *_PPO),
         "happo": Algorithm(
-            "MAPPO with one policy per agent, updated sequentially in random order, with importance "
-            "ratios of the agents before",
+            "MAPPO with one policy per agent, updated sequentially in random order, with the "
+            "importance ratios of the agents before",
             *_HAPPO,
         ),
         "maddpg": Algorithm(

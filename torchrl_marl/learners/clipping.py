@@ -118,8 +118,8 @@ class GradientClip:
             limit (float, optional): maximum norm; None for no clipping.
             seen (GroupSpec, optional): other agents in a network's input.
             per_agent (bool): treat each agent as a separate group.
-            states (mapping, optional): leaf -> width per agent of the networks' other inputs: hidden
-                states, and random draws of the channel.
+            states (mapping, optional): leaf -> width per agent of the networks' other inputs:
+                hidden states, and random draws of the channel.
         """
         parameters = list(dict.fromkeys(parameters))
         index = tuple(range(group.n_agents)) if per_agent else group.group_index

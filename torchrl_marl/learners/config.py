@@ -223,9 +223,7 @@ LearningRate = Annotated[Positive, AlsoCalled("learning_rate", "learning_rates")
 Schedule = Annotated[
     str, OneOf({"constant": "stays the same", "linear": "falls to 0 at the end of training"})
 ]
-Bootstrap = Annotated[
-    str, OneOf({"team": "the team's (shared reward)", "agent": "each agent's"})
-]
+Bootstrap = Annotated[str, OneOf({"team": "the team's (shared reward)", "agent": "each agent's"})]
 CentralInput = Annotated[
     str,
     OneOf(

@@ -119,7 +119,7 @@ class Members:
 
     @torch.no_grad()
     def note(self, norms: Tensor) -> None:
-        """Flags members with a gradient norm that is not finite, given all groups' norms, ``[G]``."""
+        """Flags members with a gradient norm that is not finite, of all groups' norms, ``[G]``."""
         self.diverged.logical_or_((~norms.unflatten(0, (self.n, -1)).isfinite()).any(-1))
 
     @torch.no_grad()

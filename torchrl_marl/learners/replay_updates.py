@@ -60,7 +60,7 @@ class ReplayUpdates:
     Args:
         losses (mapping): name -> the loss, with ``functional=False``.
         steps (sequence of Step): steps of an update in their order.
-        config (ReplayLearnerConfig): settings of the minibatch, windows, n-step returns and targets.
+        config (ReplayLearnerConfig): settings of minibatches, windows, n-step returns and targets.
         execution (str): ``eager``, or an execution of :func:`~torchrl_marl.capture.capture`; each
             update is then one graph, from the rows to the priorities.
         members (Members, optional): members of a population, which learn independently.

@@ -119,7 +119,7 @@ class Ring:
     def _allocate(
         self, rows: Mapping[Key, tuple[torch.Size, torch.dtype]], device: torch.device
     ) -> None:
-        """Allocates the ring, or checks that rows have the shapes and types it was allocated for."""
+        """Allocates the ring, or checks rows against the shapes and types it was allocated for."""
         if self.store is not None:
             for key, found in rows.items():
                 known = self.leaf(key).shape[2:], self.leaf(key).dtype
