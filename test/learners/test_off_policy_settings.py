@@ -74,8 +74,8 @@ def test_settings_of_another_family_do_not_exist():
         ),
         (
             ["learner=maddpg", "learner.mixer.kind=sum", "learner.bootstrap=agent"],
-            "learner.bootstrap is 'agent', but learner.mixer.kind is 'sum', which makes one value "
-            "for a group of critics that see one agent each; use learner.bootstrap=team, or "
+            "learner.bootstrap is 'agent', but learner.mixer.kind is 'sum', which mixes a group's "
+            "per-agent critics into one value; use learner.bootstrap=team, or "
             "learner.mixer.kind=none.",
         ),
         (["learner=iddpg", "learner.mixer.kind=sum"], "learner.algorithm is maddpg or matd3"),

@@ -137,7 +137,7 @@ def test_ranks_go_on_with_the_settings_of_the_run():
     [
         ({"distributed": {"collectors": 6}}, "distributed.collectors is 6, expected a divisor of"),
         ({"distributed": {"collectors": 1}}, "is 1, expected a multiple of the 2 processes"),
-        ({"distributed": {"backend": "ray"}}, "distributed.backend is 'ray', but torchrun"),
+        ({"distributed": {"backend": "ray"}}, "is 'ray', but the processes of torchrun"),
         ({"distributed": {"overlap": 1}}, "distributed.overlap is 1, which several processes"),
         ({"learner": {"unshare_at": 0.5}}, "learner.unshare_at is 0.5, which several"),
         ({"learner": {"minibatch_size": 21}}, "learner.minibatch_size is 21, .* use .*=22"),
