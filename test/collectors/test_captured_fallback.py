@@ -110,7 +110,7 @@ def counting():
 def test_a_policy_that_is_given_a_memory_goes_on_eagerly(execution):
     expected = collector_of(primed(), "eager", counting())
     found = collector_of(primed(), execution, counting())
-    with pytest.warns(UserWarning, match="TensorDictPrimer gives .* not yet") as caught:
+    with pytest.warns(UserWarning, match="TensorDictPrimer adds a memory") as caught:
         assert_equal(batch_of(found), batch_of(expected))
     assert len(caught) == 1
     with warnings.catch_warnings():

@@ -347,7 +347,7 @@ class RolloutCollector:
     def _switch_to_eager(self, refusal: Exception) -> None:
         self.execution, self._captured = "eager", None
         warnings.warn(
-            "RolloutCollector: batches are collected eagerly, because the environment cannot be "
+            "RolloutCollector: batches are collected eagerly, since the environment cannot be "
             f"captured: {refusal}",
             stacklevel=4,
         )
