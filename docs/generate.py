@@ -422,7 +422,7 @@ def _reasons(column: str, refused: dict[str, str]) -> Iterator[str]:
     for name, why in refused.items():
         names.setdefault(re.sub(rf"'?\b{name}\b'?", "...", why), []).append(name)
     for why, own in names.items():
-        yield f"| {column} | {', '.join(own)} | {why} |"
+        yield f"| {column} | {', '.join(own)} | `{why}` |"
 
 
 def _limits_of(feature: Feature) -> str:

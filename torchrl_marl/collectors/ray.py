@@ -246,7 +246,7 @@ class OnRay:
         )
 
     def _replace(self, a: int, failure: ActorFailure) -> None:
-        """Counts a restart, and replaces an actor whose process is lost."""
+        """Counts a restart, and replaces the actor if its process is lost."""
         self.counters["collector_restarts"] += 1
         warnings.warn(
             f"the actor of shard {_listed(self.own[a])} {failure.reason}; its shards are restored.",

@@ -34,7 +34,7 @@ class WeightsRecord:
     weights: Weights
     """Weights of the policy that plays the batch."""
     with_state: bool = False
-    """Whether to return the shards' states after the batch."""
+    """True to return the shards' states after the batch."""
 
 
 class ReplayLog:
@@ -101,7 +101,7 @@ class ShardResult:
     state: dict[str, Any] | None = None
     """State of the shard after the batch, if requested."""
     lost: bool = False
-    """Whether running episodes were lost before the batch, which then begins new ones."""
+    """True if running episodes were lost before the batch, which then begins new ones."""
 
 
 class Placement(Protocol):

@@ -228,7 +228,7 @@ class BlockLearner(nn.Module):
     """The settings to lower where a loss is not finite."""
     over_ranks = False
     unshared = False
-    """Whether the shared networks have been un-shared."""
+    """True if the shared networks have been un-shared."""
 
     def __init__(
         self,

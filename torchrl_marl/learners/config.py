@@ -161,7 +161,7 @@ def check_windows(section: Any, at: str) -> None:
 
 
 def check_run_windows(section: Any, run: Any, at: str) -> None:
-    """Refuses a run whose batches do not hold whole windows.
+    """Refuses a run with batches that do not hold whole windows.
 
     Args:
         section: settings of a learner with memory that trains on whole batches.
@@ -310,7 +310,7 @@ class TrainedConfig(LearnerConfig):
 
     @property
     def central(self) -> bool:
-        """Whether critics, or a mixer, read more than their agent's observation."""
+        """True if critics, or a mixer, read more than their agent's observation."""
         return self.algorithm in _CENTRAL.values()
 
     def check_run(self, run: Any, at: str, *, own_env: bool = False) -> None:
@@ -341,7 +341,7 @@ class OnBatches:
 
     @property
     def remembers(self) -> bool:
-        """Whether the actor or the critic carries state from step to step."""
+        """True if the actor or the critic carries state from step to step."""
         return remembers(self)
 
     def check_run(self, run: Any, at: str, *, own_env: bool = False) -> None:

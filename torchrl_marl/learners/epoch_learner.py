@@ -55,7 +55,7 @@ class EpochLearner(BlockLearner):
     """Entries that targets add to the batch, if they exist."""
 
     over_ranks = False
-    """Whether ranks can share it, each with its part of a batch."""
+    """True if ranks can share it, each with its part of a batch."""
     shards: ShardOrder | None = None
     _inspected = False
 

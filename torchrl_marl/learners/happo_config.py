@@ -27,7 +27,7 @@ _SHARED = (
 
 @dataclass(frozen=True)
 class HAPPOConfig(OnPolicyConfig):
-    """Settings of HAPPO: MAPPO whose agents are updated sequentially, each with its own network."""
+    """Settings of HAPPO: MAPPO with sequential updates of agents, each with its own network."""
 
     algorithm: str = "happo"
     """Learning algorithm of the agents."""
@@ -49,7 +49,7 @@ class HAPPOConfig(OnPolicyConfig):
 
     @property
     def central(self) -> bool:
-        """Whether critics read more than their agent's observation."""
+        """True if critics read more than their agent's observation."""
         return True
 
     def check(self, at: str = "") -> None:

@@ -96,12 +96,12 @@ class ReplayLearnerConfig(TrainedConfig):
 
     @property
     def noisy(self) -> bool:
-        """Whether exploration adds noise to continuous actions."""
+        """True if exploration adds noise to continuous actions."""
         return False
 
     @property
     def remembers(self) -> bool:
-        """Whether the actor carries state from step to step."""
+        """True if the actor carries state from step to step."""
         return remembers(self)
 
     def check(self, at: str = "") -> None:
@@ -285,27 +285,27 @@ learner.replay.capacity, 100; use learner.replay.capacity=512.
 
     @property
     def mixed(self) -> bool:
-        """Whether the values of per-agent critics are mixed (FACMAC)."""
+        """True if the values of per-agent critics are mixed (FACMAC)."""
         return self.algorithm in ("maddpg", "matd3") and self.mixer.kind != "none"
 
     @property
     def twin(self) -> bool:
-        """Whether targets use the smaller value of two critics (TD3, SAC)."""
+        """True if targets use the smaller value of two critics (TD3, SAC)."""
         return self.delayed or self.soft
 
     @property
     def delayed(self) -> bool:
-        """Whether policy updates are delayed and target actions are noisy (TD3)."""
+        """True if policy updates are delayed and target actions are noisy (TD3)."""
         return self.algorithm in _TD3
 
     @property
     def noisy(self) -> bool:
-        """Whether exploration adds noise to continuous actions."""
+        """True if exploration adds noise to continuous actions."""
         return not self.soft
 
     @property
     def soft(self) -> bool:
-        """Whether the policy is stochastic with an entropy bonus and no target network (SAC)."""
+        """True if the policy is stochastic with an entropy bonus and no target network (SAC)."""
         return self.algorithm in _SAC
 
     def check(self, at: str = "") -> None:
@@ -359,7 +359,7 @@ class MixesValues:
 
     @property
     def mixes_team(self) -> bool:
-        """Whether the values of all groups are mixed into one."""
+        """True if the values of all groups are mixed into one."""
         return self.mixes != "none" and self.mixer.over == "team"
 
     def check_ends(self, at: str, who: str, instead: str) -> None:
@@ -413,7 +413,7 @@ class ValueConfig(MixesValues, ReplayLearnerConfig):
 
     @property
     def central(self) -> bool:
-        """Whether the mixer has an input besides the agents' values."""
+        """True if the mixer has an input besides the agents' values."""
         return self.algorithm == "qmix"
 
     @property
@@ -481,7 +481,7 @@ class ParallelQConfig(MixesValues, OnBatches, TrainedConfig):
 
     @property
     def central(self) -> bool:
-        """Whether the mixer has an input besides the agents' values."""
+        """True if the mixer has an input besides the agents' values."""
         return self.mixes == "monotonic"
 
     @property

@@ -76,7 +76,7 @@ class OnPolicyLearner(EpochLearner):
 
     over_ranks = True
     per_agent = False
-    """Whether means, gradient clips and the early stop are per agent instead of per group."""
+    """True if means, gradient clips and the early stop are per agent instead of per group."""
     stopping = KLStop
     """Early stop of a batch's epochs."""
     written = ("advantage", "value_target", "state_value", "loss_mask")

@@ -201,7 +201,7 @@ class ReplayLearner(BlockLearner):
 
     @property
     def started(self) -> bool:
-        """Whether the replay buffer holds enough steps to learn from."""
+        """True if the replay buffer holds enough steps to learn from."""
         if self.frames < self.config.learning_starts:
             return False
         steps = 0 if self.replay is None else self.replay.ring.n_filled

@@ -40,7 +40,7 @@ class Rows:
         self.owners: dict[Tensor, Tensor] = {}
 
     def add(self, clip: GradientClip) -> None:
-        """Adds the parameters of a gradient clip, whose groups are sorted by member."""
+        """Adds the parameters of a gradient clip with groups sorted by member."""
         assert clip.row_groups is not None and int(clip.row_groups.max()) < clip.n_groups
         members = clip.row_groups // (clip.n_groups // self.n_members)
         self.owners.update(zip(clip.parameters, members.split(clip.sizes)))
@@ -62,7 +62,7 @@ class Rows:
 
     @torch.no_grad()
     def note_broken(self, diverged: Tensor) -> None:
-        """Flags members, ``[P]``, whose parameters have a norm that is not finite."""
+        """Flags members, ``[P]``, with parameters of a norm that is not finite."""
         for p, rows in self.owners.items():
             broken = ~p.reshape(len(rows), -1).square().sum(1).isfinite()
             diverged.index_put_((rows,), broken, accumulate=True)
