@@ -146,8 +146,8 @@ ALGORITHMS = Algorithms(
             *_OFF_POLICY,
         ),
         "masac": Algorithm(
-            "soft actor-critic with a learned temperature and twin central critics of all "
-            "observations and actions, or of the state and actions",
+            "soft actor-critic with a learned temperature and twin central critics, with the "
+            "inputs of MADDPG's",
             *_OFF_POLICY,
         ),
         "isac": Algorithm(

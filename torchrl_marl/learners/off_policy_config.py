@@ -61,8 +61,7 @@ class ReplayConfig:
     beta: Annotated[Share, ReadWhere("alpha", 0, but=True)] = 0.4
     """Importance-sampling exponent of prioritized replay; 1 corrects the sampling bias in full."""
     beta_end: Annotated[Share | None, ReadWhere("alpha", 0, but=True)] = None
-    """Final value of beta, reached linearly at the end of the run, usually 1; null keeps beta
-    constant."""
+    """Final value of beta, reached linearly, usually 1; null for a constant beta."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +73,8 @@ class ReplayLearnerConfig(TrainedConfig):
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     """The replay buffer."""
     unshare_at: Share | None = None
-    """Fraction of the run after which every agent trains its own copy of the shared networks and of
-    their targets; null for never."""
+    """Fraction of the run after which every agent trains its own copy of the shared networks; null
+    for never."""
     learning_starts: Annotated[int, Range(0)] = 10_000
     """Frames with random actions before the first update."""
     updates_per_frame: Annotated[float, Range(0, 1_000, above=True)] = 0.1
@@ -85,8 +84,7 @@ class ReplayLearnerConfig(TrainedConfig):
     """Env steps of an update, sampled from the replay buffer; the agents of a step stay
     together."""
     window: Annotated[Count, NeedsMemory(critic=False)] = 16
-    """Steps per training window of a network with memory. A window starts from the hidden state
-    recorded in acting. The steps of a minibatch are a multiple of it."""
+    """Steps per training window of a network with memory; it divides a minibatch."""
     burn_in: Annotated[int, Range(0), NeedsMemory(critic=False)] = 0
     """Steps at the start of a window that only refresh the hidden state; they have no loss."""
     n_step: Count = 1
@@ -261,24 +259,21 @@ learner.replay.capacity, 100; use learner.replay.capacity=512.
     ] = "bootstrap"
     """Values that an agent's actor maximizes."""
     saturation_coeff: Annotated[Weight, ReadWhere("algorithm", *_SAC, but=True)] = 1e-3
-    """Weight of the penalty on the squared outputs of the actor before the tanh. It keeps actions
-    off their bounds. With discrete actions it applies to the logits."""
+    """Weight of the penalty on the actor's squared outputs before the tanh, or on its logits."""
     actor_interval: Annotated[Count, ReadWhere("algorithm", *_TD3)] = 2
     """Critic updates per update of the actor and the targets (TD3's policy delay)."""
     target_noise: Annotated[Weight, ReadWhere("algorithm", *_TD3)] = 0.2
-    """Standard deviation of TD3's noise on target actions, relative to half the action range."""
+    """Standard deviation of noise on target actions, relative to half their range."""
     target_noise_clip: Annotated[Weight, ReadWhere("algorithm", *_TD3)] = 0.5
-    """Bound of TD3's noise on target actions, relative to half the action range."""
+    """Bound of the noise on target actions, relative to half their range."""
 
     alpha_lr: Annotated[Positive, ReadWhere("algorithm", *_SAC)] = 3e-3
-    """Learning rate of the temperature's Adam. The default is SAC's 3e-4 times ten: SAC updates at
-    every frame, this library at every tenth."""
+    """Learning rate of the temperature's Adam."""
     alpha_init: Annotated[Positive, ReadWhere("algorithm", *_SAC)] = 1.0
     """Initial temperature: the weight of the policy's entropy."""
     target_entropy: Annotated[float | None, Range(), ReadWhere("algorithm", *_SAC)] = None
-    """Target entropy of SAC's temperature. Continuous actions: entropy per action feature, scaled
-    to -1 to 1; null is -1. Discrete: fraction of the legal actions' uniform entropy; null is
-    0.5."""
+    """Target entropy per action feature in [-1, 1] (null: -1); of discrete actions, a fraction of
+    the uniform entropy (null: 0.5)."""
 
     def __post_init__(self) -> None:
         self._take_plain(actor=RecurrentNetworkConfig, critic=CriticConfig)
@@ -467,8 +462,7 @@ class ParallelQConfig(MixesValues, OnBatches, TrainedConfig):
     minibatch_size: Count = 400
     """Env steps of a minibatch; the agents of a step stay together."""
     window: Annotated[Count, NeedsMemory(critic=False)] = 16
-    """Steps per training window of a network with memory. A window starts from the recorded hidden
-    state. The steps of a batch and of a minibatch are multiples of it."""
+    """Steps per training window of a network with memory; it divides a batch and a minibatch."""
     burn_in: Annotated[int, Range(0), NeedsMemory(critic=False)] = 0
     """Steps at the start of a window that only refresh the hidden state; they have no loss."""
     exploration: EpsilonConfig = field(
