@@ -117,7 +117,7 @@ def test_refusals():
         replay.rows(1, 8)
     replay.extend(some_batch(7))
     with pytest.raises(
-        ConfigError, match="a minibatch has 161 rows, expected at most the capacity, 160"
+        ConfigError, match="161 rows, expected at most the capacity, 160"
     ):
         replay.rows(1, 161)
     with pytest.raises(ConfigError, match="a sequence has 41 steps, expected 1 to 40"):
