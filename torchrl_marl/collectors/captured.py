@@ -234,7 +234,7 @@ class CapturedRollout:
     ) -> tuple[Program, TensorDictLayout]:
         found: list[TensorDictLayout] = []
         n_carry, nesting = len(now), self._carried()
-        now = [x.clone() for x in now]  # a policy may write to what it reads
+        now = [x.clone() for x in now]  # a policy may write to its inputs
         self._try(policy, exploration, now)
 
         def step(*inputs: Tensor) -> Any:

@@ -30,7 +30,7 @@ class MatchPolicy(TensorDictModuleBase):
 
     The seats of the policy are a fixed split of the envs: in the first envs it has all seats, in
     the next only the first seat, then only the second, and so on. The opponents are data: each env
-    samples one player by ``chances`` at the start of an episode, who plays all other seats to its
+    samples one player by ``chances`` at the start of an episode. It plays all other seats to the
     end. Neither new players nor other probabilities need a new graph.
 
     Args:
@@ -120,13 +120,13 @@ class MatchPolicy(TensorDictModuleBase):
         self._players = nn.ModuleList(
             Players(actor, n_slots, block=block) for actor in policy.module
         )
-        whose = torch.repeat_interleave(torch.arange(-1, len(seats)), torch.tensor(envs))
-        self.register_buffer("rows", (whose >= 0).nonzero().squeeze(1), persistent=False)
-        self.register_buffer("seat", whose[self.rows], persistent=False)
+        learning_seat = torch.repeat_interleave(torch.arange(-1, len(seats)), torch.tensor(envs))
+        self.register_buffer("rows", (learning_seat >= 0).nonzero().squeeze(1), persistent=False)
+        self.register_buffer("seat", learning_seat[self.rows], persistent=False)
         chances = torch.zeros(len(seats), n_slots + len(guests), dtype=torch.float64)
         self.register_buffer("chances", chances, persistent=False)
         for name, group in team.groups.items():
-            learns = _learns(seats, whose, name, group.n_agents)
+            learns = _learns(seats, learning_seat, name, group.n_agents)
             self.register_buffer(f"_learns_{name}", learns, persistent=False)
         # For each actor, the envs in which a stored player acts for some of its agents.
         self._groups = [[own.name for own in one.group.sources] for one in self.players]
@@ -148,11 +148,11 @@ class MatchPolicy(TensorDictModuleBase):
         self.exploiters, self.n_exploited = nn.ModuleList(exploiters), sum(envs)
         if not exploiters:
             return
-        whose = torch.repeat_interleave(torch.arange(len(seats)), torch.tensor(envs))
+        learning_seat = torch.repeat_interleave(torch.arange(len(seats)), torch.tensor(envs))
         for name, group in self.team.groups.items():
-            learns = _learns(seats, whose, name, group.n_agents)
+            learns = _learns(seats, learning_seat, name, group.n_agents)
             self.register_buffer(f"_exploits_{name}", learns, persistent=False)
-        self.register_buffer("exploited_seat", whose, persistent=False)
+        self.register_buffer("exploited_seat", learning_seat, persistent=False)
         self.register_buffer("_row", torch.arange(self.n_exploited), persistent=False)
 
     @property
@@ -185,17 +185,17 @@ class MatchPolicy(TensorDictModuleBase):
             )
         before = tensordict.copy()
         acted = self.policy(tensordict)
-        who = self._draw(before)
+        player = self._draw(before)
         for i, players in enumerate(self.players):
             place = self.get_buffer(f"_place_{i}")
-            stored = who[place].clamp_max(self.n_slots) - 1
+            stored = player[place].clamp_max(self.n_slots) - 1
             seen = before.select(*players.in_keys, strict=False)[self.rows[place]]
             self._put(acted, players.act(seen, stored), place, self._groups[i])
         for i, guest in enumerate(self.guests):
-            own = who == self.n_slots + 1 + i
+            own = player == self.n_slots + 1 + i
             seen = before[self.rows]
             self._put(acted, guest(seen), slice(None), list(self.team.groups), own)
-        self._note(acted, who)
+        self._note(acted, player)
         for i, exploiter in enumerate(self.exploiters):
             self._exploit(acted, before, exploiter, self._row + i * self.n_exploited)
         return acted
@@ -243,10 +243,10 @@ class MatchPolicy(TensorDictModuleBase):
             others = {name: other & own.unsqueeze(-1) for name, other in others.items()}
         _replace(acted, theirs, rows, others)
 
-    def _note(self, acted: TensorDictBase, who: Tensor) -> None:
+    def _note(self, acted: TensorDictBase, player: Tensor) -> None:
         """Writes each agent's player, and whether it learns."""
         size = acted.batch_size[0]
-        everywhere = who.new_zeros(size).index_copy(0, self.rows, who)
+        everywhere = player.new_zeros(size).index_copy(0, self.rows, player)
         for name, learns in self.learns.items():
             player = torch.where(learns, 0, everywhere.unsqueeze(-1))
             acted.set((name, "player"), player)
@@ -297,19 +297,19 @@ def _check_seats(team: TeamSpec, seats: Sequence[Seat]) -> None:
             )
 
 
-def _learns(seats: Sequence[Seat], whose: Tensor, group: str, n_agents: int) -> Tensor:
+def _learns(seats: Sequence[Seat], learning_seat: Tensor, group: str, n_agents: int) -> Tensor:
     """Returns a mask of the agents of a group that the policy acts for, ``[E, N]``.
 
     Args:
         seats: as in :class:`MatchPolicy`.
-        whose (Tensor): the seat that learns in each env, -1 for all, ``[E]``.
+        learning_seat (Tensor): the seat that learns in each env, -1 for all, ``[E]``.
         group (str): name of the group.
         n_agents (int): number of its agents.
     """
     seat = torch.full((n_agents,), -1)
     for i, own in enumerate(seats):
         seat[list(own.get(group, ()))] = i
-    return (whose.unsqueeze(-1) == seat) | (whose < 0).unsqueeze(-1)
+    return (learning_seat.unsqueeze(-1) == seat) | (learning_seat < 0).unsqueeze(-1)
 
 
 def _written(group: str, theirs: TensorDictBase) -> list[NestedKey]:

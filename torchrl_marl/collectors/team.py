@@ -81,10 +81,10 @@ def check_actions(written: Sequence[NestedKey], needed: Sequence[NestedKey]) -> 
     if not missing:
         return
     key = missing[0]
-    who = f"group {key[0]!r}" if isinstance(key, tuple) else "the environment"
+    subject = f"group {key[0]!r}" if isinstance(key, tuple) else "the environment"
     acts = [shown for shown in known if isinstance(shown, tuple) and shown[-1] == "action"]
     raise SpecError(
-        f"{who} has no action: the policy does not write {key!r}, it writes "
+        f"{subject} has no action: the policy does not write {key!r}, it writes "
         f"{', '.join(map(repr, acts or known))}; give every group an actor, such as RandomActor."
     )
 

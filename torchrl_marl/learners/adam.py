@@ -85,7 +85,7 @@ class Adam(torch.optim.Adam):
 
     Attributes:
         lr (Tensor): learning rate of :meth:`take`, a scalar to be filled in place.
-        members (Members, optional): members of the population to whom the parameters' rows belong.
+        members (Members, optional): members of a population, the owners of the parameters' rows.
         rates (Tensor): learning rates of the members, ``[P]``; from :meth:`prepare`.
 
     Reduces to: ``torch.optim.Adam(fused=True)``, to the bit.

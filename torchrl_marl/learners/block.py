@@ -83,8 +83,8 @@ class Block:
         if n_members > 1:
             teams = [of_members(team, n_members) for team in teams]
         self.joined = {group.name: group for group in teams}
-        everybody = [*teams] if seen is None else [*teams, seen]
-        self.births = Births({own.name: own for group in everybody for own in group.sources})
+        all_groups = [*teams] if seen is None else [*teams, seen]
+        self.births = Births({own.name: own for group in all_groups for own in group.sources})
 
     def gather(self, batch: TensorDictBase) -> TensorDictBase:
         """Returns a copy of the batch with the joined groups, dense, and their flags.

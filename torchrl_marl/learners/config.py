@@ -438,7 +438,7 @@ class OnPolicyConfig(OnBatches, ActorCriticConfig):
     ] = field(default_factory=RecurrentCriticConfig)
     """The critic's network."""
     window: Annotated[Count, NeedsMemory()] = 16
-    """Steps per training window of a network with memory; it divides a batch and a minibatch."""
+    """Steps per training window of a network with memory; batches hold whole windows."""
     burn_in: Annotated[int, Range(0), NeedsMemory()] = 0
     """Steps at the start of a window that only refresh the hidden state; they have no loss."""
     unshare_at: Annotated[Share | None, ReadWhere("algorithm", "mappo", "ippo")] = None

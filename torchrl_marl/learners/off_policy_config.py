@@ -84,7 +84,7 @@ class ReplayLearnerConfig(TrainedConfig):
     """Env steps of an update, sampled from the replay buffer; the agents of a step stay
     together."""
     window: Annotated[Count, NeedsMemory(critic=False)] = 16
-    """Steps per training window of a network with memory; it divides a minibatch."""
+    """Steps per training window of a network with memory; minibatches hold whole windows."""
     burn_in: Annotated[int, Range(0), NeedsMemory(critic=False)] = 0
     """Steps at the start of a window that only refresh the hidden state; they have no loss."""
     n_step: Count = 1
@@ -357,12 +357,12 @@ class MixesValues:
         """True if the values of all groups are mixed into one."""
         return self.mixes != "none" and self.mixer.over == "team"
 
-    def check_ends(self, at: str, who: str, instead: str) -> None:
+    def check_ends(self, at: str, subject: str, instead: str) -> None:
         """Refuses a mixer with per-agent ends of the return.
 
         Args:
             at (str): prefix of the settings' names in messages.
-            who (str): subject of the sentence: the algorithm or the mixer.
+            subject (str): subject of the sentence: the algorithm or the mixer.
             instead (str): a setting of the family without a mixer.
 
         Raises:
@@ -370,7 +370,7 @@ class MixesValues:
         """
         if self.bootstrap == "agent" and self.mixes != "none":
             raise ConfigError(
-                f"{at}bootstrap is 'agent', but {who} has one value for all agents, "
+                f"{at}bootstrap is 'agent', but {subject} has one value for all agents, "
                 f"expected 'team'; use {at}bootstrap=team, or {at}{instead}."
             )
 
@@ -462,7 +462,7 @@ class ParallelQConfig(MixesValues, OnBatches, TrainedConfig):
     minibatch_size: Count = 400
     """Env steps of a minibatch; the agents of a step stay together."""
     window: Annotated[Count, NeedsMemory(critic=False)] = 16
-    """Steps per training window of a network with memory; it divides a batch and a minibatch."""
+    """Steps per training window of a network with memory; batches hold whole windows."""
     burn_in: Annotated[int, Range(0), NeedsMemory(critic=False)] = 0
     """Steps at the start of a window that only refresh the hidden state; they have no loss."""
     exploration: EpsilonConfig = field(

@@ -116,9 +116,7 @@ def test_refusals():
     with pytest.raises(RuntimeError, match="nothing is stored yet; call extend"):
         replay.rows(1, 8)
     replay.extend(some_batch(7))
-    with pytest.raises(
-        ConfigError, match="161 rows, expected at most the capacity, 160"
-    ):
+    with pytest.raises(ConfigError, match="161 rows, expected at most the capacity, 160"):
         replay.rows(1, 161)
     with pytest.raises(ConfigError, match="a sequence has 41 steps, expected 1 to 40"):
         replay.look(torch.arange(3), 41, GAMMA)
