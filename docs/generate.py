@@ -78,10 +78,10 @@ CAPABILITIES = """\
 
 <!-- written by `python docs/generate.py`; edit torchrl_marl/learners/capabilities.py instead -->
 
-Which algorithm goes with which feature, by its own checks; a run that asks for something else is
-refused with the sentence below, before anything is trained. For an environment of yours ask
-`torchrl-marl list algorithms --for WORLD`. With which networks, estimators and kinds of replay an
-algorithm goes is [another table](algorithms/index.md#what-rides-on-them).
+The features that each algorithm supports, found by the settings' checks. A run with an unsupported
+combination is refused with the message below, before training. For an environment of yours run
+`torchrl-marl list algorithms --for ENVIRONMENT`. Networks, estimators and kinds of replay are in
+[another table](algorithms/index.md#what-rides-on-them).
 
 """
 
@@ -398,8 +398,8 @@ def capabilities_page() -> str:
     for name in names:
         cells = ["no" if refused[name] else "yes" for refused in refusals.values()]
         lines.append(f"| `{name}` | {' | '.join(cells)} |")
-    lines += ["", "Mixed actions, discrete and continuous ones in one team, go where both do.", ""]
-    lines += ["## Why an algorithm does not go with a feature", "", "| | algorithm | it says |"]
+    lines += ["", "Teams with discrete and continuous actions need an algorithm with both.", ""]
+    lines += ["## Unsupported features", "", "| feature | algorithms | message |"]
     lines += ["|---|---|---|"]
     for column, refused in refusals.items():
         lines += _reasons(column, {name: why for name, why in refused.items() if why})
@@ -427,12 +427,12 @@ def _reasons(column: str, refused: dict[str, str]) -> Iterator[str]:
     for name, why in refused.items():
         names.setdefault(re.sub(rf"'?\b{name}\b'?", "...", why), []).append(name)
     for why, own in names.items():
-        yield f"| {column} | {', '.join(own)} | {why} |"
+        yield f"| {column} | {', '.join(own)} | `{why}` |"
 
 
 def _limits_of(feature: Feature) -> str:
-    """Returns the table of all settings that do not go with a feature."""
-    lines = [f"## With {feature.name}", "", "| setting | why not | what goes |", "|---|---|---|"]
+    """Returns the table of all settings that a feature excludes."""
+    lines = [f"## With {feature.name}", "", "| setting | reason | allowed |", "|---|---|---|"]
     rows = [("", limit) for limit in feature.run] + [("learner.", own) for own in feature.learner]
     for at, limit in rows:
         if limit.key != "algorithm":  # which the table above has

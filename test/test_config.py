@@ -111,7 +111,7 @@ class TestSaving:
         save_config(config, path)
         assert load_config(path) == config
         text = path.read_text()
-        assert "gamma: 0.99  # Discount." in text
+        assert "gamma: 0.99  # Discount factor." in text
         for setting in explain():
             assert f"{setting.key.rpartition('.')[2]}:" in text
 

@@ -95,7 +95,7 @@ class TestStore:
                 **{"learner.algorithm": "maddpg", "learner.replay.capacity": 10**14},
             )
         found, fix = str(error.value).split("; use learner.replay.capacity=")
-        assert found.startswith("learner.replay.capacity is 100,000,000,000,000, a store of which")
+        assert found.startswith("learner.replay.capacity is 100,000,000,000,000: the replay buffer")
         assert " B a step, takes " in found and "of memory" in found
         assert not folder.exists()
         load_config(

@@ -198,7 +198,7 @@ class TestList:
         assert cli.main(["list", "settings", "--markdown"]) == 0
         lines = capsys.readouterr().out.splitlines()
         assert lines[:2] == ["| setting | default | meaning |", "|---|---|---|"]
-        assert "| `learner.gamma` | `0.99` | Discount. |" in lines
+        assert "| `learner.gamma` | `0.99` | Discount factor. |" in lines
         assert len(lines) == 2 + len(torchrl_marl.recipes.explain())
         assert cli.main(["list", "recipes", "--markdown"]) == 2
 

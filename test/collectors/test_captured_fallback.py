@@ -73,7 +73,7 @@ class Remembering(nn.Module):
 def test_a_policy_with_a_memory_of_its_own_falls_back():
     keys = [("agents", "observation")], [("agents", "action")]
     policy = TensorDictModule(Remembering(), in_keys=keys[0], out_keys=keys[1])
-    assert "goes on from its last call" in fallback(dropout(), policy)
+    assert "keeps a state between calls" in fallback(dropout(), policy)
 
 
 def test_a_policy_that_reads_what_it_wrote_falls_back():
@@ -85,7 +85,7 @@ def test_a_policy_that_reads_what_it_wrote_falls_back():
         return td
 
     said = fallback(dropout(), policy)
-    assert "goes on from its last call" in said and "TensorDictPrimer" not in said
+    assert "keeps a state between calls" in said and "TensorDictPrimer" not in said
 
 
 class Counting(nn.Module):
@@ -110,7 +110,7 @@ def counting():
 def test_a_policy_that_is_given_a_memory_goes_on_eagerly(execution):
     expected = collector_of(primed(), "eager", counting())
     found = collector_of(primed(), execution, counting())
-    with pytest.warns(UserWarning, match="TensorDictPrimer gives .* not yet") as caught:
+    with pytest.warns(UserWarning, match="TensorDictPrimer adds a memory") as caught:
         assert_equal(batch_of(found), batch_of(expected))
     assert len(caught) == 1
     with warnings.catch_warnings():

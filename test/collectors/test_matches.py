@@ -190,7 +190,7 @@ def test_what_does_not_fit_is_refused():
     team = TeamSpec.from_env(env)
     [learner] = build_learners(team, OnPolicyConfig())
     policy = TeamPolicy(learner.actors.values())
-    with pytest.raises(ValueError, match=r"envs is \[2, 2\], expected 3 whole numbers"):
+    with pytest.raises(ValueError, match=r"envs is \[2, 2\], expected 3 integers"):
         MatchPolicy(policy, team, SEATS, [2, 2], n_slots=1)
     with pytest.raises(ValueError, match="a seat has group 'awy', expected one of home, away"):
         MatchPolicy(policy, team, [{"home": [0, 1]}, {"awy": [0, 1]}], [2, 1, 1], n_slots=1)
@@ -198,7 +198,7 @@ def test_what_does_not_fit_is_refused():
         ValueError, match=r"have agents \[\] of group 'away', expected each of 0 to 1"
     ):
         MatchPolicy(policy, team, [{"home": [0, 1]}, {}], [2, 1, 1], n_slots=1)
-    with pytest.raises(SpecError, match="are played in 3 envs, found a step of shape"):
+    with pytest.raises(SpecError, match="matches have 3 envs, found a step of shape"):
         MatchPolicy(policy, team, SEATS, [1, 1, 1], n_slots=1)(env.reset())
     match = MatchPolicy(policy, team, SEATS, [2, 1, 1], n_slots=1)
     with pytest.raises(SpecError, match=r"has no \('home', 'player'\)"):

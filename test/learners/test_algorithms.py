@@ -25,7 +25,7 @@ class LazyConfig(LearnerConfig):
     """Settings of an algorithm of one's own."""
 
     algorithm: str = "lazy"
-    """How agents learn."""
+    """Learning algorithm of the agents."""
     sloth: Positive = 0.5
     """How little is done."""
 

@@ -28,33 +28,33 @@ def test_every_row_is_of_a_setting(feature):
     [
         (
             ["population.size=2", "learner.unshare_at=0.5"],
-            "learner.unshare_at is 0.5, which a population does not have; use "
+            "learner.unshare_at is 0.5, which a population does not support; use "
             "learner.unshare_at=null, or population.size=1.",
         ),
         (
             ["population.size=2", "groups.agents.actor.sharing=full"],
-            "groups.agents.actor.sharing is 'full', which links members of a population; use "
+            "groups.agents.actor.sharing is 'full', which would link members of a population; use "
             "groups.agents.actor.sharing=group or none, or population.size=1.",
         ),
         (
             ["population.size=2", "distributed.collectors=2"],
-            "population.size is 2, but distributed.collectors is 2, and shards have one policy; "
-            "use population.size=1, or distributed.collectors=null.",
+            "population.size is 2, but distributed.collectors is 2, and shards play a single "
+            "policy; use population.size=1, or distributed.collectors=null.",
         ),
         (
             ["population.size=2", "evaluation.gif=true"],
-            "evaluation.gif is true, but a population draws none of its members; `torchrl-marl "
-            "evaluate FOLDER/seed0 --gif` does; use evaluation.gif=false, or population.size=1.",
+            "evaluation.gif is true, but a population renders no animations; run `torchrl-marl "
+            "evaluate FOLDER/seed0 --gif` for one; use evaluation.gif=false, or population.size=1.",
         ),
         (
             ["population.size=2", "stop_at_return=45"],
-            "stop_at_return is 45, but a population's members end together; use "
+            "stop_at_return is 45, but members of a population stop together; use "
             "stop_at_return=null, or population.size=1.",
         ),
         (
             ["league.partners=self", "learner.unshare_at=0.5"],
-            "learner.unshare_at is 0.5, but a league's stored players keep their networks' shapes; "
-            "use learner.unshare_at=null.",
+            "learner.unshare_at is 0.5, but the networks of a league's stored players cannot "
+            "change; use learner.unshare_at=null.",
         ),
     ],
 )
@@ -66,7 +66,7 @@ def test_a_refusal_names_the_setting_the_reason_and_the_fix(settings, sentence):
 
 def test_an_environment_of_ones_own_is_no_world_of_shards():
     config = load_config("toy_arena_mappo", ["distributed.collectors=2"])
-    with pytest.raises(ConfigError, match="which cannot be split into shards; use distributed"):
+    with pytest.raises(ConfigError, match="cannot be split in shards; use distributed"):
         config.check_features(own_env=True)
 
 
@@ -75,7 +75,7 @@ def test_what_learns_as_one_process_only_is_no_learner_of_ranks():
     with pytest.raises(ConfigError) as refused:
         RANKS.check(config)
     assert str(refused.value) == (
-        "learner.algorithm is 'qmix', which one process learns alone; use "
+        "learner.algorithm is 'qmix', which trains in a single process; use "
         "learner.algorithm=mappo or ippo, or start one process."
     )
 

@@ -117,10 +117,10 @@ def test_flags_by_hand():
     stop = learner.updates.stop
     stop.begin()
     stop.count()
-    stop.look(tensor([[0.4, 0.2], [0.6, 0.9]]))  # means 0.5, not above it, and 0.55
+    stop.check(tensor([[0.4, 0.2], [0.6, 0.9]]))  # means 0.5, not above it, and 0.55
     assert stop.stopped.tolist() == [0.0, 1.0]
     assert stop.all.item() == 0.0
     stop.count()
     assert stop.epochs.tolist() == [2.0, 1.0]
-    stop.look(tensor([[0.7, 0.0]]))
+    stop.check(tensor([[0.7, 0.0]]))
     assert stop.all.item() == 1.0  # who has stopped does not start again

@@ -310,7 +310,7 @@ def test_joined_groups_learn_as_apart(algorithm):
 @pytest.mark.parametrize(("settings", "words"), [
     ({"minibatch_size": 24}, r"minibatch_size is 24, .* use learner.minibatch_size=25"),
     ({"burn_in": 5}, "burn_in is 5, expected less than learner.window, 5.* learner.burn_in=2"),
-    ({"n_step": 3}, "n_step is 3, which networks with memory .* use learner.n_step=1"),
+    ({"n_step": 3}, "n_step is 3, but networks with memory .* use learner.n_step=1"),
     ({"replay": ReplayConfig(alpha=0.6)}, "replay.alpha is 0.6, .* use learner.replay.alpha=0"),
     ({"replay": ReplayConfig(capacity=20), "window": 10, "num_envs": 4},
      "window is 10, expected at most 5, the steps of each of 4 environments"),

@@ -74,8 +74,8 @@ def test_settings_of_another_family_do_not_exist():
         ),
         (
             ["learner=maddpg", "learner.mixer.kind=sum", "learner.bootstrap=agent"],
-            "learner.bootstrap is 'agent', but learner.mixer.kind is 'sum', which makes one value "
-            "for a group of critics that see one agent each; use learner.bootstrap=team, or "
+            "learner.bootstrap is 'agent', but learner.mixer.kind is 'sum', which mixes a group's "
+            "per-agent critics into one value; use learner.bootstrap=team, or "
             "learner.mixer.kind=none.",
         ),
         (["learner=iddpg", "learner.mixer.kind=sum"], "learner.algorithm is maddpg or matd3"),
@@ -84,7 +84,7 @@ def test_settings_of_another_family_do_not_exist():
         (
             ["learner=maddpg", "learner.updates_per_frame=1e-9"],
             "learner.updates_per_frame is 1e-09, expected at least 3.6e-06, one update in the "
-            "278,400 frames that are learned from, or nothing is learned; use "
+            "278,400 frames after learner.learning_starts, or nothing is learned; use "
             "learner.updates_per_frame=0.1.",
         ),
         (["learner=maddpg", "learner.central_input=state"], "use env.state=observations"),

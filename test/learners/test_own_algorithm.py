@@ -34,7 +34,7 @@ class ReinforceConfig(LearnerConfig):
     """REINFORCE with a mean baseline."""
 
     algorithm: str = "reinforce"
-    """How agents learn."""
+    """Learning algorithm of the agents."""
     lr: Positive = 0.02
     """Learning rate of Adam."""
 

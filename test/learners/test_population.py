@@ -289,7 +289,7 @@ def test_wrong_calls_get_one_sentence():
         with pytest.raises(ConfigError, match="expected 3, one for each member"):
             learner_of_members(groups, CONFIG, n_members=3, settings=settings)
     many, collector = population(world())
-    with pytest.raises(ConfigError, match="as many for each of 3 members"):
+    with pytest.raises(ConfigError, match="expected a multiple of the 3 members"):
         many.learn(collector.rollout()[:7])
     for parent in ([0, 1], [0, 1, 3], [0, -1, 2]):
         with pytest.raises(ConfigError, match="expected the number of a member"):

@@ -260,5 +260,5 @@ def test_wrong_calls_get_one_sentence():
     with pytest.raises(ConfigError, match=r"settings\['lmbda'\] has 3 values"):
         population(world(), settings={"lmbda": [0.5] * MEMBERS})
     many, collector = population(world())
-    with pytest.raises(ConfigError, match="as many for each of 3 members"):
+    with pytest.raises(ConfigError, match="expected a multiple of the 3 members"):
         many.learn(collector.rollout()[:7])

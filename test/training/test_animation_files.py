@@ -109,7 +109,7 @@ class TestWhereItIsAskedFor:
 
     def test_populations_are_sent_to_their_members(self):
         config = {"population": {"size": 2}, "evaluation": {"animate_every": 80}}
-        with pytest.raises(ConfigError, match="a population draws none of its members"):
+        with pytest.raises(ConfigError, match="a population renders no animations"):
             small_config(**config).check()
 
 

@@ -137,15 +137,15 @@ def test_ranks_go_on_with_the_settings_of_the_run():
     [
         ({"distributed": {"collectors": 6}}, "distributed.collectors is 6, expected a divisor of"),
         ({"distributed": {"collectors": 1}}, "is 1, expected a multiple of the 2 processes"),
-        ({"distributed": {"backend": "ray"}}, "distributed.backend is 'ray', but torchrun"),
+        ({"distributed": {"backend": "ray"}}, "is 'ray', but the processes of torchrun"),
         ({"distributed": {"overlap": 1}}, "distributed.overlap is 1, which several processes"),
         ({"learner": {"unshare_at": 0.5}}, "learner.unshare_at is 0.5, which several"),
         ({"learner": {"minibatch_size": 21}}, "learner.minibatch_size is 21, .* use .*=22"),
         ({"groups": {"agents": {"algorithm": "happo"}}}, "groups.agents.algorithm is 'happo'"),
         ({"learner": {"algorithm": "qmix", "minibatch_size": 32}}, "learner.algorithm is 'qmix'"),
-        ({"learner": {"algorithm": "pqn"}}, "learner.algorithm is 'pqn', which one process"),
-        ({"population": {"size": 2}}, "population.size is 2, but distributed.collectors is 2"),
-        ({"league": {"opponents": "self"}}, "shards have one policy"),
+        ({"learner": {"algorithm": "pqn"}}, "learner.algorithm is 'pqn', which trains in"),
+        ({"population": {"size": 2}}, "population.size is 2, which several processes"),
+        ({"league": {"opponents": "self"}}, "league is given, which several processes"),
     ],
 )
 def test_what_ranks_cannot_do(overrides, message):
@@ -156,19 +156,37 @@ def test_what_ranks_cannot_do(overrides, message):
 def test_what_is_in_one_process_is_not_split():
     config = small_config()
     door = replaced(config, env=replaced(config.env, library="external"))
-    with pytest.raises(ConfigError, match="env.library is 'external', whose clients come to one"):
+    with pytest.raises(ConfigError, match="is 'external', whose clients connect to a single"):
         check_ranks(with_shards(door, 2), 2)
     with pytest.raises(ConfigError, match="an environment of your own is given, but 2 processes"):
         check_ranks(with_shards(small_config(), 2), 2, own_env=True)
 
 
+class Two(SingleProcess):
+    size = 2
+
+    def all_gather(self, value):
+        return [value, value]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "setting"),
+    [
+        ({"population": {"size": 2}}, "population.size is 2"),
+        ({"league": {"opponents": "self"}}, "league is given"),
+    ],
+)
+def test_torchrun_refuses_populations_and_leagues_without_naming_shards(overrides, setting):
+    with pytest.raises(ConfigError) as refused:
+        resolve_config(small_config(**overrides), Two())
+    value = {"population.size is 2": 1, "league is given": "none"}[setting]
+    assert str(refused.value) == (
+        f"{setting}, which several processes of torchrun do not support; use "
+        f"{setting.split()[0]}={value}, or start one process."
+    )
+
+
 def test_a_run_in_one_piece_is_gone_on_with_by_one_process(tmp_path):
-    class Two(SingleProcess):
-        size = 2
-
-        def all_gather(self, value):
-            return [value, value]
-
     with pytest.raises(ConfigError, match="distributed.collectors is null, so that the run is in"):
         resolve_config(small_config(), Two(), resumed=True)
     assert resolve_config(small_config(), Two()).distributed.collectors == 2

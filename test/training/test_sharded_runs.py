@@ -212,7 +212,7 @@ def test_only_shards_play_ahead(tmp_path):
 
 def test_a_built_environment_is_refused(tmp_path):
     env = make_env("toy/arena", num_envs=8, seed=0)
-    with pytest.raises(ConfigError, match="cannot be split into shards"):
+    with pytest.raises(ConfigError, match="cannot be split in shards"):
         torchrl_marl.train(settings_of(tmp_path / "run"), env=env)
 
 

@@ -1,4 +1,4 @@
-"""Who plays: batches of experience."""
+"""Collectors, which step environments with a policy and return batches."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Collecting without waiting for the slowest: fragments of shards, as they come.
+"""Asynchronous collecting: batches of the fragments that arrive first.
 
 Shapes: E envs of a batch, T steps.
 """
@@ -20,23 +20,22 @@ __all__ = ["AsynchronousCollector"]
 
 
 class AsynchronousCollector:
-    """Collects from shards on actors of Ray that never wait: batches ``[E, T]`` as they come.
+    """Collects batches ``[E, T]`` from shards on Ray actors that never wait for each other.
 
-    An actor that has played begins again at once, with the newest weights. As many fragments as
-    there are shards are a batch, of whichever shards: a quick one gives several. What was played
-    by too old a policy is dropped and counted. Which fragments meet depends on the clock, so no two
-    runs are the same; :class:`~torchrl_marl.collectors.sharded.ShardedCollector` collects
-    reproducibly.
+    An actor that has finished a fragment starts the next at once, with the newest weights. A batch
+    has as many fragments as there are shards, and a fast shard may contribute several. Fragments
+    by a policy that is too old are dropped and counted. A batch depends on timing, so no two runs
+    are equal; :class:`~torchrl_marl.collectors.sharded.ShardedCollector` is reproducible.
 
     Args:
         placement (OnRay): the shards, which write the running episodes' sums.
-        policy (nn.Module): of the learner.
-        max_lag (int): batches that may have been learned from between a fragment's weights and its
+        policy (nn.Module): policy of the learner.
+        max_lag (int): maximum number of batches learned from between a fragment's weights and its
             batch.
-        device (torch.device, optional): of batches.
+        device (torch.device, optional): device of batches.
 
     Attributes:
-        follows (bool): False, since rows do not follow on those of the batch before.
+        follows (bool): False: rows do not continue those of the batch before.
 
     Keys:
         - writes: ``("collector", "policy_version")``: the number of batches that the policy had
@@ -65,15 +64,15 @@ class AsynchronousCollector:
 
     @property
     def counters(self) -> dict[str, int]:
-        """What befell the shards, and what was dropped."""
+        """Counts of restarts, lost episodes and dropped fragments."""
         return {**self.placement.counters, "fragments_dropped": self.dropped}
 
     def rollout(self) -> TensorDictBase:
-        """Waits for as many fragments as there are shards.
+        """Collects one batch; waits for as many fragments as there are shards.
 
         Raises:
-            NonFiniteError: naming what is not finite.
-            WorkerError: a shard that cannot be put back.
+            NonFiniteError: naming the entry that is not finite.
+            WorkerError: a shard cannot be restored.
         """
         weights = self._weights()
         idle = set(range(len(self.placement.actors)))
@@ -92,7 +91,7 @@ class AsynchronousCollector:
         return batch
 
     def _fresh(self, shard: int, version: int, played: ShardResult) -> list[TensorDictBase]:
-        """Returns a fragment with its policy's version, or nothing where that is too old."""
+        """Returns a fragment with its policy's version, or nothing if that is too old."""
         if self.version - version > self.max_lag:
             self.dropped += 1
             return []
@@ -111,7 +110,7 @@ class AsynchronousCollector:
         self._playing[self.placement.play(a, entry)] = a, self.version, entry
 
     def _wait(self, weights: Weights) -> None:
-        """Takes what the next actor has played, and lets it begin again."""
+        """Receives the next fragments that are ready, and restarts their actor."""
         call = self.placement.first(list(self._playing))
         a, version, entry = self._playing.pop(call)
         journal = ReplayLog(keeps=all(state is not None for state in self._snapshots))
@@ -126,16 +125,16 @@ class AsynchronousCollector:
         """Does nothing: each shard has checked its part of the batch."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the shards' last snapshots; what they play now is played again."""
+        """Returns the shards' last snapshots; fragments in progress are replayed on resuming."""
         known = all(state is not None for state in self._snapshots)
         numbers = {"frames": self.frames, "version": self.version, "dropped": self.dropped}
         return {**numbers, "shards": list(self._snapshots) if known else None}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
-        """Goes on from a saved state; from an empty one, new episodes begin.
+        """Restores a saved state; an empty one starts new episodes.
 
         Returns:
-            bool: False, since rows do not follow on those of the batch before.
+            bool: False, since rows do not continue those of the batch before.
         """
         self.frames = state.get("frames", self.frames)
         self.version, self.dropped = state.get("version", 0), state.get("dropped", 0)
@@ -147,5 +146,5 @@ class AsynchronousCollector:
         return False
 
     def shutdown(self) -> None:
-        """Ends the actors."""
+        """Stops the actors."""
         self.placement.close()

@@ -1,4 +1,4 @@
-"""A rollout as one graph."""
+"""Rollouts captured as one graph."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _SCALARS = (bool, int, float, str, type(None))
 
 
 def fingerprint(thing: Any) -> tuple:
-    """Returns the modules, parameters and buffers of something, and its plain attributes.
+    """Returns an identity of a policy or a transform, from its modules, tensors and attributes.
 
-    What tensors hold is left out: a graph reads them where they are.
+    The values of tensors do not count: a graph reads them where they are.
 
     Args:
         thing (callable): a policy or a transform.
@@ -64,18 +64,19 @@ Loop = Callable[..., Sequence[Tensor]]
 
 
 class CapturedRollout:
-    """Steps an environment with a policy, T steps without waiting for the device.
+    """Steps an environment T times with a policy, without waiting for the device.
 
     Args:
-        env (EnvBase): one whose simulator can be captured, with transforms that hold no tensors.
-        execution (str): how graphs run.
+        env (EnvBase): an environment with a simulator that can be captured, and with transforms
+            that hold no tensors.
+        execution (str): execution of the graphs.
         n_steps (int): number T of steps of a batch.
 
     Shapes:
         - a batch: ``[E, T]``
 
     Raises:
-        CaptureError: an environment or a transform that cannot be captured.
+        CaptureError: the environment or a transform cannot be captured.
     """
 
     def __init__(self, env: EnvBase, execution: Any, n_steps: int) -> None:
@@ -103,7 +104,7 @@ class CapturedRollout:
     def _twin(self, num_envs: int) -> tuple[EnvBase, Any]:
         base = self._base.twin(num_envs)
         simulator = base.simulator
-        # What is remembered begins with zeros: not drawn, and not kept a row of for each start.
+        # Hidden states start with zeros: they are not drawn, and the pool has no rows of them.
         parts = [part for part in _transforms(self.env) if not isinstance(part, Remember)]
         if not parts:
             return base, simulator
@@ -115,12 +116,12 @@ class CapturedRollout:
         carry: TensorDictBase,
         exploration: ExplorationType,
     ) -> tuple[TensorDict, TensorDict]:
-        """Returns a batch, and the step from which to go on.
+        """Returns a batch and the step to continue from.
 
         Args:
-            policy (callable, optional): acts for all groups; at random without one.
-            carry (TensorDictBase): the step to go on from, ``[E]``.
-            exploration (ExplorationType): how the policy draws its actions.
+            policy (callable, optional): acts for all groups; random actions by default.
+            carry (TensorDictBase): the step to start from, ``[E]``.
+            exploration (ExplorationType): sampling of the policy's actions.
         """
         policy = self._random_policy if policy is None else policy
         random = {} if self._programs else self._base.random_state.state_dict()
@@ -132,7 +133,7 @@ class CapturedRollout:
             program, nesting, loop, outer = self._program(policy, exploration, state, now)
             outer.refresh(program, self.captured.simulator)
         except CaptureError:
-            if random:  # eager steps go on as if nothing had been tried
+            if random:  # undo the draws of the attempt
                 self._base.random_state.load_state_dict(random)
             raise
         inputs = [*state, *now, self.pool.tensors["used"], *self._pool_leaves()]
@@ -141,13 +142,13 @@ class CapturedRollout:
             program.gather(out.pop())
         n, m = len(state), len(now)
         self.captured.state, now, self.pool.tensors["used"] = out[:n], out[n : n + m], out[n + m]
-        self.captured.release()  # whoever looks at the simulator now sees where it is
+        self.captured.release()  # the simulator's attributes now show its current state
         size = tuple(self.env.batch_size)
         batch = nesting.build(out[n + m + 1 :], (*size, self._n_steps))
         return batch, self._carried().build(now, size)
 
     def _carried(self) -> TensorDictLayout:
-        """Returns the layout of a step: of a start, and what is remembered besides."""
+        """Returns the layout of a step: that of an episode's start, and the hidden states."""
         nesting = self.pool.nesting
         if not self._remembered:
             return nesting
@@ -176,14 +177,14 @@ class CapturedRollout:
         return CudaGraph(loop, mutated=(), name="a rollout")
 
     def prepare(self) -> None:
-        """Looks after the starts that are left; waits for the device, so between batches.
+        """Refills the pool of episode starts; waits for the device, so call it between batches.
 
         Raises:
-            CaptureError: a twin, with the transforms, that cannot be reset.
+            CaptureError: the twin environment, with its transforms, cannot be reset.
         """
         transforms = [(fingerprint(x), _versions(x)) for x in self._parts()]
         changed = self._seen_through is not None and transforms != self._seen_through
-        # Starts of another goal, say, or observed through something else.
+        # Starts may be outdated, such as after a change of the goal or of a transform.
         self.pool.keep_to(self.captured.structure())
         if changed or self.pool.is_outdated():
             self.pool.empty()
@@ -192,7 +193,7 @@ class CapturedRollout:
         self._seen_through = transforms
         if self.pool.is_stale or not self._prepared:
             self.captured.read_assumed()
-            _tried(self.pool.prepare, "a reset of a twin, which draws starts ahead,")
+            _tried(self.pool.prepare, "a reset of a twin environment, which draws starts ahead,")
         self._prepared = True
 
     def _pool_leaves(self) -> list[Tensor]:
@@ -214,9 +215,9 @@ class CapturedRollout:
                 raise CaptureError("the policy or a transform changes attributes when it is called")
             outer.belong_to(program)
             loop = self._loop(program, len(state), len(now))
-            # Only now it is known which values its path depends on.
+            # Only the capture finds the values that its path depends on.
             key = (*acts, self.captured.signature())
-            # The policy is held, so that its id stays its own.
+            # The policy is held, so that no other object gets its id.
             self._programs[key] = program, nesting, loop, outer, policy
             while len(self._programs) > _MOST_PROGRAMS:
                 del self._programs[next(iter(self._programs))]
@@ -233,7 +234,7 @@ class CapturedRollout:
     ) -> tuple[Program, TensorDictLayout]:
         found: list[TensorDictLayout] = []
         n_carry, nesting = len(now), self._carried()
-        now = [x.clone() for x in now]  # a policy may write to what it reads
+        now = [x.clone() for x in now]  # a policy may write to its inputs
         self._try(policy, exploration, now)
 
         def step(*inputs: Tensor) -> Any:
@@ -242,7 +243,7 @@ class CapturedRollout:
             with set_exploration_type(exploration):
                 stepped = self.env.step(policy(carry))
             following = self.env.step_mdp(stepped)
-            if self._remembered:  # the next step has it
+            if self._remembered:  # the next step holds them
                 stepped = stepped.exclude(*(("next", *key) for key in self._remembered))
             if not found:
                 found.append(TensorDictLayout(stepped))
@@ -253,7 +254,7 @@ class CapturedRollout:
         def finish(state: list[Tensor], output: Any) -> list[Tensor]:
             ended, after, drawn, leaves = output
             state, after, used = begin_episodes(ended, state, after, drawn)
-            # What goes on into the next step has one layout, as compiled graphs ask for.
+            # Inputs of the next step have one layout, which compiled graphs require.
             return [*(x.contiguous() for x in (*state, *after.values(), used)), *leaves]
 
         program = self.captured.capture(
@@ -269,7 +270,7 @@ class CapturedRollout:
         return program, found[0]
 
     def _try(self, policy: Policy, exploration: ExplorationType, now: list[Tensor]) -> None:
-        """Checks by two eager steps that all groups act and that the policy remembers nothing."""
+        """Checks by two eager steps that all groups act and that the policy keeps no state."""
         captured, nesting = self.captured, self._carried()
         size = self.env.batch_size
 
@@ -288,12 +289,12 @@ class CapturedRollout:
             for key in self.env.action_keys:
                 if not torch.equal(expected.get(key), found.get(key)):
                     raise CaptureError(
-                        "the policy goes on from its last call, and what it remembers is not yet "
-                        "carried on in a graph; torchrl_marl.envs.Remember carries it"
+                        "the policy keeps a state between calls, which a graph does not carry; "
+                        "use torchrl_marl.envs.Remember, which does"
                     )
 
     def _as_given(self, acted: TensorDictBase) -> TensorDictBase:
-        """Returns a step as the environment below the transforms gets it."""
+        """Returns a step in the form that the environment below the transforms receives."""
         if not isinstance(self.env, TransformedEnv):
             return acted
         return self.env.transform.inv(acted.copy())
@@ -308,7 +309,7 @@ class CapturedRollout:
         }
 
     def raise_failed(self) -> None:
-        """Raises what a simulator's own check found; waits for the device.
+        """Raises the errors that a simulator's own checks found; waits for the device.
 
         Raises:
             GraphCheckError: naming the line of the simulator.
@@ -318,7 +319,7 @@ class CapturedRollout:
 
 
 def _tried(call: Callable[[], Any], what: str) -> Any:
-    """Turns what a policy, a transform or an environment raises into a reason to run eagerly."""
+    """Calls a function, and raises its errors as :class:`CaptureError`, to run eagerly instead."""
     try:
         return call()
     except UserError:
@@ -343,25 +344,25 @@ def _versions(module: torch.nn.Module) -> list[int]:
 
 
 def _random_policy(env: EnvBase) -> Policy:
-    """Returns ``env.rand_action``, without its look at what it has drawn."""
+    """Returns a policy equal to ``env.rand_action``, without its check of the actions."""
     team = TeamSpec.from_env(env)
     try:
         return TeamPolicy(RandomActor(group, env.device) for group in team.groups.values())
-    except ValueError:  # actions of a kind that only their spec can draw
+    except ValueError:  # actions of a type that only their spec can sample
         return env.rand_action
 
 
 def _refuse_stateful(env: EnvBase) -> None:
-    """Refuses transforms that keep tensors of their own from step to step, or give a memory."""
+    """Refuses transforms that keep tensors from step to step, or that add a memory."""
     if not isinstance(env, TransformedEnv):
         return
     for part in _transforms(env):
         if isinstance(part, TensorDictPrimer):
             raise CaptureError(
-                f"what the transform {type(part).__name__} gives a policy to remember is not yet "
-                "carried on in a graph; use torchrl_marl.envs.Remember"
+                f"the transform {type(part).__name__} adds a memory, which a graph does not carry; "
+                "use torchrl_marl.envs.Remember"
             )
         for name, value in vars(part).items():
             # Buffers are read where they are; a graph refuses to write to them.
             if isinstance(value, (Tensor, TensorDictBase)) or hasattr(value, "acquire"):
-                raise CaptureError(f"the transform {type(part).__name__} keeps a {name} of its own")
+                raise CaptureError(f"the transform {type(part).__name__} keeps a state, {name}")

@@ -1,4 +1,4 @@
-"""The protocol of a collector: what training asks of it."""
+"""The protocol of a collector, used by training."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ __all__ = ["Collector", "Interrupted"]
 
 
 class Interrupted(Exception):
-    """Waiting for a batch was ended from outside."""
+    """Raised when waiting for a batch is interrupted from outside."""
 
 
 @runtime_checkable
 class Collector(Protocol):
     """Steps environments with a policy and returns batches ``[E, T]``.
 
-    Episodes go on from one batch to the next. Where the environments are, in this process, in
-    others or on other machines, and whether graphs step them, is the collector's own affair.
+    Episodes continue from one batch to the next. The environments may be in this process, in others
+    or on other machines, and run eagerly or as graphs; training does not depend on it.
 
     Attributes:
-        follows (bool): whether rows go on from those of the batch before.
-        renewed (Tensor, optional): the envs whose running episodes were lost before the last batch,
-            bool ``[E]``; None: none were.
+        follows (bool): whether rows continue those of the batch before.
+        renewed (Tensor, optional): envs with running episodes lost before the last batch, bool
+            ``[E]``; None if there are none.
     """
 
     follows: bool
@@ -33,35 +33,35 @@ class Collector(Protocol):
 
     @property
     def frames(self) -> int:
-        """Env steps so far."""
+        """Number of env steps so far."""
 
     @property
     def counters(self) -> Mapping[str, int]:
-        """What befell the environments, for the metrics."""
+        """Counts of events, such as restarts, for the metrics."""
 
     def rollout(self) -> TensorDictBase:
         """Collects one batch.
 
         Raises:
-            NonFiniteError: what an environment gave is NaN or infinite, as far as it was looked at.
+            NonFiniteError: an entry of the environment is NaN or infinite, if already checked.
         """
 
     def finish(self, batch: TensorDictBase) -> None:
         """Checks a batch that has been learned from, and prepares the next one.
 
         Raises:
-            NonFiniteError: what an environment gave is NaN or infinite.
+            NonFiniteError: an entry of the environment is NaN or infinite.
             GraphCheckError: a check of a simulator failed in the batch.
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what is needed to go on in mid-episode, with ``frames``."""
+        """Returns the state for resuming in mid-episode, with ``frames``."""
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
-        """Goes on from a saved state; from an empty one, new episodes begin.
+        """Restores a saved state; an empty one starts new episodes.
 
         Returns:
-            bool: whether episodes go on where they were.
+            bool: whether episodes continue.
         """
 
     def shutdown(self) -> None:

@@ -1,4 +1,4 @@
-"""Matches: a policy that learns, and stored players who act where it does not.
+"""Matches between the policy that learns and stored players.
 
 Shapes: E envs, R of them with stored players, N agents of a group, S slots, K players.
 """
@@ -26,55 +26,54 @@ Seat = Mapping[str, Sequence[int]]
 
 
 class MatchPolicy(TensorDictModuleBase):
-    """A joint policy that learns, and in some envs and seats stored players instead of it.
+    """The policy that learns, with stored players as opponents in some envs and seats.
 
-    Which seats are played by others is a fixed split of the envs: in the first it has all seats, in
-    the following it has the first seat, then the second, and so on. *Who* the others are is data:
-    one player an env, drawn by ``chances`` when an episode begins, who plays all other seats to its
-    end. So neither a new player nor other chances record a graph again.
+    The seats of the policy are a fixed split of the envs: in the first envs it has all seats, in
+    the next only the first seat, then only the second, and so on. The opponents are data: each env
+    samples one player by ``chances`` at the start of an episode. It plays all other seats to the
+    end. Neither new players nor other probabilities need a new graph.
 
     Args:
-        policy (TeamPolicy): acts for all groups, and is learned from.
+        policy (TeamPolicy): the policy that learns; acts for all groups.
         team (TeamSpec): the groups.
-        seats (sequence of mapping): group -> the numbers of its agents, of each seat; all agents
-            of the team once.
-        envs (sequence of int): envs in which the policy has all seats, then those of each seat.
+        seats (sequence of mapping): for each seat, group -> indices of its agents; each agent of
+            the team belongs to one seat.
+        envs (sequence of int): number of envs with the policy in all seats, then in each seat.
 
     Keyword Args:
         n_slots (int): number S of stored copies.
-        guests (sequence of callable): other policies, which act one after the other: players
-            S, S + 1, ...
-        exploiters (sequence of TeamPolicy): others that only learn how to beat this one. Each has
-            as many of the first envs, in which it has one seat, and this one, which is not learned
-            from there, has all others.
-        exploited (sequence of int): of each exploiter, in how many envs it has each seat.
+        guests (sequence of callable): other policies, called in order: players S, S + 1, ...
+        exploiters (sequence of TeamPolicy): policies that only learn to beat this one. Each gets
+            equally many of the first envs and plays one seat there. This policy plays the other
+            seats and does not learn there.
+        exploited (sequence of int): number of envs per seat of each exploiter.
         block (int): rows of a block of one player, see :class:`~torchrl_marl.modules.Players`.
 
     Attributes:
-        players (list of Players): of each actor of the policy.
-        chances (Tensor): with which each of the K = S + G players is drawn, by seat that learns,
+        players (list of Players): stored players of each actor of the policy.
+        chances (Tensor): probabilities of the K = S + G players, for each seat that learns,
             ``[n_seats, K]``; written in place.
-        learns (dict): group -> for whom the policy acts, ``[E, N]``.
-        rows (Tensor): the envs with stored players, ``[R]``.
-        seat (Tensor): which seat learns in each of them, ``[R]``.
-        n_exploited (int): envs of one exploiter.
-        exploited_seat (Tensor): which seat one has in each of them, ``[n_exploited]``.
+        learns (dict): group -> mask of the agents that the policy acts for, ``[E, N]``.
+        rows (Tensor): envs with stored players, ``[R]``.
+        seat (Tensor): the seat that learns in each of them, ``[R]``.
+        n_exploited (int): number of envs of one exploiter.
+        exploited_seat (Tensor): seat of the exploiter in each of them, ``[n_exploited]``.
 
     Shapes:
-        - ``(group, "player")``: int64 ``[E, N]``: 0 where the policy acts, or an episode is new;
-          k where stored player k - 1 does
+        - ``(group, "player")``: int64 ``[E, N]``: 0 for the policy or a new episode, k for stored
+          player k - 1
         - ``(group, "learns")``: bool ``[E, N]``
 
     Keys:
-        - reads: what policy and guests read, and ``(group, "player")`` of an environment with
+        - reads: the inputs of policy and guests, and ``(group, "player")`` of an environment with
           :class:`~torchrl_marl.envs.remember.WhoPlays`
-        - writes: what the policy writes, ``(group, "player")``, here and under ``"next"``, and
+        - writes: the outputs of the policy, ``(group, "player")``, here and under ``"next"``, and
           ``(group, "learns")``
 
     Raises:
-        ValueError: seats and envs that do not fit.
+        ValueError: seats and envs that do not match.
 
-    Reduces to: the policy, where every player is a copy of it.
+    Reduces to: the policy, if every player is a copy of it.
 
     Examples:
         >>> from torchrl_marl.envs.remember import with_players
@@ -112,8 +111,8 @@ class MatchPolicy(TensorDictModuleBase):
         super().__init__()
         if len(envs) != len(seats) + 1 or not all(isinstance(n, int) and n >= 0 for n in envs):
             raise ValueError(
-                f"matches: envs is {list(envs)}, expected {len(seats) + 1} whole numbers, 0 or "
-                f"more: of envs in which all learn, and of those of each of {len(seats)} seats."
+                f"matches: envs is {list(envs)}, expected {len(seats) + 1} integers, 0 or more: "
+                f"number of envs in which all learn, and of envs for each of {len(seats)} seats."
             )
         _check_seats(team, seats)
         self.policy, self.team, self.n_slots = policy, team, n_slots
@@ -121,15 +120,15 @@ class MatchPolicy(TensorDictModuleBase):
         self._players = nn.ModuleList(
             Players(actor, n_slots, block=block) for actor in policy.module
         )
-        whose = torch.repeat_interleave(torch.arange(-1, len(seats)), torch.tensor(envs))
-        self.register_buffer("rows", (whose >= 0).nonzero().squeeze(1), persistent=False)
-        self.register_buffer("seat", whose[self.rows], persistent=False)
+        learning_seat = torch.repeat_interleave(torch.arange(-1, len(seats)), torch.tensor(envs))
+        self.register_buffer("rows", (learning_seat >= 0).nonzero().squeeze(1), persistent=False)
+        self.register_buffer("seat", learning_seat[self.rows], persistent=False)
         chances = torch.zeros(len(seats), n_slots + len(guests), dtype=torch.float64)
         self.register_buffer("chances", chances, persistent=False)
         for name, group in team.groups.items():
-            learns = _learns(seats, whose, name, group.n_agents)
+            learns = _learns(seats, learning_seat, name, group.n_agents)
             self.register_buffer(f"_learns_{name}", learns, persistent=False)
-        # Of the envs with stored players, those in which one acts for some agent of each actor.
+        # For each actor, the envs in which a stored player acts for some of its agents.
         self._groups = [[own.name for own in one.group.sources] for one in self.players]
         for i, names in enumerate(self._groups):
             acts = torch.stack([~self.learns[name][self.rows].all(-1) for name in names]).any(0)
@@ -149,16 +148,16 @@ class MatchPolicy(TensorDictModuleBase):
         self.exploiters, self.n_exploited = nn.ModuleList(exploiters), sum(envs)
         if not exploiters:
             return
-        whose = torch.repeat_interleave(torch.arange(len(seats)), torch.tensor(envs))
+        learning_seat = torch.repeat_interleave(torch.arange(len(seats)), torch.tensor(envs))
         for name, group in self.team.groups.items():
-            learns = _learns(seats, whose, name, group.n_agents)
+            learns = _learns(seats, learning_seat, name, group.n_agents)
             self.register_buffer(f"_exploits_{name}", learns, persistent=False)
-        self.register_buffer("exploited_seat", whose, persistent=False)
+        self.register_buffer("exploited_seat", learning_seat, persistent=False)
         self.register_buffer("_row", torch.arange(self.n_exploited), persistent=False)
 
     @property
     def learns(self) -> dict[str, Tensor]:
-        """For whom the policy acts, by group, ``[E, N]``."""
+        """Mask of the agents that the policy acts for, by group, ``[E, N]``."""
         return {name: self.get_buffer(f"_learns_{name}") for name in self.team.groups}
 
     @property
@@ -167,55 +166,55 @@ class MatchPolicy(TensorDictModuleBase):
         return [cast(Players, one) for one in self._players]
 
     def in_use(self, carry: TensorDictBase | None) -> set[int]:
-        """Returns the players of running episodes; it waits for the device.
+        """Returns the players of running episodes; waits for the device.
 
         Args:
-            carry (TensorDictBase, optional): the collector's, ``[E]``.
+            carry (TensorDictBase, optional): current step of the collector, ``[E]``.
         """
         if carry is None:
             return set()
         return set((self._playing(carry).unique() - 1).tolist()) - {-1}
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Acts."""
+        """Acts for all agents: by the policy, stored players, guests and exploiters."""
         learns = next(iter(self.learns.values()))
         if tensordict.shape != learns.shape[:1]:
             raise SpecError(
-                f"matches are played in {len(learns)} envs, found a step of shape "
-                f"{list(tensordict.shape)}; give envs that add up to it."
+                f"matches have {len(learns)} envs, found a step of shape "
+                f"{list(tensordict.shape)}; pass envs with this sum."
             )
         before = tensordict.copy()
         acted = self.policy(tensordict)
-        who = self._draw(before)
+        player = self._draw(before)
         for i, players in enumerate(self.players):
             place = self.get_buffer(f"_place_{i}")
-            stored = who[place].clamp_max(self.n_slots) - 1
+            stored = player[place].clamp_max(self.n_slots) - 1
             seen = before.select(*players.in_keys, strict=False)[self.rows[place]]
             self._put(acted, players.act(seen, stored), place, self._groups[i])
         for i, guest in enumerate(self.guests):
-            own = who == self.n_slots + 1 + i
+            own = player == self.n_slots + 1 + i
             seen = before[self.rows]
             self._put(acted, guest(seen), slice(None), list(self.team.groups), own)
-        self._note(acted, who)
+        self._note(acted, player)
         for i, exploiter in enumerate(self.exploiters):
             self._exploit(acted, before, exploiter, self._row + i * self.n_exploited)
         return acted
 
     def _playing(self, tensordict: TensorDictBase) -> Tensor:
-        """Returns each env's player, ``[R]``, 0 where none is drawn yet."""
+        """Returns the player of each env, ``[R]``, 0 if none is sampled yet."""
         found = []
         for group in self.team.groups.values():
             player = tensordict.get(group.key("player"), None)
             if player is None:
                 raise SpecError(
-                    f"group {group.name!r}: the step has no {group.key('player')!r}; play in "
-                    "torchrl_marl.envs.remember.with_players(env, groups)."
+                    f"group {group.name!r}: the step has no {group.key('player')!r}; wrap the "
+                    "environment by torchrl_marl.envs.remember.with_players(env, groups)."
                 )
             found.append(player.amax(-1))
         return torch.stack(found).amax(0)[self.rows]
 
     def _draw(self, tensordict: TensorDictBase) -> Tensor:
-        """Returns each env's player, ``[R]``, from 1; new ones where episodes begin."""
+        """Returns the player of each env, ``[R]``, from 1; samples one where an episode begins."""
         playing = self._playing(tensordict)
         reach = self.chances.cumsum(-1)[self.seat]
         point = torch.rand(reach[:, :1].shape, dtype=reach.dtype, device=reach.device)
@@ -230,13 +229,13 @@ class MatchPolicy(TensorDictModuleBase):
         groups: Sequence[str],
         own: Tensor | None = None,
     ) -> None:
-        """Replaces what the policy wrote for agents that another plays.
+        """Replaces the policy's outputs for agents of another player.
 
         Args:
-            acted (TensorDictBase): ``[E]``, by the policy.
-            theirs (TensorDictBase): by players, in the envs at ``place`` of ``rows``.
-            groups (sequence of str): for whom they act.
-            own (Tensor, optional): bool, in which of these envs they do.
+            acted (TensorDictBase): outputs of the policy, ``[E]``.
+            theirs (TensorDictBase): outputs of the players, in the envs at ``place`` of ``rows``.
+            groups (sequence of str): groups that they act for.
+            own (Tensor, optional): bool, mask of these envs.
         """
         rows = self.rows[place]
         others = {name: ~self.learns[name][rows] for name in groups}
@@ -244,10 +243,10 @@ class MatchPolicy(TensorDictModuleBase):
             others = {name: other & own.unsqueeze(-1) for name, other in others.items()}
         _replace(acted, theirs, rows, others)
 
-    def _note(self, acted: TensorDictBase, who: Tensor) -> None:
-        """Writes who plays and who is learned from."""
+    def _note(self, acted: TensorDictBase, player: Tensor) -> None:
+        """Writes each agent's player, and whether it learns."""
         size = acted.batch_size[0]
-        everywhere = who.new_zeros(size).index_copy(0, self.rows, who)
+        everywhere = player.new_zeros(size).index_copy(0, self.rows, player)
         for name, learns in self.learns.items():
             player = torch.where(learns, 0, everywhere.unsqueeze(-1))
             acted.set((name, "player"), player)
@@ -257,24 +256,24 @@ class MatchPolicy(TensorDictModuleBase):
     def _exploit(
         self, acted: TensorDictBase, before: TensorDictBase, exploiter: nn.Module, rows: Tensor
     ) -> None:
-        """Lets an exploiter act for its seat in its envs, where it alone learns."""
+        """Acts by an exploiter for its seat in its envs, where only it learns."""
         learns = {name: self.get_buffer(f"_exploits_{name}") for name in self.team.groups}
         _replace(acted, exploiter(before[rows]), rows, learns)
         for name, own in learns.items():
-            everybody = acted.get((name, "learns"))
-            acted.set((name, "learns"), everybody.index_copy(0, rows, own))
+            all_learns = acted.get((name, "learns"))
+            acted.set((name, "learns"), all_learns.index_copy(0, rows, own))
 
 
 def _replace(
     acted: TensorDictBase, theirs: TensorDictBase, rows: Tensor, others: Mapping[str, Tensor]
 ) -> None:
-    """Replaces what a policy wrote for agents that another plays.
+    """Replaces a policy's outputs for agents of another policy.
 
     Args:
-        acted (TensorDictBase): ``[E]``, by the policy.
-        theirs (TensorDictBase): by the other, ``[R]``.
-        rows (Tensor): its envs, ``[R]``.
-        others (mapping): group -> for whom it acts, ``[R, N]``.
+        acted (TensorDictBase): outputs of the policy, ``[E]``.
+        theirs (TensorDictBase): outputs of the other policy, ``[R]``.
+        rows (Tensor): envs of the other policy, ``[R]``.
+        others (mapping): group -> mask of the agents that it acts for, ``[R, N]``.
     """
     for name, other in others.items():
         for key in _written(name, theirs):
@@ -298,23 +297,23 @@ def _check_seats(team: TeamSpec, seats: Sequence[Seat]) -> None:
             )
 
 
-def _learns(seats: Sequence[Seat], whose: Tensor, group: str, n_agents: int) -> Tensor:
-    """Returns for which agents of a group the policy acts, ``[E, N]``.
+def _learns(seats: Sequence[Seat], learning_seat: Tensor, group: str, n_agents: int) -> Tensor:
+    """Returns a mask of the agents of a group that the policy acts for, ``[E, N]``.
 
     Args:
         seats: as in :class:`MatchPolicy`.
-        whose (Tensor): the seat that learns in each env, -1 where all do, ``[E]``.
-        group (str): the group's name.
-        n_agents (int): its agents.
+        learning_seat (Tensor): the seat that learns in each env, -1 for all, ``[E]``.
+        group (str): name of the group.
+        n_agents (int): number of its agents.
     """
     seat = torch.full((n_agents,), -1)
     for i, own in enumerate(seats):
         seat[list(own.get(group, ()))] = i
-    return (whose.unsqueeze(-1) == seat) | (whose < 0).unsqueeze(-1)
+    return (learning_seat.unsqueeze(-1) == seat) | (learning_seat < 0).unsqueeze(-1)
 
 
 def _written(group: str, theirs: TensorDictBase) -> list[NestedKey]:
-    """Returns what a policy wrote for a group: its actions, and what it remembers."""
+    """Returns the keys of a group's actions and hidden states that a policy wrote."""
     keys: list[NestedKey] = [(group, leaf) for leaf in ("action", "action_log_prob", "channel")]
     keys.append(("next", group, "hidden"))
     return [key for key in keys if theirs.get(key, None) is not None]

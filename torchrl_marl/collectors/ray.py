@@ -1,4 +1,4 @@
-"""Shards as actors of Ray."""
+"""Shards on Ray actors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from torchrl_marl.capture.program import announce
 from torchrl_marl.collectors.ray_connection import Connection, connect
-from torchrl_marl.collectors.shard import Shard, ShardActor, goes_on, to_arrays, unpack
+from torchrl_marl.collectors.shard import Shard, ShardActor, is_exact, to_arrays, unpack
 from torchrl_marl.collectors.sharded import ReplayLog, ShardResult, Weights, WeightsRecord
 from torchrl_marl.errors import ConfigError, UserError, WorkerError
 from torchrl_marl.runtime.trust import is_trusting
@@ -23,39 +23,39 @@ __all__ = ["ActorFailure", "OnRay", "answer_of"]
 
 @dataclass(frozen=True)
 class ActorFailure:
-    """Why an actor has not answered.
+    """Reason why an actor has not answered.
 
     Args:
-        words (str): in one line.
-        lost (bool): its process is dead, silent or out of reach; otherwise its environment's code
-            raised.
-        traceback (str): of the actor's process.
+        reason (str): one line, part of a sentence.
+        lost (bool): True if its process is dead, silent or unreachable; False if its environment's
+            code raised an error.
+        traceback (str): traceback in the actor's process.
     """
 
-    words: str
+    reason: str
     lost: bool
     traceback: str = ""
 
     def error(self, before: str, after: str = "") -> WorkerError:
         """Returns the error to raise, with the traceback as a note."""
-        error = WorkerError(f"{before} {self.words}{after}")
+        error = WorkerError(f"{before} {self.reason}{after}")
         if self.traceback:
             error.add_note(f"There:\n{self.traceback}")
         return error
 
 
 def answer_of(ray: Any, result: Any, ready: bool, timeout: float, who: str = "") -> Any:
-    """Returns what an actor has answered, or its :class:`ActorFailure`.
+    """Returns the answer of an actor, or its :class:`ActorFailure`.
 
     Args:
         ray (module): Ray.
-        result (ObjectRef): of the call.
-        ready (bool): whether it has ended.
-        timeout (float): the seconds for which it was waited for.
-        who (str): named before what a user can correct.
+        result (ObjectRef): result of the call.
+        ready (bool): whether the call has ended.
+        timeout (float): seconds waited for it.
+        who (str): prefix of users' errors.
 
     Raises:
-        UserError: what a user can correct, as the actor said it.
+        UserError: an error that the user can correct, from the actor.
     """
     if not ready:
         return ActorFailure(f"was silent for {timeout:g} s (distributed.timeout)", lost=True)
@@ -88,33 +88,33 @@ def _raised(error: Any) -> str:
     return f"raised {type(error.cause).__name__}" + (f": {text}" if text else "") + where
 
 
-_TO_IMPORT = 300.0  # seconds that an actor has at least to import everything and make its shards
+_TO_IMPORT = 300.0  # minimum timeout, in seconds, for an actor to import and build its shards
 
 
 class OnRay:
-    """Shards on actors, which are replaced when they die, fail or fall silent.
+    """Shards on Ray actors, which are replaced if they die, fail or stop answering.
 
-    A shard that is lost is put back from its last snapshot and plays again what it has played
-    since, so that a run with deaths equals one without, to the bit. Where its environment has no
-    snapshot, or none is kept, it begins new episodes; both is counted.
+    A lost shard is restored from its last snapshot and replays the batches since. A run with
+    failures therefore equals one without, to the bit. Without a snapshot, the shard begins new
+    episodes. Restarts and lost episodes are counted.
 
     Args:
-        makers (sequence of callable): ``maker(life)`` makes a shard in whatever process.
-        actors (int, optional): number of actors; by default one for each shard, as far as there
-            are CPUs.
-        address (str, optional): of a cluster; by default ``RAY_ADDRESS``, or a Ray of one's own.
-        cpus (float): that Ray keeps for each actor.
-        gpus (float): likewise.
-        spares (int): actors that wait to replace one.
-        timeout (float): seconds after which an actor that has not played its batch counts as dead.
-        max_restarts (int): replacements for one batch, after which the run gives up.
+        makers (sequence of callable): ``maker(life)`` builds a shard in any process.
+        actors (int, optional): number of actors; by default one for each shard, if the CPUs allow.
+        address (str, optional): address of a cluster; by default ``RAY_ADDRESS``, or a local Ray
+            started for the run.
+        cpus (float): CPUs reserved for each actor.
+        gpus (float): GPUs reserved for each actor.
+        spares (int): number of idle actors kept to replace a lost one.
+        timeout (float): seconds after which an actor without an answer counts as dead.
+        max_restarts (int): maximum number of replacements for one batch.
 
     Attributes:
         counters (dict): ``collector_restarts`` and ``episodes_lost``.
 
     Raises:
-        ConfigError: no Ray, or too few CPUs for the actors.
-        WorkerError: an actor that cannot make its shards.
+        ConfigError: Ray is not there, or has too few CPUs for the actors.
+        WorkerError: an actor cannot build its shards.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class OnRay:
             raise
 
     def _number(self, actors: int | None, cpus: float, gpus: float) -> int:
-        """Returns how many actors there are to be, for which there is room."""
+        """Returns the number of actors, after checking it against Ray's free CPUs and GPUs."""
         room = min(
             self.connection.cpus / cpus if cpus else math.inf,
             self.connection.gpus / gpus if gpus else math.inf,
@@ -161,25 +161,23 @@ class OnRay:
         if n < 1 or n > room:
             raise ConfigError(
                 f"{actors or 1} actors with {cpus:g} CPUs and {gpus:g} GPUs each "
-                "(distributed.actors, cpus_per_actor, gpus_per_actor) do not fit into what Ray has "
-                f"free, {self.connection.cpus:g} CPUs and {self.connection.gpus:g} GPUs; use fewer "
-                "or smaller ones, or wait for others to end."
+                "(distributed.actors, cpus_per_actor, gpus_per_actor) exceed the free resources of "
+                f"Ray, {self.connection.cpus:g} CPUs and {self.connection.gpus:g} GPUs; use fewer "
+                "or smaller actors, or wait until resources are free."
             )
         return n
 
     # ------------------------------------------------------------------------------- playing
 
     def begin(self, weights: Weights | None, with_state: bool = False) -> None:
-        """Lets every shard play a batch."""
+        """Starts a batch on every shard."""
         assert weights is not None
         sent = self._ray.put(to_arrays(weights))
         self._pending.append([actor.play.remote(sent, with_state) for actor in self.actors])
 
     def take(self, journal: ReplayLog) -> list[ShardResult]:
-        """Returns what every shard has played of the oldest batch begun."""
-        first = (
-            "the actors build their environments, compile what is compiled, and play a first batch"
-        )
+        """Returns every shard's part of the oldest batch begun."""
+        first = "the actors build their environments, compile graphs, and play a first batch"
         with contextlib.nullcontext() if self._seen else announce(first):
             answers = self._answers(self._pending.popleft())
         self._seen = True
@@ -188,21 +186,21 @@ class OnRay:
         return played
 
     def play(self, a: int, entry: WeightsRecord) -> Any:
-        """Lets one actor play a batch; returns the call."""
+        """Starts a batch on one actor; returns the call."""
         return self.actors[a].play.remote(self._ray.put(to_arrays(entry.weights)), entry.with_state)
 
     def first(self, calls: Sequence[Any]) -> Any:
-        """Waits for the first of several calls that ends; after too long, returns the oldest."""
+        """Waits for the first of several calls to end; after the timeout, returns the oldest."""
         ended, _ = self.connection.wait(calls, 1, self.timeout)
         return next(iter(ended), calls[0])
 
     def take_of(self, a: int, call: Any, journal: ReplayLog) -> list[ShardResult]:
-        """Returns what one actor has played.
+        """Returns the batches of one actor's shards.
 
         Args:
-            a (int): which.
-            call (ObjectRef): of :meth:`play`.
-            journal (Journal): from which its shards are put back where they are lost.
+            a (int): index of the actor.
+            call (ObjectRef): a call from :meth:`play`.
+            journal (ReplayLog): log from which lost shards are restored.
         """
         (answer,) = self._answers([call])
         played = self._played(a, answer, journal)
@@ -210,7 +208,7 @@ class OnRay:
         return played
 
     def _played(self, a: int, answer: Any, journal: ReplayLog) -> list[ShardResult]:
-        """Returns what an actor has played, after having replaced it where it failed."""
+        """Returns the batches of an actor's shards; replaces the actor first if it failed."""
         if isinstance(answer, ActorFailure):
             answer = self._put_back(a, answer, journal)
         own = zip(self.own[a], answer)
@@ -238,20 +236,20 @@ class OnRay:
             if not isinstance(answer, ActorFailure):
                 return answer
             tries += 1
-            if answer == failure and not failure.lost:  # from one state it will fail for ever
+            if answer == failure and not failure.lost:  # the same error from the same state
                 break
             failure = answer
         raise failure.error(
             f"the actor of shard {_listed(self.own[a])} failed {tries} times in one batch; at last "
             "it",
-            "; the last checkpoint stays, and `torchrl-marl train --resume` goes on from it.",
+            "; the last checkpoint stays, and `torchrl-marl train --resume` resumes from it.",
         )
 
     def _replace(self, a: int, failure: ActorFailure) -> None:
-        """Puts another process in an actor's place, where its own is lost."""
+        """Counts a restart, and replaces the actor if its process is lost."""
         self.counters["collector_restarts"] += 1
         warnings.warn(
-            f"the actor of shard {_listed(self.own[a])} {failure.words}; its shards are put back.",
+            f"the actor of shard {_listed(self.own[a])} {failure.reason}; its shards are restored.",
             stacklevel=2,
         )
         if failure.lost:
@@ -259,27 +257,27 @@ class OnRay:
             self.actors[a] = self._spares.pop() if self._spares else self._new_actor()
 
     def _play_again(self, a: int, journal: ReplayLog) -> Any:
-        """Makes an actor's shards, brings them to where they were, and begins what is pending."""
+        """Rebuilds an actor's shards, replays their batches, and restarts the pending ones."""
         making = self._make(a, self._states_of(a, journal), trust=True)
         (made,) = self._answers([making], _TO_IMPORT)
         if isinstance(made, ActorFailure):
             return made
-        # Shards that begin new episodes have nothing to come back to.
-        anew = not self._lost.isdisjoint(self.own[a])
-        entries = journal.entries[journal.taken if anew else 0 :]
+        # Shards with new episodes have nothing to replay.
+        fresh = not self._lost.isdisjoint(self.own[a])
+        entries = journal.entries[journal.taken if fresh else 0 :]
         results = [self.play(a, entry) for entry in entries]
-        results = results[0 if anew else journal.taken :]
+        results = results[0 if fresh else journal.taken :]
         for later, result in zip(self._pending, results[1:]):
             later[a] = result
         return self._answers(results[:1])[0]
 
     def _states_of(self, a: int, journal: ReplayLog) -> dict[int, Mapping[str, Any]]:
-        """Returns what an actor's shards are put back to; those without begin new episodes."""
+        """Returns the snapshots of an actor's shards; shards without one begin new episodes."""
         if journal.keeps and journal.snapshots is None:
             return {}  # as they were made
         states = {}
         for i in self.own[a]:
-            if journal.keeps and goes_on(journal.snapshots[i]):  # type: ignore[index]
+            if journal.keeps and is_exact(journal.snapshots[i]):  # type: ignore[index]
                 states[i] = journal.snapshots[i]  # type: ignore[index]
             else:
                 self._lose(i)
@@ -302,7 +300,7 @@ class OnRay:
             self._spares.append(spare)
 
     def _make(self, a: int, states: Mapping[int, Mapping[str, Any]], trust: bool) -> Any:
-        """Lets an actor make its shards; its answer says whether no episode of each is lost."""
+        """Starts building an actor's shards; the answer flags the shards without lost episodes."""
         makers = {i: self.makers[i] for i in self.own[a]}
         lives = {i: self._lives[i] for i in makers}
         own = {i: states[i] for i in makers if i in states}
@@ -314,7 +312,7 @@ class OnRay:
         trust: bool = False,
         only: Sequence[int] | None = None,
     ) -> dict[int, bool]:
-        """Lets all actors, or some, make their shards; returns whether no episode of each is lost.
+        """Builds the shards of all or some actors; returns a flag for shards without lost episodes.
 
         Raises:
             WorkerError: naming the shards, with the actor's traceback.
@@ -335,7 +333,7 @@ class OnRay:
     # ---------------------------------------------------------------------------------- state
 
     def states(self) -> list[dict[str, Any]]:
-        """Returns the states of the shards behind the last batch begun."""
+        """Returns the states of the shards after the last batch begun."""
         found: dict[int, dict[str, Any]] = {}
         answers = self._answers([actor.states.remote() for actor in self.actors])
         for a, answer in enumerate(answers):
@@ -343,7 +341,7 @@ class OnRay:
         return [found[i] for i in range(len(self.makers))]
 
     def _restart(self, a: int, failure: ActorFailure) -> dict[int, dict[str, Any]]:
-        """Makes an actor's shards anew, from no snapshot; returns their states."""
+        """Rebuilds an actor's shards without a snapshot; returns their states."""
         self._replace(a, failure)
         for i in self.own[a]:
             self._lose(i)
@@ -354,12 +352,12 @@ class OnRay:
         return answer
 
     def load(self, states: Sequence[Mapping[str, Any]] | None) -> list[bool]:
-        """Puts the shards back, or lets all begin anew."""
+        """Restores the shards, or starts new episodes in all."""
         self._pending.clear()
         given: dict[int, Mapping[str, Any]] = {}
         for i in range(len(self.makers)):
             life = self._lives[i] if states is None else states[i]["life"]
-            if states is not None and goes_on(states[i]):
+            if states is not None and is_exact(states[i]):
                 given[i], self._lives[i] = states[i], life
             else:
                 self._lives[i] = life + 1
@@ -367,8 +365,8 @@ class OnRay:
         return [i in given and kept[i] for i in range(len(self.makers))]
 
     def close(self) -> None:
-        """Ends the actors, and Ray where it was started for them."""
-        # At the end of a process Ray may be down already, and a call would start it again.
+        """Stops the actors, and Ray if it was started for them."""
+        # At exit Ray may be down already, and a call would start it again.
         for actor in (*self.actors, *self._spares) if self._ray.is_initialized() else ():
             self._ray.kill(actor)
         self.actors, self._spares = [], []

@@ -1,4 +1,4 @@
-"""The connection to Ray: one for all runs of a process, closed by the last of them."""
+"""The connection to Ray, shared by all runs of a process and closed by the last."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from torchrl_marl.runtime.random_state import RandomState
 __all__ = ["Connection", "connect"]
 
 _MANY_MACHINES = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""Without it Ray stays at 127.0.0.1, on every system; with it 127.0.0.1 is replaced."""
+"""Environment variable. If unset, Ray stays at 127.0.0.1; if set, Ray replaces 127.0.0.1."""
 _GLANCE = 2.0
-"""Seconds between two looks at whether Ray is alive."""
+"""Seconds between two checks that Ray is alive."""
 _users = 0
 _started_here = False
 
 
 class Connection:
-    """Ray, in use until it is closed.
+    """A connection to Ray, which keeps Ray in use until it is closed.
 
     Attributes:
-        cpus (float): that are free.
+        cpus (float): number of free CPUs.
     """
 
     def __init__(self, ray: Any) -> None:
@@ -45,19 +45,19 @@ class Connection:
 
     @property
     def gpus(self) -> float:
-        """GPUs that are free."""
+        """Number of free GPUs."""
         return self.ray.available_resources().get("GPU", 0.0)
 
     def wait(self, calls: Sequence[Any], n: int, timeout: float = math.inf) -> tuple[list, list]:
         """Returns the calls that have ended and the others, as ``ray.wait`` does.
 
         Args:
-            calls (sequence of ObjectRef): which.
-            n (int): for how many it waits.
-            timeout (float): seconds that it waits at most.
+            calls (sequence of ObjectRef): the calls.
+            n (int): number of calls to wait for.
+            timeout (float): maximum number of seconds.
 
         Raises:
-            WorkerError: a Ray that was started here has died; ``ray.wait`` does not notice.
+            WorkerError: a Ray started by this process has died, which ``ray.wait`` does not notice.
         """
         until = time.monotonic() + timeout
         while True:
@@ -68,12 +68,12 @@ class Connection:
             if len(ended) >= n or left <= _GLANCE:
                 return ended, others
             if self._died:
-                raise WorkerError("the Ray that was started here has died; go on with --resume.")
+                raise WorkerError("the Ray that was started here has died; resume with --resume.")
 
     def report_death(self, text: str) -> None:
-        """Prints a text where a Ray that was started here dies while it is in use.
+        """Prints a text if a Ray started by this process dies while it is in use.
 
-        Ray then ends this process from C++, without an exception, and says only what befell it.
+        Ray then ends this process from C++, without an exception.
 
         Args:
             text (str): one sentence.
@@ -98,7 +98,7 @@ class Connection:
             print(f"torchrl_marl: {text}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """Shuts Ray down where it was started here and nobody else of this process uses it."""
+        """Shuts Ray down if this process started it and this was its last connection."""
         global _users, _started_here
         if not self._open:
             return
@@ -110,16 +110,16 @@ class Connection:
 
 
 def connect(address: str | None, cpus: float = 0.0) -> Connection:
-    """Returns a connection to the Ray of this process, to a cluster, or to one that is started.
+    """Returns a connection to this process's Ray, to a cluster, or to a Ray started here.
 
     Args:
-        address (str, optional): of a cluster; None: what ``RAY_ADDRESS`` says, or else a Ray of
-            one's own, which only this machine can reach.
-        cpus (float): that are needed; one's own Ray pretends to have as many.
+        address (str, optional): address of a cluster; by default ``RAY_ADDRESS``, or a local Ray
+            that other machines cannot reach.
+        cpus (float): number of CPUs needed; a local Ray claims to have at least as many.
 
     Raises:
         MissingExtraError: Ray is not installed.
-        ConfigError: the cluster is not there, or Ray does not start.
+        ConfigError: the cluster does not answer, or Ray does not start.
     """
     global _users, _started_here
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -164,8 +164,7 @@ def _start(ray: Any, address: str | None, cpus: float) -> None:
             ) from error
         raise ConfigError(
             f"no cluster of Ray answers at {quoted(address)} ({why}); start one there with `ray "
-            "start --head`, or leave distributed.address (and RAY_ADDRESS) out for a Ray of one's "
-            "own."
+            "start --head`, or omit distributed.address (and RAY_ADDRESS) to start a local Ray."
         ) from error
     finally:
         if ours:
@@ -173,7 +172,7 @@ def _start(ray: Any, address: str | None, cpus: float) -> None:
 
 
 def _raylet(ray: Any) -> int | None:
-    """Returns the process that is Ray's on this machine; None where that cannot be known."""
+    """Returns the process ID of Ray's raylet on this machine; None if unknown."""
     node = getattr(ray._private.worker, "_global_node", None)
     processes = getattr(node, "all_processes", {}).get("raylet")
     return processes[0].process.pid if processes else None
@@ -181,7 +180,7 @@ def _raylet(ray: Any) -> int | None:
 
 @contextlib.contextmanager
 def _on_loopback() -> Iterator[None]:
-    """Lets all processes of a Ray that is started within listen at 127.0.0.1 only.
+    """Makes a Ray started within the context listen at 127.0.0.1 only.
 
     ``_node_ip_address="127.0.0.1"`` alone is replaced by the machine's address in the network.
     """
@@ -199,9 +198,9 @@ def _on_loopback() -> Iterator[None]:
 
 
 def _job(ray: Any) -> Any:
-    """Returns a job whose workers search the current folder for modules only if this process does.
+    """Returns a job config with this process's search path for its workers.
 
-    Ray puts it first in their paths otherwise.
+    By default Ray puts the current folder first, even if this process does not search it.
     """
 
     class Job(ray.job_config.JobConfig):  # Ray leaves paths alone where the job has its own folder
@@ -217,10 +216,10 @@ def _job(ray: Any) -> Any:
 
 
 def _reach(address: str | None, seconds: float = 10.0) -> None:
-    """Finds out whether somebody listens there, for which Ray takes minutes.
+    """Checks that a cluster listens at the address, which takes Ray itself minutes.
 
     Raises:
-        OSError: nobody does.
+        OSError: no process listens there.
     """
     host, _, port = (address or "").removeprefix("ray://").rpartition(":")
     if host and port.isdecimal():
@@ -228,7 +227,7 @@ def _reach(address: str | None, seconds: float = 10.0) -> None:
 
 
 def _init(ray: Any, options: dict[str, Any], tries: int) -> None:
-    """Starts Ray, again where its processes came too late, as they do on a busy machine."""
+    """Starts Ray; tries again if its processes start too slowly, as on a busy machine."""
     for left in reversed(range(tries)):
         try:
             ray.init(**options)

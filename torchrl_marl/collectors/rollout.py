@@ -43,9 +43,9 @@ __all__ = ["RolloutCollector", "check_finite"]
 
 
 def check_finite(team: TeamSpec, data: TensorDictBase) -> None:
-    """Refuses observations, states and rewards of living agents that are NaN or infinite.
+    """Refuses NaN or infinite observations, states and rewards of living agents.
 
-    And agents that act without any legal action.
+    It also refuses agents that act without any legal action.
 
     Args:
         team (TeamSpec): the groups.
@@ -69,7 +69,7 @@ def check_finite(team: TeamSpec, data: TensorDictBase) -> None:
             raise NonFiniteError(
                 f"group {group!r}: {key!r} of the environment is NaN or infinite "
                 f"({_place(broken, data)} of the batch); training stops, and the last checkpoint "
-                "stays. Mend the environment."
+                "stays. Fix the environment."
             )
     spec, broken = next(entry for entry in stuck if bool(entry[1].any()))
     agent = spec.agent_names[int(broken.nonzero()[0, -1])]
@@ -82,13 +82,13 @@ def check_finite(team: TeamSpec, data: TensorDictBase) -> None:
 
 
 def _place(broken: Tensor, data: TensorDictBase) -> str:
-    """Returns the first place of a batch ``[E, T]``, or of a step ``[E]``."""
+    """Returns the env and step of the first flag of a batch ``[E, T]``, or of a step ``[E]``."""
     where = broken.nonzero()[0].tolist()[: data.ndim]
     return ", ".join(f"{n} {i}" for n, i in zip(("env", "step"), where))
 
 
 def _stuck(team: TeamSpec, data: TensorDictBase) -> Iterator[tuple[GroupSpec, Tensor]]:
-    """Yields groups with legal actions, and where their agents act and have none, ``[*B, N]``."""
+    """Yields groups with action masks, and a flag of agents without a legal action, ``[*B, N]``."""
     for group in team.groups.values():
         if group.action_mask_key is not None:
             stuck = ~data.get(group.action_mask_key).any(-1)
@@ -99,7 +99,7 @@ def _stuck(team: TeamSpec, data: TensorDictBase) -> Iterator[tuple[GroupSpec, Te
 def _checked_entries(
     team: TeamSpec, data: TensorDictBase
 ) -> Iterator[tuple[str, NestedKey, Tensor | None, Padding | None]]:
-    # What follows the last step of a batch or of an episode stands under "next" alone.
+    # Observations after the last step of a batch or of an episode are under "next" only.
     for group in team.groups.values():
         mask_key = group.mask_key
         mask, next_mask = (
@@ -124,7 +124,7 @@ def _padding(group: GroupSpec, key: NestedKey) -> Padding | None:
 def _broken(
     value: Tensor, mask: Tensor | None, padding: Padding | None, data: TensorDictBase
 ) -> Tensor:
-    """Returns where a value of an agent that is alive is not finite, of the data's shape."""
+    """Returns a flag of steps where a living agent's value is not finite, of the data's shape."""
     broken = ~torch.isfinite(value)
     if padding is not None:
         broken = broken & padding.mask(value.device)
@@ -138,41 +138,42 @@ def _as_tuple(key: Any) -> tuple[str, ...]:
 
 
 class RolloutCollector:
-    """Steps an environment with a policy and gives batches, as TorchRL's ``Collector`` does.
+    """Steps an environment with a policy and returns batches, like TorchRL's ``Collector``.
 
-    Episodes go on from one batch to the next, and :meth:`state_dict` holds them, so that a run
-    resumes in mid-episode. A trajectory ends where the root's ``done`` says so; the death of an
-    agent inside it starts no new one.
+    Episodes continue from one batch to the next. :meth:`state_dict` holds them, so that a run
+    resumes in mid-episode. A trajectory ends with the root's ``done``; the death of an agent does
+    not end it.
 
     Args:
-        env (EnvBase or callable): an environment, or what makes one.
-        policy (callable, optional): TensorDict in, TensorDict out; random actions without one.
+        env (EnvBase or callable): an environment, or a function that builds one.
+        policy (callable, optional): TensorDict in, TensorDict out; random actions by default.
 
     Keyword Args:
         frames_per_batch (int): env steps of a batch; rounded up to whole steps of all envs.
-        total_frames (int): where the iteration ends; -1: never.
-        init_random_frames (int): random actions for so many frames at the start.
-        exploration_type (ExplorationType): how the policy draws its actions.
+        total_frames (int): env steps after which the iteration ends; -1 for no end.
+        init_random_frames (int): number of frames with random actions at the start.
+        exploration_type (ExplorationType): sampling of the policy's actions.
         reset_at_each_iter (bool): start every batch with a reset.
         postproc (callable, optional): applied to every batch.
-        replay_buffer (ReplayBuffer, optional): extended by every batch; None is given instead.
-        storing_device (torch.device, optional): where batches go.
-        execution ("eager", "trace", "compile" or "cudagraph"): how a step of policy and
-            environment runs: as usual, or as one graph, episodes' ends included; run operation by
-            operation, compiled, or replayed by a GPU. The first batch records and compiles it.
-            An environment that cannot be captured says so and runs eagerly.
-        team (TeamSpec, optional): the groups, of which :meth:`rollout` and :meth:`finish` then
-            check that what they see and earn is finite.
+        replay_buffer (ReplayBuffer, optional): extended by every batch; the iteration then yields
+            None.
+        storing_device (torch.device, optional): device of batches.
+        execution ("eager", "trace", "compile" or "cudagraph"): execution of a step of policy and
+            environment: eager, or one graph that includes resets. A graph is run operation by
+            operation, compiled, or replayed by a GPU. The first batch captures it. An environment
+            that cannot be captured runs eagerly, with a warning.
+        team (TeamSpec, optional): groups whose observations and rewards :meth:`rollout` and
+            :meth:`finish` check to be finite.
 
     Shapes:
         - every entry of a batch: ``[E, T, ...]``; ``("collector", "traj_ids")``: ``[E, T]``
 
     Keys:
-        - writes: what the environment and the policy write, ``("next", ...)`` and
+        - writes: the entries of the environment and the policy, ``("next", ...)`` and
           ``("collector", "traj_ids")``
 
     Raises:
-        ValueError: a number of frames that cannot be, or a policy that leaves out a group.
+        ValueError: an invalid number of frames, or a policy that leaves out a group.
         ConfigError: an unknown execution, or CUDA graphs without a GPU.
         GraphCheckError: a check of the simulator failed inside a graph.
 
@@ -207,14 +208,14 @@ class RolloutCollector:
         if frames_per_batch < 1 or (total_frames < 1 and total_frames != -1):
             raise ValueError(
                 f"frames_per_batch is {frames_per_batch} and total_frames {total_frames}; "
-                "expected 1 or more (total_frames: or -1, no end)."
+                "expected 1 or more (total_frames also -1, for no end)."
             )
         self.env = env if isinstance(env, EnvBase) else env()
         self.policy = policy
         written = getattr(policy, "out_keys", None)
         if written:
             check_actions(written, self.env.action_keys)
-        self._checked: Any = None  # the policy whose actions have been looked at
+        self._checked: Any = None  # the policy whose actions have been checked
         self.n_steps = math.ceil(frames_per_batch / max(self.env.batch_size.numel(), 1))
         self.frames_per_batch = self.n_steps * self.env.batch_size.numel()
         self.total_frames = total_frames
@@ -230,8 +231,8 @@ class RolloutCollector:
         self._captured: CapturedRollout | None = None
         self._captured_state: dict[str, Any] = {}
         self.frames = 0
-        # What is remembered behind a step is left out: the next step has it.
-        self._behind = [("next", *key) for key in remembered_keys(self.env)]
+        # Hidden states after a step are left out: the next step has them.
+        self._after_step = [("next", *key) for key in remembered_keys(self.env)]
         self._carry: TensorDictBase | None = None
         self._traj_ids: Tensor | None = None
         self._iterator: Iterator[TensorDictBase | None] | None = None
@@ -262,20 +263,20 @@ class RolloutCollector:
         except StopIteration:
             raise
         except Exception:
-            self._iterator = None  # what failed may go on once it is repaired
+            self._iterator = None  # iteration may continue once the cause is repaired
             raise
 
     def rollout(self) -> TensorDictBase:
-        """Collects one batch, whatever the number of frames.
+        """Collects one batch, also after ``total_frames``.
 
         Raises:
-            NonFiniteError: naming what is not finite, if a ``team`` is given; of a graph's batch
-                :meth:`finish` says so.
+            NonFiniteError: naming the entry that is not finite, if a ``team`` is given; for graphs,
+                :meth:`finish` raises it.
         """
         try:
             batch = self._collect()
         except Exception:
-            # A simulator fails somewhere on NaN actions: say what made them.
+            # A simulator may fail anywhere on NaN actions: name their cause.
             if self.team is not None and self._carry is not None:
                 check_finite(self.team, self._carry)
             raise
@@ -286,12 +287,12 @@ class RolloutCollector:
     def finish(self, batch: TensorDictBase) -> None:
         """Checks a batch that has been learned from, and prepares the next one.
 
-        What would wait for the device within a batch of graphs is done here: a look at the
-        checks that a simulator left for later, at the batch, and at the starts drawn ahead.
+        It waits for the device, which a batch of graphs does not: it reads the simulator's deferred
+        checks, checks the batch, and refills the pool of episode starts.
 
         Raises:
             GraphCheckError: a check of the simulator failed in the batch.
-            NonFiniteError: naming what is not finite, if a ``team`` is given.
+            NonFiniteError: naming the entry that is not finite, if a ``team`` is given.
         """
         if self.execution != "eager":
             self.raise_failed()
@@ -323,11 +324,11 @@ class RolloutCollector:
                 self._check_actions(acted)
                 self._checked = policy
             step, self._carry = self.env.step_and_maybe_reset(acted)
-            steps.append(step.exclude(*self._behind) if self._behind else step)
+            steps.append(step.exclude(*self._after_step) if self._after_step else step)
         return LazyStackedTensorDict.maybe_dense_stack(steps, len(self.env.batch_size))
 
     def _run_graph(self, policy: Any) -> TensorDictBase | None:
-        """A batch by graphs, or None where the environment cannot be captured."""
+        """Returns a batch by graphs, or None if the environment cannot be captured."""
         try:
             self.raise_failed()
             if self._captured is None:
@@ -339,11 +340,11 @@ class RolloutCollector:
         except GraphCheckError:
             raise
         except (CaptureError, SimulatorStateError) as refusal:
-            self._go_on_eagerly(refusal)
+            self._switch_to_eager(refusal)
             return None
         return batch
 
-    def _go_on_eagerly(self, refusal: Exception) -> None:
+    def _switch_to_eager(self, refusal: Exception) -> None:
         self.execution, self._captured = "eager", None
         warnings.warn(
             "RolloutCollector: batches are collected eagerly, since the environment cannot be "
@@ -352,7 +353,7 @@ class RolloutCollector:
         )
 
     def raise_failed(self) -> None:
-        """Raises what a check of the simulator, left for later in a graph, found.
+        """Raises the errors of the simulator's checks that a graph has deferred.
 
         Raises:
             GraphCheckError: naming the line of the simulator.
@@ -361,10 +362,10 @@ class RolloutCollector:
             self._captured.raise_failed()
 
     def prepare(self) -> None:
-        """Does between two batches what would wait for the device within one: it reads the checks
-        that a simulator left for later, and looks after the starts that are drawn ahead.
+        """Reads the simulator's deferred checks, and refills the pool of episode starts.
 
-        Batches do it by themselves where it was not done.
+        It waits for the device, and is called between batches. Without this call, the next batch
+        does it.
 
         Raises:
             GraphCheckError: a check of the simulator failed in the last batch.
@@ -374,16 +375,16 @@ class RolloutCollector:
             try:
                 self._captured.prepare()
             except (CaptureError, SimulatorStateError) as refusal:  # in new settings
-                self._go_on_eagerly(refusal)
+                self._switch_to_eager(refusal)
 
     def _check_actions(self, acted: TensorDictBase) -> None:
-        """Checks the actions of a policy that does not say what it writes."""
+        """Checks the actions of a policy without ``out_keys``."""
         given = [key for key in self.env.action_keys if _has(acted, key)]
         check_actions(given, self.env.action_keys)
 
     @property
     def carry(self) -> TensorDictBase | None:
-        """The step from which collecting goes on, ``[E]``; None before the first batch."""
+        """The step to continue from, ``[E]``; None before the first batch."""
         return self._carry
 
     def _start(self) -> None:
@@ -404,7 +405,7 @@ class RolloutCollector:
         batch.set(("collector", "traj_ids"), ids[:-1].transpose(0, 1).reshape(batch.shape))
 
     def _ends(self, batch: TensorDictBase) -> Tensor:
-        """Returns where episodes end: as the root says; without its flag, where all agents end."""
+        """Returns the ends of episodes: the root's ``done``, or if absent, all agents' ``done``."""
         keys = ["done"] if "done" in self.env.done_keys else self.env.done_keys
         ends = [batch.get(("next", key)).reshape(*batch.shape, -1).all(-1) for key in keys]
         return torch.stack(ends).all(0)
@@ -417,7 +418,7 @@ class RolloutCollector:
         return self.env.set_seed(seed, static_seed=static_seed)
 
     def update_policy_weights_(self, policy_or_weights: Any = None, **kwargs: Any) -> None:
-        """Takes new weights; without any, the policy is the learner's own and has them."""
+        """Loads new weights into the policy; without weights, the policy is the learner's."""
         if policy_or_weights is None:
             return
         weights = policy_or_weights
@@ -430,8 +431,8 @@ class RolloutCollector:
         cast(torch.nn.Module, self.policy).load_state_dict(weights)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything needed to go on in mid-episode, where the environment has a snapshot."""
-        # Before the first batch nothing has begun, and to look at an env may begin something.
+        """Returns the state for resuming, in mid-episode if the environment has a snapshot."""
+        # No snapshot before the first batch: taking one may start an episode in some envs.
         begun = self._carry is not None
         state: dict[str, Any] = {
             "frames": self.frames,
@@ -447,10 +448,10 @@ class RolloutCollector:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
-        """Goes on from a saved state; from an empty one, new episodes begin.
+        """Restores a saved state; an empty one starts new episodes.
 
         Returns:
-            bool: whether episodes go on; they start anew where the env has no snapshot.
+            bool: whether episodes continue; without a snapshot of the env, new ones start.
         """
         self.frames = state.get("frames", self.frames)
         if "policy_state_dict" in state and isinstance(self.policy, torch.nn.Module):
@@ -479,7 +480,7 @@ class RolloutCollector:
 
 
 def _has(tensordict: TensorDictBase, key: NestedKey) -> bool:
-    """Returns whether an entry is there, of the first agent where a group is stacked lazily."""
+    """Returns whether an entry exists; for a lazily stacked group, in its first agent."""
     if not isinstance(key, tuple):
         return key in tensordict.keys()
     group = tensordict.get(key[:-1], None)

@@ -1,4 +1,4 @@
-"""A shard: some of a run's environments, with all that makes their future; on actors of Ray, too.
+"""Shards: parts of a run's environments, each with a collector and a random state.
 
 Shapes: E envs of the shard, T steps.
 """
@@ -30,7 +30,7 @@ __all__ = [
     "Shard",
     "ShardActor",
     "from_arrays",
-    "goes_on",
+    "is_exact",
     "pack",
     "shard_seed",
     "to_arrays",
@@ -39,7 +39,7 @@ __all__ = [
 
 
 class Note(Protocol):
-    """Something that looks at every batch of a shard and writes more into it."""
+    """Callable that adds entries to every batch of a shard."""
 
     def __call__(self, batch: TensorDictBase) -> None: ...  # noqa: D102
 
@@ -49,12 +49,13 @@ class Note(Protocol):
 
 
 def shard_seed(seed: int, shard: int, life: int = 0) -> int:
-    """Returns where a shard's random state begins.
+    """Returns the random seed of a shard.
 
     Args:
-        seed (int): of the run.
-        shard (int): 0 for the first.
-        life (int): how often it has begun anew, so that its first episodes are not played again.
+        seed (int): random seed of the run.
+        shard (int): index of the shard.
+        life (int): number of restarts without a snapshot; it changes the seed, so that the first
+            episodes are not repeated.
 
     Examples:
         >>> len({shard_seed(0, 0), shard_seed(0, 1), shard_seed(1, 0), shard_seed(0, 0, 1)})
@@ -64,21 +65,22 @@ def shard_seed(seed: int, shard: int, life: int = 0) -> int:
 
 
 class Shard:
-    """Some of a run's environments, a collector, and a random state of their own.
+    """Part of a run's environments, with a collector and a separate random state.
 
-    The unit of determinism: it plays the same wherever it is, beside other shards or alone, since
-    everything that it draws comes from its own random state and runs on its own number of threads.
+    The unit of determinism: a shard plays the same in any process and beside any other shards,
+    because it has its own random state and its own number of threads.
 
     Args:
-        env (EnvBase): with dense groups.
-        policy (TensorDictModuleBase): the team's; of this process, or a copy that takes weights.
-        random (RandomState): in which the environment was made.
-        frames_per_batch (int): of this shard.
+        env (EnvBase): environment with dense groups.
+        policy (TensorDictModuleBase): policy of the team: the learner's, or a copy that loads its
+            weights.
+        random (RandomState): random state in which the environment was built.
+        frames_per_batch (int): env steps of this shard per batch.
         execution (str): as in :class:`RolloutCollector`.
-        team (TeamSpec): whose observations and rewards must be finite.
-        life (int): how often it has begun anew.
-        threads (int): of torch on the CPU.
-        note (Note, optional): writes more into every batch.
+        team (TeamSpec): groups whose observations and rewards must be finite.
+        life (int): number of restarts without a snapshot.
+        threads (int): number of torch's CPU threads.
+        note (Note, optional): adds entries to every batch.
 
     Examples:
         >>> from torchrl_marl.envs import VmasEnv
@@ -126,10 +128,10 @@ class Shard:
         """Collects a batch and checks it.
 
         Args:
-            weights (mapping, optional): of the policy; None where it is the learner's own.
+            weights (mapping, optional): weights of the policy; None if it is the learner's.
 
         Raises:
-            NonFiniteError: naming what is not finite.
+            NonFiniteError: naming the entry that is not finite.
             GraphCheckError: a check of the simulator failed.
         """
         if weights is not None:
@@ -142,7 +144,7 @@ class Shard:
         return batch
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns all that makes its future but the policy, shared with nothing."""
+        """Returns a deep copy of the complete state except the policy."""
         with self._active():
             state = self.collector.state_dict()
         state.pop("policy_state_dict", None)
@@ -152,15 +154,15 @@ class Shard:
         return copy.deepcopy({"collector": state, **own})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
-        """Goes on from a saved state.
+        """Restores a saved state.
 
         Returns:
-            bool: whether no episode is lost; they begin anew where the environment has no snapshot.
+            bool: whether no episode is lost; without a snapshot of the env, new episodes start.
         """
         state = copy.deepcopy(dict(state))
         with self._active():
-            went_on = self.collector.load_state_dict(state["collector"])
-        if went_on or "carry" not in state["collector"]:
+            continues = self.collector.load_state_dict(state["collector"])
+        if continues or "carry" not in state["collector"]:
             self.random.load_state_dict(state["random"])
             self.life = state["life"]
             if self.note is not None:
@@ -173,14 +175,14 @@ class Shard:
         self.collector.shutdown()
 
 
-def goes_on(state: Mapping[str, Any]) -> bool:
-    """Returns whether a shard that is put back to a saved state plays as the one that gave it."""
+def is_exact(state: Mapping[str, Any]) -> bool:
+    """Returns whether a saved state restores a shard exactly."""
     collector = state["collector"]
     return "carry" not in collector or collector.get("env") is not None
 
 
 def to_arrays(tensors: Mapping[Any, Tensor]) -> dict[Any, tuple[np.ndarray, bool]]:
-    """Returns tensors as arrays, and whether each holds ``bfloat16``, which numpy has not.
+    """Returns tensors as arrays, with a flag for ``bfloat16``, which numpy lacks.
 
     Examples:
         >>> sent = to_arrays({"a": torch.ones(2), "b": torch.ones(2, dtype=torch.bfloat16)})
@@ -191,7 +193,7 @@ def to_arrays(tensors: Mapping[Any, Tensor]) -> dict[Any, tuple[np.ndarray, bool
 
 
 def from_arrays(arrays: Mapping[Any, tuple[np.ndarray, bool]]) -> dict[Any, Tensor]:
-    """Returns the tensors of arrays. They are views: of Ray's they must not be written to."""
+    """Returns tensors that are views of arrays; views of Ray's arrays must not be written to."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writ")
         found = {key: (torch.from_numpy(array), half) for key, (array, half) in arrays.items()}
@@ -199,7 +201,7 @@ def from_arrays(arrays: Mapping[Any, tuple[np.ndarray, bool]]) -> dict[Any, Tens
 
 
 def pack(batch: TensorDictBase) -> dict[str, Any]:
-    """Returns a TensorDict as arrays, with the batch sizes of all that is nested in it.
+    """Returns a TensorDict as arrays, with its batch size and those of nested TensorDicts.
 
     Examples:
         >>> batch = TensorDict({"cars": TensorDict({"x": torch.ones(2, 3)}, [2, 3])}, [2])
@@ -213,7 +215,7 @@ def pack(batch: TensorDictBase) -> dict[str, Any]:
 
 
 def unpack(packed: Mapping[str, Any]) -> TensorDict:
-    """Returns the TensorDict that :func:`pack` was given, of views as :func:`from_arrays`."""
+    """Returns the TensorDict that :func:`pack` packed, of views as in :func:`from_arrays`."""
     sizes = dict(packed["sizes"])
     batch = TensorDict({}, sizes.pop(()))
     for key, size in sizes.items():
@@ -230,7 +232,7 @@ def _to_array(value: Tensor) -> tuple[np.ndarray, bool]:
 
 
 class ShardActor:
-    """Some of a run's shards, in a process of their own.
+    """Actor that runs some of a run's shards in a separate process.
 
     Examples:
         >>> ShardActor().ready()
@@ -241,11 +243,11 @@ class ShardActor:
         self.shards: dict[int, Shard] = {}
 
     def ready(self, *makers: Callable[[int], Shard]) -> bool:
-        """Answers, once the process has imported what makers of shards need."""
+        """Returns True once the process has imported the modules of the shards' makers."""
         return True
 
     def process(self) -> int:
-        """Returns the number of its process, for tests and tools."""
+        """Returns the ID of its process, for tests and tools."""
         return os.getpid()
 
     def make(
@@ -255,16 +257,16 @@ class ShardActor:
         states: Mapping[int, Mapping[str, Any]],
         trust: bool,
     ) -> dict[int, bool]:
-        """Makes shards, instead of those that there are.
+        """Builds shards, which replace the current ones.
 
         Args:
-            makers (mapping): number of a shard -> ``maker(life)``.
-            lives (mapping): how often each has begun anew.
-            states (mapping): what each is put back to, where it is known.
-            trust (bool): take pickled environments in states for one's own.
+            makers (mapping): index of a shard -> ``maker(life)``.
+            lives (mapping): index -> number of restarts without a snapshot.
+            states (mapping): index -> saved state, if there is one.
+            trust (bool): unpickle environments in states.
 
         Returns:
-            dict: whether no episode of a shard is lost.
+            dict: index -> whether no episode of the shard is lost.
         """
         for shard in self.shards.values():
             shard.close()
@@ -272,11 +274,11 @@ class ShardActor:
         kept = dict.fromkeys(self.shards, True)
         with trusting(trust):
             for i, state in states.items():
-                kept[i] = goes_on(state) and self.shards[i].load_state_dict(state)
+                kept[i] = is_exact(state) and self.shards[i].load_state_dict(state)
         return kept
 
     def play(self, weights: Mapping[str, Any], with_state: bool) -> list[tuple[dict, dict | None]]:
-        """Returns a batch of each shard as arrays, and its state, if it is asked for."""
+        """Returns a batch of each shard as arrays, and its state if ``with_state``."""
         given = from_arrays(weights)
         played = []
         for shard in self.shards.values():

@@ -1,4 +1,4 @@
-"""Collects from shards, wherever they are placed."""
+"""Collecting from shards in this process or elsewhere."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from torchrl_marl.collectors.shard import Shard, goes_on
+from torchrl_marl.collectors.shard import Shard, is_exact
 
 __all__ = [
     "LocalPlacement",
@@ -29,33 +29,33 @@ Weights = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class WeightsRecord:
-    """A batch that was begun."""
+    """Record of a batch that has begun."""
 
     weights: Weights
-    """Of the policy that plays it."""
+    """Weights of the policy that plays the batch."""
     with_state: bool = False
-    """Whether the shards' states behind it are wanted."""
+    """True to return the shards' states after the batch."""
 
 
 class ReplayLog:
-    """Snapshots of all shards, and the batches that were begun after them.
+    """Snapshots of all shards, and the batches begun since.
 
-    From both a shard comes back to where it is, wherever it is put: it plays the batches of
-    ``entries`` again, of which the first ``taken`` have been learned from already.
+    A lost shard is restored from its snapshot and replays the batches of ``entries``. The first
+    ``taken`` of them have already been learned from.
 
     Args:
-        keeps (bool): False where a shard that is lost begins anew; what was taken is then
-            forgotten.
+        keeps (bool): False if lost shards begin new episodes; taken batches are then dropped.
 
     Attributes:
-        snapshots (list of dict, optional): of every shard; None: as they were made.
-        entries (list of Entry): the batches begun since.
-        taken (int): how many of these batches have been taken.
+        snapshots (list of dict, optional): snapshots of the shards; None for their initial states.
+        entries (list of WeightsRecord): batches begun since.
+        taken (int): number of these batches already taken.
 
     Examples:
         >>> journal = ReplayLog()
-        >>> journal.begin(WeightsRecord({})), journal.begin(WeightsRecord({})), journal.take(None)
-        (None, None, None)
+        >>> for _ in range(2):
+        ...     journal.begin(WeightsRecord({}))
+        >>> journal.take(None)
         >>> len(journal.entries), journal.taken
         (2, 1)
         >>> journal.take([{"random": 0}])
@@ -70,14 +70,14 @@ class ReplayLog:
         self.taken = 0
 
     def begin(self, entry: WeightsRecord) -> None:
-        """Notes a batch that is begun."""
+        """Records that a batch has begun."""
         self.entries.append(entry)
 
     def take(self, snapshots: Sequence[dict[str, Any]] | None) -> None:
-        """Notes that the oldest batch was taken.
+        """Records that the oldest batch has been taken.
 
         Args:
-            snapshots (sequence of dict, optional): the shards' states behind it.
+            snapshots (sequence of dict, optional): states of the shards after it.
         """
         self.taken += 1
         if snapshots is not None:
@@ -87,59 +87,59 @@ class ReplayLog:
             self.taken = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what shards are put back from."""
+        """Returns the snapshots, and the weights of the batches begun since."""
         entries = [dict(entry.weights) for entry in self.entries]
         return {"shards": self.snapshots, "weights": entries, "taken": self.taken}
 
 
 @dataclass
 class ShardResult:
-    """What a shard has played."""
+    """Result of a shard's batch."""
 
     batch: TensorDictBase
-    """``[E, T]``."""
+    """The batch, ``[E, T]``."""
     state: dict[str, Any] | None = None
-    """The shard's behind the batch, where it was asked for."""
+    """State of the shard after the batch, if requested."""
     lost: bool = False
-    """Whether the shard's running episodes were lost before the batch, which began new ones."""
+    """True if running episodes were lost before the batch, which then begins new ones."""
 
 
 class Placement(Protocol):
-    """Shards somewhere: batches are begun, and taken in the same order.
+    """Protocol of shards in this process or elsewhere; batches are taken in the order begun.
 
     Attributes:
-        counters (dict): what befell the shards, for the metrics.
+        counters (dict): counts of restarts and lost episodes, for the metrics.
     """
 
     counters: dict[str, int]
 
     def begin(self, weights: Weights | None, with_state: bool = False) -> None:
-        """Lets every shard play a batch.
+        """Starts a batch on every shard.
 
         Args:
-            weights (mapping, optional): of the policy; None where shards act by the learner's own.
-            with_state (bool): return the shards' states, too.
+            weights (mapping, optional): weights of the policy; None if shards use the learner's.
+            with_state (bool): also return the shards' states.
         """
 
     def take(self, journal: ReplayLog) -> list[ShardResult]:
-        """Returns what every shard has played of the oldest batch begun, in the shards' order.
+        """Returns every shard's part of the oldest batch begun, in the shards' order.
 
         Args:
-            journal (Journal): from which a shard that was lost is put back.
+            journal (ReplayLog): log from which lost shards are restored.
 
         Raises:
-            NonFiniteError: naming what is not finite.
-            WorkerError: a shard that cannot be put back.
+            NonFiniteError: naming the entry that is not finite.
+            WorkerError: a shard cannot be restored.
         """
 
     def states(self) -> list[dict[str, Any]]:
-        """Returns the states of the shards behind the last batch begun."""
+        """Returns the states of the shards after the last batch begun."""
 
     def load(self, states: Sequence[Mapping[str, Any]] | None) -> list[bool]:
-        """Puts the shards back, or lets all begin anew.
+        """Restores the shards, or starts new episodes in all.
 
         Returns:
-            list of bool: whether no episode is lost, of each.
+            list of bool: for each shard, whether no episode is lost.
         """
 
     def close(self) -> None:
@@ -147,10 +147,10 @@ class Placement(Protocol):
 
 
 class LocalPlacement:
-    """Shards in this process, one after the other.
+    """Shards in this process, played sequentially.
 
     Args:
-        makers (sequence of callable): ``maker(life)`` makes a shard.
+        makers (sequence of callable): ``maker(life)`` builds a shard.
     """
 
     def __init__(self, makers: Sequence[Callable[[int], Shard]]) -> None:
@@ -160,14 +160,14 @@ class LocalPlacement:
         self._played: deque[list[ShardResult]] = deque()
 
     def begin(self, weights: Weights | None, with_state: bool = False) -> None:
-        """Plays a batch."""
+        """Plays a batch on every shard."""
         played = [ShardResult(shard.rollout(weights)) for shard in self.shards]
         for shard, own in zip(self.shards, played):
             own.state = shard.state_dict() if with_state else None
         self._played.append(played)
 
     def take(self, journal: ReplayLog) -> list[ShardResult]:
-        """Returns what every shard has played."""
+        """Returns every shard's part of the oldest batch."""
         return self._played.popleft()
 
     def states(self) -> list[dict[str, Any]]:
@@ -175,7 +175,7 @@ class LocalPlacement:
         return [shard.state_dict() for shard in self.shards]
 
     def load(self, states: Sequence[Mapping[str, Any]] | None) -> list[bool]:
-        """Puts the shards back, or lets all begin anew."""
+        """Restores the shards, or starts new episodes in all."""
         self._played.clear()
         if states is None:
             for shard in self.shards:
@@ -184,7 +184,7 @@ class LocalPlacement:
         return [self._load(i, state) for i, state in enumerate(states)]
 
     def _load(self, i: int, state: Mapping[str, Any]) -> bool:
-        if goes_on(state):
+        if is_exact(state):
             return self.shards[i].load_state_dict(state)
         self.shards[i].close()
         self.shards[i] = self.makers[i](state["life"] + 1)
@@ -197,25 +197,24 @@ class LocalPlacement:
 
 
 class ShardedCollector:
-    """Collects from shards: batches ``[E, T]``, the shards' envs one after the other.
+    """Collects batches ``[E, T]`` from shards, with the envs in the order of the shards.
 
-    Shards that play in a process of their own, or ahead, take the weights of the policy as they
-    were when their batch was begun: that of iteration ``k`` is begun when iteration
-    ``k - overlap`` has ended. What is collected depends on nothing else, so not on where shards
-    are.
+    Shards in other processes, or that play ahead, use the policy's weights at the start of their
+    batch: the batch of iteration ``k`` begins when iteration ``k - overlap`` has ended. Batches
+    depend on nothing else, and so not on the placement of the shards.
 
     Args:
         placement (Placement): the shards.
-        policy (nn.Module): of the learner.
-        overlap (int): batches that are begun ahead.
-        snapshot_every (int): batches between two snapshots of the shards, from which one is put
-            back; 0: none are kept, and the shards are asked for their states when they are needed.
-        live (bool): shards act by the learner's policy itself.
-        device (torch.device, optional): of batches; by default they stay where they were made.
+        policy (nn.Module): policy of the learner.
+        overlap (int): number of batches begun ahead.
+        snapshot_every (int): batches between two snapshots, from which lost shards are restored; 0
+            keeps none, and asks the shards for their states when needed.
+        live (bool): shards use the learner's policy itself.
+        device (torch.device, optional): device of batches; by default that of the shards.
 
     Attributes:
-        renewed (Tensor, optional): the envs whose running episodes were lost before the last
-            batch, bool ``[E]``.
+        renewed (Tensor, optional): envs with running episodes lost before the last batch, bool
+            ``[E]``.
 
     Keys:
         - writes: ``("collector", "traj_ids")`` ``[E, T]``, which differ between shards
@@ -264,7 +263,7 @@ class ShardedCollector:
 
     @property
     def counters(self) -> dict[str, int]:
-        """What befell the shards."""
+        """Counts of restarts and lost episodes."""
         own = self.placement.counters
         return {name: count + self._before.get(name, 0) for name, count in own.items()}
 
@@ -272,8 +271,8 @@ class ShardedCollector:
         """Collects one batch.
 
         Raises:
-            NonFiniteError: naming what is not finite.
-            WorkerError: a shard that cannot be put back.
+            NonFiniteError: naming the entry that is not finite.
+            WorkerError: a shard cannot be restored.
         """
         if not self._ahead:
             self._begin()
@@ -282,7 +281,7 @@ class ShardedCollector:
         if not self.live:
             states = [own.state for own in played if own.state is not None]
             self._journal.take(states or None)
-        batch = self._side_by_side(played)
+        batch = self._concatenated(played)
         while self._ahead < self.overlap:
             self._begin()
         self.frames += batch.numel()
@@ -303,7 +302,7 @@ class ShardedCollector:
         state = self.policy.state_dict()
         return {name: value.detach().cpu().clone() for name, value in state.items()}
 
-    def _side_by_side(self, played: list[ShardResult]) -> TensorDictBase:
+    def _concatenated(self, played: list[ShardResult]) -> TensorDictBase:
         batches = [own.batch for own in played]
         for shard, batch in enumerate(batches):
             ids = batch.get(("collector", "traj_ids"))
@@ -318,7 +317,7 @@ class ShardedCollector:
         """Does nothing: each shard has checked its part of the batch."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns all from which the shards go on, also those that have played ahead."""
+        """Returns the state of the shards, also of those that play ahead."""
         if not self._begun:
             return {"frames": self.frames}
         state = self._journal.state_dict()
@@ -327,32 +326,32 @@ class ShardedCollector:
         return {"frames": self.frames, "counters": self.counters, **state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
-        """Goes on from a saved state; from an empty one, new episodes begin.
+        """Restores a saved state; an empty one starts new episodes.
 
         Returns:
-            bool: whether the episodes of all shards go on.
+            bool: whether the episodes of all shards continue.
         """
         self.frames = state.get("frames", self.frames)
         self._before = dict(state.get("counters", {}))
         shards, entries = state.get("shards"), state.get("weights", [])
         begun = shards is not None or bool(entries)
-        went_on = [True]
+        continues = [True]
         if shards is not None or self._begun:
-            went_on = self.placement.load(shards)
+            continues = self.placement.load(shards)
         self._journal = ReplayLog(keeps=self.snapshot_every > 0)
         self._journal.snapshots = None if shards is None else list(shards)
         self._ahead, self._begun = 0, int(begun)
-        if any(went_on) and not all(went_on):
+        if any(continues) and not all(continues):
             warnings.warn(
-                f"shards {[i for i, own in enumerate(went_on) if not own]} begin new episodes, "
-                "since their environments could not be put back.",
+                f"shards {[i for i, own in enumerate(continues) if not own]} begin new episodes, "
+                "because their environments could not be restored.",
                 stacklevel=2,
             )
         self._play_again(entries, state.get("taken", 0))
-        return begun and all(went_on)
+        return begun and all(continues)
 
     def _play_again(self, entries: list[Weights], taken: int) -> None:
-        """Brings shards from their snapshots to where they were."""
+        """Replays the batches since the shards' snapshots."""
         for i, weights in enumerate(entries):
             self._journal.begin(WeightsRecord(weights))
             self.placement.begin(weights)

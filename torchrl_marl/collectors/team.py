@@ -1,4 +1,4 @@
-"""The policy of a team, and snapshots of the environment that it plays in."""
+"""The policy of a team, and snapshots of its environment."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ __all__ = [
 
 
 class TeamPolicy(TensorDictSequential):
-    """The actors of all groups of a team, one after the other on one TensorDict.
+    """The actors of all groups of a team, called in order on one TensorDict.
 
     Args:
-        actors (iterable of TensorDictModuleBase): one for each group; their keys differ. The
-            parts of a joined actor act together, in one call.
-        team (TeamSpec, optional): whose groups all must act.
+        actors (iterable of TensorDictModuleBase): one actor for each group, with different keys.
+            The parts of a joined actor act together, in one call.
+        team (TeamSpec, optional): team whose groups must all have an actor.
 
     Raises:
-        ValueError: two actors that write the same entry, or none; a group of the team that has
-            no actor.
+        ValueError: two actors write the same entry, there are no actors, or a group of the team has
+            none.
 
     Examples:
         >>> from torchrl.data import Bounded, Unbounded
@@ -59,7 +59,7 @@ class TeamPolicy(TensorDictSequential):
         if not actors or twice:
             raise ValueError(
                 f"a team's actors write {', '.join(twice) or 'nothing'} "
-                f"{'more than once' if twice else ''}; give each group one actor of its own."
+                f"{'more than once' if twice else ''}; give each group its own actor."
             )
         if team is not None:
             check_actions(written, [group.action_key for group in team.groups.values()])
@@ -70,7 +70,7 @@ def check_actions(written: Sequence[NestedKey], needed: Sequence[NestedKey]) -> 
     """Refuses a policy that leaves out a group.
 
     Args:
-        written (sequence of NestedKey): what the policy writes.
+        written (sequence of NestedKey): keys that the policy writes.
         needed (sequence of NestedKey): the action keys of all groups.
 
     Raises:
@@ -81,16 +81,16 @@ def check_actions(written: Sequence[NestedKey], needed: Sequence[NestedKey]) -> 
     if not missing:
         return
     key = missing[0]
-    who = f"group {key[0]!r}" if isinstance(key, tuple) else "the environment"
+    subject = f"group {key[0]!r}" if isinstance(key, tuple) else "the environment"
     acts = [shown for shown in known if isinstance(shown, tuple) and shown[-1] == "action"]
     raise SpecError(
-        f"{who} has no action: the policy does not write {key!r}, it writes "
+        f"{subject} has no action: the policy does not write {key!r}, it writes "
         f"{', '.join(map(repr, acts or known))}; give every group an actor, such as RandomActor."
     )
 
 
 def snapshot_env(env: EnvBase) -> dict[str, Any] | None:
-    """Returns the state of an environment and its transforms, or None where it has no snapshot."""
+    """Returns a snapshot of an environment and its transforms, or None if it has none."""
     base = env.base_env if isinstance(env, TransformedEnv) else env
     if not hasattr(type(base), "snapshot"):
         return None
@@ -104,7 +104,7 @@ def snapshot_env(env: EnvBase) -> dict[str, Any] | None:
 
 
 def restore_env(env: EnvBase, state: dict[str, Any]) -> None:
-    """Puts back what :func:`snapshot_env` gave."""
+    """Restores a snapshot from :func:`snapshot_env`."""
     base = env.base_env if isinstance(env, TransformedEnv) else env
     base.restore(TensorDict(state["base"]))
     if isinstance(env, TransformedEnv):
@@ -147,5 +147,5 @@ def check_carry(carry: TensorDictBase, env: EnvBase) -> None:
             found = "nothing" if value is None else f"{list(value.shape)} of {value.dtype}"
             raise SpecError(
                 f"the saved step has {found} as {key!r}, expected {list(spec.shape)} of "
-                f"{spec.dtype}; go on with the environment that it was saved with."
+                f"{spec.dtype}; resume with the environment that it was saved with."
             )

@@ -1,4 +1,4 @@
-"""Who learns: advantage, minibatches, update."""
+"""Learners: networks, losses and optimizer of the groups with equal settings."""
 
 from typing import TYPE_CHECKING
 

@@ -1,7 +1,7 @@
-"""The optimizer: Adam, whose step is one operation that a graph may hold.
+"""Adam as one operation that a captured graph may contain.
 
-Its arithmetic is that of ``torch.optim.Adam(fused=True)``, to the bit; the learning rate is a
-tensor, and so is whether the step is skipped, so that neither needs the host.
+Its arithmetic equals that of ``torch.optim.Adam(fused=True)`` to the bit. The learning rate and the
+flag that skips a step are tensors, so that neither needs the host.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ def adam_(
     betas: tuple[float, float],
     eps: float,
 ) -> None:
-    """Moves parameters and Adam's state in place.
+    """Updates parameters and Adam's state in place.
 
     Args:
-        parameters, gradients: of the same shapes.
+        parameters, gradients: tensors of the same shapes.
         means, squares: ``exp_avg`` and ``exp_avg_sq`` of the optimizer's state.
-        steps: its ``step``, float scalars.
+        steps: ``step`` of the optimizer's state, float scalars.
         lr (Tensor): learning rate, a scalar.
         skip (Tensor): 1 to change nothing, else 0; a float scalar.
-        frozen (sequence of Tensor): for each parameter, whether it or which of its rows stay as
-            they are; bool, a scalar or ``[rows, 1, ...]``. Empty where ``skip`` tells all.
-        betas (tuple): Adam's two decays.
+        frozen (sequence of Tensor): for each parameter, a mask of its rows that must not change;
+            bool, a scalar or ``[rows, 1, ...]``. Empty if none is frozen.
+        betas (tuple): Adam's two decay rates.
         eps (float): Adam's epsilon.
 
     Reduces to: ``torch.optim.Adam(fused=True).step()`` where ``skip`` is 0.
@@ -76,17 +76,17 @@ def adam_(
 
 
 class Adam(torch.optim.Adam):
-    """Adam of some parameters; with :meth:`take` its whole step is tensors that a graph writes to.
+    """Adam with a step that a captured graph may contain, :meth:`take`.
 
     Args:
-        parameters (iterable of Tensor): that are trained.
+        parameters (iterable of Tensor): parameters to train.
         lr (float): learning rate.
         eps (float): Adam's epsilon.
 
     Attributes:
-        lr (Tensor): the learning rate of :meth:`take`, a scalar to be filled in place.
-        members (Members, optional): of a population, whose rows the parameters hold.
-        rates (Tensor): the learning rate of each member, ``[P]``; from :meth:`prepare`.
+        lr (Tensor): learning rate of :meth:`take`, a scalar to be filled in place.
+        members (Members, optional): members of a population, the owners of the parameters' rows.
+        rates (Tensor): learning rates of the members, ``[P]``; from :meth:`prepare`.
 
     Reduces to: ``torch.optim.Adam(fused=True)``, to the bit.
 
@@ -104,45 +104,45 @@ class Adam(torch.optim.Adam):
         # One kernel for all parameters.
         super().__init__(list(dict.fromkeys(parameters)), lr=lr, eps=eps, fused=True)
         device = self.parameters[0].device
-        # A CPU reads it as the number that an optimizer has, to the bit; a GPU wants floats.
+        # On a CPU float64 gives the same bits as the optimizer's Python float; a GPU needs float32.
         wide = torch.float64 if device.type == "cpu" else torch.float32
         self.lr = torch.tensor(lr, dtype=wide, device=device)
-        self._goes_on = torch.zeros((), device=device)
+        self._no_skip = torch.zeros((), device=device)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), **self.__dict__}
 
     @property
     def parameters(self) -> list[Tensor]:
-        """All that it moves."""
+        """The parameters to train."""
         return self.param_groups[0]["params"]
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All that a step reads and writes, the parameters included."""
+        """All tensors that a step reads or writes, the parameters included."""
         start_adam(self, self.parameters)
         moments = [x for own in moments_of(self, self.parameters) for x in own]
-        found = [*self.parameters, *moments, self.lr, self._goes_on]
+        found = [*self.parameters, *moments, self.lr, self._no_skip]
         return found if self.members is None else [*found, self.rates, self.members.diverged]
 
     @torch.no_grad()
     def prepare(self, rates: Tensor) -> None:
-        """Takes the learning rates of the members, ``[P]``, for the next steps."""
+        """Sets the learning rates of the members, ``[P]``, for the next steps."""
         self.rates.copy_(rates)
-        # Each takes a share of the largest, never so large that what others leave overflows.
+        # Each member takes a share of a step with the largest rate; the bound prevents overflow.
         self.lr.copy_(self.rates.amax().clamp(torch.finfo(rates.dtype).tiny, 1.0))
 
     @torch.no_grad()
     def take(self, gradients: Sequence[Tensor | None]) -> None:
-        """Takes a step; what has no gradient has 0."""
+        """Takes a step; a missing gradient counts as 0."""
         parameters = self.parameters
         found = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients)]
         start_adam(self, parameters)
-        move(self, parameters, found, lr=self.lr, skip=self._goes_on, members=self.members)
+        move(self, parameters, found, lr=self.lr, skip=self._no_skip, members=self.members)
 
 
 def start_adam(optimizer: torch.optim.Adam, parameters: Iterable[Tensor]) -> None:
-    """Makes the optimizer's state of parameters that have none, as its first step does."""
+    """Creates the missing optimizer state of parameters, as the optimizer's first step does."""
     for parameter in parameters:
         if not optimizer.state.get(parameter):
             optimizer.state[parameter] = {
@@ -155,7 +155,7 @@ def start_adam(optimizer: torch.optim.Adam, parameters: Iterable[Tensor]) -> Non
 def moments_of(
     optimizer: torch.optim.Adam, parameters: Iterable[Tensor]
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """Returns means, squares and numbers of steps of parameters that have been moved."""
+    """Returns Adam's means, squares and step counts of parameters with optimizer state."""
     states = [optimizer.state[p] for p in parameters]
     means, squares, steps = ([x[key] for x in states] for key in ("exp_avg", "exp_avg_sq", "step"))
     return means, squares, steps
@@ -172,13 +172,13 @@ def move(
     frozen: Sequence[Tensor] = (),
     members: Members | None = None,
 ) -> None:
-    """Takes a step of an optimizer's Adam with some of its parameters, which have moments.
+    """Takes a step of Adam with some of an optimizer's parameters, which have moments.
 
     Args:
-        optimizer (Adam): torch's, or :class:`Adam` where there are members.
-        parameters, gradients, lr, skip, frozen: of :func:`adam_`.
-        members (Members, optional): each is moved by its own of the optimizer's ``rates``, of which
-            ``lr`` is the largest; one that is sick stays.
+        optimizer (Adam): torch's, or :class:`Adam` for a population.
+        parameters, gradients, lr, skip, frozen: as in :func:`adam_`.
+        members (Members, optional): members of a population, each with its rate in the optimizer's
+            ``rates``; ``lr`` is the largest. Diverged members do not change.
     """
     settings, moments = optimizer.param_groups[0], moments_of(optimizer, parameters)
     betas, eps = settings["betas"], settings["eps"]
@@ -203,7 +203,7 @@ def freeze(
     squares: Sequence[Tensor],
     steps: Sequence[Tensor],
 ) -> Iterator[None]:
-    """Puts back what a step of Adam should not have changed; arguments as in :func:`adam_`."""
+    """Restores frozen rows after a step of Adam; arguments as in :func:`adam_`."""
     moved = [*parameters, *means, *squares]
     before = [x.clone() for x in moved]
     counted = [step.clone() for step in steps]
@@ -223,13 +223,13 @@ def _adam_(
 
 
 def _fused_step(parameters, gradients, means, squares, steps, lr, skip, beta1, beta2, eps):
-    if skip.device.type == "cpu":  # which need not wait, and adds a number faster
+    if skip.device.type == "cpu":  # no device to wait for, and adding a Python number is faster
         torch._foreach_add_(steps, 1.0 - skip.item())
     else:
         torch._foreach_add_(steps, [1 - skip] * len(steps))
-    # The fused step reads memory as it lies; a gradient may come transposed.
+    # The fused step ignores strides, but a gradient may be transposed.
     gradients = [_as_laid(g, p) for g, p in zip(gradients, parameters)]
-    # A step is skipped as a gradient scaler skips one that overflowed.
+    # ``found_inf`` skips the step, as a gradient scaler does after an overflow.
     torch._fused_adam_(
         parameters,
         gradients,

@@ -1,7 +1,8 @@
-"""Algorithms by their names: what each is, its settings and its learner. Imports no torch.
+"""Registry of algorithms: the description, settings and learner of each. Imports no torch.
 
-A new algorithm is a config, a learner and one line: below, by :func:`register_algorithm`, or in
-the ``setup.py`` of a package of one's own, whose entry point names an :class:`Algorithm`::
+A new algorithm is a config, a learner and one line: in the table below, a call of
+:func:`register_algorithm`, or an entry point that names an :class:`Algorithm`, in the ``setup.py``
+of your package::
 
     entry_points={"torchrl_marl.algorithms": ["reinforce = my_package.reinforce:ALGORITHM"]}
 """
@@ -28,14 +29,14 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Algorithm:
-    """An algorithm: what it is, and where its settings and its learner are.
+    """A record of an algorithm: its description, and the paths of its settings and its learner.
 
     Args:
         meaning (str): one line for ``torchrl-marl list algorithms``.
         config (str): ``"module:Class"`` of its settings, a :class:`LearnerConfig`.
-        learner (str): ``"module:Class"`` of its learner, which is made as
+        learner (str): ``"module:Class"`` of its learner, built by
             ``Learner(groups, config, team=, device=, execution=)``.
-        no_league (str): why it does not learn against stored players; empty where it does.
+        no_league (str): reason not to train it in a league, as part of a sentence; empty if it can.
     """
 
     meaning: str
@@ -45,7 +46,7 @@ class Algorithm:
 
 
 _USE = "use {{at}}.algorithm={}".format
-# What algorithms that are not here by their name are called here.
+# Advice for the names of algorithms that have another name here.
 _ELSEWHERE = {
     "ppo": f"PPO for a team is mappo, or ippo with critics of single agents: {_USE('mappo')}",
     "a2c": f"the nearest is mappo: {_USE('mappo')}",
@@ -95,7 +96,7 @@ class Algorithms(Registry[Algorithm]):
     """Registry of algorithms; the variants of ``learner``."""
 
     def words(self) -> dict[str, str]:
-        """Returns the name of every algorithm and what it is."""
+        """Returns the name and the description of every algorithm."""
         return {name: algorithm.meaning for name, algorithm in self.items()}
 
     def schema(self, word: str) -> type[LearnerConfig] | None:
@@ -104,7 +105,7 @@ class Algorithms(Registry[Algorithm]):
         return None if found is None else self.load(word, found.config)
 
     def advice(self, word: str) -> str | None:
-        """Returns what an algorithm of another name is called here, or None."""
+        """Returns advice on an algorithm that has another name here, or None."""
         return _ELSEWHERE.get(word.lower().replace("-", "").replace("_", ""))
 
     def learner(self, word: str) -> Any:
@@ -120,73 +121,70 @@ ALGORITHMS = Algorithms(
     "torchrl_marl.algorithms",
     {
         "mappo": Algorithm(
-            "PPO for a team; the critic sees what all agents of the group see, or the state", *_PPO
+            "PPO with a central critic of all observations of the group, or of the state", *_PPO
         ),
-        "ippo": Algorithm("PPO for a team; each agent's critic sees what the agent sees", *_PPO),
+        "ippo": Algorithm("PPO with a critic of each agent's observation", *_PPO),
         "happo": Algorithm(
-            "MAPPO with a policy for each agent; agents are updated one after the other, in random "
-            "order, each taking account of those before it",
+            "MAPPO with one policy per agent, updated sequentially in random order, with the "
+            "importance ratios of the agents before",
             *_HAPPO,
         ),
         "maddpg": Algorithm(
-            "deterministic policies from stored steps; the critic sees all agents and their "
-            "actions, or the state",
+            "DDPG with a central critic of all observations and actions, or of the state and "
+            "actions",
             *_OFF_POLICY,
         ),
         "iddpg": Algorithm(
-            "deterministic policies from stored steps; each agent's critic sees what the agent "
-            "sees and does",
-            *_OFF_POLICY,
+            "DDPG with a critic of each agent's observation and action", *_OFF_POLICY
         ),
         "matd3": Algorithm(
-            "MADDPG with two critics, noise on the target's actions and a slower actor",
+            "MADDPG with twin critics, delayed policy updates and target policy smoothing (TD3)",
             *_OFF_POLICY,
         ),
         "itd3": Algorithm(
-            "IDDPG with two critics, noise on the target's actions and a slower actor",
+            "IDDPG with twin critics, delayed policy updates and target policy smoothing (TD3)",
             *_OFF_POLICY,
         ),
         "masac": Algorithm(
-            "soft actor-critic: stochastic policies from stored steps, with a learned temperature; "
-            "two critics see all agents and their actions, or the state",
+            "soft actor-critic with a learned temperature and twin central critics, with the "
+            "inputs of MADDPG's",
             *_OFF_POLICY,
         ),
         "isac": Algorithm(
-            "soft actor-critic: each agent's critics see what the agent sees and does",
+            "soft actor-critic with twin critics of each agent's observation and action",
             *_OFF_POLICY,
         ),
         "qmix": Algorithm(
-            "values of discrete actions from stored steps, mixed by a network that rises in each "
-            "agent's",
+            "Q-learning of discrete actions; a network that is monotonic in each agent's value "
+            "mixes them into Q_tot",
             *_VALUES,
         ),
         "vdn": Algorithm(
-            "values of discrete actions from stored steps; the team's is their sum", *_VALUES
+            "Q-learning of discrete actions; Q_tot is the sum of the agents' values", *_VALUES
         ),
         "iql": Algorithm(
-            "values of discrete actions from stored steps; each agent by itself, a team's DQN",
-            *_VALUES,
+            "independent Q-learning of discrete actions: a DQN for each agent", *_VALUES
         ),
         "pqn": Algorithm(
-            "values of discrete actions by the returns of each batch, without replay and targets; "
+            "Q(lambda) of discrete actions from each batch, without replay and target networks; "
             "with any mixer",
             *_PARALLEL_Q,
         ),
         "random": Algorithm(
-            "random actions, nothing is learned: for a group that the others play against", *_RANDOM
+            "random actions without learning, for a group that the others play against", *_RANDOM
         ),
     },
 )
-"""Every algorithm that there is."""
+"""All known algorithms."""
 
 LearnerSettings = Tagged("algorithm", ALGORITHMS)
-"""How the schema of ``learner`` is chosen."""
+"""The schemas of ``learner``, selected by ``learner.algorithm``."""
 
 
 def register_algorithm(
     name: str, meaning: str, *, config: str, learner: str, no_league: str = ""
 ) -> None:
-    """Makes an algorithm of one's own known, as ``learner.algorithm``.
+    """Registers your algorithm as a value of ``learner.algorithm``.
 
     Args:
         name, meaning, config, learner, no_league: as in :class:`Algorithm`.
@@ -204,12 +202,12 @@ def register_algorithm(
 
 
 def group_config(default: LearnerConfig, own: Mapping[str, Any] | None, name: str) -> LearnerConfig:
-    """Returns the settings of a group's learner: the default ones, and what differs.
+    """Returns the settings of a group's learner: the defaults with the group's overrides.
 
     Args:
         default (LearnerConfig): settings of all groups.
-        own (mapping, optional): what differs for this one.
-        name (str): the group's.
+        own (mapping, optional): overrides of this group.
+        name (str): name of the group.
 
     Raises:
         ConfigError: an unknown setting or a wrong type.

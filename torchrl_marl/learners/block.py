@@ -1,4 +1,4 @@
-"""A learner's groups side by side in one block."""
+"""A learner's groups, joined into blocks that are trained in one call."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torchrl_marl.errors import NonFiniteError
 from torchrl_marl.learners.networks import (
     NetworkBuilder,
     ObservationNorms,
-    check_hearing,
+    check_channels,
     must_stay_apart,
     seen_by_critics,
 )
@@ -41,21 +41,21 @@ Gathered = tuple[GroupSpec, TensorDictBase, TensorDictBase]
 
 
 class Block:
-    """As few joined groups as their actions allow, and a batch in their layout.
+    """Joins groups with actions of one type, and brings batches into their layout.
 
     Args:
         groups (mapping of name to GroupSpec): the groups of a learner.
         apart (bool): leave every group by itself.
-        seen (GroupSpec, optional): the agents that critics across groups see.
-        acted (sequence of str): what a batch has of their acting.
-        remembered (sequence of str): what it has for networks with memory or communication; of
-            them ``is_init`` and ``links`` also at the next step.
-        n_members (int): number P of members of a population; their groups are as many groups, and
-            the envs of a batch are theirs in turn.
+        seen (GroupSpec, optional): the agents in the input of critics across groups.
+        acted (sequence of str): entries that acting writes, such as ``action``.
+        remembered (sequence of str): entries that networks with memory or communication read;
+            ``is_init`` and ``links`` also at the next step.
+        n_members (int): number P of members of a population. Each member's groups are separate
+            groups, and the envs of a batch are split among members in order.
 
     Attributes:
         joined (dict): name of one or several groups, ``"a+b"`` -> the group that is trained.
-        births (Births): which agents are born in the running episodes.
+        births (Births): agents already born in the running episodes.
 
     Examples:
         >>> from torchrl_marl import TeamSpec
@@ -78,19 +78,19 @@ class Block:
         self.groups, self.seen, self.acted = dict(groups), seen, tuple(acted)
         self.remembered = tuple(remembered)
         self.n_members = n_members
-        alike = [[group] for group in groups.values()] if apart else _alike(groups.values())
-        teams = [join(own) for own in alike]
+        joinable = [[group] for group in groups.values()] if apart else _joinable(groups.values())
+        teams = [join(own) for own in joinable]
         if n_members > 1:
             teams = [of_members(team, n_members) for team in teams]
         self.joined = {group.name: group for group in teams}
-        everybody = [*teams] if seen is None else [*teams, seen]
-        self.births = Births({own.name: own for group in everybody for own in group.sources})
+        all_groups = [*teams] if seen is None else [*teams, seen]
+        self.births = Births({own.name: own for group in all_groups for own in group.sources})
 
     def gather(self, batch: TensorDictBase) -> TensorDictBase:
-        """Returns the batch with the groups that are trained, dense; the batch stays as it is.
+        """Returns a copy of the batch with the joined groups, dense, and their flags.
 
-        With them come the flags of :mod:`torchrl_marl.objectives.flags`. Batches follow each
-        other, so that it is known who was born before.
+        The flags are those of :mod:`torchrl_marl.objectives.flags`. Batches must be passed in
+        order, because births are tracked from one to the next.
 
         Shapes:
             - batch: ``[E, T]``, ``[P * E, T]`` of a population; returns ``[E, T]``
@@ -122,7 +122,7 @@ class Block:
             yield _put(group, now, then, data)
 
     def _blank(self, batch: TensorDictBase) -> TensorDictBase:
-        """Returns what joined groups are set into: of a population, only they are the members'."""
+        """Returns the TensorDict for the joined groups: a copy of the batch, empty for members."""
         if self.n_members == 1:
             return batch.copy()
         n_envs, *others = batch.shape
@@ -142,7 +142,7 @@ class Block:
         now: TensorDictBase,
         then: TensorDictBase,
     ) -> None:
-        """Writes the flags of the groups of which a group is made."""
+        """Writes the flags of the groups that a joined group consists of."""
         if group.mask_key is None:
             return
         for leaf, place, key in (("alive", now, ALIVE), ("bootstraps", then, BOOTSTRAPS)):
@@ -150,23 +150,23 @@ class Block:
             for own in group.sources:
                 flag = getattr(known[own.name], leaf)
                 rows.append(self._always(own, now) if flag is None else flag)
-            place.set(key, self._side_by_side(torch.cat(rows, -1), now.ndim - 1))
+            place.set(key, self._fold(torch.cat(rows, -1), now.ndim - 1))
 
     def _always(self, group: GroupSpec, now: TensorDictBase) -> Tensor:
         n_envs, *others = now.shape[:-1]
         shape = (n_envs * self.n_members, *others, group.n_agents)
         return torch.ones(shape, dtype=torch.bool, device=now.device)
 
-    def _side_by_side(self, rows: Tensor, dim: int) -> Tensor:
+    def _fold(self, rows: Tensor, dim: int) -> Tensor:
         return rows if self.n_members == 1 else fold(rows, self.n_members, dim)
 
     def scatter(self, data: TensorDictBase, batch: TensorDictBase, leaves: Sequence[str]) -> None:
-        """Writes leaves, as far as there are such, from the joined groups into the batch's.
+        """Copies the leaves that exist from the joined groups to the groups of the batch.
 
         Args:
-            data (TensorDictBase): from :meth:`gather`, and what was written since.
-            batch (TensorDictBase): its groups dense or lazily stacked; written to.
-            leaves (sequence of str): such as ``advantage``.
+            data (TensorDictBase): from :meth:`gather`, with the leaves written since.
+            batch (TensorDictBase): batch with dense or lazily stacked groups; written to.
+            leaves (sequence of str): names of the leaves, such as ``advantage``.
         """
         for group in self.joined.values():
             written = [leaf for leaf in leaves if data.get(group.key(leaf), None) is not None]
@@ -176,45 +176,45 @@ class Block:
 def _put(
     group: GroupSpec, now: TensorDictBase, then: TensorDictBase, data: TensorDictBase
 ) -> Gathered:
-    """Sets a gathered group into a batch; returns it as it stands there."""
+    """Sets a gathered group into a batch; returns it with the stored entries."""
     data.set(group.name, now.get(group.name))
     data.set(("next", group.name), then.get(group.name))
     return group, data.get(group.name), data.get(("next", group.name))
 
 
-def _alike(groups: Iterable[GroupSpec]) -> list[list[GroupSpec]]:
-    """Sorts groups by whether they can be joined."""
-    alike: list[list[GroupSpec]] = []
+def _joinable(groups: Iterable[GroupSpec]) -> list[list[GroupSpec]]:
+    """Partitions groups into lists that can be joined."""
+    joinable: list[list[GroupSpec]] = []
     for group in groups:
-        for known in alike:
+        for known in joinable:
             if can_join(known[0], group):
                 known.append(group)
                 break
         else:
-            alike.append([group])
-    return alike
+            joinable.append([group])
+    return joinable
 
 
 class BlockLearner(nn.Module):
-    """The groups of a learner, joined where their actions allow, with nothing trained yet.
+    """Base class of learners that join groups with actions of one type.
 
     Args:
         groups (mapping of name to GroupSpec): the groups that it trains.
-        config (TrainedConfig): how.
-        team (TeamSpec, optional): all groups of the environment, for what sees across groups.
-        device (torch.device, optional): of the networks.
-        execution ("eager", "compile" or "cudagraph"): how its updates run.
-        members (Members, optional): of a population, each of which learns by itself from the envs
-            of a batch that are its own; ``settings`` and ``sick`` are then theirs.
+        config (TrainedConfig): settings of the learner.
+        team (TeamSpec, optional): all groups of the environment, for networks across groups.
+        device (torch.device, optional): device of the networks.
+        execution ("eager", "compile" or "cudagraph"): execution of the updates.
+        members (Members, optional): members of a population, each of which learns from its envs of
+            a batch. ``settings`` and ``diverged`` are then theirs.
 
     Attributes:
         block (Block): the joined groups, and batches in their layout.
         observation_norms (ObservationNorms): the running statistics of observations.
         builder (NetworkBuilder): builds actors, critics and mixers.
-        remembers (bool): whether the actor or the critic carries something from step to step.
-        remembered (tuple of str): what a batch has for networks with memory, and the links that the
-            environment gives.
-        communicates (bool): whether agents hear each other when they act.
+        remembers (bool): whether the actor or the critic carries state from step to step.
+        remembered (tuple of str): entries of a batch that networks with memory read, and the links
+            that the environment gives.
+        communicates (bool): whether agents exchange messages when they act.
         actors (GroupActors): by group; empty until a subclass adds them.
         losses (dict): name of one or several groups, ``"a+b"`` -> the loss; likewise.
 
@@ -223,12 +223,12 @@ class BlockLearner(nn.Module):
     """
 
     acted: ClassVar[tuple[str, ...]] = ("action",)
-    """What the losses read of the agents' acting."""
+    """Entries written in acting that the losses read."""
     rates: ClassVar[str] = "learner.lr"
     """The settings to lower where a loss is not finite."""
     over_ranks = False
     unshared = False
-    """Whether every agent has gone on with networks of its own."""
+    """True if the shared networks have been un-shared."""
 
     def __init__(
         self,
@@ -263,7 +263,7 @@ class BlockLearner(nn.Module):
             remembered=self.remembered,
             n_members=n_members,
         )
-        check_hearing(self.block.joined, config, team)
+        check_channels(self.block.joined, config, team)
         self.observation_norms = ObservationNorms(config.normalize_observations, device)
         self.builder = NetworkBuilder(config, self.observation_norms, seen, device)
         self.actors = GroupActors()
@@ -275,27 +275,27 @@ class BlockLearner(nn.Module):
     @property
     @abstractmethod
     def optimizer_of(self) -> Mapping[str, Adam]:
-        """Setting that is a learning rate -> the optimizer that it is of."""
+        """Name of each learning-rate setting -> its optimizer."""
 
     @property
     @abstractmethod
     def trained(self) -> list[Tensor]:
-        """Parameters that an update moves, targets included."""
+        """Parameters that an update changes, target networks included."""
 
     @property
     @abstractmethod
     def clips(self) -> list[GradientClip]:
-        """Limits of all gradients."""
+        """Gradient clips of all losses."""
 
     @abstractmethod
     def _learn(self, batch: TensorDictBase) -> TensorDict:
-        """Trains on a batch, with the settings as they are."""
+        """Trains on a batch; called by :meth:`learn`."""
 
     def learn(self, batch: TensorDictBase) -> TensorDict:
-        """Trains on a batch; metrics are tensors, ``(group, name)``, of a population ``[P]``.
+        """Trains on a batch; metrics are tensors, ``(group, name)``, ``[P]`` for a population.
 
         Raises:
-            NonFiniteError: a loss or gradient that is not finite; of a population, everybody's.
+            NonFiniteError: a loss or gradient is not finite; in a population, for every member.
         """
         with contextlib.ExitStack() as stack:
             if self.members is not None:
@@ -305,40 +305,40 @@ class BlockLearner(nn.Module):
             return self._learn(batch)
 
     def copy_members(self, parent: Tensor) -> None:
-        """Makes members of a population copies of others: networks, moments and statistics.
+        """Replaces members of a population by copies of others: networks, moments and statistics.
 
-        Their settings and their stored steps stay; who is a copy of a healthy member is healthy.
+        Settings and replay buffers stay. A copy of a member that has not diverged has not diverged.
 
         Args:
-            parent (Tensor): whose copy each member becomes, ``[P]``; its own number for itself.
+            parent (Tensor): index of each member's parent, ``[P]``; its own index keeps a member.
         """
         assert self.members is not None
         self.members.copy(self, parent)
 
     def take_member(self, many: Any, member: int) -> None:
-        """Takes over what a member of a population's learner has besides networks and statistics.
+        """Copies a population member's state besides networks and statistics to this learner.
 
         Args:
-            many (BlockLearner): of the same kind, with members.
-            member (int): which of them.
+            many (BlockLearner): learner of the same kind, with members.
+            member (int): index of the member.
         """
 
     def check_remembered(self, batch: TensorDictBase) -> None:
-        """Refuses a batch ``[E, T]`` without what networks with memory or communication read.
+        """Refuses a batch ``[E, T]`` without the entries that memory or communication needs.
 
         Raises:
             SpecError: naming the entry.
         """
         if self.remembered:
-            from torchrl_marl.learners.windows import refuse_forgotten
+            from torchrl_marl.learners.windows import check_memory_entries
 
-            refuse_forgotten(self.groups, batch, self.remembered)
+            check_memory_entries(self.groups, batch, self.remembered)
 
     def add_communication(self, metrics: TensorDict, data: TensorDictBase) -> None:
-        """Adds metrics of the communication, where agents communicate.
+        """Adds metrics of communication, if agents communicate.
 
         Args:
-            metrics (TensorDict): of groups; written to.
+            metrics (TensorDict): metrics by group; written to.
             data (TensorDictBase): a batch ``[E, T]`` in the block's layout.
         """
         if self.communicates:
@@ -347,13 +347,13 @@ class BlockLearner(nn.Module):
             add_communication_metrics(metrics, self.actors, self.block.joined, data)
 
     def refuse_diverged(self, values: Mapping[Any, Tensor]) -> None:
-        """Waits for the device.
+        """Refuses NaN and infinite losses and gradients; waits for the device.
 
         Args:
-            values (mapping): (name of groups, metric) -> numbers of updates.
+            values (mapping): (name of groups, metric) -> values of the updates.
 
         Raises:
-            NonFiniteError: a loss or gradient that is not finite; of a population, everybody's.
+            NonFiniteError: a loss or gradient is not finite; in a population, for every member.
         """
         if self.members is not None:
             self.members.refuse_all_diverged(self.rates)
@@ -365,43 +365,43 @@ class BlockLearner(nn.Module):
         name, metric = next(key for key, fine in zip(keys, finite) if not bool(fine))
         raise NonFiniteError(
             f"group {name!r}: {metric} became NaN or infinite while learning; lower {self.rates} "
-            "or learner.max_grad_norm, or look at the rewards' scale."
+            "or learner.max_grad_norm, or check the rewards' scale."
         )
 
     def unshare(self) -> None:
-        """Gives every agent a network of its own from now on, with the outputs that it had."""
+        """Replaces shared networks by one copy for each agent; outputs stay the same."""
         raise NotImplementedError
 
     def use_shards(self, own: range, total: int, seed: int) -> None:
         """Does nothing: minibatches do not depend on shards."""
 
     def cut(self) -> None:
-        """Says that the next batch does not follow on the last: episodes begin anew."""
+        """Forgets running episodes: the next batch does not continue those of the last."""
         self.block.births.forget()
 
     def _births_state(self) -> dict[str, Any]:
-        """Returns who is born in the running episodes, for a checkpoint."""
+        """Returns the agents born in the running episodes, for a checkpoint."""
         born = self.block.births.state_dict()
         return {"born": born} if born else {}
 
     def _load_births(self, state: Mapping[str, Any]) -> None:
-        """Takes it back; of an older version's checkpoint nobody is known."""
+        """Restores the agents born; checkpoints of older versions have none."""
         self.block.births.load_state_dict(state.get("born", {}))
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Goes on from a saved state, un-shared if that was so."""
+        """Restores a saved state; un-shares the networks first if its were un-shared."""
         if state_dict.get("_extra_state", {}).get("unshared"):
             self.unshare()
         return super().load_state_dict(state_dict, *args, **kwargs)
 
 
 def must_be_finite(metric: str) -> bool:
-    """Whether learning has failed where this metric is NaN or infinite."""
+    """Returns whether a NaN or infinite value of this metric means that learning has failed."""
     return metric.startswith(("loss_", "grad_norm"))
 
 
 def _remembered_of(config: Any) -> tuple[str, ...]:
-    """Returns what a batch has for networks with memory, and links that the environment gives."""
+    """Returns the entries that memory reads from a batch, and the environment's links, if any."""
     found = []
     if getattr(config, "remembers", False):
         found = ["is_init", "hidden"] if carries(config.actor) else ["is_init"]

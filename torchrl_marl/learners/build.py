@@ -1,4 +1,4 @@
-"""From a team and settings to its learners."""
+"""Builders of the learners of a team."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ def build_learners(
     device: torch.device | str | None = None,
     execution: str = "eager",
 ) -> list[Learner]:
-    """Builds one learner for all groups of equal settings.
+    """Builds one learner for each set of groups with equal settings.
 
     Args:
         team (TeamSpec): the groups.
         default (LearnerConfig): settings of all groups.
         overrides (mapping, optional): group name -> settings that differ.
-        device (torch.device, optional): of networks and optimizers.
+        device (torch.device, optional): device of networks and optimizers.
         execution (str): as in :class:`OnPolicyLearner`.
 
     Raises:
-        ConfigError: settings for a group that the team has not.
+        ConfigError: settings for a group that the team does not have.
 
     Examples:
         >>> from torchrl_marl.envs import VmasEnv
@@ -54,12 +54,12 @@ def build_learners(
 
 
 def _checked(learner: Learner) -> Learner:
-    """Refuses a learner of one's own that lacks what training asks of it."""
+    """Refuses a user's learner that lacks parts of the protocol."""
     missing = [name for name in LEARNER_PARTS if not hasattr(learner, name)]
     if missing:
         raise SpecError(
             f"{type(learner).__name__} lacks {', '.join(missing)}; let it inherit from "
-            "torchrl_marl.learners.Learner, too."
+            "torchrl_marl.learners.Learner as well."
         )
     return learner
 
@@ -75,16 +75,16 @@ def build_population(
     device: torch.device | str | None = None,
     execution: str = "eager",
 ) -> list[Any]:
-    """Builds one learner of all members of a population for all groups of equal settings.
+    """Builds one learner of a whole population for each set of groups with equal settings.
 
     Args:
         team, default, overrides, device, execution: as in :func:`build_learners`.
-        n_members (int): how many members.
-        settings (mapping, optional): name -> a setting of each member, ``[P]``.
-        share_replay (bool): all members learn from the stored steps of all.
+        n_members (int): number of members.
+        settings (mapping, optional): name -> values of the members, ``[P]``.
+        share_replay (bool): all members learn from one replay buffer.
 
     Raises:
-        ConfigError: settings with which members would not learn by themselves.
+        ConfigError: settings with which members would not learn independently.
     """
     from torchrl_marl.learners.members import learner_of_members
 
@@ -101,13 +101,13 @@ def partition(
     default: LearnerConfig,
     overrides: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[tuple[LearnerConfig, dict[str, GroupSpec]]]:
-    """Returns the groups of equal settings, with their settings.
+    """Returns the sets of groups with equal settings, each with these settings.
 
     Args:
         team, default, overrides: as in :func:`build_learners`.
 
     Raises:
-        ConfigError: settings for a group that the team has not.
+        ConfigError: settings for a group that the team does not have.
     """
     overrides = overrides or {}
     for name in overrides:

@@ -1,7 +1,7 @@
-"""What goes together in a run: one table, from which the refusals and a page are made.
+"""Features of a run and the settings that they exclude, for error messages and a page.
 
-A :class:`Feature` is something that a run may have, such as a population; each :class:`Limit` of it
-is a setting that does not go with it, and why. ``docs/capabilities.md`` shows them all.
+A :class:`Feature` is an option of a run, such as a population. Each of its :class:`Limit` objects
+is a setting that the feature excludes, with the reason. ``docs/capabilities.md`` lists them all.
 """
 
 from __future__ import annotations
@@ -29,14 +29,13 @@ __all__ = [
 
 @dataclasses.dataclass(frozen=True)
 class Limit:
-    """A setting that does not go with a feature.
+    """A setting that a feature excludes.
 
     Args:
-        key (str): the setting; of a learner without ``learner.``.
-        why (str): how the sentence goes on behind its value; ``{}`` is what ``when`` found.
-        goes (tuple, optional): values that do go, beside null and ``none``; None: nothing else is
-            offered.
-        when (callable): of the settings, whether other values are refused.
+        key (str): name of the setting; for a learner's without ``learner.``.
+        why (str): reason, which follows the value in the message; ``{}`` is the result of ``when``.
+        goes (tuple, optional): allowed values, besides null and ``none``; None offers no value.
+        when (callable): given the settings, returns whether other values are refused.
     """
 
     key: str
@@ -45,12 +44,12 @@ class Limit:
     when: Callable[[Any], Any] = lambda settings: True
 
     def check(self, settings: Any, at: str, otherwise: str = "") -> None:
-        """Refuses a value that does not go.
+        """Refuses values that the feature excludes.
 
         Args:
-            settings (dataclass): of a learner, or of a whole run.
-            at (str): what stands before the names in messages.
-            otherwise (str): what else helps.
+            settings (dataclass): settings of a learner, or of a whole run.
+            at (str): prefix of the setting's name in messages.
+            otherwise (str): another fix, for the message.
 
         Raises:
             ConfigError: naming the setting, the reason and the fix.
@@ -66,12 +65,12 @@ class Limit:
 
     @property
     def instead(self) -> str:
-        """What to give instead, in words."""
+        """Allowed values, as text."""
         return listed(str(value).lower() for value in self.goes or ("null",))
 
 
 def _value_of(settings: Any, key: str) -> Any:
-    """Returns a setting by its dotted name; None where these settings have none such."""
+    """Returns a setting by its dotted name, or None if these settings do not have it."""
     for name in key.split("."):
         settings = getattr(settings, name, None)
     return settings
@@ -79,15 +78,15 @@ def _value_of(settings: Any, key: str) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Feature:
-    """Something that a run may have, and what does not go with it.
+    """An option of a run, and the settings that it excludes.
 
     Args:
-        name (str): in words.
-        asked (callable): of a run's settings, and of whether the caller brings an environment:
+        name (str): name for messages and pages.
+        asked (callable): given the settings, and whether the caller passes an environment, returns
             whether the run has the feature.
-        run (tuple of Limit): settings of the run that do not go with it.
-        learner (tuple of Limit): likewise of each learner.
-        otherwise (str): how to do without the feature.
+        run (tuple of Limit): excluded settings of the run.
+        learner (tuple of Limit): excluded settings of each learner.
+        otherwise (str): fix that turns the feature off.
     """
 
     name: str
@@ -97,10 +96,10 @@ class Feature:
     otherwise: str = ""
 
     def check(self, run: Any) -> None:
-        """Refuses what does not go with this feature.
+        """Refuses settings of a run with this feature that the feature excludes.
 
         Args:
-            run (TrainConfig): the settings of the run, which has it.
+            run (TrainConfig): settings of the run.
 
         Raises:
             ConfigError: naming the setting and the fix.
@@ -110,7 +109,7 @@ class Feature:
             self.check_learner(learner, at)
 
     def check_learner(self, learner: Any, at: str = "learner.") -> None:
-        """Refuses settings of a learner that do not go with this feature."""
+        """Refuses settings of a learner that this feature excludes."""
         self._check(self.learner, learner, at)
 
     def _check(self, limits: Iterable[Limit], settings: Any, at: str) -> None:
@@ -118,7 +117,7 @@ class Feature:
             limit.check(settings, at, self.otherwise)
 
 
-# ----------------------------------------------------- what members of a population can differ in
+# ------------------------------------------- settings in which members of a population may differ
 
 _EPSILON = ("exploration.epsilon", "exploration.epsilon_end")
 _COEFFICIENTS = ("entropy_coeff", "critic_coeff", "clip_epsilon")
@@ -134,14 +133,14 @@ _OF_ALGORITHM: dict[str, tuple[str, ...]] = {
 }
 
 VARYING = tuple(dict.fromkeys(name for names in _OF_ALGORITHM.values() for name in names))
-"""Settings of a learner that may differ from member to member, of any algorithm."""
+"""Settings of a learner that may differ between members of a population, of any algorithm."""
 
 
 def varying_of(config: Any) -> tuple[str, ...]:
-    """Returns the settings that may differ from member to member.
+    """Returns the settings that may differ between members of a population.
 
     Args:
-        config (LearnerConfig): how they learn.
+        config (LearnerConfig): settings of the learner.
 
     Examples:
         >>> from torchrl_marl.learners.off_policy_config import ValueConfig
@@ -152,11 +151,11 @@ def varying_of(config: Any) -> tuple[str, ...]:
 
 
 def check_members(config: Any, at: str = "learner.") -> None:
-    """Refuses settings with which members of a population would not learn by themselves.
+    """Refuses settings with which members of a population would not learn independently.
 
     Args:
-        config (LearnerConfig): how they learn.
-        at (str): what stands before the names in messages.
+        config (LearnerConfig): settings of the learner.
+        at (str): prefix of the settings' names in messages.
 
     Raises:
         ConfigError: naming the setting and the fix.
@@ -168,7 +167,7 @@ def check_members(config: Any, at: str = "learner.") -> None:
 
 
 def _of_networks(key: str, why: str, *goes: str, stored: bool = False) -> list[Limit]:
-    """Returns a limit of the actor, and of the critic where there is one."""
+    """Returns a limit of the actor and one of the critic."""
 
     def when(learner: Any) -> bool:
         return isinstance(learner, ReplayLearnerConfig) or not stored
@@ -181,49 +180,52 @@ def _why_no_league(learner: Any) -> str:
     return "" if algorithm is None else algorithm.no_league
 
 
-_ALONE = "but the environment is one of your own, "
-_DRAWS_NONE = (
-    "but a population draws none of its members; `torchrl-marl evaluate FOLDER/seed0 --gif` does"
+_NO_GIF = (
+    "but a population renders no animations; run `torchrl-marl evaluate FOLDER/seed0 --gif` for one"
 )
-_FOR_TRAINING = (
-    "but an external simulator plays for training alone, whose returns are in metrics.csv"
+_NO_EVALUATION = (
+    "but an external simulator plays for training only; returns of training are in metrics.csv"
 )
-_NO_CLIENTS = "expected none on an external simulator, whose clients are where they are"
-_NOT_IN_POPULATIONS = "which a population does not have"
-_NOT_IN_RANKS = "which several processes that learn as one do not have"
-_ONE_CHANNEL = "whose channel has one set of parameters for all agents, not one for each member"
-_ONE_POLICY = "but distributed.collectors is {}, and shards have one policy"
-_READS_ALL = "which reads all agents, those of other members too"
+_ONE_SIMULATOR = "which an external simulator does not support: its clients serve a single run"
+_NOT_IN_POPULATIONS = "which a population does not support"
+_NOT_IN_RANKS = "which several processes of torchrun do not support"
+_ONE_CHANNEL = "but its parameters are shared by all agents, so members would not be independent"
+_ONE_POLICY = "but distributed.collectors is {}, and shards play a single policy"
+_READS_ALL = "which reads all agents, also those of other members"
 _TOGETHER = (
-    f"expected one of {', '.join(_OF_ALGORITHM)} for a population (members of others train one "
-    "after the other: --seeds without --together)"
+    f"expected one of {', '.join(_OF_ALGORITHM)} for a population (or separate runs: --seeds "
+    "without --together)"
 )
-_IN_ORDER = f"which updates agents in an order of each member; {_TOGETHER}"
+_IN_ORDER = f"which updates agents in a different order for each member, {_TOGETHER}"
 
 EXTERNAL = Feature(
     "an external simulator",
     lambda run, own_env: run.env.has_clients and not own_env,
     (
-        Limit("evaluation.episodes", _FOR_TRAINING, (0,)),
-        Limit("population.size", _NO_CLIENTS, (1,)),
-        Limit("league", _NO_CLIENTS, ("none",), lambda run: run.league.enabled),
-        Limit("distributed.collectors", _NO_CLIENTS),
-        Limit("evaluation.gif", _NO_CLIENTS, (False,)),
-        Limit("evaluation.animate_every", _NO_CLIENTS),
+        Limit("evaluation.episodes", _NO_EVALUATION, (0,)),
+        Limit("population.size", _ONE_SIMULATOR, (1,)),
+        Limit("league", _ONE_SIMULATOR, ("none",), lambda run: run.league.enabled),
+        Limit("distributed.collectors", _ONE_SIMULATOR),
+        Limit("evaluation.gif", _NO_EVALUATION, (False,)),
+        Limit("evaluation.animate_every", _NO_EVALUATION),
     ),
 )
 OWN_ENV = Feature(
     "an environment of your own",
     lambda run, own_env: own_env or run.env.library == "own",
     (
-        Limit("distributed.collectors", _ALONE + "which cannot be split into shards"),
+        Limit("distributed.collectors", "but an environment of your own cannot be split in shards"),
         Limit(
             "league.opponents",
-            _ALONE + "on which stored players cannot meet beside the training",
+            "which needs a second copy of the environment for games between stored players",
             ("pfsp",),
             lambda run: run.league.opponents == "nash",
         ),
-        Limit("population.size", _ALONE + "of which members cannot each have some", (1,)),
+        Limit(
+            "population.size",
+            "but an environment of your own cannot be split among members",
+            (1,),
+        ),
     ),
     otherwise="name an environment (env.name, or env.library=module:Class)",
 )
@@ -242,36 +244,38 @@ SHARDS = Feature(
     otherwise="use distributed.collectors=null",
 )
 AHEAD = Feature(
-    "shards on Ray, or that play ahead",
+    "shards on Ray, or overlap",
     lambda run, own_env: (
         run.distributed.enabled and (run.distributed.backend == "ray" or run.distributed.overlap)
     ),
     learner=(
-        Limit("unshare_at", "but the networks of shards elsewhere or ahead keep their shapes"),
+        Limit("unshare_at", "but the networks of shards on Ray or with overlap cannot change"),
     ),
 )
 RANKS = Feature(
     "several processes of torchrun",
-    lambda run, own_env: False,  # nothing in the settings asks for them
+    lambda run, own_env: False,  # torchrun asks for them, and no setting
     (
+        Limit("population.size", _NOT_IN_RANKS, (1,)),
+        Limit("league", _NOT_IN_RANKS, ("none",), lambda run: run.league.enabled),
         Limit(
             "env.library",
-            "whose clients come to one process",
+            "whose clients connect to a single process",
             None,
             lambda run: run.env.has_clients,
         ),
         Limit(
             "distributed.backend",
-            "but torchrun has started processes, which collect for themselves",
+            "but the processes of torchrun collect without Ray",
             ("none",),
         ),
-        Limit("distributed.asynchronous", "but several processes learn from one batch", (False,)),
+        Limit("distributed.asynchronous", _NOT_IN_RANKS, (False,)),
         Limit("distributed.overlap", _NOT_IN_RANKS, (0,)),
     ),
     (
         Limit(
             "algorithm",
-            "which one process learns alone",
+            "which trains in a single process",
             ("mappo", "ippo"),
             lambda own: not ALGORITHMS.learner(own.algorithm).over_ranks,
         ),
@@ -282,34 +286,34 @@ RANKS = Feature(
 LEAGUE = Feature(
     "a league",
     lambda run, own_env: run.league.enabled,
-    (Limit("population.size", "but a league is given, which one run has", (1,)),),
+    (Limit("population.size", "which a league does not support", (1,)),),
     (
         Limit("algorithm", "but a league is given, {}", ("mappo", "ippo", "happo"), _why_no_league),
-        Limit("unshare_at", "but a league's stored players keep their networks' shapes"),
+        Limit("unshare_at", "but the networks of a league's stored players cannot change"),
     ),
 )
 POPULATION = Feature(
     "a population",
     lambda run, own_env: run.population.size > 1,
     (
-        Limit("stop_at_return", "but a population's members end together"),
-        Limit("evaluation.gif", _DRAWS_NONE, (False,)),
-        Limit("evaluation.animate_every", _DRAWS_NONE),
+        Limit("stop_at_return", "but members of a population stop together"),
+        Limit("evaluation.gif", _NO_GIF, (False,)),
+        Limit("evaluation.animate_every", _NO_GIF),
     ),
     (
         Limit("algorithm", _IN_ORDER, None, lambda own: own.algorithm == "happo"),
         Limit("algorithm", _TOGETHER, None, lambda own: own.algorithm not in _OF_ALGORITHM),
-        *_of_networks("memory.kind", f"{_NOT_IN_POPULATIONS} where steps are stored", stored=True),
+        *_of_networks("memory.kind", f"{_NOT_IN_POPULATIONS} with a replay buffer", stored=True),
         Limit("replay.alpha", "but a population samples its replay buffer uniformly", (0,)),
         Limit("mixer.over", _NOT_IN_POPULATIONS, ("group",), lambda own: own.mixes_team),
         Limit(
             "central_input",
-            "which all members of a population would see",
+            "which is the same for all members of a population",
             ("observations", "team"),
             lambda own: own.central,
         ),
         Limit("unshare_at", _NOT_IN_POPULATIONS),
-        *_of_networks("sharing", "which links members of a population", "group", "none"),
+        *_of_networks("sharing", "which would link members of a population", "group", "none"),
         *_of_networks("communication.kind", _ONE_CHANNEL),
         Limit("critic.architecture", _READS_ALL, ("mlp",)),
         *_of_networks("body", _READS_ALL, "mlp", "cnn"),
@@ -318,4 +322,4 @@ POPULATION = Feature(
 )
 
 FEATURES = (EXTERNAL, OWN_ENV, SHARDS, AHEAD, LEAGUE, POPULATION)
-"""What the settings of a run may ask for, in the order in which it is checked."""
+"""Features that the settings of a run may ask for, in the order of the checks."""

@@ -1,4 +1,4 @@
-"""Updates as graphs."""
+"""Updates captured as graphs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ __all__ = [
 
 
 class Programs(dict[Any, Program]):
-    """Recorded graphs, which belong to the networks that they were recorded with."""
+    """Captured graphs; a deep copy has none, since graphs belong to the original's networks."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Programs:
         return Programs()
@@ -44,11 +44,11 @@ class Programs(dict[Any, Program]):
 
 @contextlib.contextmanager
 def unchanged(device: torch.device, tensors: Sequence[Tensor]) -> Iterator[None]:
-    """Undoes the update that recording runs; distributions do not look at values.
+    """Undoes the update that a capture runs, and turns off validation in distributions.
 
     Args:
-        device (torch.device): whose random numbers are drawn again.
-        tensors (sequence of Tensor): what an update writes to.
+        device (torch.device): device whose random state is restored.
+        tensors (sequence of Tensor): tensors that an update writes to.
     """
     before = [x.detach().clone() for x in tensors]
     validates, state = Distribution._validate_args, random_state(device)
@@ -64,14 +64,14 @@ def unchanged(device: torch.device, tensors: Sequence[Tensor]) -> Iterator[None]
 
 
 def random_state(device: torch.device) -> Tensor:
-    """Returns the state of torch's generator of a device."""
+    """Returns the state of torch's random generator of a device."""
     if device.type == "cuda":
         return torch.cuda.get_rng_state(device)
     return torch.get_rng_state()
 
 
 def set_random_state(device: torch.device, state: Tensor) -> None:
-    """Puts a state of :func:`random_state` back."""
+    """Restores a state from :func:`random_state`."""
     if device.type == "cuda":
         torch.cuda.set_rng_state(state, device)
     else:
@@ -79,11 +79,11 @@ def set_random_state(device: torch.device, state: Tensor) -> None:
 
 
 def make_updates(*args: Any, execution: str = "eager", **kwargs: Any) -> Updates:
-    """Builds updates that run operation by operation, or as graphs.
+    """Builds updates that run eagerly or as captured graphs.
 
     Args:
-        *args, **kwargs: of :class:`~torchrl_marl.learners.updates.Updates`.
-        execution (str): ``eager``, or of :func:`~torchrl_marl.capture.capture`.
+        *args, **kwargs: arguments of :class:`~torchrl_marl.learners.updates.Updates`.
+        execution (str): ``eager``, or an execution of :func:`~torchrl_marl.capture.capture`.
     """
     if execution == "eager":
         return Updates(*args, **kwargs)
@@ -91,21 +91,21 @@ def make_updates(*args: Any, execution: str = "eager", **kwargs: Any) -> Updates
 
 
 class CapturedUpdates(Updates):
-    """Runs each update as one graph; nothing waits for the device between them.
+    """Runs each update as one graph, without waiting for the device in between.
 
-    A graph is recorded for each size of a minibatch, when it is first met. Parameters, the
-    optimizer's state, statistics and schedules are its inputs, some written in place, so that
-    checkpoints and schedules are those of eager execution. After an epoch that moved too far,
-    updates still run, but change nothing.
+    A graph is captured for each size of a minibatch at its first use. Parameters, the optimizer's
+    state, statistics and schedules are its inputs, some written in place. Checkpoints and schedules
+    are therefore those of eager execution. After an epoch that exceeds the KL limit, updates still
+    run but change nothing.
 
     Args:
-        execution (str): of :func:`~torchrl_marl.capture.capture`.
-        *args, **kwargs: of :class:`~torchrl_marl.learners.updates.Updates`.
+        execution (str): an execution of :func:`~torchrl_marl.capture.capture`.
+        *args, **kwargs: arguments of :class:`~torchrl_marl.learners.updates.Updates`.
 
     Attributes:
-        programs (dict): (M, F, number of ranks, and what frames hold) -> its graph.
+        programs (dict): (M, F, number of ranks, keys of the frames) -> its graph.
 
-    Reduces to: ``Updates``; to the bit, where graphs are not compiled.
+    Reduces to: ``Updates``, to the bit if graphs are not compiled.
     """
 
     def __init__(self, *args: Any, execution: Any, **kwargs: Any) -> None:
@@ -114,24 +114,24 @@ class CapturedUpdates(Updates):
         self.programs = Programs()
         self._columns: dict[NestedKey, slice] = {}
         self._placed: list[Tensor] = []
-        # A CPU reads it as the number that the optimizer has, to the bit; a GPU wants floats.
+        # On a CPU float64 gives the same bits as the optimizer's Python float; a GPU needs float32.
         wide = torch.float64 if self.device.type == "cpu" else torch.float32
         self._lr = torch.zeros((), dtype=wide, device=self.device)
 
     def run(
         self, frames: TensorDictBase, epochs: Iterable[Iterable[Tensor]]
     ) -> tuple[History, bool]:
-        """Trains on the frames of a batch, ``[F]``; ``stop.epochs`` then says how often.
+        """Trains on the frames of a batch, ``[F]``; ``stop.epochs`` then counts the epochs.
 
         Args:
-            frames, epochs: as eager updates take them; all epochs are drawn.
+            frames, epochs: as for eager updates; all epochs are drawn.
 
         Returns:
             dict, bool: metrics of all updates that counted, (name, metric) -> ``[U]`` or
-            ``[U, G]``, and whether all is finite that must be.
+            ``[U, G]``, and whether losses and gradients are finite.
         """
         stop = self.stop
-        # In one order, whichever a batch's entries have.
+        # A fixed order, independent of the order of a batch's entries.
         needed = minibatch_keys(self.objectives.values())
         keys = [key for key in needed if frames.get(key, None) is not None]
         values = self._place([cast(Tensor, frames.get(key)) for key in keys])
@@ -152,10 +152,10 @@ class CapturedUpdates(Updates):
                 rows.append(self._program(keys, leaves).flat(leaves)[0])
             ends.append(len(rows))
             if stop.limit is not None:
-                stop.look(torch.stack(rows[first:])[:, : len(stop.stopped)])
+                stop.check(torch.stack(rows[first:])[:, : len(stop.stopped)])
         table = torch.stack(rows)
         n_epochs, finite = self._read(table, ends)
-        if n_epochs < len(random_states):  # as if nothing had been drawn for those that did not
+        if n_epochs < len(random_states):  # undo the draws of epochs that did not count
             set_random_state(self.device, random_states[n_epochs])
         table = table[: ends[n_epochs - 1]]
         metrics = {key: table[:, columns].contiguous() for key, columns in self._columns.items()}
@@ -167,7 +167,7 @@ class CapturedUpdates(Updates):
     def _noting_random_states(
         self, epochs: Iterable[Iterable[Tensor]], states: list[Tensor]
     ) -> Iterator[Iterable[Tensor]]:
-        """Notes the random state before each epoch is drawn, where groups may stop."""
+        """Records the random state before each epoch is drawn, if groups may stop early."""
         remaining = iter(epochs)
         while True:
             state = None if self.stop.limit is None else random_state(self.device)
@@ -179,7 +179,7 @@ class CapturedUpdates(Updates):
             yield epoch
 
     def _read(self, table: Tensor, ends: list[int]) -> tuple[int, bool]:
-        """Waits for the device, once: how many epochs counted, and whether they are finite."""
+        """Returns how many epochs counted, and whether they are finite; waits for the device."""
         epochs = self.stop.epochs.amax()
         watched = [c for key, c in self._columns.items() if must_be_finite(key[1])]
         finite = torch.cat([table[:, columns] for columns in watched], 1).isfinite().all(1)
@@ -194,7 +194,7 @@ class CapturedUpdates(Updates):
         return int(n_epochs), bool(all_finite)
 
     def _place(self, values: list[Tensor]) -> list[Tensor]:
-        """Where graphs are replayed on fixed memory, frames are copied there once a batch."""
+        """Copies frames, once a batch, to the fixed memory that CUDA graphs are replayed on."""
         if self.execution != "cudagraph":
             return values
         if [(x.shape, x.dtype) for x in values] != [(x.shape, x.dtype) for x in self._placed]:
@@ -212,7 +212,7 @@ class CapturedUpdates(Updates):
             return self.programs[shape]
 
         def update(*inputs: Tensor) -> Tensor:
-            # Networks, limits and optimizer hold the other inputs themselves.
+            # Networks, clips and optimizer hold the other inputs.
             return self._row(_minibatch(keys, inputs[1 : 1 + len(keys)], inputs[0]))
 
         name = f"the update of {', '.join(self.objectives)} on {n_frames:,} frames"
@@ -221,7 +221,7 @@ class CapturedUpdates(Updates):
         return self.programs[shape]
 
     def _row(self, minibatch: TensorDictBase) -> Tensor:
-        """Takes one step of the optimizer; returns metrics as one row, what is watched first."""
+        """Takes one step of the optimizer; returns metrics as one row, the watched ones first."""
         total, metrics, counts = self.evaluate(minibatch)
         parameters = self._started
         gradients: Sequence[Tensor] = torch.autograd.grad(total, parameters)
@@ -256,7 +256,7 @@ class CapturedUpdates(Updates):
             return row
 
     def _call_after(self) -> None:
-        """Calls ``after``, which changes nothing once all groups have stopped."""
+        """Calls ``after``, and undoes its changes once all groups have stopped."""
         if self.after is None:
             return
         before = [] if self.stop.limit is None else [x.clone() for x in self.state]
@@ -265,7 +265,7 @@ class CapturedUpdates(Updates):
             x.copy_(torch.where(self.stop.all > 0, old, x))
 
     def _inputs(self) -> list[Tensor]:
-        """Returns all that an update reads or writes beside the frames."""
+        """Returns all tensors that an update reads or writes besides the frames."""
         everything = self.optimizer.param_groups[0]["params"]
         moments = [x for own in moments_of(self.optimizer, self._started) for x in own]
         buffers = [buffer for loss in self.objectives.values() for buffer in loss.buffers()]
@@ -281,7 +281,7 @@ class CapturedUpdates(Updates):
         return [p for p in self.optimizer.param_groups[0]["params"] if state.get(p)]
 
     def _start_optimizer(self, minibatch: TensorDictBase) -> None:
-        """Makes Adam's state for the parameters that a gradient reaches, as its first step does."""
+        """Creates Adam's state of the parameters that a gradient reaches."""
         if self.optimizer.state:
             return
         parameters = [p for p in self.optimizer.param_groups[0]["params"] if p.requires_grad]

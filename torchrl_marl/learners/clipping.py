@@ -1,4 +1,4 @@
-"""Limits on the gradients of groups that are trained as one.
+"""Gradient clipping by group, for groups that are trained as one.
 
 Shapes: N agents of all groups, G groups.
 """
@@ -27,23 +27,23 @@ __all__ = ["GradientClip"]
 
 
 class GradientClip:
-    """Limits the norm of the gradient of each group's parameters together.
+    """Clips the gradient norm of each group's parameters.
 
-    Where groups are trained as one, parameters are stacked, and their rows belong to groups;
-    rows that serve several groups are limited together.
+    If groups are trained as one, their parameters are stacked, and each row belongs to a group.
+    Rows that serve several groups are clipped together.
 
     Args:
-        parameters (iterable of Parameter): of the networks of all groups.
-        limit (float or Tensor, optional): the largest norm; None for none. A tensor ``[G + 1]``
-            gives each group its own, the last to rows that serve several.
+        parameters (iterable of Parameter): parameters of all groups' networks.
+        limit (float or Tensor, optional): maximum norm; None for no clipping. A tensor ``[G + 1]``
+            has a limit for each group and, last, one for rows that serve several.
         n_groups (int): number G of groups.
-        rows (sequence of Tensor, optional): for each row of each parameter the group that it
-            serves, G where it serves several; from :meth:`of_networks`. None: one group.
+        rows (sequence of Tensor, optional): for each row of each parameter, the index of its group,
+            or G for a row that serves several; from :meth:`of_networks`. None: one group.
 
     Attributes:
-        row_groups (Tensor or None): ``rows`` of all parameters, one after the other.
+        row_groups (Tensor or None): ``rows`` of all parameters, concatenated.
 
-    Reduces to: ``torch.nn.utils.clip_grad_norm_`` for each group, where no row serves two.
+    Reduces to: ``torch.nn.utils.clip_grad_norm_`` for each group, if no row serves two.
     """
 
     def __init__(
@@ -72,14 +72,14 @@ class GradientClip:
         limit: float | None,
         per_agent: bool = False,
     ) -> GradientClip:
-        """Finds out which rows of an actor and a critic serve which group.
+        """Builds the clip of an actor and a critic, with the group of each parameter's row.
 
         Args:
             group (GroupSpec): the agents; several groups where it is a joined one.
-            seen (GroupSpec, optional): the agents that a critic across groups sees.
+            seen (GroupSpec, optional): the agents in the input of a critic across groups.
             actor, critic (TensorDictModule): their networks.
-            limit (float, optional): the largest norm; None for none.
-            per_agent (bool): take every agent for a group of its own.
+            limit (float, optional): maximum norm; None for no clipping.
+            per_agent (bool): treat each agent as a separate group.
         """
 
         def outputs(td: TensorDict) -> Tensor:
@@ -108,18 +108,18 @@ class GradientClip:
         per_agent: bool = False,
         states: Mapping[str, int] | None = None,
     ) -> GradientClip:
-        """Finds out which rows of parameters serve which group.
+        """Builds the clip of any networks, with the group of each parameter's row.
 
         Args:
-            group (GroupSpec): the agents; several groups where it is a joined one.
-            parameters (iterable of Parameter): of the networks.
-            outputs (callable): of what agents see and do, ``[B]``, the networks' outputs,
+            group (GroupSpec): the agents; several groups if it is a joined one.
+            parameters (iterable of Parameter): parameters of the networks.
+            outputs (callable): maps observations and actions, ``[B]``, to the networks' outputs,
                 ``[B, N]``.
-            limit (float, optional): the largest norm; None for none.
-            seen (GroupSpec, optional): other agents that a network sees.
-            per_agent (bool): take every agent for a group of its own.
-            states (mapping, optional): leaf -> the numbers of an agent that networks read besides:
-                what they remember, and what was drawn in the channel.
+            limit (float, optional): maximum norm; None for no clipping.
+            seen (GroupSpec, optional): other agents in a network's input.
+            per_agent (bool): treat each agent as a separate group.
+            states (mapping, optional): leaf -> width per agent of the networks' other inputs:
+                hidden states, and random draws of the channel.
         """
         parameters = list(dict.fromkeys(parameters))
         index = tuple(range(group.n_agents)) if per_agent else group.group_index
@@ -138,13 +138,13 @@ class GradientClip:
         *,
         seen: GroupSpec | None = None,
     ) -> GradientClip:
-        """Finds out which rows of critics, or of networks of values, serve which group.
+        """Builds the clip of critics or Q-networks, with the group of each parameter's row.
 
         Args:
-            loss (OffPolicyLoss): with the networks as they are.
-            parameters (iterable of Parameter): of the networks.
-            limit (float, optional): the largest norm; None for none.
-            seen (GroupSpec, optional): other agents that a mixer sees.
+            loss (OffPolicyLoss): loss with the networks.
+            parameters (iterable of Parameter): parameters of the networks.
+            limit (float, optional): maximum norm; None for no clipping.
+            seen (GroupSpec, optional): other agents in a mixer's input.
         """
         from torchrl_marl.modules.exploration import RandomActor
 
@@ -157,15 +157,15 @@ class GradientClip:
         return cls.of_outputs(loss.group, parameters, values, limit, seen=seen, states=loss.states)
 
     def __call__(self) -> Tensor:
-        """Scales the parameters' gradients; returns the norms before, a scalar or ``[G]``."""
+        """Clips the parameters' gradients; returns the norms before, a scalar or ``[G]``."""
         return self.scale([p.grad for p in self.parameters])
 
     @torch.no_grad()
     def scale(self, gradients: Sequence[Tensor | None]) -> Tensor:
-        """Scales gradients in place; returns the norms before.
+        """Clips gradients in place; returns the norms before.
 
         Args:
-            gradients: of ``parameters``, None where one has none.
+            gradients: gradients of ``parameters``; None for a parameter without one.
         """
         if self.row_groups is None:
             found = [g for g in gradients if g is not None]
@@ -180,7 +180,7 @@ class GradientClip:
         squares = torch.cat([torch.linalg.vector_norm(g, dim=1) for g in flat]).square()
         norms = squares.new_zeros(self.n_groups + 1).index_add(0, self.row_groups, squares).sqrt()
         factors = (self.limit / (norms + 1e-6)).clamp(max=1.0)
-        # Not the flat ones: those of a gradient that comes transposed are copies.
+        # Not the flat ones: for a transposed gradient they are copies.
         for gradient, factor in zip(of_all, factors[self.row_groups].split(self.sizes)):
             rows = factor.reshape(-1, *(1,) * (gradient.ndim - 1)) if gradient.ndim else factor[0]
             gradient.mul_(rows)
@@ -188,15 +188,15 @@ class GradientClip:
         return (own.square() + common.square()).sqrt()
 
     def rows_of(self, flags: Tensor, common: Tensor | None = None) -> list[Tensor]:
-        """Returns the rows of each parameter that serve a flagged group.
+        """Returns a mask of each parameter's rows that serve a flagged group.
 
         Args:
             flags (Tensor): bool, ``[G]``.
-            common (Tensor, optional): the flag of rows that serve several groups; by default
-                whether any of the groups is flagged.
+            common (Tensor, optional): flag of the rows that serve several groups; by default
+                True if any group is flagged.
 
         Shapes:
-            - each: bool, a scalar, or as many dims as the parameter, 1 behind the first
+            - each: bool, a scalar or ``[rows, 1, ...]`` with the parameter's number of dims
         """
         if self.row_groups is None:
             return [flags[0]] * len(self.parameters)
@@ -207,10 +207,10 @@ class GradientClip:
         """Returns the value of each row of each parameter.
 
         Args:
-            values (Tensor): of each group, and of rows that serve several, ``[G + 1]``.
+            values (Tensor): values of the groups and of rows that serve several, ``[G + 1]``.
 
         Shapes:
-            - each: a scalar, or as many dims as the parameter, 1 behind the first
+            - each: a scalar or ``[rows, 1, ...]`` with the parameter's number of dims
         """
         assert self.row_groups is not None
         return [

@@ -1,4 +1,4 @@
-"""Metrics of communication: how much is said, and how many are heard.
+"""Metrics of communication: links in use and numbers sent.
 
 Shapes: E envs, T steps, N agents of groups that are trained as one.
 """
@@ -27,14 +27,14 @@ def add_communication_metrics(
     joined: Mapping[str, GroupSpec],
     data: TensorDictBase,
 ) -> None:
-    """Adds ``links_used`` and ``numbers_sent`` of the groups whose agents communicate.
+    """Adds ``links_used`` and ``numbers_sent`` of the groups with communication.
 
-    Both are means over the steps in which agents act: the others that an agent hears, and the
-    numbers that it sends.
+    Both are means over the steps in which agents act: the number of senders that an agent receives
+    from, and the count of numbers in the message that it sends.
 
     Args:
-        metrics (TensorDict): of groups; written to.
-        actors (nn.Module): by name of a group, or of several that are trained as one.
+        metrics (TensorDict): metrics by group; written to.
+        actors (nn.Module): actors by the name of a group, or of several that are trained as one.
         joined (mapping): those names -> the groups.
         data (TensorDictBase): a batch ``[E, T]`` in their layout.
     """

@@ -53,15 +53,15 @@ __all__ = [
 
 
 def check_minibatch(size: int, run: Any, at: str) -> None:
-    """Refuses minibatches larger than a batch.
+    """Refuses a minibatch larger than a batch.
 
     Args:
         size (int): env steps of a minibatch.
-        run (TrainConfig): the run's settings.
-        at (str): what stands before the name in messages.
+        run (TrainConfig): settings of the run.
+        at (str): prefix of the setting's name in messages.
 
     Raises:
-        ConfigError: it is larger.
+        ConfigError: the minibatch is larger.
     """
     if size > run.frames_per_batch:
         raise ConfigError(
@@ -72,17 +72,19 @@ def check_minibatch(size: int, run: Any, at: str) -> None:
 
 
 def check_shards(section: Any, run: Any, at: str) -> None:
-    """Refuses minibatches, or windows of them, of which shards cannot give equal parts.
+    """Refuses minibatches that cannot be split equally among the shards.
+
+    With memory, the windows of a minibatch must split equally.
 
     Args:
         section: settings of a learner that trains on whole batches.
-        run (TrainConfig): the run's settings.
-        at (str): what stands before the names in messages.
+        run (TrainConfig): settings of the run.
+        at (str): prefix of the settings' names in messages.
 
     Raises:
-        ConfigError: naming the next good number.
+        ConfigError: naming the next valid size.
     """
-    if run.distributed.asynchronous:  # whose batches are made of whatever comes
+    if run.distributed.asynchronous:  # batches hold the fragments that arrive first
         return
     part = (run.distributed.collectors or 1) * (section.window if section.remembers else 1)
     size = section.minibatch_size
@@ -90,20 +92,20 @@ def check_shards(section: Any, run: Any, at: str) -> None:
         fits = -(-size // part) * part
         fits = fits if fits <= run.frames_per_batch else size // part * part
         raise ConfigError(
-            f"{at}minibatch_size is {size}, expected a multiple of {part}, so that each of the "
-            f"{run.distributed.collectors} distributed.collectors gives as much"
+            f"{at}minibatch_size is {size}, expected a multiple of {part}, so that the "
+            f"{run.distributed.collectors} distributed.collectors contribute equally"
             + (f"; use {at}minibatch_size={fits}." if fits else "; use fewer.")
         )
 
 
 def remembers(section: Any) -> bool:
-    """Returns whether the actor or the critic of a learner carries something from step to step."""
+    """Returns whether the actor or the critic of a learner carries state from step to step."""
     critic = getattr(section, "critic", None)
     return carries(section.actor) or critic is not None and carries(critic)
 
 
 def finds_clusters(config: LearnerConfig) -> bool:
-    """Whether networks are shared by clusters of agents that have yet to be found."""
+    """Returns whether networks are shared by clusters of agents that are not found yet."""
     networks = [getattr(config, part, None) for part in ("actor", "critic")]
     return any(
         own is not None and own.sharing == "clusters" and own.sharing_index is None
@@ -112,17 +114,17 @@ def finds_clusters(config: LearnerConfig) -> bool:
 
 
 def without_memory(section: Any, at: str) -> str:
-    """Returns the settings with which an actor that carries something would carry nothing."""
+    """Returns the settings that remove the state that an actor carries from step to step."""
     found = {"memory=none": has_memory(section.actor)}
     found["communication.delay=0"] = delays(section.actor)
     return " and ".join(f"{at}actor.{setting}" for setting, carried in found.items() if carried)
 
 
 class NeedsMemory(ReadWhere):
-    """A setting that is read where the actor or the critic remembers.
+    """A setting that is read only if the actor or the critic has memory.
 
     Args:
-        critic (bool): critics may remember, too.
+        critic (bool): critics may have memory, too.
     """
 
     def __init__(self, *, critic: bool = True) -> None:
@@ -130,22 +132,22 @@ class NeedsMemory(ReadWhere):
         self.critic = critic
 
     def holds(self, section: Any, value_of: Any = None) -> bool:
-        """Whether one of the two remembers."""
+        """Returns whether the actor or the critic has memory."""
         return remembers(section)
 
     def in_words(self, at: str) -> str:
-        """Returns the condition as it stands in a sentence."""
+        """Returns the condition as part of a sentence."""
         critic = f" or {at}critic.memory.kind" if self.critic else ""
         delay = f"{at}actor.communication.delay is above 0"
         return f"{at}actor.memory.kind{critic} is not none, or {delay}"
 
 
 def check_windows(section: Any, at: str) -> None:
-    """Refuses minibatches that are no whole windows, and windows without a step to learn from.
+    """Refuses minibatches that do not hold whole windows, and windows that are all burn-in.
 
     Args:
         section: settings of a learner with memory.
-        at (str): what stands before the names in messages.
+        at (str): prefix of the settings' names in messages.
 
     Raises:
         ConfigError: naming the setting and the fix.
@@ -154,33 +156,36 @@ def check_windows(section: Any, at: str) -> None:
     if section.burn_in >= section.window:
         raise ConfigError(
             f"{at}burn_in is {section.burn_in}, expected less than {at}window, {section.window}, "
-            f"so that there are steps to learn from; use {at}burn_in={section.window // 2}."
+            f"to leave steps to train on; use {at}burn_in={section.window // 2}."
         )
 
 
 def check_run_windows(section: Any, run: Any, at: str) -> None:
-    """Refuses batches of a run that are no whole windows.
+    """Refuses a run with batches that do not hold whole windows.
 
     Args:
         section: settings of a learner with memory that trains on whole batches.
-        run (TrainConfig): the run's settings.
-        at (str): what stands before the names in messages.
+        run (TrainConfig): settings of the run.
+        at (str): prefix of the settings' names in messages.
+
+    Raises:
+        ConfigError: naming the next valid number of frames.
     """
     num_envs = run.env.num_envs
     check_batch(math.ceil(run.frames_per_batch / num_envs), num_envs, section.window, at)
 
 
 def check_window(name: str, size: int, window: int, at: str) -> None:
-    """Refuses numbers of steps that are no whole windows.
+    """Refuses a number of steps that is not a multiple of the window.
 
     Args:
-        name (str): the setting.
-        size (int): its steps.
+        name (str): name of the setting.
+        size (int): its number of steps.
         window (int): steps of a window.
-        at (str): what stands before the names in messages.
+        at (str): prefix of the setting's name in messages.
 
     Raises:
-        ConfigError: naming the next good number, and the largest window that fits, if any does.
+        ConfigError: naming the next multiple, and the largest window that divides, if any.
     """
     if size % window:
         shorter = next((steps for steps in range(window, 1, -1) if size % steps == 0), None)
@@ -192,16 +197,16 @@ def check_window(name: str, size: int, window: int, at: str) -> None:
 
 
 def check_batch(steps: int, num_envs: int, window: int, at: str) -> None:
-    """Refuses batches whose steps of an env are no whole windows.
+    """Refuses batches in which an env does not play whole windows.
 
     Args:
         steps (int): number T of steps of a batch.
         num_envs (int): number E of envs.
         window (int): steps of a window.
-        at (str): what stands before the names in messages.
+        at (str): prefix of the setting's name in messages.
 
     Raises:
-        ConfigError: naming the next good number of frames.
+        ConfigError: naming the next valid number of frames.
     """
     if steps % window:
         good = math.ceil(steps / window) * window
@@ -211,22 +216,20 @@ def check_batch(steps: int, num_envs: int, window: int, at: str) -> None:
         )
 
 
-# What an algorithm is called whose critics see more than their own agent.
+# The centralized form of each independent algorithm.
 _CENTRAL = {"ippo": "mappo", "iddpg": "maddpg", "itd3": "matd3", "isac": "masac"}
 
 LearningRate = Annotated[Positive, AlsoCalled("learning_rate", "learning_rates")]
 Schedule = Annotated[
-    str, OneOf({"constant": "stays as it is", "linear": "falls to 0 at the end of training"})
+    str, OneOf({"constant": "stays the same", "linear": "falls to 0 at the end of training"})
 ]
-Bootstrap = Annotated[
-    str, OneOf({"team": "the team's (shared reward)", "agent": "each agent's own"})
-]
+Bootstrap = Annotated[str, OneOf({"team": "the team's (shared reward)", "agent": "each agent's"})]
 CentralInput = Annotated[
     str,
     OneOf(
         {
-            "observations": "those of all agents of the group",
-            "team": "those of all agents of all groups",
+            "observations": "observations of all agents of the group",
+            "team": "observations of all agents of all groups",
             "state": "the environment's state",
         }
     ),
@@ -235,28 +238,28 @@ CentralInput = Annotated[
 
 @dataclass(frozen=True)
 class LearnerConfig:
-    """Settings of any learner: the algorithm, by which the other settings are chosen."""
+    """Settings of any learner: the algorithm, which determines the other settings."""
 
     algorithm: str = ""
-    """How agents learn."""
+    """Learning algorithm of the agents."""
 
     def check(self, at: str = "") -> None:
-        """Refuses settings that do not fit together.
+        """Refuses settings that contradict each other.
 
         Args:
-            at (str): what stands before the names in messages.
+            at (str): prefix of the settings' names in messages.
 
         Raises:
-            ConfigError: naming them.
+            ConfigError: naming the settings.
         """
 
     def check_run(self, run: Any, at: str, *, own_env: bool = False) -> None:
-        """Refuses what does not fit the rest of a run.
+        """Refuses settings that contradict the rest of a run.
 
         Args:
-            run (TrainConfig): the run's settings.
-            at (str): what stands before the names in messages.
-            own_env (bool): the caller brings an environment, so ``run.env`` is not looked at.
+            run (TrainConfig): settings of the run.
+            at (str): prefix of the settings' names in messages.
+            own_env (bool): the caller passes an environment, so ``run.env`` is ignored.
 
         Raises:
             ConfigError: naming the setting, what was found, what was expected and the fix.
@@ -265,62 +268,62 @@ class LearnerConfig:
 
 @dataclass(frozen=True)
 class RandomConfig(LearnerConfig):
-    """Actions at random, nothing is learned."""
+    """Random actions without learning."""
 
     algorithm: str = "random"
-    """How agents learn."""
+    """Learning algorithm of the agents."""
 
 
 @dataclass(frozen=True)
 class TrainedConfig(LearnerConfig):
     """Settings of every family that trains networks.
 
-    A group whose algorithm is of another family than ``learner``'s takes these over from there,
-    where they differ from their defaults.
+    A group whose algorithm belongs to another family than ``learner.algorithm`` inherits these
+    settings from ``learner`` where they differ from their defaults.
     """
 
     central_input: CentralInput = "observations"
-    """What a central critic or a mixer sees."""
+    """Input of a central critic or a mixer."""
     gamma: Share = 0.99
-    """Discount."""
+    """Discount factor."""
     bootstrap: Bootstrap = "team"
-    """Whose ends stop the return."""
+    """Done flag that cuts the return: the team's or each agent's."""
     adam_eps: Positive = 1e-5
     """Adam's epsilon."""
     max_grad_norm: Positive | None = 10.0
-    """Largest norm of the gradient of each group's networks; null for none."""
+    """Maximum gradient norm of each group's networks; null for no clipping."""
     normalize_observations: bool = False
-    """Running mean and variance of the observations, over living agents."""
+    """Normalize observations by their running mean and variance over living agents."""
     precision: Annotated[
         str,
         OneOf(
             {
-                "float32": "as they are",
+                "float32": "full precision",
                 "tf32": "matrix products of the learner in TF32, on a GPU that has it",
-                "bf16": "forward and backward in bfloat16, in acting as well",
+                "bf16": "forward and backward in bfloat16, also in acting",
             }
         ),
     ] = "float32"
-    """How precisely networks compute."""
+    """Numeric precision of the networks."""
     actor: NetworkConfig = field(default_factory=NetworkConfig)
     """The actor's network."""
 
     @property
     def central(self) -> bool:
-        """Whether critics, or a mixer, see more than their own agent."""
+        """True if critics, or a mixer, read more than their agent's observation."""
         return self.algorithm in _CENTRAL.values()
 
     def check_run(self, run: Any, at: str, *, own_env: bool = False) -> None:
-        """Refuses a critic or a mixer of a state that the environment does not give."""
+        """Refuses a critic or a mixer of the state in an environment without a state."""
         central = self.central and self.central_input == "state"
         if central and not own_env and run.env.is_stateless:
             raise ConfigError(
                 f"{at}central_input is 'state', but env.state is null and {run.env.library} gives "
-                "none; use env.state=observations."
+                "no state; use env.state=observations."
             )
 
     def _take_plain(self, **kinds: type) -> None:
-        """Makes parts of other kinds, such as a plain network, those that the settings have.
+        """Converts parts of other dataclasses, such as a plain network, to the expected ones.
 
         Args:
             **kinds: name of a part -> its dataclass.
@@ -332,18 +335,18 @@ class TrainedConfig(LearnerConfig):
 
 
 class OnBatches:
-    """What settings have in common of families that train on each batch while it is new."""
+    """Mixin for the settings of families that train on each batch once, when it arrives."""
 
     minibatch_size: int
 
     @property
     def remembers(self) -> bool:
-        """Whether the actor or the critic carries something from step to step."""
+        """True if the actor or the critic carries state from step to step."""
         return remembers(self)
 
     def check_run(self, run: Any, at: str, *, own_env: bool = False) -> None:
-        """Refuses minibatches larger than a batch, a state that the environment does not give, and
-        batches that are no whole windows."""
+        """Refuses minibatches larger than a batch, a state that the environment does not have, and
+        batches that do not hold whole windows."""
         check_minibatch(self.minibatch_size, run, at)
         if self.remembers and not own_env:
             check_run_windows(self, run, at)
@@ -353,7 +356,7 @@ class OnBatches:
 
 @dataclass(frozen=True)
 class ActorCriticConfig(TrainedConfig):
-    """Settings of every family that trains actors beside critics."""
+    """Settings of every family that trains actors and critics."""
 
     critic: CriticConfig = field(default_factory=CriticConfig)
     """The critic's network."""
@@ -362,10 +365,10 @@ class ActorCriticConfig(TrainedConfig):
         self._take_plain(critic=CriticConfig)
 
     def check(self, at: str = "") -> None:
-        """Refuses critics that their input or their sharing makes impossible.
+        """Refuses critics that contradict their input or their parameter sharing.
 
         Raises:
-            ConfigError: naming the settings that do not fit together.
+            ConfigError: naming the settings that contradict each other.
         """
         super().check(at)
         critic, sharing = self.critic, sharing_of(self.critic)
@@ -380,8 +383,8 @@ class ActorCriticConfig(TrainedConfig):
             )
         if critic.value_per == "team" and not (self.central and shared):
             raise ConfigError(
-                f"{at}critic.value_per is 'team', which needs a central critic that no agent "
-                f"has for itself; use {at}algorithm={central} and {at}critic.sharing=group, "
+                f"{at}critic.value_per is 'team', which needs a central critic shared by all "
+                f"agents; use {at}algorithm={central} and {at}critic.sharing=group, "
                 f"or {at}critic.value_per=agent."
             )
         if critic.architecture != "mlp" and communicates(critic):
@@ -393,24 +396,24 @@ class ActorCriticConfig(TrainedConfig):
         if critic.architecture != "mlp" and not shared:
             raise ConfigError(
                 f"{at}critic.sharing is {sharing!r}, but a critic of architecture "
-                f"{critic.architecture!r} is one network for all; "
+                f"{critic.architecture!r} is one network for all agents; "
                 f"use {at}critic.sharing=group."
             )
 
 
 @dataclass(frozen=True)
 class EpsilonConfig:
-    """How often agents act at random while values of actions are learned."""
+    """Epsilon-greedy exploration with a linear schedule."""
 
     epsilon: Share = 1.0
-    """Chance with which an agent acts at random, at the start."""
+    """Probability of a random action at the start."""
     epsilon_end: Share = 0.05
-    """The same at the end of the schedule."""
+    """Probability of a random action at the end of the schedule."""
     annealing: Share = 0.2
-    """Share of the run in which it goes from the first value to the last, along a line."""
+    """Fraction of the run over which epsilon changes linearly to its final value."""
 
     def at(self, fraction: float) -> float:
-        """Returns the chance at a fraction, 0 to 1, of the run.
+        """Returns the probability of a random action at a fraction, 0 to 1, of the run.
 
         Examples:
             >>> EpsilonConfig(1.0, 0.5, annealing=0.2).at(0.1)
@@ -422,12 +425,12 @@ class EpsilonConfig:
 
 @dataclass(frozen=True)
 class OnPolicyConfig(OnBatches, ActorCriticConfig):
-    """MAPPO or IPPO: what is trained, on which advantages, with which steps."""
+    """Settings of MAPPO and IPPO: networks, advantages, losses and updates."""
 
     algorithm: str = "mappo"
-    """How agents learn."""
+    """Learning algorithm of the agents."""
     central_input: Annotated[CentralInput, ReadWhere("algorithm", "mappo")] = "observations"
-    """What a central critic sees."""
+    """Input of a central critic."""
     actor: TeamNetworkConfig = field(default_factory=TeamNetworkConfig)
     """The actor's network."""
     critic: Annotated[
@@ -435,97 +438,96 @@ class OnPolicyConfig(OnBatches, ActorCriticConfig):
     ] = field(default_factory=RecurrentCriticConfig)
     """The critic's network."""
     window: Annotated[Count, NeedsMemory()] = 16
-    """Steps that a network with memory is trained on in a row, from the state that it had there;
-    the steps of a batch and of a minibatch are multiples of it."""
+    """Steps per training window of a network with memory; batches hold whole windows."""
     burn_in: Annotated[int, Range(0), NeedsMemory()] = 0
-    """Steps at the start of a window that only bring the state up to date, and are not learned
-    from."""
+    """Steps at the start of a window that only refresh the hidden state; they have no loss."""
     unshare_at: Annotated[Share | None, ReadWhere("algorithm", "mappo", "ippo")] = None
-    """Share of the run, 0 to 1, after which every agent goes on with its own copy of the networks
-    that it shared; null for never."""
+    """Fraction of the run after which every agent trains its own copy of the shared networks; null
+    for never."""
     estimator: Annotated[
         str,
         OneOf(
             {
-                "gae": "as if the policy that learns had acted (GAE)",
-                "vtrace": "corrected by how much likelier it makes what an older one did (V-trace)",
+                "gae": "GAE, which assumes on-policy data",
+                "vtrace": "V-trace, which corrects for the policy that collected the data",
             }
         ),
     ] = "gae"
-    """How advantages and what the critic learns are estimated."""
+    """Estimator of advantages and value targets."""
     rho_clip: Annotated[Positive | None, ReadWhere("estimator", "vtrace")] = 1.0
-    """Largest ratio of the policies in what the critic learns; null for no limit."""
+    """V-trace's limit rho of the importance ratio in the value target; null for no limit."""
     c_clip: Annotated[Positive | None, ReadWhere("estimator", "vtrace")] = 1.0
-    """Largest ratio by which later steps count; null for no limit."""
+    """V-trace's limit c of the importance ratio that weights later steps; null for no limit."""
     ratio: Annotated[
         str,
-        OneOf({"agent": "an agent's own", "joint": "the product over its group's acting agents"}),
+        OneOf({"agent": "the agent's", "joint": "the product over its group's acting agents"}),
         ReadWhere("estimator", "vtrace"),
     ] = "agent"
-    """Whose ratio corrects an agent's estimates."""
+    """Importance ratio that corrects an agent's estimates."""
     lmbda: Share = 0.95
-    """Weight of longer returns in the advantage."""
+    """Lambda of GAE and V-trace: weight of longer returns in the advantage."""
     lr: LearningRate = 5e-4
     """Learning rate of Adam."""
     lr_schedule: Schedule = "constant"
-    """Course of the learning rate."""
+    """Schedule of the learning rate."""
     num_epochs: Count = 6
     """Passes over a batch."""
     minibatch_size: Count = 1200
     """Env steps of a minibatch; the agents of a step stay together."""
     clip_epsilon: Positive = 0.2
-    """Clip range of the probability ratio."""
+    """Clip range of the importance ratio in PPO's loss."""
     clip_value: bool = False
-    """Clip the change of the value, too."""
+    """Clip the change of the value to ``clip_epsilon``, too."""
     critic_coeff: Weight = 1.0
     """Weight of the critic's loss."""
     loss_critic_type: Annotated[
         str,
         OneOf(
             {
-                "huber": "a square up to huber_delta, a line beyond",
+                "huber": "quadratic up to huber_delta, linear beyond",
                 "l2": "squared error",
-                "smooth_l1": "a square up to 1, a line beyond",
+                "smooth_l1": "quadratic up to 1, linear beyond",
             }
         ),
     ] = "huber"
     """Loss of the critic."""
     huber_delta: Annotated[Positive, ReadWhere("loss_critic_type", "huber")] = 10.0
-    """Where ``huber`` turns from a square into a line."""
+    """Error at which the Huber loss changes from quadratic to linear."""
     entropy_coeff: Weight = 0.0
     """Weight of the entropy bonus."""
     entropy_schedule: Annotated[Schedule, ReadWhere("entropy_coeff", 0, but=True)] = "constant"
-    """Course of the entropy bonus."""
+    """Schedule of the entropy bonus."""
     target_kl: Positive | None = None
-    """Stop the epochs of a batch at this KL divergence from the old policy; null for never."""
+    """KL divergence from the old policy at which a batch's epochs stop; null for never."""
     normalize_advantage: Annotated[
         str,
         OneOf(
             {
                 "pooled": "over all living agents",
-                "agent": "over each agent's own",
+                "agent": "over each agent's advantages",
                 "none": "not at all",
             }
         ),
     ] = "pooled"
-    """Over whom advantages are standardized."""
+    """Standardization of the advantages."""
     value_norm: bool = True
-    """The critic works in normalized returns."""
+    """Train the critic on returns normalized by their running statistics."""
     value_norm_decay: Annotated[float, Range(0, 1, below=True), ReadWhere("value_norm", True)] = (
         0.99
     )
-    """Memory of the return statistics, per batch."""
+    """EMA decay of the return statistics, per batch."""
     value_centering: Annotated[bool, ReadWhere("value_norm", True)] = False
-    """Before each batch shift all values to the level that its returns leave as it is."""
+    """Before each update, shift all values by a constant so that values and targets agree on
+    average."""
 
     def __post_init__(self) -> None:
         self._take_plain(actor=TeamNetworkConfig, critic=RecurrentCriticConfig)
 
     def check(self, at: str = "") -> None:
-        """Refuses what does not fit together.
+        """Refuses settings that contradict each other.
 
         Raises:
-            ConfigError: naming the settings that do not fit together.
+            ConfigError: naming the settings.
         """
         super().check(at)
         if self.algorithm in ("mappo", "ippo"):
@@ -535,14 +537,14 @@ class OnPolicyConfig(OnBatches, ActorCriticConfig):
 
 
 def check_unshare(section: Any, at: str) -> None:
-    """Refuses to un-share networks with a channel, or of which each agent has its own.
+    """Refuses to un-share networks with a communication channel, or networks that are not shared.
 
     Args:
-        section (TrainedConfig): with ``unshare_at``.
-        at (str): what stands before the names in messages.
+        section (TrainedConfig): settings with ``unshare_at``.
+        at (str): prefix of the settings' names in messages.
 
     Raises:
-        ConfigError: agents communicate, or nothing is shared by networks that see one agent.
+        ConfigError: agents communicate, or no network of single agents is shared.
     """
     if section.unshare_at is None:
         return
@@ -550,13 +552,13 @@ def check_unshare(section: Any, at: str) -> None:
     for name in ("actor", "critic"):
         if communicates(getattr(section, name, section.actor)):
             raise ConfigError(
-                f"{at}unshare_at is {section.unshare_at:g}, but agents communicate, and a channel "
-                f"belongs to all; use {at}unshare_at=null, or {at}{name}.communication=none."
+                f"{at}unshare_at is {section.unshare_at:g}, but agents communicate, and all share "
+                f"the channel; use {at}unshare_at=null, or {at}{name}.communication=none."
             )
     of_one_agent = critic is not None and (not section.central or getattr(section, "mixed", False))
     networks = [section.actor, *([critic] if of_one_agent else [])]
     if all(sharing_of(network) == "none" for network in networks):
         raise ConfigError(
-            f"{at}unshare_at is {section.unshare_at:g}, but {at}actor.sharing is 'none', so that "
-            f"there is nothing to un-share; use {at}actor.sharing=group, or {at}unshare_at=null."
+            f"{at}unshare_at is {section.unshare_at:g}, but {at}actor.sharing is 'none', which "
+            f"leaves nothing to un-share; use {at}actor.sharing=group, or {at}unshare_at=null."
         )

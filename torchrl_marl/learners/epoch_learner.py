@@ -1,4 +1,4 @@
-"""What learners share that train on every batch at once, in epochs of minibatches.
+"""Base class of learners that train on each batch in epochs of minibatches.
 
 Shapes: E envs, T steps, F frames of a batch, N agents of a group, G groups that are trained as one.
 """
@@ -32,32 +32,32 @@ __all__ = ["EpochLearner"]
 
 
 class EpochLearner(BlockLearner):
-    """Trains one or more groups of equal settings on every batch at once, with one optimizer.
+    """Base class of learners that train on each batch in epochs, with one optimizer.
 
-    A batch gets its targets, and is then trained on in epochs of minibatches, each update eagerly
-    or as one graph. A subclass makes actors and losses, calls ``start_optimizer``, and says what
-    the targets are.
+    The learner adds targets to a batch, and then trains in epochs of minibatches, each update
+    eagerly or as one graph. A subclass builds actors and losses, calls ``start_optimizer``, and
+    implements ``add_targets``.
 
     ``state_dict()`` holds everything that resuming needs, the optimizer's state included.
 
     Args:
-        groups (mapping of name to GroupSpec): the groups that it trains.
-        config: how; of
-            :class:`~torchrl_marl.learners.config.OnPolicyConfig` or
+        groups (mapping of name to GroupSpec): the groups that it trains, with equal settings.
+        config: settings, an
+            :class:`~torchrl_marl.learners.config.OnPolicyConfig` or a
             :class:`~torchrl_marl.learners.off_policy_config.ParallelQConfig`.
         team (TeamSpec, optional): all groups of the environment, for a network across groups.
-        device (torch.device, optional): of networks and optimizer.
-        execution ("eager", "compile" or "cudagraph"): operation by operation; or each update,
-            from the minibatch to Adam, as one compiled graph, which a GPU may replay.
+        device (torch.device, optional): device of networks and optimizer.
+        execution ("eager", "compile" or "cudagraph"): eager, or each update from the minibatch to
+            Adam as one compiled graph, which a GPU may replay.
     """
 
     written: ClassVar[tuple[str, ...]] = ("value_target", "loss_mask")
-    """What targets leave in the batch, as far as there is such."""
+    """Entries that targets add to the batch, if they exist."""
 
     over_ranks = False
-    """Whether several processes can learn as one, each from its part of a batch."""
+    """True if ranks can share it, each with its part of a batch."""
     shards: ShardOrder | None = None
-    _looked = False
+    _inspected = False
 
     @abstractmethod
     def networks(self, loss: Any) -> Sequence[nn.Module]:
@@ -65,22 +65,22 @@ class EpochLearner(BlockLearner):
 
     @abstractmethod
     def make_clip(self, name: str) -> GradientClip:
-        """Returns the limit of the gradients of a loss."""
+        """Returns the gradient clip of a loss."""
 
     @abstractmethod
     def add_targets(self, data: TensorDictBase) -> None:
-        """Writes what the losses learn, into a batch ``[E, T]`` in the block's layout."""
+        """Writes the losses' targets into a batch ``[E, T]`` in the block's layout."""
 
     @abstractmethod
     def inspect_first_batch(self, batch: TensorDictBase) -> None:
-        """Warns of, or refuses, what the first batch shows of the agents."""
+        """Checks the agents' roles in the first batch: warns, or refuses them."""
 
     def make_stop(self, clips: Mapping[str, GradientClip], device: torch.device) -> KLStop:
-        """Returns what ends the epochs of a batch; by default nothing does."""
+        """Returns the early stop of a batch's epochs; by default there is none."""
         return KLStop(clips, None, device)
 
     def start_optimizer(self) -> None:
-        """Makes the optimizer of all losses, and their updates."""
+        """Creates the optimizer of all losses, and their updates."""
         networks = [x for loss in self.losses.values() for x in self.networks(loss)]
         parameters = list(dict.fromkeys(p for net in networks for p in net.parameters()))
         lr, eps = self.config.lr, self.config.adam_eps
@@ -109,17 +109,17 @@ class EpochLearner(BlockLearner):
 
     @property
     def optimizer_of(self) -> dict[str, Adam]:
-        """Setting that is a learning rate -> the optimizer that it is of."""
+        """Name of each learning-rate setting -> its optimizer."""
         return {"lr": cast(Adam, self.optimizer)}
 
     @property
     def trained(self) -> list[Tensor]:
-        """Parameters that an update moves."""
+        """Parameters that an update changes."""
         return self.optimizer.param_groups[0]["params"]
 
     @property
     def clips(self) -> list[GradientClip]:
-        """Limits of all gradients."""
+        """Gradient clips of all losses."""
         return list(self.updates.clips.values())
 
     @property
@@ -127,7 +127,7 @@ class EpochLearner(BlockLearner):
         return self.config.burn_in if self.remembers else 0
 
     def _warmed_up(self, windows: TensorDictBase) -> TensorDictBase:
-        """Returns windows without the steps that only bring the networks' states up to date."""
+        """Returns windows without their burn-in, with refreshed hidden states."""
         from torchrl_marl.learners.windows import recall_all, warmed_up
 
         recall = [
@@ -138,10 +138,10 @@ class EpochLearner(BlockLearner):
 
     @property
     def actor(self) -> nn.Module:
-        """The actor of all groups, where they are trained as one.
+        """The actor of all groups, if they are trained as one.
 
         Raises:
-            ValueError: there are several; ask ``actors``.
+            ValueError: there are several actors; use ``actors``.
         """
         trained = list(self.actors.children())
         if len(trained) > 1:
@@ -158,10 +158,10 @@ class EpochLearner(BlockLearner):
             self.unshare()
 
     def unshare(self) -> None:
-        """Gives every agent a network of its own from now on, with the outputs that it had.
+        """Replaces shared networks by one copy for each agent; outputs stay the same.
 
-        Networks that see what one agent sees are un-shared; one that sees the whole team stays
-        one. The optimizer goes on where it was.
+        Networks of single agents' observations are un-shared. A network of the whole team stays
+        one. The optimizer keeps its state.
         """
         from torchrl_marl.learners.unshare import unshare_networks
 
@@ -177,12 +177,12 @@ class EpochLearner(BlockLearner):
         self.unshared = True
 
     def use_shards(self, own: range, total: int, seed: int) -> None:
-        """Draws minibatches of parts of every shard, which then may lie in other processes.
+        """Draws each minibatch in equal parts from all shards, also those of other processes.
 
         Args:
-            own (range): the shards whose copies a batch has here, one after the other.
-            total (int): shards of the run; minibatches are those of all.
-            seed (int): of their orders.
+            own (range): shards of this process, in the order of its batches.
+            total (int): number of shards of the run.
+            seed (int): random seed of the minibatches.
         """
         from torchrl_marl.learners.shards import ShardOrder
 
@@ -190,8 +190,8 @@ class EpochLearner(BlockLearner):
 
     def _learn(self, batch: TensorDictBase) -> TensorDict:
         self.check_remembered(batch)
-        if not self._looked:
-            self._looked = True
+        if not self._inspected:
+            self._inspected = True
             self.inspect_first_batch(batch)
         data = self.block.gather(batch)
         self.add_targets(data)
@@ -203,7 +203,7 @@ class EpochLearner(BlockLearner):
         return metrics
 
     def _frames(self, data: TensorDictBase) -> TensorDictBase:
-        """Returns what minibatches are drawn from: frames, or windows of networks with memory."""
+        """Returns the frames of a batch, or its windows for networks with memory."""
         keys = minibatch_keys(self.losses.values())
         if self.remembers:
             from torchrl_marl.learners.windows import windows_of
@@ -212,7 +212,7 @@ class EpochLearner(BlockLearner):
         return data.select(*keys, strict=False).reshape(-1)
 
     def _train(self, frames: TensorDictBase) -> TensorDict:
-        """Trains on the frames of a batch, ``[F]``, with what the losses read."""
+        """Trains on the frames of a batch, ``[F]``, with the entries that the losses read."""
         history, finite = self.updates.run(frames, self._epochs(len(frames)))
         stop = self.updates.stop
         return self._summary(history, finite, dict(stop.by_loss(stop.epochs)))
@@ -237,14 +237,14 @@ class EpochLearner(BlockLearner):
     # ------------------------------------------------------------------------------- state
 
     def get_extra_state(self) -> dict[str, Any]:
-        """What ``state_dict()`` holds beside networks and statistics."""
+        """The part of ``state_dict()`` besides networks and statistics."""
         state = {"optimizer": self.optimizer.state_dict(), "unshared": self.unshared}
         state |= self._births_state()
         state |= {} if self.shards is None else {"drawn": self.shards.drawn}
         return state if self.members is None else {**state, **self.members.state_dict()}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Takes the optimizer's state back."""
+        """Restores the optimizer's state."""
         self.optimizer.load_state_dict(state["optimizer"])
         self._load_births(state)
         if self.shards is not None:

@@ -1,4 +1,4 @@
-"""Groups that do not learn.
+"""A learner for groups with a fixed policy.
 
 Shapes: E envs, T steps.
 """
@@ -21,14 +21,14 @@ __all__ = ["FixedPolicy", "RandomPlayers"]
 
 
 class FixedPolicy(nn.Module):
-    """Groups whose policy stays as it is, such as the opponents of those who learn.
+    """Groups with a fixed policy, such as the opponents of the groups that learn.
 
     Args:
-        groups (mapping of name to GroupSpec): who they are.
-        config (LearnerConfig, optional): kept, not read.
-        actors (mapping of name to module, optional): how they act; at random by default.
-        device (torch.device, optional): of the random actions.
-        **others: of other learners, not read.
+        groups (mapping of name to GroupSpec): the groups.
+        config (LearnerConfig, optional): kept, but not read.
+        actors (mapping of name to module, optional): actors by group; random actions by default.
+        device (torch.device, optional): device of the random actions.
+        **others: arguments of other learners, ignored.
 
     Examples:
         >>> from torchrl_marl import TeamSpec
@@ -39,11 +39,11 @@ class FixedPolicy(nn.Module):
     """
 
     over_ranks = True
-    """Nothing is learned, which several processes can do as one."""
+    """Ranks can always share it: it learns nothing."""
     remembered = ()
 
     def cut(self) -> None:
-        """Does nothing: nothing is kept between batches."""
+        """Does nothing: no state is kept between batches."""
 
     def use_shards(self, own: range, total: int, seed: int) -> None:
         """Does nothing: there are no minibatches."""

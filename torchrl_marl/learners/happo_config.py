@@ -18,7 +18,7 @@ from torchrl_marl.settings import ReadWhere
 
 __all__ = ["HAPPOConfig"]
 
-# Settings of a network that only some ways of sharing it read, and which way it is.
+# Settings of a network's parameter sharing.
 _SHARED = (
     *("sharing", "sharing_index", "agent_id", "agent_id_size", "mask_ratio", "mask_seed"),
     *("n_clusters", "clustering_frames"),
@@ -27,39 +27,39 @@ _SHARED = (
 
 @dataclass(frozen=True)
 class HAPPOConfig(OnPolicyConfig):
-    """HAPPO: MAPPO with agents that learn one after the other, each from a network of its own."""
+    """Settings of HAPPO: MAPPO with sequential updates of agents, each with its own network."""
 
     algorithm: str = "happo"
-    """How agents learn."""
+    """Learning algorithm of the agents."""
     central_input: CentralInput = "observations"
-    """What the critic sees."""
+    """Input of the critic."""
     critic: RecurrentCriticConfig = field(default_factory=RecurrentCriticConfig)
     """The critic's network."""
     actor: Annotated[
         TeamNetworkConfig,
         ReadWhere("algorithm", "happo", but=True, of=(*_SHARED, "communication")),
     ] = field(default_factory=lambda: TeamNetworkConfig(sharing="none"))
-    """The actor's network, each agent's own."""
+    """The actor's network, one for each agent."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.actor.share_params and self.actor.sharing == "none":
-            # ``none`` is also what nobody chose: share_params alone decides then.
+            # ``none`` is also this class's default: then share_params alone decides.
             object.__setattr__(self, "actor", replace(self.actor, sharing="group"))
 
     @property
     def central(self) -> bool:
-        """Whether critics see more than their own agent."""
+        """True if critics read more than their agent's observation."""
         return True
 
     def check(self, at: str = "") -> None:
-        """Refuses policies that agents share: one agent's update would move the others."""
+        """Refuses policies that agents share: one agent's update would change the others."""
         super().check(at)
         if communicates(self.actor):
             raise ConfigError(
                 f"{at}actor.communication.kind is {quoted(self.actor.communication.kind)}, but "
-                f"{self.algorithm} updates one agent after the other, and a channel belongs to "
-                f"all; use {at}actor.communication=none, or {at}algorithm=mappo."
+                f"{self.algorithm} updates one agent after the other, and all share the channel; "
+                f"use {at}actor.communication=none, or {at}algorithm=mappo."
             )
         sharing, body = sharing_of(self.actor), BODIES.find(self.actor.body)
         if sharing != "none":

@@ -1,4 +1,4 @@
-"""The protocol of a learner: what training and collecting ask of it."""
+"""The protocol of a learner, used by training and by collectors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["LEARNER_PARTS", "Actors", "Learner"]
 
 
 class Actors(Protocol):
-    """A mapping from names of groups to their actors, a ``ModuleDict`` for one."""
+    """A mapping from group names to actors, such as a ``ModuleDict``."""
 
     def __getitem__(self, name: str) -> TensorDictModuleBase: ...  # noqa: D105
 
@@ -22,18 +22,19 @@ class Actors(Protocol):
 
 
 class Learner(Protocol):
-    """Trains one or more groups of equal settings, on the batches of a collector.
+    """Trains one or more groups of equal settings on the batches of a collector.
 
-    Made as ``Learner(groups, config, team=team, device=device, execution=execution)`` by
-    :func:`~torchrl_marl.learners.build_learners`. The loop of training asks no learner what it is:
-    learners of several kinds train on one batch, each its groups. A class that inherits from this
-    one has what stands here, and overrides what it needs.
+    :func:`~torchrl_marl.learners.build_learners` builds it as
+    ``Learner(groups, config, team=team, device=device, execution=execution)``. The training loop
+    does not depend on the kind of learner: several kinds train on one batch, each its groups. A
+    subclass inherits the defaults below and overrides the methods that it needs.
 
     Attributes:
         groups (mapping): names of the groups that it trains -> their specs.
-        actors (mapping): names of the groups -> their actors, which collectors use as they are.
-        remembered (sequence of str): what a batch has for networks with memory or communication.
-        over_ranks (bool): it can learn as one with the same learner of other processes
+        actors (mapping): names of the groups -> their actors, used directly by collectors.
+        remembered (sequence of str): entries of a batch that networks with memory or communication
+            read.
+        over_ranks (bool): whether ranks can share it
             (:mod:`torchrl_marl.runtime.ranks`).
     """
 
@@ -46,31 +47,31 @@ class Learner(Protocol):
         """Moves the schedules to a fraction, 0 to 1, of the run."""
 
     def learn(self, batch: TensorDictBase) -> TensorDict:
-        """Trains on a batch ``[E, T]``; returns metrics ``(group, name)`` that stay tensors.
+        """Trains on a batch ``[E, T]``; returns metrics ``(group, name)`` as tensors.
 
-        The batch may gain entries under the learner's groups, and loses none.
+        A learner may add entries to the batch under its groups, but removes none.
         """
 
     def cut(self) -> None:
-        """Forgets running episodes: the next batch does not go on with those of the last."""
+        """Forgets running episodes: the next batch does not continue those of the last."""
 
     def use_shards(self, own: range, total: int, seed: int) -> None:
-        """Draws minibatches of parts of every shard of a run from now on.
+        """Draws each minibatch in equal parts from all shards of a run from now on.
 
         Args:
-            own (range): the shards of this process.
+            own (range): shards of this process.
             total (int): number of shards of the run.
-            seed (int): of the draws.
+            seed (int): random seed of the minibatches.
         """
 
     def state_dict(self) -> dict[str, Any]:
         """Returns everything that resuming needs, such as the optimizer's state."""
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> Any:
-        """Goes on from a saved state."""
+        """Restores a saved state."""
 
 
 LEARNER_PARTS = sorted(
     name for name in {*vars(Learner), *Learner.__annotations__} if not name.startswith("_")
 )
-"""Names of what a learner has."""
+"""Names of the attributes and methods of a learner."""

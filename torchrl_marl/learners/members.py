@@ -1,4 +1,4 @@
-"""Members of a population, which a learner trains side by side, each by itself.
+"""Members of a population, trained in parallel and independently by one learner.
 
 Shapes: P members, G groups of all members, E envs of a member, T steps, N agents of a member.
 """
@@ -34,31 +34,31 @@ __all__ = [
 
 
 class Members:
-    """Members of a population: their settings, who is sick, and which rows are whose.
+    """Members of a population: their settings, their divergence flags and their parameters' rows.
 
-    A learner that is given them trains all in one program, each as it would be alone. Members
-    stand side by side as agents; where steps are stored, each has as many rows in the store, and an
-    update draws as many of each, the same that each would draw alone. A member whose gradients
-    become NaN or infinite stays as it was before; the others go on, equal to the bit to what they
-    were without it.
+    A learner with members trains all of them in one program, each as it would train alone. Members
+    are stacked along the agents' dim. With a replay buffer, each has the same number of rows in it,
+    and an update samples for each the rows that it would sample alone. A member whose gradients
+    become NaN or infinite is frozen at its last parameters. The others train on, and equal to the
+    bit a run without it.
 
     Args:
-        config (LearnerConfig): how they learn, in numbers of one member.
+        config (LearnerConfig): settings of one member.
         n_members (int): number P of members, 2 or more.
-        settings (mapping, optional): name -> a setting of each member, ``[P]``, instead of that of
-            ``config``; of :func:`~torchrl_marl.learners.capabilities.varying_of`.
-        share_replay (bool): all members learn from the stored steps of all.
-        device (torch.device, optional): of the learner.
+        settings (mapping, optional): name -> values of the members, ``[P]``, which replace that of
+            ``config``; names as in :func:`~torchrl_marl.learners.capabilities.varying_of`.
+        share_replay (bool): all members learn from one replay buffer.
+        device (torch.device, optional): device of the learner.
 
     Attributes:
-        settings (dict): name -> ``[P]``, of learning rates and those that were given. What is
-            written into them holds from the next batch on, and records no graph again.
-        sick (Tensor): bool, ``[P]``, members that are frozen since a gradient was not finite.
-        rows (Rows): which rows of parameters are whose.
-        tensors (list of Tensor): what an update reads and writes of them.
+        settings (dict): name -> ``[P]``, the learning rates and the given settings. Values written
+            into them take effect with the next batch, and no graph is captured again.
+        diverged (Tensor): bool, ``[P]``, members frozen since a gradient was not finite.
+        rows (Rows): owners of the parameters' rows.
+        tensors (list of Tensor): tensors of the members that an update reads and writes.
 
     Raises:
-        ConfigError: settings with which members would not learn by themselves.
+        ConfigError: settings with which members would not learn independently.
 
     Reference: Flajolet et al., 2022, https://arxiv.org/abs/2206.08888 (vectorized populations).
 
@@ -82,11 +82,11 @@ class Members:
         self.tensors = [self.diverged]
 
     def full(self, value: float) -> Tensor:
-        """Returns a number for each member, ``[P]``."""
+        """Returns a constant for all members, ``[P]``."""
         return torch.full((self.n,), value, device=self.diverged.device)
 
     def take_over(self, clips: Iterable[GradientClip], optimizers: Iterable[Adam]) -> None:
-        """Finds out whose rows of parameters are; limits and optimizers then tell members apart."""
+        """Assigns parameters' rows to members, so that clips and optimizers treat them apart."""
         for clip in clips:
             self.rows.add(clip)
             if "max_grad_norm" in self.settings:
@@ -103,14 +103,14 @@ class Members:
 
     @contextlib.contextmanager
     def learning(self, learner: Any, batch: TensorDictBase) -> Iterator[None]:
-        """Lets a learner learn from a batch ``[P * E, T]``, the envs of a member in turn.
+        """Trains a learner's members within the context, on a batch ``[P * E, T]`` in their order.
 
         Raises:
             ConfigError: a batch that members cannot share.
         """
         if batch.shape[0] % self.n:
             raise ConfigError(
-                f"a batch of {batch.shape[0]} envs, expected as many for each of {self.n} members."
+                f"a batch of {batch.shape[0]} envs, expected a multiple of the {self.n} members."
             )
         self._give_settings(learner)
         before = {p: p.detach().clone() for p in self.rows.owners}
@@ -119,15 +119,15 @@ class Members:
 
     @torch.no_grad()
     def note(self, norms: Tensor) -> None:
-        """Notes members of whose gradients a norm is not finite, of those of all groups ``[G]``."""
+        """Flags members with a gradient norm that is not finite, of all groups' norms, ``[G]``."""
         self.diverged.logical_or_((~norms.unflatten(0, (self.n, -1)).isfinite()).any(-1))
 
     @torch.no_grad()
     def _exclude_diverged(self, learner: Any, before: Mapping[Tensor, Tensor]) -> None:
-        """Puts members back that are sick to what they were when they acted last.
+        """Restores the parameters that diverged members had when they last acted.
 
-        Sick are also those whose parameters have a norm that overflows. Their statistics are made
-        finite, too: they are saved.
+        A member has also diverged if the norm of its parameters overflows. Its statistics are made
+        finite, too, because they are saved.
         """
         self.rows.note_broken(self.diverged)
         if not bool(self.diverged.any()):
@@ -138,7 +138,7 @@ class Members:
                 statistic.nan_to_num_(0.0, 0.0, 0.0)
 
     def refuse_all_diverged(self, rates: str) -> None:
-        """Waits for the device.
+        """Refuses a population in which every member has diverged; waits for the device.
 
         Args:
             rates (str): the settings to lower.
@@ -149,14 +149,14 @@ class Members:
         if bool(self.diverged.all()):
             raise NonFiniteError(
                 "the gradients of every member of the population became NaN or infinite; lower "
-                f"{rates} or learner.max_grad_norm, or look at the rewards' scale."
+                f"{rates} or learner.max_grad_norm, or check the rewards' scale."
             )
 
     # ------------------------------------------------------------------------------- settings
 
     @torch.no_grad()
     def _give_settings(self, learner: Any) -> None:
-        """Writes what differs by member to where updates, limits and losses read it."""
+        """Writes the members' settings to the updates, clips and losses that read them."""
         config, left = learner.config, 1.0 - learner.progress
         falls = getattr(config, "lr_schedule", "constant") == "linear"
         for name, optimizer in learner.optimizer_of.items():
@@ -187,7 +187,7 @@ class Members:
     def _give_coefficients(
         self, loss: Any, by_agent: Mapping[str, Tensor], config: OnPolicyConfig, left: float
     ) -> None:
-        """Writes what a loss of MAPPO has of each agent."""
+        """Writes the coefficients of a MAPPO loss, one for each agent."""
         loss.entropy_bonus |= "entropy_coeff" in self.settings
         falling = left if config.entropy_schedule == "linear" else 1.0
         for name in ("entropy_coeff", "critic_coeff", "clip_epsilon"):
@@ -202,7 +202,7 @@ class Members:
 
     @torch.no_grad()
     def explore(self, learner: Any) -> None:
-        """Fills in how often each member acts at random from now on, as far as that differs."""
+        """Sets each member's epsilon from now on, if members differ in it."""
         found = self.settings.items()
         at = "exploration."
         known = {name.removeprefix(at): own for name, own in found if name.startswith(at)}
@@ -220,11 +220,11 @@ class Members:
                 explore.epsilon.copy_(self._each(epsilon, explore.group.n_agents))
 
     def _each(self, values: Tensor, n: int) -> Tensor:
-        """``[P]`` to as many values for each member as make up n."""
+        """Repeats the members' values ``[P]`` to n values."""
         return values.repeat_interleave(n // self.n)
 
     def first_of(self, values: Tensor) -> Tensor:
-        """Returns the first value of each member, ``[P]``; theirs lie one after the other."""
+        """Returns the first value of each member, ``[P]``, of values in the order of members."""
         return values.unflatten(0, (self.n, -1))[:, 0]
 
     def add_rates(self, summary: TensorDict, rates: Tensor) -> None:
@@ -236,10 +236,10 @@ class Members:
 
     @torch.no_grad()
     def copy(self, learner: Any, parent: Tensor) -> None:
-        """Makes members copies of others, as :meth:`BlockLearner.copy_members` says.
+        """Replaces members by copies of others, as in :meth:`BlockLearner.copy_members`.
 
         Raises:
-            ConfigError: another length, or numbers that are no members.
+            ConfigError: a wrong length, or indices out of range.
         """
         if parent.shape != (self.n,) or not set(parent.tolist()) <= set(range(self.n)):
             raise ConfigError(
@@ -252,18 +252,18 @@ class Members:
         self.diverged.copy_(self.diverged[parent])
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what a learner's extra state holds of them."""
+        """Returns the members' part of a learner's extra state."""
         return {"settings": dict(self.settings), "diverged": self.diverged}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes the settings, and who is sick, back."""
+        """Restores the settings and the divergence flags."""
         for name, values in state["settings"].items():
             self.settings[name].copy_(values)
         self.diverged.copy_(state["diverged"] if "diverged" in state else state["sick"])
 
 
 def _fill(loss: Any, name: str, values: Tensor) -> None:
-    """Writes a coefficient of each agent in place: graphs hold the tensor."""
+    """Writes the agents' coefficients in place, because graphs hold the tensor."""
     own = getattr(loss, name)
     if own.shape == values.shape:
         own.copy_(values)
@@ -277,16 +277,16 @@ def settings_of_members(
     given: Mapping[str, Tensor],
     device: torch.device | str | None = None,
 ) -> dict[str, Tensor]:
-    """Returns the learning rates of all members, and what else differs, ``[P]`` each.
+    """Returns the members' learning rates and the given settings, ``[P]`` each.
 
     Args:
-        config (LearnerConfig): how they learn.
+        config (LearnerConfig): settings of one member.
         n_members (int): number P of members, 2 or more.
-        given (mapping): name -> a setting of each member, ``[P]``.
-        device (torch.device, optional): of the tensors.
+        given (mapping): name -> values of the members, ``[P]``.
+        device (torch.device, optional): device of the tensors.
 
     Raises:
-        ConfigError: less than two members, or a setting that cannot differ.
+        ConfigError: fewer than two members, or a setting that cannot differ.
 
     Examples:
         >>> from torchrl_marl.learners.config import OnPolicyConfig
@@ -320,19 +320,19 @@ def learner_of_members(
     device: torch.device | str | None = None,
     **kwargs: Any,
 ) -> Any:
-    """Builds the learner of an algorithm, of several members.
+    """Builds the learner of an algorithm with several members.
 
     Args:
         groups (mapping of name to GroupSpec): the groups of one member.
-        config, n_members, settings, share_replay, device: of :class:`Members`.
-        **kwargs: of the algorithm's learner.
+        config, n_members, settings, share_replay, device: as for :class:`Members`.
+        **kwargs: arguments of the algorithm's learner.
 
     Shapes:
-        - a batch of it: ``[P * E, T]``, the envs of a member one after the other
+        - its batches: ``[P * E, T]``, sorted by member
         - its metrics: ``[P]``
 
     Raises:
-        ConfigError: settings with which members would not learn by themselves.
+        ConfigError: settings with which members would not learn independently.
 
     Examples:
         >>> from torchrl_marl import TeamSpec

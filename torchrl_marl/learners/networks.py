@@ -1,4 +1,4 @@
-"""Actors and critics of a learner's groups, as its settings say.
+"""Builders of the actors, critics and mixers of a learner's groups.
 
 Shapes: N agents of a group, G groups that are trained as one.
 """
@@ -29,18 +29,18 @@ from torchrl_marl.specs.joining import join
 __all__ = [
     "NetworkBuilder",
     "ObservationNorms",
-    "check_hearing",
+    "check_channels",
     "must_stay_apart",
     "seen_by_critics",
 ]
 
 
 class ObservationNorms(nn.ModuleDict):
-    """The running statistics of the observations of groups, one for each, made when asked for.
+    """Running statistics of the observations of each group, created on first use.
 
     Args:
-        enabled (bool): False: there are none.
-        device (torch.device, optional): of the statistics.
+        enabled (bool): False for no normalization.
+        device (torch.device, optional): device of the statistics.
     """
 
     def __init__(self, enabled: bool, device: torch.device | str | None = None) -> None:
@@ -60,23 +60,24 @@ class ObservationNorms(nn.ModuleDict):
         return cast(ObservationNorm, self[group.name])
 
     def update_all(self, data: TensorDictBase) -> None:
-        """Takes in the observations of a batch, with all groups gathered."""
+        """Updates the statistics by a batch with all groups gathered."""
         for name, group in self.groups.items():
             observation, acts = gather_observation(group, data)
             cast(ObservationNorm, self[name]).update(observation, learning_mask(data, group, acts))
 
 
 class NetworkBuilder:
-    """Builds the networks of a learner's groups, as its settings say.
+    """Builds the networks of a learner's groups from its settings.
 
     Args:
-        config (TrainedConfig): how.
-        norms (ObservationNorms): the running statistics of observations.
-        seen (GroupSpec, optional): the agents that a critic or a mixer across groups sees.
-        device (torch.device, optional): of the networks.
+        config (TrainedConfig): settings of the learner.
+        norms (ObservationNorms): running statistics of observations.
+        seen (GroupSpec, optional): agents in the input of a critic or a mixer across groups.
+        device (torch.device, optional): device of the networks.
 
     Raises:
-        ConfigError: from each method, settings that do not fit, with the group and the network.
+        ConfigError: in each method, for settings that the group does not support; the message names
+            the group and the network.
     """
 
     def __init__(
@@ -94,17 +95,17 @@ class NetworkBuilder:
         """Builds the actor of a group.
 
         Args:
-            group (GroupSpec): who acts.
-            make (callable, optional): which kind of actor, such as ``make_deterministic_actor``.
+            group (GroupSpec): the group.
+            make (callable, optional): builder of the actor, such as ``make_deterministic_actor``.
         """
         make = partial(make, group, self.config.actor, observation_norm=self.norms.of(group))
         return self._build(group, "actor", make)
 
     def q_actor(self, group: GroupSpec) -> Any:
-        """Builds the network of the values of a group's actions, by which it acts.
+        """Builds the Q-network of a group, from which it acts.
 
         Raises:
-            ConfigError: continuous actions, too.
+            ConfigError: also for continuous actions.
         """
         from torchrl_marl.modules.q_actor import make_q_actor
 
@@ -126,11 +127,11 @@ class NetworkBuilder:
         return self._build(group, "critic", partial(make_critic, group, config.critic, **settings))
 
     def action_critic(self, group: GroupSpec, n_critics: int = 1) -> TensorDictSequential:
-        """Builds critics of a group's actions.
+        """Builds the critics of a group's observations and actions.
 
         Args:
-            group (GroupSpec): whose values.
-            n_critics (int): how many learn the same.
+            group (GroupSpec): the group.
+            n_critics (int): number of critics trained on the same targets.
         """
         from torchrl_marl.modules.action_critics import make_action_critic
         from torchrl_marl.modules.mixers import make_mixed_critic
@@ -144,7 +145,7 @@ class NetworkBuilder:
         return self._build(group, "critic", partial(make, group, config.critic, **settings))
 
     def mixer(self, group: GroupSpec) -> TensorDictModule | None:
-        """Builds the mixer of a group's values, or None where the algorithm has none."""
+        """Builds the mixer of a group's values, or returns None if the algorithm has none."""
         from torchrl_marl.modules.mixers import make_mixer
 
         own = self.config.mixer
@@ -155,14 +156,14 @@ class NetworkBuilder:
         )
 
     def _seen_by(self, group: GroupSpec) -> dict[str, Any]:
-        """Returns what a critic or a mixer of a group sees, and by which statistics."""
+        """Returns the input and the observation statistics of a group's critic or mixer."""
         config = self.config
         state = config.central and config.central_input == "state"
         norm = self.norms.of(group if self.seen is None else self.seen)
         return {"centralized": "state" if state else config.central, "observation_norm": norm}
 
     def _build(self, group: GroupSpec, network: str, make: Callable[..., Any]) -> Any:
-        """Builds a network in the learner's precision; names those whose settings do not fit."""
+        """Builds a network in the learner's precision; errors name the group and the network."""
         try:
             built = make(device=self.device)
         except ConfigError as error:
@@ -174,14 +175,17 @@ class NetworkBuilder:
 
 
 def seen_by_critics(groups: Iterable[GroupSpec], config: TrainedConfig) -> GroupSpec | None:
-    """Returns the agents that a critic across groups sees, as one group; None without one."""
+    """Returns the agents in the input of a critic across groups as one group, if there is one."""
     across = config.central and config.central_input == "team"
     return join(list(groups), same_actions=False) if across else None
 
 
 def must_stay_apart(config: TrainedConfig) -> bool:
-    """Whether each group needs networks of its own: one over a set of agents would see them all,
-    and who does not hear the others does not share a channel with them."""
+    """Returns whether each group needs separate networks.
+
+    A network over a set of agents would read all groups, and groups that do not communicate with
+    each other do not share a channel.
+    """
     networks = [config.actor, *([config.critic] if hasattr(config, "critic") else [])]
     talks = [own.communication for own in networks if communicates(own)]
     if any(not own.across_groups for own in talks):
@@ -191,25 +195,25 @@ def must_stay_apart(config: TrainedConfig) -> bool:
     return config.critic.architecture != "mlp" and config.central_input != "team"
 
 
-def check_hearing(
+def check_channels(
     joined: Mapping[str, GroupSpec], config: TrainedConfig, team: TeamSpec | None
 ) -> None:
-    """Refuses groups that should hear each other but are not trained as one.
+    """Refuses communication across groups that are not trained as one.
 
     Args:
         joined (mapping of name to GroupSpec): the groups that are trained.
-        config (TrainedConfig): how.
+        config (TrainedConfig): settings of the learner.
         team (TeamSpec, optional): all groups of the environment.
 
     Raises:
-        ConfigError: naming them, or the network that does not hear across groups.
+        ConfigError: naming the groups, or the network without communication across groups.
     """
     networks = {"actor": config.actor, "critic": getattr(config, "critic", config.actor)}
     talks = {name: own for name, own in networks.items() if communicates(own)}
     across = [name for name, own in talks.items() if own.communication.across_groups]
     names = list(joined)
-    heard = {own.name for group in joined.values() for own in group.groups}
-    apart = [] if team is None else [name for name in team.groups if name not in heard]
+    trained = {own.name for group in joined.values() for own in group.groups}
+    apart = [] if team is None else [name for name in team.groups if name not in trained]
     if len(names) > 1 and len(talks) == 2 and len(across) == 1:
         [within] = talks.keys() - set(across)
         raise ConfigError(

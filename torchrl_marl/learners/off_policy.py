@@ -1,4 +1,4 @@
-"""Learners of actor-critic algorithms that store steps."""
+"""Learners of off-policy actor-critic algorithms."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ __all__ = ["OffPolicyLearner", "build_loss"]
 def build_loss(
     actor: Any, critic: Any, group: GroupSpec, config: OffPolicyConfig
 ) -> MADDPGLoss | MASACLoss:
-    """Builds the loss of a group, with the networks as they are.
+    """Builds the loss of a group from its networks.
 
     Args:
-        actor, critic: of the group, as :mod:`~torchrl_marl.learners.networks` builds them.
-        group (GroupSpec): also several groups as one.
-        config (OffPolicyConfig): how it learns.
+        actor, critic: networks of the group, from :mod:`~torchrl_marl.learners.networks`.
+        group (GroupSpec): a group, or several as one.
+        config (OffPolicyConfig): settings of the learner.
     """
     common: dict[str, Any] = {
         "group": group,
         "bootstrap": config.bootstrap,
-        "actor_gradient": _whose(config, group),
+        "actor_gradient": _maximized(config, group),
         "gamma": config.gamma,
         "functional": False,
     }
@@ -62,30 +62,30 @@ def build_loss(
     )
 
 
-def _whose(config: OffPolicyConfig, group: GroupSpec) -> Literal["group", "agent", "all"]:
-    """Returns whose values actions raise, with as few passes as that takes."""
+def _maximized(config: OffPolicyConfig, group: GroupSpec) -> Literal["group", "agent", "all"]:
+    """Returns the values that the actor maximizes, in the form that takes the fewest passes."""
     if config.mixed:
         return "all"  # a group's value depends on its own actions alone
     if not config.central and body_of(config.critic).make_body is None:
-        return "all"  # nobody's value depends on others' actions
+        return "all"  # no agent's value depends on others' actions
     chosen = config.bootstrap if config.actor_gradient == "bootstrap" else config.actor_gradient
     if chosen == "agent":
         return "agent"
     if config.soft and group.discrete:
-        return "group"  # every choice is valued apart
+        return "group"  # each discrete action has a value
     return "group" if config.central and config.central_input != "observations" else "all"
 
 
 class OffPolicyLearner(ReplayLearner):
     """MADDPG, MATD3, MASAC or their independent forms for one or more groups of equal settings.
 
-    An update takes a step of the critics, and at every ``actor_interval``-th (TD3) one of the
-    actors; targets follow the actors' steps.
+    Each update takes a step of the critics. Every ``actor_interval``-th update (TD3) also takes a
+    step of the actors, followed by the soft update of the targets.
 
     Args:
         groups, team, device, execution: as in
             :class:`~torchrl_marl.learners.replay_learner.ReplayLearner`.
-        config (OffPolicyConfig): how.
+        config (OffPolicyConfig): settings of the learner.
 
     Examples:
         >>> from torchrl_marl import TeamSpec
@@ -123,7 +123,7 @@ class OffPolicyLearner(ReplayLearner):
         return actor, build_loss(actor, critic, group, self.config)
 
     def inspect_first_batch(self, batch: TensorDictBase) -> None:
-        """Refuses what the first batch shows: agents under one mixer that compete."""
+        """Refuses agents under one mixer that compete in the first batch."""
         super().inspect_first_batch(batch)
         if self.config.mixed:
             check_cooperative_agents(self.groups.values(), batch, "learner.mixer.kind=none")
@@ -152,7 +152,7 @@ class OffPolicyLearner(ReplayLearner):
 
 
 def _actor_clip(loss: MADDPGLoss | MASACLoss, limit: float | None) -> GradientClip:
-    """Finds out which rows of an actor serve which group."""
+    """Builds the gradient clip of an actor."""
     group, actor = loss.group, loss.actor_network
 
     def outputs(td: TensorDict) -> Tensor:

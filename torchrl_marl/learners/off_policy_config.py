@@ -1,4 +1,4 @@
-"""Settings of learners that store steps or learn values."""
+"""Settings of learners with a replay buffer, and of those that learn action values."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class ReplayConfig:
-    """The steps that are kept to learn from.
+    """Settings of the replay buffer.
 
     Examples:
         >>> ReplayLearnerConfig(replay=ReplayConfig(capacity=50_000, alpha=0.6)).replay.beta
@@ -55,56 +55,55 @@ class ReplayConfig:
     """
 
     capacity: Count = 200_000
-    """Env steps that are kept, of all agents; the oldest make room."""
+    """Capacity in env steps, each with all agents; new steps overwrite the oldest."""
     alpha: Share = 0.0
-    """Exponent of the errors by which steps are drawn (prioritized replay); 0 draws all alike."""
+    """Priority exponent of prioritized replay; 0 samples uniformly."""
     beta: Annotated[Share, ReadWhere("alpha", 0, but=True)] = 0.4
-    """How much less such steps count, so that the draw does not bias what is learned; 1 in full."""
+    """Importance-sampling exponent of prioritized replay; 1 corrects the sampling bias in full."""
     beta_end: Annotated[Share | None, ReadWhere("alpha", 0, but=True)] = None
-    """The same at the end of the run, along a line, usually 1; null: it stays as it is."""
+    """Final value of beta, reached linearly, usually 1; null for a constant beta."""
 
 
 @dataclass(frozen=True)
 class ReplayLearnerConfig(TrainedConfig):
-    """Settings of every family that learns from stored steps."""
+    """Settings of every family that learns from a replay buffer."""
 
     adam_eps: Positive = 1e-8
     """Adam's epsilon."""
     replay: ReplayConfig = field(default_factory=ReplayConfig)
-    """What is kept."""
+    """The replay buffer."""
     unshare_at: Share | None = None
-    """Share of the run, 0 to 1, after which every agent goes on with its own copy of the networks
-    that it shared, and of their targets; null for never."""
+    """Fraction of the run after which every agent trains its own copy of the shared networks; null
+    for never."""
     learning_starts: Annotated[int, Range(0)] = 10_000
     """Frames with random actions before the first update."""
     updates_per_frame: Annotated[float, Range(0, 1_000, above=True)] = 0.1
-    """Updates for each frame from then on; the batch that gets there counts as a whole."""
+    """Updates per frame once learning has started. The batch that reaches ``learning_starts``
+    counts in full."""
     minibatch_size: Count = 256
-    """Env steps of an update, drawn from all that are kept; the agents of a step stay
+    """Env steps of an update, sampled from the replay buffer; the agents of a step stay
     together."""
     window: Annotated[Count, NeedsMemory(critic=False)] = 16
-    """Steps that a network with memory is trained on in a row, from the state that it had there
-    when it acted; the steps of a minibatch are a multiple of it."""
+    """Steps per training window of a network with memory; minibatches hold whole windows."""
     burn_in: Annotated[int, Range(0), NeedsMemory(critic=False)] = 0
-    """Steps at the start of a window that only bring the state up to date, and are not learned
-    from."""
+    """Steps at the start of a window that only refresh the hidden state; they have no loss."""
     n_step: Count = 1
-    """Rewards that are added up before the value of what follows."""
+    """Rewards summed in a target before it bootstraps."""
     tau: Annotated[float, Range(0, 1, above=True)] = 0.005
-    """Share of the way that target networks go to the networks after each update."""
+    """Soft-update rate of the target networks, applied after each update."""
 
     @property
     def noisy(self) -> bool:
-        """Whether continuous actions are explored by noise."""
+        """True if exploration adds noise to continuous actions."""
         return False
 
     @property
     def remembers(self) -> bool:
-        """Whether the actor carries something from step to step."""
+        """True if the actor carries state from step to step."""
         return remembers(self)
 
     def check(self, at: str = "") -> None:
-        """Refuses a store that is smaller than what is drawn from it, and what has no windows."""
+        """Refuses a replay buffer smaller than a minibatch, and settings that memory lacks."""
         super().check(at)
         check_unshare(self, at)
         if self.remembers:
@@ -118,19 +117,19 @@ class ReplayLearnerConfig(TrainedConfig):
                 )
 
     def _check_memory(self, at: str) -> None:
-        """Refuses what networks with memory do not have."""
+        """Refuses settings that networks with memory do not support."""
         check_windows(self, at)
         plain = {"n_step": (self.n_step, 1), "replay.alpha": (self.replay.alpha, 0)}
         for name, (found, needed) in plain.items():
             if found != needed:
                 raise ConfigError(
-                    f"{at}{name} is {found:g}, which networks with memory do not have, whose "
-                    f"windows are drawn alike and learned from step by step; use {at}{name}="
-                    f"{needed}, or {without_memory(self, at)}."
+                    f"{at}{name} is {found:g}, but networks with memory sample their windows "
+                    f"uniformly and learn from one-step targets; use {at}{name}={needed}, or "
+                    f"{without_memory(self, at)}."
                 )
 
     def check_run(self, run: Any, at: str, *, own_env: bool = False) -> None:
-        """Refuses a run in which no update would ever be made, and a store that is too small."""
+        """Refuses a run without any update, and a replay buffer that is too small."""
         if self.learning_starts >= run.total_frames:
             raise ConfigError(
                 f"{at}learning_starts is {self.learning_starts}, expected less than total_frames, "
@@ -142,24 +141,25 @@ class ReplayLearnerConfig(TrainedConfig):
         super().check_run(run, at, own_env=own_env)
 
     def _check_updates(self, run: Any, at: str) -> None:
-        """Refuses so few updates that the first is not due by the end."""
+        """Refuses so few updates that the run ends before the first."""
         batch = run.frames_per_batch
         n_batches = math.ceil(run.total_frames / batch)
         frames = (n_batches - max(0, math.ceil(self.learning_starts / batch) - 1)) * batch
         if self.updates_per_frame * frames < 1:
             raise ConfigError(
                 f"{at}updates_per_frame is {self.updates_per_frame:g}, expected at least "
-                f"{1 / frames:.2g}, one update in the {frames:,} frames that are learned from, or "
-                f"nothing is learned; use {at}updates_per_frame={0.1 if frames >= 10 else 1}."
+                f"{1 / frames:.2g}, one update in the {frames:,} frames after "
+                f"{at}learning_starts, or nothing is learned; use "
+                f"{at}updates_per_frame={0.1 if frames >= 10 else 1}."
             )
 
     def check_store(self, num_envs: int | None, frames_per_batch: int, at: str) -> None:
-        """Refuses a store that a batch overflows, or in which n steps never lie.
+        """Refuses a replay buffer too small for a batch, a window or an n-step return.
 
         Args:
-            num_envs (int, optional): number of envs, if it is known yet.
+            num_envs (int, optional): number of envs, if known.
             frames_per_batch (int): env steps of a batch.
-            at (str): what stands before the names in messages.
+            at (str): prefix of the settings' names in messages.
 
         Raises:
             ConfigError: naming the settings and the fix.
@@ -185,7 +185,7 @@ _SAC = ("isac", "masac")
 
 @dataclass(frozen=True)
 class ExplorationConfig:
-    """What is added to the actions of a policy while it collects.
+    """Exploration noise: Gaussian for continuous actions, epsilon-greedy for discrete ones.
 
     Examples:
         >>> noise = ExplorationConfig(sigma=0.3, sigma_end=0.1, annealing=0.5)
@@ -194,21 +194,21 @@ class ExplorationConfig:
     """
 
     sigma: Weight = 0.2
-    """Standard deviation of Gaussian noise on continuous actions, as a share of half their
+    """Initial standard deviation of the noise on continuous actions, relative to half their
     range."""
     sigma_end: Weight = 0.05
-    """The same at the end of the schedule."""
+    """Standard deviation of the noise at the end of the schedule."""
     epsilon: Share = 0.0
-    """Chance with which an agent acts at random, once learning has started."""
+    """Probability of a random action when learning starts."""
     epsilon_end: Share = 0.0
-    """The same at the end of the schedule."""
+    """Probability of a random action at the end of the schedule."""
     annealing: Share = 1.0
-    """Share of the run in which both go from the first value to the last, along a line."""
+    """Fraction of the run over which sigma and epsilon change linearly to their final values."""
 
 
 @dataclass(frozen=True)
 class OffPolicyConfig(ReplayLearnerConfig, ActorCriticConfig):
-    """MADDPG, MATD3, MASAC and their independent forms: learns from stored steps.
+    """Settings of MADDPG, MATD3, MASAC and their independent forms.
 
     Examples:
         >>> config = OffPolicyConfig("matd3", n_step=3)
@@ -222,11 +222,11 @@ learner.replay.capacity, 100; use learner.replay.capacity=512.
     """
 
     algorithm: str = "maddpg"
-    """How agents learn."""
+    """Learning algorithm of the agents."""
     central_input: Annotated[CentralInput, ReadWhere("algorithm", "maddpg", "matd3", "masac")] = (
         "observations"
     )
-    """What a central critic sees, beside the actions."""
+    """Input of a central critic, besides the actions."""
     actor: RecurrentNetworkConfig = field(default_factory=RecurrentNetworkConfig)
     """The actor's network."""
     critic: Annotated[
@@ -238,7 +238,7 @@ learner.replay.capacity, 100; use learner.replay.capacity=512.
         AnyMixerConfig,
         ReadWhere("algorithm", "maddpg", "matd3", of=("kind", "hidden", "init_scale")),
     ] = field(default_factory=AnyMixerConfig)
-    """What makes one value of a group of critics that see one agent each (FACMAC)."""
+    """Mixer of a group's per-agent critics into one value (FACMAC)."""
     actor_lr: LearningRate = 3e-4
     """Learning rate of the actor's Adam."""
     critic_lr: LearningRate = 1e-3
@@ -246,74 +246,70 @@ learner.replay.capacity, 100; use learner.replay.capacity=512.
     exploration: Annotated[
         ExplorationConfig, ReadWhere("algorithm", *_SAC, but=True, of=("sigma", "sigma_end"))
     ] = field(default_factory=ExplorationConfig)
-    """How new steps are made."""
+    """Exploration while collecting."""
     actor_gradient: Annotated[
         str,
         OneOf(
             {
-                "bootstrap": "as `bootstrap` says",
+                "bootstrap": "the same as `bootstrap`",
                 "team": "the mean of all values of the group",
-                "agent": "the acting agent's own value",
+                "agent": "the acting agent's value",
             }
         ),
     ] = "bootstrap"
-    """Which values an agent's actions are to raise."""
+    """Values that an agent's actor maximizes."""
     saturation_coeff: Annotated[Weight, ReadWhere("algorithm", *_SAC, but=True)] = 1e-3
-    """Weight of the squares of the actor's outputs before they are squashed (of its logits, where
-    actions are discrete), which keeps actions off their bounds."""
+    """Weight of the penalty on the actor's squared outputs before the tanh, or on its logits."""
     actor_interval: Annotated[Count, ReadWhere("algorithm", *_TD3)] = 2
-    """Updates of the critics for one of the actor and the targets."""
+    """Critic updates per update of the actor and the targets (TD3's policy delay)."""
     target_noise: Annotated[Weight, ReadWhere("algorithm", *_TD3)] = 0.2
-    """Standard deviation of the noise on the target's next action, as a share of half the
-    range."""
+    """Standard deviation of noise on target actions, relative to half their range."""
     target_noise_clip: Annotated[Weight, ReadWhere("algorithm", *_TD3)] = 0.5
-    """Largest noise on the target's next action, as a share of half the range."""
+    """Bound of the noise on target actions, relative to half their range."""
 
     alpha_lr: Annotated[Positive, ReadWhere("algorithm", *_SAC)] = 3e-3
-    """Learning rate of the temperature's Adam: SAC's 3e-4 for an update at every frame, of which
-    there is one at every tenth."""
+    """Learning rate of the temperature's Adam."""
     alpha_init: Annotated[Positive, ReadWhere("algorithm", *_SAC)] = 1.0
-    """The first temperature, the weight of the policy's entropy."""
+    """Initial temperature: the weight of the policy's entropy."""
     target_entropy: Annotated[float | None, Range(), ReadWhere("algorithm", *_SAC)] = None
-    """Entropy that the temperature keeps, for each action feature from -1 to 1; of discrete actions
-    as a share of that of a uniform choice of the legal ones. None: -1, and 0.5."""
+    """Target entropy per action feature in [-1, 1] (null: -1); of discrete actions, a fraction of
+    the uniform entropy (null: 0.5)."""
 
     def __post_init__(self) -> None:
         self._take_plain(actor=RecurrentNetworkConfig, critic=CriticConfig)
 
     @property
     def mixed(self) -> bool:
-        """Whether critics see one agent each, and their values are mixed (FACMAC)."""
+        """True if the values of per-agent critics are mixed (FACMAC)."""
         return self.algorithm in ("maddpg", "matd3") and self.mixer.kind != "none"
 
     @property
     def twin(self) -> bool:
-        """Whether there are two critics, of which the smaller value counts (TD3, SAC)."""
+        """True if targets use the smaller value of two critics (TD3, SAC)."""
         return self.delayed or self.soft
 
     @property
     def delayed(self) -> bool:
-        """Whether the actor moves less often, and its target with noise (TD3)."""
+        """True if policy updates are delayed and target actions are noisy (TD3)."""
         return self.algorithm in _TD3
 
     @property
     def noisy(self) -> bool:
-        """Whether continuous actions are explored by noise."""
+        """True if exploration adds noise to continuous actions."""
         return not self.soft
 
     @property
     def soft(self) -> bool:
-        """Whether the policy is stochastic, its entropy is worth something, and it has no target
-        (SAC)."""
+        """True if the policy is stochastic with an entropy bonus and no target network (SAC)."""
         return self.algorithm in _SAC
 
     def check(self, at: str = "") -> None:
-        """Refuses critics and mixers that do not fit the other settings."""
+        """Refuses critics and mixers that contradict the other settings."""
         super().check(at)
         self._check_mixer(at)
 
     def _check_mixer(self, at: str) -> None:
-        """Refuses ends and values of one's own, and critics of all agents, under a mixer."""
+        """Refuses per-agent ends, per-agent values and central critics under a mixer."""
         expected = {
             "bootstrap": (self.bootstrap, "team"),
             "central_input": (self.central_input, "observations", "state"),
@@ -325,72 +321,72 @@ learner.replay.capacity, 100; use learner.replay.capacity=512.
             if found not in fitting:
                 raise ConfigError(
                     f"{at}{name} is {found!r}, but {at}mixer.kind is {self.mixer.kind!r}, which "
-                    "makes one value for a group of critics that see one agent each; use "
+                    "mixes a group's per-agent critics into one value; use "
                     f"{at}{name}={fitting[0]}, or {at}mixer.kind=none."
                 )
 
 
 MIXED = {
-    "group": "those of each group, apart from the others'",
-    "team": "those of all groups of equal settings, which earn together",
+    "group": "the agents of each group",
+    "team": "the agents of all groups with equal settings and a common reward",
 }
 _MIXERS = {"iql": "none", "vdn": "sum", "qmix": "monotonic"}
 
 
 @dataclass(frozen=True)
 class TeamMixerConfig(MixerConfig):
-    """A mixer, and whose values it mixes."""
+    """Settings of a mixer and of the agents that it mixes."""
 
     over: Annotated[str, OneOf(MIXED)] = "group"
-    """Whose values become one."""
+    """Agents mixed into one Q_tot: per group or the whole team."""
 
 
 class MixesValues:
-    """What settings have in common of families whose values may be mixed."""
+    """Mixin for the settings of families that may mix agents' values."""
 
     bootstrap: str
     mixer: Any
 
     @property
     def mixes(self) -> str:
-        """The kind of its mixer, a word of :data:`~torchrl_marl.modules.config.MIXERS`."""
+        """Kind of the mixer, a name of :data:`~torchrl_marl.modules.config.MIXERS`."""
         raise NotImplementedError
 
     @property
     def mixes_team(self) -> bool:
-        """Whether one value is made of those of all its groups."""
+        """True if the values of all groups are mixed into one."""
         return self.mixes != "none" and self.mixer.over == "team"
 
-    def check_ends(self, at: str, who: str, instead: str) -> None:
-        """Refuses a mixer where each agent's own end counts.
+    def check_ends(self, at: str, subject: str, instead: str) -> None:
+        """Refuses a mixer with per-agent ends of the return.
 
         Args:
-            at (str): what stands before the names in messages.
-            who (str): has one value for all.
-            instead (str): a setting of the family that mixes nothing.
+            at (str): prefix of the settings' names in messages.
+            subject (str): subject of the sentence: the algorithm or the mixer.
+            instead (str): a setting of the family without a mixer.
 
         Raises:
-            ConfigError: naming it.
+            ConfigError: naming ``bootstrap`` and both fixes.
         """
         if self.bootstrap == "agent" and self.mixes != "none":
             raise ConfigError(
-                f"{at}bootstrap is 'agent', but {who} has one value for all agents, "
+                f"{at}bootstrap is 'agent', but {subject} has one value for all agents, "
                 f"expected 'team'; use {at}bootstrap=team, or {at}{instead}."
             )
 
 
 @dataclass(frozen=True)
 class ValueConfig(MixesValues, ReplayLearnerConfig):
-    """IQL, VDN and QMIX: values of discrete actions, learned from stored steps."""
+    """Settings of IQL, VDN and QMIX: Q-learning of discrete actions with a replay buffer."""
 
     algorithm: str = "qmix"
-    """How agents learn."""
+    """Learning algorithm of the agents."""
     central_input: Annotated[CentralInput, ReadWhere("algorithm", "qmix")] = "observations"
-    """What the mixer sees."""
+    """Input of the mixer."""
     bootstrap: Annotated[Bootstrap, ReadWhere("algorithm", "iql")] = "team"
-    """Whose ends stop the return."""
+    """Done flag that cuts the return: the team's or each agent's."""
     actor: QNetworkConfig = field(default_factory=QNetworkConfig)
-    """The network of the values, by which agents act."""
+    """The Q-network, from which agents act."""
     lr: LearningRate = 5e-4
     """Learning rate of Adam."""
     mixer: Annotated[
@@ -398,99 +394,97 @@ class ValueConfig(MixesValues, ReplayLearnerConfig):
         ReadWhere("algorithm", "qmix", of=("hidden", "init_scale")),
         ReadWhere("algorithm", "qmix", "vdn", of=("over",)),
     ] = field(default_factory=TeamMixerConfig)
-    """What makes one value of those of several agents."""
+    """Mixer of the agents' values into one."""
     exploration: EpsilonConfig = field(default_factory=EpsilonConfig)
-    """How new steps are made."""
+    """Exploration while collecting."""
     double_q: bool = True
-    """The next action is what the network prefers, not what its target does."""
+    """Double Q-learning: the online network selects the target's action, not the target network."""
     negative_weight: Positive = 1.0
-    """Weight of the errors of values above their target; below 1 agents trust that the others will
-    do better."""
+    """Loss weight of values above their target. Below 1, agents are optimistic that their teammates
+    will improve."""
 
     def __post_init__(self) -> None:
         self._take_plain(actor=QNetworkConfig, mixer=TeamMixerConfig)
 
     @property
     def central(self) -> bool:
-        """Whether a mixer sees more than one agent."""
+        """True if the mixer has an input besides the agents' values."""
         return self.algorithm == "qmix"
 
     @property
     def mixes(self) -> str:
-        """The kind of its mixer, a word of :data:`~torchrl_marl.modules.config.MIXERS`."""
+        """Kind of the mixer, a name of :data:`~torchrl_marl.modules.config.MIXERS`."""
         return _MIXERS[self.algorithm]
 
     def check(self, at: str = "") -> None:
-        """Refuses a mixer where each agent's own end counts, and a store that is too small."""
+        """Refuses a mixer with per-agent ends, and a replay buffer that is too small."""
         super().check(at)
         self.check_ends(at, self.algorithm, "algorithm=iql")
 
 
 @dataclass(frozen=True)
 class AnyTeamMixerConfig(AnyMixerConfig):
-    """A mixer of any kind, and whose values it mixes."""
+    """Settings of a mixer of any kind and of the agents that it mixes."""
 
     over: Annotated[str, OneOf(MIXED), ReadWhere("kind", "none", but=True)] = "group"
-    """Whose values become one."""
+    """Agents mixed into one Q_tot: per group or the whole team."""
 
 
 @dataclass(frozen=True)
 class ParallelQConfig(MixesValues, OnBatches, TrainedConfig):
-    """PQN: values of discrete actions, learned from each batch while it is new."""
+    """Settings of PQN: Q-learning of discrete actions from each batch, without replay."""
 
     algorithm: str = "pqn"
-    """How agents learn."""
+    """Learning algorithm of the agents."""
     central_input: Annotated[CentralInput, ReadWhere("mixer.kind", "monotonic")] = "observations"
-    """What the mixer sees."""
+    """Input of the mixer."""
     bootstrap: Annotated[Bootstrap, ReadWhere("mixer.kind", "none")] = "team"
-    """Whose ends stop the return."""
+    """Done flag that cuts the return: the team's or each agent's."""
     actor: QNetworkConfig = field(
         default_factory=lambda: QNetworkConfig(activation="relu", layer_norm=True)
     )
-    """The network of the values, by which agents act."""
+    """The Q-network, from which agents act."""
     mixer: AnyTeamMixerConfig = field(default_factory=lambda: AnyTeamMixerConfig("sum"))
-    """What makes one value of the agents'."""
+    """Mixer of the agents' values into one."""
     max_grad_norm: Positive | None = 1.0
-    """Largest norm of the gradient of each group's networks; null for none."""
+    """Maximum gradient norm of each group's networks; null for no clipping."""
     unshare_at: Share | None = None
-    """Share of the run, 0 to 1, after which every agent goes on with its own copy of the networks
-    that it shared; null for never."""
+    """Fraction of the run after which every agent trains its own copy of the shared networks; null
+    for never."""
     lmbda: Share = 0.65
-    """Weight of longer returns in the target, Q(lambda)."""
+    """Lambda of the Q(lambda) target: weight of longer returns."""
     lr: LearningRate = 5e-4
     """Learning rate of Adam."""
     lr_schedule: Schedule = "linear"
-    """Course of the learning rate."""
+    """Schedule of the learning rate."""
     num_epochs: Count = 4
     """Passes over a batch."""
     minibatch_size: Count = 400
     """Env steps of a minibatch; the agents of a step stay together."""
     window: Annotated[Count, NeedsMemory(critic=False)] = 16
-    """Steps that a network with memory is trained on in a row, from the state that it had there;
-    the steps of a batch and of a minibatch are multiples of it."""
+    """Steps per training window of a network with memory; batches hold whole windows."""
     burn_in: Annotated[int, Range(0), NeedsMemory(critic=False)] = 0
-    """Steps at the start of a window that only bring the state up to date, and are not learned
-    from."""
+    """Steps at the start of a window that only refresh the hidden state; they have no loss."""
     exploration: EpsilonConfig = field(
         default_factory=lambda: EpsilonConfig(epsilon_end=0.1, annealing=0.1)
     )
-    """How actions are explored."""
+    """Exploration while collecting."""
 
     def __post_init__(self) -> None:
         self._take_plain(actor=QNetworkConfig)
 
     @property
     def central(self) -> bool:
-        """Whether a mixer sees more than one agent."""
+        """True if the mixer has an input besides the agents' values."""
         return self.mixes == "monotonic"
 
     @property
     def mixes(self) -> str:
-        """The kind of its mixer, a word of :data:`~torchrl_marl.modules.mixers.MIXERS`."""
+        """Kind of the mixer, a name of :data:`~torchrl_marl.modules.mixers.MIXERS`."""
         return self.mixer.kind
 
     def check(self, at: str = "") -> None:
-        """Refuses a mixer where each agent's own end counts, and what is no whole windows."""
+        """Refuses a mixer with per-agent ends, and minibatches that do not hold whole windows."""
         super().check(at)
         self.check_ends(at, "a mixer", "mixer.kind=none")
         check_unshare(self, at)

@@ -1,4 +1,4 @@
-"""The on-policy learner: advantage, minibatches, update.
+"""The learner of MAPPO and IPPO.
 
 Shapes: E envs, T steps, N agents of a group, G groups that are trained as one.
 """
@@ -29,39 +29,38 @@ __all__ = ["OnPolicyLearner"]
 class OnPolicyLearner(EpochLearner):
     """MAPPO or IPPO for one or more groups of equal settings, with one optimizer.
 
-    Groups with actions of one type are trained as one: their agents side by side, padded, in one
-    batched call of actor, critic and loss. Each group keeps statistics, means and limits of
-    its own, so that it learns as it would alone.
+    Groups with actions of one type are trained as one: their agents are stacked and padded, for one
+    batched call of actor, critic and loss. Statistics, means and gradient clips stay per group, so
+    that each group learns as it would alone.
 
     ``state_dict()`` holds everything that resuming needs, the optimizer's state included.
 
     Args:
         groups (mapping of name to GroupSpec): the groups that it trains.
-        config (OnPolicyConfig): how.
+        config (OnPolicyConfig): settings of the learner.
         team (TeamSpec, optional): all groups of the environment, for a critic across groups.
-        device (torch.device, optional): of networks and optimizer.
-        execution ("eager", "compile" or "cudagraph"): operation by operation; or each update,
-            from the minibatch to Adam, as one compiled graph, which a GPU may replay.
-        members (Members, optional): of a population, each of which learns by itself from the envs
-            of a batch that are its own.
+        device (torch.device, optional): device of networks and optimizer.
+        execution ("eager", "compile" or "cudagraph"): eager, or each update from the minibatch to
+            Adam as one compiled graph, which a GPU may replay.
+        members (Members, optional): members of a population, each of which learns independently
+            from its envs of a batch.
 
     Attributes:
-        actors (GroupActors): by group; groups that are trained as one act as one, too.
-        critics (ModuleDict): by name of a group, or of several as one, ``"a+b"``, which it reads
-            side by side.
-        critic_states (dict): likewise -> what a critic with memory remembers of each env,
-            ``[E, N, S]``, where the last batch ended.
+        actors (GroupActors): actors by group; groups that are trained as one also act as one.
+        critics (ModuleDict): critics by the name of a group, or of several as one, ``"a+b"``.
+        critic_states (dict): the same names -> hidden states of a critic with memory at the end of
+            the last batch, ``[E, N, S]``.
 
     Shapes:
-        - batch: ``[E, T]``, heterogeneous groups padded; of a population ``[P * E, T]``
-        - metrics: scalars; of a population ``[P]``
+        - batch: ``[E, T]``, heterogeneous groups padded; ``[P * E, T]`` for a population
+        - metrics: scalars; ``[P]`` for a population
 
     Keys:
-        - reads: what actors, critics and the losses read
+        - reads: the inputs of actors, critics and losses
         - writes: advantage, value_target and state_value of each group, into the batch
 
     Raises:
-        NonFiniteError: a loss or gradient that is NaN or infinite.
+        NonFiniteError: a loss or gradient is NaN or infinite.
 
     Examples:
         >>> from torchrl_marl import TeamSpec
@@ -77,9 +76,9 @@ class OnPolicyLearner(EpochLearner):
 
     over_ranks = True
     per_agent = False
-    """Whether each agent's policy has means, limits and a stop of its own, and not each group's."""
+    """True if means, gradient clips and the early stop are per agent instead of per group."""
     stopping = KLStop
-    """What ends the epochs of a batch."""
+    """Early stop of a batch's epochs."""
     written = ("advantage", "value_target", "state_value", "loss_mask")
 
     def __init__(
@@ -101,22 +100,22 @@ class OnPolicyLearner(EpochLearner):
 
     @property
     def acted(self) -> tuple[str, ...]:  # type: ignore[override]
-        """What the losses read of the agents' acting."""
+        """Entries written in acting that the losses read."""
         drawn = ("channel",) if draws(self.config.actor.communication) else ()
         return ("action", "action_log_prob", *drawn)
 
     def networks(self, loss: MAPPOLoss) -> tuple[Any, Any]:
-        """Returns its actor and its critic."""
+        """Returns the actor and the critic of a loss."""
         return loss.actor_network, loss.critic_network
 
     def make_clip(self, name: str) -> GradientClip:
-        """Returns the limit of actor and critic together."""
+        """Returns the gradient clip of actor and critic together."""
         group, networks = self.block.joined[name], self.networks(self.losses[name])
         limit = self.config.max_grad_norm
         return GradientClip.of_networks(group, self.block.seen, *networks, limit, self.per_agent)
 
     def make_stop(self, clips: Mapping[str, GradientClip], device: torch.device) -> KLStop:
-        """Returns the limit of the policy's divergence."""
+        """Returns the early stop at the KL limit of the policy."""
         return self.stopping(clips, self.config.target_kl, device)
 
     def set_progress(self, fraction: float) -> None:
@@ -133,7 +132,7 @@ class OnPolicyLearner(EpochLearner):
 
     @torch.no_grad()
     def add_advantage(self, data: TensorDictBase) -> None:
-        """Estimates advantages, and standardizes those of each group over the whole batch."""
+        """Estimates advantages, and standardizes each group's over the whole batch."""
         excluded = {"none": None, "pooled": (), "agent": (-2,)}[self.config.normalize_advantage]
         for name, loss in self.losses.items():
             self._estimate(name, loss, data)
@@ -143,7 +142,7 @@ class OnPolicyLearner(EpochLearner):
             data.set(key, loss.per_group.standardize(data.get(key), mask, excluded))
 
     def _estimate(self, name: str, loss: MAPPOLoss, data: TensorDictBase) -> None:
-        """Writes advantages; a critic with memory goes on where the last batch ended."""
+        """Writes advantages; a critic with memory continues from the end of the last batch."""
         if not loss.value_estimator.remembers:
             loss.value_estimator(data)
             return
@@ -156,22 +155,22 @@ class OnPolicyLearner(EpochLearner):
         self.critic_states[name] = data.get(("next", *key))[:, -1].clone()
 
     def cut(self) -> None:
-        """Says that rows of the next batch do not follow on the last: critics forget."""
+        """Forgets running episodes, and with them the critics' hidden states."""
         super().cut()
         self.critic_states = {}
 
     def get_extra_state(self) -> dict[str, Any]:
-        """What ``state_dict()`` holds beside networks and statistics."""
+        """The part of ``state_dict()`` besides networks and statistics."""
         states = {"critic_states": dict(self.critic_states)} if self.critic_states else {}
         return {**super().get_extra_state(), **states}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Takes the optimizer's state, and what critics remember, back."""
+        """Restores the optimizer's state and the critics' hidden states."""
         super().set_extra_state(state)
         self.critic_states = dict(state.get("critic_states", {}))
 
     def inspect_first_batch(self, batch: TensorDictBase) -> None:
-        """Warns of turns that nobody is credited for."""
+        """Warns if agents act in turns and rewards between turns are not credited to them."""
         warn_of_turns(self.groups.values(), batch, self.config.bootstrap)
 
 

@@ -1,4 +1,4 @@
-"""The learner of PQN: values of actions, from each batch while it is new.
+"""The learner of PQN.
 
 Shapes: E envs, T steps, N agents of a group, G groups that are trained as one.
 """
@@ -33,32 +33,31 @@ __all__ = ["ParallelQLearner"]
 class ParallelQLearner(EpochLearner):
     """PQN for one or more groups of equal settings, with discrete actions.
 
-    Agents do what they value highest, or at random with chance epsilon. The lambda-returns of a
-    batch are computed once, by the networks that collected it; then follow epochs of minibatches.
-    Nothing is stored and no network follows another: layer norm keeps the values stable. Groups
-    that are trained as one have a mixer each, so that those who compete are never mixed; with
-    ``mixer.over: team`` they have one, and earn together.
+    Agents act epsilon-greedily. The lambda-returns of a batch are computed once, by the networks
+    that collected it; then follow epochs of minibatches. There is no replay buffer and no target
+    network: layer norm keeps the values stable. Each group has its own mixer, so that competing
+    groups are never mixed. With ``mixer.over: team`` all groups share one mixer and one reward.
 
     Args:
         groups, team, device, execution: as in
             :class:`~torchrl_marl.learners.epoch_learner.EpochLearner`.
-        config (ParallelQConfig): how.
+        config (ParallelQConfig): settings of the learner.
 
     Attributes:
-        actors (GroupActors): by group, with their exploration.
-        mixers (ModuleDict): by name of a group, or of several as one, ``"a+b"``.
+        actors (GroupActors): actors by group, with their exploration.
+        mixers (ModuleDict): mixers by the name of a group, or of several as one, ``"a+b"``.
 
     Shapes:
         - batch: ``[E, T]``, heterogeneous groups padded
 
     Keys:
-        - reads: what networks and losses read
+        - reads: the inputs of networks and losses
         - writes: value_target of each group, into the batch
 
     Raises:
-        ConfigError: continuous actions, turns that it does not credit, or agents or groups under
-            one mixer that compete.
-        NonFiniteError: a loss or gradient that is NaN or infinite.
+        ConfigError: continuous actions, turns with ``bootstrap="agent"``, or competing agents or
+            groups under one mixer.
+        NonFiniteError: a loss or gradient is NaN or infinite.
 
     Reference: Gallici et al., 2024, https://arxiv.org/abs/2407.04811 (algorithm 1).
 
@@ -110,12 +109,12 @@ class ParallelQLearner(EpochLearner):
         self.start_optimizer()
 
     def networks(self, loss: ParallelQLoss) -> list[nn.Module]:
-        """Returns the network of values, and the mixer."""
+        """Returns the Q-network and, if there is one, the mixer."""
         found = (loss.qvalue_network, loss.mixer_network if loss.mixed else None)
         return [network for network in found if network is not None]
 
     def make_clip(self, name: str) -> GradientClip:
-        """Returns the limit of the network of values and the mixer together."""
+        """Returns the gradient clip of the Q-network and the mixer together."""
         loss, limit = self.losses[name], self.config.max_grad_norm
         parameters = [p for network in self.networks(loss) for p in network.parameters()]
         return GradientClip.of_values(loss, parameters, limit, seen=self.block.seen)
@@ -132,7 +131,7 @@ class ParallelQLearner(EpochLearner):
             loss.add_targets(data)
 
     def inspect_first_batch(self, batch: TensorDictBase) -> None:
-        """Refuses turns that are not credited, and who competes under one mixer."""
+        """Refuses turns with ``bootstrap="agent"``, and competing agents under one mixer."""
         check_turn_based(self.groups.values(), batch, self.config)
         if self.config.mixes != "none":
             check_cooperative_agents(self.groups.values(), batch, "learner.mixer.kind=none")

@@ -1,4 +1,4 @@
-"""What all learners share that store every batch and make updates from what is stored.
+"""Base class of learners with a replay buffer.
 
 Shapes: E envs, T steps, N agents of a group, G groups that are trained as one.
 """
@@ -32,48 +32,48 @@ __all__ = ["ReplayLearner"]
 
 
 class ReplayLearner(BlockLearner):
-    """Stores every batch, and makes updates from what is stored, for groups of equal settings.
+    """Base class of learners with a replay buffer, for groups of equal settings.
 
-    Groups with actions of one type are trained as one: their agents side by side, padded. A batch
-    is stored whole; then so many updates follow as its frames give, each from steps drawn of all
-    that is stored, the whole team's. Until ``learning_starts`` frames are stored, agents act at
+    Groups with actions of one type are trained as one: their agents are stacked and padded. Each
+    batch enters the replay buffer whole. Then follow ``updates_per_frame`` updates per frame, each
+    on a minibatch of steps with the whole team. Before ``learning_starts`` frames, agents act at
     random and the metrics are NaN.
 
-    A family says which networks and which loss a group has (``build``), and which steps an update
-    takes (``make_steps``). ``state_dict()`` holds everything that resuming needs, what is stored
+    A subclass builds a group's networks and loss (``build``), and the steps of an update
+    (``make_steps``). ``state_dict()`` holds everything that resuming needs, the replay buffer
     included.
 
     Args:
         groups (mapping of name to GroupSpec): the groups that it trains.
-        config (ReplayLearnerConfig): how.
-        team (TeamSpec, optional): all groups of the environment, for what sees across groups.
-        device (torch.device, optional): of networks and store.
-        execution ("eager", "compile" or "cudagraph"): operation by operation; or each update,
-            from its rows to the targets, as one compiled graph.
-        members (Members, optional): of a population, each of which learns by itself from the envs
-            of a batch that are its own.
+        config (ReplayLearnerConfig): settings of the learner.
+        team (TeamSpec, optional): all groups of the environment, for networks across groups.
+        device (torch.device, optional): device of the networks and the replay buffer.
+        execution ("eager", "compile" or "cudagraph"): eager, or each update from its rows to the
+            targets as one compiled graph.
+        members (Members, optional): members of a population, each of which learns independently
+            from its envs of a batch.
 
     Attributes:
-        actors (GroupActors): by group, with their exploration.
-        replay (TeamReplay or None): the store; None before the first batch.
-        frames (int): env steps seen.
+        actors (GroupActors): actors by group, with their exploration.
+        replay (TeamReplay or None): the replay buffer; None before the first batch.
+        frames (int): number of env steps seen.
 
     Shapes:
-        - batch: ``[E, T]``, heterogeneous groups padded; of a population ``[P * E, T]``
-        - metrics: scalars; of a population ``[P]``
+        - batch: ``[E, T]``, heterogeneous groups padded; ``[P * E, T]`` for a population
+        - metrics: scalars; ``[P]`` for a population
 
     Keys:
-        - reads: what networks and losses read
+        - reads: the inputs of networks and losses
         - writes: nothing into the batch
 
     Raises:
-        NonFiniteError: a loss or gradient that is NaN or infinite.
-        ConfigError: with the first batch, a store that it overflows.
+        NonFiniteError: a loss or gradient is NaN or infinite.
+        ConfigError: the first batch is larger than the replay buffer.
     """
 
     losses: dict[str, OffPolicyLoss]
     rate_of: ClassVar[Mapping[str, str]]
-    """Name of an optimizer -> the setting that is its learning rate."""
+    """Name of an optimizer -> its learning-rate setting."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class ReplayLearner(BlockLearner):
             self.actors.add(group, TensorDictSequential(actor, explore))
             self.explorers.append(explore)
             self.losses[name] = loss
-            if self.members is not None:  # each has one of its own
+            if self.members is not None:  # members may differ in the discount
                 loss.set_keys(discount=group.key("discount"))
         self.targets = nn.ModuleDict(
             {
@@ -110,7 +110,7 @@ class ReplayLearner(BlockLearner):
         """Builds the actor and the loss of a group.
 
         Args:
-            group (GroupSpec): also several groups as one.
+            group (GroupSpec): a group, or several as one.
         """
 
     @abstractmethod
@@ -132,17 +132,17 @@ class ReplayLearner(BlockLearner):
 
     @property
     def optimizer_of(self) -> dict[str, Adam]:
-        """Setting that is a learning rate -> the optimizer that it is of."""
+        """Name of each learning-rate setting -> its optimizer."""
         return {self.rate_of[name]: x for name, x in self.updates.optimizers.items()}
 
     @property
     def trained(self) -> list[Tensor]:
-        """Parameters that an update moves, targets included."""
+        """Parameters that an update changes, target networks included."""
         return [*self.updates.moments, *self.updates.targets]
 
     @property
     def clips(self) -> list[GradientClip]:
-        """Limits of all gradients."""
+        """Gradient clips of all losses."""
         return [clip for step in self.updates.steps for clip in step.clips.values()]
 
     def set_progress(self, fraction: float) -> None:
@@ -154,10 +154,10 @@ class ReplayLearner(BlockLearner):
             self.unshare()
 
     def unshare(self) -> None:
-        """Gives every agent a network of its own from now on, with the outputs that it had.
+        """Replaces shared networks and targets by one copy for each agent; outputs stay the same.
 
-        So do their targets. Networks that see what one agent sees are un-shared; one that sees the
-        whole team stays one. Optimizers go on where they were.
+        Networks of single agents' observations are un-shared. A network of the whole team stays
+        one. Optimizers keep their state.
         """
         if self.unshared:
             return
@@ -171,7 +171,7 @@ class ReplayLearner(BlockLearner):
                 value.copy_(known[parameter][name])
 
     def _explore(self) -> None:
-        """Fills in how actions are explored from now on."""
+        """Sets epsilon and sigma of the exploration from now on."""
         epsilon = self._scheduled("epsilon") if self.started else 1.0
         for explore in self.explorers:
             explore.epsilon.fill_(epsilon)
@@ -181,7 +181,7 @@ class ReplayLearner(BlockLearner):
             self.members.explore(self)
 
     def _anneal(self) -> None:
-        """Fills in how much less steps count that are drawn more often."""
+        """Sets the importance-sampling exponent of prioritized replay from now on."""
         settings = self.config.replay
         priorities = None if self.replay is None else self.replay.priorities
         if priorities is not None and settings.beta_end is not None:
@@ -189,26 +189,26 @@ class ReplayLearner(BlockLearner):
             priorities.beta.fill_(beta)
 
     def _scheduled(self, name: str) -> float:
-        settings = cast(Any, self.config).exploration  # each family's own
+        settings = cast(Any, self.config).exploration  # a different class in each family
         first, last = getattr(settings, name), getattr(settings, f"{name}_end")
         return first + self.annealed * (last - first)
 
     @property
     def annealed(self) -> float:
-        """Share of the way that exploration has gone to its last values."""
+        """Progress of the exploration schedule, 0 to 1."""
         annealing = cast(Any, self.config).exploration.annealing
         return min(1.0, self.progress / annealing) if annealing else 1.0
 
     @property
     def started(self) -> bool:
-        """Whether enough is stored to learn from."""
+        """True if the replay buffer holds enough steps to learn from."""
         if self.frames < self.config.learning_starts:
             return False
         steps = 0 if self.replay is None else self.replay.ring.n_filled
         return not self.remembers or steps >= self.config.window
 
     def _learn(self, batch: TensorDictBase) -> TensorDict:
-        """Stores a batch and makes its updates."""
+        """Stores a batch and runs its updates."""
         self.check_remembered(batch)
         batch = batch.reshape(-1, batch.shape[-1])
         data = self._store(batch)
@@ -225,7 +225,7 @@ class ReplayLearner(BlockLearner):
         return metrics
 
     def cut(self) -> None:
-        """Says that the next batch does not follow on the last: episodes begin anew."""
+        """Forgets running episodes: the next batch does not continue those of the last."""
         super().cut()
         if self.replay is not None:
             self.replay.cut()
@@ -248,9 +248,13 @@ class ReplayLearner(BlockLearner):
         return data
 
     def _rows_of(self, data: TensorDictBase, batch: TensorDictBase) -> TensorDictBase:
-        """Returns a batch as it is stored, of one in the block's layout and as it came.
+        """Returns a batch in the layout of the replay buffer.
 
-        Members have envs of their own there.
+        Args:
+            data (TensorDictBase): the batch in the block's layout.
+            batch (TensorDictBase): the batch from the collector.
+
+        Members are stacked along the envs' dim there.
         """
         if self.members is None:
             return data
@@ -262,11 +266,11 @@ class ReplayLearner(BlockLearner):
 
     @property
     def _stored_keys(self) -> list[NestedKey]:
-        """What is kept of a step."""
+        """Entries of a step that the replay buffer holds."""
         return list(dict.fromkeys(key for loss in self.losses.values() for key in loss.stored_keys))
 
     def _make_replay(self, num_envs: int) -> TeamReplay:
-        """Returns a store of the steps of so many envs of each member."""
+        """Returns an empty replay buffer for a number of envs of each member."""
         settings = self.config.replay
         return TeamReplay(
             math.ceil(settings.capacity / num_envs),
@@ -281,7 +285,7 @@ class ReplayLearner(BlockLearner):
         )
 
     def inspect_first_batch(self, batch: TensorDictBase) -> None:
-        """Refuses what the first batch shows: agents in turns that own ends cannot credit."""
+        """Refuses agents in turns with ``bootstrap="agent"`` in the first batch."""
         check_turn_based(self.groups.values(), batch, self.config)
 
     def _summary(self, history: History, n_updates: int) -> TensorDict:
@@ -306,7 +310,7 @@ class ReplayLearner(BlockLearner):
         return TensorDict(cast(dict[str, Any], summary), shape, device=device)
 
     def _of_members(self, values: Tensor, group: GroupSpec) -> Tensor:
-        """Returns a number of all agents, or of each of them; of a population that of a member."""
+        """Returns values of a group; for a population, one for each member."""
         if self.members is None:
             return values
         return self.members.first_of(values.expand(group.n_agents))
@@ -314,7 +318,7 @@ class ReplayLearner(BlockLearner):
     # ------------------------------------------------------------------------------- state
 
     def get_extra_state(self) -> dict[str, Any]:
-        """What ``state_dict()`` holds beside networks and statistics."""
+        """The part of ``state_dict()`` besides networks and statistics."""
         state = {
             **{name: _state_of(x) for name, x in self.updates.optimizers.items()},
             "updates": self.updates.count,
@@ -328,7 +332,7 @@ class ReplayLearner(BlockLearner):
         return state if self.members is None else {**state, **self.members.state_dict()}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Takes it back."""
+        """Restores the state from :meth:`get_extra_state`."""
         self._load_births(state)
         for name, optimizer in self.updates.optimizers.items():
             _load(optimizer, state[name])
@@ -342,7 +346,7 @@ class ReplayLearner(BlockLearner):
             self.members.load_state_dict(state)
 
     def take_member(self, many: ReplayLearner, member: int) -> None:
-        """Takes over what a member of a population's learner has stored, and how it explores."""
+        """Copies a population member's replay buffer and exploration to this learner."""
         for own, every in zip(self.explorers, many.explorers):
             own.epsilon.copy_(many._of_members(every.epsilon, every.group)[member])
             own.sigma.copy_(every.sigma)
@@ -354,34 +358,34 @@ class ReplayLearner(BlockLearner):
             self.replay.load_state_dict(many.replay.state_of(member, self._stored_keys))
 
     def _with_team_rewards(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Returns what is stored with the team's rewards, which older versions did not store."""
+        """Returns a replay buffer's state with team rewards, which older checkpoints lack."""
         leaves = dict(state["leaves"])
         for loss in self.losses.values():
             loss.add_team_reward(leaves, self._arranged, self._restored)
         return {**state, "leaves": leaves}
 
     def _arranged(self, rows: Tensor) -> Tensor:
-        """Returns stored rows ``[S, E, N, 1]`` as the losses' groups have their agents."""
+        """Returns rows of the replay buffer, ``[S, E, N, 1]``, in the layout of the losses."""
         if self.members is None:
             return rows
         return fold(rows.transpose(0, 1), self.n_members, 2)
 
     def _restored(self, rows: Tensor) -> Tensor:
-        """Returns them as they are stored."""
+        """Returns rows in the layout of the losses in that of the replay buffer."""
         if self.members is None:
             return rows
         return unfold(rows, self.n_members, 2).transpose(0, 1).contiguous()
 
 
 def _state_of(optimizer: Adam) -> dict[str, list[Tensor]]:
-    """Returns moments and numbers of steps, as they stand in a checkpoint."""
+    """Returns Adam's moments and step counts in the form of a checkpoint."""
     start_adam(optimizer, optimizer.parameters)
     return dict(zip(("means", "squares", "steps"), moments_of(optimizer, optimizer.parameters)))
 
 
 @torch.no_grad()
 def _load(optimizer: Adam, state: Mapping[str, Any]) -> None:
-    """Takes them back, in place.
+    """Restores Adam's moments and step counts in place.
 
     Raises:
         ValueError: moments of other parameters.

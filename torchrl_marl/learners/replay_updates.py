@@ -1,4 +1,4 @@
-"""Updates from stored steps: rows, losses, gradients, limits, Adam, targets and priorities.
+"""Updates from a replay buffer: sampling, losses, clipping, Adam, targets and priorities.
 
 Shapes: U updates, B rows of a minibatch, G groups that are trained as one.
 """
@@ -34,14 +34,14 @@ History = dict[NestedKey, Tensor]
 
 @dataclass(frozen=True)
 class Step:
-    """A step of an update: a loss, and what it moves.
+    """A step of an update: a loss and the optimizers of its parameters.
 
     Args:
-        of ("value" or "actor"): which of the losses.
-        optimizers (mapping): name -> Adam, of all parameters that it moves.
-        clips (mapping): name of a loss -> the limit of its gradient.
-        norm (str): the metric of the gradient's norm.
-        interval (int): updates for one such step.
+        of ("value" or "actor"): the loss.
+        optimizers (mapping): name -> Adam, of all parameters that the step trains.
+        clips (mapping): name of a loss -> its gradient clip.
+        norm (str): name of the metric of the gradient norm.
+        interval (int): number of updates per step.
     """
 
     of: Literal["value", "actor"]
@@ -52,26 +52,25 @@ class Step:
 
 
 class ReplayUpdates:
-    """Makes updates from a replay, eagerly or as graphs.
+    """Runs updates from a replay buffer, eagerly or as graphs.
 
-    Each takes the steps that are due, one after the other, all losses' from the same rows; the
-    targets follow the last of the steps.
+    Each update takes its steps in order, with all losses on the same rows. The soft update of the
+    targets follows the last step.
 
     Args:
         losses (mapping): name -> the loss, with ``functional=False``.
-        steps (sequence of Step): in their order.
-        config (ReplayLearnerConfig): how many rows an update draws, or windows of them for
-            networks with memory, over how many steps rewards add up, and how targets follow.
-        execution (str): ``eager``, or of :func:`~torchrl_marl.capture.capture`: each update is then
-            one graph, from the rows to the priorities.
-        members (Members, optional): of a population, who learn by themselves.
+        steps (sequence of Step): steps of an update in their order.
+        config (ReplayLearnerConfig): settings of minibatches, windows, n-step returns and targets.
+        execution (str): ``eager``, or an execution of :func:`~torchrl_marl.capture.capture`; each
+            update is then one graph, from the rows to the priorities.
+        members (Members, optional): members of a population, which learn independently.
 
     Attributes:
-        gamma (float or Tensor): the discount; of each member, ``[P]``.
+        gamma (float or Tensor): discount factor; of the members, ``[P]``.
         optimizers (dict): name -> Adam, of all steps.
-        count (int): updates so far.
+        count (int): number of updates so far.
 
-    Reduces to: the eager updates; to the bit, where graphs are not compiled.
+    Reduces to: the eager updates, to the bit if graphs are not compiled.
     """
 
     def __init__(
@@ -98,20 +97,20 @@ class ReplayUpdates:
 
     @property
     def moments(self) -> dict[Tensor, dict[str, Any]]:
-        """What the optimizers know of each parameter, as they hold it."""
+        """Each parameter -> its optimizer state, not a copy."""
         for x in self.optimizers.values():
             start_adam(x, x.parameters)
         return {p: x.state[p] for x in self.optimizers.values() for p in x.parameters}
 
     def run(self, replay: TeamReplay, n_updates: int) -> History:
-        """Makes updates; returns their metrics, (name, metric) -> ``[U]`` or ``[U, G]``.
+        """Runs updates; returns their metrics, (name, metric) -> ``[U]`` or ``[U, G]``.
 
-        Metrics of a step are of those updates in which it was taken.
+        Metrics of a step come from the updates that took it.
         """
         rows: dict[int, list[Tensor]] = {}
         for own in self._draw(replay, n_updates) if n_updates else ():
             self.count += 1
-            # A step is due wherever one of those behind it is.
+            # Intervals are nested: an update that takes a later step takes the earlier ones, too.
             n_steps = sum(self.count % step.interval == 0 for step in self.steps)
             rows.setdefault(n_steps, []).append(self._update(replay, own, n_steps))
         for program in self.programs.values():
@@ -157,7 +156,7 @@ class ReplayUpdates:
         return found
 
     def _row(self, replay: TeamReplay, rows: Tensor, n_steps: int) -> Tensor:
-        """Makes an update; returns metrics as one row."""
+        """Runs an update; returns metrics as one row."""
         if self.window:
             recall = [loss.recall for loss in self.losses.values()]
             data = warmed_up(replay.windows(rows, self.window), self.config.burn_in, recall)
@@ -165,7 +164,7 @@ class ReplayUpdates:
             data = replay.look(rows, self.config.n_step, self.gamma)
         metrics: History = {}
         due = self.steps[:n_steps]
-        # All gradients come first: actors learn from the critics as they were.
+        # All gradients come first: actors learn from the critics before their step.
         gradients = [self._gradients(data, step, metrics) for step in due]
         values = [value.detach().reshape(-1) for value in metrics.values()]
         ends = pairwise(accumulate(map(len, values), initial=0))
@@ -183,7 +182,7 @@ class ReplayUpdates:
         return row
 
     def _gradients(self, data: TensorDictBase, step: Step, metrics: History) -> list[Tensor | None]:
-        """Returns the limited gradients of what a step moves; notes metrics."""
+        """Returns the clipped gradients of a step's parameters; adds metrics."""
         total: Tensor | float = 0.0
         with torch.enable_grad():
             for name, objective in self.losses.items():

@@ -1,4 +1,4 @@
-"""Whose the rows of parameters are: which groups they serve, and of which member they are.
+"""Rows of stacked parameters: their groups, and their members of a population.
 
 Shapes: P members, R rows of a parameter, N agents of all groups, G groups.
 """
@@ -26,14 +26,13 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class Rows:
-    """Says which member each row of a parameter is of.
+    """Maps each row of a parameter to its member of a population.
 
     Args:
         n_members (int): number P of members.
 
     Attributes:
-        owners (dict): parameter, of networks and targets -> the member that each row is of,
-            ``[R]``.
+        owners (dict): parameter of a network or a target -> the member of each row, ``[R]``.
     """
 
     def __init__(self, n_members: int) -> None:
@@ -41,42 +40,42 @@ class Rows:
         self.owners: dict[Tensor, Tensor] = {}
 
     def add(self, clip: GradientClip) -> None:
-        """Adds the parameters of a limit, whose groups lie one member after the other."""
+        """Adds the parameters of a gradient clip with groups sorted by member."""
         assert clip.row_groups is not None and int(clip.row_groups.max()) < clip.n_groups
         members = clip.row_groups // (clip.n_groups // self.n_members)
         self.owners.update(zip(clip.parameters, members.split(clip.sizes)))
 
     def add_parameter(self, parameter: Tensor) -> None:
-        """Adds a number of each group, such as a temperature, unless it is known."""
+        """Adds a parameter with one row per group, such as a temperature, unless it is known."""
         if parameter not in self.owners:
             members = torch.arange(self.n_members, device=parameter.device)
             self.owners[parameter] = members.repeat_interleave(len(parameter) // self.n_members)
 
     def follow(self, sources: Iterable[Tensor], targets: Iterable[Tensor]) -> None:
-        """Adds targets, whose rows are those of what they follow."""
+        """Adds the parameters of target networks, with the rows of their sources."""
         for source, target in zip(sources, targets):
             self.owners[target] = self.owners[source]
 
     def of(self, parameter: Tensor) -> Tensor:
-        """Returns the member that each row is of, with as many dims as the parameter."""
+        """Returns the member of each row, ``[R, 1, ...]`` with the parameter's number of dims."""
         return self.owners[parameter].reshape(-1, *(1,) * (parameter.ndim - 1))
 
     @torch.no_grad()
     def note_broken(self, diverged: Tensor) -> None:
-        """Flags members, ``[P]``, whose parameters have a norm that is not finite."""
+        """Flags members, ``[P]``, with parameters of a norm that is not finite."""
         for p, rows in self.owners.items():
             broken = ~p.reshape(len(rows), -1).square().sum(1).isfinite()
             diverged.index_put_((rows,), broken, accumulate=True)
 
     @torch.no_grad()
     def put_back(self, before: Mapping[Tensor, Tensor], diverged: Tensor) -> None:
-        """Gives flagged members, ``[P]``, the parameters that they had."""
+        """Restores the earlier parameters of flagged members, ``[P]``."""
         for p in self.owners:
             p.copy_(torch.where(diverged[self.of(p)], before[p], p))
 
     @torch.no_grad()
     def copy(self, learner: Any, parent: Tensor) -> None:
-        """Gives each member its parent's parameters, moments and statistics, in place."""
+        """Copies to each member its parent's parameters, moments and statistics, in place."""
         states = _states_of(learner)
         for p, owner in self.owners.items():
             moments = (states[p][name] for name in _MOMENTS) if p in states else ()
@@ -86,12 +85,12 @@ class Rows:
 
 
 def copy_rows(tensors: Iterable[Tensor], owner: Tensor, parent: Tensor) -> None:
-    """Gives each member its parent's rows of tensors, in place.
+    """Copies to each member its parent's rows of tensors, in place.
 
     Args:
-        tensors (iterable of Tensor): a parameter, and its optimizer's moments.
-        owner (Tensor): whose each row is.
-        parent (Tensor): whose copy each member becomes.
+        tensors (iterable of Tensor): a parameter and its moments in the optimizer.
+        owner (Tensor): member of each row.
+        parent (Tensor): parent of each member.
 
     Shapes:
         - each tensor: ``[R, ...]``; owner: ``[R]``; parent: ``[P]``
@@ -110,12 +109,12 @@ def copy_rows(tensors: Iterable[Tensor], owner: Tensor, parent: Tensor) -> None:
 
 
 def statistics_of(learner: Any) -> list[Tensor]:
-    """Returns what a learner saves beside parameters and how it explores.
+    """Returns the saved tensors of a learner besides parameters and exploration.
 
-    Of a population, members' rows lie one after the other.
+    For a population, their rows are sorted by member.
 
     Args:
-        learner (BlockLearner): of one or of many.
+        learner (BlockLearner): a learner with or without members.
     """
     exploring = (x for own in learner.explorers for x in own.buffers())
     left = {id(x) for x in (*learner.parameters(), *exploring)}
@@ -126,7 +125,7 @@ def statistics_of(learner: Any) -> list[Tensor]:
 
 @dataclass(frozen=True)
 class _Pair:
-    """A tensor of a population, a member's rows in it, and the same of an ordinary learner."""
+    """A tensor of a population, a member's rows in it, and the tensor of an ordinary learner."""
 
     all: Tensor
     rows: Tensor
@@ -140,13 +139,14 @@ class _Pair:
 
 
 class MemberView:
-    """Copies a member's numbers between a population's learner and an ordinary one.
+    """Copies a member's state between a population's learner and an ordinary one.
 
-    Networks and targets, the optimizers' moments, statistics, and (to read) what is stored.
+    The state is networks, targets, the optimizers' moments and statistics; reading also copies the
+    replay buffer.
 
     Args:
-        many (BlockLearner): of P members.
-        one (BlockLearner): of the same groups and settings.
+        many (BlockLearner): a learner with P members.
+        one (BlockLearner): an ordinary learner of the same groups and settings.
 
     Examples:
         >>> from torchrl_marl import TeamSpec
@@ -168,7 +168,7 @@ class MemberView:
 
     @torch.no_grad()
     def read(self, member: int) -> Any:
-        """Returns the ordinary learner, with the numbers and the stored steps of a member."""
+        """Returns the ordinary learner with the state and the replay buffer of a member."""
         many, one = self.many, self.one
         for pair in self._pairs(member):
             pair.take()
@@ -182,7 +182,7 @@ class MemberView:
 
     @torch.no_grad()
     def write(self, member: int) -> None:
-        """Gives a member the numbers of the ordinary learner; moments of 0 where it has none."""
+        """Copies the ordinary learner's state to a member; missing moments are 0."""
         for pair in self._pairs(member):
             pair.give()
 
@@ -202,7 +202,7 @@ class MemberView:
         return (owner == member).nonzero().squeeze(-1)
 
     def _states(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-        """The moments of each parameter that the members have any of, and the ordinary one's."""
+        """Yields the moments of each parameter that has some, and those of the ordinary learner."""
         for name, optimizer in self.many.optimizer_of.items():
             other = self.one.optimizer_of[name]
             for p, q in zip(optimizer.parameters, other.parameters):
@@ -217,11 +217,11 @@ def _states_of(learner: Any) -> dict[Tensor, dict[str, Any]]:
 
 
 def rows_of(many: Any, one: Any) -> MemberView:
-    """Returns what copies a member's numbers between a population's learner and an ordinary one.
+    """Returns a :class:`MemberView` of a population's learner and an ordinary one.
 
     Args:
-        many (BlockLearner): of P members.
-        one (BlockLearner): of the same groups and settings.
+        many (BlockLearner): a learner with P members.
+        one (BlockLearner): an ordinary learner of the same groups and settings.
     """
     return MemberView(many, one)
 
@@ -234,22 +234,23 @@ def rows_served(
     parameters: list[nn.Parameter],
     states: Mapping[str, int] | None = None,
 ) -> list[Tensor]:
-    """Returns for each row of each parameter the group that it serves, G where it serves several.
+    """Returns the group that each row of each parameter serves, or G if it serves several.
 
-    By autograd: a row serves those whose outputs depend on it.
+    Found by autograd: a row serves the groups whose outputs depend on it.
 
     Args:
-        index (sequence of int): whose each agent is.
+        index (sequence of int): group of each agent.
         group (GroupSpec): the agents.
-        seen (GroupSpec, optional): other agents that a network sees.
-        outputs (callable): of what agents see and do, ``[B]``, the networks' outputs, ``[B, N]``.
-        parameters (list of Parameter): of the networks.
-        states (mapping, optional): leaf -> the numbers of an agent that networks read besides.
+        seen (GroupSpec, optional): other agents in a network's input.
+        outputs (callable): maps observations and actions, ``[B]``, to the networks' outputs,
+            ``[B, N]``.
+        parameters (list of Parameter): parameters of the networks.
+        states (mapping, optional): leaf -> width per agent of the networks' other inputs.
     """
     n_groups = max(index) + 1
     serves = [torch.zeros(_n_rows(p), n_groups, device=p.device) for p in parameters]
     device = parameters[0].device
-    with torch.random.fork_rng(), _awake_weights(parameters):
+    with torch.random.fork_rng(), _active_weights(parameters):
         batch = _random_batch(group, seen, device, states)
         _mark_served(serves, outputs(batch), index, parameters)
     return [torch.where(rows.sum(1) == 1, rows.argmax(1), n_groups) for rows in serves]
@@ -269,8 +270,8 @@ def _mark_served(
 
 
 @contextlib.contextmanager
-def _awake_weights(parameters: list[nn.Parameter]) -> Iterator[None]:
-    """Puts in weights with which no unit is always 0, for a while."""
+def _active_weights(parameters: list[nn.Parameter]) -> Iterator[None]:
+    """Replaces the weights within the context by random ones with which no unit is always 0."""
     torch.manual_seed(0)
     before = [parameter.detach().clone() for parameter in parameters]
     with torch.no_grad():
@@ -297,7 +298,7 @@ def _random_batch(
 ) -> TensorDict:
     batch = 64
     td = TensorDict({}, [batch], device=device)
-    # Where both are the same agents they have one name, and the actor reads more.
+    # Last, because the same agents have one name, and the actor may read more.
     for known in [group] if seen is None else [seen, group]:
         rows: dict[Any, Tensor] = {
             key[1:]: torch.randn(batch, *shape)

@@ -1,4 +1,4 @@
-"""HAPPO: the agents of a group learn one after the other.
+"""The learner of HAPPO, which updates agents sequentially.
 
 Shapes: F frames of a batch, U updates, N agents and G groups of a loss.
 """
@@ -21,16 +21,16 @@ _OF_CRITIC = ("loss_critic", "explained_variance", "value_clip_fraction")
 
 
 class Turns(KLStop):
-    """Lets one agent of each group learn at a time; the others' networks stay as they are.
+    """Trains one agent of each group at a time and freezes the networks of the others.
 
-    Whose turn it is is data, so that a graph of an update serves all agents.
+    The agents to train are given by a tensor, so that one graph of an update serves all agents.
 
     Args:
-        *args, **kwargs: of :class:`KLStop`, to which each agent is a group of its own.
+        *args, **kwargs: arguments of :class:`KLStop`, with each agent as a group.
 
     Attributes:
-        resting (Tensor): 1 for agents whose turn it is not, else 0, ``[N]`` of all losses.
-        common (Tensor): 1 where what serves several agents stays, such as the critic; else 0.
+        resting (Tensor): 1 for frozen agents, else 0, ``[N]`` of all losses.
+        common (Tensor): 1 to freeze parameters that serve several agents, such as the critic's.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -42,41 +42,41 @@ class Turns(KLStop):
         """Begins a turn.
 
         Args:
-            active (Tensor): whose it is, bool, ``[N]``.
-            common (bool): what serves several agents learns, too.
+            active (Tensor): agents to train, bool, ``[N]``.
+            common (bool): also train parameters that serve several agents.
         """
         self.resting.copy_(~active)
         self.common.fill_(0.0 if common else 1.0)
         self.begin()
 
     def begin(self) -> None:
-        """Begins a batch, from which the agents learn whose turn it is."""
+        """Begins a batch with the agents of this turn."""
         super().begin()
         self.stopped.copy_(self.resting)
 
     @property
     def tensors(self) -> list[Tensor]:
-        """What an update reads of it."""
+        """Tensors that an update reads."""
         return [self.stopped, self.common]
 
     def frozen(self, parameters: Sequence[Tensor]) -> list[Tensor]:
-        """Returns which rows of each parameter stay as they are, as :class:`KLStop` does."""
+        """Returns masks of each parameter's frozen rows, as :class:`KLStop` does."""
         return [] if len(self.stopped) == 1 else self._rows(parameters, self.common > 0)
 
 
 class SequentialLearner(OnPolicyLearner):
-    r"""HAPPO: agents with policies of their own, updated one after the other in random order.
+    r"""HAPPO: each agent has a policy, and policies are updated sequentially in random order.
 
-    Each learns from the group's advantage times how likely those before it have made what they
-    did, so that the team's improvement is that of all updates together:
+    Each agent's advantage is the group's, times the importance ratios of the agents updated before
+    it. The updates together then improve the joint policy:
 
     .. math:: \hat A^{i_k} = \hat A \prod_{j < k}
         \frac{\pi^{i_j}_{\text{after}}(a^{i_j} | o^{i_j})}
              {\pi^{i_j}_{\text{before}}(a^{i_j} | o^{i_j})}
 
-    Advantages are standardized before. An agent that does not act has the factor 1. Groups have
-    an order of their own, and take their turns side by side. What serves several agents, the
-    critic, learns in the first turn.
+    Advantages are standardized before. An agent that does not act has the factor 1. Each group has
+    its own order, and all groups take their turns in parallel. The critic, which serves several
+    agents, learns in the first turn.
 
     Reference: Kuba et al., 2022, https://arxiv.org/abs/2109.11251 (algorithm 4).
 
@@ -111,7 +111,7 @@ class SequentialLearner(OnPolicyLearner):
             self._rewind(begun)
             history, finite = self.updates.run(frames, self._epochs(len(frames)))
             turns.append(self._metrics_of(history, finite, active, critic=turn == 0))
-        return self._together(turns)
+        return self._mean_over_turns(turns)
 
     def _pass_on(self, frames: TensorDictBase, moved: Tensor) -> None:
         """Multiplies advantages by the ratios of the agents that have just learned."""
@@ -123,14 +123,14 @@ class SequentialLearner(OnPolicyLearner):
             frames.set(key, frames.get(key) * factor)
 
     def _steps(self) -> dict[Tensor, Tensor]:
-        """Returns how many steps Adam has taken with each parameter that it has moved."""
+        """Returns Adam's step count of each parameter with optimizer state."""
         state = self.optimizer.state
         return {p: own["step"].clone() for p, own in state.items() if own}
 
     def _rewind(self, begun: Mapping[Tensor, Tensor]) -> None:
-        """Counts Adam's steps from the batch's begin, for what moves in this turn.
+        """Resets the step counts of this turn's parameters to the beginning of the batch.
 
-        A parameter's rows are several agents', and none has taken the steps of another.
+        A parameter holds rows of several agents, and an agent's steps must not count for another.
         """
         now = self._steps()
         for parameter, rows in zip(now, self.updates.stop.frozen(list(now))):
@@ -142,7 +142,7 @@ class SequentialLearner(OnPolicyLearner):
     def _metrics_of(
         self, history: Mapping[Any, Tensor], finite: bool, active: Tensor, *, critic: bool
     ) -> TensorDict:
-        """Returns the metrics of a turn: in each group, those of the agent whose turn it was."""
+        """Returns the metrics of a turn: for each group, those of the agent trained."""
         stop, of_turn = self.updates.stop, {}
         acted = dict(stop.by_loss(active))
         for (name, key), values in history.items():
@@ -157,7 +157,7 @@ class SequentialLearner(OnPolicyLearner):
         }
         return self._summary(of_turn, finite, epochs)
 
-    def _together(self, turns: Sequence[TensorDict]) -> TensorDict:
+    def _mean_over_turns(self, turns: Sequence[TensorDict]) -> TensorDict:
         """Returns the means over the agents of each group."""
         metrics = turns[0].clone()
         for name, group in self.groups.items():

@@ -1,4 +1,4 @@
-"""What shards and processes that learn as one share: their minibatches, counts and gradients.
+"""Minibatches, counts and gradients that shards and ranks share.
 
 Shapes: S shards of the run, F frames of this process, M frames of a minibatch of this process,
 G groups of a loss.
@@ -22,18 +22,18 @@ __all__ = ["ShardOrder", "global_counts", "reduce_gradients"]
 
 
 class ShardOrder:
-    """Draws minibatches of which every shard of a run gives its part, in an order of its own.
+    """Draws minibatches with an equal part of every shard of a run.
 
-    A shard's order depends on the seed, its number, and how many batches came before. So a
-    minibatch is the same whether the shards are in one process or in several.
+    The order of a shard's frames depends on the seed, the shard's index and the number of batches
+    before. A minibatch is therefore the same with the shards in one process or in several.
 
     Args:
-        own (range): the shards whose frames this process has, one after the other.
+        own (range): shards whose frames this process has, in this order.
         total (int): number S of shards of the run.
-        seed (int): of all orders.
+        seed (int): random seed of all orders.
 
     Attributes:
-        drawn (int): how many batches were drawn from; all that resuming needs.
+        drawn (int): number of batches drawn from; all that resuming needs.
 
     Examples:
         >>> one, half = ShardOrder(range(2), 2, seed=0), ShardOrder(range(1), 2, seed=0)
@@ -60,11 +60,11 @@ class ShardOrder:
         Args:
             n_frames (int): number F of frames of this process.
             minibatch_size (int): frames of a minibatch of the whole run.
-            n_epochs (int): each frame is in so many minibatches.
-            device (torch.device, optional): of the indices.
+            n_epochs (int): number of epochs.
+            device (torch.device, optional): device of the indices.
 
         Raises:
-            ConfigError: minibatches or frames that shards cannot share evenly.
+            ConfigError: minibatches or batches that cannot be split equally among shards.
         """
         for name, size, parts in (
             ("a minibatch", minibatch_size, self.total),
@@ -94,15 +94,17 @@ class ShardOrder:
 def global_counts(
     ranks: SingleProcess, objectives: Mapping[str, Any], minibatch: TensorDictBase
 ) -> Iterator[dict[str, Tensor]]:
-    """Lets losses divide by everybody's number of steps, so that gradients add up; one message.
+    """Makes losses divide by the number of steps of all ranks, so that gradients can be summed.
+
+    One all-reduce.
 
     Args:
-        ranks (Alone): who learns.
+        ranks (SingleProcess): the ranks.
         objectives (mapping): name -> a loss with ``local_count`` and ``count``.
-        minibatch (TensorDictBase): the own part ``[M]``.
+        minibatch (TensorDictBase): this rank's part, ``[M]``.
 
     Yields:
-        dict: name -> that number, a scalar or ``[G]``.
+        dict: name -> the number of steps, a scalar or ``[G]``.
     """
     with torch.no_grad():
         found = ranks.sum_all([loss.local_count(minibatch) for loss in objectives.values()])
@@ -124,15 +126,15 @@ def reduce_gradients(
     metrics: Mapping[tuple[str, str], Tensor],
     counts: Mapping[str, Tensor],
 ) -> tuple[list[Tensor], dict[tuple[str, str], Tensor]]:
-    """Returns everybody's gradients and metrics; one message.
+    """Returns the gradients and metrics of all ranks, by one all-reduce.
 
     Args:
-        ranks (Alone): who learns.
-        objectives (mapping): name -> a loss; its ``combine`` has what metrics that are no means are
-            made of.
-        gradients (sequence of Tensor): own ones, of losses that were counted by all.
+        ranks (SingleProcess): the ranks.
+        objectives (mapping): name -> a loss; its ``combine`` maps the names of metrics that are not
+            means to functions.
+        gradients (sequence of Tensor): this rank's gradients, within :func:`global_counts`.
         metrics (mapping): (name, metric) -> a scalar or ``[G]``; ``[*, G]`` for ``combine``.
-        counts (dict): of :func:`global_counts`.
+        counts (dict): from :func:`global_counts`.
     """
     apart = {key: objectives[key[0]].combine.get(key[1]) for key in metrics}
     own = [ranks.row_of_rank(x) if apart[key] is not None else x for key, x in metrics.items()]

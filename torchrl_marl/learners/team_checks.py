@@ -1,4 +1,4 @@
-"""Checks of what a batch shows: rivals, and agents that take turns."""
+"""Checks of a batch: agents that compete, and agents that act in turns."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def refuse_apart(trained: Iterable[str]) -> None:
     """Refuses one mixer of groups that cannot be trained as one.
 
     Args:
-        trained (iterable of str): names of what is trained, each of one or of several groups.
+        trained (iterable of str): names of the trained groups, each of one or of several.
 
     Raises:
         ConfigError: there are several.
@@ -40,23 +40,19 @@ def refuse_apart(trained: Iterable[str]) -> None:
     names = list(trained)
     if len(names) > 1:
         raise ConfigError(
-            f"groups {', '.join(names)}: their actions are of different types, so that "
-            "they are trained apart, expected one type where learner.mixer.over is 'team'; "
-            "use learner.mixer.over=group."
+            f"groups {', '.join(names)}: their actions are of different types, expected one type "
+            "where learner.mixer.over is 'team'; use learner.mixer.over=group."
         )
 
 
 def check_cooperative(groups: Collection[GroupSpec], batch: TensorDictBase) -> None:
-    """Refuses a mixer of groups of which one loses what the other earns, in its first batch.
-
-    Waits for the device.
-    """
+    """Refuses one mixer of groups that compete in the first batch; waits for the device."""
     found = _rival_groups(list(groups), batch)
     if found is not None:
         one, other, together = found
         raise ConfigError(
             f"groups {one!r} and {other!r} compete: their rewards have a correlation of "
-            f"{together:.2f} in the first batch, expected groups that earn together where "
+            f"{together:.2f} in the first batch, expected cooperative groups where "
             "learner.mixer.over is 'team'; use learner.mixer.over=group."
         )
 
@@ -64,34 +60,32 @@ def check_cooperative(groups: Collection[GroupSpec], batch: TensorDictBase) -> N
 def check_cooperative_agents(
     groups: Iterable[GroupSpec], batch: TensorDictBase, instead: str
 ) -> None:
-    """Refuses a mixer of agents of one group of which one loses what the other earns.
-
-    Waits for the device.
+    """Refuses a mixer of agents of one group that compete; waits for the device.
 
     Args:
-        groups (iterable of GroupSpec): each with a mixer.
-        batch (TensorDictBase): the first, ``[E, T]``.
-        instead (str): the setting with which nothing is mixed.
+        groups (iterable of GroupSpec): groups with a mixer each.
+        batch (TensorDictBase): the first batch, ``[E, T]``.
+        instead (str): the setting without a mixer, for the message.
 
     Raises:
-        ConfigError: naming two of them.
+        ConfigError: naming two agents that compete.
     """
     for group in groups:
         found = _rival_agents(group, batch)
         if found is not None:
             one, other, together = found
             raise ConfigError(
-                f"group {group.name!r}: its agents {one!r} and {other!r} compete, with rewards of "
-                f"a correlation of {together:.2f} in the first batch, expected agents that earn "
-                f"together where one value is made of theirs; use {instead}."
+                f"group {group.name!r}: its agents {one!r} and {other!r} compete: their rewards "
+                f"have a correlation of {together:.2f} in the first batch, expected cooperative "
+                f"agents under one mixer; use {instead}."
             )
 
 
 def rivals_among(groups: Iterable[GroupSpec], batch: TensorDictBase) -> tuple[str, ...]:
-    """Returns the names of two groups, or of two agents of one, that compete; empty without such.
+    """Returns the names of two competing groups, or agents of one group; empty if none compete.
 
     Args:
-        groups (iterable of GroupSpec): all that there are.
+        groups (iterable of GroupSpec): all groups of the environment.
         batch (TensorDictBase): ``[E, T]``.
 
     Examples:
@@ -127,7 +121,7 @@ def _rival_agents(group: GroupSpec, batch: TensorDictBase) -> tuple[str, str, fl
     if reward is None or group.n_agents < 2:
         return None
     reward, alive = reward.squeeze(-1), group.living(batch)
-    if alive is not None:  # only while all are there
+    if alive is not None:  # only steps with all agents alive
         reward = torch.where(alive.all(-1, keepdim=True), reward, 0.0)
     return _least_together(group.agent_names, list(reward.flatten(0, -2).unbind(-1)))
 
@@ -135,7 +129,7 @@ def _rival_agents(group: GroupSpec, batch: TensorDictBase) -> tuple[str, str, fl
 def _least_together(
     names: Sequence[str], earned: Sequence[Tensor]
 ) -> tuple[str, str, float] | None:
-    """Returns the first two that compete, and the correlation of what they earn, ``[X]``."""
+    """Returns the first two names that compete, and the correlation of their rewards, ``[X]``."""
     if len(earned) < 2 or earned[0].numel() < 2:
         return None
     together = torch.corrcoef(torch.stack(list(earned)).float()).tolist()
@@ -146,12 +140,12 @@ def _least_together(
 
 
 def acts_in_turns(group: GroupSpec, batch: TensorDictBase) -> Tensor:
-    """Returns whether an agent waits after it has acted, in one episode; waits for no device.
+    """Returns whether an agent waits after acting within an episode, without a device transfer.
 
-    Who is not born yet waits, too, but has not acted; who is dead does not wait.
+    Agents that are not born yet have not acted, and dead agents do not wait.
 
     Args:
-        group (GroupSpec): whose agents.
+        group (GroupSpec): the group of the agents.
         batch (TensorDictBase): ``[E, T]``, with masks and done flags.
 
     Returns:
@@ -161,18 +155,18 @@ def acts_in_turns(group: GroupSpec, batch: TensorDictBase) -> Tensor:
     living = group.living(batch)
     if mask is None or living is None:
         return torch.zeros((), dtype=torch.bool, device=batch.device)
-    goes_on = ~batch.get(("next", "done"))[..., :-1, :]
+    continues = ~batch.get(("next", "done"))[..., :-1, :]
     waits = living[..., 1:, :] & ~mask[..., 1:, :]
-    return (mask[..., :-1, :] & waits & goes_on).any()
+    return (mask[..., :-1, :] & waits & continues).any()
 
 
 def check_turn_based(groups: Iterable[GroupSpec], batch: TensorDictBase, config: Any) -> None:
-    """Refuses turns with ``bootstrap="agent"``, for what does not credit them; else warns of them.
+    """Refuses turns with ``bootstrap="agent"`` in algorithms that do not support them, else warns.
 
     Args:
-        groups (iterable of GroupSpec): that are trained.
+        groups (iterable of GroupSpec): groups that are trained.
         batch (TensorDictBase): ``[E, T]``.
-        config (TrainedConfig): the algorithm, and how agents are credited.
+        config (TrainedConfig): settings of the learner.
 
     Raises:
         ConfigError: agents act in turns or at their own pace.
@@ -189,12 +183,12 @@ def check_turn_based(groups: Iterable[GroupSpec], batch: TensorDictBase, config:
 
 
 def warn_of_turns(groups: Iterable[GroupSpec], batch: TensorDictBase, bootstrap: str) -> None:
-    """Warns of ``bootstrap="team"`` where agents act in turns or at their own pace.
+    """Warns of ``bootstrap="team"`` if agents act in turns or at their own pace.
 
     Args:
-        groups (iterable of GroupSpec): that are trained.
+        groups (iterable of GroupSpec): groups that are trained.
         batch (TensorDictBase): ``[E, T]``.
-        bootstrap (str): how they are credited.
+        bootstrap (str): the setting ``bootstrap``.
     """
     if bootstrap != "team":
         return
@@ -202,8 +196,8 @@ def warn_of_turns(groups: Iterable[GroupSpec], batch: TensorDictBase, bootstrap:
         if bool(acts_in_turns(group, batch)):
             warnings.warn(
                 f"group {group.name!r}: agents act in turns or at their own pace, but "
-                "learner.bootstrap is 'team', which knows no turns: what an agent earns while it "
-                "waits is not credited to its last move; use learner.bootstrap=agent.",
+                "learner.bootstrap is 'team', which ignores turns: rewards while an agent waits "
+                "are not credited to its last action; use learner.bootstrap=agent.",
                 stacklevel=2,
             )
             return

@@ -1,4 +1,4 @@
-"""Un-sharing in the middle of training: from one network for many agents to one for each.
+"""Un-sharing of networks during training: one network for many agents becomes one for each.
 
 Shapes: N agents of a group.
 """
@@ -23,17 +23,17 @@ _Named = dict[str, nn.Parameter]
 def unshare_networks(
     networks: dict[nn.Module, int], optimizer: torch.optim.Adam
 ) -> torch.optim.Adam:
-    """Gives every agent its own copy of what it shares; outputs stay equal.
+    """Replaces shared networks by one copy for each agent; outputs stay equal.
 
-    The optimizer goes on where it was: each copy has the moments of what it was copied from.
+    Each copy keeps the optimizer's moments of its original.
 
     Args:
-        networks (dict): actor or critic -> number N of its agents. Networks that see the whole
-            team at once have no agent's copy and stay.
-        optimizer (Adam): of all their parameters.
+        networks (dict): actor or critic -> number N of its agents. Networks of the whole team stay
+            as they are.
+        optimizer (Adam): optimizer of all their parameters.
 
     Returns:
-        Adam: of the new parameters.
+        Adam: optimizer of the new parameters.
     """
     replaced: dict[int, list[nn.Parameter]] = {}
     state: dict[Any, Any] = dict(optimizer.state)
@@ -55,14 +55,14 @@ def unshare_networks(
 def unshare_parts(
     networks: Mapping[nn.Module, int], state: Mapping[Any, Mapping[str, Any]]
 ) -> dict[Any, Mapping[str, Any]]:
-    """As :func:`unshare_networks`, of whatever holds networks, such as a loss with its targets.
+    """Un-shares the networks within modules, such as a loss with targets.
 
     Args:
-        networks (mapping): what holds networks -> number N of their agents.
-        state (mapping): parameter -> what an optimizer knows of it, if it is trained.
+        networks (mapping): module that holds networks -> number N of their agents.
+        state (mapping): trained parameter -> its optimizer state.
 
     Returns:
-        dict: the state, with that of the new parameters.
+        dict: the state, extended by that of the new parameters.
     """
     known = dict(state)
     for before, after, origins in _unshared(networks):
@@ -76,7 +76,7 @@ def unshare_parts(
 def _unshared(
     networks: Mapping[nn.Module, int],
 ) -> Iterator[tuple[_Named, _Named, dict[str, Origin]]]:
-    """Un-shares one network of agents after the other; gives its parameters before and after."""
+    """Un-shares the agents' networks, and yields the parameters of each before and after."""
     for network, n_agents in networks.items():
         for module in network.modules():
             if not isinstance(module, AgentNetwork) or not isinstance(module.features, AgentInput):
@@ -96,7 +96,7 @@ def _unshared(
 def _unshare_layers(
     owner: nn.Module, name: str, n_agents: int
 ) -> tuple[_Named, _Named, dict[str, Origin]]:
-    """Un-shares layers in a row that a module holds."""
+    """Un-shares a stack of layers of a module."""
     layers = getattr(owner, name)
     own, origins = unshare(layers, n_agents)
     before = dict(layers.named_parameters())
@@ -107,6 +107,6 @@ def _unshare_layers(
 def _carried(
     before: _Named, after: _Named, origins: Mapping[str, Origin], state: Mapping[Any, Any]
 ) -> dict[Any, Any]:
-    """Returns the state of the parameters after."""
+    """Returns the optimizer state of the new parameters."""
     known = {name: state.get(parameter, {}) for name, parameter in before.items()}
     return {after[name]: own for name, own in carry_state(known, origins).items()}

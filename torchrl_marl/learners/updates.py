@@ -1,4 +1,4 @@
-"""Steps of an optimizer over epochs of minibatches, what stops them, and their metrics."""
+"""Optimizer steps over epochs of minibatches, their early stop and their metrics."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ __all__ = [
 
 
 class KLStop:
-    """Ends the epochs of each group by its own divergence from the policy that collected.
+    """Stops the epochs of each group at a KL divergence from the policy that collected.
 
-    A group that has stopped stays as it is, while others go on. Rows of parameters that serve
-    several groups of one loss stop with the first of them.
+    A group that has stopped is frozen, while others continue. Rows of parameters that serve
+    several groups of one loss stop with the first of these groups.
 
     Args:
-        clips (mapping): name of a loss -> which rows of its parameters serve which group.
-        limit (float, optional): the largest mean divergence of an epoch; None for none.
-        device (torch.device): where the flags are.
-        metric (str): the loss's entry that is the divergence, read where there is a limit.
+        clips (mapping): name of a loss -> its gradient clip, which knows the rows of each group.
+        limit (float, optional): maximum mean divergence of an epoch; None for no limit.
+        device (torch.device): device of the flags.
+        metric (str): name of the divergence in the loss's output.
 
     Attributes:
         stopped (Tensor): 1 for groups that have stopped, else 0, ``[G]``.
-        epochs (Tensor): how many epochs each has learned from, ``[G]``.
+        epochs (Tensor): number of epochs that each group has learned from, ``[G]``.
     """
 
     def __init__(
@@ -60,22 +60,22 @@ class KLStop:
         self.epochs = torch.zeros_like(self.stopped)
 
     def begin(self) -> None:
-        """Begins a batch, from which all groups learn."""
+        """Begins a batch with all groups."""
         self.stopped.zero_()
         self.epochs.zero_()
 
     def count(self) -> None:
-        """Counts an epoch that begins."""
+        """Counts the epoch that begins."""
         self.epochs += 1 - self.stopped
 
     def watched(self, metrics: Mapping[NestedKey, Tensor]) -> Tensor:
-        """Returns the divergences of an update, ``[G]``; nothing, ``[0]``, without a limit."""
+        """Returns the divergences of an update, ``[G]``; empty without a limit."""
         if self.limit is None:
             return self.stopped.new_zeros(0)
         return torch.cat([metrics[name, self.metric].reshape(-1) for name in self.clips])
 
-    def look(self, kl: Tensor) -> None:
-        """Stops groups after an epoch.
+    def check(self, kl: Tensor) -> None:
+        """Stops groups that exceed the limit in an epoch.
 
         Args:
             kl (Tensor): estimates of each update, ``[U, G]``.
@@ -85,24 +85,24 @@ class KLStop:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """What an update reads of it."""
+        """Tensors that an update reads."""
         return [self.stopped]
 
     @property
     def all(self) -> Tensor:
-        """1 where all groups have stopped, else 0; a scalar."""
+        """1 if all groups have stopped, else 0; a scalar."""
         return self.stopped.amin()
 
     def by_loss(self, values: Tensor) -> Iterator[tuple[str, Tensor]]:
-        """Splits values ``[G]``: the name of a loss, and those of its groups."""
+        """Splits values ``[G]`` by loss; yields each name with the values of its groups."""
         sizes = [clip.n_groups for clip in self.clips.values()]
         return zip(self.clips, values.split(sizes))
 
     def frozen(self, parameters: Sequence[Tensor]) -> list[Tensor]:
-        """Returns which rows of each parameter stay as they are; nothing where one flag says it.
+        """Returns masks of each parameter's frozen rows; empty if there is only one group.
 
         Shapes:
-            - each: bool, a scalar, or as many dims as the parameter, 1 behind the first
+            - each: bool, a scalar or ``[rows, 1, ...]`` with the parameter's number of dims
         """
         if self.limit is None or len(self.stopped) == 1:
             return []
@@ -121,11 +121,11 @@ History = dict[tuple[str, str], Tensor]
 
 
 class Objective(Protocol):
-    """A loss module: TorchRL's, or any of the same form.
+    """Protocol of a loss module, such as TorchRL's.
 
-    Its output holds tensors of one form, a scalar or ``[G]``: the entries whose names start with
-    ``loss_`` are summed and minimized, the others are metrics. ``minibatch_keys``, where there
-    are such, or else ``in_keys`` say what a minibatch holds.
+    Its output holds tensors of one shape, a scalar or ``[G]``. Entries with names that start with
+    ``loss_`` are summed and minimized, the others are metrics. A minibatch holds the entries
+    ``minibatch_keys`` if the loss has them, else ``in_keys``.
     """
 
     in_keys: Sequence[NestedKey]
@@ -138,19 +138,19 @@ class Objective(Protocol):
 
 
 class Updates:
-    """Runs updates on minibatches of a batch, operation by operation.
+    """Runs updates on minibatches of a batch, eagerly.
 
     Args:
         objectives (mapping): name -> the loss.
-        optimizer (Adam): of all their parameters.
-        clips (mapping, optional): name -> the limit of its gradient; none by default.
-        stop (KLStop, optional): which groups have moved too far to go on with a batch.
-        after (callable, optional): called after each step of the optimizer, such as to move
-            target networks; without arguments, it writes to tensors in place.
-        state (sequence of Tensor): what ``after`` reads and writes beside the parameters.
-        prepare (callable, optional): what is done to each minibatch first.
-        members (Members, optional): of a population; ``optimizer`` is then an
-            :class:`~torchrl_marl.learners.adam.Adam` of theirs.
+        optimizer (Adam): optimizer of all their parameters.
+        clips (mapping, optional): name -> its gradient clip; no clipping by default.
+        stop (KLStop, optional): early stop of a batch's epochs.
+        after (callable, optional): called without arguments after each step of the optimizer, such
+            as to update target networks; it must write to tensors in place.
+        state (sequence of Tensor): tensors that ``after`` reads or writes besides the parameters.
+        prepare (callable, optional): transform of each minibatch.
+        members (Members, optional): members of a population; ``optimizer`` is then an
+            :class:`~torchrl_marl.learners.adam.Adam` with their parameters.
 
     Examples:
         >>> from tensordict import TensorDict
@@ -194,16 +194,16 @@ class Updates:
     def run(
         self, frames: TensorDictBase, epochs: Iterable[Iterable[Tensor]]
     ) -> tuple[History, bool]:
-        """Trains on the frames of a batch, ``[F]``; ``stop.epochs`` then says how often.
+        """Trains on the frames of a batch, ``[F]``; ``stop.epochs`` then counts the epochs.
 
         Args:
-            frames (TensorDictBase): with what the objectives read.
-            epochs (iterable): each an iterable of the indices ``[M]`` of minibatches, after which
-                groups may stop; drawn only as they are needed. One epoch serves a replay buffer.
+            frames (TensorDictBase): frames with the entries that the objectives read.
+            epochs (iterable): iterables of minibatches' indices ``[M]``, drawn lazily. Groups may
+                stop after each. A replay buffer needs one epoch.
 
         Returns:
             dict, bool: metrics of all updates that counted, (name, metric) -> ``[U]`` or
-            ``[U, G]``, and whether all is known to be finite that must be.
+            ``[U, G]``, and whether losses and gradients are known to be finite.
         """
         rows: list[History] = []
         frames = frames.select(*minibatch_keys(self.objectives.values()), strict=False)
@@ -214,7 +214,7 @@ class Updates:
             for indices in epoch:
                 rows.append(self.step(frames[indices]))
             if self.stop.limit is not None:
-                self.stop.look(torch.stack([self.stop.watched(row) for row in rows[first:]]))
+                self.stop.check(torch.stack([self.stop.watched(row) for row in rows[first:]]))
                 if bool(self.stop.all):
                     break
         return {key: torch.stack([row[key] for row in rows]) for key in rows[0]}, False
@@ -242,7 +242,7 @@ class Updates:
         return metrics
 
     def _move(self) -> None:
-        """Takes a step of the optimizer that leaves groups that have stopped as they were."""
+        """Takes a step of the optimizer without changing groups that have stopped."""
         moved = [p for p in self.optimizer.param_groups[0]["params"] if p.grad is not None]
         frozen = self.stop.frozen(moved)
         if frozen or self.members is not None:
@@ -259,9 +259,9 @@ class Updates:
             self.optimizer.step()
 
     def evaluate(self, minibatch: TensorDictBase) -> tuple[Tensor, History, Counts]:
-        """Returns the sum of all losses, the metrics of each objective, and everybody's counts.
+        """Returns the sum of all losses, the metrics of each objective, and all ranks' counts.
 
-        One process alone has no counts of others.
+        With one process the counts are empty.
         """
         prepared, ranks = minibatch if self.prepare is None else self.prepare(minibatch), current()
         if ranks.size == 1:
@@ -288,7 +288,7 @@ def evaluate(
 
 
 def minibatch_keys(objectives: Iterable[Objective]) -> list[NestedKey]:
-    """Returns the entries that a minibatch for all objectives holds, as far as there are such."""
+    """Returns the keys of a minibatch for all objectives; a batch may lack some of them."""
     keys = [key for o in objectives for key in getattr(o, "minibatch_keys", o.in_keys)]
     return list(dict.fromkeys(keys))
 
@@ -300,7 +300,7 @@ def shuffled_epochs(
     n_epochs: int,
     device: torch.device | None = None,
 ) -> Iterator[Sequence[Tensor]]:
-    """Draws the minibatches of each epoch when it begins: each frame once, in random order.
+    """Draws the minibatches of each epoch lazily: each frame once, in random order.
 
     Examples:
         >>> [sorted(torch.cat(epoch).tolist()) for epoch in shuffled_epochs(3, 2, n_epochs=2)]
@@ -318,16 +318,16 @@ def summarize(
     lr: float,
     epochs: Mapping[str, Tensor],
 ) -> TensorDict:
-    """Returns the metrics of a batch as tensors, ``(group, name)``; of a population ``[P]``.
+    """Returns the metrics of a batch as tensors, ``(group, name)``; ``[P]`` for a population.
 
     Args:
         history (mapping): (name of groups that are trained as one, metric) -> ``[U]``, or
-            ``[U, G]`` where they are several.
+            ``[U, G]`` for several groups.
         joined (mapping): those names -> the groups.
         groups (mapping): all groups by name.
         lr (float): the learning rate.
-        epochs (mapping): name of groups that are trained as one -> how often each has passed
-            over the batch, ``[G]``; updates behind that changed nothing, and do not count.
+        epochs (mapping): name of groups that are trained as one -> number of epochs of each,
+            ``[G]``; later updates changed nothing and do not count.
     """
     device = next(iter(history.values())).device
     summary = TensorDict({name: {} for name in groups}, [], device=device)
@@ -344,7 +344,7 @@ def summarize(
             summary[group.name, key] = own
     for name, passes in epochs.items():
         for group, own in joined[name].by_source(passes):
-            # Filled on the device: nothing is copied there.
+            # Filled on the device, without a transfer.
             summary[group.name, "lr"] = torch.full(own.shape, lr, device=device)
             summary[group.name, "epochs"] = own.clone()
     return summary

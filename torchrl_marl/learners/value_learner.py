@@ -1,4 +1,4 @@
-"""The learner of IQL, VDN and QMIX: values of actions, from stored steps."""
+"""The learner of IQL, VDN and QMIX."""
 
 from __future__ import annotations
 
@@ -29,17 +29,16 @@ __all__ = ["ValueLearner"]
 class ValueLearner(ReplayLearner):
     """IQL, VDN or QMIX for one or more groups of equal settings, with discrete actions.
 
-    Agents do what they value highest, or at random with chance epsilon. Groups that are trained as
-    one have a mixer each, so that those who compete are never mixed; with ``mixer.over: team`` they
-    have one, and earn together.
+    Agents act epsilon-greedily. Each group has its own mixer, so that competing groups are never
+    mixed. With ``mixer.over: team`` all groups share one mixer and one reward.
 
     Args:
         groups, team, device, execution: as in
             :class:`~torchrl_marl.learners.replay_learner.ReplayLearner`.
-        config (ValueConfig): how.
+        config (ValueConfig): settings of the learner.
 
     Raises:
-        ConfigError: continuous actions, or agents or groups under one mixer that compete.
+        ConfigError: continuous actions, or competing agents or groups under one mixer.
 
     Examples:
         >>> from torchrl_marl import TeamSpec
@@ -82,7 +81,7 @@ class ValueLearner(ReplayLearner):
         return actor, loss
 
     def inspect_first_batch(self, batch: TensorDictBase) -> None:
-        """Refuses what the first batch shows: agents or groups under one mixer that compete."""
+        """Refuses agents or groups under one mixer that compete in the first batch."""
         super().inspect_first_batch(batch)
         if self.config.mixes != "none":
             check_cooperative_agents(self.groups.values(), batch, "learner.algorithm=iql")
@@ -90,7 +89,7 @@ class ValueLearner(ReplayLearner):
             check_cooperative(self.groups.values(), batch)
 
     def make_steps(self) -> list[Step]:
-        """Returns the one step, of all networks."""
+        """Returns the only step of an update, which trains all networks."""
         config, seen, clips = self.config, self.block.seen, {}
         for name, loss in self.losses.items():
             own = [p for network, _ in loss.followed for p in network.parameters()]

@@ -1,4 +1,4 @@
-"""Windows: stretches of steps on which networks with memory are trained.
+"""Windows: sequences of steps on which networks with memory are trained.
 
 Shapes: E envs, T steps of a batch, L steps of a window, W windows of a batch, N agents.
 """
@@ -20,22 +20,22 @@ from torchrl_marl.modules.memory.states import STATES, states_after
 from torchrl_marl.objectives.flags import blank_masked_inputs
 from torchrl_marl.specs import GroupSpec
 
-__all__ = ["recall_all", "refuse_forgotten", "warmed_up", "windows_of"]
+__all__ = ["check_memory_entries", "recall_all", "warmed_up", "windows_of"]
 
 
 def windows_of(data: TensorDictBase, keys: Iterable[NestedKey], length: int) -> TensorDict:
-    """Cuts a batch into windows, each with what was remembered at its first step.
+    """Cuts a batch into windows, each with the hidden states of its first step.
 
     Args:
         data (TensorDictBase): a batch.
-        keys (iterable of NestedKey): the entries that are wanted, as far as there are such.
+        keys (iterable of NestedKey): the entries to keep; missing ones are ignored.
         length (int): number L of steps of a window.
 
     Shapes:
         - data: ``[E, T]``; returns ``[W]``, entries ``[W, L, ...]``, states ``[W, 1, N, S]``
 
     Raises:
-        ConfigError: T is no multiple of L; naming the next good number of frames.
+        ConfigError: T is not a multiple of L; naming the next valid number of frames.
 
     Examples:
         >>> import torch
@@ -63,12 +63,12 @@ def warmed_up(
     burn_in: int,
     recall: Iterable[Callable[[TensorDictBase], Mapping[NestedKey, Tensor]]],
 ) -> TensorDictBase:
-    """Returns windows without their first steps, over which networks bring their states up to date.
+    """Returns windows without their burn-in, with the hidden states at its end.
 
     Args:
-        windows (TensorDictBase): with the states of their first steps.
-        burn_in (int): number of those steps.
-        recall (iterable of callable): of such steps, what networks remember after each.
+        windows (TensorDictBase): windows with the hidden states of their first steps.
+        burn_in (int): number of steps to drop.
+        recall (iterable of callable): maps steps to the networks' hidden states after each.
 
     Shapes:
         - windows: ``[B, L]``, or ``[B]`` with entries ``[B, L, ...]``; returns L - burn_in steps
@@ -89,7 +89,7 @@ def warmed_up(
 
 
 def _steps(windows: TensorDictBase, steps: slice) -> TensorDictBase:
-    """Returns some steps of windows; a state stays as it is, where it is only the first step's."""
+    """Returns some steps of windows; hidden states, stored for the first step only, are kept."""
     if windows.ndim > 1:
         return windows[:, steps]
     chosen = TensorDict({}, windows.batch_size, device=windows.device)
@@ -103,15 +103,15 @@ def _steps(windows: TensorDictBase, steps: slice) -> TensorDictBase:
 def recall_all(
     networks: Iterable[TensorDictModuleBase], group: GroupSpec, data: TensorDictBase
 ) -> dict[NestedKey, Tensor]:
-    """Returns what actors and critics remember after each step of windows.
+    """Returns the hidden states of actors and critics after each step of windows.
 
     Args:
-        networks (iterable of TensorDictModuleBase): of the group.
-        group (GroupSpec): whose.
+        networks (iterable of TensorDictModuleBase): networks of the group.
+        group (GroupSpec): the group.
         data (TensorDictBase): windows, dense.
 
     Shapes:
-        - returns: ``[B, L, N, S]``, by the key of the state that a network reads
+        - returns: ``[B, L, N, S]``, by the key of the hidden state that a network reads
     """
     found: dict[NestedKey, Tensor] = {}
     for network in networks:
@@ -120,11 +120,13 @@ def recall_all(
     return found
 
 
-def refuse_forgotten(groups: Mapping[str, GroupSpec], batch: TensorDictBase, needed: Any) -> None:
-    """Refuses a batch of an environment that does not say when agents begin, or carries nothing.
+def check_memory_entries(
+    groups: Mapping[str, GroupSpec], batch: TensorDictBase, needed: Any
+) -> None:
+    """Refuses a batch without the entries that networks with memory or communication read.
 
     Args:
-        groups (mapping of name to GroupSpec): that are trained.
+        groups (mapping of name to GroupSpec): groups that are trained.
         batch (TensorDictBase): ``[E, T]``.
         needed (iterable of str): leaves that every group must have.
 
@@ -137,7 +139,7 @@ def refuse_forgotten(groups: Mapping[str, GroupSpec], batch: TensorDictBase, nee
                 check_links(group, batch)
             elif batch.get(group.key(leaf), None) is None:
                 raise SpecError(
-                    f"group {group.name!r}: its networks remember, but the batch has no "
+                    f"group {group.name!r}: its networks have memory, but the batch has no "
                     f"{group.key(leaf)!r}; let the environment carry it: "
                     "torchrl_marl.envs.with_memory(env, policy)."
                 )

@@ -134,7 +134,7 @@ def settings_of(schema: Any) -> dict[str, Setting]:
     Examples:
         >>> from torchrl_marl.training.config import TrainConfig
         >>> settings_of(TrainConfig)["learner.gamma"].help
-        'Discount.'
+        'Discount factor.'
     """
     is_type = isinstance(schema, type)
     found: dict[str, Setting] = {}

@@ -76,6 +76,7 @@ def resolve_config(
     """
     if ranks.size == 1:
         return config
+    from torchrl_marl.learners.capabilities import RANKS
     from torchrl_marl.training.ddp import check_ranks, refuse_disagreement, with_shards
 
     refuse_disagreement(ranks, config)
@@ -84,6 +85,8 @@ def resolve_config(
             "distributed.collectors is null, so that the run is in one piece, but torchrun has "
             f"started {ranks.size} processes; go on with one: torchrl-marl train --resume."
         )
+    if not own_env:  # before with_shards sets distributed.collectors, which the user did not
+        RANKS.check(config)
     config = with_shards(config, ranks.size)
     check_ranks(config, ranks.size, own_env=own_env)
     return dataclasses.replace(config, device=_device(config.device))

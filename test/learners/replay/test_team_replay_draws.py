@@ -116,15 +116,15 @@ def test_refusals():
     with pytest.raises(RuntimeError, match="nothing is stored yet; call extend"):
         replay.rows(1, 8)
     replay.extend(some_batch(7))
-    with pytest.raises(ConfigError, match="a minibatch has 161 rows, expected 160 at most"):
+    with pytest.raises(ConfigError, match="161 rows, expected at most the capacity, 160"):
         replay.rows(1, 161)
-    with pytest.raises(ConfigError, match="41 steps are to be looked at, expected 1 to 40"):
+    with pytest.raises(ConfigError, match="a sequence has 41 steps, expected 1 to 40"):
         replay.look(torch.arange(3), 41, GAMMA)
     with pytest.raises(ValueError, match=r"batch size \[5, 7\], expected \[4, T\]"):
         replay.extend(some_batch(7, n_envs=5))
     with pytest.raises(ValueError, match=r"has rows of \[2, 5\], torch.float32, expected \[3, 5\]"):
         replay.extend(some_batch(7, n_agents=2))
-    with pytest.raises(SpecError, match=r"the batch has no \('agents', 'action'\), which is to be"):
+    with pytest.raises(SpecError, match=r"the batch has no \('agents', 'action'\), which the replay buffer"):
         replay.extend(some_batch(7).exclude(("agents", "action")))
     with pytest.raises(ConfigError, match="n_steps is 0 and num_envs 4, expected 1 or more"):
         TeamReplay(0, 4, KEYS)
@@ -158,7 +158,7 @@ def test_a_store_that_does_not_fit_is_refused_before_it_is_made():
         replay.extend(some_batch(7))
     size = 2 * (60 + 3) + 24 + 12 + 1 + 1 + 16
     text = str(error.value)
-    assert text.startswith(f"a replay of 4,000,000,000,000 rows of {size} B takes 720.0 TB")
+    assert text.startswith(f"a replay buffer of 4,000,000,000,000 rows of {size} B takes 720.0 TB")
     assert text.endswith("; keep fewer rows.") and "'cpu' has " in text
 
 

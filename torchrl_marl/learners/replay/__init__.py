@@ -1,4 +1,4 @@
-"""Stores of experience, and how rows are drawn from them."""
+"""Replay buffers, and uniform or prioritized sampling from them."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Prioritized sampling: rows of large errors are drawn more often, and weigh less.
+"""Prioritized replay: rows with large errors are sampled more often and weighted less.
 
 Shapes: B rows of a minibatch.
 """
@@ -21,15 +21,15 @@ __all__ = ["Priorities", "Priority"]
 
 @dataclass(frozen=True)
 class Priority:
-    """How much errors count when rows are drawn.
+    """Exponents of prioritized replay.
 
     Args:
-        alpha (float): exponent of the errors; 0 draws uniformly.
-        beta (float): exponent of the weights; 1 makes up for the draws in full.
-        eps (float): added to every error, so that no row is never drawn.
+        alpha (float): priority exponent; 0 samples uniformly.
+        beta (float): importance-sampling exponent; 1 corrects the sampling bias in full.
+        eps (float): added to every error, so that each row can be sampled.
 
     Raises:
-        ValueError: a number that is negative or not finite.
+        ValueError: a number is negative or not finite.
 
     Reference: Schaul et al., 2016, https://arxiv.org/abs/1511.05952.
 
@@ -52,15 +52,15 @@ class Priority:
 
 
 class Priorities:
-    r"""The priority of each row of a store, :math:`(|\delta| + \epsilon)^\alpha`.
+    r"""Priorities of the rows of a replay buffer, :math:`(|\delta| + \epsilon)^\alpha`.
 
     Args:
-        n_rows (int): rows of the store.
-        priority (Priority): its exponents.
-        device (torch.device, optional): of the store.
+        n_rows (int): number of rows of the replay buffer.
+        priority (Priority): exponents.
+        device (torch.device, optional): device of the replay buffer.
 
     Attributes:
-        highest (Tensor): the highest priority that was ever set, which new rows get.
+        highest (Tensor): the highest priority so far, which new rows get.
         beta (Tensor): a scalar that graphs read; fill it in place to anneal it.
     """
 
@@ -74,11 +74,11 @@ class Priorities:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All that a graph reads and writes."""
+        """Tensors that a graph reads or writes."""
         return [*self.tree.tensors, self.highest, self.beta]
 
     def add(self, first: int, n_rows: int) -> None:
-        """Gives new rows, side by side, the highest priority, so that each is soon seen."""
+        """Gives consecutive new rows the highest priority, so that each is soon sampled."""
         self.tree.fill(first, self.highest.expand(n_rows))
 
     def sample(self, uniform: Tensor) -> tuple[Tensor, Tensor]:
@@ -92,7 +92,7 @@ class Priorities:
         return index, (priority / priority.amin()).pow(-self.beta).float()
 
     def update(self, index: Tensor, error: Tensor, mask: Tensor | None = None) -> None:
-        """Sets priorities by the largest error of each row, of those that are not masked.
+        """Sets the priority of each row by its largest unmasked error.
 
         A row whose error is NaN or infinite gets the highest priority so far.
 
@@ -104,7 +104,7 @@ class Priorities:
             error = torch.where(fit_mask(mask, error), error, 0.0)
         worst = error.reshape(len(index), -1).amax(-1).double()
         value = (worst + self.priority.eps).pow(self.priority.alpha)
-        value = torch.where(worst.isfinite(), value, self.highest)  # one would spoil all sums
+        value = torch.where(worst.isfinite(), value, self.highest)  # one NaN would spoil all sums
         self.highest.copy_(torch.maximum(self.highest, value.amax()))
         self.tree.set(index, value)
 
@@ -114,7 +114,7 @@ class Priorities:
         return {"values": values, "highest": self.highest.clone(), "beta": self.beta.clone()}
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        """Takes them back, in place; None: of no rows. All other rows are never drawn."""
+        """Restores priorities in place, of no rows for None; all other rows are never sampled."""
         values = torch.zeros_like(self.tree.values)
         if state is None:
             self.highest.fill_(1.0)

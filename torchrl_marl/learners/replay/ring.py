@@ -1,4 +1,4 @@
-"""The ring that steps are stored in, and how a batch enters it."""
+"""The ring buffer of a replay buffer, and the masks of the batches that enter it."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ Key = tuple[str, ...]
 
 
 class Ring:
-    """The last S steps of E envs, in tensors that are allocated once and written in place.
+    """Ring buffer of the last S steps of E envs, in tensors allocated once and written in place.
 
-    The row of env ``e`` in slot ``s`` has the number ``s * E + e``.
+    The row of env ``e`` in slot ``s`` has the index ``s * E + e``.
 
     Args:
-        n_steps (int): steps S that are kept.
+        n_steps (int): number S of steps to keep.
         num_envs (int): number E of envs.
-        device (torch.device, optional): where it is kept; by default where the first batch is.
-        more_bytes (int): what a row takes elsewhere, counted where memory is too small.
-        windows (bool): steps are read in windows, which go on over the ends of episodes.
+        device (torch.device, optional): device of the buffer; by default that of the first batch.
+        more_bytes (int): bytes per row outside the ring, counted when checking the memory.
+        windows (bool): steps are read in windows, which may span the ends of episodes.
 
     Attributes:
         store (TensorDict): ``[S, E]``, time-major; None before the first batch.
-        marks (dict): bool ``[S, E]``: ``ends`` of episodes, with ``windows`` also ``cuts``, after
-            which the next step does not follow.
-        n_filled (int): slots that are filled.
-        head (int): the slot that is written next.
+        marks (dict): bool ``[S, E]``: ``ends`` of episodes, and with ``windows`` also ``cuts``,
+            steps whose successor does not continue them.
+        n_filled (int): number of filled slots.
+        head (int): the slot to write next.
     """
 
     def __init__(
@@ -58,12 +58,12 @@ class Ring:
 
     @property
     def capacity(self) -> int:
-        """Number of rows, of all envs, that are kept."""
+        """Maximum number of rows, of all envs."""
         return self.n_steps * self.num_envs
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All that a graph reads; none before the first batch."""
+        """Tensors that a graph reads; none before the first batch."""
         if self.store is None:
             return []
         return [*self.store.values(True, True), *self.marks.values(), self._head]
@@ -73,19 +73,19 @@ class Ring:
     def write(
         self, leaves: Mapping[Key, Tensor], ends: Tensor, cuts: Tensor | None = None
     ) -> list[slice]:
-        """Stores steps in place of the oldest; returns the slots that were written, in order.
+        """Overwrites the oldest steps; returns the slots that were written, in order.
 
         Args:
             leaves (mapping): key -> values.
-            ends (Tensor): bool, an episode's end; no look-ahead goes beyond this step.
-            cuts (Tensor, optional): bool, nor does a window, since the next does not follow.
+            ends (Tensor): bool, ends of episodes; no n-step return goes beyond them.
+            cuts (Tensor, optional): bool, steps that are not continued; no window goes beyond them.
 
         Shapes:
             - leaves: ``[E, T, ...]``; ends, cuts: ``[E, T]``
 
         Raises:
-            ValueError: leaves of other shapes or types than before.
-            ConfigError: rows that do not fit into memory.
+            ValueError: shapes or types differ from before.
+            ConfigError: the rows do not fit into memory.
         """
         self._allocate({key: (x.shape[2:], x.dtype) for key, x in leaves.items()}, ends.device)
         written = []
@@ -100,12 +100,12 @@ class Ring:
         return written
 
     def cut(self) -> None:
-        """Lets no look-ahead and no window go beyond the newest steps."""
+        """Ends all n-step returns and windows at the newest steps."""
         for mark in self.marks.values() if self.n_filled else ():
             mark[self.head - 1].fill_(True)
 
     def _spans(self, n: int) -> Iterator[tuple[slice, slice]]:
-        """Gives slots up to the ring's end, and from its start, for the last of n new steps."""
+        """Yields the slots for the last of n new steps, up to the ring's end and from its start."""
         first, head = max(n - self.n_steps, 0), self.head
         while first < n:
             size = min(n - first, self.n_steps - head)
@@ -119,7 +119,7 @@ class Ring:
     def _allocate(
         self, rows: Mapping[Key, tuple[torch.Size, torch.dtype]], device: torch.device
     ) -> None:
-        """Allocates the store, or checks that rows are what it was allocated for."""
+        """Allocates the ring, or checks rows against the shapes and types it was allocated for."""
         if self.store is not None:
             for key, found in rows.items():
                 known = self.leaf(key).shape[2:], self.leaf(key).dtype
@@ -135,7 +135,7 @@ class Ring:
         refuse_too_large(
             size * self.capacity,
             self.device,
-            f"a replay of {self.capacity:,} rows of {size:,} B",
+            f"a replay buffer of {self.capacity:,} rows of {size:,} B",
             "keep fewer rows",
         )
         shape = (self.n_steps, self.num_envs)
@@ -162,26 +162,26 @@ class Ring:
     def ahead(
         self, index: Tensor, length: int, marks: Literal["ends", "cuts"] = "ends"
     ) -> tuple[Tensor, Tensor]:
-        """Returns the rows from each row on, and after which of them not to look on.
+        """Returns the L rows that start at each row, and a mask of those to stop after.
 
-        That is where an episode ends, or only where the next step does not follow (``cuts``), and
-        at the newest step.
+        These are the ends of episodes, or only steps that are not continued (``cuts``), and the
+        newest step.
 
         Shapes:
             - index: ``[B]``; returns: ``[B, L]`` each
 
         Raises:
-            ConfigError: more steps than are kept.
+            ConfigError: more steps than the ring keeps.
         """
         if not 1 <= length <= self.n_steps:
             raise ConfigError(
-                f"TeamReplay: {length} steps are to be looked at, expected 1 to {self.n_steps}, "
-                "as many as are kept of each env; look at fewer or keep more."
+                f"TeamReplay: a sequence has {length} steps, expected 1 to {self.n_steps}, the "
+                "steps kept of each env; read fewer or keep more."
             )
         if length == 1:
             alone = index.unsqueeze(1)
             return alone, torch.ones_like(alone, dtype=torch.bool)
-        # Without divisions, which a compiled graph would repeat for every number that is read.
+        # Without divisions, which a compiled graph would repeat for every number it reads.
         path = index.unsqueeze(1) + torch.arange(length, device=index.device) * self.num_envs
         path = torch.where(path < self.capacity, path, path - self.capacity)
         newest = (self._head - 1) % self.n_steps * self.num_envs  # its first env's row
@@ -190,14 +190,14 @@ class Ring:
         return path, ends | is_newest
 
     def starts(self, draws: Tensor) -> Tensor:
-        """Returns the rows with these numbers, counted from the oldest step of the first env."""
+        """Returns the rows with these indices, counted from the oldest step of the first env."""
         oldest = self.head if self.n_filled == self.n_steps else 0
         return (draws + oldest * self.num_envs) % self.capacity
 
     # --------------------------------------------------------------------------------- state
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the filled slots; where all are, as the live tensors."""
+        """Returns the filled slots; the live tensors if all are filled."""
         shape = [self.n_steps, self.num_envs]
         state = {"shape": shape, "head": self.head, "n_filled": self.n_filled, "leaves": {}}
         if self.store is None:
@@ -209,10 +209,10 @@ class Ring:
         return {**state, "leaves": leaves}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes filled slots back, in place.
+        """Restores filled slots in place.
 
         Raises:
-            ValueError: the state of a ring of another size or with other leaves.
+            ValueError: the state belongs to a ring of another size or with other leaves.
         """
         if state["shape"] != [self.n_steps, self.num_envs]:
             raise ValueError(
@@ -238,32 +238,32 @@ class Ring:
 
 
 _FLAGS = ("done", "terminated", "truncated", "team_terminated", "mask")
-_CARRIED = ("is_init", *STATES)  # of who waits, too
+_CARRIED = ("is_init", *STATES)  # kept for masked agents, too
 _KEPT = [(leaf,) for leaf in (*_FLAGS, *_CARRIED)]
 
 
 def settle(
     batch: TensorDictBase, keys: Sequence[Key], dead_earn: bool = False
 ) -> tuple[dict[Key, Tensor], Tensor]:
-    """Returns a batch's leaves as they are stored, and where no look-ahead goes on.
+    """Returns a batch's leaves for storage, with settled masks, and the ends of n-step returns.
 
-    What stands beside a stored ``mask`` is its group's. The mask of the next step is settled: who
-    was cut off by a time limit is seen once more, as the flags of a gathered batch say, or else
+    A ``mask`` among the keys applies to its group's entries. In the next step it is True for agents
+    truncated by a time limit: by the flags of a gathered batch, or else by
     :func:`~torchrl_marl.objectives.flags.bootstrap_mask`. Observations, actions and action masks
-    of slots that are masked then, and rewards of agents that were not alive, are 0.
+    of masked slots, and rewards of agents that were not alive, are set to 0.
 
     Args:
-        batch (TensorDictBase): ``[E, T]``, with the keys, the root's ``done`` and, where the
-            agents have such, flags of their own.
-        keys (sequence of tuple): what is stored.
-        dead_earn (bool): rewards of agents that were not alive stay as they are.
+        batch (TensorDictBase): ``[E, T]``, with the keys, the root's ``done`` and, if they exist,
+            done flags of the agents.
+        keys (sequence of tuple): keys to store.
+        dead_earn (bool): keep the rewards of agents that were not alive.
 
     Shapes:
-        - returns: leaves ``[E, T, ...]`` by key, and ``[E, T]``, bool: an episode's end, or a
-          step in which an agent is cut off
+        - returns: leaves ``[E, T, ...]`` by key, and ``[E, T]``, bool: the end of an episode, or
+          the truncation of an agent
 
     Raises:
-        SpecError: a key that the batch has not.
+        SpecError: the batch lacks a key.
     """
     leaves = {key: _get(batch, key) for key in keys}
     ends = _get(batch, ("next", "done")).squeeze(-1)
@@ -279,7 +279,7 @@ def settle(
         _blank(leaves, ("next", *group), next_mask, earning)
         if then in leaves:
             leaves[then] = next_mask
-        # An agent that is cut off alone has its last observation in this step, and none later.
+        # An agent that is truncated alone has no observation after this step.
         ends = ends | (alive & (truncated & ~terminated).squeeze(-1)).any(-1)
     return leaves, ends
 
@@ -288,12 +288,12 @@ def _get(batch: TensorDictBase, key: Key) -> Tensor:
     found = batch.get(key, None)
     if found is None:
         known = ", ".join(sorted(map(str, batch.keys(True, True))))
-        raise SpecError(f"the batch has no {key}, which is to be stored or needed; it has {known}.")
+        raise SpecError(f"the batch has no {key}, which the replay buffer needs; it has {known}.")
     return found
 
 
 def _alive(batch: TensorDictBase, group: Key, mask: Tensor) -> Tensor:
-    """Returns who is alive: by the flags that a learner gathered, or by the agents' ends."""
+    """Returns a mask of the living agents: by the learner's flags, or by the agents' done flags."""
     flagged = batch.get((*group, *ALIVE), None)
     if flagged is not None:
         return flagged
@@ -302,7 +302,7 @@ def _alive(batch: TensorDictBase, group: Key, mask: Tensor) -> Tensor:
 
 
 def _flags_of(batch: TensorDictBase, group: Key) -> tuple[Tensor, Tensor]:
-    """Returns who was cut off and for whom all is over, ``[E, T, N, 1]``, N = 1 for a team's."""
+    """Returns the truncated and terminated flags, ``[E, T, N, 1]``, with N = 1 for the team's."""
     own = batch.get(("next", *group, "terminated"), None) is not None
     own = own and batch.get(("next", *group, "done"), None) is not None
     source = batch.get(("next", *group) if own else "next")

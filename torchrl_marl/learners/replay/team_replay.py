@@ -1,6 +1,6 @@
-"""A store of team steps.
+"""A replay buffer of team steps.
 
-Shapes: S steps that are kept, E envs, T steps of a batch, B rows of a minibatch, U updates,
+Shapes: S steps of the buffer, E envs, T steps of a batch, B rows of a minibatch, U updates,
 L steps of a window, N agents of a group, P members of a population.
 """
 
@@ -28,36 +28,36 @@ __all__ = ["TeamReplay", "least_bytes_per_row", "refuse_large_store"]
 
 
 class TeamReplay:
-    r"""Ring of the last steps of all envs; a row is one step of one env, of the whole team.
+    r"""Replay buffer of the last steps of all envs; a row is one step of one env with its team.
 
-    So agents are replayed in lockstep, whether rows are drawn uniformly or by priority. Masks are
-    settled when a batch is stored: who was cut off by a time limit counts as seen in the next
-    step, and masked slots hold 0. Returns over several steps are made when rows are read, up to
-    the end of an episode or to the newest step, which counts as a truncation.
+    Agents are therefore replayed in lockstep, by uniform or prioritized sampling. Masks are settled
+    when a batch is stored: an agent truncated by a time limit is unmasked in the next step, and
+    masked slots hold 0. N-step returns are computed when rows are read. They end with the episode,
+    or at the newest step, which counts as a truncation.
 
-    Neither storing nor drawing waits for the device. Memory is allocated with the first batch and
-    then never replaced, so that graphs may read it; :meth:`extend` stays outside of them.
+    Neither storing nor sampling waits for the device. Memory is allocated with the first batch and
+    never replaced, so that graphs may read it; :meth:`extend` stays outside of them.
 
     Args:
-        n_steps (int): steps S that are kept of each env.
+        n_steps (int): number S of steps to keep of each env.
         num_envs (int): number E of envs.
-        keys (sequence of NestedKey): what is stored of a batch, such as ``("agents", "action")``
-            and ``("next", "agents", "reward")``. Entries beside a stored ``mask`` are blanked.
-        priority (Priority, optional): draw rows by their errors; uniformly by default.
-        device (torch.device, optional): where it is kept; by default where the first batch is.
-        dead_earn (bool): rewards of agents that are not alive are stored as they come, such as what
-            their team earns; otherwise they are 0.
-        windows (bool): steps are read in windows that go on over the ends of episodes.
-        n_members (int): number P of members of a population, each of which has ``num_envs``; theirs
-            lie one after the other. A minibatch has as many rows of each member, the same as it
-            would draw alone, side by side as agents, and each group has a ``discount`` of its own.
-        shared (bool): whether all members read what any of them stored: the same rows, of all envs.
+        keys (sequence of NestedKey): entries of a batch to store, such as ``("agents", "action")``
+            and ``("next", "agents", "reward")``. A ``mask`` among them blanks its group's entries.
+        priority (Priority, optional): exponents of prioritized replay; uniform by default.
+        device (torch.device, optional): device of the buffer; by default that of the first batch.
+        dead_earn (bool): keep the rewards of agents that are not alive, such as team rewards;
+            otherwise they are 0.
+        windows (bool): steps are read in windows, which may span the ends of episodes.
+        n_members (int): number P of members of a population with ``num_envs`` envs each, sorted by
+            member. A minibatch has the same number of rows of each member, those that it would
+            sample alone, stacked as agents. Each group then has a ``discount`` entry.
+        shared (bool): whether all members read the same rows, of all envs.
 
     Attributes:
         ring (Ring): the rows.
-        priorities (Priorities, optional): of the rows; None before the first batch.
+        priorities (Priorities, optional): priorities of the rows; None before the first batch.
 
-    Keys read by :meth:`extend`: ``keys``, ``("next", "done")`` and the agents' own flags, if any.
+    Keys read by :meth:`extend`: ``keys``, ``("next", "done")`` and the agents' done flags, if any.
 
     Keys written by :meth:`look`: ``keys``, ``discount``, ``index``, ``priority_weight``.
 
@@ -66,8 +66,8 @@ class TeamReplay:
 
     Reference: Mnih et al., 2015, https://www.nature.com/articles/nature14236 (experience replay).
 
-    Reduces to: TorchRL's ``TensorDictReplayBuffer`` of single steps where ``n_step`` is 1 and
-    nobody is masked.
+    Reduces to: TorchRL's ``TensorDictReplayBuffer`` of single steps if ``n_step`` is 1 and no agent
+    is masked.
 
     Examples:
         >>> from torchrl_marl.envs import VmasEnv
@@ -104,7 +104,7 @@ class TeamReplay:
         self.keys, self.priority = [_as_tuple(key) for key in keys], priority
         self.dead_earn = dead_earn
         self.n_members, self.shared, self.num_envs = n_members, shared, num_envs
-        # Of whom a member draws: of its own envs, or of all.
+        # Envs that a member samples from: its own, or all.
         self.num_own = n_members * num_envs if shared else num_envs
         more = 16 if priority else 0
         self.ring = Ring(n_steps, n_members * num_envs, device, more_bytes=more, windows=windows)
@@ -115,36 +115,36 @@ class TeamReplay:
 
     @property
     def capacity(self) -> int:
-        """Number of rows, of all envs, that are kept; of members, for each to read."""
+        """Maximum number of rows, of all envs; for a population, those that each member reads."""
         return self.ring.n_steps * self.num_own
 
     @property
     def bytes_per_row(self) -> int:
-        """Memory that a row of an env takes, its priority included; 0 before the first batch."""
+        """Bytes of a row, its priority included; 0 before the first batch."""
         return sum(x.numel() * x.element_size() for x in self.tensors) // self.ring.capacity
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All that a graph with :meth:`look` and :meth:`update_priority` reads and writes."""
+        """Tensors that a graph with :meth:`look` and :meth:`update_priority` reads or writes."""
         return [*self.ring.tensors, *(self.priorities.tensors if self.priorities else [])]
 
     @torch.no_grad()
     def extend(self, batch: TensorDictBase, cut: Tensor | None = None) -> None:
-        """Stores a batch in place of the oldest steps.
+        """Stores a batch over the oldest steps.
 
         Args:
             batch (TensorDictBase): the steps that follow those of the last batch, dense.
-            cut (Tensor, optional): bool, what is stored next does not follow on this step, such
-                as at the end of a fragment from elsewhere.
+            cut (Tensor, optional): bool, steps that the next stored step does not continue, such as
+                the end of an actor's fragment.
 
         Shapes:
             - batch, cut: ``[E, T]``
 
         Raises:
-            SpecError: a key that the batch has not.
+            SpecError: the batch lacks a key.
             ValueError: another number of envs, a ``cut`` of another shape or type, or leaves of
                 other shapes than before.
-            ConfigError: rows that do not fit into memory.
+            ConfigError: the rows do not fit into memory.
         """
         if batch.ndim != 2 or batch.batch_size[0] != self.ring.num_envs:
             raise ValueError(
@@ -165,10 +165,10 @@ class TeamReplay:
                 self.priorities.add(slots.start * n, (slots.stop - slots.start) * n)
 
     def cut(self) -> None:
-        """Says that what is stored next does not follow on the newest steps.
+        """Marks the newest steps as not continued by the next ones.
 
-        Returns of several steps then end with them, as at a time limit; so where episodes are left
-        and begun anew between two batches.
+        N-step returns then end with them, as at a time limit. Needed if episodes are abandoned and
+        restarted between two batches.
         """
         self.ring.cut()
 
@@ -179,27 +179,27 @@ class TeamReplay:
     # ------------------------------------------------------------------------------- drawing
 
     def rows(self, n_updates: int, size: int, length: int = 1) -> Tensor:
-        """Draws the rows of several updates at once, with replacement.
+        """Samples the rows of several updates at once, with replacement.
 
         Args:
             n_updates (int): number U of updates.
-            size (int): rows B of each.
-            length (int): steps L of windows that begin with these rows: no window reaches beyond
-                the newest step.
+            size (int): number B of rows of each.
+            length (int): number L of steps of windows that begin with these rows; no window
+                reaches beyond the newest step.
 
         Shapes:
-            - returns: ``[U, B]``: numbers of rows, where drawn uniformly; else numbers in [0, 1),
-              one of each of B equal parts, by which :meth:`look` finds rows of the priorities
-              at its time
+            - returns: ``[U, B]``: indices of rows for uniform sampling. For prioritized sampling
+              stratified numbers in [0, 1), which :meth:`look` maps to rows by the priorities at
+              that time
 
         Raises:
-            ConfigError: more rows than are ever kept, or windows by priority.
-            RuntimeError: nothing, or less than a window, is stored yet.
+            ConfigError: more rows than the capacity, or windows by priority.
+            RuntimeError: the buffer is empty, or holds less than a window.
         """
         if size > self.capacity:
             raise ConfigError(
-                f"TeamReplay: a minibatch has {size:,} rows, expected {self.capacity:,} at most, "
-                "as many as are kept; draw fewer or keep more."
+                f"TeamReplay: a minibatch has {size:,} rows, expected at most the capacity, "
+                f"{self.capacity:,}; sample fewer or keep more."
             )
         if not len(self):
             raise RuntimeError("TeamReplay: nothing is stored yet; call extend(batch) first.")
@@ -212,11 +212,11 @@ class TeamReplay:
         return (uniform + torch.arange(size, device=device)) / size
 
     def _starts(self, shape: tuple[int, int], length: int) -> Tensor:
-        """Draws rows with which windows begin."""
+        """Samples the first rows of windows."""
         n_starts = self.ring.n_filled - length + 1
         if self.priorities is not None:
             raise ConfigError(
-                "TeamReplay: windows are drawn alike, expected no priorities; leave priority out."
+                "TeamReplay: windows are sampled uniformly, expected no priorities; omit priority."
             )
         if n_starts < 1:
             raise RuntimeError(
@@ -227,24 +227,24 @@ class TeamReplay:
         return self.ring.starts(draws)
 
     def look(self, rows: Tensor, n_step: int, gamma: float | Tensor) -> TensorDict:
-        """Returns a minibatch: each row, and what it and the next steps led to.
+        """Returns a minibatch of rows with their n-step transitions.
 
-        ``("next", ...)`` is what the last of up to ``n_step`` steps led to, every reward the
-        discounted sum over these steps, and ``discount`` is ``gamma`` to the power of their
-        number. They are fewer where the episode ends, an agent is cut off, or no newer step is
-        stored.
+        ``("next", ...)`` comes from the last of up to ``n_step`` steps. Every reward is the
+        discounted sum over these steps, and ``discount`` is ``gamma`` to the power of their number.
+        There are fewer than ``n_step`` if the episode ends, an agent is truncated, or the buffer
+        has no newer step.
 
         Args:
-            rows (Tensor): of one update, from :meth:`rows`.
-            n_step (int): number of steps; 1 is the row alone.
-            gamma (float or Tensor): discount, or that of each member, ``[P]``.
+            rows (Tensor): rows of one update, from :meth:`rows`.
+            n_step (int): maximum number of steps.
+            gamma (float or Tensor): discount factor, or those of the members, ``[P]``.
 
         Shapes:
             - rows, returns: ``[B]``; ``discount``: ``[B, 1]``; ``index``: ``[B]``;
-              ``priority_weight``: ``[B]``, 1 where drawn uniformly
+              ``priority_weight``: ``[B]``, 1 for uniform sampling
 
         Raises:
-            ConfigError: more steps than are kept.
+            ConfigError: more steps than the buffer keeps.
         """
         if self.n_members == 1:
             return self._look(rows, n_step, gamma)
@@ -266,7 +266,7 @@ class TeamReplay:
         return _nested(leaves, index.shape, self.ring.device)
 
     def _look_of_members(self, rows: Tensor, n_step: int, gamma: float | Tensor) -> TensorDict:
-        """Returns a minibatch of all members, side by side."""
+        """Returns a minibatch of all members, stacked along the agents' dim."""
         index = self._rows_of_members(rows)
         if isinstance(gamma, Tensor):
             gamma = gamma.expand(index.shape).reshape(-1, 1)
@@ -284,7 +284,7 @@ class TeamReplay:
         return minibatch
 
     def _rows_of_members(self, rows: Tensor) -> Tensor:
-        """Returns each member's rows, ``[B, P]``, of those that one would draw alone, ``[B]``."""
+        """Returns each member's rows, ``[B, P]``, given the rows sampled for one, ``[B]``."""
         if self.shared:
             return rows.unsqueeze(-1).expand(-1, self.n_members)
         step, env = rows // self.num_own, rows % self.num_own
@@ -293,22 +293,22 @@ class TeamReplay:
         return step.unsqueeze(-1) * self.ring.num_envs + own
 
     def windows(self, rows: Tensor, length: int) -> TensorDict:
-        """Returns each row and the steps that follow it, for networks that remember.
+        """Returns windows of steps that begin with the rows, for networks with memory.
 
-        With ``windows`` they go on over the ends of episodes, which agents notice by their
-        ``is_init``, up to where stored steps do not follow on each other.
+        With ``windows`` they span the ends of episodes, which networks detect by ``is_init``. A
+        window ends at a step that is not continued.
 
         Args:
-            rows (Tensor): of one update, from :meth:`rows`.
-            length (int): steps L of a window.
+            rows (Tensor): rows of one update, from :meth:`rows`.
+            length (int): number L of steps of a window.
 
         Shapes:
-            - rows: ``[B]``; returns: ``[B, L]``, with ``valid``, bool ``[B, L]``: the step
-              belongs to the first one's episode, or follows on it; behind it, the last that does
-              is repeated. What agents remember is the first step's throughout.
+            - rows: ``[B]``; returns: ``[B, L]``, with ``valid``, bool ``[B, L]``: the step belongs
+              to the window. After its end the last valid step is repeated. Hidden states are the
+              first step's throughout
 
         Raises:
-            ConfigError: more steps than are kept.
+            ConfigError: more steps than the buffer keeps.
         """
         index, weight = self._find(rows)
         path, ends = self.ring.ahead(index, length, "cuts" if self.ring.windows else "ends")
@@ -326,21 +326,21 @@ class TeamReplay:
         return _nested(leaves, path.shape, self.ring.device)
 
     def _find(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the numbers and the weights of rows, ``[B]`` each."""
+        """Returns the indices and the importance weights of rows, ``[B]`` each."""
         if self.priorities is not None:
             return self.priorities.sample(rows)
         return rows, torch.ones(rows.shape, device=rows.device)
 
     @torch.no_grad()
     def update_priority(self, rows: Tensor, error: Tensor, mask: Tensor | None = None) -> None:
-        """Sets the priorities of rows by their largest error; does nothing where none are kept.
+        """Sets the priorities of rows by their largest error; does nothing without priorities.
 
         A row whose error is NaN or infinite gets the highest priority so far.
 
         Args:
             rows (Tensor): ``index`` of a minibatch.
-            error (Tensor): such as temporal-difference errors, of any sign.
-            mask (Tensor, optional): bool, which of them count.
+            error (Tensor): errors of any sign, such as temporal-difference errors.
+            mask (Tensor, optional): bool, errors that count.
 
         Shapes:
             - rows: ``[B]``; error: ``[B, ...]``; mask: the error's, or without its trailing dims
@@ -351,9 +351,9 @@ class TeamReplay:
     # --------------------------------------------------------------------------------- state
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what is stored, and no slot that is not filled yet; it loads weights-only.
+        """Returns the filled slots; ``torch.load`` reads them with ``weights_only=True``.
 
-        Where all slots are filled, its tensors are the live ones, as a module's are.
+        If all slots are filled, its tensors are the live ones, like a module's.
         """
         state = self.ring.state_dict()
         if self.priorities is not None:
@@ -361,11 +361,11 @@ class TeamReplay:
         return state
 
     def state_of(self, member: int, keys: Collection[NestedKey]) -> dict[str, Any]:
-        """Returns what a store without members saves, of a member's envs.
+        """Returns a member's part of the state, in the form of a buffer without members.
 
         Args:
-            member (int): whose.
-            keys (collection of NestedKey): what that one stores.
+            member (int): index of the member.
+            keys (collection of NestedKey): keys that the buffer without members stores.
         """
         state, num_envs = self.ring.state_dict(), self.num_envs
         envs = slice(member * num_envs, (member + 1) * num_envs)
@@ -379,16 +379,17 @@ class TeamReplay:
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from a saved state, in place.
+        """Restores a saved state in place.
 
         Raises:
-            ValueError: what a store of another size, with other keys, or without priorities saved.
+            ValueError: the state belongs to a buffer of another size, with other keys, or without
+                priorities.
         """
         has, needs = "priorities" in state, self.priority is not None
         if state["leaves"] and has != needs:
             raise ValueError(
                 f"TeamReplay: the state has {'' if has else 'no '}priorities, expected "
-                f"{'some' if needs else 'none'}; draw rows as before."
+                f"{'some' if needs else 'none'}; sample as before."
             )
         self.ring.load_state_dict(state)
         self._start_priorities()
@@ -402,7 +403,7 @@ def _as_tuple(key: NestedKey) -> Key:
 
 
 def _sizes(leaves: Mapping[Key, Tensor]) -> dict[str, int]:
-    """Returns how many agents of all members each group has."""
+    """Returns the number of agents of each group, over all members."""
     return {key[0]: x.shape[1] for key, x in leaves.items() if len(key) > 1 and key[0] != "next"}
 
 
@@ -421,7 +422,7 @@ def least_bytes_per_row(groups: Iterable[GroupSpec]) -> int:
     """Returns the bytes of a step: observations before and after it, actions and rewards.
 
     Args:
-        groups (iterable of GroupSpec): whose steps are stored.
+        groups (iterable of GroupSpec): groups to store.
 
     Examples:
         >>> from torchrl.data import Categorical, Unbounded
@@ -444,13 +445,13 @@ def refuse_large_store(
     device: torch.device | str,
     n_members: int = 1,
 ) -> None:
-    """Refuses a store that does not fit into memory, before anything is stored.
+    """Refuses a replay buffer that does not fit into memory, before training begins.
 
     Args:
-        config (LearnerConfig): how the groups learn; not all algorithms have a store.
-        groups (iterable of GroupSpec): whose steps are stored.
-        device (torch.device): where.
-        n_members (int): members of a population, each of which has such a store.
+        config (LearnerConfig): settings of the learner; not all algorithms have a replay buffer.
+        groups (iterable of GroupSpec): groups to store.
+        device (torch.device): device of the replay buffer.
+        n_members (int): number of members of a population, each with such a replay buffer.
 
     Raises:
         ConfigError: naming the setting and both sizes.
@@ -462,7 +463,7 @@ def refuse_large_store(
     refuse_too_large(
         row * capacity,
         device,
-        f"learner.replay.capacity is {capacity:,}, a store of which, at {row:,} B a step"
+        f"learner.replay.capacity is {capacity:,}: the replay buffer, at {row:,} B a step"
         f"{f' of {n_members} members' if n_members > 1 else ''},",
         f"use learner.replay.capacity={most}",
     )
