@@ -81,7 +81,7 @@ CAPABILITIES = """\
 Which algorithm goes with which feature, by its own checks; a run that asks for something else is
 refused with the sentence below, before anything is trained. For an environment of yours ask
 `torchrl-marl list algorithms --for WORLD`. With which networks, estimators and kinds of replay an
-algorithm goes is [another table](algorithms/index.md#what-rides-on-them).
+algorithm goes is [another table](algorithms/index.md#features-and-combinations).
 
 """
 
