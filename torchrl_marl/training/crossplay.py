@@ -44,9 +44,7 @@ def seats_of(team: TeamSpec) -> Seats:
     """
     groups = list(team.groups.values())
     if team.n_agents < 2:
-        raise ConfigError(
-            "the environment has one agent, expected two or more for two players."
-        )
+        raise ConfigError("the environment has one agent, expected two or more for two players.")
     if len(groups) > 2:
         raise ConfigError(
             f"the environment has {len(groups)} groups ({', '.join(team.groups)}), expected two "

@@ -381,7 +381,9 @@ def difference_of_runs(
     runs = (len(one), len(other))
     found = _interval(value, of_runs + _of_mean(gap), freedom, confidence, runs)
     if by_seed:
-        return Paired(found, None, won, sign_flip_p_value(ours - theirs), _smallest(len(ours), True))
+        return Paired(
+            found, None, won, sign_flip_p_value(ours - theirs), _smallest(len(ours), True)
+        )
     p_value = permutation_p_value([ours], [theirs])
     return Paired(found, None, won, p_value, smallest_p_value(len(ours), len(theirs)))
 

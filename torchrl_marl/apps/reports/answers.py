@@ -182,9 +182,7 @@ def _overall(found: Aggregate) -> Iterator[str]:
     iqm = {name: with_interval(found.estimates[name]["IQM"], True) for name in found.algorithms}
     each = ranged([n for runs in found.seeds.values() for n in runs], "seed")
     rest = "".join(f", {name} {iqm[name]}" for name in others)
-    yield (
-        f"{tasks}, {each} each, {first} reaches a normalized score (IQM) of {iqm[first]}{rest}."
-    )
+    yield (f"{tasks}, {each} each, {first} reaches a normalized score (IQM) of {iqm[first]}{rest}.")
     for other in others[:_PAIRS]:
         pair = first, other
         yield _improvement(pair, found.improvements[pair], *(found.scores[name] for name in pair))

@@ -417,9 +417,7 @@ def _section(value: Any, name: str, where: str) -> dict[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise ConfigError(
-            f"suite {where} has {quoted(value)} under {name}, expected settings."
-        )
+        raise ConfigError(f"suite {where} has {quoted(value)} under {name}, expected settings.")
     section = {str(key): inner for key, inner in value.items()}
     own = next((key for key in section if key in OF_A_RUN), None)
     if own is not None and name not in ("algorithms", "tasks"):
