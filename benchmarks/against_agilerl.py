@@ -1,12 +1,12 @@
-"""A population of eight on mpe2's simple_speaker_listener_v4: ours against AgileRL 2.58's.
+"""Population training on mpe2's simple_speaker_listener_v4: ours against AgileRL 2.58's.
 
     python benchmarks/against_agilerl.py speed --write
     python benchmarks/against_agilerl.py learning --write
 
-Both evolve eight members that learn by IPPO, each in 16 copies of mpe2's own world, with continuous
-actions. ``speed``: env steps a second of two generations, 10,000 steps of each member, learning and
-selection included. ``learning``: the best member after as many env steps. AgileRL runs by
-``agilerl_population.py`` in a virtual environment made for it.
+Both evolve eight members that learn by IPPO, each in 16 copies of mpe2's environment with
+continuous actions. ``speed`` measures env steps a second over two generations of 10,000 steps of
+each member, with learning and selection. ``learning`` compares the best members after equal env
+steps. AgileRL runs by ``agilerl_population.py`` in a virtual environment created for it.
 """
 
 from __future__ import annotations
@@ -165,22 +165,22 @@ def publish(found: dict[str, list[Result]], args: argparse.Namespace) -> None:
         sections,
         {
             "seeds": ", ".join(str(seed) for seed in args.seeds),
-            "threads of torch": "1 on either side; ours has 2 processes for the worlds, theirs 16",
-            "world": f"mpe2 {version('mpe2')}, pettingzoo {version('pettingzoo')}",
+            "threads of torch": "1 on either side; ours has 2 processes for the environments, theirs 16",
+            "environment": f"mpe2 {version('mpe2')}, pettingzoo {version('pettingzoo')}",
             "ours": f"recipe {RECIPE} with {json.dumps(SETTINGS)}",
             "AgileRL's versions": ", ".join(f"{k} {v}" for k, v in theirs["versions"].items()),
             "AgileRL's settings": json.dumps(theirs["settings"]),
         },
-        f"""Eight members, each in 16 copies of the world, {args.frames:,} env steps of each, a
+        f"""Eight members, each in 16 copies of the environment, {args.frames:,} env steps of each, a
         selection every {GENERATION:,}. AgileRL: its training function, tournament and mutations
         (architecture, parameters, learning rate, batch and length of a rollout) with the settings
-        that its repository has for IPPO on this world (configs/training/ippo.yaml; its population
+        that its repository has for IPPO on this environment (configs/training/ippo.yaml; its population
         is 4 there, eight here, and torch.compile is off, since each mutated network would be
-        compiled anew); members learn one after the other. Ours: the recipe as a population with
+        compiled again); members learn one after the other. Ours: the recipe as a population with
         population-based training of the learning rate; members learn side by side. Seconds are
         from the first step to the last, learning, AgileRL's tests (an episode of each copy) and
         selection included; starting processes, and measuring, are not. Returns are what one agent
-        earns in an episode of 25 steps, mean over {args.episodes} episodes of mpe2's own world,
+        earns in an episode of 25 steps, mean over {args.episodes} episodes of mpe2's own environment,
         the same for all, by the likeliest actions and by drawn ones; mean (least to most) over the
         seeds. The best member is the one with the highest fitness by AgileRL's last test, or by
         our evaluation at the end. Networks, epochs and minibatches are each side's own.""",
@@ -193,10 +193,10 @@ def main() -> None:
     parser = report.parser(__doc__, threads=(1,))
     parser.add_argument("section", choices=["speed", "learning"])
     parser.add_argument("--seeds", type=int, nargs="+")
-    parser.add_argument("--frames", type=int, help="of each member")
+    parser.add_argument("--frames", type=int, help="frames of each member")
     parser.add_argument("--episodes", type=int, default=200)
-    parser.add_argument("--agilerl-python", type=Path, help="of an environment that has AgileRL")
-    parser.add_argument("--results", type=Path, help="keep results here, take those that are there")
+    parser.add_argument("--agilerl-python", type=Path, help="Python of an environment with AgileRL")
+    parser.add_argument("--results", type=Path, help="folder to keep and reuse results in")
     args = parser.parse_args()
     speed = args.section == "speed"
     args.seeds = args.seeds or ([0] if args.quick else [0, 1, 2])

@@ -1,8 +1,8 @@
-"""AgileRL's vectorized PettingZoo env, stepped with random actions each time it is asked.
+"""AgileRL's vectorized PettingZoo env with random actions; worker process of pettingzoo_copies.py.
 
-``pettingzoo_copies.py`` runs it in an environment of AgileRL's own. One piece of work is --steps
-steps of --envs copies, each in a process of its own as AgileRL has it; numpy draws the actions of
-all copies, and the step gives arrays.
+``pettingzoo_copies.py`` runs it in AgileRL's virtual environment. One piece of work is --steps
+steps of --envs copies, each in its own process as AgileRL does it. NumPy draws the actions of all
+copies, and the step returns arrays.
 """
 
 from __future__ import annotations

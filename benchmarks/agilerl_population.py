@@ -1,7 +1,7 @@
-"""AgileRL's population on mpe2's speaker and listener: the reference side of against_agilerl.py.
+"""AgileRL's population on mpe2's speaker and listener: reference side of against_agilerl.py.
 
-Trains a population of AgileRL's IPPO by AgileRL's own training function, tournament and mutations,
-with the settings that its repository has for this world, and writes what its members reach as JSON.
+Trains a population of AgileRL's IPPO with AgileRL's training function, tournament, mutations and
+its repository's settings for this environment. Writes the members' results as JSON.
 """
 
 from __future__ import annotations
@@ -131,12 +131,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--members", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--frames", type=int, default=100_000, help="of each member")
+    parser.add_argument("--frames", type=int, default=100_000, help="frames of each member")
     parser.add_argument("--episodes", type=int, default=200)
     parser.add_argument("--evaluation-seed", type=int, default=10_000)
     parser.add_argument("--threads", type=int, default=1, help="PyTorch's threads")
     parser.add_argument("--compile", help="AgileRL's torch_compiler, such as default")
-    parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
+    parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     warnings.filterwarnings("ignore")

@@ -1,8 +1,8 @@
-"""AgileRL on mpe2's simple_speaker_listener_v4: the reference side of speaker_listener.py.
+"""AgileRL on mpe2's simple_speaker_listener_v4: reference side of speaker_listener.py.
 
-Trains AgileRL's own IPPO, MADDPG or MATD3 by AgileRL's own training function, with the settings
-that its repository has for this world, and writes a learning curve as JSON. It is run by
-``speaker_listener.py`` in a virtual environment of its own.
+Trains AgileRL's IPPO, MADDPG or MATD3 with AgileRL's training function and its repository's
+settings for this environment. Writes a learning curve as JSON. ``speaker_listener.py`` runs it in
+AgileRL's virtual environment.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from mpe2_episodes import Arrays, Episodes
 PACKAGES = ("agilerl", "torch", "tensordict", "mpe2", "pettingzoo", "numpy")
 EVO_STEPS = 10_000
 # configs/training/ippo.yaml, multi_agent/maddpg.yaml and multi_agent/matd3.yaml of AgileRL's
-# repository, which are for this world, without evolution and torch.compile. Later versions of the
+# repository, which are for this environment, without evolution and torch.compile. Later versions of the
 # first have a learning rate of 1e-4, ent_coef 0.05 and action_std_init 0.0, with which IPPO learns
 # more slowly at first.
 N_ENVS, N_STORED = 16, 100_000
@@ -149,7 +149,7 @@ MEASURED = {"ippo": MeasuredIPPO, "maddpg": MeasuredMADDPG, "matd3": MeasuredMAT
 
 
 def make_world() -> Any:
-    """One copy of the world."""
+    """A copy of the environment."""
     return simple_speaker_listener_v4.parallel_env(continuous_actions=True)
 
 
@@ -186,10 +186,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--frames", type=int, default=614_400)
     parser.add_argument("--episodes", type=int, default=200, help="episodes in each evaluation")
-    parser.add_argument("--evaluate-every", type=int, default=102_400, help="in frames")
+    parser.add_argument(
+        "--evaluate-every", type=int, default=102_400, help="frames between evaluations"
+    )
     parser.add_argument("--evaluation-seed", type=int, default=10_000)
     parser.add_argument("--threads", type=int, default=1, help="PyTorch's threads")
-    parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
+    parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     warnings.filterwarnings("ignore")

@@ -1,9 +1,9 @@
-"""BenchMARL on VMAS balance, one training iteration each time it is asked.
+"""BenchMARL on VMAS balance, one training iteration per request; worker process of benchmarks.
 
-``one_program.py`` and ``off_policy_iteration.py`` run it in an environment of BenchMARL's own.
-Task, algorithm and experiment are BenchMARL's defaults but for the sizes on the command line;
-nothing is logged or evaluated. An iteration is what BenchMARL repeats: collecting, then advantages
-and epochs, or updates from its buffer, and the policy's new weights.
+``one_program.py`` and ``off_policy_iteration.py`` run it in BenchMARL's virtual environment. Task,
+algorithm and experiment have BenchMARL's defaults except for the sizes on the command line;
+nothing is logged or evaluated. An iteration is BenchMARL's loop body: collecting, then advantages
+and epochs, or updates from its buffer, and the transfer of the policy's new weights.
 """
 
 from __future__ import annotations
@@ -51,11 +51,13 @@ def parse_args() -> argparse.Namespace:
     """Reads the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--envs", type=int, required=True)
-    parser.add_argument("--frames", type=int, required=True, help="of a batch")
-    parser.add_argument("--algorithm", default="mappo", help="as BenchMARL calls it")
-    parser.add_argument("--epochs", type=int, required=True, help="or updates from its buffer")
+    parser.add_argument("--frames", type=int, required=True, help="frames of a batch")
+    parser.add_argument("--algorithm", default="mappo", help="BenchMARL's name of the algorithm")
+    parser.add_argument(
+        "--epochs", type=int, required=True, help="epochs, or updates from its buffer"
+    )
     parser.add_argument("--minibatch", type=int, required=True)
-    parser.add_argument("--cells", type=int, required=True, help="of both hidden layers")
+    parser.add_argument("--cells", type=int, required=True, help="units of both hidden layers")
     parser.add_argument("--agents", type=int, required=True)
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--memory", choices=["none", "gru"], default="none")

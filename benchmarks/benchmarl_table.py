@@ -1,10 +1,10 @@
-"""BenchMARL's runs as a table that `torchrl-marl report` shows beside ours.
+"""Converts BenchMARL's runs to a table for `torchrl-marl report`, to compare them with ours.
 
     python benchmarks/benchmarl_table.py balance_seed0.json wheel_seed0.json --out benchmarl.csv
     torchrl-marl report runs/vmas benchmarl.csv
 
-The files are those of `benchmarl_vmas.py`. A return is that of an episode up to its end, as ours; a
-world has its task's name.
+The files are those of `benchmarl_vmas.py`. A return is that of an episode up to its end, as in our
+evaluations. Tasks have their VMAS names.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-COLUMNS = ["world", "algorithm", "seed", "frames", "seconds", "return"]
+COLUMNS = ["task", "algorithm", "seed", "frames", "seconds", "return"]
 
 
 def rows_of(run: Mapping[str, Any]) -> Iterator[list[Any]]:
@@ -29,7 +29,7 @@ def rows_of(run: Mapping[str, Any]) -> Iterator[list[Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("runs", nargs="+", type=Path, help="written by benchmarl_vmas.py")
+    parser.add_argument("runs", nargs="+", type=Path, help="files of benchmarl_vmas.py")
     parser.add_argument("--out", type=Path, default=Path("benchmarl.csv"))
     args = parser.parse_args()
     runs = [json.loads(path.read_text(encoding="utf-8")) for path in args.runs]

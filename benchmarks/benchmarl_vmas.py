@@ -1,12 +1,12 @@
-"""BenchMARL on a task of VMAS: the reference side of the navigation and suite benchmarks.
+"""BenchMARL on a task of VMAS: reference side of the navigation and suite benchmarks.
 
-Trains BenchMARL's own MAPPO, or another of its algorithms, with BenchMARL's own defaults (task,
-experiment, algorithm and model files of the installed package) and writes a learning curve as JSON.
-Only the number of frames and what BenchMARL logs are changed, and arguments of the task that are
-given by --set; "settings" in the result holds everything that was in force.
+Trains BenchMARL's MAPPO, or another of its algorithms, with BenchMARL's defaults (task, experiment,
+algorithm and model files of the installed package) and writes a learning curve as JSON. Only the
+number of frames, the logging and the task's arguments given by --set are changed. "settings" in the
+result holds all effective settings.
 
-BenchMARL 1.5.2 needs torchrl < 0.12, so this file imports nothing of the project and is run with
-the Python of an environment of its own, into which these were installed, in this order:
+BenchMARL 1.5.2 needs torchrl < 0.12, so this file imports nothing of the project and runs in a
+separate virtual environment with these packages, installed in this order:
 
     pip install torch==2.13.0
     pip install torch==2.13.0 benchmarl==1.5.2 torchrl==0.11.1 tensordict==0.11.0 vmas==1.5.2
@@ -15,20 +15,17 @@ the Python of an environment of its own, into which these were installed, in thi
     python benchmarl_vmas.py --task football --set ai_strength=0.3 --out football_seed0.json
 
 The policy is evaluated before training, every --evaluate-every frames and after the last frame, in
-a separate VMAS environment which has one sub-environment per episode and is set to the same seed
-every time; the actions are deterministic (the mode of the TanhNormal). An evaluation leaves the
-random state of training as it found it, and its time is not in "seconds_training". Each point of
-the curve has
+a separate VMAS environment which has one sub-environment per episode and gets the same seed every
+time; the actions are deterministic (the mode of the TanhNormal). An evaluation does not change the
+random state of training, and its time is not in "seconds_training". Each point of the curve has
 
-- episode_reward: mean over episodes and agents of the rewards summed over all the steps of the
-  horizon; an episode which the task ends early is stepped on;
-- episode_reward_to_done: the same with each episode cut after the step that ends it, which is how
-  BenchMARL itself reports an episode's reward;
+- episode_reward: mean over episodes and agents of the rewards summed over all steps of the horizon,
+  also past an early end of the task;
+- episode_reward_to_done: the same up to the end of each episode, as BenchMARL itself reports it;
 - episode_length: mean number of steps to that end.
 
-"episodes" has all three of every episode of the last evaluation, and "starts" a number for each of
-them, the sum of what its agents see at first, by which another library's episodes are known to be
-the same.
+"episodes" has all three for every episode of the last evaluation. "starts" has a checksum for each
+of them, the sum of the first observations, to check that another library's episodes are the same.
 """
 
 from __future__ import annotations
@@ -181,7 +178,7 @@ def parse_args() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     continuous = ["mappo", "ippo", "maddpg", "iddpg", "masac", "isac"]
-    parser.add_argument("--task", type=str.lower, default="navigation", help="of VMAS")
+    parser.add_argument("--task", type=str.lower, default="navigation", help="task of VMAS")
     parser.add_argument(
         "--set", nargs="+", default=[], metavar="NAME=VALUE", help="arguments of the task"
     )
@@ -189,10 +186,12 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--frames", type=int, default=600_000)
     parser.add_argument("--episodes", type=int, default=200, help="episodes in each evaluation")
-    parser.add_argument("--evaluate-every", type=int, default=60_000, help="in frames")
+    parser.add_argument(
+        "--evaluate-every", type=int, default=60_000, help="frames between evaluations"
+    )
     parser.add_argument("--evaluation-seed", type=int, default=10_000)
     parser.add_argument("--threads", type=int, default=1, help="PyTorch's threads")
-    parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
+    parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
     args = parser.parse_args()
     on_policy = algorithm_config_registry[args.algorithm].on_policy()
     batch = ExperimentConfig.get_from_yaml().collected_frames_per_batch(on_policy=on_policy)

@@ -1,6 +1,6 @@
-"""A world of which each step is so many milliseconds of Python for each of its copies.
+"""Environment in which each step takes a set number of milliseconds of Python for each copy.
 
-It stands for simulators that are run copy by copy, as
+It stands for simulators that step copies one by one. Use it as
 ``env.library=benchmarks/busy_world.py:BusyArena``.
 """
 
@@ -24,7 +24,7 @@ class BusyArena(Arena):
 
     Keyword Args:
         milliseconds (float): of one core, for each copy and step.
-        orders (str, optional): a folder; where it holds a file ``raise``, the world removes that
+        orders (str, optional): a folder; where it holds a file ``raise``, the environment removes that
             and raises.
         **kwargs: as in :class:`Arena`.
     """

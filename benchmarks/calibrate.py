@@ -1,12 +1,12 @@
-"""What this machine can do at best, and how much of that a measurement reaches.
+"""Limits of this machine, to compare measurements with.
 
     python benchmarks/calibrate.py --device cuda
 
-Measures, in a process of its own for each number of threads: what launching an operation costs,
-waiting for a value, copying a number to the device, a node of a CUDA graph (a chain of 200 tiny
-kernels); and how fast memory is copied and matrices are multiplied. :class:`Work` says what a piece
-of work must at least move and compute: ``Work.seconds(rates)`` is the shortest time these rates
-allow. ``one_program.py`` prints each result as a fraction of that.
+Measures, in a separate process for each number of threads, the cost of launching an operation,
+waiting for a value, copying a number to the device, and a node of a CUDA graph (a chain of 200 tiny
+kernels), and the rates of memory copies and matrix products. :class:`Work` counts the bytes and
+arithmetic that a piece of work needs at least; ``Work.seconds(rates)`` is the shortest time at
+these rates. ``one_program.py`` prints each result as a fraction of that.
 """
 
 from __future__ import annotations

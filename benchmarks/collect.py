@@ -2,13 +2,13 @@
 
     python benchmarks/collect.py --write
 
-One untrained policy plays 3 agents, at most 100 steps an episode; the packages fall at different
-times, so that in most steps a few of the environments start anew. Side by side, in one process:
+One untrained policy plays 3 agents, at most 100 steps an episode. The packages fall at different
+times, so most steps reset a few environments. Measured in alternation, in one process:
 
 - TorchRL's ``Collector`` on ``torchrl.envs.VmasEnv``, which resets these in a loop over envs;
 - TorchRL's ``Collector`` on our ``VmasEnv``;
-- our ``RolloutCollector`` on our ``VmasEnv``, with the scenario's info, as TorchRL's always has it,
-  and without, as our recipes have it.
+- our ``RolloutCollector`` on our ``VmasEnv``, with the scenario's info as in TorchRL, and without
+  as in our recipes.
 
 A second table counts the tensor operations of resetting some of the environments.
 """
@@ -176,8 +176,10 @@ def main() -> None:
     parser.add_argument("--envs", type=int, nargs="+", default=[1024, 64])
     parser.add_argument("--steps", type=int, default=25, help="steps of a batch")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--seconds", type=float, default=90.0, help="longest, for one size")
-    parser.add_argument("--counted-envs", type=int, default=1024, help="for the second table")
+    parser.add_argument("--seconds", type=float, default=90.0, help="time limit of one size")
+    parser.add_argument(
+        "--counted-envs", type=int, default=1024, help="environments of the second table"
+    )
     parser.add_argument("--resets", type=int, nargs="+", default=[1, 10, 100, 512])
     args = parser.parse_args()
     if args.quick:
@@ -205,7 +207,7 @@ def main() -> None:
         "Collecting balance, episodes ending at different times",
         sections,
         {
-            "world": f"VMAS balance, 3 agents, at most {MAX_STEPS} steps an episode",
+            "environment": f"VMAS balance, 3 agents, at most {MAX_STEPS} steps an episode",
             "policy": "untrained, 64 and 64 cells, tanh; the same module in all rows",
             "batch": f"{args.steps} steps",
         },

@@ -1,11 +1,11 @@
-"""Connect Four: both sides learn by playing each other. Do they beat a random player?
+"""Connect Four with both sides learning by self-play, against a random player.
 
     python benchmarks/connect_four.py --write
 
-Trains the recipe by ``torchrl_marl.train``, seeds 0, 1 and 2 one after the other. Each side then
-plays 1,000 games against uniform legal moves, by its likeliest and by its sampled moves. And
-the test of credit: over 1,000 random games, the advantage of each side's first move, with a value
-of 0, gamma 1 and lambda 1, must be the game's result, as the last board tells it.
+Trains the recipe by ``torchrl_marl.train``, seeds 0, 1 and 2 in turn. Each side then plays 1,000
+games against uniform legal moves, with its likeliest and with its sampled moves. A check of the
+credit follows: over 1,000 random games, with a value of 0, gamma 1 and lambda 1, the advantage of
+each side's first move must equal the game's result on the last board.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--games", type=int, default=1000, help="a multiple of 50")
     parser.add_argument("--workers", type=int, default=2, help="processes of the games played")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, as a smoke test")
     parser.add_argument("--write", action="store_true", help="write the tables to results")
     args = parser.parse_args()
     if args.quick:

@@ -1,11 +1,11 @@
-"""What is an agent credited with that dies in its first step, while its team lives on?
+"""Credit of an agent that dies in its first step while its team goes on.
 
     python benchmarks/dead_credit.py --write
 
-The team earns 1 a step for 40 steps and one of its two agents always dies in the first. With
-``bootstrap=team`` and a discount of 0.99 the first step of both is worth 33.10. MAPPO, IPPO and
-a critic on the state are trained for some batches, and their value targets of first steps are
-compared with that number.
+The team earns 1 a step for 40 steps, and one of its two agents always dies in the first. With
+``bootstrap=team`` and a discount of 0.99 the value of the first step is 33.10 for both. MAPPO,
+IPPO and a critic on the state are trained for some batches, and their value targets of first steps
+are compared with that number.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HEADER = ("critic", "seed", "who lives on", "who dies at once", "exact")
 
 
 def make_world(num_envs: int, seed: int) -> Any:
-    """The world, which tells the time."""
+    """Environment whose observation has the time."""
     import torch
     from tensordict import TensorDict
     from torchrl.data import Categorical, Unbounded
@@ -93,7 +93,7 @@ def main() -> None:
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--iterations", type=int, default=200, help="batches of 960 frames")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, as a smoke test")
     parser.add_argument("--write", action="store_true", help="write the table to results")
     args = parser.parse_args()
     report.be_quiet()

@@ -1,10 +1,10 @@
-"""The default recipe, vmas_balance_mappo, from start to end.
+"""Training of the default recipe, vmas_balance_mappo, from start to end.
 
     python benchmarks/default_recipe.py --write
 
-Trains seeds 0, 1 and 2 one after the other by ``torchrl_marl.train`` and reports the return of 200
-episodes by the likeliest actions after at most 1.5 million frames, beside the random policy's and
-that of VMAS's heuristic, and the seconds of training. Draws the learning curve.
+Trains seeds 0, 1 and 2 in turn by ``torchrl_marl.train``. Reports the return of 200 episodes with
+the likeliest actions after at most 1.5 million frames, those of the random policy and VMAS's
+heuristic, and the seconds of training. Draws the learning curve.
 """
 
 from __future__ import annotations
@@ -94,9 +94,9 @@ def main() -> None:
     )
     parser.add_argument("--recipe", default=RECIPE)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--threads", type=int, help="torch's threads; as the recipe says")
-    parser.add_argument("--runs", type=Path, help="keep the run folders here")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs")
+    parser.add_argument("--threads", type=int, help="torch's threads; default: the recipe's")
+    parser.add_argument("--runs", type=Path, help="folder for the run folders")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, as a smoke test")
     parser.add_argument("--write", action="store_true", help="write table and picture to results")
     args = parser.parse_args()
     args.write = args.write and not args.quick

@@ -1,12 +1,12 @@
-"""Discounts that look past a time limit: IPPO on simple_spread's episodes of 25 steps.
+"""Discounts with horizons beyond a time limit: IPPO on simple_spread's episodes of 25 steps.
 
 Run: python benchmarks/discounts.py [--frames 245760] [--seeds 0 1] [--write]
 
-JaxMARL's twin of MPE's `simple_spread` has a time limit and no other end, so that the value of an
-episode's last observation counts behind it. Learned with three discounts: by values that are
-normalized, normalized and centered, or neither; all other settings are those of
-`docs/coming_from/jaxmarl.md`. The worst moment is the least of the iterations' mean returns of
-drawn actions after the first tenth of training.
+JaxMARL's version of MPE's `simple_spread` ends by its time limit only, so the value of an
+episode's last observation is bootstrapped. Three discounts are compared, with normalized values,
+normalized and centered values, and neither. All other settings are those of
+`docs/coming_from/jaxmarl.md`. The worst moment is the minimum of the iterations' mean returns of
+sampled actions after the first tenth of training.
 """
 
 from __future__ import annotations

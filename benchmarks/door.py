@@ -1,4 +1,4 @@
-"""What a door costs: the latency of 1, 8 and 64 clients, the server's time, and who disturbs.
+"""Cost of serving external simulators: latency with 1, 8 and 64 clients, and bad clients.
 
 python benchmarks/door.py --write
 """
@@ -132,7 +132,7 @@ def main() -> None:
     parser = report.parser(__doc__, threads=(1,))
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--executions", nargs="+", choices=EXECUTIONS, default=list(EXECUTIONS))
-    parser.add_argument("--seconds", type=float, default=5.0, help="of each row")
+    parser.add_argument("--seconds", type=float, default=5.0, help="seconds of each row")
     args = parser.parse_args()
     if args.quick:
         args.write, args.seconds, args.executions = False, 0.5, ["trace"]

@@ -1,6 +1,6 @@
-"""The clients of ``door.py``: a load of them in one process, apart from the server's.
+"""Clients of ``door.py``: a load of clients in one process, separate from the server's.
 
-They send as soon as they are answered, and say what it took.
+They send the next request as soon as they have an answer, and report the latencies.
 """
 
 from __future__ import annotations

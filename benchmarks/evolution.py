@@ -1,11 +1,11 @@
-"""Does population-based training find a better member than as many runs without it?
+"""Population-based training against as many runs without selection.
 
     python benchmarks/evolution.py --write
 
 Eight members learn ``toy/speaker_listener`` for the same number of frames, three times each: with
-``evolution.method=pbt``, as the recipe has it; the same members without selection; and with
-settings that are drawn at random (random search). The best member by the run's own evaluation is
-then measured on episodes that it was not chosen by.
+``evolution.method=pbt`` as in the recipe, without selection, and with random settings (random
+search). The best member by the run's own evaluation is then measured on other episodes than those
+that selected it.
 """
 
 from __future__ import annotations
@@ -111,9 +111,9 @@ def main() -> None:
     parser = report.parser(__doc__, threads=(1,))
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--frames", type=int, default=192_000, help="of each member")
+    parser.add_argument("--frames", type=int, default=192_000, help="frames of each member")
     parser.add_argument("--episodes", type=int, default=2000)
-    parser.add_argument("--results", type=Path, help="keep results here, take those that are there")
+    parser.add_argument("--results", type=Path, help="folder to keep and reuse results in")
     args = parser.parse_args()
     if args.quick:
         args.write, args.seeds, args.frames, args.episodes = False, [0], 3200, 20

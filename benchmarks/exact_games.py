@@ -1,11 +1,11 @@
-"""Which algorithms find the best of games whose answers are known?
+"""Success of each algorithm in games with known optima.
 
     python benchmarks/exact_games.py --write
 
-Two agents play the climbing game, the penalty game and the two-step game, by every algorithm of
-discrete actions that is registered. Twenty teams learn at once, each a group of one environment
-with networks, rewards, statistics and limits of its own: twenty seeds in little more than the time
-of one.
+Two agents play the climbing game, the penalty game and the two-step game, with every registered
+algorithm for discrete actions. Twenty teams learn at once, each as a group of one environment with
+its own networks, rewards, statistics and gradient limits. That gives twenty seeds in little more
+than the time of one.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def games() -> dict[str, tuple[Any, float]]:
 
 
 def make_world(payoff: Any, n_teams: int, num_envs: int) -> Any:
-    """A world in which each group of two agents plays a game of its own, from place to place."""
+    """Environment in which each group of two agents plays a separate game, state by state."""
     import torch
     from tensordict import TensorDict
     from torchrl.data import Categorical, Unbounded
@@ -199,11 +199,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--teams", type=int, default=20, help="teams that learn, as seeds")
+    parser.add_argument("--teams", type=int, default=20, help="number of teams, as seeds")
     parser.add_argument("--batches", type=int, default=50, help=f"batches of {N_ENVS} frames")
-    parser.add_argument("--games", nargs="+", default=None, help="some of the games")
-    parser.add_argument("--algorithms", nargs="+", default=None, help="some of the algorithms")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs")
+    parser.add_argument("--games", nargs="+", default=None, help="selected games")
+    parser.add_argument("--algorithms", nargs="+", default=None, help="selected algorithms")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, as a smoke test")
     parser.add_argument("--write", action="store_true", help="write the table to results")
     args = parser.parse_args()
     report.be_quiet()

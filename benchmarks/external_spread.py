@@ -1,11 +1,11 @@
-"""`simple_spread` learned through external clients, against the same recipe in this process.
+"""`simple_spread` learned through external clients, against the same recipe in one process.
 
 Run: python benchmarks/external_spread.py [--frames 160000] [--seeds 0 1 2] [--write]
 
-Eight clients (the Python client around mpe2's world, in two processes) play what the recipe
-pettingzoo_simple_spread_mappo plays in this one; learner, number of rows and frames are equal.
-Compared is the return of the last tenth of training (sampled actions), seed by seed. Frames/s are
-of whatever else ran, clients and learning included.
+Eight clients (the Python client around mpe2's environment, in two processes) play the task of the
+recipe pettingzoo_simple_spread_mappo; learner, number of rows and frames are equal. The return of
+the last tenth of training (sampled actions) is compared seed by seed. Frames/s include the clients,
+the learning and any other load of the machine.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def main() -> None:
             mean = f"{sum(found[name]) / len(own):.2f}"
             rows.append([name, listed, mean, f"{args.frames / seconds:,.0f}"])
             print(rows[-1], flush=True)
-    header = ["where the world runs", "return, by seed", "mean", "frames/s"]
+    header = ["where the environment runs", "return, by seed", "mean", "frames/s"]
     section = f"{args.frames:,} frames", report.markdown_table(header, rows)
     report.publish(
         "external_spread",

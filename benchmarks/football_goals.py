@@ -1,10 +1,10 @@
-"""Who scores in football: goals of trained runs against VMAS's own player.
+"""Goals in football: trained runs against VMAS's scripted players.
 
 Run: python benchmarks/football_goals.py suite_vmas/football/mappo/seed0 ... [--write]
 
-Plays 200 episodes of each run by the likeliest actions and by drawn ones, and as many of random
+Plays 200 episodes of each run with the likeliest actions and with sampled ones, and 200 with random
 actions, from the same starts. An episode ends with a goal, which pays the sides 100 and -100, more
-than any other step does: so the last reward says who scored.
+than any other step. The last reward thus shows the scoring side.
 """
 
 from __future__ import annotations
@@ -74,12 +74,12 @@ def main() -> None:
         rows += [row(name, *likeliest), row(f"{name}, drawn actions", *drawn)]
     rows.append(row("random actions", *play(run, ExplorationType.RANDOM)))
     header = ["who plays", "goals", "goals against", "neither", "steps of an episode"]
-    world = ", ".join(f"{key} {value}" for key, value in run.config.env.kwargs.items())
+    task = ", ".join(f"{key} {value}" for key, value in run.config.env.kwargs.items())
     report.publish(
         "football_goals",
         "Goals against VMAS's own player",
         [(f"{EPISODES} episodes", report.markdown_table(header, rows))],
-        {"football": world, "limit": f"{run.config.env.max_steps} steps"},
+        {"football": task, "limit": f"{run.config.env.max_steps} steps"},
         __doc__.split("\n\n", 2)[2],
         write=args.write,
     )

@@ -1,10 +1,10 @@
-"""What an iteration takes on so many actors, forecast from one process.
+"""Forecast of an iteration's time on several actors, from measurements of one process.
 
-python benchmarks/forecast.py        # a table for three kinds of worlds; runs nothing
+python benchmarks/forecast.py        # a table for three kinds of environments; runs nothing
 
-An iteration of W actors, with n copies of the world each and T steps::
+An iteration of W actors, with n copies of the environment each and T steps::
 
-    collect      T * (a + b n) * slowest(W)      a: a step's own cost, b: a copy's
+    collect      T * (a + b n) * slowest(W)      a: fixed cost of a step, b: cost of a copy
     transport    bytes / memory + bytes from other machines / network + a call
     learn        frames * l / learners
     synchronous  collect + transport + learn

@@ -1,8 +1,8 @@
-"""Other systems, each in a virtual environment of its own, measured in turn with ours.
+"""Worker processes of other systems, each in a virtual environment, measured in turn with ours.
 
-A script of another system imports this file, too: it needs nothing beyond Python. The script says
-what it is, then does one piece of work each time it is asked (:class:`Channel`); to
-``report.alternate`` it is a candidate as any other (:class:`Worker`).
+Scripts of other systems import this file, too, so it needs nothing beyond Python. A script sends a
+description of itself, then does one piece of work per request (:class:`Channel`). For
+``report.alternate`` it is a candidate like any other (:class:`Worker`).
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python benchmarks/gae.py --write
 
-At ``[E, 100, 4, 1]`` with 2 % ends, half of them terminations, and for the masked row 20 % of the
-agent steps masked. TorchRL's functions take no mask; they are given the same tensors without one.
+At ``[E, 100, 4, 1]`` with 2 % ends, half of them terminations. The masked row masks 20 % of the
+agent steps. TorchRL's functions take no mask and get the same tensors without one.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--agents", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=200)
-    parser.add_argument("--seconds", type=float, default=20.0, help="longest, for one size")
+    parser.add_argument("--seconds", type=float, default=20.0, help="time limit of one size")
     args = parser.parse_args()
     if args.quick:
         args.write = False

@@ -1,11 +1,11 @@
-"""Do payoffs' equilibria, ratings and rankings agree with OpenSpiel's?
+"""Agreement of equilibria, ratings and rankings with OpenSpiel's.
 
     pip install open_spiel cvxpy nashpy scipy
     python benchmarks/games.py --write --store
 
-The largest difference of each function over random games, and NashConv of policies that were
-trained here for a moment, whose probabilities are asked for by OpenSpiel's own states. ``--store``
-writes OpenSpiel's answers to a few games where the tests find them.
+Reports the largest difference of each function over random games, and of NashConv for briefly
+trained policies, evaluated on OpenSpiel's own states. ``--store`` writes OpenSpiel's results for a
+few games as test data.
 """
 
 from __future__ import annotations
@@ -297,9 +297,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--games", type=int, default=100, help="random games a function")
-    parser.add_argument("--quick", action="store_true", help="six games, to see that it runs")
-    parser.add_argument("--store", action="store_true", help="write what the tests read")
+    parser.add_argument("--games", type=int, default=100, help="random games for each function")
+    parser.add_argument("--quick", action="store_true", help="six games, as a smoke test")
+    parser.add_argument("--store", action="store_true", help="write the data of the tests")
     parser.add_argument("--write", action="store_true", help="write the table to results")
     args = parser.parse_args()
     report.be_quiet()

@@ -1,11 +1,11 @@
-"""What groups cost: eight groups of one agent each against one group of eight unshared agents.
+"""Cost of groups: eight groups of one agent each against one group of eight unshared agents.
 
     python benchmarks/groups.py --write
 
-The world is VMAS `navigation`, the networks are equally many and equally large. Timed are the
+The environment is VMAS `navigation`; numbers and sizes of the networks are equal. Timed are the
 actions of all agents (draw), collecting a batch with them (sample), a whole training step on that
 batch (learn: advantages, minibatches, update), and both (iteration). "eight losses" acts with
-and trains the eight groups one after the other, as systems that loop over groups do.
+and trains the eight groups in a loop, as many systems do.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def main() -> None:
     parser.add_argument("--envs", type=int, nargs="+", default=[64, 512])
     parser.add_argument("--steps", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=200)
-    parser.add_argument("--seconds", type=float, default=20.0, help="longest, for one row's ratio")
+    parser.add_argument("--seconds", type=float, default=20.0, help="time limit of one row")
     parser.add_argument("--execution", default="eager", choices=("eager", "compile", "cudagraph"))
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     args = parser.parse_args()

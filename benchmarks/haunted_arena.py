@@ -1,4 +1,4 @@
-"""Agents that die in mid-episode: masked, or with something in the place of the dead.
+"""Agents that die during an episode: masked, or with substitute observations for dead agents.
 
 A comparison of ``heterogeneous.py``.
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torchrl.envs import EnvBase
 
 ARENA = "toy_arena_mappo"
-PLACES = ("zeros", "the world, as before", "positions outside", "NaN")
+PLACES = ("zeros", "observed as before", "positions outside", "NaN")
 ARENA_FRAMES, ARENA_POINTS = 12_800, 10
 METHOD = """
 "masked": as the library trains it. "not masked": the environment's masks are hidden from collector,
@@ -55,7 +55,7 @@ def arena(train: Trainer) -> tuple[str, str]:
         '"return" is by the likeliest actions at the end, "sampled, whole run" the mean return of '
         "the sampled actions over all of training (higher: learned sooner), and the explained "
         "variance is the critic's in the last iteration, over all agents that its loss counts. "
-        '"zeros": as SMAC and PettingZoo\'s wrappers do it; "the world, as before": a simulator '
+        '"zeros": as SMAC and PettingZoo\'s wrappers do it; "observed as before": a simulator '
         'that goes on observing for the dead; "positions outside": 10 to 1,000 sizes of the world '
         "away, where VMAS puts what is gone. With masks all of these gave the same training to the "
         f"bit (seed {train.args.seeds[0]}); without, `NaN` stops it in its first iteration.",

@@ -1,15 +1,15 @@
-"""Networks of their own against one shared padded network, and masks against none.
+"""Separate networks against one shared padded network, and masks against none.
 
     python benchmarks/heterogeneous.py --write
 
 Three comparisons at equal frames, each with seeds 0, 1 and 2:
 
-- speech: the speaker and the listener, two kinds of agents that differ in what they see and do;
+- speech: the speaker and the listener, two kinds of agents with different observations and actions;
 - tag: VMAS ``simple_tag``, where predators and prey learn together; afterwards all predators play
-  the same episodes against a prey that acts at random, and against each side's trained prey;
-- arena: agents that die in mid-episode. The dead count in nothing (ours), or, as an option of this
-  benchmark only, nobody is told who is dead, with several things that environments leave in the
-  place of a dead agent's observation.
+  the same episodes against a random prey, and against each side's trained prey;
+- arena: agents that die during an episode. Dead agents are masked everywhere (ours), or, as an
+  option of this benchmark only, nothing is masked, with several substitutes that environments give
+  for a dead agent's observation.
 """
 
 from __future__ import annotations
@@ -258,9 +258,9 @@ def main() -> None:
     )
     parser.add_argument("--only", nargs="+", choices=COMPARISONS, default=list(COMPARISONS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--episodes", type=int, default=200, help="of tag's evaluation")
+    parser.add_argument("--episodes", type=int, default=200, help="episodes of tag's evaluation")
     parser.add_argument("--threads", type=int, default=1, help="torch's threads")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, as a smoke test")
     parser.add_argument("--write", action="store_true", help="write the tables to results")
     args = parser.parse_args()
     args.write = args.write and not args.quick

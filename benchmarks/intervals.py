@@ -1,4 +1,4 @@
-"""How often do intervals over seeds hold the truth, and how long does a report of 50 runs take?
+"""Coverage of intervals over seeds, and the time of a report over 50 runs.
 
 python benchmarks/intervals.py --write
 """
@@ -58,7 +58,7 @@ def main() -> None:
     args = parser.parse_args()
     report.be_quiet()
     rows = [covered(n, worlds, args.repeats) for worlds in (1, 5) for n in SEEDS]
-    head = ["worlds", "seeds", "interquartile mean", "probability of improvement"]
+    head = ["tasks", "seeds", "interquartile mean", "probability of improvement"]
     report.publish(
         "intervals",
         "Intervals over seeds, and what a report takes",
@@ -70,9 +70,9 @@ def main() -> None:
             ),
         ],
         {},
-        f"""Scores are normally distributed, each seed's drawn anew in each of {args.repeats:,}
-        repetitions; intervals are percentiles over 1,000 resamples of the seeds of each world. The
-        report is of 50 made-up runs, two algorithms in five worlds, 80 evaluations each, with its
+        f"""Scores are normally distributed, each seed's drawn again in each of {args.repeats:,}
+        repetitions; intervals are percentiles over 1,000 resamples of the seeds of each task. The
+        report is of 50 made-up runs, two algorithms in five tasks, 80 evaluations each, with its
         pictures.""",
         write=args.write,
     )

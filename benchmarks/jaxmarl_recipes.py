@@ -1,11 +1,11 @@
-"""What the recipes of JaxMARL's worlds reach.
+"""Results of the recipes on JaxMARL's environments.
 
     python benchmarks/jaxmarl_recipes.py --write
 
-Trains each recipe by ``torchrl_marl.train``, seed after seed, and plays 500 episodes by the
-likeliest actions, with random actions beside: the share of battles won in SMAX, the reward without
-shaping in Overcooked, the return of an agent in simple_spread; and of simple_spread the same in
-mpe2's world, through PettingZooEnv.
+Trains each recipe by ``torchrl_marl.train``, seed by seed, and plays 500 episodes with the
+likeliest actions, and with random actions for comparison. Reports the share of battles won in SMAX,
+the reward without shaping in Overcooked, and the return of an agent in simple_spread, also in
+mpe2's version of it through PettingZooEnv.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ QUICK = {
 
 
 def make_env(recipe: str, num_envs: int, **changes: Any) -> Any:
-    """The recipe's world, with what is measured in its info."""
+    """Returns the recipe's environment, with the measured quantity in its info."""
     from dataclasses import replace
 
     import torchrl_marl.envs
@@ -136,10 +136,10 @@ def main() -> None:
     )
     parser.add_argument("--recipes", nargs="+", default=list(GOALS), choices=list(GOALS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--frames", type=int, help="of each run; as the recipe says")
-    parser.add_argument("--episodes", type=int, default=500, help="played to measure")
-    parser.add_argument("--runs", help="keep the run folders here")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs")
+    parser.add_argument("--frames", type=int, help="frames of each run; default: the recipe's")
+    parser.add_argument("--episodes", type=int, default=500, help="episodes of the evaluation")
+    parser.add_argument("--runs", help="folder for the run folders")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, as a smoke test")
     parser.add_argument("--write", action="store_true", help="write the table to results")
     args = parser.parse_args()
     # JAX takes as many threads as torch.
@@ -158,7 +158,7 @@ def main() -> None:
             shutil.rmtree(args.runs, ignore_errors=True)
     report.publish(
         "jaxmarl_recipes",
-        "What the recipes of JaxMARL's worlds reach",
+        "Results of the recipes on JaxMARL's environments",
         [("Results", report.markdown_table(HEADER, rows + means_of(rows)))],
         {"episodes": args.episodes, "threads of torch and of JAX": 1},
         """Each recipe is trained by `torchrl_marl.train`, one run after the other, and measured in

@@ -1,12 +1,12 @@
-"""JaxMARL's MPE simple_spread: stepped with random actions, or trained, each time it is asked.
+"""JaxMARL's MPE simple_spread with random actions or training; worker process of one_program.py.
 
-``one_program.py`` runs it in an environment of JaxMARL's own. ``--mode step`` makes --steps steps
-of --envs envs with random actions in one ``lax.scan``; ``--mode train`` makes one iteration of
-IPPO, all of it in one jitted program, written as JaxMARL's baseline ``ippo_ff_mpe.py`` is: actor
-and critic of two layers of 64 with tanh, shared by the agents; rollout in a ``lax.scan``, GAE,
-epochs of shuffled minibatches, Adam with a limit on the gradient's norm.
+``one_program.py`` runs it in JaxMARL's virtual environment. ``--mode step`` makes --steps steps
+of --envs envs with random actions in one ``lax.scan``. ``--mode train`` makes one iteration of
+IPPO in one jitted program, written like JaxMARL's baseline ``ippo_ff_mpe.py``: actor and critic of
+two layers of 64 with tanh, shared by the agents; rollout in a ``lax.scan``, GAE, epochs of shuffled
+minibatches, Adam with gradient norm clipping.
 
-On a CPU the process is bound to as many cores as --threads says, before JAX starts.
+On a CPU the process is bound to --threads cores before JAX starts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Stepping JaxMARL's worlds from torch, against a Python loop over JAX's own jitted step.
+"""Steps of JaxMARL's environments from torch, against a Python loop over JAX's own jitted step.
 
     python benchmarks/jaxmarl_steps.py --write
 
-Side by side, in one process, with random actions, on worlds whose episodes end at different times:
+Measured in alternation, in one process, with random actions, on environments whose episodes end at
+different times:
 
 - pure JAX: a Python loop over one jitted call that draws the actions and makes JaxMARL's own step,
   all copies at once, which resets the copies that ended and loses their last observation;
@@ -89,7 +90,7 @@ def make_ours(
 
 
 def measure(args: argparse.Namespace) -> list[list[str]]:
-    """A row of each candidate in each world."""
+    """Returns a row for each candidate in each environment."""
     warnings.filterwarnings("ignore")
     rows = []
     for world, (name, kwargs) in WORLDS.items():
@@ -112,15 +113,15 @@ def main() -> None:
     parser.add_argument("--envs", type=int, default=1024)
     parser.add_argument("--steps", type=int, default=100, help="steps of one measurement")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--warmup", type=int, default=40, help="steps before")
+    parser.add_argument("--warmup", type=int, default=40, help="warmup steps")
     args = parser.parse_args()
     if args.quick:
         args.envs, args.steps, args.rounds, args.warmup = 16, 5, 2, 3
-    header = ["world", "", "env-steps/s", "of pure JAX", "rounds"]
+    header = ["environment", "", "env-steps/s", "of pure JAX", "rounds"]
     tables = report.for_each_number_of_threads(measure, args.threads, args)
     report.publish(
         "jaxmarl_steps",
-        "Steps of JaxMARL's worlds from torch",
+        "Steps of JaxMARL's environments from torch",
         [
             (f"{report.count_of(count, 'thread')} of torch", report.markdown_table(header, rows))
             for count, rows in tables.items()

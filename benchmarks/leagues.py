@@ -1,4 +1,4 @@
-"""What a league costs: a batch with stored players against one of plain self-play.
+"""Cost of a league: a batch with stored players against one of plain self-play.
 
 python benchmarks/leagues.py --write
 python benchmarks/leagues.py --execution compile --write
@@ -89,7 +89,7 @@ def main() -> None:
     parser.add_argument("--execution", choices=["eager", "compile", "cudagraph"], default="eager")
     parser.add_argument("--snapshots", type=int, default=50)
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--seconds", type=float, default=60.0, help="longest, for the rounds")
+    parser.add_argument("--seconds", type=float, default=60.0, help="time limit of the rounds")
     args = parser.parse_args()
     if args.quick:
         args.write, args.rounds, args.envs, args.snapshots = False, 2, 16, 3

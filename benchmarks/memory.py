@@ -1,4 +1,4 @@
-"""What memory costs: rollouts, compiling, and whole iterations against BenchMARL.
+"""Cost of memory: rollouts, compiling, and whole iterations against BenchMARL.
 
 python benchmarks/memory.py rollout --write
 python benchmarks/memory.py compiling --write
@@ -207,9 +207,9 @@ def main() -> None:
     parser = report.parser(__doc__, threads=(1,))
     parser.add_argument("section", choices=SECTIONS)
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--seconds", type=float, default=60.0, help="longest, for the rounds")
+    parser.add_argument("--seconds", type=float, default=60.0, help="time limit of the rounds")
     parser.add_argument("--windows", type=int, nargs="+", default=[16, 100])
-    parser.add_argument("--compilations", type=int, default=1, help="of each")
+    parser.add_argument("--compilations", type=int, default=1, help="compilations of each case")
     args = parser.parse_args()
     if args.quick:
         args.write, args.rounds = False, 2

@@ -1,11 +1,12 @@
-"""Two algorithms in one environment: does an iteration cost more than its parts?
+"""Cost of an iteration of two algorithms in one environment, against the sum of its parts.
 
     python benchmarks/mixed_iteration.py --write
 
-Steps of ``torchrl_marl.train`` on VMAS `simple_tag`, as the recipe has them, of four runs in turn:
-both groups learn, predators by MAPPO and the prey by an off-policy algorithm; only the predators
-learn; only the prey learns; and nobody does. Who does not learn acts at random. The sum of the
-parts is the second and the third less the fourth, whose collecting both of them hold.
+Steps of ``torchrl_marl.train`` on VMAS `simple_tag`, with the recipe's settings, of four runs in
+turn: both groups learn, predators by MAPPO and the prey by an off-policy algorithm; only the
+predators learn; only the prey learns; no group learns. Groups that do not learn take random
+actions. The sum of the parts is the second plus the third minus the fourth, since both contain the
+collecting.
 """
 
 from __future__ import annotations
@@ -75,9 +76,11 @@ def measure(args: argparse.Namespace) -> list[list[str]]:
 def main() -> None:
     """Measures and reports."""
     parser = report.parser(__doc__, threads=(1,))
-    parser.add_argument("--algorithms", nargs="+", default=list(ALGORITHMS), help="of the prey")
+    parser.add_argument(
+        "--algorithms", nargs="+", default=list(ALGORITHMS), help="algorithms of the prey"
+    )
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--seconds", type=float, default=60.0, help="longest, for an algorithm")
+    parser.add_argument("--seconds", type=float, default=60.0, help="time limit of an algorithm")
     args = parser.parse_args()
     if args.quick:
         args.write, args.rounds = False, 2

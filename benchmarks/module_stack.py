@@ -204,9 +204,9 @@ def main() -> None:
     parser.add_argument("--agents", type=int, nargs="+", default=[4, 8, 16, 64])
     parser.add_argument("--batches", type=int, nargs="+", default=[8, 32, 256, 1024, 4096])
     parser.add_argument("--mixed-batches", type=int, nargs="+", default=[8, 32, 1024])
-    parser.add_argument("--batch", type=int, default=32, help="for the cost per agent")
+    parser.add_argument("--batch", type=int, default=32, help="batch size for the cost per agent")
     parser.add_argument("--rounds", type=int, default=200)
-    parser.add_argument("--seconds", type=float, default=8.0, help="longest, for one size")
+    parser.add_argument("--seconds", type=float, default=8.0, help="time limit of one size")
     args = parser.parse_args()
     if args.quick:
         args.write = False

@@ -1,7 +1,7 @@
-"""Episodes of mpe2's simple_speaker_listener_v4, the same for everybody.
+"""Episodes of mpe2's simple_speaker_listener_v4, the same for all systems.
 
-The worlds are mpe2's own, stepped one by one, without anybody's adapter; so this file needs numpy
-and mpe2 only, and both sides of ``speaker_listener.py`` use it.
+The environments are mpe2's own, stepped one by one without an adapter. This file needs only numpy
+and mpe2, since both sides of ``speaker_listener.py`` use it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Episodes:
 
     Args:
         count (int): how many.
-        seed (int): episode i begins as ``world.reset(seed=seed + i)`` says.
+        seed (int): episode i starts with ``reset(seed=seed + i)``.
     """
 
     def __init__(self, count: int, seed: int) -> None:
@@ -37,7 +37,7 @@ class Episodes:
 
         Args:
             act (callable): from what the agents see, ``{agent: [episodes, features]}``, to what
-                they do; actions are brought into the world's bounds, [0, 1].
+                they do; actions are brought into the environment's bounds, [0, 1].
         """
         seen = [world.reset(seed=self.seed + i)[0] for i, world in enumerate(self.worlds)]
         total = 0.0
@@ -51,7 +51,7 @@ class Episodes:
 
 
 def random_actions(seed: int) -> Callable[[Arrays], Arrays]:
-    """Uniform in the world's bounds."""
+    """Uniform in the environment's bounds."""
     generator = np.random.default_rng(seed)
 
     def act(seen: Arrays) -> Arrays:

@@ -5,10 +5,10 @@
         --seeds 0 --write
 
 Both train the same task (3 agents, BenchMARL's task settings) for 600,000 frames with seeds 0, 1
-and 2, and are evaluated every 60,000 frames on the same 200 episodes by the likeliest actions.
-BenchMARL runs with its own defaults through ``benchmarl_vmas.py`` in a virtual environment
-that is made for it (it needs torchrl < 0.12), which takes about 20 minutes a seed;
-``--reuse FOLDER`` takes ``seed0.json``, ``seed1.json`` and ``seed2.json`` of an earlier run.
+and 2, and are evaluated every 60,000 frames on the same 200 episodes with the likeliest actions.
+BenchMARL runs with its defaults by ``benchmarl_vmas.py`` in a virtual environment, since it needs
+torchrl < 0.12. That takes about 20 minutes a seed; ``--reuse FOLDER`` takes ``seed0.json``,
+``seed1.json`` and ``seed2.json`` of an earlier run.
 """
 
 from __future__ import annotations
@@ -252,22 +252,24 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--algorithm", default="mappo", help="BenchMARL's, such as masac")
-    parser.add_argument("--recipe", help="ours; by default vmas_navigation_ALGORITHM")
+    parser.add_argument("--algorithm", default="mappo", help="BenchMARL's algorithm, such as masac")
+    parser.add_argument("--recipe", help="our recipe; default: vmas_navigation_ALGORITHM")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--frames", type=int, default=600_000)
     parser.add_argument("--episodes", type=int, default=200)
-    parser.add_argument("--evaluate-every", type=int, default=60_000, help="in frames")
-    parser.add_argument("--threads", type=int, default=1, help="torch's threads, of both")
+    parser.add_argument(
+        "--evaluate-every", type=int, default=60_000, help="frames between evaluations"
+    )
+    parser.add_argument("--threads", type=int, default=1, help="torch's threads, for both sides")
     parser.add_argument("--reuse", type=Path, help="folder with BenchMARL's seed0.json ...")
     parser.add_argument(
         "--environment",
         type=Path,
         default=foreign.environments() / "benchmarl",
-        help="folder of BenchMARL's virtual environment; made where it is not there",
+        help="folder of BenchMARL's virtual environment; created if missing",
     )
-    parser.add_argument("--results", type=Path, help="keep the results of both sides here")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs")
+    parser.add_argument("--results", type=Path, help="folder for the results of both sides")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, as a smoke test")
     parser.add_argument("--write", action="store_true", help="write table and picture to results")
     args = parser.parse_args()
     args.recipe = args.recipe or f"vmas_navigation_{args.algorithm}"

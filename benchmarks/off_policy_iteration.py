@@ -2,11 +2,11 @@
 
     python benchmarks/off_policy_iteration.py --write
 
-Collecting 60 envs x 100 steps of VMAS `balance`, storing them, and 1,000 updates of minibatches of
-128 stored steps; no evaluation, no logging. *BenchMARL* is 1.5.2 with its own defaults for the
-algorithm, in an environment of its own which this script makes, in a process that makes one
-iteration when it is its turn; *torchrl_marl* is our collector and learner in a plain loop, both
-captured, with BenchMARL's networks (two layers of 64, or of its own 256, Tanh).
+An iteration collects 60 envs x 100 steps of VMAS `balance`, stores them, and makes 1,000 updates
+from minibatches of 128; no evaluation, no logging. *BenchMARL* is 1.5.2 with its defaults for the
+algorithm, in a virtual environment that this script creates. Its process makes one iteration in
+turn. *torchrl_marl* is our collector and learner in a plain loop, both captured, with BenchMARL's
+networks (two layers of 64, or of its own 256, Tanh).
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def main() -> None:
     parser.add_argument("--algorithms", nargs="+", default=list(ALGORITHMS), choices=ALGORITHMS)
     parser.add_argument("--cells", type=int, nargs="+", default=[64, 256])
     parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--seconds", type=float, default=60.0, help="longest, for one case")
+    parser.add_argument("--seconds", type=float, default=60.0, help="time limit of one case")
     args = parser.parse_args()
     args.envs, args.frames, args.updates, args.minibatch = 60, 6000, 1000, 128
     if args.quick:

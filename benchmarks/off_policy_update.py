@@ -1,9 +1,9 @@
-"""Updates from stored steps: MADDPG, MATD3, MASAC and QMIX against TorchRL's losses.
+"""Updates from a replay buffer: MADDPG, MATD3, MASAC and QMIX against TorchRL's losses.
 
     python benchmarks/off_policy_update.py --write
 
-An update draws a minibatch from 200,000 stored steps of `balance` (three agents), and makes the
-losses, gradients, their limits, Adam's step and the targets:
+An update draws a minibatch from a replay buffer of 200,000 steps of `balance` (three agents). It
+computes losses and gradients, clips these, and updates parameters (Adam) and targets:
 
 - *TorchRL*: as its recipes and BenchMARL write it: ``TensorDictReplayBuffer``, ``DDPGLoss``,
   ``TD3Loss``, ``SACLoss`` or ``QMixerLoss``, ``clip_grad_norm_``, ``Adam``, ``SoftUpdate``;
@@ -11,7 +11,7 @@ losses, gradients, their limits, Adam's step and the targets:
 - *TorchRL, compiled*: tuned, and its losses through ``torch.compile``;
 - *torchrl_marl, eager* and *captured*: our learner, operation by operation, and as one graph.
 
-The second table is of one million stored steps: drawn uniformly, and by priority.
+The second table uses a replay buffer of one million steps: uniform and prioritized replay.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ def main() -> None:
     parser.add_argument("--execution", choices=("compile", "cudagraph"))
     parser.add_argument("--minibatches", type=int, nargs="+", default=[128])
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--seconds", type=float, default=10.0, help="longest, for one comparison")
+    parser.add_argument("--seconds", type=float, default=10.0, help="time limit of one comparison")
     args = parser.parse_args()
     args.execution = args.execution or ("compile" if args.device == "cpu" else "cudagraph")
     if args.quick:

@@ -2,16 +2,16 @@
 
     python benchmarks/one_program.py --write
 
-Sections (``--only`` chooses some): a step of the simulator, a rollout with a policy, advantages,
-an update, a whole iteration, eight groups against one, and simple_spread beside JaxMARL. Every
-section runs in a process of its own for each number of threads, after the machine has been
-calibrated there: "of the limit" is the shortest time that the machine's memory and arithmetic
-allow for the work, fused as far as can be, as a share of the time taken.
+Sections (``--only`` selects some): a step of the simulator, a rollout with a policy, advantages,
+an update, a whole iteration, eight groups against one, and simple_spread against JaxMARL. Every
+section runs in a separate process for each number of threads, after a calibration of the machine
+there. "of the limit" is the shortest time that the machine's memory and arithmetic allow for the
+work, fully fused, as a share of the time taken.
 
-BenchMARL and JaxMARL run in virtual environments of their own, made where they are not there yet
+BenchMARL and JaxMARL run in virtual environments, created if missing
 (``--benchmarl-python`` and ``--jaxmarl-python`` name others; ``--without`` leaves them out).
-``--results FOLDER`` keeps what each section measured and takes from there what was measured
-before, so that a long run can be made in parts.
+``--results FOLDER`` keeps the measurements of each section and reuses existing ones, so that a long
+run can be made in parts.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--execution", choices=("eager", "compile", "cudagraph"))
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--seconds", type=float, default=60.0, help="longest, for a case's rounds")
+    parser.add_argument("--seconds", type=float, default=60.0, help="time limit of a case")
     parser.add_argument("--without", nargs="+", default=[], choices=("benchmarl", "jaxmarl"))
     parser.add_argument("--benchmarl-python", type=Path)
     parser.add_argument("--jaxmarl-python", type=Path)
@@ -119,8 +119,8 @@ def parse_args() -> argparse.Namespace:
         default=foreign.environments(),
         help="folder of the virtual environments of BenchMARL and JaxMARL",
     )
-    parser.add_argument("--results", type=Path, help="keep the sections' measurements here")
-    parser.add_argument("--picture", type=Path, help="draw here, without --write")
+    parser.add_argument("--results", type=Path, help="folder for the sections' measurements")
+    parser.add_argument("--picture", type=Path, help="file of the picture, without --write")
     args = parser.parse_args()
     if args.execution is None:
         args.execution = "compile" if args.device == "cpu" else "cudagraph"

@@ -1,12 +1,12 @@
-"""Whether a captured VMAS step is the stock one, scenario by scenario.
+"""Agreement of captured VMAS steps with stock VMAS, scenario by scenario.
 
     python benchmarks/parity.py --compiled --write
 
-Stock VMAS and the graph of its step walk side by side: before each step the graph is given the
-state that stock VMAS is in. "traced" runs the graph operation by operation and must agree to the
-bit in all state, observations, rewards, dones and infos; "compiled" must agree within 1e-4. A
-second graph walks on from its own results ("drift"). Envs are reset on the way, all and some; a
-graph is made anew when a reset changes what the simulator's objects are.
+Stock VMAS and the graph of its step run in lockstep: before each step the graph is set to the
+state of stock VMAS. "traced" runs the graph operation by operation and must agree bitwise in all
+state, observations, rewards, dones and infos; "compiled" must agree within 1e-4. A second graph
+continues from its own results ("drift"). All envs or some are reset during the run. A graph is
+recorded again when a reset changes the simulator's objects.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ def main() -> None:
     """Measures and reports."""
     parser = report.parser(__doc__, threads=(1,))
     parser.add_argument("--scenarios", nargs="+", default=SCENARIOS.split())
-    parser.add_argument("--compiled", action="store_true", help="compile, too")
+    parser.add_argument("--compiled", action="store_true", help="also test the compiled graph")
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--envs", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0)

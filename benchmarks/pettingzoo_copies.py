@@ -2,13 +2,13 @@
 
     python benchmarks/pettingzoo_copies.py --write
 
-Eight copies with continuous actions, which are random and drawn outside the world; the result is
-TensorDicts, in AgileRL arrays. Side by side, each in turn in random order:
+Eight copies with continuous random actions, drawn outside the environment. The results are
+TensorDicts, or arrays in AgileRL. Measured in random order in every round:
 
 - ours, with 1, 2, 4 and 8 workers and in one process, by ``step_and_maybe_reset``;
 - ours with 2 workers by ``env.rollout`` and by ``RolloutCollector``, which draw from the specs;
 - AgileRL's ``AsyncPettingZooVecEnv``, one process a copy (``agilerl_copies.py``, in a virtual
-  environment that is made for it, or in ``--agilerl-python``);
+  environment created for it, or in ``--agilerl-python``);
 - TorchRL's ``ParallelEnv`` of its ``PettingZooWrapper``, one process a copy.
 """
 
@@ -123,11 +123,13 @@ def measure(args: argparse.Namespace, n_threads: int) -> tuple[list[list[Any]], 
 def main() -> None:
     """Measures and reports."""
     parser = report.parser(__doc__, threads=[1])
-    parser.add_argument("--envs", type=int, default=8, help="copies of the world")
+    parser.add_argument("--envs", type=int, default=8, help="copies of the environment")
     parser.add_argument("--workers", type=int, nargs="+", default=[2, 1, 4, 8, 0])
-    parser.add_argument("--steps", type=int, default=250, help="of all copies, in a measurement")
+    parser.add_argument(
+        "--steps", type=int, default=250, help="steps of all copies in a measurement"
+    )
     parser.add_argument("--rounds", type=int, default=25)
-    parser.add_argument("--agilerl-python", type=Path, help="an environment that is there already")
+    parser.add_argument("--agilerl-python", type=Path, help="Python of an environment with AgileRL")
     args = parser.parse_args()
     if args.quick:
         args.write = False
@@ -142,11 +144,11 @@ def main() -> None:
         )
     report.publish(
         "pettingzoo_copies",
-        "Copies of a PettingZoo world over processes",
+        "Copies of a PettingZoo environment over processes",
         sections,
         {
-            "world": f"{WORLD}, continuous actions, episodes of 25 steps",
-            "worlds' versions": f"pettingzoo {version('pettingzoo')}, mpe2 {version('mpe2')}",
+            "environment": f"{WORLD}, continuous actions, episodes of 25 steps",
+            "versions": f"pettingzoo {version('pettingzoo')}, mpe2 {version('mpe2')}",
             "AgileRL's environment": theirs,
             "a measurement": f"{args.steps} steps of all copies",
             "rounds": args.rounds,

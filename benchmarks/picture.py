@@ -1,4 +1,4 @@
-"""The picture of ``one_program.py``: how many times faster, a bar for each baseline."""
+"""Picture of ``one_program.py``: speed ratios as bars, one for each baseline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stored players cost, of which each env has one, against one policy for all.
+"""Cost of stored players, one for each env, against one policy for all.
 
 python benchmarks/players.py --write
 """
@@ -122,9 +122,11 @@ def main() -> None:
     parser.add_argument("--players", type=int, default=16)
     parser.add_argument("--block", type=int, default=32, help="rows of a block")
     parser.add_argument("--execution", choices=["eager", "compile", "cudagraph"], default="eager")
-    parser.add_argument("--captured", default="compile", help="how the rollout of stores runs")
+    parser.add_argument(
+        "--captured", default="compile", help="execution of the rollout that stores players"
+    )
     parser.add_argument("--rounds", type=int, default=200)
-    parser.add_argument("--seconds", type=float, default=30.0, help="longest, for the rounds")
+    parser.add_argument("--seconds", type=float, default=30.0, help="time limit of the rounds")
     args = parser.parse_args()
     if args.quick:
         args.write, args.rounds, args.envs, args.captured = False, 2, 32, "trace"

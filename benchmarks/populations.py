@@ -1,4 +1,4 @@
-"""What a population's members cost together, against one of them.
+"""Cost of a population's members together, against a single member.
 
 python benchmarks/populations.py learn --write
 python benchmarks/populations.py iteration --write
@@ -88,10 +88,10 @@ def main() -> None:
     parser = report.parser(__doc__, threads=(1,))
     parser.add_argument("section", choices=TEXTS)
     parser.add_argument("--members", type=int, nargs="+", default=[8, 64])
-    parser.add_argument("--envs", type=int, default=8, help="of each member")
+    parser.add_argument("--envs", type=int, default=8, help="environments of each member")
     parser.add_argument("--execution", choices=["eager", "compile", "cudagraph"], default="eager")
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--seconds", type=float, default=60.0, help="longest, for the rounds")
+    parser.add_argument("--seconds", type=float, default=60.0, help="time limit of the rounds")
     args = parser.parse_args()
     if args.quick:
         args.write, args.rounds, args.members = False, 2, [2, 3]

@@ -1,4 +1,4 @@
-"""What several processes that learn as one learn, and how much sooner, against one process.
+"""Data-parallel processes against a single one: equality of learning, and speed.
 
 python benchmarks/ranks.py equality --write
 python benchmarks/ranks.py speed --write
@@ -174,7 +174,7 @@ def _equality_of(recipe: str, folder: Path, args: argparse.Namespace) -> list[li
 
 
 def speed(args: argparse.Namespace) -> list[tuple[str, str]]:
-    """A row for each world: an iteration of one process and of two."""
+    """Returns a row for each environment: an iteration of one process and of two."""
     rows = []
     one = ["distributed.collectors=null"]
     ways = {"in one piece": (1, one), "2 shards": (1, SHARDS), "2 processes": (2, SHARDS)}
@@ -223,12 +223,12 @@ def main() -> None:
         return
     parser = report.parser(__doc__, threads=(1,))
     parser.add_argument("what", choices=["equality", "speed"])
-    parser.add_argument("--recipes", nargs="+", help="by default those of the result files")
-    parser.add_argument("--cases", nargs="+", help="rows of the equality, by their names")
-    parser.add_argument("--iterations", type=int, help="50, or 8 for the speed")
-    parser.add_argument("--rounds", type=int, default=3, help="of the speed")
-    parser.add_argument("--ranks", type=int, default=4, help="at most so many processes")
-    parser.add_argument("--execution", default="eager", help="of the speed")
+    parser.add_argument("--recipes", nargs="+", help="recipes; default: those of the result files")
+    parser.add_argument("--cases", nargs="+", help="selected rows of the equality table")
+    parser.add_argument("--iterations", type=int, help="iterations; default: 50, or 8 for speed")
+    parser.add_argument("--rounds", type=int, default=3, help="for speed")
+    parser.add_argument("--ranks", type=int, default=4, help="largest number of processes")
+    parser.add_argument("--execution", default="eager", help="for speed")
     args = parser.parse_args()
     args.iterations = args.iterations or (50 if args.what == "equality" else 8)
     if args.quick:

@@ -2,16 +2,16 @@
 
     python benchmarks/recurrence.py --write
 
-Forward and backward of a GRU over 64 windows of three agents (192 rows), 64 units, each agent
-beginning anew with a chance of 1 % a step; gradients of all parameters:
+Forward and backward of a GRU over 64 windows of three agents (192 rows), 64 units. Each agent is
+reset with a probability of 1 % a step. Gradients of all parameters:
 
-- *torchrl_marl*: ``modules.memory.GRU``, one operation with a gradient by hand;
+- *torchrl_marl*: ``modules.memory.GRU``, one operation with a handwritten gradient;
 - *the loop*: the same cell step by step, by autograd;
-- *TorchRL, pad*: ``GRUModule`` in recurrent mode, its default, rows cut at starts and padded;
+- *TorchRL, pad*: ``GRUModule`` in recurrent mode, its default, rows split at resets and padded;
 - *TorchRL, scan*: the same with ``recurrent_backend="scan"``;
-- *torch, no starts*: ``torch.nn.GRU``, which cannot begin anew within a sequence.
+- *torch, no starts*: ``torch.nn.GRU``, which cannot reset within a sequence.
 
-All that begin anew are held against the loop before they are timed.
+All candidates with resets are checked against the loop before they are timed.
 """
 
 from __future__ import annotations
@@ -126,7 +126,9 @@ def main() -> None:
     parser = report.parser(__doc__, threads=(1,))
     parser.add_argument("--steps", type=int, nargs="+", default=[16, 32, 100])
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--seconds", type=float, default=20.0, help="longest, for a length")
+    parser.add_argument(
+        "--seconds", type=float, default=20.0, help="time limit of a sequence length"
+    )
     args = parser.parse_args()
     if args.quick:
         args.write, args.rounds, args.steps = False, 2, [4]

@@ -1,10 +1,10 @@
-"""Replay: draws by priority against torch's own ways, and the store against TorchRL's buffer.
+"""Replay: prioritized sampling against plain torch, and our replay buffer against TorchRL's.
 
     python benchmarks/replay.py --write
 
-Draws of 128 and of 1,024 of a million rows, and new priorities for as many; storing a batch of
-60 envs x 100 steps of `balance`, and drawing minibatches from the store, one step and three,
-uniformly and by priority, eagerly and in a compiled graph.
+Samples 128 and 1,024 of a million rows, and sets as many new priorities. Stores a batch of
+60 envs x 100 steps of `balance`, and samples minibatches of one step and of three, uniformly and by
+priority, eagerly and in a compiled graph.
 """
 
 from __future__ import annotations
@@ -283,7 +283,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--sizes", type=int, nargs="+", default=[128, 1024])
     parser.add_argument("--rounds", type=int, default=50)
-    parser.add_argument("--seconds", type=float, default=8.0, help="longest, for one comparison")
+    parser.add_argument("--seconds", type=float, default=8.0, help="time limit of one comparison")
     args = parser.parse_args()
     if args.quick:
         args.write = False

@@ -1,4 +1,4 @@
-"""What all benchmarks share: timing side by side, hardware and versions, tables, result files."""
+"""Shared parts of the benchmarks: alternating timing, hardware, versions, tables, result files."""
 
 from __future__ import annotations
 
@@ -182,9 +182,9 @@ def parser(description: str | None, threads: Sequence[int] = (1, 2)) -> argparse
         type=int,
         nargs="+",
         default=list(threads),
-        help="torch's threads, each in turn",
+        help="numbers of torch's threads, in turn",
     )
-    made.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs")
+    made.add_argument("--quick", action="store_true", help="tiny sizes, as a smoke test")
     made.add_argument("--write", action="store_true", help="write the table to benchmarks/results")
     return made
 

@@ -1,10 +1,10 @@
-"""Writes what `rliable` says of a few scores to where the tests of `statistics` find it.
+"""Writes `rliable`'s statistics of a few scores as data for the tests of `statistics`.
 
     python -m venv /path/to/venv && /path/to/venv/bin/pip install rliable "pandas<3"
     /path/to/venv/bin/python benchmarks/rliable_statistics.py
 
-In an environment of its own: `rliable` imports `arch`, which pandas 3 breaks. It needs nothing
-of this project.
+It needs a separate environment, since `rliable` imports `arch`, which pandas 3 breaks. It needs
+nothing of this project.
 """
 
 from __future__ import annotations

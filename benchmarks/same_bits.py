@@ -1,11 +1,11 @@
-"""Whether a change changes no bit of what is learned: two versions, the same runs, compared.
+"""Bitwise comparison of two versions of the code on the same runs.
 
     python benchmarks/same_bits.py --base main
 
-Checks ``--base`` out beside the working tree and trains the same small runs on both: every recipe,
+Checks out ``--base`` in a separate folder and trains the same small runs on both: every recipe,
 eagerly and as a recorded program, some compiled, resumed ones, populations, leagues, shards and
-ranks. Of each run it compares by bits the last checkpoint, stored players, tables and summary, but
-for the clock. It ends with status 1 where anything differs or fails.
+ranks. For each run it compares the bits of the last checkpoint, stored players, tables and summary,
+except times. The exit status is 1 if anything differs or fails.
 """
 
 from __future__ import annotations
@@ -256,14 +256,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--base", default="HEAD", help="a revision of git")
-    parser.add_argument("--head", default=str(HERE.parent), help="a working tree; this one")
-    parser.add_argument("--only", default="", help="cases in whose name this pattern is found")
-    parser.add_argument("--quick", action="store_true", help="some of every kind")
-    parser.add_argument("--list", action="store_true", help="name the cases and run none")
-    parser.add_argument("--jobs", type=int, default=2, choices=(1, 2), help="sides at once")
-    parser.add_argument("--cache", help="keep base's results in this folder, by commit")
-    parser.add_argument("--logs", help="copy what the runs said to this folder")
+    parser.add_argument("--base", default="HEAD", help="git revision to compare with")
+    parser.add_argument("--head", default=str(HERE.parent), help="working tree; default: this one")
+    parser.add_argument("--only", default="", help="pattern of the names of cases")
+    parser.add_argument("--quick", action="store_true", help="some cases of every kind")
+    parser.add_argument("--list", action="store_true", help="list the cases without running them")
+    parser.add_argument(
+        "--jobs", type=int, default=2, choices=(1, 2), help="number of concurrent sides"
+    )
+    parser.add_argument("--cache", help="folder to cache the results of --base in, by commit")
+    parser.add_argument("--logs", help="folder for the output of the runs")
     args = parser.parse_args()
     cases = chosen(args)
     if args.list:

@@ -1,4 +1,4 @@
-"""The cases of ``same_bits.py``: recipes made small, and what recipes alone do not reach."""
+"""Cases of ``same_bits.py``: small versions of the recipes, and features that no recipe uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results of a run as leaves that can be compared by bits: path -> tensor or value."""
+"""Results of a run as leaves for a bitwise comparison: path -> tensor or value."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Runs cases of ``same_bits.py`` on one checkout, the one that PYTHONPATH names.
+"""Runs cases of ``same_bits.py`` on one checkout, the one in PYTHONPATH.
 
 python benchmarks/same_bits_side.py CHECKOUT CASES.json RESULTS
 
-It knows the package by its doors alone, ``train``, ``resume`` and the run's folder, so that it can
-run any version of what is inside. Of each case it leaves ``<case>.json``, with the digests or the
-error, and ``<case>.pt``, with what the digests are of.
+It uses only ``train``, ``resume`` and the run folder, so that it works with any version of the
+code. For each case it writes ``<case>.json``, with the digests or the error, and ``<case>.pt``,
+with the data of the digests.
 """
 
 from __future__ import annotations

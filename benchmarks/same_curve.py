@@ -1,10 +1,10 @@
-"""One recipe trained eagerly and as graphs, with the same seeds: the same learning curve.
+"""One recipe trained eagerly and as graphs, with the same seeds: comparison of learning curves.
 
     python benchmarks/same_curve.py --write
 
-Trains each seed twice by ``torchrl_marl.train``, once with ``execution=eager`` and once with
-``execution=compile``, and evaluates on the way. Numbers differ in the last bit and starts are drawn
-in another order, so the curves agree within the noise between seeds, and no closer.
+Trains each seed twice by ``torchrl_marl.train``, with ``execution=eager`` and with
+``execution=compile``, and evaluates during training. Numbers differ in the last bit and starts are
+drawn in another order, so the curves agree only within the noise between seeds.
 """
 
 from __future__ import annotations
@@ -90,9 +90,9 @@ def main() -> None:
     )
     parser.add_argument("--recipe", default=RECIPE)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--frames", type=int, help="of a run; as the recipe says")
+    parser.add_argument("--frames", type=int, help="frames of a run; default: the recipe's")
     parser.add_argument("--every", type=int, default=96_000, help="frames between evaluations")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, as a smoke test")
     parser.add_argument("--write", action="store_true", help="write table and picture to results")
     args = parser.parse_args()
     args.write = args.write and not args.quick

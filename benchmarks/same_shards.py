@@ -1,4 +1,4 @@
-"""Whether runs of shards are the same wherever they are, and whatever dies.
+"""Equality of sharded runs under different placements and after deaths of actors.
 
 python benchmarks/same_shards.py equality --write     # also: deaths
 """
@@ -49,7 +49,7 @@ WORLDS = {
 
 
 def equality(args: argparse.Namespace) -> list[tuple[str, str]]:
-    """Every world in one process, on actors, and resumed on others."""
+    """Runs every environment in one process, on actors, and resumed on others."""
     import torchrl_marl
     from torchrl_marl.recipes import load_config
     from torchrl_marl.training import iterate
@@ -162,7 +162,7 @@ def learned(
 
 
 def befall(placement: Any, kind: str, a: int, orders: str) -> None:
-    """Lets an actor die, fall silent, or its world raise."""
+    """Makes an actor die or hang, or its environment raise."""
     if kind == "raised":
         (Path(orders) / "raise").touch()
         return
@@ -190,7 +190,7 @@ def main() -> None:
     parser = report.parser(__doc__, threads=(1,))
     sections: dict[str, Callable] = {"equality": equality, "deaths": deaths}
     parser.add_argument("what", choices=sections)
-    parser.add_argument("--seeds", type=int, default=3, help="of the draws of deaths")
+    parser.add_argument("--seeds", type=int, default=3, help="random seeds of the deaths")
     args = parser.parse_args()
     if args.quick:
         args.write, args.seeds = False, 1

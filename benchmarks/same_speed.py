@@ -1,11 +1,11 @@
-"""Whether a change of the code makes runs slower: two versions, the same runs, in alternation.
+"""Speed of two versions of the code on the same runs, measured in alternation.
 
     python benchmarks/same_speed.py --base main
 
-Checks ``--base`` out beside the working tree and starts a process of each version. Of each case
-both build the run, and then take turns: so many iterations of one, as many of the other. The table
-has the median of the rounds' ratios: 1.02 says that this version is 2 % faster. Ranks are a launch
-of ``torchrun`` each, whose ``metrics.csv`` says how long its iterations took.
+Checks out ``--base`` in a separate folder and starts a process of each version. For each case both
+build the run, and then alternate between a number of iterations of either. The table has the
+median of the rounds' ratios: 1.02 means that this version is 2 % faster. Ranks are one launch of
+``torchrun`` each, and the times of their iterations come from its ``metrics.csv``.
 """
 
 from __future__ import annotations
@@ -150,9 +150,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--base", default="main", help="the version to be compared with")
+    parser.add_argument("--base", default="main", help="git revision to compare with")
     parser.add_argument("--only", nargs="+", choices=[*CASES, RANKS], default=[*CASES, RANKS])
-    parser.add_argument("--seconds", type=float, default=40, help="of a case, both versions")
+    parser.add_argument(
+        "--seconds", type=float, default=40, help="seconds of a case, for both versions"
+    )
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--write", action="store_true", help="write the table to results")
     args = parser.parse_args()

@@ -1,4 +1,4 @@
-"""What shards on actors of Ray cost and gain, on one machine.
+"""Cost and gain of shards on Ray actors, on one machine.
 
 python benchmarks/shards.py speed --write     # also: start, transport, learning
 """
@@ -22,7 +22,7 @@ from forecast import World
 
 BUSY = f"{Path(__file__).parent / 'busy_world.py'}:BusyArena"
 TEXTS = {
-    "speed": """A whole iteration, collecting and learning, of a world that takes 2 ms of Python for
+    "speed": """A whole iteration, collecting and learning, of an environment that takes 2 ms of Python for
     each copy and step (`busy_world.py`), in two shards of 8 copies: in one process, and on two
     actors of a Ray of one's own, beside the learner's process. In the second table learning takes a
     third of the iteration in one process. All alternate in one process, one thread each. The last
@@ -249,10 +249,14 @@ def main() -> None:
     }
     parser.add_argument("what", choices=sections)
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--seconds", type=float, default=120.0, help="longest, for the rounds")
-    parser.add_argument("--frames", type=int, default=48_000, help="of each run of `learning`")
-    parser.add_argument("--seeds", type=int, default=3, help="of `learning`")
-    parser.add_argument("--epochs", type=int, default=40, help="so that learning takes a third")
+    parser.add_argument("--seconds", type=float, default=120.0, help="time limit of the rounds")
+    parser.add_argument(
+        "--frames", type=int, default=48_000, help="frames of each run of `learning`"
+    )
+    parser.add_argument("--seeds", type=int, default=3, help="seeds of `learning`")
+    parser.add_argument(
+        "--epochs", type=int, default=40, help="epochs; 40 make learning take a third"
+    )
     args = parser.parse_args()
     if args.quick:
         args.write, args.rounds, args.seeds, args.frames = False, 2, 1, 9_600

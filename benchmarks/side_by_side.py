@@ -1,12 +1,12 @@
-"""Do the programs of the pages "coming from" run, theirs and ours, and what do they print?
+"""Runs the programs of the pages "coming from", theirs and ours, and compares their output.
 
     python benchmarks/side_by_side.py --write
 
-Theirs (``benchmarks/coming_from/*_program.py``) run in environments of their own, which are made
-the first time; ours are the first Python of ``docs/coming_from/*.md``, and run in this one. One
-thread each. The times hold installing and importing nothing, but starting and, where a program
-compiles, compiling; they are told so that a reader knows what to expect, and compare nothing: the
-programs are equal in their task and main settings only.
+Programs of other libraries (``benchmarks/coming_from/*_program.py``) run in separate environments,
+created the first time. Ours are the first Python blocks of ``docs/coming_from/*.md``. Each uses
+one thread. The times exclude installing and importing, but include starting and compiling. They
+only show the time to expect and are no comparison, since the programs share just the task and the
+main settings.
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@
     python benchmarks/speaker_listener.py --algorithms maddpg matd3 --agilerl maddpg matd3 \
         --frames 102400 --evaluate-every 20480 --seeds 0 --write
 
-All train the world with continuous actions for the same number of frames, seeds 0, 1 and 2, one
-after the other, and are evaluated every 102,400 frames on the same 200 episodes of mpe2's own
-world. AgileRL runs by ``agilerl_speaker_listener.py`` in a virtual environment made for it.
-``--results FOLDER`` keeps what each seed reached, and takes what is there from an earlier run.
+All train with continuous actions for the same number of frames, seeds 0, 1 and 2 in turn. They are
+evaluated every 102,400 frames on the same 200 episodes of mpe2's own environment. AgileRL runs by
+``agilerl_speaker_listener.py`` in a virtual environment created for it. ``--results FOLDER`` keeps
+the results of each seed, and reuses those of an earlier run.
 """
 
 from __future__ import annotations
@@ -256,18 +256,18 @@ def publish(sides: dict[str, list[Result]], picture: Path, args: argparse.Namesp
         {
             "seeds": ", ".join(str(seed) for seed in args.seeds),
             "threads of torch": 1,
-            "world": f"mpe2 {version('mpe2')}, pettingzoo {version('pettingzoo')}",
+            "environment": f"mpe2 {version('mpe2')}, pettingzoo {version('pettingzoo')}",
             "AgileRL's versions": ", ".join(f"{k} {v}" for k, v in first["versions"].items()),
             **{f"settings of {name}": json.dumps(x["settings"]) for name, x in theirs.items()},
         },
         f"""Mean (least to most) over the seeds. A return is what one agent earns in an episode of
         25 steps, mean over {args.episodes} episodes and both agents, who earn the same; AgileRL's
         own score is the sum of the two, so its documented target of -30 is -15 here. All play the
-        same episodes of mpe2's own world, without anybody's adapter (`mpe2_episodes.py`), by the
+        same episodes of mpe2's own environment, without an adapter (`mpe2_episodes.py`), by the
         likeliest actions and by drawn ones, which is how AgileRL tests. "scripted": the speaker
         names the goal, the listener waits for it and goes there. AgileRL runs in an environment of
         its own, by its own training function, with the settings that its repository has for
-        this world, one agent and no evolution; ours are the recipes. They were trained one after
+        this environment, one agent and no evolution; ours are the recipes. They were trained one after
         the other, so the seconds, without evaluations, are a rough comparison. The two differ in
         more than the library: networks, learning rate, number of envs and epochs are each side's
         own.""",
@@ -284,12 +284,14 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--frames", type=int, default=614_400)
     parser.add_argument("--algorithms", nargs="+", choices=list(OURS), default=["mappo", "ippo"])
     parser.add_argument("--agilerl", nargs="+", choices=list(THEIRS), default=["ippo"])
-    parser.add_argument("--agilerl-frames", type=int, help="as many as ours by default")
+    parser.add_argument("--agilerl-frames", type=int, help="AgileRL's frames; default: ours")
     parser.add_argument("--episodes", type=int, default=200)
-    parser.add_argument("--evaluate-every", type=int, default=51_200, help="in frames")
-    parser.add_argument("--agilerl-python", type=Path, help="of an environment that has AgileRL")
-    parser.add_argument("--results", type=Path, help="keep results here, take those that are there")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs")
+    parser.add_argument(
+        "--evaluate-every", type=int, default=51_200, help="frames between evaluations"
+    )
+    parser.add_argument("--agilerl-python", type=Path, help="Python of an environment with AgileRL")
+    parser.add_argument("--results", type=Path, help="folder to keep and reuse results in")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, as a smoke test")
     parser.add_argument("--write", action="store_true", help="write table and picture to results")
     args = parser.parse_args()
     args.agilerl_frames = args.agilerl_frames or args.frames

@@ -3,10 +3,10 @@
     python benchmarks/suite.py --write
     python benchmarks/suite.py --ours suite_vmas --theirs benchmarl --write
 
-Ours are the runs of ``torchrl-marl suite vmas``, by the suite's table of settings; theirs are made
-by ``benchmarl_vmas.py`` in a virtual environment of its own. What is there already is taken: run
-folders ``TASK/ALGORITHM/seedN`` under ``--ours`` and files ``TASK_seedN.json`` under ``--theirs``,
-wherever they were made. Both sides are evaluated on the same 200 episodes by the likeliest actions.
+Our runs are those of ``torchrl-marl suite vmas``, with the suite's table of settings. Theirs are
+made by ``benchmarl_vmas.py`` in a virtual environment. Existing results are reused: run folders
+``TASK/ALGORITHM/seedN`` under ``--ours`` and files ``TASK_seedN.json`` under ``--theirs``. Both
+sides are evaluated on the same 200 episodes with the likeliest actions.
 """
 
 from __future__ import annotations
@@ -211,24 +211,26 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--ours", type=Path, default=Path("suite_vmas"), help="the suite's folder")
-    parser.add_argument("--theirs", type=Path, default=Path("benchmarl"), help="their results")
+    parser.add_argument("--ours", type=Path, default=Path("suite_vmas"), help="folder of our suite")
+    parser.add_argument(
+        "--theirs", type=Path, default=Path("benchmarl"), help="folder of their results"
+    )
     parser.add_argument("--tasks", nargs="+", default=TASKS)
-    parser.add_argument("--algorithm", default="mappo", help="ours")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="ours")
+    parser.add_argument("--algorithm", default="mappo", help="our algorithm")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="our seeds")
     parser.add_argument("--their-seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--frames", type=int, help="of each run; by default the suite's table's")
+    parser.add_argument("--frames", type=int, help="frames of each run; default: the suite's")
     parser.add_argument("--episodes", type=int, default=EPISODES)
-    parser.add_argument("--jobs", type=int, default=1, help="of ours at once")
-    parser.add_argument("--made", action="store_true", help="train nothing: all is there")
+    parser.add_argument("--jobs", type=int, default=1, help="number of concurrent runs of ours")
+    parser.add_argument("--made", action="store_true", help="train nothing, use existing runs")
     parser.add_argument(
         "--environment",
         type=Path,
         default=foreign.environments() / "benchmarl",
-        help="folder of BenchMARL's virtual environment; made where it is not there",
+        help="folder of BenchMARL's virtual environment; created if missing",
     )
-    parser.add_argument("--note", default="", help="a sentence on where the runs were made")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs")
+    parser.add_argument("--note", default="", help="sentence on the origin of the runs")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, as a smoke test")
     parser.add_argument("--write", action="store_true", help="write the tables to results")
     args = parser.parse_args()
     if args.quick:

@@ -1,10 +1,10 @@
-"""What do agents reach that talk and remember, and what without words or memory?
+"""Agents with communication and memory, against the same agents without.
 
     python benchmarks/talk_and_remember.py --write
     python benchmarks/talk_and_remember.py --worlds levers --seeds 0 --write
 
-Each recipe is trained as it is and without its words or its memory, by the same settings. Worlds
-whose best is known; a table for each.
+Each recipe is trained as it is, and with the same settings but without communication or without
+memory. The environments have known optima, and each gets a table.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def mean_return(run: Any, episodes: int) -> float:
 
 
 def share_of_best(run: Any, episodes: int) -> float:
-    """The mean return, by the world's best."""
+    """Returns the mean return as a share of the optimum."""
     return mean_return(run, episodes) / best_of(run)
 
 
@@ -213,15 +213,15 @@ def table(world: World, seeds: list[int], args: argparse.Namespace) -> str:
 
 
 def main() -> None:
-    """Trains and reports, a file for each world."""
+    """Trains and reports, a file for each environment."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--worlds", nargs="+", choices=worlds(), default=list(worlds()))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--episodes", type=int, default=2000, help="played after training")
-    parser.add_argument("--evaluations", type=int, default=25, help="in training")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs")
+    parser.add_argument("--episodes", type=int, default=2000, help="episodes after training")
+    parser.add_argument("--evaluations", type=int, default=25, help="evaluations during training")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, as a smoke test")
     parser.add_argument("--write", action="store_true", help="write the tables to results")
     args = parser.parse_args()
     report.be_quiet()

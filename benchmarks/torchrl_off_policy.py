@@ -1,4 +1,4 @@
-"""Updates from stored steps on TorchRL's classes: what off_policy_update.py compares with."""
+"""Off-policy updates on TorchRL's classes: baseline of off_policy_update.py."""
 
 from __future__ import annotations
 

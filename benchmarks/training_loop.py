@@ -5,16 +5,16 @@
 Collect, estimate advantages, update; no evaluation, no logging. Default recipe
 (``vmas_balance_mappo``) with its batch, epochs, minibatches, networks and fused Adam in all rows:
 
-- *TorchRL*: as TorchRL's own MAPPO example is written: ``torchrl.envs.VmasEnv``, ``Collector``,
+- *TorchRL*: written like TorchRL's own MAPPO example: ``torchrl.envs.VmasEnv``, ``Collector``,
   ``MultiAgentMLP``, ``ProbabilisticActor`` with ``TanhNormal``, ``MAPPOLoss`` with
   ``PopArtValueNorm`` and ``MultiAgentGAE`` once a batch, a ``TensorDictReplayBuffer`` that is
   sampled without replacement; ``StepCounter`` for the time limit, so that it truncates;
-- *TorchRL, tuned*: with what makes TorchRL faster: the time limit from VMAS (which then counts as a
-  termination, as in TorchRL's tutorials), plain indexing instead of the buffer, the loop instead
-  of the vectorized GAE, ``functional=False``, ``use_td_params=False``, no value norm;
+- *TorchRL, tuned*: faster variants: the time limit from VMAS (which then counts as a termination,
+  as in TorchRL's tutorials), plain indexing instead of the buffer, the loop instead of the
+  vectorized GAE, ``functional=False``, ``use_td_params=False``, no value norm;
 - *torchrl_marl*: our collector and learner in a plain loop;
-- *torchrl_marl, train*: one step of ``torchrl_marl.train`` as it runs, with checks, episode
-  statistics, ``metrics.csv`` and the recipe's schedules; learning rates of the others stay.
+- *torchrl_marl, train*: one step of ``torchrl_marl.train``, with checks, episode statistics,
+  ``metrics.csv`` and the recipe's schedules; the other rows have constant learning rates.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def main() -> None:
     parser = report.parser(__doc__)
     parser.add_argument("--recipe", default="vmas_balance_mappo")
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--seconds", type=float, default=180.0, help="longest, for the rounds")
+    parser.add_argument("--seconds", type=float, default=180.0, help="time limit of the rounds")
     args = parser.parse_args()
     if args.quick:
         args.write = False

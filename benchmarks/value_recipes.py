@@ -2,8 +2,8 @@
 
     python benchmarks/value_recipes.py --write
 
-Trains each recipe, its seeds side by side in one program where its algorithm can, and reads the
-mean return of the evaluation after training, by the likeliest actions. Of SMAX it plays 500
+Trains each recipe, with its seeds in one program if the algorithm supports that, and reads the
+mean return of the evaluation after training, with the likeliest actions. For SMAX it plays 500
 battles, by the functions of ``benchmarks/jaxmarl_recipes.py``.
 """
 
@@ -99,10 +99,12 @@ def main() -> None:
     )
     parser.add_argument("--recipes", nargs="+", default=list(RECIPES), choices=list(RECIPES))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--episodes", type=int, default=500, help="battles played to measure SMAX")
-    parser.add_argument("--runs", help="keep the run folders here, and do not train them again")
-    parser.add_argument("--measure-only", action="store_true", help="train nothing")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs")
+    parser.add_argument(
+        "--episodes", type=int, default=500, help="battles of the evaluation of SMAX"
+    )
+    parser.add_argument("--runs", help="folder to keep and reuse run folders in")
+    parser.add_argument("--measure-only", action="store_true", help="only measure existing runs")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, as a smoke test")
     parser.add_argument("--write", action="store_true", help="write the table to results")
     args = parser.parse_args()
     runs = Path(args.runs or tempfile.mkdtemp())

@@ -1,10 +1,10 @@
-"""A trained run on the episodes that BenchMARL's side plays: ``benchmarl_vmas.py`` has the other.
+"""Evaluation of a trained run on the episodes of BenchMARL's side, ``benchmarl_vmas.py``.
 
     python benchmarks/vmas_episodes.py suite_vmas/balance/mappo/seed0 --out episodes
 
-plays 200 episodes by the likeliest actions in TorchRL's own VmasEnv with the same seed, and writes
-``TASK_ALGORITHM_seedN.json`` for each run: the return of every episode, over all steps and to its
-end, its length, and a number for each start, by which the two sides know that they played the same.
+plays 200 episodes with the likeliest actions in TorchRL's own VmasEnv with the same seed, and
+writes ``TASK_ALGORITHM_seedN.json`` for each run: the return of every episode, over all steps and
+to its end, its length, and a checksum of each start, which shows that both sides played the same.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ CAPABILITIES = """\
 The features that each algorithm supports, found by the settings' checks. A run with an unsupported
 combination is refused with the message below, before training. For an environment of yours run
 `torchrl-marl list algorithms --for ENVIRONMENT`. Networks, estimators and kinds of replay are in
-[another table](algorithms/index.md#what-rides-on-them).
+[another table](algorithms/index.md#features-and-combinations).
 
 """
 

@@ -58,7 +58,7 @@ def test_players_change_seats():
     assert table["wins"].tolist() == [[3, 3]] and table["returns"].tolist() == [[0.0, 0.0]]
     unlike = ZeroSum(4, payoff=[[1.0, 2.0, 3.0], [1.0, 1.0, 1.0]], seed=0)
     assert cross_play([always(0, 2)], [always(1, 2)], unlike, 3)["returns"].tolist() == [[3.0]]
-    with pytest.raises(ConfigError, match="players cannot change seats"):
+    with pytest.raises(ConfigError, match="players cannot swap seats"):
         cross_play([always(0)], [always(0)], unlike, 3, swap=True)
 
 

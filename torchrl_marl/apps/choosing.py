@@ -1,4 +1,4 @@
-"""Which algorithms fit an environment, by its traits."""
+"""Check of which algorithms fit an environment, by its traits."""
 
 from __future__ import annotations
 
@@ -38,18 +38,17 @@ __all__ = ["Fit", "Fits", "Traits", "algorithms_for", "traits_of"]
 
 @dataclass(frozen=True)
 class Traits:
-    """What decides which algorithms fit an environment, as seen in a batch at random.
+    """Traits of an environment that decide which algorithms fit, from a batch of random actions.
 
     Args:
-        agents (dict): group -> number of its agents.
-        actions (dict): group -> its actions in words.
-        shared (bool or None): all agents of a group earn the same; None where no agent was seen
-            to earn anything.
-        rivals (tuple of str): two agents or groups of which one loses what the other earns; empty
-            where there are none.
-        in_turns (bool): agents wait while others act.
-        deaths (bool): agents end while their group goes on.
-        state (str): the state that a critic may see, in words; empty where there is none.
+        agents (dict): group -> number of agents.
+        actions (dict): group -> description of the actions.
+        shared (bool or None): True if all agents of a group get the same reward; None if all
+            rewards in the batch were 0.
+        rivals (tuple of str): two agents or groups with opposed rewards; empty without rivals.
+        in_turns (bool): True if agents wait while others act.
+        deaths (bool): True if agents terminate before their episode ends.
+        state (str): description of the state for a central critic; empty without a state.
     """
 
     agents: dict[str, int]
@@ -61,13 +60,13 @@ class Traits:
     state: str
 
     def rows(self) -> list[tuple[str, str]]:
-        """Returns names and texts for a table."""
+        """Returns pairs of name and text for a table."""
         several = any(n > 1 for n in self.agents.values())
         rewards = "each agent's own"
         if self.shared:
             rewards = "one for all agents of a group" if several else "each group's own"
         if self.shared is None:
-            rewards = "none seen in steps at random"
+            rewards = "none seen with random actions"
         if self.rivals:
             rewards += f"; {self.rivals[0]} and {self.rivals[1]} compete"
         differ = len(set(self.actions.values())) > 1
@@ -77,17 +76,17 @@ class Traits:
             ("actions", "; ".join(f"{name}: {x}" if differ else x for name, x in actions)),
             ("rewards", rewards),
             ("turns", "in turns, or at their own pace" if self.in_turns else "all act at once"),
-            ("deaths", "while the team lives on" if self.deaths else "none seen"),
-            ("state", self.state or "none; critics see what all agents see"),
+            ("deaths", "before the episode ends" if self.deaths else "none seen"),
+            ("state", self.state or "none; critics see the agents' observations"),
         ]
 
 
 def traits_of(team: TeamSpec, batch: TensorDictBase) -> Traits:
-    """Reads them from the specs and from a batch of steps at random.
+    """Returns the traits of an environment from its specs and a batch of random actions.
 
     Args:
-        team (TeamSpec): the groups.
-        batch (TensorDictBase): ``[E, T]``, groups dense.
+        team (TeamSpec): groups of agents.
+        batch (TensorDictBase): rollout with dense groups, ``[E, T]``.
 
     Examples:
         >>> from torchrl_marl.collectors import RolloutCollector
@@ -113,16 +112,16 @@ def _actions(group: GroupSpec) -> str:
     sizes = "/".join(str(n) for n in sorted(set(group.action_dims)))
     if not group.discrete:
         return f"continuous, {sizes} number{'s' * (sizes != '1')}"
-    masked = "" if group.action_mask_key is None else ", of which a mask says the legal ones"
+    masked = "" if group.action_mask_key is None else ", with a mask of legal ones"
     return f"discrete, {sizes} to choose from{masked}"
 
 
 def _shared(groups: Iterable[GroupSpec], batch: TensorDictBase) -> bool | None:
-    """Whether the living of each group earn the same; None where nobody earns anything."""
+    """Returns whether the living agents of a group share their rewards; None if all are 0."""
     shared, earned = True, False
     for group in groups:
         reward, alive = _rewards(group, batch)
-        if reward is None:  # the team has one
+        if reward is None:  # a team reward
             root = batch.get(("next", "reward"), None)
             earned |= root is not None and bool((root != 0).any())
             continue
@@ -134,7 +133,7 @@ def _shared(groups: Iterable[GroupSpec], batch: TensorDictBase) -> bool | None:
 
 
 def _rewards(group: GroupSpec, batch: TensorDictBase) -> tuple[Tensor | None, Tensor]:
-    """Returns what agents earn, ``[E, T, N]``, and who lives."""
+    """Returns the agents' rewards (None for a team reward) and the mask of living agents."""
     reward = group.data(batch.get("next")).get("reward", None)
     alive = group.living(batch)
     if reward is not None and alive is None:
@@ -143,15 +142,15 @@ def _rewards(group: GroupSpec, batch: TensorDictBase) -> tuple[Tensor | None, Te
 
 
 def _dies(group: GroupSpec, batch: TensorDictBase) -> bool:
-    """Whether an agent ends in a step in which the episode does not."""
+    """Returns whether an agent terminates in a step in which the episode goes on."""
     if not group.agent_done:
         return False
     following = batch.get("next")
     terminated = group.data(following).get("terminated", None)
     if terminated is None:
         return False
-    goes_on = ~following.get("done")
-    return bool((terminated.squeeze(-1) & goes_on).any())
+    running = ~following.get("done")
+    return bool((terminated.squeeze(-1) & running).any())
 
 
 def _state(groups: Iterable[GroupSpec]) -> str:
@@ -164,21 +163,21 @@ def _state(groups: Iterable[GroupSpec]) -> str:
 
 _STEPS = 100
 _COPIES = 16
-_SLOW_COPIES = 4  # of environments that are stepped one by one
+_SLOW_COPIES = 4  # of environments that are stepped in Python
 _TURNS = "agents act in turns"
-_DEATHS = "agents die, and rewards are their own"
-_MEAN = "learns from the mean of rewards that are each agent's own"
+_DEATHS = "agents die, and rewards are individual"
+_MEAN = "learns from the mean of the agents' individual rewards"
 
 
 @dataclass(frozen=True)
 class Fit:
-    """Whether an algorithm fits an environment.
+    """Verdict on whether an algorithm fits an environment.
 
     Args:
-        algorithm (str): its name.
-        fits (bool): as it is, or with ``settings``.
-        settings (dict): settings of a run that it takes beside its name.
-        reason (str): why it takes them, or why it does not fit; may be empty.
+        algorithm (str): name of the algorithm.
+        fits (bool): True if it fits, with the defaults or with ``settings``.
+        settings (dict): required settings of the run, beside the algorithm.
+        reason (str): reason for the settings, or for a negative verdict; may be empty.
 
     Examples:
         >>> print(Fit("qmix", True, {"env.continuous_actions": False}).words)
@@ -192,7 +191,7 @@ class Fit:
 
     @property
     def words(self) -> str:
-        """The answer in words."""
+        """Verdict as a text."""
         if not self.fits:
             return "does not fit"
         values = {k: x if isinstance(x, str) else shown(x) for k, x in self.settings.items()}
@@ -202,11 +201,11 @@ class Fit:
 
 @dataclass(frozen=True)
 class Fits:
-    """Which algorithms fit an environment, and what it is like.
+    """Algorithms that fit an environment, and its traits.
 
     Args:
-        environment (str): its name.
-        traits (Traits): what steps at random have shown.
+        environment (str): name of the environment.
+        traits (Traits): traits seen in a batch of random actions.
         algorithms (dict): name -> :class:`Fit`.
     """
 
@@ -215,7 +214,7 @@ class Fits:
     algorithms: dict[str, Fit]
 
     def text(self) -> str:
-        """Returns what the command line prints."""
+        """Returns the text that the command line prints."""
         from torchrl_marl.apps.console import table
 
         fits = self.algorithms.values()
@@ -225,8 +224,8 @@ class Fits:
 
 
 @dataclass(frozen=True)
-class _Seen:
-    """An environment as an algorithm meets it: its groups, a batch at random, and what that shows."""
+class _Sample:
+    """Groups of an environment, a batch of random actions, and the traits in it."""
 
     team: TeamSpec
     batch: TensorDictBase
@@ -234,20 +233,21 @@ class _Seen:
 
 
 def algorithms_for(environment: Any) -> Fits:
-    """Returns which algorithms fit an environment, with which settings, and why others do not.
+    """Returns the algorithms that fit an environment, their required settings, and the reasons.
 
-    Each learner is built for the environment and shown a hundred steps at random, of 16 copies of
-    it (of 4, where an environment is stepped in Python); nothing is trained. What such steps do not
-    show, such as deaths that take a better policy, is not known.
+    Every learner is built for the environment and checks a batch of 100 random steps in 16 copies
+    (4 copies of an environment stepped in Python). Nothing is trained. Traits that random actions
+    do not show, such as deaths that only a better policy reaches, remain unknown.
 
     Args:
         environment (str, Path, TrainConfig, EnvConfig or EnvBase): ``"library/environment"`` or
-            ``"module:Class"``; a recipe, by its name or file; settings; or an environment, which
-            is played, so that its episodes begin anew.
+            ``"module:Class"``; name or file of a recipe; settings; or an environment, which is
+            reset and stepped.
 
     Raises:
-        ConfigError: an unknown environment, or one that says only later what it is.
-        MissingExtraError: its library is not installed.
+        ConfigError: an unknown environment, or one whose specs are known only after the first
+            client connects.
+        MissingExtraError: the environment's library is not installed.
 
     Examples:
         >>> found = algorithms_for("toy/nim")
@@ -257,14 +257,14 @@ def algorithms_for(environment: Any) -> Fits:
     name, given = _environment_of(environment)
     state = RandomState(0)
     with state.active():
-        seen = _look(given)
-        discrete = functools.cache(functools.partial(_look_at_discrete, given))
-        found = {a: _fit(a, seen, discrete) for a in ALGORITHMS.names()}
-    return Fits(name, seen.traits, found)
+        sample = _sample(given)
+        discrete = functools.cache(functools.partial(_sample_discrete, given))
+        found = {a: _fit(a, sample, discrete) for a in ALGORITHMS.names()}
+    return Fits(name, sample.traits, found)
 
 
 def _environment_of(environment: Any) -> tuple[str, EnvConfig | EnvBase]:
-    """Returns an environment's name, and what it is built from."""
+    """Returns an environment's name, and its settings or instance."""
     if isinstance(environment, TrainConfig):
         environment = environment.env
     if isinstance(environment, EnvBase):
@@ -272,9 +272,9 @@ def _environment_of(environment: Any) -> tuple[str, EnvConfig | EnvBase]:
     config = environment if isinstance(environment, EnvConfig) else _named(str(environment))
     if config.has_clients:
         raise ConfigError(
-            f"{config.library}/{config.name} says what its agents are when its first client "
-            "comes, so that nothing is known of it before; use an environment that is simulated "
-            "here, or train it: the learner refuses what does not fit."
+            f"{config.library}/{config.name} gets its agents from its first client, so they are "
+            "unknown now; use an environment that is simulated here, or start the training, "
+            "which checks the same."
         )
     return config.name if ":" in config.library else f"{config.library}/{config.name}", config
 
@@ -301,8 +301,8 @@ def _environment_names() -> Iterator[str]:
             continue
 
 
-def _look(environment: EnvConfig | EnvBase) -> _Seen:
-    """Plays an environment at random."""
+def _sample(environment: EnvConfig | EnvBase) -> _Sample:
+    """Collects a batch of random actions from an environment."""
     env = environment
     if isinstance(environment, EnvConfig):
         in_python = environment.record is None or "workers" in environment.record.settings
@@ -320,62 +320,62 @@ def _look(environment: EnvConfig | EnvBase) -> _Seen:
     finally:
         if isinstance(environment, EnvConfig):
             env.close()
-    return _Seen(team, batch, traits_of(team, batch))
+    return _Sample(team, batch, traits_of(team, batch))
 
 
-def _look_at_discrete(environment: EnvConfig | EnvBase) -> _Seen | None:
-    """Plays the same environment with discrete actions; None where it has none."""
+def _sample_discrete(environment: EnvConfig | EnvBase) -> _Sample | None:
+    """Samples the same environment with discrete actions; None if it has none."""
     if isinstance(environment, EnvConfig) and environment.continuous_actions:
         with contextlib.suppress(UserError):  # it has continuous ones only
-            return _look(dataclasses.replace(environment, continuous_actions=False))
+            return _sample(dataclasses.replace(environment, continuous_actions=False))
     return None
 
 
-def _fit(algorithm: str, seen: _Seen, discrete: Callable[[], _Seen | None]) -> Fit:
-    """Asks the learner of an algorithm, as it is and then with what such an environment takes."""
-    fit = _fit_as_it_is(algorithm, seen)
-    continuous = not all(group.discrete for group in seen.team.groups.values())
+def _fit(algorithm: str, sample: _Sample, discrete: Callable[[], _Sample | None]) -> Fit:
+    """Checks an algorithm on the environment, then on its variant with discrete actions."""
+    fit = _fit_sample(algorithm, sample)
+    continuous = not all(group.discrete for group in sample.team.groups.values())
     other = discrete() if continuous and not fit.fits else None
     if other is None:
-        return fit if fit.fits else _of_some(fit, seen)
-    with_discrete = _fit_as_it_is(algorithm, other)
+        return fit if fit.fits else _with_groups(fit, sample)
+    with_discrete = _fit_sample(algorithm, other)
     if not with_discrete.fits:
-        return _of_some(fit, seen)
+        return _with_groups(fit, sample)
     settings = {"env.continuous_actions": False, **with_discrete.settings}
     why = "; ".join(text for text in (fit.reason, with_discrete.reason) if text)
     return Fit(algorithm, True, settings, why)
 
 
-def _fit_as_it_is(algorithm: str, seen: _Seen) -> Fit:
+def _fit_sample(algorithm: str, sample: _Sample) -> Fit:
     first = ""
-    for settings, why in _ways(seen.traits):
+    for settings, why in _candidates(sample.traits):
         try:
             config = _config(algorithm, settings)
         except UserError as error:
             return Fit(algorithm, False, reason=_short(str(error)))
         if config is None:
             continue
-        refused = _refusal(config, seen)
+        refused = _refusal(config, sample)
         if refused is None:
-            return Fit(algorithm, True, settings, why or _of_mixed(config, seen.traits))
+            return Fit(algorithm, True, settings, why or _mean_note(config, sample.traits))
         first = first or refused
     return Fit(algorithm, False, reason=first)
 
 
-def _of_some(fit: Fit, seen: _Seen) -> Fit:
-    """Names the groups for which alone an algorithm would do, and those for which it does not."""
+def _with_groups(fit: Fit, sample: _Sample) -> Fit:
+    """Adds to the reason the groups that the algorithm does fit."""
     alone = {"algorithm": fit.algorithm}
     random = _config("random", {})
-    takes = [x for x in seen.team.groups if _refusal(random, seen, {x: alone}) is None]
-    others = [x for x in seen.team.groups if x not in takes]
+    takes = [x for x in sample.team.groups if _refusal(random, sample, {x: alone}) is None]
+    others = [x for x in sample.team.groups if x not in takes]
     if not takes or not others:
         return fit
     way = f"for {', '.join(takes)} groups.{takes[0]}.algorithm={fit.algorithm} fits"
     return dataclasses.replace(fit, reason=f"{fit.reason} (of {', '.join(others)}); {way}")
 
 
-def _ways(traits: Traits) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yields settings to try in turn, and why such an environment takes them."""
+def _candidates(traits: Traits) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yields settings to try in turn, each with its reason."""
     why = _TURNS if traits.in_turns else _DEATHS if traits.deaths and not traits.shared else ""
     if why and (traits.in_turns or traits.shared is not None):
         own = {"learner.bootstrap": "agent"}
@@ -387,7 +387,7 @@ def _ways(traits: Traits) -> Iterator[tuple[dict[str, Any], str]]:
 
 
 def _config(algorithm: str, settings: Mapping[str, Any]) -> Any:
-    """Returns the settings of a learner; None where it does not read all of them."""
+    """Returns the settings of a learner; None if it does not read all of them."""
     schema: Any = ALGORITHMS.schema(algorithm)
     own = {key.removeprefix("learner."): value for key, value in settings.items()}
     if not own.keys() <= settings_of(schema(algorithm)).keys():
@@ -397,32 +397,32 @@ def _config(algorithm: str, settings: Mapping[str, Any]) -> Any:
 
 
 def _refusal(
-    config: Any, seen: _Seen, groups: Mapping[str, Mapping[str, Any]] | None = None
+    config: Any, sample: _Sample, groups: Mapping[str, Mapping[str, Any]] | None = None
 ) -> str | None:
-    """Returns why a learner refuses an environment or warns of it, in a few words; None where it fits."""
+    """Returns a learner's error or warning on an environment, shortened; None if it fits."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             check(config, at="learner.")
-            for learner in build_learners(seen.team, config, groups):
-                look = getattr(learner, "inspect_first_batch", None)
-                if look is not None:
-                    look(seen.batch)
+            for learner in build_learners(sample.team, config, groups):
+                inspect = getattr(learner, "inspect_first_batch", None)
+                if inspect is not None:
+                    inspect(sample.batch)
         except (UserError, ValueError) as error:
             return _short(str(error))
-    told = [str(one.message) for one in caught if issubclass(one.category, UserWarning)]
-    return _short(told[0]) if told else None
+    warned = [str(one.message) for one in caught if issubclass(one.category, UserWarning)]
+    return _short(warned[0]) if warned else None
 
 
 def _short(text: str) -> str:
-    """Returns what is wrong, without whose it is and without the fix."""
+    """Cuts an error message to its cause, without the group's name and the fix."""
     text = text.partition(": ")[2] if text.startswith("group ") else text
     for end in ("; ", ", expected ", ": "):
         text = text.partition(end)[0]
     return text
 
 
-def _of_mixed(config: Any, traits: Traits) -> str:
+def _mean_note(config: Any, traits: Traits) -> str:
     mixes = getattr(config, "mixes", "none") != "none"
     several = any(n > 1 for n in traits.agents.values())
     return _MEAN if mixes and several and traits.shared is False else ""

@@ -1,4 +1,4 @@
-"""Two policies, or two algorithms of several runs each, on the same starts of an environment.
+"""Comparison of two policies, or of two algorithms with several runs each, on the same starts.
 
 Shapes: R runs of a side, n starts.
 """
@@ -23,16 +23,15 @@ from torchrl_marl.training.run import Run
 from torchrl_marl.training.statistics import (
     CONFIDENCE,
     Paired,
-    by_chance,
     difference_of_runs,
-    explained,
+    significant,
+    too_few,
     undecided,
 )
 
 __all__ = ["Comparison", "Side", "compare", "runs_of", "win_interval"]
 
-# Where the copies of an environment run, how many, and what only a critic sees: the environment is
-# the same.
+# Settings that do not change the task: number and place of the copies, and the critic's input.
 _NOT_THE_ENVIRONMENT: dict[str, object] = {
     "num_envs": 1,
     "workers": 0,
@@ -48,14 +47,15 @@ _Z = 1.959964  # of a 95 % interval
 
 @dataclass(frozen=True)
 class Side:
-    """What one side of a comparison played.
+    """One side of a comparison: its runs and the episodes that they played.
 
     Args:
-        name (str): as it was given.
-        folders (list of Path): its runs.
-        frames, wanted (list of int): env steps that each was trained for, and was to be.
-        kinds (list of str): by which actions each played, ``likeliest`` or ``drawn``.
-        played (list of Episodes): the same starts for each.
+        name (str): name as given by the caller.
+        folders (list of Path): run folders.
+        frames (list of int): env steps that each run has been trained for.
+        wanted (list of int): env steps that each run was configured for.
+        kinds (list of str): kind of actions of each run, ``likeliest`` or ``drawn``.
+        played (list of Episodes): episodes of each run, from the same starts.
     """
 
     name: str
@@ -67,38 +67,38 @@ class Side:
 
     @property
     def returns(self) -> NDArray[np.float64]:
-        """All agents' mean return, ``[R, n]``."""
+        """Mean return over all agents, ``[R, n]``."""
         return np.stack([own.total.double().cpu().numpy() for own in self.played])
 
     @property
     def unfinished(self) -> list[str]:
-        """Runs that have not come to their end, and how far they are."""
+        """Unfinished runs with their progress."""
         rows = zip(self.folders, self.frames, self.wanted)
         return [f"{run} at {now:,} of {all_:,} frames" for run, now, all_ in rows if now < all_]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """How one side differs from another on the same starts."""
+    """Difference between two sides on the same starts."""
 
     first: Side
     second: Side
     paired: Paired
-    """First less second."""
+    """First minus second."""
 
     by_seed: bool = False
-    """Whether runs of one seed are pairs."""
+    """True if runs of the same seed are compared as pairs."""
 
     @property
     def of_policies(self) -> bool:
-        """Whether a side is one run, so that nothing is said of other seeds."""
+        """True if a side is a single run, so that the result does not cover other seeds."""
         return min(len(self.first.folders), len(self.second.folders)) == 1
 
     @property
     def verdict(self) -> str:
-        """Says in a sentence which side is better, if the test and the interval tell."""
+        """Returns a sentence on which side is better, or that the data cannot decide it."""
         gap, found = self.paired.difference, self.paired
-        if found.chance is None or found.least is None:
+        if found.p_value is None or found.smallest_p_value is None:
             return "one start says nothing about others; play more episodes"
         if gap.low == gap.high == 0:
             return "both earn the same from every start"
@@ -106,9 +106,9 @@ class Comparison:
         better, other = (self.first, self.second) if gap.value > 0 else (self.second, self.first)
         words = f"{better.name} is better than {other.name}"
         if found.distinguishable:
-            end = f": of these {self._policies}, not the algorithms" * self.of_policies
-            return f"{words}, {explained(things)}{end}"
-        enough = self.of_policies or found.least <= 1 - CONFIDENCE or gap.value == 0
+            end = f"; this holds for these {self._policies}, not the algorithms" * self.of_policies
+            return f"{words}, {significant(things)}{end}"
+        enough = self.of_policies or found.smallest_p_value <= 1 - CONFIDENCE or gap.value == 0
         if gap.low <= 0 <= gap.high and enough:
             return undecided("episodes" if self.of_policies else "runs")
         if self.of_policies:
@@ -116,8 +116,8 @@ class Comparison:
         else:
             counts = [len(side.folders) for side in (self.first, self.second)]
         pairs = self.by_seed or self.of_policies
-        return f"{words} among these, but " + by_chance(
-            things, counts, found.chance, found.least, pairs
+        return f"{words} among these, but " + too_few(
+            things, counts, found.p_value, found.smallest_p_value, pairs
         )
 
     @property
@@ -137,30 +137,31 @@ def compare(
     trust: bool = False,
     by_seed: bool = False,
 ) -> Comparison:
-    """Plays both sides on the same starts, and says how they differ.
+    """Plays both sides on the same starts and compares their returns.
 
-    The interval is Student's. With one run on a side it is of the starts, and speaks of these
-    policies; with several on both it is of runs and starts, and speaks of what trained them. One
-    side is called better only where the interval leaves out 0 and the exact test finds so great a
-    difference by chance in at most 5 % of the cases: of 4 runs a side, or more.
+    The interval is Student's. If a side is a single run, the interval is over starts and the result
+    holds for these policies. With several runs on both sides it is over runs and starts, and the
+    result holds for the algorithms. A side is called better only if the interval excludes 0 and the
+    p-value of the exact test is at most 0.05, which takes at least 4 runs a side.
 
     Args:
-        first, second (str or Path): a run folder, a population's, or a folder that holds several,
-            such as ``--seeds`` makes.
+        first, second (str or Path): run folder, population folder, or folder of several runs such
+            as ``--seeds`` makes.
 
     Keyword Args:
-        episodes (int): starts.
-        deterministic (bool, optional): the likeliest actions or drawn ones; as each run says.
-        seed (int): which starts.
-        device (str, optional): as in each run.
-        trust (bool): run the code that a run of somebody else's brings.
-        by_seed (bool): compare runs of the same seed, pair by pair, such as two versions of one
-            algorithm that start alike; tells apart from 6 pairs on.
+        episodes (int): number of starts.
+        deterministic (bool, optional): True for the likeliest actions, False for sampled ones;
+            default: as each run is configured.
+        seed (int): random seed of the starts.
+        device (str, optional): device; default: as each run is configured.
+        trust (bool): True to run the code that a run folder brings.
+        by_seed (bool): True to compare runs of the same seed as pairs, such as two versions of one
+            algorithm; a verdict takes at least 6 pairs.
 
     Raises:
-        ConfigError: runs of different environments, a run that is on both sides, or pairs by seed
-            where the sides have other seeds.
-        CheckpointError: no run, or one without a checkpoint.
+        ConfigError: runs of different environments, a run on both sides, or pairs by seed where
+            the sides have different seeds.
+        CheckpointError: no run, or a run without a checkpoint.
 
     Examples:
         >>> compare("runs/a", "runs/b").verdict  # doctest: +SKIP
@@ -184,7 +185,7 @@ def compare(
 
 
 def _by_seed(sides: dict[str, list[Path]]) -> dict[str, list[Path]]:
-    """Returns the runs of both sides in the order of their seeds."""
+    """Sorts the runs of both sides by seed."""
     seeds = {
         name: {read_run_config(folder).seed: folder for folder in own}
         for name, own in sides.items()
@@ -194,17 +195,17 @@ def _by_seed(sides: dict[str, list[Path]]) -> dict[str, list[Path]]:
     if one != other or any(len(own) != len(sides[name]) for name, own in seeds.items()):
         both = " and ".join(f"{quoted(name)} has {own}" for name, own in found.items())
         raise ConfigError(
-            f"pairs by seed need a run of each seed on both sides, and of the seeds {both}; "
-            "compare without --by-seed."
+            f"pairs by seed need the same seeds on both sides, but {both}; compare without "
+            "--by-seed."
         )
     return {name: [own[seed] for seed in found[name]] for name, own in seeds.items()}
 
 
 def runs_of(given: str | Path) -> list[Path]:
-    """Returns the run folders that a path stands for: one, a population's, or those inside.
+    """Returns the run folders at a path: the run itself, a population's members, or runs inside.
 
     Raises:
-        CheckpointError: no run there.
+        CheckpointError: no run at the path.
     """
     folder = Path(given)
     if (folder / "config.yaml").is_file():
@@ -248,11 +249,11 @@ def _play(
 
 
 def win_interval(won: float, games: int) -> tuple[float, float]:
-    """Returns Wilson's 95 % interval of a win rate; draws may count half, which makes it wider.
+    """Returns Wilson's 95 % interval of a win rate; it is conservative if draws count half.
 
     Args:
-        won (float): games won.
-        games (int): how many were played.
+        won (float): number of games won.
+        games (int): number of games played.
 
     Reference: Wilson, 1927, https://doi.org/10.1080/01621459.1927.10502953.
 

@@ -1,4 +1,4 @@
-"""Learning curves from run folders, with the seeds of a recipe as one line and its range."""
+"""Learning curves from run folders, with mean and range over the seeds."""
 
 from __future__ import annotations
 
@@ -33,34 +33,34 @@ __all__ = ["aggregate", "learning_curve"]
 
 _COLORS = ("#2a6fbb", "#d1662a", "#3a8f57", "#9a4fb0", "#b8902a", "#4f9fb0", "#b03a5b", "#5d4037")
 _STYLES = ("-", "--", "-.")  # for lines beyond the number of colors
-_ACROSS = 4  # panels beside each other
+_ACROSS = 4  # most panels in a row
 _HEAD = ("environment", "line", "column", "seeds", "frames", "mean", "least", "greatest")
 _GRAY = "#707070"
 _RANGE = "range of seeds"
-# Entries that mean the same in every color come last in the legend.
+# Entries that are the same for all lines come last in the legend.
 _SHARED = (_RANGE, "evaluation", "random policy", "VMAS heuristic")
 
 
 @dataclass(frozen=True)
 class _Line:
-    """A column of the runs of one experiment."""
+    """Line of a plot: a column of the runs of one experiment."""
 
     name: str
     seeds: Sequence[Curves]
     column: str
     place: int
-    """Which color it has."""
+    """Index of its color."""
 
     @property
     def look(self) -> dict[str, Any]:
-        """Its color and style."""
+        """Color and line style."""
         turn, color = divmod(self.place, len(_COLORS))
         return {"color": _COLORS[color], "linestyle": _STYLES[turn % len(_STYLES)]}
 
 
 @dataclass(frozen=True)
 class _Panel:
-    """Lines that share axes: of one environment, and of one group where there are panels for each."""
+    """Lines on the same axes: of one task, or of one group of its agents."""
 
     task: str
     group: str
@@ -75,22 +75,21 @@ def learning_curve(
 ) -> Figure:
     """Draws return over frames: training as a line, evaluation as dots, range over the seeds.
 
-    Runs are seeds of one line if all settings that matter agree. Each environment has axes of its
-    own.
+    Runs with equal learning settings are the seeds of one line. Each environment has separate axes.
 
     Args:
-        folders (list of paths): run folders, or such as hold runs, however deep.
-        key (str, optional): a column of ``metrics.csv`` or ``evaluation.csv`` to draw instead.
-        path (str or Path, optional): where to write the picture.
-        table (str or Path, optional): where to write what is drawn, as CSV: a row for each line
-            and frame, with the mean and the range of the seeds.
+        folders (list of paths): run folders, or folders above them.
+        key (str, optional): column of ``metrics.csv`` or ``evaluation.csv`` to draw instead.
+        path (str or Path, optional): file for the picture.
+        table (str or Path, optional): CSV file for the drawn data: a row for each line and frame,
+            with mean and range over the seeds.
 
     Returns:
-        matplotlib.figure.Figure: the picture, for a notebook.
+        matplotlib.figure.Figure: the figure, for a notebook.
 
     Raises:
-        CheckpointError: a folder that is no run, or has no rows yet.
-        ConfigError: an unknown ``key``, or a kind of file that matplotlib does not write.
+        CheckpointError: a folder that is not a run folder, or has no rows yet.
+        ConfigError: an unknown ``key``, or a file type that matplotlib cannot write.
         MissingExtraError: matplotlib is not installed.
         WriteError: the picture cannot be written.
     """
@@ -110,10 +109,10 @@ def learning_curve(
 
 
 def _read(folders: Sequence[str | Path]) -> list[Curves]:
-    """Reads the runs; of those that are found in a folder, some may be broken, and are named."""
+    """Reads the runs; warns about broken ones below a folder, raises for one given directly."""
     for folder in folders:
         if not isinstance(folder, (str, os.PathLike)):
-            read_run_config(folder)  # which says what is expected
+            read_run_config(folder)  # raises an error that names the expected type
         if (Path(folder) / "config.yaml").is_file() and not seed_folders(folder):
             read_run(folder)
     runs, left_out = find_runs(folders)
@@ -128,7 +127,7 @@ def aggregate(
     """Returns frames, mean, minimum and maximum of several seeds, on their common frames.
 
     Args:
-        curves: per seed, frames in rising order and values, ``[rows]`` each.
+        curves: for each seed, frames in ascending order and values, ``[rows]`` each.
 
     Examples:
         >>> frames, mean, low, high = aggregate([
@@ -167,7 +166,7 @@ def _draw(
     if not drawn:
         raise CheckpointError(
             f"{str(runs[0].folder)!r} has no value of {key or 'the return'} yet; "
-            "wait until an episode has ended."
+            "wait for the first episode to end."
         )
     figure.axes[0].set_ylabel(key or "episode return")
     shared = [name for name in _SHARED if name in legend]
@@ -176,7 +175,7 @@ def _draw(
 
 
 def _panels(runs: Sequence[Curves], key: str | None) -> list[_Panel]:
-    """Returns the panels: one for each environment, or of one environment by group."""
+    """Returns the panels: one for each task, or for a single task one for each group."""
     tasks = by_task(runs)
     if len(tasks) == 1:
         named = experiments(runs)
@@ -198,7 +197,7 @@ def _panels(runs: Sequence[Curves], key: str | None) -> list[_Panel]:
 
 
 def _by_group(named: list[tuple[str, list[Curves]]], key: str | None) -> dict[str, list[_Line]]:
-    """Returns lines by group where several experiments have the same groups, else of all."""
+    """Returns lines by group if several experiments have the same groups, else all together."""
     columns = [[key] if key else _reward_columns(seeds) for _, seeds in named]
     if len(named) > 1 and len(columns[0]) > 1 and all(c == columns[0] for c in columns):
         return {
@@ -213,7 +212,7 @@ def _by_group(named: list[tuple[str, list[Curves]]], key: str | None) -> dict[st
 def _all_lines(
     named: Sequence[tuple[str, list[Curves]]], key: str | None
 ) -> Iterator[tuple[str, list[Curves], str]]:
-    """Yields name, seeds and column of all lines, with the group where there are several."""
+    """Yields name, seeds and column of all lines; names of several groups include the group."""
     for name, seeds in named:
         own = [key] if key else _reward_columns(seeds)
         for column in own:
@@ -275,7 +274,7 @@ def _draw_dots(axes: Axes, line: _Line, legend: dict[str, Artist]) -> bool:
 
 
 def _draw_references(axes: Axes, lines: Sequence[_Line], legend: dict[str, Artist]) -> None:
-    """Draws each group's untrained policies, if all lines are of one environment."""
+    """Draws the returns of untrained policies, if all lines are of one environment."""
     if len({environment_name(line.seeds[0]) for line in lines}) > 1:
         return
     from matplotlib.lines import Line2D
@@ -298,7 +297,7 @@ def _draw_references(axes: Axes, lines: Sequence[_Line], legend: dict[str, Artis
 
 
 def _summarized(line: _Line, name: str) -> list[float]:
-    """Returns the figures of a line's group from its seeds' summaries."""
+    """Returns a figure of a line's group from the summaries of its seeds."""
     if len(_reward_columns(line.seeds)) > 1:
         name = f"{line.column.removesuffix(REWARD)}/{name}"
     found = [seed.summary.get(name) for seed in line.seeds]
@@ -306,7 +305,7 @@ def _summarized(line: _Line, name: str) -> list[float]:
 
 
 def _evaluations(line: _Line) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Returns frames and returns of a line's evaluations, for each seed that has some."""
+    """Returns frames and returns of a line's evaluations, for each seed with evaluations."""
     tables = [seed.evaluation for seed in line.seeds]
     column = line.column if len(_reward_columns(line.seeds)) > 1 else "return_mean"
     return [(table["frames"], table[column]) for table in tables if column in table]
@@ -347,7 +346,7 @@ def _save(figure: Figure, path: Path) -> None:
 
 
 def _write_table(path: Path, panels: Sequence[_Panel], key: str | None) -> None:
-    """Writes what is drawn: a row for each line and frame."""
+    """Writes the drawn data as CSV: a row for each line and frame."""
     with whole_file(path, newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(_HEAD)

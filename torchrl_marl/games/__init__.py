@@ -1,4 +1,4 @@
-"""Mathematics of payoffs in float64: matchmaking, ratings, equilibria. Pure functions."""
+"""Game theory in float64: matchmaking, ratings and equilibria, as pure functions."""
 
 from typing import TYPE_CHECKING
 

@@ -1,7 +1,7 @@
-"""Equilibria of two-sided zero-sum games, and how far from them one is.
+"""Equilibria of two-player zero-sum games, and distances from them.
 
-Shapes: M strategies of the row's side, K of the column's, A players or, where information is
-hidden, actions, I information sets of a player, L leaves.
+Shapes: M strategies of the row player, K of the column player, A players (actions in a sequence
+form), I information sets of a player, L leaves.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ __all__ = [
 
 _CLOSE = 1e-13
 _NEARLY_ALL = 0.99
-"""Share of the way to the boundary that a step may take."""
+"""Largest step of the interior-point method, as a share of the distance to the boundary."""
 
 
 def check_matrix(value: Tensor, name: str) -> Tensor:
     """Returns a matrix in float64.
 
     Raises:
-        ValueError: something else, no entry, or entries that are not finite.
+        ValueError: not a matrix, no entries, or entries that are not finite.
     """
     if value.ndim != 2 or 0 in value.shape:
         raise ValueError(f"{name} has shape {list(value.shape)}, expected a matrix.")
@@ -43,7 +43,7 @@ def check_square(value: Tensor, name: str) -> Tensor:
     """Returns a square matrix in float64.
 
     Raises:
-        ValueError: something else.
+        ValueError: not a square matrix, or entries that are not finite.
     """
     if value.ndim == 2 and value.shape[0] != value.shape[1]:
         raise ValueError(f"{name} has shape {list(value.shape)}, expected [players, players].")
@@ -51,7 +51,7 @@ def check_square(value: Tensor, name: str) -> Tensor:
 
 
 class Nash(NamedTuple):
-    """An equilibrium: both sides' distributions ``[M]``, ``[K]``, and the row's value, a scalar."""
+    """Equilibrium: both players' distributions ``[M]`` and ``[K]``, and the row player's value."""
 
     row: Tensor
     column: Tensor
@@ -59,10 +59,10 @@ class Nash(NamedTuple):
 
 
 def nash_conv(payoff: Tensor, row: Tensor, column: Tensor) -> Tensor:
-    """Returns what both sides' best responses would gain together; 0 at an equilibrium.
+    """Returns NashConv, the summed gain of both players' best responses; 0 at an equilibrium.
 
     Args:
-        payoff (Tensor): of the row's side; the column's gets the negative.
+        payoff (Tensor): payoff of the row player; the column player gets its negative.
         row, column (Tensor): distributions over strategies.
 
     Shapes:
@@ -79,7 +79,7 @@ def nash_conv(payoff: Tensor, row: Tensor, column: Tensor) -> Tensor:
 
 
 def exploitability(payoff: Tensor, row: Tensor, column: Tensor) -> Tensor:
-    """Returns what a best response gains on average over the sides, :func:`nash_conv` / 2.
+    """Returns the exploitability, :func:`nash_conv` / 2: the mean gain of a best response.
 
     Args and shapes: as in :func:`nash_conv`.
     """
@@ -87,14 +87,13 @@ def exploitability(payoff: Tensor, row: Tensor, column: Tensor) -> Tensor:
 
 
 def nash_average(payoff: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the unique most even equilibrium of players, and each one's payoff against it.
+    """Returns the maximum-entropy equilibrium of players, and each player's payoff against it.
 
-    Copies of a player, and players who lose to all, change nothing for the others: unlike the mean
-    over opponents, nobody gains by who else is there. Those of the equilibrium get 0, others at
-    most 0.
+    Copies of a player, and players that lose to all, do not change the result of the others. A mean
+    over opponents lacks this invariance. Players of the equilibrium get 0, others at most 0.
 
     Args:
-        payoff (Tensor): antisymmetric, of the row's player, such as ``2 * win_rate - 1``.
+        payoff (Tensor): antisymmetric payoff of the row player, such as ``2 * win_rate - 1``.
 
     Shapes:
         - payoff: ``[A, A]``; returns distribution and payoff, ``[A]`` each, float64
@@ -113,20 +112,20 @@ def nash_average(payoff: Tensor) -> tuple[Tensor, Tensor]:
     payoff = check_square(payoff, "payoff")
     if not bool(torch.allclose(payoff, -payoff.mT, rtol=0, atol=1e-9)):
         raise ValueError(
-            "payoff is not antisymmetric, expected what the row's player wins to be what the "
-            "column's loses; take (payoff - payoff.mT) / 2."
+            "payoff is not antisymmetric, expected the row player's gain to be the column "
+            "player's loss; use (payoff - payoff.mT) / 2."
         )
     weight = nash(payoff).row
     return weight, payoff @ weight
 
 
 def nash(payoff: Tensor) -> Nash:
-    """Returns the equilibrium of largest entropy of a zero-sum matrix game.
+    """Returns the maximum-entropy equilibrium of a zero-sum matrix game.
 
-    Many equilibria may have the game's value; of each side's the most even one is unique.
+    A game can have many equilibria; the one of maximum entropy is unique.
 
     Args:
-        payoff (Tensor): of the row's side; the column's gets the negative.
+        payoff (Tensor): payoff of the row player; the column player gets its negative.
 
     Shapes:
         - payoff: ``[M, K]``
@@ -135,7 +134,7 @@ def nash(payoff: Tensor) -> Nash:
         Nash: both distributions and the value, float64.
 
     Raises:
-        ValueError: no matrix of finite numbers.
+        ValueError: not a matrix of finite numbers.
 
     Reference: Balduzzi et al., 2018, https://arxiv.org/abs/1806.02643 (maximum entropy); solved by
     interior points (Wright, 1997, https://doi.org/10.1137/1.9781611971453).
@@ -155,10 +154,11 @@ def nash(payoff: Tensor) -> Nash:
 
 
 def _center(payoff: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Returns an equilibrium from within all of them, and which strategies some of them use.
+    """Returns an interior equilibrium, and masks of the strategies that any equilibrium uses.
 
-    Follows the central path of the linear program and its dual: for each strategy, its probability
-    times what it falls short of a best response is the same, and goes to 0.
+    It follows the central path of the linear program and its dual. On it, the product of a
+    strategy's probability and its loss against a best response is the same for all strategies, and
+    goes to 0.
     """
     m, k = payoff.shape
     x = payoff.new_ones(m + k)
@@ -184,14 +184,14 @@ def _center(payoff: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def _most_even(payoff: Tensor, start: Tensor, used: Tensor, others: Tensor) -> Tensor:
-    """Returns the row's equilibrium of largest entropy.
+    """Returns the row player's equilibrium of maximum entropy.
 
     Args:
-        payoff (Tensor): ``[M, K]``.
-        start (Tensor): an equilibrium from within all of them, ``[M]``.
-        used (Tensor): the rows that some equilibrium uses, ``[M]``.
-        others (Tensor): the columns that some equilibrium uses: all rows' equilibria pay the same
-            against these, and no less against the others, ``[K]``.
+        payoff (Tensor): payoff, ``[M, K]``.
+        start (Tensor): an interior equilibrium, ``[M]``.
+        used (Tensor): mask of the rows that any equilibrium uses, ``[M]``.
+        others (Tensor): mask of the columns that any equilibrium uses, ``[K]``. Every equilibrium
+            of the row player earns the same against these, and at least that against the others.
     """
     equal, rest = payoff[used][:, others], payoff[used][:, ~others]
     p = start[used] / start[used].sum()
@@ -210,7 +210,7 @@ def _most_even(payoff: Tensor, start: Tensor, used: Tensor, others: Tensor) -> T
 
 
 def _spread(p: Tensor, free: Tensor, margin: Tensor) -> Tensor:
-    """Returns the distribution of largest entropy in ``p + free z`` where ``margin.mT p >= 0``."""
+    """Returns the maximum-entropy distribution in ``p + free z`` with ``margin.mT p >= 0``."""
     slope = margin.mT @ free
     slack = margin.mT @ p
     if bool((slack <= 0).any()):
@@ -240,31 +240,31 @@ def _reach(value: Tensor, step: Tensor) -> Tensor:
 
 
 class SequenceForm:
-    """A zero-sum game of two players who forget nothing, by what each of them has done.
+    """Sequence form of a two-player zero-sum game with perfect recall.
 
-    A *sequence* is a player's last information set and what it chose there: 0 is nothing yet, and
-    ``1 + i * A + a`` the action a in the set i. One of these leads to each information set, and two
-    of them, one of each player, to each leaf. Nothing here walks through the game again: a policy's
-    value and best responses are sums over sequences.
+    A *sequence* is a player's last information set and its action there. Sequence 0 is empty, and
+    ``1 + i * A + a`` is action a in set i. One sequence leads to each information set, and one of
+    each player to each leaf. The value of a policy and the best responses to it are sums over
+    sequences, without a walk through the game tree.
 
     Args:
-        parents (Tensor): the sequence that leads to each information set.
-        legal (Tensor): bool, what may be done there.
-        leaves (Tensor): the sequences of both that lead to each end.
-        payoff (Tensor): what the first player gets there, times the chance of what is drawn on the
-            way, by the deals.
+        parents (Tensor): sequence that leads to each information set.
+        legal (Tensor): mask of legal actions in each information set, bool.
+        leaves (Tensor): sequences of both players that lead to each leaf.
+        payoff (Tensor): payoff of the first player at each leaf, times the probability of the
+            chance events on the way, such as deals.
 
     Shapes:
         - parents: ``[2, I]``; legal: ``[2, I, A]``; leaves: ``[2, L]``; payoff: ``[L]``
-        - policies: ``[2, I, A]``, the probabilities of actions; 0 where they are not legal
+        - policies: ``[2, I, A]``, the probabilities of actions; 0 for illegal ones
 
     Raises:
-        ValueError: shapes that do not fit, or parents that lead in a circle.
+        ValueError: shapes that do not fit, or parents that form a cycle.
 
     Reference: von Stengel, 1996, https://doi.org/10.1006/game.1996.0050.
 
     Examples:
-        Matching pennies: each has one information set, and leads to four leaves.
+        Matching pennies: each player has one information set, and there are four leaves.
 
         >>> game = SequenceForm(
         ...     parents=torch.zeros(2, 1, dtype=torch.int64),
@@ -290,23 +290,23 @@ class SequenceForm:
         self.levels = self._levels()
 
     def value(self, policy: Tensor) -> float:
-        """Returns what the first player wins on average where both play a policy."""
+        """Returns the first player's expected payoff if both players follow the policy."""
         first, second = self._reach(policy).gather(1, self.leaves)
         return (self.payoff * first * second).sum().item()
 
     def best_responses(self, policy: Tensor) -> Tensor:
-        """Returns what each player's best response to the other's policy wins, ``[2]``."""
+        """Returns the value of each player's best response to the other's policy, ``[2]``."""
         reach = self._reach(policy).gather(1, self.leaves)
         return torch.stack(
             [self._best(0, self.payoff * reach[1]), self._best(1, -self.payoff * reach[0])]
         )
 
     def nash_conv(self, policy: Tensor) -> float:
-        """Returns what best responses would gain, of both players together; 0 at an equilibrium."""
+        """Returns NashConv, the summed gain of both best responses; 0 at an equilibrium."""
         return self.best_responses(policy).sum().item()
 
     def _levels(self) -> list[Tensor]:
-        """Returns which information sets follow on 0, 1, 2, ... own moves, ``[2, I]`` each."""
+        """Returns masks of the information sets after 0, 1, 2, ... own moves, ``[2, I]`` each."""
         n_actions = self.legal.shape[-1]
         depth = torch.full_like(self.parents, -1)
         before = (self.parents - 1).clamp_min(0) // n_actions
@@ -318,11 +318,11 @@ class SequenceForm:
             found = (self.parents > 0) & (depth.gather(1, before) == len(levels) - 1)
             found = found & (depth < 0)
         if bool((depth < 0).any()):
-            raise ValueError("parents lead in a circle; expected each to begin at sequence 0.")
+            raise ValueError("parents form a cycle, expected each to begin at sequence 0.")
         return levels
 
     def _reach(self, policy: Tensor) -> Tensor:
-        """Returns how likely each player chooses what leads to a sequence, ``[2, 1 + I * A]``."""
+        """Returns each player's probability of realizing a sequence, ``[2, 1 + I * A]``."""
         chosen = torch.where(self.legal, policy.to(self.payoff), 0.0)
         reach = self.payoff.new_zeros(2, 1 + chosen[0].numel())
         reach[:, 0] = 1
@@ -332,7 +332,7 @@ class SequenceForm:
         return reach
 
     def _best(self, player: int, leaf: Tensor) -> Tensor:
-        """Returns the value of a player's best response to leaves of given worth, a scalar."""
+        """Returns the value of a player's best response for given values of leaves, a scalar."""
         legal, parents = self.legal[player], self.parents[player]
         worth = leaf.new_zeros(1 + legal.numel()).index_add_(0, self.leaves[player], leaf)
         for level in reversed(self.levels):

@@ -1,4 +1,4 @@
-"""What counts of games say: whom to play next, win rates, and ratings with intervals.
+"""Statistics of game counts: matchmaking, win rates, and ratings with intervals.
 
 Shapes: A players, S players to choose among, B any batch dims.
 """
@@ -16,22 +16,22 @@ from torchrl_marl.errors import nearest, quoted
 __all__ = ["WEIGHTINGS", "Ratings", "bradley_terry", "interval", "pfsp", "smoothed"]
 
 _ELO = 400 / math.log(10)
-"""Points of a unit of log-odds: 400 points are odds of ten to one."""
+"""Elo points per unit of log-odds: 400 points are odds of ten to one."""
 _LONGEST = 2.0
-"""Longest step of a rating's log-odds: the likelihood is flat far from its maximum."""
+"""Largest step of the log-odds, since the likelihood is flat far from its maximum."""
 
 WEIGHTINGS = {
     "squared": lambda rate: (1 - rate) ** 2,
     "linear": lambda rate: 1 - rate,
     "variance": lambda rate: rate * (1 - rate),
 }
-"""What a win rate against a player weighs, by name: hard opponents, or equal ones (variance)."""
+"""Weight of an opponent by win rate against it: prefer hard or, by variance, equal opponents."""
 
 
 def smoothed(wins: Tensor, draws: Tensor, games: Tensor) -> Tensor:
-    """Returns win rates that are near 1/2 where little was played.
+    """Returns win rates smoothed towards 1/2 for few games.
 
-    ``(wins + draws / 2 + 1) / (games + 2)``.
+    The formula is ``(wins + draws / 2 + 1) / (games + 2)``.
 
     Shapes:
         - wins, draws, games: ``[*B]``, counts that may have decayed; returns ``[*B]``, float64
@@ -46,16 +46,16 @@ def smoothed(wins: Tensor, draws: Tensor, games: Tensor) -> Tensor:
 
 
 def pfsp(win_rate: Tensor, weighting: str = "squared", candidates: Tensor | None = None) -> Tensor:
-    """Returns with which probability each player is drawn as the opponent.
+    """Returns the probability of each player to be drawn as the opponent.
 
     Args:
-        win_rate (Tensor): of the one who learns, against each player.
-        weighting (str): one of :data:`WEIGHTINGS`.
-        candidates (Tensor, optional): bool, who may be drawn; all by default.
+        win_rate (Tensor): learning player's win rate against each player.
+        weighting (str): weighting, a name in :data:`WEIGHTINGS`.
+        candidates (Tensor, optional): mask of the players that may be drawn; default: all.
 
     Shapes:
         - win_rate: ``[*B, S]``, 0 to 1; candidates: ``[*B, S]``
-        - returns: ``[*B, S]``, float64, sums to 1; even where every weight is 0
+        - returns: ``[*B, S]``, float64, sums to 1; uniform if every weight is 0
 
     Raises:
         ValueError: an unknown weighting.
@@ -76,7 +76,7 @@ def pfsp(win_rate: Tensor, weighting: str = "squared", candidates: Tensor | None
         )
     rate = win_rate.double()
     may = torch.ones_like(rate, dtype=torch.bool) if candidates is None else candidates
-    # Rates of those who may not be drawn may hold anything.
+    # Rates of players that may not be drawn are arbitrary.
     weight = torch.where(may, WEIGHTINGS[weighting](rate), 0.0)
     total = weight.sum(-1, keepdim=True)
     even = may.double() / may.sum(-1, keepdim=True)
@@ -99,12 +99,12 @@ def interval(wins: Tensor, games: Tensor, level: float = 0.95) -> tuple[Tensor, 
     """Returns the lower and the upper end of win rates' confidence intervals (Wilson's).
 
     Args:
-        wins (Tensor): a draw counts as half a win.
-        games (Tensor): how many were played.
-        level (float): share of such intervals that hold the true rate.
+        wins (Tensor): numbers of wins; a draw counts as half a win.
+        games (Tensor): numbers of games.
+        level (float): confidence level.
 
     Shapes:
-        - wins, games: ``[*B]``; returns ``[*B]`` each, float64; 0 and 1 where none was played
+        - wins, games: ``[*B]``; returns ``[*B]`` each, float64; 0 and 1 without games
 
     Reference: Wilson, 1927, https://doi.org/10.1080/01621459.1927.10502953.
 
@@ -123,29 +123,29 @@ def interval(wins: Tensor, games: Tensor, level: float = 0.95) -> tuple[Tensor, 
 def bradley_terry(
     wins: Tensor, draws: Tensor | None = None, *, prior: float = 1.0, anchor: int | None = None
 ) -> Ratings:
-    r"""Returns the maximum-likelihood ratings of players who met each other.
+    r"""Returns the maximum-likelihood Bradley-Terry ratings of players, on Elo's scale.
 
     .. math:: P(i \text{ beats } j) = \frac{1}{1 + 10^{(r_j - r_i) / 400}}
 
-    Nothing depends on the order of the games. Where players win in a circle, ratings depend on who
-    met whom; see :func:`nash_average`.
+    The order of the games does not matter. If players beat each other in a cycle, ratings depend on
+    the pairings; see :func:`nash_average`.
 
     Args:
-        wins (Tensor): how often each player beat each other.
-        draws (Tensor, optional): how often they drew, symmetric; half a win for both.
-        prior (float): games, half of them won, that each player is credited with against an
-            average one: who has won or lost all still has a finite rating.
-        anchor (int, optional): the player whose rating is 0, without error, and from whom the
-            errors count; otherwise the mean of all ratings is.
+        wins (Tensor): number of wins of each player against each other player.
+        draws (Tensor, optional): number of draws, symmetric; half a win for both.
+        prior (float): number of virtual games of each player against an average player, half of
+            them won. It keeps the rating finite after only wins or only losses.
+        anchor (int, optional): player with rating 0 and no error, to which the other errors are
+            relative; default: the mean rating is 0.
 
     Shapes:
-        - wins, draws: ``[A, A]``, wins of the row's player; the diagonal does not count
+        - wins, draws: ``[A, A]``, wins of the row player; the diagonal is ignored
 
     Returns:
         Ratings: rating and standard error, ``[A]`` each.
 
     Raises:
-        ValueError: no square matrix, or no ratings are most likely without a prior.
+        ValueError: not a square matrix, or no maximum of the likelihood without a prior.
 
     Reference: Hunter, 2004, https://doi.org/10.1214/aos/1079120141 (the likelihood; here it is
     maximized by Newton's method).
@@ -159,18 +159,18 @@ def bradley_terry(
     games, n = won + won.mT, len(won)
     if prior <= 0 and not bool(_reached(won).all()):
         raise ValueError(
-            "no ratings are most likely: some players never won, or never lost, against the "
-            "others; give a prior above 0."
+            "the likelihood has no maximum: some players never won, or never lost, against the "
+            "others; set a prior above 0."
         )
     theta, gauge = won.new_zeros(n), torch.ones_like(won) / n
     for _ in range(1000):
-        chance = (theta.unsqueeze(1) - theta).sigmoid()
+        expected = (theta.unsqueeze(1) - theta).sigmoid()
         average = theta.sigmoid()
-        slope = (won - games * chance).sum(1) + prior * (0.5 - average)
-        information = -games * chance * (1 - chance)
+        slope = (won - games * expected).sum(1) + prior * (0.5 - average)
+        information = -games * expected * (1 - expected)
         information.diagonal().sub_(information.sum(1))
         information.diagonal().add_(prior * average * (1 - average))
-        # Without a prior a shift of all ratings changes nothing: the gauge keeps their sum.
+        # Without a prior the likelihood ignores a shift of all ratings: the gauge fixes their sum.
         inverse = torch.linalg.inv(information + (gauge if prior <= 0 else 0.0))
         step = inverse @ slope
         theta = theta + step * (_LONGEST / step.abs().max().clamp_min(_LONGEST))
@@ -183,7 +183,7 @@ def bradley_terry(
 
 
 def _won(wins: Tensor, draws: Tensor | None) -> Tensor:
-    """Returns wins and half the draws without the diagonal, checked."""
+    """Returns wins plus half the draws, without the diagonal; checks the shapes."""
     if wins.ndim != 2 or wins.shape[0] != wins.shape[1]:
         raise ValueError(f"wins has shape {list(wins.shape)}, expected [players, players].")
     if draws is not None and draws.shape != wins.shape:
@@ -201,5 +201,5 @@ def _reached(won: Tensor) -> Tensor:
 
 
 def _normal(level: float) -> float:
-    """Returns how many standard errors an interval of a level reaches to each side."""
+    """Returns the half-width of a confidence interval in standard errors."""
     return torch.special.ndtri(torch.tensor((1 + level) / 2, dtype=torch.float64)).item()

@@ -1,4 +1,4 @@
-"""Cross-play: who earns what against whom."""
+"""Cross-play: payoffs of every player against every other."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ Policy = Callable[[TensorDictBase], TensorDictBase]
 
 @dataclass(frozen=True)
 class Seats:
-    """What the two players of an episode control.
+    """Agents that the two players of an episode control.
 
     Args:
-        agents (pair of dict): group -> the agents of it that are the player's, ``[n]``.
-        apart (bool): each seat is a group of its own, with a return of its own.
-        alike (bool): players may change seats.
+        agents (pair of dict): for each player, group -> indices of its agents, ``[n]``.
+        apart (bool): True if each seat is a separate group with its own return.
+        alike (bool): True if players can swap seats.
     """
 
     agents: tuple[dict[str, Tensor], dict[str, Tensor]]
@@ -40,14 +40,11 @@ def seats_of(team: TeamSpec) -> Seats:
     """Returns the two seats of a team: its two groups, or the halves of its one group.
 
     Raises:
-        ConfigError: one agent, or three groups or more.
+        ConfigError: a single agent, or more than two groups.
     """
     groups = list(team.groups.values())
     if team.n_agents < 2:
-        raise ConfigError(
-            "the environment has one agent, expected two or more; there is nobody to play against "
-            "or with."
-        )
+        raise ConfigError("the environment has one agent, expected two or more for two players.")
     if len(groups) > 2:
         raise ConfigError(
             f"the environment has {len(groups)} groups ({', '.join(team.groups)}), expected two "
@@ -77,31 +74,33 @@ def cross_play(
     seed: int = 0,
     longest: int = 10_000,
 ) -> TensorDict:
-    """Plays every player of one list against, or with, every one of the other.
+    """Plays every player of one list against, or with, every player of the other.
 
-    The sides of an environment are its two groups; an environment of one group is a team, of which
-    each player has one half. An entry's episodes, and the entries, lie side by side in the envs of
-    one batch; each player acts once a step, on the rows where it has a seat. Structures may differ.
+    The two seats are the environment's two groups. In an environment of one group each player
+    controls half of the team. All pairs and their episodes are batched in the envs of one
+    environment. Each policy is called once a step, on the rows in which it has a seat, so the
+    network structures of players may differ.
 
     Args:
         players_a, players_b (sequence of callable): joint policies, which act for all groups.
-        env (EnvBase): played from a reset; seeded with ``seed``. It carries what players remember.
-        episodes (int): of an entry; one more if they are odd and seats are swapped.
+        env (EnvBase): environment, reset and seeded with ``seed``; must carry the players' hidden
+            states.
+        episodes (int): episodes of each pair; rounded up to an even number if seats are swapped.
 
     Keyword Args:
-        deterministic (bool): the likeliest actions, or sampled ones.
-        swap (bool, optional): in every second episode players change seats; by default, where both
+        deterministic (bool): True for the likeliest actions, False for sampled ones.
+        swap (bool, optional): True to swap seats in every second episode; default: True if both
             seats have the same shapes.
-        seed (int): of the environment and of the actions.
-        longest (int): steps after which an episode that does not end is an error.
+        seed (int): random seed of the environment and the actions.
+        longest (int): most steps of an episode; a longer one is an error.
 
     Shapes:
         - returns: ``[A, B]``: ``wins`` of the row's player, ``draws`` and ``games``, int64, and
-          its mean return, ``returns``, with its standard error, ``error``, float64. Who has the
-          larger return wins; a team draws
+          its mean return, ``returns``, with its standard error, ``error``, float64. The player
+          with the larger return wins; the two halves of a team draw
 
     Raises:
-        ConfigError: no players, no episodes, seats that cannot be swapped, or as
+        ConfigError: no players, no episodes, seats that cannot be swapped, or an error of
             :func:`seats_of`.
 
     Examples:
@@ -135,8 +134,8 @@ def cross_play(
         for game in torch.arange(sums.shape[1] * episodes).split(num_envs):
             entry, swapped = game // episodes, (game % 2 == 1) & swap
             pair = torch.stack([places_a[entry // shape[1]], places_b[entry % shape[1]]])
-            who = torch.where(swapped, pair.flip(0), pair)  # by seat
-            act = _Together(players, seats, _filled(who, num_envs))
+            seated = torch.where(swapped, pair.flip(0), pair)
+            act = _JointPolicy(players, seats, _filled(seated, num_envs))
             returns, _ = first_episodes(env, act, team, len(game), longest)
             sums.index_add_(1, entry, _outcomes(returns, seats, swapped))
     wins, draws, games, total, squares = sums.view(5, *shape)
@@ -148,23 +147,23 @@ def cross_play(
 
 def _check(players: Sequence[Sequence[Policy]], episodes: int, swap: bool, seats: Seats) -> None:
     if not all(players):
-        raise ConfigError("one side has no players, expected one or more on each side.")
+        raise ConfigError("one side has no players, expected at least one on each side.")
     if episodes < 1:
         raise ConfigError(f"cross-play: episodes is {episodes}, expected 1 or more.")
     if swap and not seats.alike:
         raise ConfigError(
-            "players cannot change seats: the sides differ in agents, observations or actions; "
+            "players cannot swap seats: the sides differ in agents, observations or actions; "
             "use swap=False."
         )
 
 
-def _filled(who: Tensor, num_envs: int) -> Tensor:
-    """Returns ``[2, E]``: envs that are left over play the last game once more."""
-    return torch.cat([who, who[:, -1:].expand(-1, num_envs - who.shape[1])], 1)
+def _filled(seated: Tensor, num_envs: int) -> Tensor:
+    """Pads the players by seat to all envs, ``[2, E]``, by repeating the last game."""
+    return torch.cat([seated, seated[:, -1:].expand(-1, num_envs - seated.shape[1])], 1)
 
 
 def _outcomes(returns: dict[str, Tensor], seats: Seats, swapped: Tensor) -> Tensor:
-    """Returns win, draw, 1, return and its square of the first list's player, ``[5, games]``."""
+    """Returns win, draw, count, return and squared return of the first player, ``[5, games]``."""
     by_seat = torch.stack([returns[name].double().cpu() for own in seats.agents for name in own])
     own, other = torch.where(swapped, by_seat.flip(0), by_seat)
     close = torch.isclose(own, other, rtol=1e-6, atol=1e-6)
@@ -173,34 +172,34 @@ def _outcomes(returns: dict[str, Tensor], seats: Seats, swapped: Tensor) -> Tens
     ).double()
 
 
-class _Together:
-    """Several players on one batch of envs, each on the rows where it has a seat.
+class _JointPolicy:
+    """Several players on one batch of envs, each on the rows in which it has a seat.
 
     Args:
-        players (sequence of callable): the policies.
-        seats (Seats): what a player controls.
-        who (Tensor): the player of each seat and env, ``[2, E]``.
+        players (sequence of callable): policies of the players.
+        seats (Seats): agents of each seat.
+        seated (Tensor): index of the player of each seat and env, ``[2, E]``.
     """
 
-    def __init__(self, players: Sequence[Policy], seats: Seats, who: Tensor) -> None:
+    def __init__(self, players: Sequence[Policy], seats: Seats, seated: Tensor) -> None:
         self.acts = []
         for place, policy in enumerate(players):
-            rows = (who == place).any(0).nonzero().squeeze(1)
+            rows = (seated == place).any(0).nonzero().squeeze(1)
             if not len(rows):
                 continue
             parts = []
-            for seat, own in zip(who, seats.agents):
+            for seat, own in zip(seated, seats.agents):
                 here = (seat[rows] == place).nonzero().squeeze(1)
                 parts += [(name, here, rows[here], agents) for name, agents in own.items()]
             self.acts.append((policy, rows, parts))
 
     def __call__(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Acts."""
+        """Writes the actions of all players."""
         written: dict[NestedKey, Tensor] = {}
         for policy, own_rows, parts in self.acts:
             acted = policy(tensordict[own_rows])
             for name, here, there, agents in parts:
-                for key, own in _acts_of(acted, name):
+                for key, own in _outputs(acted, name):
                     whole = (*tensordict.shape, *own.shape[1:])
                     rows = written.setdefault(key, own.new_zeros(whole))
                     rows[there.unsqueeze(1), agents] = own[here.unsqueeze(1), agents]
@@ -209,8 +208,8 @@ class _Together:
         return tensordict
 
 
-def _acts_of(acted: TensorDictBase, group: str) -> Iterator[tuple[NestedKey, Tensor]]:
-    """Yields what a policy writes for a group: its actions, and what it remembers."""
+def _outputs(acted: TensorDictBase, group: str) -> Iterator[tuple[NestedKey, Tensor]]:
+    """Yields the actions and hidden states that a policy writes for a group."""
     keys: tuple[NestedKey, ...] = ((group, "action"), ("next", group, "hidden"))
     for key in keys:
         own = acted.get(key, None)
@@ -219,15 +218,15 @@ def _acts_of(acted: TensorDictBase, group: str) -> Iterator[tuple[NestedKey, Ten
 
 
 class Payoffs:
-    """A table of what the player of the first seat earns; new players are played when they come.
+    """Payoff table of the first seat's player; entries of new players are played when needed.
 
-    Sides of one shape change seats, and what one earns the other loses.
+    If the seats have the same shape, players swap seats and the payoff is zero-sum.
 
     Args:
-        team (TeamSpec): of two sides.
-        env (callable): returns the environment of evaluations.
-        episodes (int): of an entry.
-        seed (int): of them.
+        team (TeamSpec): team with two seats.
+        env (callable): returns the evaluation environment.
+        episodes (int): episodes of an entry.
+        seed (int): random seed of the episodes.
     """
 
     def __init__(
@@ -237,19 +236,19 @@ class Payoffs:
         self._policies: dict[str, Policy] = {}
         self._entries: dict[tuple[str, str], float] = {}
 
-    def knows(self, name: str, policy: Policy) -> None:
-        """Takes a player of which entries are known already, or who plays when others come."""
+    def register(self, name: str, policy: Policy) -> None:
+        """Registers a player without playing its entries."""
         self._policies[name] = policy
 
     def add(self, name: str, policy: Policy, others: Sequence[str]) -> None:
-        """Plays a new player against others, and against itself.
+        """Registers a new player and plays it against others and against itself.
 
         Args:
-            name (str): of the player.
-            policy (callable): of the player.
-            others (sequence of str): players that are known.
+            name (str): name of the player.
+            policy (callable): policy of the player.
+            others (sequence of str): names of registered players.
         """
-        self.knows(name, policy)
+        self.register(name, policy)
         alike = seats_of(self._team).alike
         others = [other for other in others if other != name]
         if not alike:
@@ -269,11 +268,11 @@ class Payoffs:
         return cross_play(own, other, self._env(), self.episodes, seed=self.seed)["returns"]
 
     def table(self, names: Sequence[str]) -> Tensor:
-        """Returns what each player earns in the first seat from each in the second, ``[A, A]``."""
+        """Returns each player's return in the first seat against each in the second, ``[A, A]``."""
         missing = [
             (own, other) for own in names for other in names if (own, other) not in self._entries
         ]
-        for own, other in missing:  # of guests
+        for own, other in missing:  # players that were registered, not added
             self._entries[own, other] = float(self._play([own], [other])) if own != other else 0.0
         return torch.tensor(
             [[self._entries[own, other] for other in names] for own in names], dtype=torch.float64

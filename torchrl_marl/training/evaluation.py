@@ -1,4 +1,4 @@
-"""Evaluation of a policy on whole episodes, and what they say.
+"""Evaluation of a policy on whole episodes, with figures over their returns.
 
 Shapes: E envs, N agents of a group, n episodes.
 """
@@ -56,12 +56,12 @@ __all__ = [
 ]
 
 AT_ONCE = 200
-"""Episodes that are played side by side: fewer where fewer are asked for, never more."""
+"""Most episodes played in parallel."""
 EVALUATION_SEED = 1_000_003
-"""Of the starts that every policy of an environment is measured on: not those of training."""
+"""Random seed of the evaluation starts, the same for every policy and not that of training."""
 
 _ACTIONS = 7_368_787
-_NEXT_STARTS = 15_485_863  # between the seeds of the first episodes of all envs, and of the next
+_NEXT_STARTS = 15_485_863  # added to the seed for each further batch of episodes
 Policy = Callable[[TensorDictBase], TensorDictBase]
 
 
@@ -70,9 +70,9 @@ class Episodes:
     """Whole episodes, in the order of their starts.
 
     Args:
-        returns (dict): group -> return of each episode, ``[n]``; the mean over its agents.
-        lengths (Tensor): steps, ``[n]``.
-        sizes (dict): group -> its number of agents.
+        returns (dict): group -> return of each episode, mean over its agents, ``[n]``.
+        lengths (Tensor): number of steps, ``[n]``.
+        sizes (dict): group -> number of agents.
     """
 
     returns: Mapping[str, Tensor]
@@ -81,12 +81,12 @@ class Episodes:
 
     @property
     def total(self) -> Tensor:
-        """All agents' mean return of each episode, ``[n]``."""
+        """Return of each episode, mean over all agents, ``[n]``."""
         weighted = [self.returns[name] * size for name, size in self.sizes.items()]
         return torch.stack(weighted).sum(0) / sum(self.sizes.values())
 
     def figures(self) -> dict[str, float]:
-        """Returns what :func:`~torchrl_marl.training.evaluate` returns."""
+        """Returns the figures of :func:`~torchrl_marl.training.evaluate`."""
         total, lengths = self.total, self.lengths
         found = {
             "return_mean": total.mean().item(),
@@ -108,7 +108,7 @@ class Episodes:
 
 
 def _interval(name: str, values: Tensor) -> dict[str, float]:
-    """Returns the mean's interval, where there is more than one episode."""
+    """Returns the interval of the mean; nothing for a single episode or non-finite values."""
     if len(values) < 2 or not bool(values.isfinite().all()):
         return {}
     found = estimate(mean, [values.double().cpu()])
@@ -116,24 +116,24 @@ def _interval(name: str, values: Tensor) -> dict[str, float]:
 
 
 def figures_of_all(played: Episodes | None) -> dict[str, float]:
-    """Returns the figures of episodes; nothing where none were played."""
+    """Returns the figures of episodes; nothing if none were played."""
     return {} if played is None else played.figures()
 
 
 def kind_of(deterministic: bool) -> str:
-    """Returns the word for a kind of actions."""
+    """Returns the name of a kind of actions: ``likeliest`` or ``drawn``."""
     return "likeliest" if deterministic else "drawn"
 
 
 def where_they_differ(likeliest: Episodes, drawn: Episodes) -> str | None:
-    """Returns a sentence where both kinds of actions differ by an amount that matters, or None.
+    """Returns a sentence if likeliest and sampled actions earn clearly different returns, or None.
 
-    It matters where the interval and the exact test tell both apart, which takes 6 episodes, and
-    beside the spread of the episodes' returns it is at least what Cohen calls small: of many
-    episodes the least difference is beyond chance.
+    The difference must be significant by the interval and the exact test, which takes 6 episodes.
+    It must also be at least 0.2 standard deviations of the returns, Cohen's small effect, since
+    over many episodes even a tiny difference is significant.
 
     Args:
-        likeliest, drawn (Episodes): from the same starts.
+        likeliest, drawn (Episodes): episodes from the same starts.
 
     Reference: Cohen, 1988, Statistical Power Analysis for the Behavioral Sciences, section 2.2.
     """
@@ -147,26 +147,26 @@ def where_they_differ(likeliest: Episodes, drawn: Episodes) -> str | None:
     if not matters(gap.value, spread):
         return None
     one, other = likeliest.total.mean().item(), drawn.total.mean().item()
-    beside = f", {abs(gap.value) / spread:.2g} standard deviations of episodes" if spread else ""
+    beside = f", {abs(gap.value) / spread:.2g} standard deviations of returns" if spread else ""
     return (
         f"the likeliest actions earn {one:.4g} and drawn ones {other:.4g} from the same starts, "
-        f"which is more than chance (they differ by {gap.low:.3g} to {gap.high:.3g}{beside})"
+        f"a significant difference (95 % interval {gap.low:.3g} to {gap.high:.3g}{beside})"
     )
 
 
 def _spread(one: Tensor, other: Tensor) -> float:
-    """The root of the mean variance of both."""
+    """Returns the root mean variance of both."""
     variance = one.double().var(correction=0) + other.double().var(correction=0)
     return float((variance / 2).sqrt())
 
 
 def after_training(own: Episodes, other: Episodes | None, deterministic: bool) -> dict[str, Any]:
-    """Returns what a run's summary says of its last evaluation.
+    """Returns the entries of a run's summary for its last evaluation.
 
     Args:
-        own (Episodes): as the run's settings say.
-        other (Episodes, optional): by the other kind of actions.
-        deterministic (bool): whether the run's own are the likeliest.
+        own (Episodes): episodes with the kind of actions that the run is configured for.
+        other (Episodes, optional): episodes with the other kind of actions.
+        deterministic (bool): True if the run is configured for the likeliest actions.
     """
     found = {kind_of(deterministic): own.figures()}
     if other is None:
@@ -190,25 +190,26 @@ def evaluate(
 ) -> dict[str, float]:
     """Plays exactly ``episodes`` whole episodes and averages their returns.
 
-    The same as ``play(...).figures()``, and the interval of the mean is its 95 % bootstrap interval
-    over episodes (percentiles of 5,000 resamples).
+    It returns ``play(...).figures()``. The interval of the mean is a 95 % bootstrap interval over
+    episodes (percentiles of 5,000 resamples).
 
     Args:
-        env, policy, team: of :func:`play`.
+        env, policy, team: as for :func:`play`.
 
     Keyword Args:
-        episodes, deterministic, seed, longest: of :func:`play`.
-        gif (Path, optional): where to write an animation of the first episodes.
-        shown (int): how many of them, side by side.
+        episodes, deterministic, seed, longest: as for :func:`play`.
+        gif (Path, optional): file for an animation of the first episodes.
+        shown (int): number of episodes in the animation.
 
     Returns:
-        dict: ``return_mean`` (all agents' mean, over episodes), ``return_std``, ``return_low`` and
-        ``return_high`` (of the mean; of two episodes or more), ``return_min``, ``return_max``,
-        ``length_mean``, ``length_min``, ``length_max``, ``episodes``, and
-        ``<group>/episode_reward``, of each group of several with ``_low`` and ``_high``.
+        dict: ``return_mean`` (over agents and episodes), ``return_std``, ``return_min``,
+        ``return_max``, ``length_mean``, ``length_min``, ``length_max``, ``episodes`` and
+        ``<group>/episode_reward``. Two episodes or more also give the interval of the mean,
+        ``return_low`` and ``return_high``; several groups each have ``_low`` and ``_high``, too.
 
     Raises:
-        ConfigError: no episodes, one that does not end, or a GIF of what cannot be drawn.
+        ConfigError: no episodes, an episode that does not end, or an environment that cannot be
+            drawn.
         MissingExtraError: a GIF without matplotlib.
     """
     options: dict[str, Any] = {"deterministic": deterministic, "seed": seed, "longest": longest}
@@ -220,17 +221,17 @@ def evaluate(
 def filmed(
     env: EnvBase, team: TeamSpec, paths: Sequence[Path], shown: int
 ) -> Iterator[Film | None]:
-    """Gives a film for what is played, which is written afterwards; None without paths.
+    """Records the episodes played in the context and writes an animation of them afterwards.
 
     Args:
-        env (EnvBase): that is played.
-        team (TeamSpec): the groups.
-        paths (sequence of Path): where to write the animation.
-        shown (int): how many of the first episodes, side by side.
+        env (EnvBase): environment of the episodes.
+        team (TeamSpec): groups of agents.
+        paths (sequence of Path): files of the animation; without any, the context yields None.
+        shown (int): number of episodes in the animation.
 
     Raises:
         ConfigError: an environment that cannot be drawn.
-        MissingExtraError: a package that an animation takes is not installed.
+        MissingExtraError: a package required for animations is not installed.
     """
     if not paths:
         yield None
@@ -256,27 +257,27 @@ def play(
 ) -> Episodes:
     """Plays exactly ``episodes`` whole episodes.
 
-    The first episode of each env counts, by the env's index: the first to *finish* would favor
-    short ones. With more episodes than envs, all envs start anew, from a seed of their own: so
-    where an episode starts depends on the environment, the seed and the number of envs, and not on
-    the policy, and two policies are compared start by start. A group's reward of a step is the
-    mean over its agents that are born and live. Draws from a random state of its own. What an env
-    adds to the reward for training only is left out, in its ``measured()``.
+    The first episode of each env counts; counting the first episodes to *finish* would favor short
+    ones. With more episodes than envs, all envs are reset with a new seed. The starts thus depend
+    on the environment, the seed and the number of envs, but not on the policy, and two policies can
+    be compared start by start. A group's reward of a step is the mean over its born, living agents.
+    Rewards added for training only are left out (``measured()`` of the env). Actions are sampled
+    from a separate random state.
 
     Args:
-        env (EnvBase): played from a reset; seeded with ``seed``.
-        policy (callable, optional): random actions without one.
-        team (TeamSpec): the groups.
+        env (EnvBase): environment, reset and seeded with ``seed``.
+        policy (callable, optional): policy; default: random actions.
+        team (TeamSpec): groups of agents.
 
     Keyword Args:
-        episodes (int): how many.
-        deterministic (bool): the likeliest action, or a drawn one.
-        seed (int): of the environment and of the actions.
-        longest (int): steps after which an episode that does not end is an error.
-        film (Film, optional): looks on at the first episodes.
+        episodes (int): number of episodes.
+        deterministic (bool): True for the likeliest actions, False for sampled ones.
+        seed (int): random seed of the environment and the actions.
+        longest (int): most steps of an episode; a longer one is an error.
+        film (Film, optional): records the first episodes.
 
     Raises:
-        ConfigError: no episodes, or one that does not end.
+        ConfigError: no episodes, or an episode that does not end.
     """
     if episodes < 1:
         raise ConfigError(f"evaluation: episodes is {episodes}, expected 1 or more.")
@@ -300,13 +301,13 @@ def play(
 def seeded_play(
     env: EnvBase, deterministic: bool, seed: int, actions: int = _ACTIONS
 ) -> Iterator[None]:
-    """Seeds an environment, and lets actions be drawn from a random state of their own.
+    """Seeds an environment and samples actions from a separate random state in the context.
 
     Args:
-        env (EnvBase): without what it adds to rewards in training.
-        deterministic (bool): the likeliest actions, or drawn ones.
-        seed (int): of the environment.
-        actions (int): beside it the seed of the actions.
+        env (EnvBase): environment; rewards added for training only are switched off.
+        deterministic (bool): True for the likeliest actions, False for sampled ones.
+        seed (int): random seed of the environment.
+        actions (int): offset from it to the seed of the actions.
     """
     mode = ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM
     # Not the environment's own seed, or actions would repeat its random numbers.
@@ -334,12 +335,12 @@ def evaluate_members(
     """Plays exactly ``episodes`` whole episodes of each member of a population.
 
     Args:
-        env (EnvBase): whose envs are the members', one after the other.
-        policy, team, episodes, deterministic, seed, longest: of :func:`evaluate`.
-        n_members (int): how many members.
+        env (EnvBase): environment whose batch is split evenly among the members, in order.
+        policy, team, episodes, deterministic, seed, longest: as for :func:`evaluate`.
+        n_members (int): number of members.
 
     Returns:
-        list of dict: of each member, as :func:`evaluate` returns it.
+        list of dict: figures of each member, as returned by :func:`evaluate`.
     """
     act = env.rand_action if policy is None else policy
     num_envs = env.batch_size.numel()
@@ -358,10 +359,10 @@ def evaluate_members(
 
 @contextlib.contextmanager
 def put_back(env: EnvBase) -> Iterator[bool]:
-    """Restores an environment's state afterwards; yields whether that is possible.
+    """Restores an environment's state after the context; yields False if that is not possible.
 
     Args:
-        env (EnvBase): on which something else plays in the meantime.
+        env (EnvBase): environment that is used otherwise in the context.
     """
     before = snapshot_env(env)
     try:
@@ -372,7 +373,7 @@ def put_back(env: EnvBase) -> Iterator[bool]:
 
 
 def _measured(env: EnvBase) -> AbstractContextManager[Any]:
-    """Switches an environment's rewards to those of evaluation."""
+    """Switches off rewards that an environment adds for training only."""
     while isinstance(env, TransformedEnv):
         env = env.base_env
     own = None if isinstance(env, BatchedEnvBase) else getattr(env, "measured", None)
@@ -390,12 +391,12 @@ def first_episodes(
     """Plays an episode in each env; returns the first ``count`` returns by group, and lengths.
 
     Args:
-        env (EnvBase): played from a reset.
-        act (callable): the policy.
-        team (TeamSpec): the groups.
-        count (int): envs that count.
-        longest (int): steps after which an episode that does not end is an error.
-        film (Film, optional): looks on.
+        env (EnvBase): environment; it is reset first.
+        act (callable): policy.
+        team (TeamSpec): groups of agents.
+        count (int): number of envs that count.
+        longest (int): most steps of an episode; a longer one is an error.
+        film (Film, optional): records the episodes.
 
     Raises:
         ConfigError: an episode that does not end.
@@ -418,7 +419,7 @@ def _first_episodes(
     for _ in range(longest):
         if film is None:
             step, carry = env.step_and_maybe_reset(act(carry))
-        else:  # the same in two steps: in between the last state can still be seen
+        else:  # in two steps, since the film needs the last state before the reset
             step = env.step(act(carry))
         born = begun(team.groups, step, born)
         for name, group in team.groups.items():

@@ -194,7 +194,7 @@ class League(Part):
         names = [name for name in settings.start_with if name in (RANDOM, HEURISTIC)]
         self.guests = {name: scripted(name, env, team, config.env) for name in names}
         for name, guest in self.guests.items():
-            self.payoffs.knows(name, guest)
+            self.payoffs.register(name, guest)
         n_slots = settings.slots + _SPARE
         self.exploiters = [
             Exploiter(config, team, len(self.seats)) for _ in range(settings.exploiters)
@@ -492,5 +492,5 @@ class League(Part):
             if own is not None:
                 networks = self.pool.read(own.name, own.sha256)
                 self._load(i, own.name, networks)
-                self.payoffs.knows(own.name, with_networks(self._live, networks))
+                self.payoffs.register(own.name, with_networks(self._live, networks))
         self._match()

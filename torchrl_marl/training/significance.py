@@ -1,4 +1,4 @@
-"""How probable something is: that a run is better, and that chance alone brings runs as far."""
+"""Probability of improvement, exact tests and Student's distribution."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ __all__ = [
 ]
 
 Scores = Sequence[ArrayLike]
-_FINEST = 10_000  # steps from 0 to 1 of a distribution
-_ALL_SIGNS = 14  # pairs of which all signs are tried
+_FINEST = 10_000  # most steps of a discrete distribution between 0 and 1
+_ALL_SIGNS = 14  # most pairs for which all signs are enumerated
 
 
 def probability_of_improvement(tasks: Scores, others: Scores) -> NDArray[np.float64]:
-    """Gives the probability that a run is better than another algorithm's, mean over tasks.
+    """Returns the probability that a run beats one of another algorithm, mean over tasks.
 
-    The Mann-Whitney statistic over the number of pairs; a tie counts half.
+    This is the Mann-Whitney statistic divided by the number of pairs. Ties count half.
 
     Args:
-        tasks (list of arrays): the scores of one algorithm, ``[*L, R]`` each.
-        others (list of arrays): those of the other on the same tasks, ``[*L, R']`` each.
+        tasks (list of arrays): first algorithm's scores in each task, ``[*L, R]``.
+        others (list of arrays): second algorithm's scores in the same tasks, ``[*L, R']``.
 
     Raises:
-        ConfigError: another number of tasks.
+        ConfigError: different numbers of tasks.
 
     Examples:
         >>> float(probability_of_improvement([[2.0, 3.0]], [[1.0, 2.0]]))
@@ -59,15 +59,15 @@ def signs(gap: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def permutation_p_value(tasks: Scores, others: Scores) -> float:
-    """Gives how often runs that do not differ come as far apart as these, in either direction.
+    """Returns the p-value of the exact two-sided test of :func:`probability_of_improvement`.
 
-    The exact two-sided test of :func:`probability_of_improvement`: each task's runs are dealt out
-    to the two algorithms in every way. It knows what a bootstrap of few runs does not: that two
-    runs are both better than two others in 1 of 3 cases, by chance.
+    The test enumerates all ways to assign each task's runs to the two algorithms. It is valid for
+    few runs, where a bootstrap interval is too narrow: with two runs each, a perfect separation
+    has a p-value of 1/3.
 
     Args:
-        tasks (list of arrays): the scores of one algorithm, ``[R]`` each.
-        others (list of arrays): those of the other on the same tasks, ``[R']`` each.
+        tasks (list of arrays): first algorithm's scores in each task, ``[R]``.
+        others (list of arrays): second algorithm's scores in the same tasks, ``[R']``.
 
     Reference: Mann and Whitney, 1947, https://doi.org/10.1214/aoms/1177730491.
 
@@ -75,28 +75,30 @@ def permutation_p_value(tasks: Scores, others: Scores) -> float:
         >>> permutation_p_value([[2.0, 3.0, 4.0]], [[-1.0, 0.0, 1.0]])
         0.1
     """
-    shares = [_dealt_out(np.asarray(x), np.asarray(y)) for x, y in zip(tasks, others)]
+    shares = [_share_distribution(np.asarray(x), np.asarray(y)) for x, y in zip(tasks, others)]
     whole = math.lcm(*(len(own) - 1 for own in shares))
     steps = min(whole, _FINEST)
-    off = 0.01 if steps == whole else len(shares) / 2  # tasks of many unlike numbers are rounded
-    chance = np.ones(1)
+    off = 0.01 if steps == whole else len(shares) / 2  # a common grid would be too fine: rounded
+    probability = np.ones(1)
     for own in shares:
         places = np.rint(np.arange(len(own)) * (steps / (len(own) - 1))).astype(int)
-        before, chance = chance, np.zeros(len(chance) + steps)
+        before, probability = probability, np.zeros(len(probability) + steps)
         for place, weight in zip(places, own):
-            chance[place : place + len(before)] += weight * before
-    middle = (len(chance) - 1) / 2
+            probability[place : place + len(before)] += weight * before
+    middle = (len(probability) - 1) / 2
     found = float(probability_of_improvement(tasks, others)) * 2 * middle
-    far = np.abs(np.arange(len(chance)) - middle) >= abs(found - middle) - off
-    return round(float(chance[far].sum()), 12)
+    far = np.abs(np.arange(len(probability)) - middle) >= abs(found - middle) - off
+    return round(float(probability[far].sum()), 12)
 
 
-def _dealt_out(own: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np.float64]:
-    """How probable each share of won pairs is: those of 0, half a pair, and so on up to all."""
+def _share_distribution(
+    own: NDArray[np.float64], other: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Returns the null distribution of the number of won pairs, in steps of half a pair."""
     if len(own) > len(other):
-        return _dealt_out(other, own)[::-1]
+        return _share_distribution(other, own)[::-1]
     together, n = np.concatenate([own, other]), len(own)
-    # Twice a run's rank among all, from which half-won pairs are whole numbers.
+    # Twice a run's rank among all, so that half-won pairs are whole numbers.
     ranks = (np.sign(together[:, None] - together).sum(1) + len(together) + 1).astype(int)
     ways = np.zeros((n + 1, int(np.sort(ranks)[-n:].sum()) + 1))
     ways[0, 0] = 1
@@ -108,10 +110,10 @@ def _dealt_out(own: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[
 
 
 def smallest_p_value(counts: ArrayLike, others: ArrayLike) -> float:
-    """Gives the least that :func:`permutation_p_value` can give of so many runs.
+    """Returns the smallest possible :func:`permutation_p_value` for the given numbers of runs.
 
     Args:
-        counts, others (list of int): runs of each task, of either algorithm.
+        counts, others (list of int): numbers of runs in each task, of either algorithm.
 
     Examples:
         >>> round(smallest_p_value([2], [2]), 3), smallest_p_value([3], [3])
@@ -122,13 +124,13 @@ def smallest_p_value(counts: ArrayLike, others: ArrayLike) -> float:
 
 
 def sign_flip_p_value(gaps: ArrayLike) -> float:
-    """Gives how often the mean of these differences is as far from 0, had each either sign.
+    """Returns the p-value of the exact two-sided test of paired differences.
 
-    The exact two-sided test of pairs: all signs are tried. Of more than 14 pairs it is Student's
-    test, which then says the same.
+    The test enumerates all signs of the differences. For more than 14 pairs it is Student's test,
+    which is then practically the same.
 
     Args:
-        gaps (array): a pair's difference each, ``[R]``.
+        gaps (array): difference of each pair, ``[R]``.
 
     Reference: Fisher, 1935, The Design of Experiments, section 21.
 
@@ -148,10 +150,10 @@ def sign_flip_p_value(gaps: ArrayLike) -> float:
 
 
 def student_p_value(value: float, freedom: int) -> float:
-    """Gives how often a number of Student's distribution is as far from 0, in either direction.
+    """Returns the two-sided p-value of a value of Student's distribution.
 
     Args:
-        value (float): the number.
+        value (float): value of the t statistic.
         freedom (int): degrees of freedom, 1 or more.
 
     Reference: Abramowitz and Stegun, 1964, 26.7.3 and 26.7.4.
@@ -164,10 +166,10 @@ def student_p_value(value: float, freedom: int) -> float:
 
 
 def student_quantile(confidence: float, freedom: int) -> float:
-    """Gives how far from 0 Student's distribution holds that share of its numbers.
+    """Returns the half-width around 0 that holds a share of Student's distribution.
 
     Args:
-        confidence (float): the share, below 1.
+        confidence (float): share, below 1.
         freedom (int): degrees of freedom, 1 or more.
 
     Examples:
@@ -182,7 +184,7 @@ def student_quantile(confidence: float, freedom: int) -> float:
 
 
 def _within(angle: float, freedom: int) -> float:
-    """The share of Student's distribution up to ``sqrt(freedom) * tan(angle)`` from 0."""
+    """Returns the share of Student's distribution within ``sqrt(freedom) * tan(angle)`` of 0."""
     sine, cosine = math.sin(angle), math.cos(angle)
     if freedom % 2 == 0:
         return sine * sum(_terms(cosine, 1.0, range(1, freedom - 2, 2)))

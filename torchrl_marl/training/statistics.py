@@ -1,4 +1,4 @@
-"""What a few runs say, and how sure it is: estimates, differences, and the sentences on them."""
+"""Statistics of a few runs: estimates with intervals, differences, and sentences on them."""
 
 from __future__ import annotations
 
@@ -28,10 +28,8 @@ __all__ = [
     "RESAMPLES",
     "Estimate",
     "Paired",
-    "by_chance",
     "difference_of_runs",
     "estimate",
-    "explained",
     "interquartile_mean",
     "matters",
     "mean",
@@ -42,51 +40,53 @@ __all__ = [
     "probability_of_improvement",
     "score_distribution",
     "sign_flip_p_value",
+    "significant",
     "smallest_p_value",
     "student_p_value",
     "student_quantile",
+    "too_few",
     "undecided",
 ]
 
 CONFIDENCE = 0.95
-"""Share of repetitions in which an interval is meant to hold the truth."""
+"""Confidence level of intervals."""
 RESAMPLES = 5000
-"""How often runs are drawn anew, with replacement."""
+"""Number of bootstrap resamples."""
 
-_SMALL = 0.2  # standard deviations that make a difference worth a sentence
-LARGEST_CHUNK = 4_000_000  # numbers that are drawn at once
+_SMALL = 0.2  # standard deviations: smallest difference worth reporting
+LARGEST_CHUNK = 4_000_000  # most numbers resampled at once
 Statistic = Callable[..., NDArray[np.float64]]
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A statistic and its interval; each is an array where the statistic has leading dims."""
+    """Statistic with its interval; arrays if the statistic has leading dims."""
 
     value: Any
     low: Any = None
-    """Lower end of the interval; None where there is none."""
+    """Lower end of the interval; None without an interval."""
     high: Any = None
     confidence: float = CONFIDENCE
     runs: tuple[int, ...] = ()
-    """Runs of each task."""
+    """Number of runs of each task."""
     why_none: str = ""
-    """Why there is no interval."""
+    """Reason for a missing interval."""
 
     @property
     def has_interval(self) -> bool:
-        """Whether there were runs enough for an interval."""
+        """True if there were enough runs for an interval."""
         return self.low is not None
 
 
 def interquartile_mean(tasks: Scores) -> NDArray[np.float64]:
     """Averages the middle half of all runs of all tasks.
 
-    Cuts off as many whole runs on both sides as a quarter holds. Where tasks have different
-    numbers of runs, a run weighs the less the more runs its task has, and exactly a quarter of
-    the weight is cut.
+    Cuts a quarter of the runs at both ends, rounded down to whole runs. If tasks have different
+    numbers of runs, each task has the same total weight, and exactly a quarter of the weight is
+    cut at both ends.
 
     Args:
-        tasks (list of arrays): the scores, ``[*L, R]`` each.
+        tasks (list of arrays): scores of each task, ``[*L, R]``.
 
     Examples:
         >>> float(interquartile_mean([[1.0, 2.0, 3.0, 100.0]]))
@@ -112,16 +112,16 @@ def mean(tasks: Scores) -> NDArray[np.float64]:
     """Averages the tasks' means.
 
     Args:
-        tasks (list of arrays): the scores, ``[*L, R]`` each.
+        tasks (list of arrays): scores of each task, ``[*L, R]``.
     """
     return np.asarray(_task_means(tasks).mean(-1))
 
 
 def median(tasks: Scores) -> NDArray[np.float64]:
-    """Takes the median of the tasks' means; for one task, the median of its runs.
+    """Returns the median of the tasks' means; for one task, the median of its runs.
 
     Args:
-        tasks (list of arrays): the scores, ``[*L, R]`` each.
+        tasks (list of arrays): scores of each task, ``[*L, R]``.
 
     Examples:
         >>> float(median([[0.0, 1.0], [3.0, 3.0], [9.0, 7.0]])), float(median([[0.0, 1.0, 5.0]]))
@@ -133,11 +133,11 @@ def median(tasks: Scores) -> NDArray[np.float64]:
 
 
 def optimality_gap(tasks: Scores, target: float = 1.0) -> NDArray[np.float64]:
-    """Averages by how much runs fall short of a target; what is above it does not help.
+    """Returns the mean shortfall of the runs from a target; scores above it count as the target.
 
     Args:
-        tasks (list of arrays): the scores, ``[*L, R]`` each.
-        target (float): the score that is good enough.
+        tasks (list of arrays): scores of each task, ``[*L, R]``.
+        target (float): target score.
 
     Examples:
         >>> float(optimality_gap([[0.5, 2.0]]))
@@ -148,11 +148,11 @@ def optimality_gap(tasks: Scores, target: float = 1.0) -> NDArray[np.float64]:
 
 
 def score_distribution(tasks: Scores, thresholds: ArrayLike) -> NDArray[np.float64]:
-    """Gives the share of runs above each threshold: a performance profile.
+    """Returns the share of runs above each threshold: a performance profile.
 
     Args:
-        tasks (list of arrays): the scores, ``[*L, R]`` each.
-        thresholds (array): ``[K]``.
+        tasks (list of arrays): scores of each task, ``[*L, R]``.
+        thresholds (array): thresholds, ``[K]``.
 
     Returns:
         array: ``[*L, K]``, mean over the tasks.
@@ -173,26 +173,26 @@ def estimate(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> Estimate:
-    """Evaluates a statistic with its stratified bootstrap interval (percentiles).
+    """Computes a statistic and its stratified bootstrap interval (percentiles).
 
-    Draws the runs of each task anew from its own, with replacement: tasks are the strata. A run
-    is drawn with all that stands in leading dims, such as its whole curve. Several algorithms'
-    runs are drawn independently.
+    Tasks are the strata: the runs of each task are resampled with replacement. A run is resampled
+    with all its leading dims, such as its whole curve. Runs of different algorithms are resampled
+    independently.
 
     Args:
-        statistic (callable): such as :func:`interquartile_mean`; takes ``scores``.
-        *scores (list of arrays): of one algorithm, or of two that are compared.
+        statistic (callable): statistic of ``scores``, such as :func:`interquartile_mean`.
+        *scores (list of arrays): scores of one algorithm, or of two algorithms to compare.
 
     Keyword Args:
-        confidence (float): of the interval.
-        resamples (int): how often.
-        seed (int): of the random numbers.
+        confidence (float): confidence level of the interval.
+        resamples (int): number of resamples.
+        seed (int): random seed of the resampling.
 
     Returns:
-        Estimate: without an interval where a task has a single run.
+        Estimate: value and interval; no interval if a task has a single run.
 
     Raises:
-        ConfigError: no runs at all, or scores that are not finite.
+        ConfigError: no runs, or scores that are not finite.
 
     Examples:
         >>> found = estimate(interquartile_mean, [[1.0, 2.0, 3.0, 4.0]])
@@ -225,13 +225,13 @@ def _task_means(tasks: Scores) -> NDArray[np.float64]:
 def _resampled(
     statistic: Statistic, players: Sequence[Sequence[Any]], resamples: int, seed: int
 ) -> NDArray[np.float64]:
-    """Returns a statistic of each resample, of which every task's runs are drawn anew."""
+    """Returns the statistic of each bootstrap resample."""
     random = np.random.default_rng(seed)
     size = sum(task.size for tasks in players for task in tasks)
     chunk = max(1, min(resamples, LARGEST_CHUNK // size))
 
     def resampled(task: NDArray[np.float64], count: int) -> NDArray[np.float64]:
-        """Returns ``[count, *L, R]``."""
+        """Returns resampled runs of a task, ``[count, *L, R]``."""
         runs = task.shape[-1]
         return np.moveaxis(task[..., random.integers(runs, size=(count, runs))], -2, 0)
 
@@ -243,13 +243,13 @@ def _resampled(
 
 
 def _check_scores(tasks: Sequence[NDArray[np.float64]]) -> None:
-    """Refuses no runs at all, or scores that are not finite.
+    """Raises an error if there are no runs, or scores that are not finite.
 
     Raises:
-        ConfigError: naming the score.
+        ConfigError: no runs, or a score that is not finite.
     """
     if not tasks or any(task.ndim == 0 or not task.size for task in tasks):
-        raise ConfigError("there are no runs to estimate from, expected one or more of each task.")
+        raise ConfigError("there are no runs to estimate from, expected at least one of each task.")
     for task in tasks:
         if not np.isfinite(task).all():
             bad = task[~np.isfinite(task)][0]
@@ -257,33 +257,35 @@ def _check_scores(tasks: Sequence[NDArray[np.float64]]) -> None:
 
 
 def _plain(value: NDArray[np.float64]) -> Any:
-    """A number as Python has it; an array as it is."""
+    """Returns a scalar as a float, an array unchanged."""
     return float(value) if np.ndim(value) == 0 else np.asarray(value)
 
 
 @dataclass(frozen=True)
 class Paired:
-    """How the scores of one player differ from another's on the same starts."""
+    """Difference between the scores of two players on the same starts."""
 
     difference: Estimate
-    """Mean of first less second, with Student's interval."""
+    """Mean of first minus second, with Student's interval."""
     probability: float | None
-    """Share of resamples of the starts in which the first's mean is greater, half of ties; None
-    for one pair, and of several runs a side."""
+    """Share of resamples of the starts in which the first's mean is greater; ties count half.
+
+    None for a single pair, and for several runs a side.
+    """
     won: float
-    """Share of starts on which the first's score is greater, with half of ties."""
-    chance: float | None = None
-    """How often chance alone brings the two as far apart: the exact test."""
-    least: float | None = None
-    """The least that :attr:`chance` can be, of so many."""
+    """Share of starts on which the first's score is greater; ties count half."""
+    p_value: float | None = None
+    """P-value of the exact two-sided test that the two do not differ."""
+    smallest_p_value: float | None = None
+    """Smallest p-value that the exact test can give for this number of scores."""
 
     @property
     def distinguishable(self) -> bool:
-        """Whether the interval leaves out 0 and chance alone hardly comes as far."""
+        """True if the interval excludes 0 and the p-value is at most 0.05."""
         found = self.difference
-        if not found.has_interval or self.chance is None or found.low <= 0 <= found.high:
+        if not found.has_interval or self.p_value is None or found.low <= 0 <= found.high:
             return False
-        return self.chance <= 1 - CONFIDENCE
+        return self.p_value <= 1 - CONFIDENCE
 
 
 def paired_difference(
@@ -297,26 +299,26 @@ def paired_difference(
     """Compares the scores of two players on the same starts, start by start.
 
     Args:
-        first (array): scores, such as returns of episodes, ``[R]``.
-        second (array): the other's, from the same starts, ``[R]``.
+        first (array): first player's scores, such as episode returns, ``[R]``.
+        second (array): second player's scores from the same starts, ``[R]``.
 
     Keyword Args:
-        confidence (float): of the interval.
-        resamples, seed (int): of :attr:`Paired.probability`.
+        confidence (float): confidence level of the interval.
+        resamples, seed (int): resamples and random seed for :attr:`Paired.probability`.
 
     Raises:
-        ConfigError: unlike numbers of scores, none, or some that are not finite.
+        ConfigError: different numbers of scores, none, or scores that are not finite.
 
     Examples:
         >>> found = paired_difference([3.0, 5.0, 9.0], [1.0, 4.0, 9.0])
-        >>> float(found.difference.value), round(found.won, 3), found.chance
+        >>> float(found.difference.value), round(found.won, 3), found.p_value
         (1.0, 0.833, 0.5)
     """
     one, other = np.asarray(first, dtype=float), np.asarray(second, dtype=float)
     if one.shape != other.shape or one.ndim != 1:
         raise ConfigError(
-            f"scores of shapes {one.shape} and {other.shape} are no pairs, expected one number for "
-            "each start from both; play the same starts."
+            f"scores of shapes {one.shape} and {other.shape} are not pairs, expected one number "
+            "per start from both; play the same starts."
         )
     gap = one - other
     _check_scores([gap])
@@ -326,7 +328,7 @@ def paired_difference(
     found = _interval(float(gap.mean()), _of_mean(gap), len(gap) - 1, confidence, (len(gap),))
     means = _resampled(lambda tasks: tasks[0].mean(-1), [[gap]], resamples, seed)
     return Paired(
-        found, float(signs(means).mean()), won, sign_flip_p_value(gap), _least(len(gap), True)
+        found, float(signs(means).mean()), won, sign_flip_p_value(gap), _smallest(len(gap), True)
     )
 
 
@@ -337,33 +339,32 @@ def difference_of_runs(
     by_seed: bool = False,
     confidence: float = CONFIDENCE,
 ) -> Paired:
-    """Compares the mean returns of two algorithms, of several runs each on the same starts.
+    """Compares the mean returns of two algorithms, with several runs each on the same starts.
 
-    The interval is Student's, of what runs and starts both leave open: the variances of the two
-    sides' runs and of the starts' differences add up, and the degrees of freedom are the fewest of
-    the three. So it is never too narrow where returns are normally distributed, however unlike the
-    two variances are. The chance is that of :func:`permutation_p_value`, or, by seed, of
-    :func:`sign_flip_p_value`.
+    The interval is Student's, over runs and starts. The variances of the two sides' runs and of
+    the starts' differences add up; the degrees of freedom are the smallest of the three. For
+    normally distributed returns it is never too narrow, however different the variances are. The
+    p-value is that of :func:`permutation_p_value`, or, by seed, of :func:`sign_flip_p_value`.
 
     Args:
         first, second (array): returns, ``[R, n]`` and ``[R', n]``.
 
     Keyword Args:
-        by_seed (bool): the runs are pairs, in this order.
-        confidence (float): of the interval.
+        by_seed (bool): True to compare the runs as pairs, in the given order.
+        confidence (float): confidence level of the interval.
 
     Raises:
-        ConfigError: sides of other starts, or pairs of unlike many runs.
+        ConfigError: sides with different starts, or pairs with different numbers of runs.
 
     Reference: Mickey and Brown, 1966, https://doi.org/10.1214/aoms/1177699514.
 
-    Reduces to: :func:`paired_difference` of the means, where a side is a single run: then it is
-        about these runs.
+    Reduces to: :func:`paired_difference` of the means if a side is a single run; the result then
+        holds for these runs only.
 
     Examples:
         >>> one, other = [[1.0, 3.0], [2.0, 4.0]], [[0.0, 2.0], [0.0, 1.0]]
         >>> found = difference_of_runs(one, other)
-        >>> found.difference.value, round(found.chance, 3)
+        >>> found.difference.value, round(found.p_value, 3)
         (1.75, 0.333)
     """
     one, other = np.asarray(first, dtype=float), np.asarray(second, dtype=float)
@@ -380,16 +381,18 @@ def difference_of_runs(
     runs = (len(one), len(other))
     found = _interval(value, of_runs + _of_mean(gap), freedom, confidence, runs)
     if by_seed:
-        return Paired(found, None, won, sign_flip_p_value(ours - theirs), _least(len(ours), True))
-    chance = permutation_p_value([ours], [theirs])
-    return Paired(found, None, won, chance, smallest_p_value(len(ours), len(theirs)))
+        return Paired(
+            found, None, won, sign_flip_p_value(ours - theirs), _smallest(len(ours), True)
+        )
+    p_value = permutation_p_value([ours], [theirs])
+    return Paired(found, None, won, p_value, smallest_p_value(len(ours), len(theirs)))
 
 
 _ONE_START = "one start says nothing about others"
 
 
 def _of_mean(values: NDArray[np.float64]) -> float:
-    """The variance of a mean."""
+    """Returns the variance of the mean."""
     return float(values.var(ddof=1)) / len(values)
 
 
@@ -403,17 +406,18 @@ def _interval(
 def _check_runs(one: NDArray[Any], other: NDArray[Any], by_seed: bool) -> None:
     if one.ndim != 2 or other.ndim != 2 or one.shape[1] != other.shape[1]:
         raise ConfigError(
-            f"returns of shapes {one.shape} and {other.shape} are no two sides, expected [runs, "
-            "starts] of the same starts; play the same starts."
+            f"returns of shapes {one.shape} and {other.shape} cannot be compared, expected [runs, "
+            "starts] with the same starts; play the same starts."
         )
     if by_seed and len(one) != len(other):
         raise ConfigError(
-            f"the sides have {len(one)} and {len(other)} runs, expected as many for pairs by seed."
+            f"the sides have {len(one)} and {len(other)} runs, expected equal numbers for pairs "
+            "by seed."
         )
 
 
 def undecided(things: str) -> str:
-    """Returns what is said where an interval leaves both open.
+    """Returns the verdict for an interval that contains no difference.
 
     Examples:
         >>> undecided("episodes")
@@ -422,18 +426,18 @@ def undecided(things: str) -> str:
     return f"these {things} cannot tell them apart"
 
 
-def explained(thing: str) -> str:
-    """Returns what is said where chance alone hardly comes as far.
+def significant(things: str) -> str:
+    """Returns the verdict for a significant difference.
 
     Examples:
-        >>> explained("seeds")
-        'more than chance among seeds explains'
+        >>> significant("seeds")
+        'a significant difference over seeds'
     """
-    return f"more than chance among {thing} explains"
+    return f"a significant difference over {things}"
 
 
 def matters(gap: float, spread: float) -> bool:
-    """Whether a difference of mean returns is large beside the episodes' standard deviation.
+    """Returns whether a difference of mean returns is at least 0.2 standard deviations.
 
     Examples:
         >>> matters(0.1, 1.0), matters(-0.3, 1.0), matters(0.1, 0.0)
@@ -442,30 +446,31 @@ def matters(gap: float, spread: float) -> bool:
     return abs(gap) >= _SMALL * spread
 
 
-def by_chance(
-    things: str, counts: Sequence[int], chance: float, least: float, pairs: bool = False
+def too_few(
+    things: str, counts: Sequence[int], p_value: float, smallest: float, pairs: bool = False
 ) -> str:
-    """Returns what is said where so few come as far apart by chance.
+    """Returns the verdict for a difference that is not significant.
 
     Args:
-        things (str): what was counted, ``seeds``.
-        counts (sequence of int): how many there are of each side.
-        chance, least (float): of the exact test, and the least that it can give of so many.
-        pairs (bool): they are compared pair by pair.
+        things (str): the repetitions, such as ``seeds``.
+        counts (sequence of int): number of repetitions of each side.
+        p_value (float): p-value of the exact test.
+        smallest (float): smallest p-value that the test can give for these counts.
+        pairs (bool): True for a comparison pair by pair.
 
     Examples:
-        >>> by_chance("seeds", [5, 5], 0.0625, 0.008)
-        'so few cannot tell: 5 seeds each come as far apart by chance in 1 of 16 cases'
+        >>> too_few("seeds", [5, 5], 0.0625, 0.008)
+        'this can be chance: 5 seeds each differ as much by chance in 1 of 16 cases'
     """
     few = sorted(set(counts))
     each = f"{few[0]} {things} each" if len(few) == 1 else f"{few[0]} to {few[-1]} {things}"
-    words = f"so few cannot tell: {each} come as far apart by chance in 1 of {1 / chance:.3g} cases"
-    if least <= 1 - CONFIDENCE:
-        return words
-    fewest = next(n for n in range(2, 10) if _least(n, pairs) <= 1 - CONFIDENCE)
-    return f"{words}, and {fewest} {things} each are the fewest that can tell"
+    text = f"this can be chance: {each} differ as much by chance in 1 of {1 / p_value:.3g} cases"
+    if smallest <= 1 - CONFIDENCE:
+        return text
+    fewest = next(n for n in range(2, 10) if _smallest(n, pairs) <= 1 - CONFIDENCE)
+    return f"{text}, and a verdict takes at least {fewest} {things} each"
 
 
-def _least(n: int, pairs: bool) -> float:
-    """The least chance that the exact test of so many runs of each side can give."""
+def _smallest(n: int, pairs: bool) -> float:
+    """Returns the smallest p-value of the exact test with n runs of each side."""
     return 2.0 ** (1 - n) if pairs else smallest_p_value(n, n)

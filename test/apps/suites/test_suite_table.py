@@ -79,7 +79,7 @@ def test_every_task_is_seen_before_the_second_seed(suite):
         "short/mappo/seed1",
     ]
     assert plan.frames == 8 * 400
-    assert make_plan(suite, seeds="3..4").words["seeds"] == [3, 4]
+    assert make_plan(suite, seeds="3..4").selection["seeds"] == [3, 4]
     assert len(make_plan(suite).runs) == 2 * 1 * 5
 
 

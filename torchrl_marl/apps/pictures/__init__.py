@@ -1,4 +1,4 @@
-"""Pictures of episodes: what was seen, and animations of it."""
+"""Recording of episodes, and animations of them."""
 
 from typing import TYPE_CHECKING
 

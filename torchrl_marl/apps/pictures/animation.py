@@ -1,4 +1,4 @@
-"""Episodes as a GIF or a video, drawn without a display."""
+"""Animations of episodes as GIF or video, drawn without a display."""
 
 from __future__ import annotations
 
@@ -25,34 +25,34 @@ if TYPE_CHECKING:
 __all__ = ["ENDINGS", "check_drawable", "draw_frames", "write"]
 
 ENDINGS = (".gif", ".mp4")
-"""What an animation's file may end in."""
+"""Supported file name suffixes of an animation."""
 
 _MOST_FRAMES = 300
 _MILLISECONDS, _LAST_MILLISECONDS = 60, 1500
-_LONGEST, _SHORT = 3000, 250  # milliseconds: of a film of few frames, and a frame of it at most
-_DPI, _TITLE, _LINE = 100, 0.34, 0.46  # inches of a title, and of a line of agents
-_SIZES = {1: 4.8, 2: 3.8, 3: 3.2}  # inches of a panel, by how many stand in a row
+_LONGEST, _SHORT = 3000, 250  # milliseconds: total of a short film, and most of a frame in it
+_DPI, _TITLE, _LINE = 100, 0.34, 0.46  # heights in inches of a title and a line of agents
+_SIZES = {1: 4.8, 2: 3.8, 3: 3.2}  # panel size in inches, by number of panels in a row
 _MOST_IN_A_ROW, _SMALLEST = 4, 2.8
 _BACKGROUND, _FIELD = (255, 255, 255), (247, 247, 244)
 
 
 def check_drawable(env: EnvBase, paths: Sequence[Path] = ()) -> None:
-    """Refuses what cannot be drawn or written, before anything is played.
+    """Raises an error, before any episode, if an environment or file cannot be drawn.
 
     Args:
-        env (EnvBase): the environment.
-        paths (sequence of Path): files that are to be written.
+        env (EnvBase): environment to draw.
+        paths (sequence of Path): files to write.
 
     Raises:
-        ConfigError: an environment that cannot be drawn, or a file of another kind.
-        MissingExtraError: matplotlib, or for a video imageio-ffmpeg, is not installed.
+        ConfigError: an environment that cannot be drawn, or an unsupported file type.
+        MissingExtraError: matplotlib, or imageio-ffmpeg for a video, is not installed.
     """
     check_matplotlib()
     for path in paths:
         if path.suffix not in ENDINGS:
             raise ConfigError(
-                f"an animation is to be written to {str(path)!r}, expected a name that ends in "
-                f"{' or '.join(ENDINGS)}."
+                f"the animation file {str(path)!r} has an unknown type, expected a name that ends "
+                f"in {' or '.join(ENDINGS)}."
             )
         if path.suffix == ".mp4" and importlib.util.find_spec("imageio_ffmpeg") is None:
             raise MissingExtraError("imageio-ffmpeg", "video")
@@ -60,13 +60,13 @@ def check_drawable(env: EnvBase, paths: Sequence[Path] = ()) -> None:
 
 
 def write(film: Film, path: Path) -> None:
-    """Writes the episodes of a film side by side, as a GIF or a video.
+    """Writes the episodes of a film as a GIF or video, one panel for each episode.
 
-    Episodes of more than 300 steps are shown in larger strides.
+    Episodes of more than 300 steps are subsampled.
 
     Args:
-        film (Film): what was seen.
-        path (Path): ends in ``.gif`` or ``.mp4``.
+        film (Film): recorded episodes.
+        path (Path): file name, which ends in ``.gif`` or ``.mp4``.
 
     Raises:
         WriteError: the file cannot be written.
@@ -115,7 +115,7 @@ def _write_video(pictures: Sequence[np.ndarray], path: Path, milliseconds: int) 
     part = path.with_name(f"{path.name}.part.mp4")
     with writing(path):
         part.unlink(missing_ok=True)
-        part.open("xb").close()  # a folder that is not there, or full
+        part.open("xb").close()  # raises for a missing folder or a full disk
         video = imageio_ffmpeg.write_frames(
             str(part), (width, height), fps=1000 / milliseconds, macro_block_size=2
         )
@@ -133,7 +133,7 @@ def _write_video(pictures: Sequence[np.ndarray], path: Path, milliseconds: int) 
 
 
 def _palette(pictures: Sequence[Image]) -> Image:
-    """Returns a palette for all pictures, from three of them, with exact backgrounds."""
+    """Returns a palette for all pictures, made from three of them, with exact backgrounds."""
     from PIL import Image
 
     width, height = pictures[0].size
@@ -147,12 +147,12 @@ def _palette(pictures: Sequence[Image]) -> Image:
 
 
 def draw_frames(film: Film) -> list[np.ndarray]:
-    """Draws the frames of a film: bytes ``[H, W, 3]`` each, all of one size.
+    """Draws the frames of a film: uint8 arrays ``[H, W, 3]`` of one size.
 
     An episode that has ended shows its last state until the longest one ends.
 
     Args:
-        film (Film): what was seen.
+        film (Film): recorded episodes.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -173,7 +173,7 @@ def draw_frames(film: Film) -> list[np.ndarray]:
 
 
 def _panels(figure: Figure, film: Film) -> Iterator[_Panel]:
-    """Lays out a panel for each episode, four in a row at most."""
+    """Lays out a panel for each episode, at most four in a row."""
     n = len(film.episodes)
     columns = min(n, _MOST_IN_A_ROW)
     rows = math.ceil(n / columns)
@@ -206,7 +206,7 @@ def _panels(figure: Figure, film: Film) -> Iterator[_Panel]:
 
 
 class _View:
-    """What all panels have in common: limits, and which parts they have."""
+    """Layout that all panels share: limits and parts."""
 
     def __init__(self, film: Film, every: Sequence[Frame]) -> None:
         self.stage, self.first = film.stage, every[0]
@@ -227,13 +227,13 @@ class _View:
             left, right, bottom, top = self.limits
             self.ratio = (top - bottom) / (right - left)
             self.colors = {s.name: s.color for s in picture if s.role == "agent"}
-        # Shapes show it themselves, where each agent has one.
+        # Agents with a shape show their state in it.
         placed = all(agent.name in self.colors for agent in every[0].agents)
         self.has_line = bool(every[0].agents) and (talks or (lives != {ACTS} and not placed))
 
 
 class _Panel:
-    """One episode: its environment, title and agents."""
+    """Panel of one episode: environment, title and line of agents."""
 
     def __init__(
         self, figure: Figure, view: _View, place: Any, below: Any | None, title: str, pad: int
@@ -244,8 +244,8 @@ class _Panel:
         for spine in axes.spines.values():
             spine.set_color("#c8c8c8")
         axes.set_title(title, loc="left", fontsize=10, fontweight="bold", y=1.0, pad=pad)
-        # Not a title of matplotlib's, which all have one distance.
-        self._said = axes.annotate(
+        # Not a matplotlib title, since all titles of axes have the same distance.
+        self._status = axes.annotate(
             *("", (1, 1), (0, 6)),
             xycoords="axes fraction",
             textcoords="offset points",
@@ -267,15 +267,15 @@ class _Panel:
             self._line = AgentLine(figure.add_axes(below), view.first.agents, view.colors)
 
     def show(self, recent: Sequence[Frame], frame: Frame) -> None:
-        """Shows a moment."""
+        """Shows a frame."""
         self._environment.show(frame, recent)
         if self._line is not None:
             self._line.show(frame.agents)
         color = "#202020" if frame.over else "#606060"
-        self._said.set(text=_title(frame), color=color)
+        self._status.set(text=_status(frame), color=color)
 
 
-def _title(frame: Frame) -> str:
+def _status(frame: Frame) -> str:
     if len(frame.returns) == 1:
         earned = [f"return {value:.2f}" for value in frame.returns.values()]
     else:

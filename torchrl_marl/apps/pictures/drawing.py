@@ -1,4 +1,4 @@
-"""Whether pictures can be drawn, since matplotlib may be missing or broken; and their legend."""
+"""Helpers for matplotlib figures: checks for a working matplotlib, figures, legends."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ if TYPE_CHECKING:
 
 __all__ = ["check_matplotlib", "has_matplotlib", "legend_below", "new_figure", "save_figure"]
 
-_WIDEST = 90  # letters of a line
+_WIDEST = 90  # most characters of a line
 
 
 def has_matplotlib() -> bool:
-    """Whether matplotlib is installed, be it one that works or not."""
+    """Returns whether matplotlib is installed, working or not."""
     return importlib.util.find_spec("matplotlib") is not None
 
 
 def check_matplotlib() -> None:
-    """Refuses to draw without a matplotlib that can be imported.
+    """Raises an error if matplotlib cannot be imported.
 
     Raises:
-        MissingExtraError: it is not installed, or its import fails.
+        MissingExtraError: matplotlib is not installed, or its import fails.
     """
     if not has_matplotlib():
         raise MissingExtraError("matplotlib", "plot")
     logger = logging.getLogger("matplotlib")
     level = logger.level
-    logger.setLevel(logging.ERROR)  # where its cache lies is of no matter for a picture
+    logger.setLevel(logging.ERROR)  # hides the notice on its cache folder
     try:
         importlib.import_module("matplotlib.pyplot")
-    except Exception as error:  # of another numpy, whatever it may be
+    except Exception as error:  # such as a binary mismatch with numpy: any type
         why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise MissingExtraError("matplotlib", "plot", f"cannot be imported ({why})") from error
     finally:
@@ -48,7 +48,7 @@ def check_matplotlib() -> None:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Returns an empty figure; a notebook shows it once, where it is returned."""
+    """Returns an empty figure that a notebook shows once, where it is returned."""
     from matplotlib import pyplot
 
     figure = pyplot.figure(figsize=(width, height), layout="constrained")
@@ -57,10 +57,10 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def save_figure(figure: Figure, path: Path, kind: str = "png", dpi: int = 150) -> None:
-    """Writes a figure whole or not at all.
+    """Writes a figure atomically.
 
     Raises:
-        WriteError: it cannot be written.
+        WriteError: the file cannot be written.
     """
     with whole_file(path, "wb") as file:
         figure.savefig(file, dpi=dpi, format=kind)
@@ -72,14 +72,14 @@ def legend_below(
     """Draws a legend below all axes, in as many columns as fit, and makes room for it.
 
     Args:
-        figure (Figure): with its axes.
-        entries (mapping): text -> what is drawn so, in order.
-        title (str): above them.
-        most (int): columns at most.
+        figure (Figure): figure with its axes.
+        entries (mapping): text -> artist, in order.
+        title (str): title of the legend.
+        most (int): most columns.
     """
     room = figure.bbox.width
     looks = [(columns, _WIDEST) for columns in range(min(len(entries), most), 0, -1)]
-    # Where a column of its own is too wide, lines are broken.
+    # If even a single column is too wide, lines are wrapped.
     looks += [(1, letters) for letters in range(_WIDEST - 4, 10, -4)]
     for columns, letters in looks:
         legend, lines = _legend(figure, entries, title, columns, letters)
@@ -92,7 +92,7 @@ def legend_below(
 def _legend(
     figure: Figure, entries: Mapping[str, Artist], title: str, columns: int, letters: int
 ) -> tuple[Legend, int]:
-    """Draws a legend with lines of so many letters; returns how many lines it has, too."""
+    """Draws a legend with wrapped lines; returns it with its number of lines."""
     texts = ["\n".join(textwrap.wrap(text, letters)) for text in (*entries, title)]
     legend = figure.legend(
         list(entries.values()),

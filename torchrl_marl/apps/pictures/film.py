@@ -1,4 +1,4 @@
-"""What is seen of episodes while they are played: pictures, returns, who lives, acts and talks.
+"""Recording of episodes while they are played: pictures, returns, agents and messages.
 
 Shapes: E envs, N agents of a group.
 """
@@ -21,7 +21,7 @@ from torchrl_marl.specs import TeamSpec
 __all__ = ["ACTS", "DEAD", "UNBORN", "WAITS", "Agent", "Film", "Frame"]
 
 ACTS, WAITS, DEAD, UNBORN = "acts", "waits", "is gone", "is not yet there"
-"""What an agent does in a moment: it is its turn, it is not; its life has ended, or not begun."""
+"""States of an agent: it acts, waits for its turn, has died, or is not yet born."""
 _LEAST_HEARD = 0.01
 
 Policy = Callable[[TensorDictBase], TensorDictBase]
@@ -29,47 +29,47 @@ Policy = Callable[[TensorDictBase], TensorDictBase]
 
 @dataclass(frozen=True)
 class Agent:
-    """An agent in a moment of an episode."""
+    """State of an agent in a frame."""
 
     name: str
     life: str = ACTS
     """:data:`ACTS`, :data:`WAITS`, :data:`DEAD` or :data:`UNBORN`."""
     heard: float | None = None
-    """How much others listened to it, mean of their weights, 0 to 1; None where nobody talks."""
+    """Mean attention of other agents to its messages, 0 to 1; None without communication."""
 
 
 @dataclass(frozen=True)
 class Frame:
-    """A moment of an episode."""
+    """Frame of an episode."""
 
     step: int
-    """0 is the start."""
+    """Number of steps since the start."""
     picture: Picture
     """Shapes (in the same order in every frame), pixels or a text."""
     returns: Mapping[str, float]
-    """Group -> its return up to then, as the evaluation adds it up."""
+    """Group -> return so far, as in the evaluation."""
     agents: tuple[Agent, ...] = ()
     """All agents of the team."""
     words: tuple[tuple[str, str, float], ...] = ()
-    """Who hears whom, and how much, 0 to 1."""
+    """Messages as (listener, speaker, attention weight), weights 0 to 1."""
     over: bool = False
-    """Whether the episode has ended."""
+    """True if the episode has ended."""
 
 
 class Film:
-    """Frames of the first episodes that an evaluation plays.
+    """Recorder of the first episodes of an evaluation.
 
-    It looks on and draws no random number: what is played is the same without it.
+    It draws no random numbers, so the episodes are the same without it.
 
     Args:
-        env (EnvBase): an environment that can be drawn.
-        team (TeamSpec): its groups.
-        shown (int): how many episodes, from the first on.
+        env (EnvBase): environment that can be drawn.
+        team (TeamSpec): groups of agents.
+        shown (int): number of episodes to record.
 
     Attributes:
-        name (str): of the environment.
-        stage (Stage, optional): the part of the plane in which it plays.
-        episodes (list): the frames of each episode.
+        name (str): name of the environment.
+        stage (Stage, optional): visible part of the plane.
+        episodes (list): frames of each episode.
 
     Raises:
         ConfigError: an environment that cannot be drawn, or no episode.
@@ -77,7 +77,7 @@ class Film:
 
     def __init__(self, env: EnvBase, team: TeamSpec, shown: int = 1) -> None:
         if shown < 1:
-            raise ConfigError(f"episodes shown are {shown}, expected 1 or more.")
+            raise ConfigError(f"the number of shown episodes is {shown}, expected 1 or more.")
         check_scene(env)
         self.shown = min(shown, env.batch_size.numel())
         self.stage: Stage | None = stage(env)
@@ -86,10 +86,10 @@ class Film:
         self._env, self._team = env, team
 
     def begin(self, carry: TensorDictBase) -> None:
-        """Takes the start of each episode.
+        """Records the start of each episode.
 
         Args:
-            carry (TensorDictBase): what a reset gave, ``[E]``.
+            carry (TensorDictBase): result of a reset, ``[E]``.
         """
         returns = dict.fromkeys(self._team.groups, 0.0)
         self.episodes = []
@@ -98,17 +98,17 @@ class Film:
             self.episodes.append([Frame(0, scene(self._env, i), returns, agents)])
 
     def update(self, act: Policy, step: TensorDictBase, sums: Mapping[str, Tensor]) -> None:
-        """Takes a step of the episodes that have not ended; called before ended ones begin anew.
+        """Records a step of the running episodes; must be called before ended ones are reset.
 
         Args:
-            act (callable): the policy that acted.
-            step (TensorDictBase): the step, with its ``"next"``, ``[E]``.
-            sums (mapping): group -> return up to and with this step, ``[E]``.
+            act (callable): policy of the step.
+            step (TensorDictBase): step with its ``"next"``, ``[E]``.
+            sums (mapping): group -> return including this step, ``[E]``.
         """
         running = [i for i, frames in enumerate(self.episodes) if not frames[-1].over]
         if not running:
             return
-        heard = self._heard(act, step)
+        heard = self._attention(act, step)
         following = step.get("next")
         done = following.get("done").reshape(-1)[: self.shown].tolist()
         for i in running:
@@ -124,8 +124,8 @@ class Film:
                 Frame(before.step + 1, picture, returns, agents, words, done[i])
             )
 
-    def _heard(self, act: Policy, step: TensorDictBase) -> dict[str, Tensor]:
-        """Returns who listened to whom in each group that talks, ``[shown, N, N]``."""
+    def _attention(self, act: Policy, step: TensorDictBase) -> dict[str, Tensor]:
+        """Returns attention weights of each communicating group, ``[shown, N, N]``."""
         if not isinstance(act, nn.Module):
             return {}
         with torch.no_grad():
@@ -138,7 +138,7 @@ class Film:
         loud: Mapping[str, float] | None,
         before: tuple[Agent, ...],
     ) -> tuple[Agent, ...]:
-        """Returns all agents as they are before their next step."""
+        """Returns the states of all agents before their next step."""
         found = []
         born = {agent.name for agent in before if agent.life != UNBORN}
         for group in self._team.groups.values():

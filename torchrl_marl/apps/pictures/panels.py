@@ -1,4 +1,4 @@
-"""Drawing of episodes' frames with matplotlib: shapes, pixels, texts, and a line of agents."""
+"""Drawing of frames with matplotlib: shapes, pixels, texts, and a line of agents."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ Limits = tuple[float, float, float, float]
 
 
 class ShapesPanel:
-    """An environment of shapes; artists are created once and moved from frame to frame.
+    """Panel of an environment of shapes; artists are created once and moved between frames.
 
     Args:
-        axes (Axes): where they are drawn.
+        axes (Axes): axes of the panel.
         view (tuple): left, right, bottom and top.
-        stage (Stage, optional): with the walls.
-        turns (bool): whether agents wait at times, so that whose turn it is is marked.
+        stage (Stage, optional): visible part of the plane, with its walls.
+        turns (bool): True if agents act in turns, so that the acting one is marked.
     """
 
     def __init__(self, axes: Axes, view: Limits, stage: Stage | None, turns: bool) -> None:
@@ -53,8 +53,8 @@ class ShapesPanel:
         """Moves all artists to their places in a frame.
 
         Args:
-            frame (Frame): of shapes.
-            recent (sequence of Frame): those up to it, for the trails.
+            frame (Frame): frame of shapes.
+            recent (sequence of Frame): frames up to it, for the trails.
         """
         shapes = _shapes(frame)
         known: list[tuple[Any, ...]] = [(one.name, one.kind, one.role) for one in shapes]
@@ -83,7 +83,7 @@ class ShapesPanel:
         self._lines = (self._trails, self._words)
 
     def _artists(self, shape: Shape) -> dict[str, Any]:
-        """Returns a shape's artists: its form, what is written in it, the marks of an agent."""
+        """Returns the artists of a shape: form, text, and an agent's marks."""
         artists: dict[str, Any] = {}
         order = _ORDER[shape.role]
         if shape.kind != "text":
@@ -127,7 +127,7 @@ class ShapesPanel:
             artists["cross"].set_visible(shape.visible and life == DEAD)
 
     def _write(self, artist: Any, shape: Shape, height: float | None) -> None:
-        """Places a text in a shape, in letters of a height in the environment's lengths."""
+        """Places a text in a shape, with a letter height in the environment's units."""
         room = 1.1 * min(shape.reach)
         if height is None:
             height = min(room, 3.0 * shape.reach[0] / max(len(shape.text), 1))
@@ -164,7 +164,7 @@ def _shapes(frame: Frame) -> Sequence[Shape]:
 
 
 def _grown(shape: Shape) -> Shape:
-    """Returns the outline of the ring around an agent whose turn it is."""
+    """Returns the outline of the ring around the agent to act."""
     import dataclasses
 
     reach = 0.35 * min(shape.reach)
@@ -175,7 +175,7 @@ def _grown(shape: Shape) -> Shape:
 
 
 def _word(listener: Shape, speaker: Shape) -> list[tuple[float, float]]:
-    """Returns the line of a word, beside that of the answer: it has the speaker's color."""
+    """Returns the line of a message, offset to one side so that the reply does not cover it."""
     x, y = speaker.x - listener.x, speaker.y - listener.y
     side = 0.25 * max(listener.reach) / max(math.hypot(x, y), 1e-9)
     return [(s.x - side * y, s.y + side * x) for s in (listener, speaker)]
@@ -209,7 +209,7 @@ def _resize(artist: Any, shape: Shape) -> None:
 
 
 def _paint(artist: Any, shape: Shape, life: str) -> None:
-    """Colors a form; who is gone, or not yet there, is gray and dashed."""
+    """Colors a form; dead and unborn agents are gray and dotted."""
     absent = life in (DEAD, UNBORN)
     color = _GONE if absent else shape.color
     alpha = 0.35 if absent else _ALPHA[shape.role]
@@ -223,10 +223,10 @@ def _paint(artist: Any, shape: Shape, life: str) -> None:
 
 
 class PixelsPanel:
-    """An environment that draws itself, as pixels.
+    """Panel of an environment that renders pixels.
 
     Args:
-        axes (Axes): where they are drawn.
+        axes (Axes): axes of the panel.
     """
 
     def __init__(self, axes: Axes) -> None:
@@ -245,12 +245,12 @@ class PixelsPanel:
 
 
 class TextPanel:
-    """An environment that writes what it looks like.
+    """Panel of an environment that renders text.
 
     Args:
-        axes (Axes): where it is written.
+        axes (Axes): axes of the panel.
         lines (int): most lines of a frame.
-        columns (int): longest of all lines.
+        columns (int): length of the longest line.
     """
 
     def __init__(self, axes: Axes, lines: int, columns: int) -> None:
@@ -274,14 +274,14 @@ class TextPanel:
 
 
 class AgentLine:
-    """All agents in a line: filled where it is their turn, hollow where they wait, crossed if gone.
+    """Line of all agents: filled if acting, hollow if waiting, crossed if dead.
 
-    The bar over an agent is how much the others listen to it.
+    The bar over an agent shows the others' attention to its messages.
 
     Args:
-        axes (Axes): where they are drawn.
-        agents (sequence of Agent): all of them.
-        colors (dict): agent -> its color, where it has one.
+        axes (Axes): axes of the line.
+        agents (sequence of Agent): all agents.
+        colors (dict): agent -> color; others get a default color.
     """
 
     def __init__(self, axes: Axes, agents: Sequence[Agent], colors: dict[str, Any]) -> None:
@@ -297,7 +297,7 @@ class AgentLine:
             axes.text(i, -0.66, agent.name[:14], ha="center", va="center", fontsize=7, color=_INK)
 
     def show(self, agents: Sequence[Agent]) -> None:
-        """Shows how the agents are in a moment."""
+        """Shows the states of the agents in a frame."""
         faces = {ACTS: 1.0, WAITS: 0.0, DEAD: 0.0, UNBORN: 0.0}
         absent = (DEAD, UNBORN)
         rows = list(zip(agents, self._colors))
@@ -311,14 +311,14 @@ class AgentLine:
 
 
 def limits(frames: Sequence[Frame], stage: Stage | None) -> Limits:
-    """Returns the limits of episodes in the plane: left, right, bottom, top.
+    """Returns the limits of the view: left, right, bottom, top.
 
-    Agents are always inside. Of all else so much as the scenario's own view shows, which grows
-    with the agents: floors may be endless, and what is used up may be far away.
+    Agents are always inside. Other shapes are cut to the scenario's view, which grows with the
+    agents, since floors may be endless and used-up objects may be moved far away.
 
     Args:
-        frames (sequence of Frame): all that are shown.
-        stage (Stage, optional): the environment's own view; all that is drawn, without.
+        frames (sequence of Frame): all frames to show.
+        stage (Stage, optional): the environment's view; default: everything that is drawn.
     """
     shapes = [shape for frame in frames for shape in _shapes(frame) if shape.visible]
     agents = [shape for shape in shapes if shape.role == "agent"] if stage else shapes
@@ -340,7 +340,7 @@ def limits(frames: Sequence[Frame], stage: Stage | None) -> Limits:
 def _spans_in_view(
     shapes: Sequence[Shape], stage: Stage, axis: int, own: Sequence[tuple[float, float]]
 ) -> list[tuple[float, float]]:
-    """Returns the extents of all but the agents, cut to the scenario's view, and of the walls."""
+    """Returns the extents of walls and of other shapes than agents, cut to the scenario's view."""
     middle, half = stage.center[axis], stage.half_size[axis]
     view = (
         min([middle - half, *(a for a, _ in own)]),

@@ -1,8 +1,8 @@
-"""Reports: what many runs say together, with its uncertainty, as tables and one page to look at.
+"""Reports over many runs: scores with confidence intervals, as tables and one HTML page.
 
-In the order of the work: ``curves`` (run folders and what tells them apart), ``grouping`` (runs by
-environment and algorithm), ``aggregates`` (scores, references, estimates), ``results`` (a whole
-report, also with tables of others), ``answers`` (sentences), ``tables`` (Markdown, CSV),
+In the order of the work: ``curves`` (reads run folders, names their differences), ``grouping``
+(runs by task and algorithm), ``aggregates`` (scores, references, estimates), ``results`` (a whole
+report, also from tables of other libraries), ``answers`` (sentences), ``tables`` (Markdown, CSV),
 ``pictures`` (PNG) and ``page`` (HTML).
 """
 

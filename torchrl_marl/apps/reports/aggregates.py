@@ -1,4 +1,4 @@
-"""Normalized scores, sample efficiency, and aggregates over environments."""
+"""Normalized scores, sample efficiency, and aggregates over tasks."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _KEYS = {"task", "settings", "random", "best", "source"}
 
 @dataclass(frozen=True)
 class Reference:
-    """Two returns of a task, each with where it is from; None where it is not known."""
+    """Random and best known return of a task, with their sources; None where unknown."""
 
     random: float | None
     random_source: str
@@ -59,15 +59,15 @@ class Reference:
 
     @property
     def why_none(self) -> str:
-        """Why returns cannot be normalized; empty if they can."""
+        """Reason why returns cannot be normalized; empty if they can."""
         if self.random is None:
             return "no run has measured the random policy"
         if self.best is None or self.best <= self.random:
-            return f"nothing is known that is better than the random policy's {self.random:.4g}"
+            return f"no known return is better than the random policy's {self.random:.4g}"
         return ""
 
     def normalize(self, returns: Any) -> Any:
-        """Returns 0 for the random policy's return and 1 for the best known; keeps the shape."""
+        """Scales returns: 0 is the random policy's, 1 the best known; keeps the shape."""
         assert self.random is not None and self.best is not None
         return (returns - self.random) / (self.best - self.random)
 
@@ -76,10 +76,10 @@ def read_references(path: Path | None = None) -> list[Mapping[str, Any]]:
     """Reads the entries of a file such as ``references.yaml``.
 
     Args:
-        path (Path, optional): another file than the package's own.
+        path (Path, optional): file to read; default: the package's own.
 
     Raises:
-        ConfigError: a file that does not hold such entries.
+        ConfigError: the file cannot be read, or does not hold such entries.
     """
     path = _FILE if path is None else path
     try:
@@ -89,13 +89,13 @@ def read_references(path: Path | None = None) -> list[Mapping[str, Any]]:
             f"the references {str(path)!r} cannot be read: {str(error).splitlines()[0]}."
         ) from None
     for entry in entries if isinstance(entries, list) else [None]:
-        if isinstance(entry, dict) and "task" in entry:  # its name before 0.2
-            entry["task"] = entry.pop("task")
+        if isinstance(entry, dict) and "world" in entry:  # the key's name before 0.2
+            entry["task"] = entry.pop("world")
         keys = set(entry) if isinstance(entry, dict) else set()
         if not {"task", "source"} <= keys <= _KEYS:
             raise ConfigError(
                 f"the references {str(path)!r} hold {str(entry)[:80]!r}, expected entries with "
-                f"task and source, and of {', '.join(sorted(_KEYS - {'task', 'source'}))} some; "
+                f"task, source and some of {', '.join(sorted(_KEYS - {'task', 'source'}))}; "
                 "see torchrl_marl/apps/reports/references.yaml."
             )
     return list(entries)
@@ -104,15 +104,15 @@ def read_references(path: Path | None = None) -> list[Mapping[str, Any]]:
 def find_reference(
     task: Task, ends: Mapping[str, Sequence[float]], entries: Sequence[Mapping[str, Any]]
 ) -> Reference:
-    """Finds what the returns of a task are normalized by.
+    """Finds the reference returns of a task: the random policy's and the best known.
 
-    A figure of the entries comes first. Otherwise random is the mean of what the runs measured, and
-    the best known is the better of the heuristic's mean and the best run.
+    The entries take precedence. Otherwise random is the mean that the runs measured, and the best
+    known is the better of the heuristic's mean and the best run.
 
     Args:
-        task (Task): with its runs.
-        ends (mapping): the scores of each algorithm's runs.
-        entries (list of mappings): of :func:`read_references`.
+        task (Task): task with its runs.
+        ends (mapping): scores of each algorithm's runs.
+        entries (list of mappings): entries of :func:`read_references`.
     """
     entry = _entry(task, entries)
     random, random_source = entry.get("random"), entry.get("source", "")
@@ -142,12 +142,12 @@ def _measured(task: Task, key: str, what: str) -> tuple[float | None, str]:
     return (float(np.mean(found)), f"{what}, measured by {runs}") if found else (None, "")
 
 
-_FINE = 4  # evaluations from which on they make a curve
+_FINE = 4  # fewest evaluations that make a curve
 
 
 @dataclass(frozen=True)
 class Scored:
-    """A run's score: its measured return at the frames at which the task's runs are compared."""
+    """Score of a run: its return at the frames at which the task's runs are compared."""
 
     record: Record
     score: float
@@ -155,16 +155,16 @@ class Scored:
     agent_frames: float
     seconds: float
     at_equal_frames: bool
-    """False where the run measured nothing near those frames: its last return is the score."""
+    """False if the run has no measurement near those frames; its last return is the score."""
     end: float
-    """Its last return, whatever the frames."""
+    """Last return of the run."""
     groups: dict[str, float]
-    """Each group's return there, of a task of several."""
+    """Return of each group at those frames; empty for a task of one group."""
 
 
 @dataclass(frozen=True)
 class Team:
-    """An algorithm in a task: its seeds' scores, estimates and curves."""
+    """One algorithm in one task: scores of its seeds, estimates and curves."""
 
     algorithm: str
     runs: list[Scored]
@@ -174,23 +174,23 @@ class Team:
     evaluation: Line | None
     training: Line | None
     groups: dict[str, Estimate]
-    """Interquartile mean of each group's return, of a task of several."""
+    """Interquartile mean of each group's return; empty for a task of one group."""
 
     @property
     def scores(self) -> list[float]:
-        """Of each run."""
+        """Scores of the runs."""
         return [run.score for run in self.runs]
 
 
 @dataclass(frozen=True)
 class TaskResult:
-    """A task's algorithms, compared."""
+    """Comparison of the algorithms of a task."""
 
     task: Task
     frames: float
     """Frames at which runs are compared."""
     equal: bool
-    """Whether all runs are compared at those frames."""
+    """True if all runs are compared at those frames."""
     reference: Reference
     teams: dict[str, Team]
     improvements: dict[tuple[str, str], Estimate]
@@ -198,20 +198,20 @@ class TaskResult:
 
     @property
     def best(self) -> str:
-        """The algorithm of the greatest interquartile mean."""
+        """Algorithm with the greatest interquartile mean."""
         return max(self.teams, key=lambda name: self.teams[name].iqm.value)
 
     def normalized(self, algorithm: str) -> list[float]:
-        """Returns the scores of an algorithm, 0 for the random policy's and 1 for the best."""
+        """Returns the normalized scores of an algorithm: 0 is random, 1 the best known."""
         return [float(self.reference.normalize(x)) for x in self.teams[algorithm].scores]
 
 
 def result_of(task: Task, references: Sequence[Mapping[str, Any]]) -> TaskResult:
-    """Works out the figures of a task.
+    """Computes the figures of a task.
 
     Args:
-        task (Task): with its runs.
-        references (list of mappings): what returns are normalized by.
+        task (Task): task with its runs.
+        references (list of mappings): entries of :func:`read_references`.
     """
     frames = _common_frames(task)
     scored = {
@@ -231,9 +231,9 @@ def result_of(task: Task, references: Sequence[Mapping[str, Any]]) -> TaskResult
 
 
 def shown_by(result: TaskResult) -> str:
-    """``evaluation`` or ``training``: which curves of a task are shown first.
+    """Returns the curves of a task to show first: ``evaluation`` or ``training``.
 
-    Evaluations, unless they are few.
+    These are the evaluations, unless there are few.
     """
     teams = result.teams.values()
     if all(t.evaluation is not None and len(t.evaluation.frames) >= _FINE for t in teams):
@@ -244,10 +244,10 @@ def shown_by(result: TaskResult) -> str:
 def improvements(
     scores: Mapping[str, Sequence[np.ndarray]],
 ) -> dict[tuple[str, str], Estimate]:
-    """Compares each algorithm with each other one.
+    """Compares each algorithm with each of the others.
 
     Args:
-        scores (mapping): of each algorithm's tasks, which are the same for all.
+        scores (mapping): scores of each algorithm, by task; the tasks are the same for all.
     """
     return {
         (one, other): estimate(probability_of_improvement, scores[one], scores[other])
@@ -274,17 +274,17 @@ def _team(name: str, runs: list[Scored]) -> Team:
 
 
 def _common_frames(task: Task) -> float:
-    """Returns the most frames that every algorithm has come to with a finished run.
+    """Returns the most frames that every algorithm has reached with a finished run.
 
-    Where none has finished, with any run.
+    Unfinished runs count where no algorithm has a finished one.
     """
     finished = [
         max(ends)
         for seeds in task.algorithms.values()
         if (ends := [record.measured.end for record in seeds if record.finished])
     ]
-    anyhow = [max(record.measured.end for record in seeds) for seeds in task.algorithms.values()]
-    return min(finished or anyhow)
+    reached = [max(record.measured.end for record in seeds) for seeds in task.algorithms.values()]
+    return min(finished or reached)
 
 
 def _scored(record: Record, frames: float) -> Scored:
@@ -313,13 +313,13 @@ def _group_returns(record: Record, frames: float) -> dict[str, float]:
 
 
 POINTS = 80
-"""Points of a curve at most."""
+"""Most points of a curve."""
 _RESAMPLES = 2000
 
 
 @dataclass(frozen=True)
 class Line:
-    """A curve over frames, with its interval, ``[K]`` each; NaN where there is no interval.
+    """Curve over frames with its interval, ``[K]`` each; NaN where there is no interval.
 
     ``agent_frames`` and ``seconds`` are means over the runs at those frames.
     """
@@ -331,20 +331,20 @@ class Line:
     low: Numbers
     high: Numbers
     runs: Numbers
-    """Runs that have come so far."""
+    """Number of runs with a return at each point."""
     each: Numbers
-    """Each run's own returns, ``[K, R]``; NaN where it has none."""
+    """Returns of each run, ``[K, R]``; NaN where it has none."""
 
 
 def line_of(runs: Sequence[Progress], points: int = POINTS) -> Line | None:
     """Joins the curves of an algorithm's runs in one task.
 
-    Between two measurements a run's curve is straight. The line ends where fewer than half of
-    the runs go on.
+    A run's curve is interpolated linearly between measurements. The line ends where fewer than
+    half of the runs continue.
 
     Args:
-        runs (list of Progress): of the seeds.
-        points (int): at most so many.
+        runs (list of Progress): curves of the seeds.
+        points (int): most points of the line.
     """
     runs = [run for run in runs if len(run)]
     if not runs:
@@ -368,10 +368,10 @@ def line_of(runs: Sequence[Progress], points: int = POINTS) -> Line | None:
 
 
 def on_grid(runs: Sequence[Progress], grid: Numbers, column: str = "returns") -> Numbers:
-    """Reads the runs' curves off at some frames, ``[K, R]``; NaN before and after a run.
+    """Interpolates the runs' curves at the given frames, ``[K, R]``; NaN before and after a run.
 
     Args:
-        runs (list of Progress): of the seeds.
+        runs (list of Progress): curves of the seeds.
         grid (array): frames, ``[K]``.
         column (str): ``returns``, ``agent_frames`` or ``seconds``.
     """
@@ -382,7 +382,7 @@ def on_grid(runs: Sequence[Progress], grid: Numbers, column: str = "returns") ->
 
 
 def _estimates(each: Numbers) -> tuple[Numbers, Numbers, Numbers]:
-    """Estimates each point from the runs that have come so far."""
+    """Estimates each point from the runs that have a return there."""
     there = np.isfinite(each)
     value, low, high = (np.full(len(each), np.nan) for _ in range(3))
     for pattern in np.unique(there, axis=0):
@@ -400,14 +400,14 @@ STATISTICS = {
     "mean": mean,
     "optimality gap": optimality_gap,
 }
-"""What is estimated of normalized scores."""
+"""Statistics of normalized scores, by their names in a report."""
 
 _POINTS = 60
 
 
 @dataclass(frozen=True)
 class Aggregate:
-    """Some algorithms on all tasks that they have in common."""
+    """Figures of some algorithms over all tasks that they share."""
 
     tasks: list[str]
     estimates: dict[str, dict[str, Estimate]]
@@ -420,27 +420,26 @@ class Aggregate:
     curves: dict[str, Estimate]
     improvements: dict[tuple[str, str], Estimate]
     seeds: dict[str, list[int]]
-    """Runs of each algorithm in each task."""
+    """Numbers of runs of each algorithm, by task."""
     scores: dict[str, list[Numbers]]
-    """Normalized, of each algorithm in each task."""
+    """Normalized scores of each algorithm, by task."""
 
     @property
     def algorithms(self) -> list[str]:
-        """By their interquartile mean, the best first."""
+        """Algorithms by interquartile mean, the best first."""
         return sorted(self.estimates, key=lambda name: -self.estimates[name]["IQM"].value)
 
 
 def aggregates_of(results: Sequence[TaskResult]) -> list[Aggregate]:
     """Aggregates the algorithms that share several tasks.
 
-    First those of the most tasks, then with each that has fewer, on the fewer tasks. Those that
-    share too few tasks with them stand among themselves, so that no algorithm is left out that
-    has several tasks.
-
-    A report on one task has the same figures of that one.
+    The first aggregate has the algorithms with the most tasks. Each further one adds algorithms
+    with fewer tasks, on the tasks that all share. Algorithms that share too few tasks with these
+    form aggregates of their own, so that every algorithm with several tasks is in one. A report on
+    one task has one aggregate, of that task.
 
     Args:
-        results (list of TaskResult): those that cannot be normalized do not count.
+        results (list of TaskResult): results; those that cannot be normalized are skipped.
     """
     usable = {result.task.name: result for result in results if not result.reference.why_none}
     names = {name for result in usable.values() for name in result.teams}
@@ -463,7 +462,7 @@ def aggregates_of(results: Sequence[TaskResult]) -> list[Aggregate]:
 def _blocks(
     order: Sequence[str], having: Mapping[str, set[str]], fewest: int
 ) -> list[tuple[list[str], list[str]]]:
-    """Tasks that algorithms share, and the most of these, of more and more algorithms."""
+    """Returns pairs of shared tasks and algorithms, from the fewest algorithms to the most."""
     blocks: dict[tuple[str, ...], list[str]] = {}
     for i in range(1, len(order) + 1):
         tasks = set.intersection(*(having[name] for name in order[:i]))
@@ -474,11 +473,11 @@ def _blocks(
 
 
 def profile_of(scores: Sequence[np.ndarray], thresholds: Numbers) -> Estimate:
-    """Estimates a performance profile with its band.
+    """Estimates a performance profile and its confidence band.
 
     Args:
-        scores (list of arrays): normalized, of each task.
-        thresholds (array): ``[K]``.
+        scores (list of arrays): normalized scores of each task.
+        thresholds (array): thresholds, ``[K]``.
     """
     distribution = partial(score_distribution, thresholds=thresholds)
     return estimate(distribution, scores, resamples=_RESAMPLES)
@@ -509,10 +508,10 @@ def _aggregate(results: Sequence[TaskResult], algorithms: Sequence[str]) -> Aggr
 
 
 def _curve(results: Sequence[TaskResult], name: str, share: Numbers) -> Estimate | None:
-    """Estimates the curve over the share of the tasks' frames; None where no run has come far.
+    """Estimates the curve over the share of the tasks' frames; None if no run reaches the end.
 
-    Of each task those runs count that have a return at its first and last frames, by their
-    evaluations, or their training episodes where these begin later.
+    Only runs with returns up to the frames of the comparison count: those of evaluations, or of
+    training episodes for a run without evaluations.
     """
     tasks = []
     for result in results:
@@ -524,7 +523,7 @@ def _curve(results: Sequence[TaskResult], name: str, share: Numbers) -> Estimate
 
 
 def _on_share(result: TaskResult, name: str, share: Numbers) -> Numbers:
-    """``[K, R]``: returns of the runs that have come to the task's frames."""
+    """Returns the returns of the runs that have reached the task's frames, ``[K, R]``."""
     runs = [run.record.measured for run in result.teams[name].runs]
     runs = [run for run in runs if run.end >= 0.9 * result.frames]
     if not runs:

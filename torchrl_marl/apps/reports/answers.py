@@ -1,4 +1,4 @@
-"""Sentences that a report says."""
+"""Sentences of a report: answers, notes and methods."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from torchrl_marl.apps.reports.results import Report
 from torchrl_marl.training.statistics import (
     CONFIDENCE,
     Estimate,
-    by_chance,
-    explained,
     matters,
     permutation_p_value,
+    significant,
     smallest_p_value,
+    too_few,
     undecided,
 )
 
@@ -65,7 +65,7 @@ def share(value: float | None) -> str:
 
 
 def with_interval(found: Estimate, of_share: bool = False) -> str:
-    """Formats an estimate and its interval, with as many decimals as the interval has a use for.
+    """Formats an estimate and its interval, with as many decimals as the interval's width needs.
 
     Examples:
         >>> with_interval(Estimate(41.2345, 36.054, 44.87)), with_interval(Estimate(0.5), True)
@@ -87,7 +87,7 @@ def _rounded(value: float, digits: int | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Formats a time.
+    """Formats a duration.
 
     Examples:
         >>> duration(8.25), duration(754), duration(9000)
@@ -112,7 +112,7 @@ def counted(number: int, thing: str) -> str:
 
 
 def ranged(counts: Sequence[int], thing: str) -> str:
-    """Formats several numbers of things, from the least to the most.
+    """Formats the range of several numbers of things.
 
     Examples:
         >>> ranged([5, 3], "seed"), ranged([1, 1], "seed")
@@ -123,7 +123,7 @@ def ranged(counts: Sequence[int], thing: str) -> str:
 
 
 def listed(names: Sequence[str], most: int = 6) -> str:
-    """Joins names with commas and `and`; many are cut.
+    """Joins names with commas and `and`; a long list is cut.
 
     Examples:
         >>> listed(["a", "b", "c"]), listed(["a", "b", "c"], most=2)
@@ -135,22 +135,22 @@ def listed(names: Sequence[str], most: int = 6) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
-# How often an interval of 95 % over so many runs holds the truth, where returns are normally
-# distributed: `benchmarks/intervals.py`.
+# Coverage of a 95 % interval by number of runs, for normally distributed returns:
+# `benchmarks/intervals.py`.
 COVERAGE = {2: 0.50, 3: 0.75, 4: 0.87, 5: 0.90}
-_PAIRS = 5  # of the best with another, of which a sentence is said each
-_FEW = 20  # seeds, up to which an interval is held against the exact test
+_PAIRS = 5  # most comparisons with the best algorithm that get a sentence each
+_FEW = 20  # most seeds for which an interval is checked by the exact test
 
 
 def answers(report: Report) -> list[str]:
-    """Returns the sentences that a reader looks for first."""
+    """Returns the main results, one sentence each."""
     if report.aggregates and len(report.tasks) > 1:
         return [sentence for found in report.aggregates for sentence in _overall(found)]
     return [sentence for task in report.tasks for sentence in _of_task(task)]
 
 
 def notes(report: Report) -> list[str]:
-    """Returns what the figures rest on and what is missing, one sentence each."""
+    """Returns the caveats of the figures and the runs left out, one sentence each."""
     return [
         *_on_aggregation(report),
         *_on_frames(report),
@@ -165,13 +165,13 @@ def notes(report: Report) -> list[str]:
 
 
 def methods() -> list[str]:
-    """Returns how the figures were worked out."""
-    confidence, chance = (f"{x:.0%}".replace("%", " %") for x in (CONFIDENCE, 1 - CONFIDENCE))
-    return asset("methods.txt").format(confidence=confidence, chance=chance).splitlines()
+    """Returns the sentences on how the figures are computed."""
+    confidence, level = (f"{x:.0%}".replace("%", " %") for x in (CONFIDENCE, 1 - CONFIDENCE))
+    return asset("methods.txt").format(confidence=confidence, level=level).splitlines()
 
 
 def asset(name: str) -> str:
-    """Returns the text of a file that lies beside this module."""
+    """Returns the text of a file in ``assets``."""
     assets = resources.files("torchrl_marl.apps.reports") / "assets"
     return (assets / name).read_text(encoding="utf-8")
 
@@ -182,10 +182,7 @@ def _overall(found: Aggregate) -> Iterator[str]:
     iqm = {name: with_interval(found.estimates[name]["IQM"], True) for name in found.algorithms}
     each = ranged([n for runs in found.seeds.values() for n in runs], "seed")
     rest = "".join(f", {name} {iqm[name]}" for name in others)
-    yield (
-        f"{tasks}, {each} each, {first} comes to {iqm[first]} of the best known "
-        f"(IQM of normalized scores){rest}."
-    )
+    yield (f"{tasks}, {each} each, {first} reaches a normalized score (IQM) of {iqm[first]}{rest}.")
     for other in others[:_PAIRS]:
         pair = first, other
         yield _improvement(pair, found.improvements[pair], *(found.scores[name] for name in pair))
@@ -216,11 +213,11 @@ def _of_task(result: TaskResult) -> Iterator[str]:
 
 def _other_pairs(others: Sequence[object]) -> Iterator[str]:
     if len(others) > _PAIRS:
-        yield "Of the other pairs, and of pairs without the first, see the table P(row > column)."
+        yield "For all other pairs see the table P(row > column)."
 
 
 def _zero_sum(result: TaskResult) -> str | None:
-    """Says of a task in which all agents together earn 0 that its mean says nothing, or None."""
+    """Returns a sentence that a zero-sum task's mean return compares nothing; None for others."""
     runs = [run for team in result.teams.values() for run in team.runs]
     groups = [abs(x) for run in runs for x in run.groups.values()]
     nothing = 1e-6 * max([1.0, *groups])
@@ -230,9 +227,9 @@ def _zero_sum(result: TaskResult) -> str | None:
     if not any(opposed) and max(groups, default=0.0) <= nothing:
         return None
     return (
-        f"In {result.task.name} one side wins what the other loses: where a policy plays both, "
-        "the mean return of all is 0 whatever has been learned, and does not tell algorithms "
-        "apart; `torchrl-marl crossplay RUN RUN ...` plays them against each other."
+        f"{result.task.name} is zero-sum: where one policy plays both sides the mean return is "
+        "always 0 and cannot compare algorithms. Use `torchrl-marl crossplay RUN RUN ...` to "
+        "play them against each other."
     )
 
 
@@ -241,7 +238,7 @@ def _improvement(
 ) -> str:
     first, second = pair
     if not found.has_interval:
-        return f"Whether {first} or {second} is better, single runs do not say."
+        return f"Single runs cannot show whether {first} or {second} is better."
     better = f"A run of {first} is better than one of {second} with probability"
     sentence = f"{better} {with_interval(found, True)}"
     counts = [[len(task) for task in tasks] for tasks in (scores, others)]
@@ -250,11 +247,11 @@ def _improvement(
     least = smallest_p_value(*counts) if few else 0.0
     if found.low <= 0.5 and least <= 1 - CONFIDENCE:
         return f"{sentence}: {undecided('runs')}."
-    chance = permutation_p_value(scores, others) if few else 0.0
-    if chance <= 1 - CONFIDENCE:
-        return f"{sentence}, {explained('seeds')}."
-    words = by_chance("seeds", every, chance, least)
-    return f"{better} {share(found.value)} among these, but {words}."
+    p_value = permutation_p_value(scores, others) if few else 0.0
+    if p_value <= 1 - CONFIDENCE:
+        return f"{sentence}, {significant('seeds')}."
+    reason = too_few("seeds", every, p_value, least)
+    return f"{better} {share(found.value)} among these, but {reason}."
 
 
 def _on_aggregation(report: Report) -> Iterator[str]:
@@ -269,7 +266,7 @@ def _on_aggregation(report: Report) -> Iterator[str]:
         if missing or where:
             what = [f"{listed(missing)} (fewer tasks)"] * bool(missing)
             what += [f"the task{'s' * (len(where) > 1)} {listed(where)}"] * bool(where)
-            yield f"The first figures over several tasks are without {listed(what)}."
+            yield f"The first aggregate over several tasks leaves out {listed(what)}."
 
 
 def _on_frames(report: Report) -> Iterator[str]:
@@ -283,8 +280,8 @@ def _on_frames(report: Report) -> Iterator[str]:
         ]
         if apart:
             yield (
-                f"In {result.task.name} runs are compared at {figure(result.frames)} frames, but "
-                "these measured nothing near, and stand among the seeds by their last return: "
+                f"In {result.task.name} runs are compared at {figure(result.frames)} frames. "
+                f"These have no measurement near and count with their last return: "
                 f"{listed(apart, 4)}."
             )
         elif max(ends) > 1.1 * result.frames:
@@ -295,27 +292,27 @@ def _on_frames(report: Report) -> Iterator[str]:
 
 
 def _on_totals(report: Report) -> Iterator[str]:
-    """Says where seeds of one algorithm were to be trained for unlike frames."""
+    """Yields a note where seeds of one algorithm have different ``total_frames``."""
     for result, team in report.teams:
         totals = sorted({run.record.total_frames for run in team.runs})
         if len(totals) > 1:
             yield (
                 f"Seeds of {team.algorithm} in {result.task.name} have total_frames of "
-                f"{listed([figure(total) for total in totals])}: what falls in the course of "
-                "a training, such as a linear lr, was not alike at the frames compared."
+                f"{listed([figure(total) for total in totals])}: schedules, such as a linear lr, "
+                "differed at the frames compared."
             )
 
 
 def _on_seeds(report: Report) -> Iterator[str]:
     single = [f"{t.algorithm} in {r.task.name}" for r, t in report.teams if len(t.runs) == 1]
     if single:
-        yield (f"One seed, and so no interval, which says how much seeds differ: {listed(single)}.")
+        yield f"One seed, and so no interval over seeds: {listed(single)}."
     fewest = min((len(team.runs) for _, team in report.teams if len(team.runs) > 1), default=5)
     if fewest < 5:
         yield (
-            f"With {fewest} seeds an interval of one task is too narrow: where returns are "
-            f"normally distributed it holds the true IQM in {COVERAGE[fewest]:.0%} of the cases, "
-            f"not {CONFIDENCE:.0%}, and with 5 seeds in {COVERAGE[5]:.0%}.".replace("%", " %")
+            f"With {fewest} seeds the interval of one task is too narrow: for normally "
+            f"distributed returns it covers the true IQM in {COVERAGE[fewest]:.0%} of the cases, "
+            f"not {CONFIDENCE:.0%}; with 5 seeds in {COVERAGE[5]:.0%}.".replace("%", " %")
         )
 
 
@@ -327,13 +324,13 @@ def _on_normalization(report: Report) -> Iterator[str]:
 
 
 def _on_zero_sums(report: Report) -> Iterator[str]:
-    """Says what the answers, which are over several tasks, leave out."""
+    """Yields a note for each zero-sum task, which answers over several tasks do not name."""
     if report.aggregates and len(report.tasks) > 1:
         yield from filter(None, map(_zero_sum, report.tasks))
 
 
 def _on_actions(report: Report) -> Iterator[str]:
-    """Says where the likeliest actions and drawn ones earn differently, by more than chance."""
+    """Yields a note where the likeliest actions and sampled ones earn different returns."""
     for result, team in report.teams:
         runs = [run.record.run.summary for run in team.runs]
         differ = [x for x in runs if isinstance(x.get("actions_differ"), str) and _matters(x)]
@@ -341,25 +338,25 @@ def _on_actions(report: Report) -> Iterator[str]:
         if one is not None and other is not None:
             yield (
                 f"In {result.task.name} the likeliest actions of {team.algorithm} earn "
-                f"{figure(one)} and drawn ones {figure(other)}, which is more than chance, in "
-                f"{len(differ)} of {counted(len(runs), 'run')}; scores are those of "
+                f"{figure(one)} and drawn ones {figure(other)}, a significant difference in "
+                f"{len(differ)} of {counted(len(runs), 'run')}; scores follow "
                 "evaluation.deterministic."
             )
 
 
 def _matters(summary: Mapping[str, Any]) -> bool:
-    """Whether kinds of actions differ by an amount that matters; runs of old said more."""
+    """Returns whether the kinds of actions differ by a relevant amount; True if not recorded."""
     try:
         kinds = [summary["evaluation"][kind] for kind in ("likeliest", "drawn")]
         one, other = (float(kind["return_mean"]) for kind in kinds)
         spreads = [float(kind["return_std"]) for kind in kinds]
     except (KeyError, TypeError, ValueError):
-        return True  # it is not known
+        return True  # older summaries lack these figures
     return matters(one - other, float(np.sqrt(np.mean(np.square(spreads)))))
 
 
 def _earned(summaries: Sequence[Mapping[str, Any]], kind: str) -> float | None:
-    """Returns the mean return by one kind of actions; None where a run has not measured it."""
+    """Returns the mean return of one kind of actions; None if a run has not measured it."""
     try:
         found = [float(summary["evaluation"][kind]["return_mean"]) for summary in summaries]
     except (KeyError, TypeError, ValueError):
@@ -376,11 +373,11 @@ def _on_runs(report: Report) -> Iterator[str]:
         if groups:
             yield (
                 f"{result.task.name} has the groups {listed(groups)}; its return is the mean over "
-                "the agents of all, and a table has each group's own."
+                "all agents, and a table lists each group's return."
             )
         equal = {len(set(team.scores)) == 1 for team in result.teams.values() if len(team.runs) > 1}
         if equal == {True}:
             yield (
-                f"In {result.task.name} all seeds of an algorithm have the same score, so that "
-                "intervals have no width."
+                f"In {result.task.name} all seeds of an algorithm have the same score, so "
+                "intervals have zero width."
             )

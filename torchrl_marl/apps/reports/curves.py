@@ -23,7 +23,7 @@ from torchrl_marl.training.config import TrainConfig, read_run_config
 __all__ = ["Curves", "environment_name", "experiments", "read_csv", "read_run"]
 
 NOT_READ = "not read"
-"""What stands for a setting that nothing reads in a run, whatever its value; in no name."""
+"""Placeholder for a setting that a run does not read; left out of names."""
 _OF_A_LEAGUE = ("self_play", "slots", "snapshot_every", "snapshot_at", "exploiters")
 # Settings in which runs of one experiment may differ.
 _NOT_COMPARED = ("seed", "device", "threads", "folder")
@@ -32,7 +32,7 @@ _SECTIONS_NOT_COMPARED = ("checkpoint.", "logging.", "evaluation.")
 
 @dataclass(frozen=True)
 class Curves:
-    """What a run folder holds: settings, both tables, and the policies it is compared with."""
+    """Content of a run folder: settings, both tables, and the summary."""
 
     folder: Path
     recipe: str
@@ -42,16 +42,16 @@ class Curves:
     summary: dict[str, Any]
     seed: int = 0
     cut: tuple[str, ...] = ()
-    """Tables of which the last line is half written, and left out."""
+    """Tables whose incomplete last line was skipped."""
     notes: tuple[str, ...] = ()
-    """Sentences on what the tables are made of, without their subject."""
+    """Notes on the source of the tables, sentences without their subject."""
 
 
 def read_run(folder: str | Path) -> Curves:
-    """Reads a run folder; a last line that is still being written is left out.
+    """Reads a run folder; an incomplete last line of a table is skipped.
 
     Raises:
-        CheckpointError: a folder that is no run, or has no rows yet.
+        CheckpointError: the folder is not a run folder, or has no rows yet.
         TrustError: a table is a link out of the folder.
     """
     folder = Path(folder)
@@ -61,7 +61,7 @@ def read_run(folder: str | Path) -> Curves:
     training, evaluation = read_csv(folder / "metrics.csv"), read_csv(folder / "evaluation.csv")
     if not len(training.get("frames", ())) and not len(evaluation.get("frames", ())):
         raise CheckpointError(
-            f"{str(folder)!r} has no row in metrics.csv yet, expected one or more; "
+            f"{str(folder)!r} has no row in metrics.csv yet, expected at least one; "
             "wait for its first iteration."
         )
     summary = _read_json(folder / "summary.json")
@@ -73,7 +73,7 @@ def read_run(folder: str | Path) -> Curves:
 
 
 def _compared(config: TrainConfig) -> dict[str, Any]:
-    """Settings that runs are compared by; of those that nothing reads it is known that they are."""
+    """Returns the settings that runs are compared by, unread ones as :data:`NOT_READ`."""
     idle = {*unread(config, defaults=True), *_idle_in_league(config)}
     return {
         name: NOT_READ if name in idle else value
@@ -83,7 +83,7 @@ def _compared(config: TrainConfig) -> dict[str, Any]:
 
 
 def _idle_in_league(config: TrainConfig) -> list[str]:
-    """Settings of a league that nothing reads: all but who plays where nobody does."""
+    """Returns the league's settings that this run does not read."""
     league = config.league
     idle = {
         "weighting": league.match != "pfsp",
@@ -94,10 +94,10 @@ def _idle_in_league(config: TrainConfig) -> list[str]:
 
 
 def read_csv(path: Path) -> dict[str, np.ndarray]:
-    """Columns of a table of numbers by name, empty cells as NaN; nothing if there is no file.
+    """Reads the columns of a table of numbers; empty cells are NaN, a missing file has none.
 
     Raises:
-        CheckpointError: a line that is not numbers, or no column of frames.
+        CheckpointError: a line that is not numeric, or no column ``frames``.
     """
     if not path.is_file():
         return {}
@@ -107,7 +107,7 @@ def read_csv(path: Path) -> dict[str, np.ndarray]:
             rows = [(reader.line_num, row) for row in reader]
     except csv.Error as error:
         raise CheckpointError(
-            f"{str(path)!r} is no table of metrics ({error}); move it away."
+            f"{str(path)!r} is not a table of metrics ({error}); move it away."
         ) from None
     if _ends_half(path):
         rows = rows[:-1]  # a number in it may be cut, too
@@ -116,7 +116,7 @@ def read_csv(path: Path) -> dict[str, np.ndarray]:
     (_, head), *body = rows
     if "frames" not in head:
         raise CheckpointError(
-            f"{str(path)!r} is no table of metrics: it has no column 'frames'; move it away."
+            f"{str(path)!r} is not a table of metrics: it has no column 'frames'; move it away."
         )
     table = np.full((len(body), len(head)), np.nan)
     for i, (line, row) in enumerate(body):
@@ -133,7 +133,7 @@ def read_csv(path: Path) -> dict[str, np.ndarray]:
 
 
 def _ends_half(path: Path) -> bool:
-    """Whether the last line of a table has no end."""
+    """Returns whether the last line of a table lacks its newline."""
     if not path.is_file() or not path.stat().st_size:
         return False
     with path.open("rb") as file:
@@ -154,17 +154,17 @@ _MISSING = "no such setting"
 
 
 def experiments(runs: Sequence[Curves]) -> list[tuple[str, list[Curves]]]:
-    """Groups runs that differ only in their seed, under a name of what differs from the others.
+    """Groups runs that differ only in their seed, and names the groups by their differences.
 
-    The name is the recipe's, or the task's where it is not the recipe's own; where all have the
-    same, it is the settings in which they differ.
+    The name is the recipe, or the task if the run changed the recipe's task. If all groups share
+    it, the name is made of the settings in which they differ.
 
     Args:
-        runs (list of Curves): as :func:`read_run` gives them.
+        runs (list of Curves): results of :func:`read_run`.
     """
     groups = by_settings(runs)
     names = _names([seeds[0] for seeds in groups])
-    # Where names are cut, or hidden settings differ, folders tell runs apart.
+    # Folders distinguish runs where names are cut, or where settings without a name differ.
     count = Counter(names)
     names = [
         name if count[name] == 1 else f"{name}, {seeds[0].folder.name}"
@@ -174,10 +174,10 @@ def experiments(runs: Sequence[Curves]) -> list[tuple[str, list[Curves]]]:
 
 
 def by_settings(runs: Iterable[Curves]) -> list[list[Curves]]:
-    """Groups runs whose settings are the same, in the order of their first.
+    """Groups runs with equal settings, in order of first appearance.
 
     Args:
-        runs (list of Curves): as :func:`read_run` gives them.
+        runs (list of Curves): results of :func:`read_run`.
     """
     together: dict[str, list[Curves]] = {}
     for run in runs:
@@ -186,25 +186,25 @@ def by_settings(runs: Iterable[Curves]) -> list[list[Curves]]:
 
 
 def environment_name(run: Curves) -> str:
-    """Returns the task's name without its library's folders; the class for one's own.
+    """Returns the task's name without its path; the class name for a user's environment.
 
     Args:
-        run (Curves): whose.
+        run (Curves): a run of the task.
     """
     library, name = str(run.settings["env.library"]), str(run.settings["env.name"])
     return library.rpartition(":")[2] if ":" in library else name.rpartition("/")[2]
 
 
 def short_names(settings: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Shortens dotted keys to as many last parts as tell them apart.
+    """Shortens dotted keys to the fewest last parts that are unique.
 
-    Keys of one last part that have the same value in every experiment are one.
+    Keys with the same last part and equal values in every experiment are merged.
 
     Args:
-        settings (list of dict): of each experiment, those that differ.
+        settings (list of dict): differing settings of each experiment.
 
     Returns:
-        dict: keys to show, and their short names.
+        dict: key -> short name, for the keys to show.
 
     Examples:
         >>> short_names([{"learner.lr": 1, "actor.sharing": "full", "critic.sharing": "none"}])
@@ -246,24 +246,24 @@ def _names(firsts: Sequence[Curves]) -> list[str]:
 
 
 def _kind(run: Curves) -> str:
-    """Returns the recipe, or the task where it is not the recipe's own."""
+    """Returns the recipe, or the task if the run changed the recipe's task."""
     task = run.settings["env.library"], run.settings["env.name"]
     if run.recipe in recipe_names():
         own = read_config(run.recipe).env
         return run.recipe if task == (own.library, own.name) else environment_name(run)
-    of_ones_own = task[0] == "own" or ":" in task[0]
-    return environment_name(run) if of_ones_own else run.recipe
+    by_user = task[0] == "own" or ":" in task[0]
+    return environment_name(run) if by_user else run.recipe
 
 
 def differences(
     settings: Mapping[str, Any], others: Sequence[Mapping[str, Any]], most: int = _MOST_SETTINGS
 ) -> list[str]:
-    """Names what differs among settings, as ``lr=0.001``, and its values in one of them.
+    """Returns the settings in which one experiment differs from others, as ``lr=0.001``.
 
     Args:
-        settings (mapping): whose values are given.
-        others (list of mappings): all that are compared, this one among them.
-        most (int): texts that are given; what is left is counted by the last.
+        settings (mapping): settings of the experiment.
+        others (list of mappings): settings of all experiments, this one included.
+        most (int): most texts to return; the last one counts the rest.
 
     Examples:
         >>> one, other = {"learner.lr": 0.001, "seed": 0}, {"learner.lr": 0.01, "seed": 0}

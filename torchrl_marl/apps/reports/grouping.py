@@ -1,4 +1,4 @@
-"""Runs of a report: found, measured, and grouped by environment and algorithm."""
+"""Runs of a report: found in folders, read, and grouped by task and algorithm."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ __all__ = [
 
 Numbers = NDArray[np.float64]
 REWARD = "/episode_reward"
-"""How columns of a group's returns end."""
+"""Suffix of the columns with a group's returns."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Returns measured in the course of a training, ``[K]`` each; agent frames may be NaN."""
+    """Returns over the course of a training, ``[K]`` each; agent frames may be NaN."""
 
     frames: Numbers
     agent_frames: Numbers
@@ -60,46 +60,46 @@ class Progress:
         return float(self.frames[-1])
 
     def at(self, frames: float) -> int | None:
-        """Returns the place of the measurement nearest to some frames; None if not within 10 %."""
+        """Returns the index of the measurement nearest to the frames; None if none is in 10 %."""
         place = int(np.abs(self.frames - frames).argmin())
         return place if abs(self.frames[place] - frames) <= 0.1 * frames else None
 
 
 @dataclass(frozen=True)
 class Record:
-    """A run, as a report needs it."""
+    """A run of a report: its measured returns and notes."""
 
     run: Curves
     evaluation: Progress
     training: Progress
     finished: bool
     notes: tuple[str, ...]
-    """Sentences on what is unlike other runs, without their subject."""
+    """Notes on peculiarities of the run, sentences without their subject."""
 
     @property
     def measured(self) -> Progress:
-        """Evaluations; the returns of training where there are none."""
+        """Returns of evaluations, or of training if there are none."""
         return self.evaluation if len(self.evaluation) else self.training
 
     @property
     def is_evaluated(self) -> bool:
-        """Whether :attr:`measured` is evaluations."""
+        """True if :attr:`measured` holds evaluations."""
         return bool(len(self.evaluation))
 
     @property
     def name(self) -> str:
-        """The run folder, as it was given."""
+        """Path of the run folder as given."""
         return str(self.run.folder)
 
     @property
     def frames(self) -> int:
-        """Frames it was trained for."""
+        """Frames that the run has been trained for."""
         tables = (self.run.training, self.run.evaluation)
         return int(max(table["frames"][-1] for table in tables if len(table.get("frames", ()))))
 
     @property
     def total_frames(self) -> int:
-        """Frames it was meant to be trained for."""
+        """Frames that the run was configured for."""
         return int(self.run.settings.get("total_frames", 0))
 
     def summarized(self, key: str) -> float | None:
@@ -111,29 +111,29 @@ class Record:
 
 
 def record_of(run: Curves) -> Record | str:
-    """Reads the returns out of a run's tables.
+    """Extracts the returns from a run's tables.
 
     Args:
-        run (Curves): of :func:`~torchrl_marl.apps.reports.curves.read_run`.
+        run (Curves): result of :func:`~torchrl_marl.apps.reports.curves.read_run`.
 
     Returns:
-        Record or str: or a sentence that says why there is nothing to report.
+        Record or str: the record, or a sentence with the reason why there is none.
     """
     notes = list(run.notes)
     evaluation, broken = _progress(run, run.evaluation.get("return_mean"), run.evaluation)
     training, diverged = _progress(run, _training_returns(run), run.training)
     if broken is not None and not len(evaluation):
         return (
-            f"{str(run.folder)!r} has a return that is no finite number at its first evaluation, "
-            f"frame {broken:,}, and so no score; train it anew."
+            f"{str(run.folder)!r} has a return that is not finite at its first evaluation, "
+            f"frame {broken:,}, and so no score; train it again."
         )
     if broken is not None:
-        notes.append(f"has a return that is no finite number at frame {broken:,}; used up to there")
-    notes += [f"has a half last line in {name}, which is not used" for name in run.cut]
+        notes.append(f"has a return that is not finite at frame {broken:,}; used up to there")
+    notes += [f"has an incomplete last line in {name}, which is not used" for name in run.cut]
     if not len(evaluation) and not len(training):
         return (
             f"{str(run.folder)!r} has no finite return yet; "
-            "wait until an episode has ended or an evaluation is done."
+            "wait for the first episode or evaluation to end."
         )
     if not len(evaluation):
         notes.append("has no evaluations; returns are those of training episodes")
@@ -145,18 +145,18 @@ def record_of(run: Curves) -> Record | str:
     if run.settings and len(evaluation) and np.isnan(evaluation.agent_frames[-1]):
         known = run.training.get("frames", np.empty(0))
         end = f"ends at frame {known[-1]:,.0f}" if len(known) else "has no row"
-        notes.append(f"has a metrics.csv that {end}; agent frames of later evaluations are unknown")
+        notes.append(f"has a metrics.csv that {end}; later evaluations have no agent frames")
     return Record(run, evaluation, training, finished, tuple(notes))
 
 
 def without_copies(records: Sequence[Record]) -> tuple[list[Record], list[str]]:
-    """Leaves out runs with the settings, the seed and every number of another.
+    """Removes runs with the settings, the seed and every number of another run.
 
     Args:
         records (list of Record): the runs.
 
     Returns:
-        tuple: the others, and a sentence for each that is left out.
+        tuple: the remaining runs, and a sentence for each removed run.
     """
     first: dict[tuple[object, ...], Record] = {}
     left_out = []
@@ -168,22 +168,22 @@ def without_copies(records: Sequence[Record]) -> tuple[list[Record], list[str]]:
         if one is not record:
             left_out.append(
                 f"{record.name!r} has the settings, the seed and every number of {one.name!r}; "
-                "the two are one run, and count once."
+                "a copy of a run does not count."
             )
     return list(first.values()), left_out
 
 
 def _content(table: dict[str, Numbers]) -> tuple[tuple[str, bytes], ...]:
-    """A table's numbers, but for the times it took."""
+    """Returns the bytes of a table's columns, without those that hold times."""
     return tuple((name, x.tobytes()) for name, x in table.items() if "second" not in name)
 
 
 def _progress(
     run: Curves, returns: Numbers | None, table: dict[str, Numbers]
 ) -> tuple[Progress, int | None]:
-    """Returns what was measured up to the first return of no sense, and that one's frames.
+    """Returns the measurements up to the first non-finite return, and the frames of that return.
 
-    Rows of training in which no episode ended hold NaN, and are left out.
+    Rows of training in which no episode ended hold NaN and are skipped.
     """
     nothing = Progress(*(np.empty(0),) * 4)
     if returns is None or not len(returns):
@@ -207,7 +207,7 @@ def _progress(
 
 
 def _over_frames(run: Curves, column: str, frames: Numbers) -> Numbers:
-    """Returns a counter of ``metrics.csv`` at some frames; NaN where there is none."""
+    """Interpolates a counter of ``metrics.csv`` at the given frames; NaN if unknown."""
     table = run.training
     if column not in table or not len(table["frames"]):
         return np.where(frames == 0, 0.0, np.nan)
@@ -216,43 +216,43 @@ def _over_frames(run: Curves, column: str, frames: Numbers) -> Numbers:
 
 
 def _training_returns(run: Curves) -> Numbers | None:
-    """Returns training's returns of a task of one group.
+    """Returns the training returns if the task has one group, else None.
 
-    Of several groups it is not known how many agents each has.
+    The mean over several groups would need their sizes, which the tables lack.
     """
     columns = [name for name in run.training if name.endswith(REWARD)]
     return run.training[columns[0]] if len(columns) == 1 else None
 
 
 def _is_finished(run: Curves) -> bool:
-    """Whether the run has ended; a run that goes on has more frames than its summary."""
+    """Returns whether the run has ended: a resumed run has more frames than its summary."""
     frames = run.summary.get("frames")
     trained = run.training.get("frames", np.empty(0))
     return isinstance(frames, (int, float)) and (not len(trained) or trained[-1] <= frames)
 
 
-_DEEPEST = 6  # folders between what is given and a run
+_DEEPEST = 6  # most levels of folders above a run
 
 
 def find_runs(paths: Iterable[str | Path] | str | Path) -> tuple[list[Curves], list[str]]:
-    """Reads all runs in the given folders, however deep they lie.
+    """Reads all runs below the given folders.
 
-    A folder may be a run, hold the runs of several seeds, be a population's or a suite's. A
-    population whose members replace each other is two runs: its best member and its mean.
+    A folder may be a run folder, or that of several seeds, a population or a suite. A population
+    whose members replace each other counts as two runs: its best member and its mean.
 
     Args:
         paths (list of paths): the folders.
 
     Returns:
-        tuple: the runs, and a sentence for each that cannot be read.
+        tuple: the runs, and a sentence for each run that cannot be read.
 
     Raises:
-        CheckpointError: a folder without runs, or no run at all that can be read.
+        CheckpointError: a folder without runs, or no readable run at all.
         ConfigError: no folder is given.
     """
     given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
     if not given:
-        raise ConfigError("no run folder is given, expected one or more; name them.")
+        raise ConfigError("no run folder is given, expected at least one; name it.")
     folders: dict[Path, Path] = {}
     for path in given:
         inside = list(_run_folders(Path(path)))
@@ -268,15 +268,15 @@ def find_runs(paths: Iterable[str | Path] | str | Path) -> tuple[list[Curves], l
         except (OSError, UnicodeError) as error:
             left_out.append(f"{str(folder)!r} cannot be read: {error}.")
     if not runs:
-        more = f" None of the other {len(left_out) - 1} can be read, either." * (len(left_out) > 1)
+        more = f" The other {len(left_out) - 1} cannot be read, either." * (len(left_out) > 1)
         raise CheckpointError(f"{left_out[0]}{more}")
     return runs, left_out
 
 
 def _run_folders(folder: Path, depth: int = 0) -> Iterator[Path]:
-    """Yields a run's folder itself, a population's members, or the runs below, by name.
+    """Yields the run folder itself, a population's members, or the runs below, by name.
 
-    Of members that replace each other none is a run by itself: theirs is the population's folder.
+    If the members of a population replace each other, only the population's folder is a run.
     """
     if (folder / "config.yaml").is_file():
         evolved = next((path for path in (folder, folder.parent) if is_evolved(path)), None)
@@ -294,7 +294,7 @@ def _run_folders(folder: Path, depth: int = 0) -> Iterator[Path]:
 
 
 SHOWN = "population.members"
-"""The setting that tells the two apart."""
+"""Setting that distinguishes the best member of a population from the mean."""
 
 _METHODS = {"pbt": "PBT", "tournament": "tournaments"}
 _OF_ALL = ("iteration", "frames", "agent_frames", "seconds", "frames_per_second")
@@ -302,18 +302,18 @@ Table = Mapping[str, np.ndarray]
 
 
 def is_evolved(folder: Path) -> bool:
-    """Whether a folder is that of a population whose members replace each other."""
+    """Returns whether a folder holds a population whose members replace each other."""
     if not (folder / "config.yaml").is_file():
         return False
     try:
         config = read_run_config(folder)
-    except UserError:  # said where the run is read
+    except UserError:  # reported where the run is read
         return False
     return config.population.size > 1 and config.evolution.method != "none"
 
 
 def population_name(settings: Mapping[str, object]) -> str | None:
-    """Returns ``best of PBT of 4``, or None for an ordinary run's settings."""
+    """Returns a name such as ``best of PBT of 4``, or None for an ordinary run."""
     if SHOWN not in settings:
         return None
     method = str(settings.get("evolution.method"))
@@ -322,22 +322,22 @@ def population_name(settings: Mapping[str, object]) -> str | None:
 
 
 def read_population(folder: Path) -> list[Curves]:
-    """Reads a population: its best member at each measurement, and the mean of all.
+    """Reads a population: its best member at each measurement, and the mean of all members.
 
     Args:
-        folder (Path): the population's, in which its members' folders are.
+        folder (Path): folder of the population, which holds the members' folders.
 
     Raises:
-        CheckpointError: one without members, or of which a member cannot be read.
+        CheckpointError: a population without members, or a member that cannot be read.
     """
     members = [read_run(member) for member in seed_folders(folder)]
     if not members:
-        raise CheckpointError(f"{str(folder)!r} is a population's and holds no member's folder.")
+        raise CheckpointError(f"population {str(folder)!r} has no member's folder.")
     own = dataclasses.replace(read_run(folder), evaluation={})
     size = len(members)
-    together = f"together its members have been trained for {size} times its frames"
+    together = f"all members together have been trained for {size} times its frames"
     notes = {
-        "best": f"is the best of {size} members at each measurement, of which chance is part; "
+        "best": f"is the best of {size} members at each measurement, and so partly luck; "
         f"{together}",
         "mean": f"is the mean of {size} members; {together}",
     }
@@ -356,7 +356,7 @@ def read_population(folder: Path) -> list[Curves]:
 
 
 def _together(tables: Sequence[Table], shown: str) -> dict[str, np.ndarray]:
-    """Returns the columns that all have, at the frames that all have measured, ``[K]`` each."""
+    """Returns the members' common columns, at their common frames, ``[K]`` each."""
     if not all("frames" in table for table in tables):
         return {}
     frames = tables[0]["frames"]
@@ -377,18 +377,18 @@ def _together(tables: Sequence[Table], shown: str) -> dict[str, np.ndarray]:
 
 
 def mean_of_known(values: Numbers, axis: int) -> Numbers:
-    """The mean of the runs that have the number: which have come so far, and not diverged."""
+    """Returns the mean without NaN, over the runs that have a number; NaN if none has."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # none has it
         return np.asarray(np.nanmean(values, axis))
 
 
-# Of `env`, what changes what a return means.
+# Settings of `env` that change the meaning of a return.
 _OF_TASK = ("env.library", "env.name", "env.max_steps", "env.group_map")
-# What changes how fast a run is, or how far it has come, but not what is learned in so many frames.
+# Settings that change speed or length of a run, but not the policy after a number of frames.
 _NOT_LEARNED = ("execution", "total_frames", "stop_at_return")
 _NOT_LEARNED_SECTIONS = ("distributed.", "env.worker", "env.restart_workers")
-# Of `distributed`, what says with which random states, and how late, a policy learns.
+# Settings of `distributed` that change the random states or the lag of a policy.
 _LEARNED = tuple(
     f"distributed.{name}" for name in ("collectors", "overlap", "asynchronous", "max_lag")
 )
@@ -397,7 +397,7 @@ _WAITS_NOT = "distributed.asynchronous"
 
 @dataclass(frozen=True)
 class Task:
-    """A task with its arguments, and the seeds of each algorithm."""
+    """Task with its arguments, and the runs of each algorithm."""
 
     name: str
     settings: dict[str, Any]
@@ -410,15 +410,15 @@ class Task:
 
 
 def is_task_setting(setting: str) -> bool:
-    """Whether runs that differ in a setting are of different tasks."""
+    """Returns whether a setting is part of the task."""
     return setting in _OF_TASK or setting.startswith("env.kwargs.")
 
 
 def group(records: Sequence[Record]) -> list[Task]:
-    """Groups runs by task, and within it by what is learned; seeds of one algorithm together.
+    """Groups runs by task and, within it, by algorithm; seeds of one algorithm together.
 
-    Names are as short as tells them apart: of a task its own, of an algorithm ``MAPPO``, then
-    the recipe's, then the settings that differ.
+    Names are as short as possible: for a task its name, for an algorithm ``MAPPO``; then, where
+    needed, the recipe and the settings that differ.
 
     Args:
         records (list of Record): the runs.
@@ -442,7 +442,7 @@ def by_task(runs: Sequence[Curves]) -> dict[str, dict[str, list[Curves]]]:
     """Groups runs as :func:`group` does, by the names of tasks and algorithms.
 
     Args:
-        runs (list of Curves): as :func:`~torchrl_marl.apps.reports.curves.read_run` gives them.
+        runs (list of Curves): results of :func:`~torchrl_marl.apps.reports.curves.read_run`.
     """
     nothing = Progress(*(np.empty(0),) * 4)
     records = [Record(run, nothing, nothing, False, ()) for run in runs]
@@ -453,15 +453,15 @@ def by_task(runs: Sequence[Curves]) -> dict[str, dict[str, list[Curves]]]:
 
 
 def each_seed_once(records: Sequence[Record]) -> tuple[list[Record], list[str]]:
-    """Leaves out runs with the seed of another that learns the same, such as a population's.
+    """Removes runs with the seed and algorithm of another, such as a population's member.
 
-    The run that stays has finished, or come farther; of equals it is the first.
+    A finished run is kept over an unfinished one, then the longer one, then the first.
 
     Args:
         records (list of Record): the runs.
 
     Returns:
-        tuple: the others, and a sentence for each that is left out.
+        tuple: the remaining runs, and a sentence for each removed run.
     """
     best: dict[str, Record] = {}
     for record in records:
@@ -469,7 +469,7 @@ def each_seed_once(records: Sequence[Record]) -> tuple[list[Record], list[str]]:
         if (record.finished, record.frames) > (one.finished, one.frames):
             best[_key(record)] = record
     left_out = [
-        f"{record.name!r} has the seed {record.run.seed} and what is learned of "
+        f"{record.name!r} has the seed {record.run.seed} and the learning settings of "
         f"{best[_key(record)].name!r}; a seed counts once."
         for record in records
         if best[_key(record)] is not record
@@ -478,7 +478,7 @@ def each_seed_once(records: Sequence[Record]) -> tuple[list[Record], list[str]]:
 
 
 def _key(record: Record) -> str:
-    """What makes runs one seed of one algorithm."""
+    """Returns the key of a run's seed and algorithm."""
     return json.dumps([record.run.seed, _learned(record.run)], sort_keys=True)
 
 
@@ -492,7 +492,7 @@ def _task_names(runs: Sequence[Curves], settings: Sequence[dict[str, Any]]) -> l
 
 
 def _algorithms(records: Sequence[Record]) -> dict[str, list[Record]]:
-    """Returns the algorithms of a task by name, each with its runs by seed."""
+    """Returns the algorithms of a task by name, each with its runs sorted by seed."""
     learned = [dataclasses.replace(record.run, settings=_learned(record.run)) for record in records]
     of_run = {id(run): record for run, record in zip(learned, records)}
     groups = by_settings(learned)
@@ -505,7 +505,7 @@ def _algorithms(records: Sequence[Record]) -> dict[str, list[Record]]:
 
 
 def _learned(run: Curves) -> dict[str, Any]:
-    """The settings that say what is learned in so many frames."""
+    """Returns the settings that determine the policy after a number of frames."""
     found = {name: value for name, value in run.settings.items() if _is_learned(name)}
     if found.get(_WAITS_NOT) == NOT_READ:  # without actors everything waits
         found[_WAITS_NOT] = False
@@ -520,7 +520,7 @@ def _is_learned(setting: str) -> bool:
 
 
 def _algorithm_names(firsts: Sequence[Curves]) -> list[str]:
-    """``MAPPO``, or ``MAPPO (rmappo, lr=0.01)`` with what tells several of one name apart."""
+    """Returns names such as ``MAPPO``, or ``MAPPO (rmappo, lr=0.01)`` if several would be equal."""
     plain = [_algorithm(run) for run in firsts]
     kinds = [(name, _recipe(run)) for run, name in zip(firsts, plain)]
     names = []
@@ -534,7 +534,7 @@ def _algorithm_names(firsts: Sequence[Curves]) -> list[str]:
 
 
 def _algorithm(run: Curves) -> str:
-    """``MAPPO``, ``MAPPO + IQL`` of two groups, or ``MAPPO, best of PBT of 4``."""
+    """Returns a name such as ``MAPPO``, ``MAPPO + IQL`` or ``MAPPO, best of PBT of 4``."""
     keys = [key for key in run.settings if key.startswith("groups.") and key.endswith(".algorithm")]
     words = [run.settings.get("learner.algorithm"), *(run.settings[key] for key in keys)]
     name = " + ".join(dict.fromkeys(str(word).upper() for word in words))
@@ -543,12 +543,12 @@ def _algorithm(run: Curves) -> str:
 
 
 def _recipe(run: Curves) -> str:
-    """Returns a recipe's name without the task's, of ``<library>_<task>_<algorithm>``."""
+    """Returns the recipe's name without its prefix ``<library>_<task>_``."""
     return run.recipe.removeprefix(f"{run.settings.get('env.library')}_{environment_name(run)}_")
 
 
 def _distinguishable(names: Iterable[str]) -> list[str]:
-    """Numbers names that are the same, where settings that are not shown differ."""
+    """Numbers equal names, of settings that differ in something the names do not show."""
     names, seen = list(names), Counter[str]()
     count = Counter(names)
     result = []

@@ -1,4 +1,4 @@
-"""A report as one page of HTML, and its files."""
+"""HTML page of a report, and the writing of all its files."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ from torchrl_marl.version import __version__
 __all__ = ["GENERATOR", "page", "write_report"]
 
 GENERATOR = "torchrl_marl report"
-"""By which a page is known as a report's."""
+"""Value of the page's ``generator`` tag, which identifies a report."""
 
 _SCRIPTS = ("numbers.js", "charts.js", "tasks.js", "overall.js", "tables.js", "start.js")
 _UNITS = {"s": 1, "min": 60, "h": 3600}
 
 
 def page(report: Report) -> str:
-    """Writes a report as HTML.
+    """Renders a report as HTML.
 
     Args:
         report (Report): the figures.
@@ -79,7 +79,7 @@ def page(report: Report) -> str:
 
 
 def data_of(report: Report) -> dict[str, Any]:
-    """Returns what the page's charts are drawn from."""
+    """Returns the data of the page's charts."""
     order = {name: i for i, name in enumerate(report.algorithms)}
     found = {
         "algorithms": report.algorithms,
@@ -90,7 +90,7 @@ def data_of(report: Report) -> dict[str, Any]:
 
 
 def _with_numbers_whole(sentence: str) -> Markup:
-    """A sentence in which a number and its interval stay on one line."""
+    """Marks numbers with intervals in a sentence, so that they stay on one line."""
     number = r"(-?[\d.,]*\d \[[^\]]*\])"
     return Markup(re.sub(number, r'<span class="number">\1</span>', escape(sentence)))
 
@@ -127,7 +127,7 @@ def _caption_of(result: TaskResult) -> str:
 
 
 def _sort_value(text: str) -> float | None:
-    """Returns the number that a cell begins with, a time in seconds."""
+    """Returns the number at the start of a cell, times in seconds; None without a number."""
     found = re.match(r"\[?(-?\d[\d,]*\.?\d*(?:e[+-]?\d+)?) ?(s|min|h)?\b", text)
     if found is None:
         return None
@@ -155,7 +155,7 @@ def _task_data(result: TaskResult, order: dict[str, int]) -> dict[str, Any]:
 
 
 def _line_data(line: Line | None, runs: Sequence[Progress]) -> dict[str, Any] | None:
-    """A line, and the numbers of the runs that it is of."""
+    """Returns a line with the indices of its runs."""
     if line is None:
         return None
     return {**vars(line), "of": [i for i, run in enumerate(runs) if len(run)]}
@@ -173,7 +173,7 @@ def _aggregate_data(found: Aggregate) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON knows: numbers have six digits, and are None where they are not finite."""
+    """Converts a value to JSON types; numbers get six digits, non-finite ones are None."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, Estimate):
@@ -197,32 +197,32 @@ def write_report(
     folder: str | Path = "report",
     references: str | Path | None = None,
 ) -> Report:
-    """Writes what runs say together: a page to look at, Markdown, and CSV.
+    """Writes a report over runs: an HTML page, Markdown, and CSV tables.
 
-    ``report.html`` is one file without anything from elsewhere, ``report.md`` has the same
-    tables and, where matplotlib is installed, pictures (``curves.png``, ``together.png``),
-    ``results.csv`` a row for each task and algorithm, ``evaluations.csv`` one for each run
-    and evaluation, ``curves.csv`` one for each point of a curve, with its interval.
+    ``report.html`` is a self-contained page. ``report.md`` has the same tables and, if matplotlib
+    is installed, pictures (``curves.png``, ``together.png``). ``results.csv`` has a row for each
+    task and algorithm, ``evaluations.csv`` for each run and evaluation, ``curves.csv`` for each
+    point of a curve with its interval.
 
     Args:
-        runs (list of paths): of :func:`make_report`.
-        folder (str or Path): where to write; a report that is there is replaced.
-        references (path, optional): a file of what returns are normalized by.
+        runs (list of paths): runs, as for :func:`make_report`.
+        folder (str or Path): output folder; an earlier report in it is replaced.
+        references (path, optional): file of reference returns, as for :func:`make_report`.
 
     Returns:
-        Report: every figure.
+        Report: all figures.
 
     Raises:
-        CheckpointError: no runs, or none that can be used.
-        ConfigError: a folder that holds other files, or references that cannot be read.
-        WriteError: a folder that cannot be written to.
+        CheckpointError: no runs, or no usable run.
+        ConfigError: the folder holds other files, or the references cannot be read.
+        WriteError: the folder cannot be written to.
     """
     folder = Path(folder)
     _check(folder)
     found = make_report(runs, references)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    _write(folder / _PAGE, page(found))  # the first, by which the folder is known
+    _write(folder / _PAGE, page(found))  # first, since it identifies the folder as a report's
     _write(folder / "report.md", markdown(found, draw(found, folder)))
     _write(folder / "results.csv", results_csv(found))
     _write(folder / "evaluations.csv", evaluations_csv(found))
@@ -236,22 +236,22 @@ def _write(path: Path, text: str) -> None:
 
 
 def _check(folder: Path) -> None:
-    """Refuses a folder of something else.
+    """Raises an error if the folder holds anything but a report.
 
     Raises:
-        ConfigError: naming what is there.
+        ConfigError: a file, or a folder with other files.
     """
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{str(folder)!r} is a file, expected a folder; use --out FOLDER.")
     if not folder.is_dir():
         return
-    # What a killed process had half written goes.
+    # Partial files of a killed process do not count.
     others = sorted(path.name for path in folder.iterdir() if path.suffix != ".part")
     if not others or _is_report(folder / _PAGE):
         return
     raise ConfigError(
-        f"{str(folder)!r} holds {others[0]!r} and no report, expected a new folder or that of an "
-        "earlier report; use --out FOLDER."
+        f"{str(folder)!r} holds {others[0]!r} but no report, expected a new folder or an earlier "
+        "report's; use --out FOLDER."
     )
 
 

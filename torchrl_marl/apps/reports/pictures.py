@@ -1,4 +1,4 @@
-"""Pictures of a report for papers and pages that have no scripts, by matplotlib."""
+"""Pictures of a report, drawn with matplotlib for papers and Markdown."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["draw"]
 
-# The colors of the page, where it is light; dashes tell further algorithms apart.
+# Colors of the page's light theme; further algorithms get dashes.
 _COLORS = (
     "#0080df", "#e94900", "#095638", "#a1729c", "#5e3e00", "#412fd1", "#40445c", "#c46a44",
 )  # fmt: skip
@@ -38,14 +38,14 @@ _ACROSS = 3
 
 
 def draw(report: Report, folder: Path) -> list[str]:
-    """Draws the curves of all tasks, and what several tasks say together.
+    """Draws the curves of all tasks and the figures over several tasks.
 
     Args:
         report (Report): the figures.
-        folder (Path): where to write.
+        folder (Path): output folder.
 
     Returns:
-        list of str: the files' names; none without a matplotlib that works.
+        list of str: names of the files; empty without a working matplotlib.
 
     Raises:
         WriteError: a picture cannot be written.
@@ -66,7 +66,7 @@ def draw(report: Report, folder: Path) -> list[str]:
 
 
 def _figures(report: Report) -> Iterator[tuple[str, Figure]]:
-    """Yields the names of the pictures and what they show."""
+    """Yields the file names and figures of the pictures."""
     order = {name: i for i, name in enumerate(report.algorithms)}
     for i, found in enumerate(report.aggregates):
         yield f"together{i + 1 if i else ''}.png", _together(found, order)
@@ -146,7 +146,7 @@ def _together(found: Aggregate, order: dict[str, int]) -> Figure:
 
 
 def _legend(figure: Figure, axes: list[Axes], seeds: list[int]) -> None:
-    """Draws the legend below, with what bands and bars are."""
+    """Draws the legend below the axes, with the meaning of bands and bars."""
     found: dict[str, Artist] = {}
     for one in axes:
         handles, labels = one.get_legend_handles_labels()

@@ -1,4 +1,4 @@
-"""A whole report before it is written, also of tables of other libraries."""
+"""Figures of a whole report, from run folders and from tables of other libraries."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from torchrl_marl.errors import CheckpointError, ConfigError, quoted
 __all__ = ["Report", "join", "make_report", "read_table"]
 
 _NEEDED = ("task", "algorithm", "seed", "frames", "return")
-_RENAMED = {"task": "task"}  # columns of tables that were written before 0.2
+_RENAMED = {"world": "task"}  # columns of tables that were written before 0.2
 _COUNTERS = ("agent_frames", "seconds")
 Foreign = Mapping[tuple[str, str], Sequence[Record]]
 _Key = tuple[str, str, int, str]  # task, algorithm, seed, run
@@ -46,20 +46,19 @@ _Key = tuple[str, str, int, str]  # task, algorithm, seed, run
 def read_table(path: Path) -> tuple[dict[tuple[str, str], list[Record]], list[str]]:
     """Reads a table of evaluations, in the form of a report's ``evaluations.csv``.
 
-    Its columns are ``task, algorithm, seed, frames, return`` and, where they are known,
-    ``agent_frames``, ``seconds`` and ``run``, which tells two runs of a seed apart; others are
-    not read.
+    Its columns are ``task, algorithm, seed, frames, return`` and, optionally, ``agent_frames``,
+    ``seconds`` and ``run``, which distinguishes two runs of one seed. Other columns are ignored.
 
     Args:
         path (Path): the file.
 
     Returns:
-        tuple: task and algorithm -> its runs, by seed; and a sentence for each run without a
-        return that is a number.
+        tuple: (task, algorithm) -> runs by seed; and a sentence for each run without a finite
+        return.
 
     Raises:
-        CheckpointError: a file without these columns, with a row that is not numbers or of
-            negative frames, or with two rows of a run at the same frames.
+        CheckpointError: missing columns, a row that is not numeric, negative frames, or two rows
+            of a run at the same frames.
     """
     runs: dict[_Key, dict[float, tuple[int, list[float]]]] = {}
     for line, row in _rows(path):
@@ -67,7 +66,7 @@ def read_table(path: Path) -> tuple[dict[tuple[str, str], list[Record]], list[st
         first, _ = runs.setdefault(key, {}).setdefault(frames, (line, numbers))
         if first != line:
             raise CheckpointError(
-                f"{str(path)!r} has two rows of {_who(key)} at frame {frames:,.0f}, in lines "
+                f"{str(path)!r} has two rows of {_run_text(key)} at frame {frames:,.0f}, in lines "
                 f"{first} and {line}, expected one; delete one of them."
             )
     found: dict[tuple[str, str], list[Record]] = {}
@@ -78,14 +77,14 @@ def read_table(path: Path) -> tuple[dict[tuple[str, str], list[Record]], list[st
         if isinstance(record, Record):
             found.setdefault(key[:2], []).append(record)
         else:
-            left_out.append(f"{str(path)!r} has no finite return at the start of {_who(key)}.")
+            left_out.append(f"{str(path)!r} has no finite return at the start of {_run_text(key)}.")
     return found, left_out
 
 
 def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
-    """Yields the number of a row's line, and the row."""
+    """Yields the line number of each row, and the row."""
     try:
-        with path.open(newline="", encoding="utf-8") as file:  # cells may hold ends of lines
+        with path.open(newline="", encoding="utf-8") as file:  # cells may hold newlines
             reader = csv.DictReader(file)
             reader.fieldnames = [_RENAMED.get(name, name) for name in reader.fieldnames or ()]
             rows = [(reader.line_num, row) for row in reader]
@@ -94,7 +93,7 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
     missing = [name for name in _NEEDED if not rows or name not in rows[0][1]]
     if missing:
         raise CheckpointError(
-            f"{str(path)!r} is no table of evaluations: it has no "
+            f"{str(path)!r} is not a table of evaluations: it has no "
             f"{f'column {missing[0]!r}' if rows else 'rows'}, expected "
             f"{', '.join(_NEEDED)}; see docs/reports.md."
         )
@@ -102,7 +101,7 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
 
 
 def _numbers(path: Path, line: int, row: Mapping[str, str]) -> tuple[_Key, float, list[float]]:
-    """Returns whose a row is, its frames, and its return and counters."""
+    """Returns the key, the frames, and the return and counters of a row."""
     try:
         key = row["task"], row["algorithm"], int(row["seed"]), row.get("run") or ""
         frames = float(row["frames"])
@@ -121,7 +120,7 @@ def _numbers(path: Path, line: int, row: Mapping[str, str]) -> tuple[_Key, float
     return key, frames, numbers
 
 
-def _who(key: _Key) -> str:
+def _run_text(key: _Key) -> str:
     return f"{quoted(key[1])} in {quoted(key[0])}, seed {key[2]}"
 
 
@@ -131,19 +130,19 @@ def _record(path: Path, key: _Key, values: np.ndarray) -> Record | str:
     found = record_of(Curves(path, "", {}, {}, table, summary, key[2]))
     if isinstance(found, str):
         return found
-    whose = tuple(f"(of {_who(key)}) {note}" for note in found.notes)
-    return dataclasses.replace(found, notes=whose)
+    notes = tuple(f"({_run_text(key)}) {note}" for note in found.notes)
+    return dataclasses.replace(found, notes=notes)
 
 
 def join(tasks: Sequence[Task], tables: Iterable[Foreign]) -> list[Task]:
-    """Adds the algorithms of tables to the tasks of the same names.
+    """Adds the algorithms of tables to the tasks with the same names.
 
     Args:
-        tasks (list of Task): of runs.
-        tables (list): the runs of :func:`read_table`, of each.
+        tasks (list of Task): tasks of run folders.
+        tables (list): runs of each table, from :func:`read_table`.
 
     Raises:
-        ConfigError: an algorithm that the task has already.
+        ConfigError: the task already has an algorithm of that name.
     """
     joined = {task.name: Task(task.name, task.settings, {**task.algorithms}) for task in tasks}
     for table in tables:
@@ -153,7 +152,7 @@ def join(tasks: Sequence[Task], tables: Iterable[Foreign]) -> list[Task]:
             if algorithm in task.algorithms:
                 raise ConfigError(
                     f"{str(records[0].run.folder)!r} has {quoted(algorithm)} in {quoted(name)}, "
-                    "which other runs have, too; give it a name of its own, such as "
+                    "as other runs do; give it another name, such as "
                     f"{quoted(f'other {algorithm}')}."
                 )
             task.algorithms[algorithm] = list(records)
@@ -162,7 +161,7 @@ def join(tasks: Sequence[Task], tables: Iterable[Foreign]) -> list[Task]:
 
 @dataclass(frozen=True)
 class Report:
-    """What runs say together."""
+    """Figures of a report."""
 
     tasks: list[TaskResult]
     aggregates: list[Aggregate]
@@ -171,7 +170,7 @@ class Report:
 
     @property
     def teams(self) -> list[tuple[TaskResult, Team]]:
-        """Each task's algorithms, beside the task."""
+        """Pairs of a task and each of its algorithms."""
         return [(task, team) for task in self.tasks for team in task.teams.values()]
 
     @property
@@ -181,7 +180,7 @@ class Report:
 
     @property
     def algorithms(self) -> list[str]:
-        """The names of all algorithms, those of the most tasks first."""
+        """Names of all algorithms, those with the most tasks first."""
         tasks = Counter(name for task in self.tasks for name in task.teams)
         return sorted(tasks, key=lambda name: (-tasks[name], name))
 
@@ -189,17 +188,17 @@ class Report:
 def make_report(
     runs: Iterable[str | Path] | str | Path, references: str | Path | None = None
 ) -> Report:
-    """Reads runs and works out every figure of a report.
+    """Reads runs and computes all figures of a report.
 
     Args:
-        runs (list of paths): run folders, or folders that hold some, however deep; a ``.csv`` is a
-            table of evaluations, such as an earlier report's, or of another library.
-        references (path, optional): a file of what returns are normalized by, in the form of
-            ``references.yaml`` beside this module, in its place.
+        runs (list of paths): run folders, or folders above them; a ``.csv`` is a table of
+            evaluations, from an earlier report or another library.
+        references (path, optional): file of reference returns that replaces ``references.yaml``
+            beside this module, in the same form.
 
     Raises:
-        CheckpointError: no runs, or none that can be used; a table that is broken.
-        ConfigError: references that cannot be read, or a table's algorithm that runs have, too.
+        CheckpointError: no runs, no usable run, or a broken table.
+        ConfigError: references that cannot be read, or a table with an algorithm of the runs.
     """
     entries = read_references(None if references is None else Path(references))
     given = [runs] if isinstance(runs, (str, os.PathLike)) else list(runs)

@@ -1,4 +1,4 @@
-"""A report as Markdown and as CSV."""
+"""Tables of a report, as Markdown and as CSV."""
 
 from __future__ import annotations
 
@@ -42,16 +42,15 @@ Row = Sequence[str]
 
 @dataclass
 class Table:
-    """A table of texts, which Markdown and HTML show alike.
+    """Table of texts for Markdown and HTML.
 
     Args:
-        title (str): what it is.
-        head (sequence of str): the columns' names.
-        rows (sequence of sequences): texts, as many as columns.
-        words (sequence of str): columns that hold words, the first if none are given; the others
-            hold numbers.
-        fold (str): what a page shows of it, and of those beside it with the same, until it is
-            opened; empty: all.
+        title (str): title of the table.
+        head (sequence of str): names of the columns.
+        rows (sequence of sequences): texts of each row, one per column.
+        words (sequence of str): columns with words, by default the first; the others hold numbers.
+        fold (str): summary under which a page hides the table and its neighbors with the same
+            summary; empty: always shown.
     """
 
     title: str
@@ -65,7 +64,7 @@ class Table:
 
 
 def tables_of(report: Report) -> Iterator[Table]:
-    """Yields the tables: over all tasks, of each task, what 0 and 1 are, all runs."""
+    """Yields the tables: over all tasks, of each task, reference returns, all runs."""
     for found in report.aggregates:
         yield _overall(found)
         if len(found.algorithms) > 1:
@@ -85,11 +84,11 @@ def tables_of(report: Report) -> Iterator[Table]:
 
 
 def markdown(report: Report, pictures: Sequence[str] = ()) -> str:
-    """Writes a report as Markdown.
+    """Renders a report as Markdown.
 
     Args:
         report (Report): the figures.
-        pictures (sequence of str): files beside it that it shows.
+        pictures (sequence of str): names of picture files in the same folder.
     """
     tasks = [task.task.name for task in report.tasks]
     return template("report.md.j2", _md).render(
@@ -104,12 +103,12 @@ def markdown(report: Report, pictures: Sequence[str] = ()) -> str:
 
 
 def template(name: str, escape: Callable[[str], str], **functions: Any) -> Template:
-    """Returns a template that escapes all that it is given, unless it is markup already.
+    """Returns a template that escapes all values except markup.
 
     Args:
-        name (str): of the file, among the assets.
-        escape (callable): makes a text harmless.
-        **functions: which the template calls.
+        name (str): file name in ``assets``.
+        escape (callable): function that escapes a text.
+        **functions: functions for the template.
     """
     environment = Environment(
         autoescape=True,
@@ -124,7 +123,7 @@ def template(name: str, escape: Callable[[str], str], **functions: Any) -> Templ
 
 
 def _md(text: str) -> str:
-    """A text that Markdown shows as it is."""
+    """Escapes a text for Markdown."""
     for letter in "\\`*_[]<>|#":
         text = text.replace(letter, f"\\{letter}")
     return " ".join(text.split())
@@ -201,7 +200,7 @@ def _groups(result: TaskResult, fold: str) -> Table:
 
 
 def _seeds(team: Team) -> str:
-    """``5``, or ``5 (1 not finished)``."""
+    """Returns the number of seeds, such as ``5`` or ``5 (1 not finished)``."""
     running = sum(not run.record.finished for run in team.runs)
     return f"{len(team.runs)} ({running} not finished)" if running else str(len(team.runs))
 
@@ -211,14 +210,14 @@ def _references(report: Report) -> Table:
         [
             result.task.name,
             figure(result.reference.random),
-            result.reference.random_source or "nobody has measured it",
+            result.reference.random_source or "not measured",
             figure(result.reference.best),
-            result.reference.best_source or "nothing is known",
+            result.reference.best_source or "unknown",
         ]
         for result in report.tasks
     ]
-    head = ["task", "0 is", "from", "1 is", "from"]
-    return Table("What normalized scores mean", head, rows, words=["task", "from"])
+    head = ["task", "score 0", "source", "score 1", "source"]
+    return Table("Reference returns of normalized scores", head, rows, words=["task", "source"])
 
 
 def _runs(report: Report) -> Table:
@@ -238,7 +237,7 @@ def _runs(report: Report) -> Table:
 
 
 def results_csv(report: Report) -> str:
-    """A row for each task and algorithm, with every figure and its interval."""
+    """Returns a CSV table with a row for each task and algorithm: all figures with intervals."""
     head = [
         "task", "library", "name", "algorithm", "seeds", "frames", "agent_frames", "seconds",
         "iqm", "iqm_low", "iqm_high", "mean", "mean_low", "mean_high", "median", "worst", "best",
@@ -259,12 +258,12 @@ def results_csv(report: Report) -> str:
 
 
 def _normal(result: TaskResult, value: float) -> float | None:
-    """Returns a normalized return; None where it cannot be normalized."""
+    """Returns a normalized return; None if it cannot be normalized."""
     return None if result.reference.why_none else float(result.reference.normalize(value))
 
 
 def evaluations_csv(report: Report) -> str:
-    """A row for each run and measurement: an evaluation, or training's where there is none."""
+    """Returns a CSV table with a row for each run and evaluation, or training measurement."""
     head = [
         "task", "library", "name", "algorithm", "seed", "run", "finished", "measured_by",
         "frames", "agent_frames", "seconds", "return", "normalized",
@@ -285,7 +284,7 @@ def evaluations_csv(report: Report) -> str:
 
 
 def curves_csv(report: Report) -> str:
-    """A row for each point of a task's curves, with its interval over the seeds."""
+    """Returns a CSV table with a row for each point of a task's curves, with its interval."""
     head = [
         "task", "algorithm", "measured_by", "frames", "agent_frames", "seconds", "runs",
         "iqm", "iqm_low", "iqm_high",
@@ -315,7 +314,7 @@ def _csv(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 
 def _cell(value: Any) -> Any:
-    """Numbers as short as they are exact; nothing for what is not known."""
+    """Returns the shortest exact form of a number; an empty cell if unknown."""
     if isinstance(value, (float, np.floating)):
         if not np.isfinite(value):
             return ""

@@ -1,6 +1,6 @@
-"""Suites: one table of settings, many tasks, algorithms and seeds; trained as one, with a forecast.
+"""Suites: many tasks, algorithms and seeds trained from one table of settings.
 
-A suite is a YAML file: those of the package lie here, one's own anywhere.
+A suite is a YAML file. Those of the package are in this folder.
 """
 
 from typing import TYPE_CHECKING

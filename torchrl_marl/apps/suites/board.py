@@ -1,4 +1,4 @@
-"""Results of a suite, and the table that shows them."""
+"""Progress and results of a suite."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ __all__ = [
 
 
 class Board:
-    """Progress of all runs together.
+    """Progress of all runs of a suite.
 
     Args:
-        results (dict): place of a run -> how far it is; the caller keeps it up to date.
-        jobs (int): how many run at once.
-        said (callable): told a line for each run that has ended.
-        bar (bool): show a bar, on a terminal.
+        results (dict): folder of a run -> its current result; the caller keeps it up to date.
+        jobs (int): number of concurrent runs.
+        said (callable): called with a line for each run that has ended.
+        bar (bool): True to show a progress bar on a terminal.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Board:
         bar: bool = True,
     ) -> None:
         self._results, self._jobs, self._said = results, jobs, said
-        self._working: dict[Path, tuple[float, int]] = {}  # when it began, with how many frames
+        self._working: dict[Path, tuple[float, int]] = {}  # start time and frames at the start
         self._frames = {place: self._frames_now(place) for place in results}
         self._bar = tqdm(
             desc=f"{len(results)} runs",
@@ -58,7 +58,7 @@ class Board:
             unit_scale=True,
             dynamic_ncols=True,
             file=sys.stderr,
-            disable=None if bar else True,  # None: where nobody looks, the lines say enough
+            disable=None if bar else True,  # None: no bar without a terminal
         )
 
     def _total(self, place: Path) -> int:
@@ -70,18 +70,18 @@ class Board:
         return total if result.finished else min(total, frames_of(result.folder))
 
     def began(self, place: Path) -> None:
-        """Notes that a run is trained from now on."""
+        """Records the start of a run."""
         self._working[place] = time.monotonic(), self._frames[place]
 
     def show(self, working: Iterable[Path]) -> None:
-        """Shows how far the runs are that are trained now, by their places."""
+        """Updates the bar from the runs that are training now."""
         for place in working:
             self._frames[place] = self._frames_now(place)
         self._bar.update(sum(self._frames.values()) - self._bar.n)
-        self._bar.set_postfix_str(self._outlook())
+        self._bar.set_postfix_str(self._forecast())
 
     def ended(self, place: Path) -> None:
-        """Says a line of a run that has ended."""
+        """Records the end of a run and logs a line about it."""
         self._working.pop(place, None)
         self._frames[place] = self._frames_now(place)
         result = self._results[place]
@@ -93,20 +93,20 @@ class Board:
         else:
             text = result.state + (f": {result.error}" if result.error else "")
         with tqdm.external_write_mode(file=sys.stderr):
-            self._said(f"{name}: {text} ({self._outlook()})")
+            self._said(f"{name}: {text} ({self._forecast()})")
 
     def close(self) -> None:
-        """Takes the bar away."""
+        """Closes the bar."""
         self._bar.close()
 
-    def _outlook(self) -> str:
+    def _forecast(self) -> str:
         ended = sum(one.state in ("finished", "failed") for one in self._results.values())
         left = self.seconds_left()
         soon = "" if not left else f", {clock(left)} to go"
         return f"{ended} of {len(self._results)} runs{soon}"
 
     def seconds_left(self) -> float | None:
-        """Returns the seconds until all have ended, or None where nothing is known yet."""
+        """Returns the estimated seconds until all runs have ended, or None without any data."""
         paces: dict[Pair, Pace] = {}
         now = time.monotonic()
         for place, result in self._results.items():
@@ -127,7 +127,7 @@ class Board:
 
 
 def frames_of(folder: Path) -> int:
-    """Returns the frames that a run has, by the last row of its ``metrics.csv``; 0 without one."""
+    """Returns a run's frames from the last complete row of its ``metrics.csv``, else 0."""
     try:
         with (folder / "metrics.csv").open("rb") as file:
             heads = file.readline().decode().strip().split(",")
@@ -137,7 +137,7 @@ def frames_of(folder: Path) -> int:
             lines = file.read().decode(errors="replace").split("\n")
     except (OSError, ValueError):
         return 0
-    # The last piece is an unfinished row, or the empty text behind the last line's end.
+    # The last piece is an incomplete row, or the empty text after the last newline.
     for line in reversed(lines[:-1]):
         cells = line.strip().split(",")
         if len(cells) == len(heads) and cells[column].isdecimal():
@@ -151,15 +151,15 @@ _COLUMNS = ["task", "algorithm", "seed", "state", *_SUMMARIZED, "elapsed", "fold
 
 @dataclass(frozen=True)
 class Result:
-    """A run of a suite, and how far it is.
+    """State and result of a run of a suite.
 
     Attributes:
-        run (SuiteRun): which one.
-        folder (Path): where it is.
+        run (SuiteRun): the run.
+        folder (Path): folder of the run.
         state (str): ``finished``, ``failed``, ``stopped``, ``begun`` or ``waiting``.
-        summary (dict): as in its ``summary.json``; empty unless it is finished.
-        elapsed (float): seconds that it took, with all that is not training.
-        error (str): why it failed.
+        summary (dict): content of its ``summary.json``; empty unless it is finished.
+        elapsed (float): total seconds of the run, not only of training.
+        error (str): error message of a failed run.
     """
 
     run: SuiteRun
@@ -171,12 +171,12 @@ class Result:
 
     @property
     def finished(self) -> bool:
-        """Whether the run came to its end."""
+        """True if the run has finished."""
         return self.state == "finished"
 
 
 def found_result(out: Path, run: SuiteRun, elapsed: float = 0.0) -> Result:
-    """Returns how far a run is that is trained by nobody now."""
+    """Returns the result of a run that is not being trained, from its folder."""
     folder = out / run.place
     try:
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
@@ -207,7 +207,7 @@ def write_results(out: Path, results: Iterable[Result]) -> None:
 
 
 def read_elapsed(out: Path) -> dict[str, float]:
-    """Returns the seconds that each run took so far, by its place, as ``results.csv`` says."""
+    """Returns the seconds of each run so far by its folder, from ``results.csv``."""
     try:
         with (out / "results.csv").open(newline="", encoding="utf-8") as file:
             return {row["folder"]: float(row["elapsed"] or 0) for row in csv.DictReader(file)}
@@ -216,7 +216,7 @@ def read_elapsed(out: Path) -> dict[str, float]:
 
 
 def results_table(results: Sequence[Result]) -> str:
-    """Formats a row for each task and algorithm: the mean over seeds, from least to most."""
+    """Formats a table with mean and range over the seeds of each task and algorithm."""
     heads = ["task", "algorithm", "seeds", "return", "least to most", "random", "frames", "seconds"]
     rows = [heads]
     for pair in dict.fromkeys(one.run.pair for one in results):

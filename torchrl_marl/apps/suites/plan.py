@@ -1,4 +1,4 @@
-"""The plan of a suite: its table of runs, and how long they will take."""
+"""Plan of a suite: its table of settings, its runs, and a forecast of their time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True)
 class Pace:
-    """Frames, and the seconds that they took: compiling, evaluating and all.
+    """Frames and the seconds they took, with compiling and evaluation.
 
     Examples:
         >>> Pace(1000, 2.0) + Pace(2000, 10.0)
@@ -39,16 +39,15 @@ class Pace:
 def seconds_left(
     left: Iterable[tuple[Pair, int]], paces: Mapping[Pair, Pace], jobs: int = 1
 ) -> float | None:
-    """Returns the seconds until all runs have ended, or None where nothing is known yet.
+    """Returns the estimated seconds until all runs have ended, or None without any data.
 
-    A task and algorithm of which nothing was seen goes as fast as the algorithm does elsewhere, or
-    else as everything together. Runs begin in their order, each where a place is free first.
+    An unmeasured pair of task and algorithm is assumed to be as fast as the algorithm in other
+    tasks, or else as all runs together. Runs start in order, each in the first free slot.
 
     Args:
-        left (iterable of (pair, frames)): the frames that each run has to go; the running ones
-            first.
-        paces (mapping): (task, algorithm) -> what was seen of it.
-        jobs (int): how many run at once.
+        left (iterable of (pair, frames)): remaining frames of each run, running ones first.
+        paces (mapping): (task, algorithm) -> measured pace.
+        jobs (int): number of concurrent runs.
 
     Examples:
         >>> paces = {("balance", "mappo"): Pace(1000, 2.0)}
@@ -64,14 +63,14 @@ def seconds_left(
             continue
         if not known:
             return None
-        alike = [pace for (_, algorithm), pace in known.items() if algorithm == pair[1]]
-        pace = known.get(pair) or sum(alike or known.values(), Pace())
+        same = [pace for (_, algorithm), pace in known.items() if algorithm == pair[1]]
+        pace = known.get(pair) or sum(same or known.values(), Pace())
         heapq.heapreplace(places, places[0] + frames * pace.seconds / pace.frames)
     return max(places)
 
 
 def clock(seconds: float) -> str:
-    """Returns a time as one says it.
+    """Formats a duration for reading.
 
     Examples:
         >>> clock(42), clock(150), clock(7260), clock(200_000)
@@ -88,28 +87,28 @@ def clock(seconds: float) -> str:
 
 
 SEEDS = 5
-"""Seeds of each task and algorithm, where no number is given."""
-WORDS = ("algorithms", "tasks", "seeds", "frames")
-"""What says which runs; everything else is a setting of all of them."""
+"""Default number of seeds of each task and algorithm."""
+SELECTION_KEYS = ("algorithms", "tasks", "seeds", "frames")
+"""Arguments of a suite that select its runs; all others are settings of every run."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The runs of a suite that are meant, in the order in which they begin.
+    """Selected runs of a suite, in the order of their start.
 
     Attributes:
-        suite (Suite): the table.
-        runs (tuple of SuiteRun): seed by seed, so that every task is seen early.
-        words (dict): by which the same plan is made again.
+        suite (Suite): table of settings.
+        runs (tuple of SuiteRun): runs ordered by seed, so that every task starts early.
+        selection (dict): arguments of :func:`make_plan` that make the same plan.
     """
 
     suite: Suite
     runs: tuple[SuiteRun, ...]
-    words: dict[str, Any]
+    selection: dict[str, Any]
 
     @property
     def frames(self) -> int:
-        """Env steps of all runs together."""
+        """Total env steps of all runs."""
         return sum(run.config.total_frames for run in self.runs)
 
 
@@ -122,20 +121,21 @@ def make_plan(
     frames: int | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> Plan:
-    """Returns the runs of a suite, all of their settings checked.
+    """Selects runs of a suite and checks their settings.
 
     Args:
-        suite (str, Path or Suite): a name, the path of a YAML file, or the table itself.
+        suite (str, Path or Suite): name of a suite, path of a YAML file, or the suite itself.
 
     Keyword Args:
-        algorithms (list of str, optional): by default those that the suite names as its default.
-        tasks (list of str, optional): by default all.
-        seeds (int or list of int, optional): how many, from 0 on, or which; by default 5.
-        frames (int, optional): of each run, in place of the table's.
-        settings (mapping, optional): of all runs, such as ``{"execution": "compile"}``.
+        algorithms (list of str, optional): algorithms; default: the suite's ``default``.
+        tasks (list of str, optional): tasks; default: all.
+        seeds (int or list of int, optional): number of seeds from 0 on, or list of seeds;
+            default: 5.
+        frames (int, optional): frames of each run; default: as in the table.
+        settings (mapping, optional): settings of all runs, such as ``{"execution": "compile"}``.
 
     Raises:
-        ConfigError: naming what is unknown, and what comes nearest.
+        ConfigError: an unknown name or setting; the message names the nearest known one.
 
     Examples:
         >>> [str(run.place) for run in make_plan("toy", tasks="arena", seeds=1).runs]
@@ -152,20 +152,20 @@ def make_plan(
         for task in tasks
         for algorithm in algorithms
     ]
-    words = {
+    selection = {
         "algorithms": list(algorithms),
         "tasks": list(tasks),
         "seeds": numbers,
         "settings": flatten(overrides),
     }
-    return Plan(table, tuple(runs), words)
+    return Plan(table, tuple(runs), selection)
 
 
 def seeds_of(value: Any) -> list[int]:
-    """Returns the seeds that ``5``, ``[0, 2]``, ``"0..4"`` and ``"0,2"`` mean.
+    """Parses seeds given as ``5``, ``[0, 2]``, ``"0..4"`` or ``"0,2"``.
 
     Raises:
-        ConfigError: none of them.
+        ConfigError: another form, or a repeated seed.
 
     Examples:
         >>> seeds_of(3), seeds_of([4, 2]), seeds_of("1..3"), seeds_of("7,9")
@@ -186,8 +186,8 @@ def seeds_of(value: Any) -> list[int]:
     right = all(isinstance(seed, int) and 0 <= seed < 2**32 for seed in found)
     if not found or not right or len(set(found)) < len(found):
         raise ConfigError(
-            f"seeds is {quoted(value)}, expected how many, such as seeds=5, or which, each once: "
-            "seeds=0,2 or seeds=3..7."
+            f"seeds is {quoted(value)}, expected a number of seeds (seeds=5), or different seeds "
+            "(seeds=0,2 or seeds=3..7)."
         )
     return found
 
@@ -207,8 +207,8 @@ def _chosen(
             )
     if not names or len(set(names)) < len(names):
         raise ConfigError(
-            f"{what}s is {quoted(','.join(names))}, expected one or more, each once, of "
-            f"{', '.join(known)}."
+            f"{what}s is {quoted(','.join(names))}, expected different ones of "
+            f"{', '.join(known)}, at least one."
         )
     return names
 
@@ -219,9 +219,9 @@ def _overrides(settings: Mapping[str, Any], frames: int | None) -> dict[str, Any
         if key in overrides:
             fix = "give seeds=... instead" if key == "seed" else "leave it out"
             fix = "give --out instead" if key == "folder" else fix
-            raise ConfigError(f"{key} is given, which each run of a suite has for itself; {fix}.")
+            raise ConfigError(f"{key} is given, but the suite sets it for each run; {fix}.")
     if frames is not None and "total_frames" in overrides:
-        raise ConfigError("frames and total_frames are both given, which are one; leave one out.")
+        raise ConfigError("frames and total_frames are the same setting; leave one out.")
     if frames is not None:
         if isinstance(frames, bool) or not isinstance(frames, int) or frames < 1:
             raise ConfigError(
@@ -236,11 +236,11 @@ _FOLDER = Path(__file__).parent
 _PARTS = ("about", "default", "common", "algorithms", "tasks")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 OF_A_RUN = ("seed", "folder", "recipe", "population", "evolution")
-"""What each run of a suite has for itself."""
+"""Settings that the suite itself sets for each run."""
 
 
 def suite_names() -> list[str]:
-    """Returns the names of the suites that come with the package, sorted.
+    """Returns the sorted names of the package's suites.
 
     Examples:
         >>> "toy" in suite_names()
@@ -251,7 +251,7 @@ def suite_names() -> list[str]:
 
 @dataclass(frozen=True)
 class SuiteRun:
-    """One run of a suite: a task, an algorithm, a seed, and all its settings."""
+    """Run of a suite: task, algorithm, seed and settings."""
 
     task: str
     algorithm: str
@@ -260,33 +260,32 @@ class SuiteRun:
 
     @property
     def pair(self) -> tuple[str, str]:
-        """The task and the algorithm."""
+        """Task and algorithm."""
         return self.task, self.algorithm
 
     @property
     def place(self) -> Path:
-        """Where the run is in its suite's folder."""
+        """Folder of the run, relative to the suite's folder."""
         return Path(self.task, self.algorithm, f"seed{self.seed}")
 
 
 @dataclass(frozen=True)
 class Suite:
-    """A table of settings.
+    """Table of settings of a suite.
 
-    Settings of a run are, each above the one before: the defaults, those that all runs have in
-    common, the algorithm's, the task's, those of this task with this algorithm, and what is given
-    beside the suite. What a table says that an algorithm does not have is left out for it, unless
-    it is said of that algorithm.
+    Later settings override earlier ones: the defaults, ``common``, the algorithm's, the task's,
+    those of the task with the algorithm, and the overrides of the caller. A setting that an
+    algorithm does not have is skipped for it, unless it is given for that algorithm by name.
 
     Args:
-        name (str): the suite's.
-        about (str): one line.
-        default (tuple of str): the algorithms that are trained where none are named.
+        name (str): name of the suite.
+        about (str): description, one line.
+        default (tuple of str): algorithms to train by default.
         common (dict): settings of all runs.
-        algorithms (dict): algorithm -> its settings. A name that is no algorithm's is a variant
-            of one and has ``learner.algorithm`` among its settings.
-        tasks (dict): task -> its settings.
-        exceptions (dict): (task, algorithm) -> what differs for the two.
+        algorithms (dict): algorithm -> settings. Any other name is a variant and has
+            ``learner.algorithm`` in its settings.
+        tasks (dict): task -> settings.
+        exceptions (dict): (task, algorithm) -> settings of this pair.
     """
 
     name: str
@@ -300,13 +299,13 @@ class Suite:
     def run(
         self, task: str, algorithm: str, seed: int = 0, overrides: Mapping[str, Any] | None = None
     ) -> SuiteRun:
-        """Returns one run with its settings, checked.
+        """Returns a run with checked settings.
 
         Args:
-            task (str): of the table.
-            algorithm (str): of the table.
-            seed (int): the run's.
-            overrides (mapping, optional): settings above all of the table.
+            task (str): task of the table.
+            algorithm (str): algorithm of the table.
+            seed (int): random seed of the run.
+            overrides (mapping, optional): settings that override the table.
 
         Raises:
             ConfigError: an unknown setting, or settings that do not fit.
@@ -342,7 +341,7 @@ def _merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
 def _config(
     settings: dict[str, Any], mentioned: set[str], algorithm: str, seed: int
 ) -> TrainConfig:
-    """Reads settings, without those which this algorithm lacks and nobody gave it by name."""
+    """Reads settings, without those that the algorithm lacks and that were not given for it."""
     reader = Reader(TrainConfig)
     config = reader.read(settings)
     idle = (reader.inapplicable.keys() | unread(config).keys()) - mentioned
@@ -351,13 +350,13 @@ def _config(
 
 
 def read_suite(suite: str | Path) -> Suite:
-    """Reads a suite of the package, or one's own.
+    """Reads a suite of the package or of a YAML file.
 
     Args:
-        suite (str or Path): a name, or the path of a YAML file.
+        suite (str or Path): name of a suite, or path of a YAML file.
 
     Raises:
-        ConfigError: an unknown name, a file that cannot be read, or a table that is none.
+        ConfigError: an unknown name, a file that cannot be read, or an invalid table.
 
     Examples:
         >>> "balance" in read_suite("vmas").tasks
@@ -379,22 +378,21 @@ def _suite(name: str, read: Mapping[str, Any], where: str) -> Suite:
     for part in read:
         if part not in _PARTS:
             raise ConfigError(
-                f"suite {where} has {quoted(part)}, {nearest(part, _PARTS)}expected "
+                f"suite {where} has the section {quoted(part)}, {nearest(part, _PARTS)}expected "
                 f"{', '.join(_PARTS)}."
             )
     sections = {part: _section(read.get(part), part, where) for part in _PARTS[2:]}
     algorithms = _spread(sections["algorithms"], "algorithms", where)
     for part, found in (("algorithms", algorithms), ("tasks", sections["tasks"])):
         if not found:
-            raise ConfigError(f"suite {where} has no {part}, expected one or more under {part}.")
+            raise ConfigError(f"suite {where} has no {part}, expected at least one under {part}.")
     for algorithm, own in algorithms.items():
         learner = own.get("learner")
         variant = isinstance(learner, str) or "algorithm" in (learner or {})
         if ALGORITHMS.find(algorithm) is None and not variant:
             raise ConfigError(
-                f"suite {where} has algorithms.{algorithm}, which is none; "
-                f"{nearest(algorithm, ALGORITHMS.words())}a variant of one says which by "
-                "learner.algorithm."
+                f"suite {where} has algorithms.{algorithm}, which is not an algorithm; "
+                f"{nearest(algorithm, ALGORITHMS.words())}set learner.algorithm for a variant."
             )
     tasks: dict[str, dict[str, Any]] = {}
     exceptions: dict[tuple[str, str], dict[str, Any]] = {}
@@ -407,8 +405,8 @@ def _suite(name: str, read: Mapping[str, Any], where: str) -> Suite:
     for one in (*tasks, *algorithms):
         if not _NAME.fullmatch(one):
             raise ConfigError(
-                f"suite {where} names {quoted(one)}, which is to be a folder; use letters, digits "
-                "and _ in names."
+                f"suite {where} has the name {quoted(one)}, which cannot be a folder name; use "
+                "letters, digits and _ in names."
             )
     default = _algorithms(read.get("default"), algorithms, where)
     about = str(read.get("about", ""))
@@ -419,20 +417,19 @@ def _section(value: Any, name: str, where: str) -> dict[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise ConfigError(
-            f"suite {where} has {quoted(value)} under {name}, expected settings there."
-        )
+        raise ConfigError(f"suite {where} has {quoted(value)} under {name}, expected settings.")
     section = {str(key): inner for key, inner in value.items()}
     own = next((key for key in section if key in OF_A_RUN), None)
     if own is not None and name not in ("algorithms", "tasks"):
         raise ConfigError(
-            f"suite {where} has {own} under {name}, which each run has for itself; leave it out."
+            f"suite {where} has {own} under {name}, but the suite sets it for each run; leave it "
+            "out."
         )
     return section
 
 
 def _spread(section: Mapping[str, Any], name: str, where: str) -> dict[str, dict[str, Any]]:
-    """Returns settings by algorithm, where ``mappo, ippo`` are those of both."""
+    """Returns settings by algorithm; a key such as ``mappo, ippo`` gives them to both."""
     found: dict[str, dict[str, Any]] = {}
     for names, value in section.items():
         for algorithm in map(str.strip, names.split(",")):
@@ -442,7 +439,7 @@ def _spread(section: Mapping[str, Any], name: str, where: str) -> dict[str, dict
 
 
 def _names_algorithms(key: str, algorithms: Iterable[str]) -> bool:
-    """Whether a key of a task is an algorithm of the table, or several with commas."""
+    """Returns whether a key consists of algorithms of the table, separated by commas."""
     return all(one.strip() in algorithms for one in key.split(","))
 
 
@@ -456,6 +453,6 @@ def _algorithms(
         if one not in algorithms:
             raise ConfigError(
                 f"suite {where} has {quoted(one)} as default, {nearest(one, algorithms)}expected "
-                f"some of {', '.join(algorithms)}."
+                f"names of {', '.join(algorithms)}."
             )
     return tuple(names)

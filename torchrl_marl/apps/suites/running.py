@@ -1,4 +1,4 @@
-"""Runs a suite, several runs at once, and keeps its folder; ``torchrl-marl suite``."""
+"""Training of a suite with several runs at once, in one folder; ``torchrl-marl suite``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from torchrl_marl.apps.suites.board import (
     write_results,
 )
 from torchrl_marl.apps.suites.plan import (
-    WORDS,
+    SELECTION_KEYS,
     Plan,
     SuiteRun,
     clock,
@@ -58,33 +58,35 @@ def run_suite(
     said: Callable[[str], None] = print,
     **settings: Any,
 ) -> list[Result]:
-    """Trains the runs of a suite, each in ``out/task/algorithm/seed0`` and so on.
+    """Trains the runs of a suite, each in a folder such as ``out/task/algorithm/seed0``.
 
-    A run that fails is said and does not end the others. Ctrl-C and SIGTERM stop all after their
-    iteration; ``resume=True`` goes on: finished runs are left alone, begun ones go on from their
-    checkpoints, failed ones are tried again. ``results.csv`` has a row for each run.
+    A failed run is logged and does not stop the others. Ctrl-C and SIGTERM stop all runs after
+    their current iteration. ``resume=True`` skips finished runs, resumes started ones from their
+    checkpoints and retries failed ones. ``results.csv`` has a row for each run.
 
     Args:
-        suite (str or Path): a suite of the package, or the path of a YAML file.
+        suite (str or Path): name of a suite, or path of a YAML file.
 
     Keyword Args:
-        algorithms (list of str, optional): by default those that the suite names as its default.
-        tasks (list of str, optional): by default all.
-        seeds (int or list of int, optional): how many, from 0 on, or which; by default 5.
-        frames (int, optional): of each run, in place of the table's.
-        out (str or Path, optional): the folder; by default ``suite_NAME`` in the current one.
-        resume (bool): go on in that folder; what is not given is then as it was begun.
-        trust (bool): run the code, and follow the links, of a folder of somebody else's.
-        jobs (int): how many runs at once, each in a process of one thread; 0: in this process,
-            one after the other.
-        said (callable): told each run that has ended.
-        **settings: of all runs, such as ``execution="compile"`` or ``**{"learner.lr": 1e-3}``.
+        algorithms (list of str, optional): algorithms; default: the suite's ``default``.
+        tasks (list of str, optional): tasks; default: all.
+        seeds (int or list of int, optional): number of seeds from 0 on, or list of seeds;
+            default: 5.
+        frames (int, optional): frames of each run; default: as in the table.
+        out (str or Path, optional): output folder; default: ``suite_NAME``.
+        resume (bool): True to continue in that folder; omitted arguments are taken from it.
+        trust (bool): True to run the code, and follow the links, of a foreign folder.
+        jobs (int): number of concurrent runs, each a process with one thread; 0: one by one in
+            this process.
+        said (callable): called with a line for each run that has ended.
+        **settings: settings of all runs, such as ``execution="compile"`` or
+            ``**{"learner.lr": 1e-3}``.
 
     Returns:
-        list of Result: of each run, in the order of the plan.
+        list of Result: result of each run, in the order of the plan.
 
     Raises:
-        UserError: what is asked for cannot be done, before the first run begins.
+        UserError: invalid arguments or settings, before the first run starts.
 
     Examples:
         >>> import tempfile
@@ -103,33 +105,33 @@ def run_suite(
         plan, folder = plan_of(suite, out, resume, {**given, "settings": settings})
         _check_devices(plan)
         with open_folder(folder, plan, resume=resume):
-            return _Work(plan, folder, jobs, said).done()
+            return _SuiteRunner(plan, folder, jobs, said).run()
 
 
 def plan_of(
-    suite: str | Path, out: str | Path | None, resume: bool, words: Mapping[str, Any]
+    suite: str | Path, out: str | Path | None, resume: bool, selection: Mapping[str, Any]
 ) -> tuple[Plan, Path]:
-    """Returns the runs that are meant, and their folder.
+    """Returns the plan of the selected runs, and their folder.
 
     Args:
-        suite (str or Path): a name or a path.
-        out (str or Path, optional): the folder.
-        resume (bool): what is not given is as the folder has it.
-        words (dict): ``algorithms``, ``tasks``, ``seeds``, ``frames``, ``settings``.
+        suite (str or Path): name of a suite, or path of a YAML file.
+        out (str or Path, optional): output folder.
+        resume (bool): True to take omitted arguments from the folder.
+        selection (dict): ``algorithms``, ``tasks``, ``seeds``, ``frames``, ``settings``.
     """
-    table, chosen = read_suite(suite), words
+    table, chosen = read_suite(suite), selection
     folder = Path(f"suite_{table.name}" if out is None else out)
     if resume:
-        before = read_words(folder, table.name)
-        given = {key: value for key, value in words.items() if value is not None}
+        before = read_selection(folder, table.name)
+        given = {key: value for key, value in selection.items() if value is not None}
         settings = dict(before["settings"])
         if given.get("frames") is not None:
             settings.pop("total_frames", None)
-        both = merged(*(normalized(TrainConfig, x) for x in (settings, words["settings"])))
-        words = {**before, **given, "settings": both}
-    plan = make_plan(table, **words)
+        both = merged(*(normalized(TrainConfig, x) for x in (settings, selection["settings"])))
+        selection = {**before, **given, "settings": both}
+    plan = make_plan(table, **selection)
     if resume:
-        own = {key: words[key] for key in ("algorithms", "tasks", "seeds")}
+        own = {key: selection[key] for key in ("algorithms", "tasks", "seeds")}
         own |= {"frames": chosen["frames"], "settings": chosen["settings"]}
         check_record(folder / RECORD, plan, partial(make_plan, table, **own))
     return plan, folder
@@ -142,8 +144,8 @@ def _check_devices(plan: Plan) -> None:
         check_device(config)
 
 
-class _Work:
-    """The runs of a plan, trained one after the other or side by side."""
+class _SuiteRunner:
+    """Training of the runs of a plan, one by one or concurrently."""
 
     def __init__(self, plan: Plan, out: Path, jobs: int, said: Callable[[str], None]) -> None:
         self.out, self.jobs = out, jobs
@@ -153,17 +155,17 @@ class _Work:
         self.waiting = [one.run for one in found if not one.finished]
         self.board = Board(self.results, max(jobs, 1), said)
 
-    def done(self) -> list[Result]:
-        """Trains all, and returns what they have come to; also writes it where it is stopped."""
+    def run(self) -> list[Result]:
+        """Trains all runs and returns their results; writes them after an interruption, too."""
         try:
-            self._note()
+            self._write_results()
             self._train()
         finally:
             self.board.close()
-            self._note()
+            self._write_results()
         return list(self.results.values())
 
-    def _note(self) -> None:
+    def _write_results(self) -> None:
         write_results(self.out, self.results.values())
 
     def _train(self) -> None:
@@ -198,11 +200,11 @@ class _Work:
             result = dataclasses.replace(result, state="failed", error=_reason(outcome))
         self.results[run.place] = result
         self.board.ended(run.place)
-        self._note()
+        self._write_results()
 
 
 def _reason(error: Exception) -> str:
-    """Says why a run failed, which does not end the others."""
+    """Returns the error of a failed run as text; prints the traceback of an unexpected one."""
     if isinstance(error, UserError):
         return " ".join(str(error).split())
     traceback.print_exception(error)
@@ -210,16 +212,15 @@ def _reason(error: Exception) -> str:
 
 
 def check_record(record: Path, plan: Plan, without: Callable[[], Plan]) -> None:
-    """Refuses environments, clusters and services that only the record of a stranger's folder
-    names.
+    """Raises an error if a foreign folder's record names code, clusters or services to use.
 
     Args:
-        record (Path): the folder's ``suite.json``.
-        plan (Plan): the runs, with the settings of the record.
-        without (callable): returns them with those that the user has given.
+        record (Path): ``suite.json`` of the folder.
+        plan (Plan): plan with the settings of the record.
+        without (callable): returns the plan with only the user's settings.
 
     Raises:
-        TrustError: naming what would be imported or connected to.
+        TrustError: the record names an import or a connection that the user did not give.
     """
     try:
         given = json.loads(record.read_text(encoding="utf-8")).get("signatures", [])
@@ -233,7 +234,7 @@ def check_record(record: Path, plan: Plan, without: Callable[[], Plan]) -> None:
     for one in unsigned:
         if one not in own:
             raise TrustError(
-                f"a run would {one.deed}, as {str(record)!r} says, which was not written by you on "
+                f"a run would {one.deed} because of {str(record)!r}, which you did not write on "
                 "this machine; if you trust it, add --trust (in Python: trust=True)."
             )
 
@@ -244,41 +245,41 @@ def _named(plan: Plan) -> list[Named]:
 
 
 RECORD = "suite.json"
-"""File of a suite's folder: the words that it was begun with."""
-# Where and how a run computes and what it shows; nothing of this is compared between runs.
+"""File of a suite's folder with the selection of runs and their settings."""
+# Settings that may differ between runs: how a run computes and what it logs.
 _FREE = ("device", "execution", "threads", "folder", "recipe", "checkpoint.", "logging.")
 
 
 @contextlib.contextmanager
 def open_folder(out: Path, plan: Plan, *, resume: bool) -> Iterator[None]:
-    """Makes and locks the folder of a suite, and notes what is trained there.
+    """Creates and locks the folder of a suite, and writes its record.
 
     Args:
-        out (Path): the folder.
-        plan (Plan): the runs.
+        out (Path): output folder.
+        plan (Plan): plan of the runs.
 
     Keyword Args:
-        resume (bool): go on in a folder that is there.
+        resume (bool): True to continue in an existing folder.
 
     Raises:
         ConfigError: a folder with other content, or with runs of other settings.
-        CheckpointError: another suite is trained there.
-        WriteError: it cannot be written.
+        CheckpointError: another process is training a suite in the folder.
+        WriteError: the folder cannot be written.
     """
-    _check_fit(out, resume)
+    _check_new(out, resume)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(
-            f"suite folder {str(out)!r} cannot be made ({error.strerror}); choose another --out."
+            f"suite folder {str(out)!r} cannot be created ({error.strerror}); choose another --out."
         ) from None
     lock = RunFolder(out, "suite folder")
     try:
         check_folder(out, plan, resume=resume)
         if not (out / RECORD).exists():
             with whole_file(out / RECORD) as file:
-                record = {"suite": plan.suite.name, **plan.words}
-                # This user's, of what the settings of the runs name.
+                record = {"suite": plan.suite.name, **plan.selection}
+                # This user's signatures of the code and services that the settings name.
                 signatures = sorted({one.signature for one in _named(plan)})
                 record |= {"signatures": signatures} if signatures else {}
                 file.write(json.dumps(record, indent=2) + "\n")
@@ -287,66 +288,66 @@ def open_folder(out: Path, plan: Plan, *, resume: bool) -> Iterator[None]:
         lock.release()
 
 
-def read_words(out: Path, suite: str) -> dict[str, Any]:
-    """Returns the words that a suite was begun with: algorithms, tasks, seeds and settings.
+def read_selection(out: Path, suite: str) -> dict[str, Any]:
+    """Reads the selection of a suite's folder: algorithms, tasks, seeds and settings.
 
     Raises:
-        ConfigError: no suite's folder, or another's.
+        ConfigError: not a suite's folder, or that of another suite.
     """
     try:
         record = json.loads((out / RECORD).read_text(encoding="utf-8"))
-        words = {key: record[key] for key in ("algorithms", "tasks", "seeds", "settings")}
-        lists = (words["algorithms"], words["tasks"], words["seeds"])
-        if not (all(type(one) is list for one in lists) and type(words["settings"]) is dict):
-            raise ValueError("it is no record of a suite")
+        selection = {key: record[key] for key in ("algorithms", "tasks", "seeds", "settings")}
+        lists = (selection["algorithms"], selection["tasks"], selection["seeds"])
+        if not (all(type(one) is list for one in lists) and type(selection["settings"]) is dict):
+            raise ValueError("it is not a record of a suite")
     except FileNotFoundError:
         raise ConfigError(
-            f"{str(out)!r} is no suite's folder, which --resume goes on with; leave --resume out, "
-            "or name the folder by --out."
+            f"{str(out)!r} is not a suite's folder, which --resume needs; leave --resume out, or "
+            "name the folder by --out."
         ) from None
     except (OSError, ValueError, KeyError, TypeError):
         raise ConfigError(
-            f"{str(out / RECORD)!r} cannot be read; remove it and begin the suite with all its "
-            "words and another --out."
+            f"{str(out / RECORD)!r} cannot be read; start the suite again with all its arguments "
+            "and another --out."
         ) from None
     if record.get("suite") != suite:
         raise ConfigError(
-            f"{str(out)!r} holds the suite {record.get('suite')!r}, but {suite!r} is given; name "
-            "that one, or choose another --out."
+            f"{str(out)!r} holds the suite {record.get('suite')!r}, but {suite!r} is given; use "
+            "that suite, or choose another --out."
         )
-    return words
+    return selection
 
 
 def check_folder(out: Path, plan: Plan, *, resume: bool) -> None:
-    """Refuses a folder that the runs are not to be trained in.
+    """Raises an error if the runs cannot be trained in the folder.
 
     Args:
-        out (Path): the folder.
-        plan (Plan): the runs.
+        out (Path): output folder.
+        plan (Plan): plan of the runs.
 
     Keyword Args:
-        resume (bool): go on in a folder that is there.
+        resume (bool): True to continue in an existing folder.
 
     Raises:
-        ConfigError: a folder with other content, or with runs that were begun with other settings:
-            naming the run, the setting, and both values.
+        ConfigError: a folder with other content, or with a run of other settings; the message
+            names the run, the setting and both values.
     """
-    _check_fit(out, resume)
+    _check_new(out, resume)
     now: dict[tuple[str, str], dict[str, Any]] = {}
     for run in plan.runs:
         try:
             before = _compared(read_run_config(out / run.place))
         except CheckpointError:
-            continue  # none yet; or a broken one, which fails by itself
+            continue  # no run yet, or a broken one, which raises when it is resumed
         after = now.get(run.pair) or now.setdefault(run.pair, _compared(run.config))
         for key in sorted(before.keys() | after.keys()):
             old, new = before.get(key), after.get(key)
             if old != new:
                 raise ConfigError(
                     f"{key} of {run.task} with {run.algorithm} is {shown(new)}, but "
-                    f"{str(out / run.place)!r} was begun with {shown(old)}; give that, choose "
-                    f"another --out, or remove {str(out / run.task / run.algorithm)!r} to train "
-                    "it anew."
+                    f"{str(out / run.place)!r} was started with {shown(old)}; use that value, "
+                    f"choose another --out, or remove {str(out / run.task / run.algorithm)!r} to "
+                    "train it again."
                 )
 
 
@@ -355,25 +356,26 @@ def _compared(config: TrainConfig) -> dict[str, Any]:
     return {
         key: value
         for key, value in flat.items()
-        if key != "seed" and not key.startswith(_FREE) and not _found_by_the_run(key)
+        if key != "seed" and not key.startswith(_FREE) and not _is_assigned_by_run(key)
     }
 
 
-def _found_by_the_run(key: str) -> bool:
-    """Whether a setting is one that a run writes down when it begins: who is in which cluster."""
+def _is_assigned_by_run(key: str) -> bool:
+    """Returns whether a run itself sets a setting at its start: the clusters of agents."""
     return key.startswith("groups.") and key.endswith(".sharing_index")
 
 
-def _check_fit(out: Path, resume: bool) -> None:
-    """Refuses a folder that a suite is not to be begun, or gone on with, in."""
+def _check_new(out: Path, resume: bool) -> None:
+    """Raises an error if a new suite cannot start in the folder."""
     if resume or not out.exists():
         return
     if (out / RECORD).is_file():
         raise ConfigError(
-            f"suite folder {str(out)!r} exists; --resume goes on with it, or choose another --out."
+            f"suite folder {str(out)!r} exists; add --resume to continue it, or choose another "
+            "--out."
         )
     if not out.is_dir() or any(path.name != ".lock" for path in out.iterdir()):
-        raise ConfigError(f"{str(out)!r} exists and is no suite's folder; choose another --out.")
+        raise ConfigError(f"{str(out)!r} exists and is not a suite's folder; choose another --out.")
 
 
 def suite_command(
@@ -385,55 +387,55 @@ def suite_command(
     dry_run: bool,
     trust: bool = False,
 ) -> None:
-    """Trains a suite, or shows what would be trained.
+    """Trains a suite, or shows its plan.
 
     Args:
         texts (sequence of str): the suite, then ``algorithms=..``, ``tasks=..``, ``seeds=..``,
             ``frames=..`` and settings.
 
     Keyword Args:
-        out (Path, optional): its folder.
-        resume (bool): go on in that folder.
-        jobs (int): how many runs at once.
-        dry_run (bool): show the table alone.
-        trust (bool): run the code that a folder of somebody else's names.
+        out (Path, optional): output folder.
+        resume (bool): True to continue in that folder.
+        jobs (int): number of concurrent runs.
+        dry_run (bool): True to show the plan without training.
+        trust (bool): True to run the code that a foreign folder names.
 
     Raises:
-        UserError: what is asked for cannot be done, or runs that failed.
+        UserError: invalid arguments or settings, or failed runs.
     """
     if not texts or "=" in texts[0]:
-        raise ConfigError(f"no suite is named; give one of {', '.join(suite_names())} first.")
-    words = _words(texts[1:])
+        raise ConfigError(f"no suite is given; name one of {', '.join(suite_names())} first.")
+    selection = _parse_selection(texts[1:])
     if dry_run:
-        plan, folder = plan_of(texts[0], out, resume, words)
+        plan, folder = plan_of(texts[0], out, resume, selection)
         check_folder(folder, plan, resume=resume)
         print(plan_table(plan, folder, max(jobs, 1)))
         return
     silence_libraries()
-    settings = words.pop("settings")
+    settings = selection.pop("settings")
     how: dict[str, Any] = {"out": out, "resume": resume, "jobs": jobs, "trust": trust}
-    results = run_suite(texts[0], **how, **words, **settings)
+    results = run_suite(texts[0], **how, **selection, **settings)
     print(results_table(results))
     print(results[0].folder.parents[2] / "results.csv")
-    failed = [one for one in results if not one.finished]  # or stopped, by somebody else
+    failed = [one for one in results if not one.finished]  # failed, or stopped by another process
     if failed:
         names = ", ".join(one.run.place.as_posix() for one in failed[:3])
         more = f" and {len(failed) - 3} more" if len(failed) > 3 else ""
         raise UserError(
-            f"{len(failed)} of {len(results)} runs did not finish: {names}{more}; the same command "
-            "with --resume goes on with them."
+            f"{len(failed)} of {len(results)} runs did not finish: {names}{more}; use the same "
+            "command with --resume to continue them."
         )
 
 
 def suite_rows() -> list[tuple[str, str]]:
-    """Returns rows for ``torchrl-marl list suites``: name, and what it trains."""
+    """Returns rows for ``torchrl-marl list suites``: name and description."""
     return [(name, read_suite(name).about) for name in suite_names()]
 
 
 def plan_table(plan: Plan, out: Path, jobs: int = 1) -> str:
-    """Formats what would be trained: a row for each task, frames, and when it would end."""
+    """Formats a plan: a row for each task, and totals with a forecast of the time."""
     rows = []
-    for task in plan.words["tasks"]:
+    for task in plan.selection["tasks"]:
         own = [run for run in plan.runs if run.task == task]
         env = own[0].config.env
         each = sorted({number(run.config.total_frames) for run in own})
@@ -450,8 +452,8 @@ def plan_table(plan: Plan, out: Path, jobs: int = 1) -> str:
             table(rows),
             table(
                 [
-                    ("algorithms", ", ".join(plan.words["algorithms"])),
-                    ("seeds", ", ".join(map(str, plan.words["seeds"]))),
+                    ("algorithms", ", ".join(plan.selection["algorithms"])),
+                    ("seeds", ", ".join(map(str, plan.selection["seeds"]))),
                     ("runs", f"{many}, of which {sum(one.finished for one in found)} are finished"),
                     ("frames", number(plan.frames)),
                     ("time to go", forecast),
@@ -461,13 +463,13 @@ def plan_table(plan: Plan, out: Path, jobs: int = 1) -> str:
     )
 
 
-def _words(texts: Sequence[str]) -> dict[str, Any]:
-    """Returns what says which runs, and the settings of all."""
-    found: dict[str, Any] = dict.fromkeys(WORDS)
+def _parse_selection(texts: Sequence[str]) -> dict[str, Any]:
+    """Parses the arguments that select runs, and the settings of all runs."""
+    found: dict[str, Any] = dict.fromkeys(SELECTION_KEYS)
     settings = []
     for text in texts:
         key, equals, value = text.partition("=")
-        if key not in WORDS or not equals:
+        if key not in SELECTION_KEYS or not equals:
             settings.append(text)
         elif found[key] is not None:
             raise ConfigError(f"{key} is given twice, expected once; leave one out.")

@@ -1,4 +1,4 @@
-// Charts as SVG: curves with bands that can be read off, and points with intervals.
+// Charts as SVG: curves with bands and a readout, and points with intervals.
 
 function element(name, attributes = {}, text = null) {
   const isSvg = ["svg", "g", "path", "line", "rect", "circle", "text", "title"].includes(name);
@@ -10,7 +10,7 @@ function element(name, attributes = {}, text = null) {
 
 const DASHES = ["", "7 4", "2 4", "9 3 2 3"];
 
-// A color and, beyond eight algorithms, a dash.
+// Color and, beyond eight algorithms, dash pattern.
 function strokeOf(order) {
   return { color: `var(--c${order % 8})`, dash: DASHES[Math.floor(order / 8) % DASHES.length] };
 }
@@ -23,9 +23,9 @@ function swatch(order) {
   return made;
 }
 
-// Draws curves into an element; `specification()` is asked anew whenever something has changed.
+// Draws curves into an element; `specification()` is called again after every change.
 //
-// It gives series [{name, order, x, value, low, high, runs, thin}], the names and formats of both
+// It returns series [{name, order, x, value, low, high, runs, thin}], the names and formats of both
 // axes, whether x is logarithmic, and references [{value, name}].
 function lineChart(host, specification) {
   const state = { at: null };
@@ -60,7 +60,7 @@ function layOut(host, spec) {
   const y = scale(spec.range || padded(extent(ys, false)), box.bottom, box.top, false);
   const svg = element("svg", {
     viewBox: `0 0 ${width} ${height}`, height, tabindex: "0", role: "group",
-    "aria-roledescription": "chart", "aria-label": `${spec.title}. Arrow keys read off values.`,
+    "aria-roledescription": "chart", "aria-label": `${spec.title}. Use the arrow keys to read values.`,
   });
   const frame = { svg, width, height, box, x, y, usable };
   drawAxes(frame, spec);
@@ -89,7 +89,7 @@ function padded([low, high]) {
   return [low - more, high + more];
 }
 
-// The range of some scores, at least a fifth wide.
+// Range of scores, at least 0.2 wide.
 function roomy(values) {
   const [low, high] = extent(values, false);
   const more = Math.max(0.08 * (high - low), 0.1 - (high - low) / 2);
@@ -125,7 +125,7 @@ function drawReference({ svg, box, y }, { value, name }) {
   svg.append(element("text", { x: box.right - 2, y: y(value) + (above ? -5 : 14), "text-anchor": "end" }, name));
 }
 
-// The points of a path in pieces, where numbers are missing between them.
+// Splits a path into pieces at missing numbers.
 function pieces({ usable }, one, numbers) {
   const found = [[]];
   one.x.forEach((x, i) => {
@@ -263,7 +263,7 @@ function intervalChart(host, specification) {
   return draw;
 }
 
-// Cuts a text that has no room, and shows all of it to who points at it.
+// Truncates a text that does not fit; pointing at it shows the whole text.
 function fit(text, room) {
   const whole = text.textContent;
   for (let size = whole.length; size > 1 && text.getComputedTextLength() > room; size -= 1) {

@@ -1,4 +1,4 @@
-// Numbers as the tables write them, and the statistics of what is switched on.
+// Number formats of the tables, and statistics of the selected runs.
 
 function figure(value) {
   if (value === null || value === undefined || !Number.isFinite(value)) return "-";
@@ -16,7 +16,7 @@ function shares(values) {
   return values.map(share);
 }
 
-// A value and the ends of its interval, with as many decimals as the interval has a use for.
+// Formats a value and the ends of its interval, with as many decimals as the interval's width needs.
 function aligned(values) {
   const width = values[2] - values[1];
   const digits = isKnown(values[1]) && width > 0 && width < 1e12 ? Math.max(0, 1 - Math.floor(Math.log10(width))) : 9;
@@ -36,7 +36,7 @@ function isKnown(value) {
   return value !== null && value !== undefined && Number.isFinite(value);
 }
 
-// The mean of the middle half, as torchrl_marl.statistics has it.
+// Mean of the middle half, as in torchrl_marl.training.statistics.
 function interquartileMean(values) {
   const sorted = [...values].sort((a, b) => a - b);
   const cut = Math.floor(sorted.length / 4);
@@ -44,7 +44,7 @@ function interquartileMean(values) {
   return inner.reduce((sum, value) => sum + value, 0) / inner.length;
 }
 
-// Random numbers that are the same each time the page is opened.
+// Seeded random numbers, the same each time the page is opened.
 function generator(seed) {
   let state = seed >>> 0;
   return () => {
@@ -55,7 +55,7 @@ function generator(seed) {
   };
 }
 
-// Value, low and high of each point of some runs' curves: runs are drawn whole, as in Python.
+// Value, low and high of each point of some runs' curves: whole runs are resampled, as in Python.
 function estimateLine(each, kept) {
   const random = generator(1);
   const draws = Array.from({ length: 1000 }, () => kept.map(() => random()));

@@ -1,4 +1,4 @@
-// Starts the page.
+// Sets up the page.
 
 function startTheme() {
   const button = document.getElementById("theme");

@@ -1,4 +1,4 @@
-// Tables that are sorted by the column whose head is pressed.
+// Tables that sort by a column when its head is pressed.
 
 function startTables() {
   document.querySelectorAll("table.data").forEach((table) => {
@@ -13,7 +13,7 @@ function startTables() {
 function sortBy(table, head, column) {
   const words = head.classList.contains("words");
   const before = head.getAttribute("aria-sort");
-  // Numbers begin with the greatest.
+  // Numbers are sorted from the greatest first.
   const direction = before === null ? (words ? "ascending" : "descending") : before === "ascending" ? "descending" : "ascending";
   const sign = direction === "ascending" ? 1 : -1;
   table.querySelectorAll("th").forEach((other) => other.removeAttribute("aria-sort"));
@@ -23,7 +23,7 @@ function sortBy(table, head, column) {
   rows.sort((a, b) => {
     const [one, other] = [valueOf(a), valueOf(b)];
     if (one === undefined || other === undefined) {
-      if (one !== other) return one === undefined ? 1 : -1; // what is not known comes last
+      if (one !== other) return one === undefined ? 1 : -1; // unknown values come last
       return sign * a.cells[column].textContent.localeCompare(b.cells[column].textContent, "en", { numeric: true });
     }
     return sign * (Number(one) - Number(other));

@@ -1,8 +1,8 @@
-// The curves of each task, and what is switched on in all of them.
+// Curves of each task, and the controls that they share.
 
 const COLUMNS = { frames: "frames", agent_frames: "agent frames", seconds: "seconds of training" };
 
-// What is switched on: axes for all tasks, algorithms by name, runs by task.
+// State of the controls: axes for all tasks, hidden algorithms by name, hidden runs by task.
 const shown = { column: "frames", log: false, measured: null, single: false, off: new Set(), runsOff: new Set() };
 const redraws = [];
 
@@ -10,7 +10,7 @@ function redrawAll() {
   for (const draw of redraws) draw();
 }
 
-// The curve of a task's algorithm that is asked for, or the other kind where there is none.
+// Curve of an algorithm: of the selected kind, or of the other kind if that is missing.
 function lineOfTeam(team) {
   const wanted = shown.measured || team.measured;
   return team[wanted] ? { ...team[wanted], kind: wanted } : null;
@@ -42,7 +42,7 @@ function specificationOf(task) {
   return {
     title: `${task.name}: return over ${COLUMNS[shown.column]}`,
     series: seriesOf(task), references, log: shown.log, xName: COLUMNS[shown.column], range: null,
-    empty: `no ${shown.measured || ""} returns over ${COLUMNS[shown.column]} are switched on`,
+    empty: `no ${shown.measured || ""} returns over ${COLUMNS[shown.column]} are switched on`.replace("  ", " "),
     xTick: short, yTick: short, write: aligned,
     xText: (x) => `${figure(Math.round(x * 100) / 100)} ${COLUMNS[shown.column]}`,
   };
@@ -82,7 +82,7 @@ function makeControls(data) {
   host.hidden = false;
 }
 
-// Buttons of which one is pressed.
+// Group of buttons, one of which is pressed.
 function choice(name, options, read, write) {
   const group = element("div", { class: "choice", role: "group", "aria-label": name });
   group.append(element("span", {}, name));
