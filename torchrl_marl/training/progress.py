@@ -92,8 +92,8 @@ class StopAtReturn:
         >>> from torchrl_marl.training.config import EvaluationConfig
         >>> evaluation = EvaluationConfig(episodes=8)
         >>> stop = StopAtReturn(TrainConfig(stop_at_return=2, evaluation=evaluation))
-        >>> stop.update_from_episodes(1.0, 4), stop.update_from_episodes(2.5, 4), stop.update_from_episodes(1.5, 4)
-        (False, False, True)
+        >>> [stop.update_from_episodes(value, 4) for value in (1.0, 2.5, 1.5)]
+        [False, False, True]
     """
 
     def __init__(self, config: TrainConfig) -> None:
