@@ -180,8 +180,8 @@ def _folder_of(name: str) -> Path:
     folder = path.parent.parent
     if path.parent.name != "players" or not (folder / "config.yaml").is_file():
         raise ConfigError(
-            f"{quoted(name)} is a file, but not a stored player of a run; expected a run folder, or "
-            "RUN/players/NAME.pt within its run."
+            f"{quoted(name)} is a file, but not a stored player of a run; expected a run folder, "
+            "or RUN/players/NAME.pt within its run."
         )
     return folder
 
@@ -248,9 +248,9 @@ def _remembering(runs: Mapping[str, Run]) -> Run:
         for group, size in own.items():
             if sizes[largest].get(group) != size:
                 raise ConfigError(
-                    f"run {quoted(name)} has a hidden state of size {size} in group {group!r}, expected "
-                    f"{sizes[largest].get(group, 0)} as in {quoted(largest)}; play them in separate "
-                    "tables."
+                    f"run {quoted(name)} has a hidden state of size {size} in group {group!r}, "
+                    f"expected {sizes[largest].get(group, 0)} as in {quoted(largest)}; play them in "
+                    "separate tables."
                 )
     return runs[largest]
 
