@@ -26,7 +26,7 @@ from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.crossplay import cross_play, seats_of
 from torchrl_marl.training.evaluation import EVALUATION_SEED
 from torchrl_marl.training.part import Part
-from torchrl_marl.training.recorder import CsvTable, say
+from torchrl_marl.training.recorder import CsvTable, print_message
 
 if TYPE_CHECKING:
     from torchrl_marl.training.training import Training
@@ -324,7 +324,7 @@ class Evolution(Part):
         batch, every = self.config.frames_per_batch, self.config.evolution.every_frames
         total = self.config.total_frames
         if math.ceil(every / batch) >= math.ceil(total / batch):
-            say(
+            print_message(
                 f"evolution.every_frames is {every:,} and total_frames {total:,}: no "
                 "selection happens, since there is none after the last batch; lower the first"
             )

@@ -376,19 +376,19 @@ def train_each(
     Raises:
         Exception: of a run that is the only one; otherwise it is yielded, in its place.
     """
-    from torchrl_marl.training.recorder import say
+    from torchrl_marl.training.recorder import print_message
 
     settings, count = configs[0].distributed, len(configs)
     on_ray = seeds and settings.backend == "ray" and not settings.enabled
     if on_ray:
-        say(f"{count} runs are tasks of Ray, as many at once as there are CPUs")
+        print_message(f"{count} runs are tasks of Ray, as many at once as there are CPUs")
     ended = Jobs(configs, "ray" if on_ray else "here", resume=False).ended()
     for done, (number, found) in enumerate(ended, 1):
         if isinstance(found, Stopped):  # what stopped it is raised next
             continue
         if isinstance(found, Path):
             left = count - done
-            say(f"seed {configs[number].seed} has ended, {left} to go: {str(found)!r}")
+            print_message(f"seed {configs[number].seed} has ended, {left} to go: {str(found)!r}")
             yield configs[number], _load(found)
         elif not isinstance(found, Exception):
             yield configs[number], getattr(found, "members", [found])
