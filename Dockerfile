@@ -1,16 +1,16 @@
-# An image in which both commands of the README run. It is linted (hadolint), and a test holds it against
-# the README; it has not been built yet, since no Docker daemon was at hand. To build and try it:
+# An image that runs both commands of the README. It is linted (hadolint), and a test compares it with the
+# README. It has not been built yet, since no Docker daemon was available. To build and try it:
 #
 #     docker build -t torchrl_marl .
 #     docker run --rm -it -v "$PWD/runs:/home/someone/runs" torchrl_marl           # torchrl-marl train
 #     docker run --rm -it torchrl_marl torchrl-marl list
 #     docker build -t torchrl_marl:test --target test . && docker run --rm torchrl_marl:test  # pytest
 #
-# PyTorch is the default build. For CPUs only, which is much smaller, or another CUDA, give the address
-# that pytorch.org/get-started names: --build-arg TORCH_INDEX=ADDRESS
+# PyTorch is the default build. For a much smaller CPU build, or another CUDA version, give the address from
+# pytorch.org/get-started: --build-arg TORCH_INDEX=ADDRESS
 
 FROM python:3.12-slim-bookworm AS system
-# C++ is what graphs are compiled with (execution=compile).
+# execution=compile needs a C++ compiler.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends g++ \
@@ -39,7 +39,7 @@ FROM system AS wheel
 COPY --chown=1000:1000 . /home/someone/checkout
 RUN pip wheel --no-deps --wheel-dir /home/someone/wheels /home/someone/checkout
 
-# The README's first command: train. Last, so that it is what is built by default.
+# The README's first command: train. Last, so that it is the default target.
 FROM system AS train
 COPY --from=wheel /home/someone/wheels /home/someone/wheels
 RUN pip install "$(ls /home/someone/wheels/torchrl_marl-*.whl)[vmas,plot]"

@@ -1,19 +1,19 @@
-"""Writes what follows from the code: three pages, and tables of settings, metrics and results.
+"""Writes the generated pages and tables: settings, recipes, capabilities, metrics and results.
 
     python docs/generate.py
 
-Do this whenever a setting, a recipe, a metric or a limit has changed; the tests say so.
-``settings.md``, ``recipes.md`` and ``capabilities.md`` are written whole. In other pages stand
-tables between comments::
+Run it whenever a setting, a recipe, a metric or a limit has changed; tests check this.
+``settings.md``, ``recipes.md`` and ``capabilities.md`` are generated as a whole. Other pages have
+generated tables between comments::
 
-    <!-- settings: mappo -->             all that it reads, but for its networks
-    <!-- settings: ippo beside mappo --> what differs between two
-    <!-- settings: mappo estimator -->   some of them; a section's name stands for all in it
-    <!-- metrics: mappo -->              of an algorithm, or of every run; from metrics.yaml
-    <!-- results: suite -->              the first tables of such files in benchmarks/results
-    <!-- program: rllib -->              of benchmarks/coming_from, as code that no test runs
-    <!-- scenarios: vmas -->             names and arguments, read from VMAS's files
-    <!-- combinations: all -->           which algorithms take which features, as the checks say
+    <!-- settings: mappo -->             settings that an algorithm reads, without its networks
+    <!-- settings: ippo beside mappo --> differences between two algorithms
+    <!-- settings: mappo estimator -->   some settings; the name of a section stands for all in it
+    <!-- metrics: mappo -->              metrics of an algorithm, or of every run, from metrics.yaml
+    <!-- results: suite -->              first tables of these files in benchmarks/results
+    <!-- program: rllib -->              program in benchmarks/coming_from, as code without a test
+    <!-- scenarios: vmas -->             names and arguments, from VMAS's files
+    <!-- combinations: all -->           algorithms by features, from the checks of the settings
     <!-- end -->
 """
 
@@ -52,11 +52,34 @@ SETTINGS = """\
 
 <!-- written by `python docs/generate.py`; edit the fields of the dataclasses instead -->
 
-Every setting with its default. A recipe holds what differs from these; `torchrl-marl list settings
-RECIPE` shows its values, `torchrl-marl list schema` is a JSON schema for editors, and a run's
-`config.yaml` has every setting. Those of `learner` are its `algorithm`'s: first `mappo`'s, then
-what differs for the others. A link to one ends in its name: `settings.html#learner.lr`, and
-`settings.html#learner.minibatch_size-qmix` where another algorithm differs.
+This page lists every setting with its default. To change one, name it on the command line or in a
+recipe:
+
+```bash
+torchrl-marl train vmas_balance_mappo seed=1 learner.lr=1e-3
+```
+
+In Python, pass `seed=1` or `learner={"lr": 1e-3}` to `torchrl_marl.train`. In a YAML file, sections are
+nested:
+
+```yaml
+seed: 1
+learner:
+    algorithm: mappo
+    lr: 1e-3
+```
+
+- A recipe holds only the settings that differ from these defaults.
+- `torchrl-marl list settings RECIPE` shows the values of a recipe.
+- `torchrl-marl list schema` prints a JSON schema for editors.
+- The `config.yaml` of a run has every setting.
+
+A section with options can be set by its first setting alone: `learner=qmix` is
+`learner.algorithm=qmix`. The settings of `learner` depend on the algorithm. Below are those of `mappo`, and
+at the end of the page the differences of the other algorithms.
+
+To link to a setting, use its name as the anchor: `settings.html#learner.lr`. For the value of another
+algorithm, append its name: `settings.html#learner.minibatch_size-qmix`.
 
 """
 
@@ -65,12 +88,10 @@ RECIPES = f"""\
 
 <!-- written by `python docs/generate.py`; edit the comments of the recipes instead -->
 
-`torchrl-marl train RECIPE` trains one; `{DEFAULT_RECIPE}` is the default. The names link to the
-files, which hold only what differs from the [defaults](settings.md). Times are for one CPU core
-unless stated otherwise. [Notes](#notes) follow the table.
+A recipe is a YAML file with the settings of a run. `torchrl-marl train RECIPE` trains one; the default
+is `{DEFAULT_RECIPE}`. The names below link to the files, which hold only settings that differ from the
+[defaults](settings.md). Training times are for one CPU core, unless stated otherwise.
 
-| recipe | environment | frames | description |
-|---|---|---:|---|
 """
 
 CAPABILITIES = """\
@@ -78,10 +99,11 @@ CAPABILITIES = """\
 
 <!-- written by `python docs/generate.py`; edit torchrl_marl/learners/capabilities.py instead -->
 
-The features that each algorithm supports, found by the settings' checks. A run with an unsupported
-combination is refused with the message below, before training. For an environment of yours run
-`torchrl-marl list algorithms --for ENVIRONMENT`. Networks, estimators and kinds of replay are in
-[another table](algorithms/index.md#features-and-combinations).
+This page shows which algorithm supports which feature. It is generated from the checks that every run
+makes before training: a run with an unsupported combination is refused with the message below.
+
+- For your own environment, run `torchrl-marl list algorithms --for ENVIRONMENT`.
+- Networks, estimators and kinds of replay are in [another table](algorithms/index.md#features-and-combinations).
 
 """
 
@@ -94,7 +116,7 @@ def settings_page() -> str:
     # The run itself, then its sections, each whole.
     parts = {f"`{name}`" if name else "The run": own for name, own in sections.items()}
     common = [
-        f"## {title}\n\n{with_anchors(settings_markdown(own))}\n" for title, own in parts.items()
+        f"## {title}\n\n{settings_table(own, anchors='')}\n" for title, own in parts.items()
     ]
     families = [_family(*family) for family in _families().items()]
     text = "\n".join([*common, *filter(None, families)])
@@ -117,9 +139,31 @@ def _anchor(title: str) -> str:
     return re.sub(r"[^\w\- ]", "", title).lower().replace(" ", "-")
 
 
-def with_anchors(table: str, of: str = "") -> str:
-    """Returns a table of settings with an anchor in each row, its setting's name."""
-    return re.sub(r"^\| `([\w.]+)` \|", rf'| <a id="\1{of}"></a>`\1` |', table, flags=re.M)
+def settings_table(settings: Iterable[Setting], anchors: str | None = None) -> str:
+    """Returns a table with the first sentence of each setting, and a list with the rest.
+
+    Args:
+        settings (iterable of Setting): with full text in ``help``.
+        anchors (str, optional): suffix of the anchors in the rows; None: no anchors.
+    """
+    settings, short, notes = list(settings), [], []
+    for setting in settings:
+        first, rest = _split_sentence(setting.help)
+        short.append(dataclasses.replace(setting, help=first, notes=()))
+        words = [f"    - `{word}`: {text}" for word, text in setting.words.items()]
+        if rest or words:
+            notes += [f"- `{setting.key}`: {rest or 'options:'}", *words]
+    table = settings_markdown(short)
+    if anchors is not None:
+        row = rf'| <a id="\1{anchors}"></a>`\1` |'
+        table = re.sub(r"^\| `([\w.]+)` \|", row, table, flags=re.M)
+    return "\n".join([table, "", *notes]).rstrip()
+
+
+def _split_sentence(text: str) -> tuple[str, str]:
+    """Splits a text into its first sentence and the rest."""
+    first, *rest = re.split(r"(?<=[.!?]) +(?=\S)", text, maxsplit=1)
+    return first, "".join(rest)
 
 
 def _families() -> dict[type, list[str]]:
@@ -131,22 +175,23 @@ def _families() -> dict[type, list[str]]:
 
 
 def _help(setting: Setting, known: str = "") -> str:
-    """Returns the meaning, and where a setting is read, but for what is known."""
+    """Returns the meaning of a setting, with the conditions under which it is read."""
     where = " and ".join(x.in_words("") for x in setting.read_where() if x.key != known)
     return f"{setting.help} Read where {where}." if where else setting.help
 
 
-def _told(setting: Setting) -> tuple[object, ...]:
+def _compared(setting: Setting) -> tuple[object, ...]:
+    """Returns the content of a row of a table of settings."""
     return setting.default, setting.help, dict(setting.words)
 
 
 def _family(schema: type, algorithms: list[str]) -> str:
-    """Returns what of a family's settings differs from those of ``mappo``."""
+    """Returns the section with the differences of a family's settings from those of ``mappo``."""
     first, own = settings_of(OnPolicyConfig()), settings_of(schema())
     differ = [
         dataclasses.replace(setting, key=f"learner.{key}", help=_help(setting))
         for key, setting in own.items()
-        if key != "algorithm" and (key not in first or _told(setting) != _told(first[key]))
+        if key != "algorithm" and (key not in first or _compared(setting) != _compared(first[key]))
     ]
     if schema is OnPolicyConfig or not differ:
         return ""
@@ -157,39 +202,43 @@ def _family(schema: type, algorithms: list[str]) -> str:
         for key in first
         if key not in own
     }
-    without = f" There is no {', '.join(f'`learner.{key}`' for key in lacking)}." if lacking else ""
-    return (
-        f"## {names}\n\nWhat is new or has another default or meaning than above.{without}\n\n"
-        f"{with_anchors(settings_markdown(differ), f'-{algorithms[0]}')}\n"
-    )
+    text = "These settings are new, or have another default or meaning than above."
+    if lacking:
+        text += f" Not available: {', '.join(f'`learner.{key}`' for key in lacking)}."
+    return f"## {names}\n\n{text}\n\n{settings_table(differ, f'-{algorithms[0]}')}\n"
 
 
 def recipes_page() -> str:
-    """Returns ``recipes.md``."""
-    names = recipe_names()
-    notes = [(name, _comment(CONFIGS / f"{name}.yaml")[1]) for name in names]
-    items = "".join(f"- `{name}`: {note}\n" for name, note in notes if note)
-    rows = "".join(_recipe_row(name) + "\n" for name in names)
-    return f"{RECIPES}{rows}\n## Notes\n\n{items}"
+    """Returns ``recipes.md``, with a section for each library of environments."""
+    sections: dict[str, list[str]] = {}
+    for name in recipe_names():
+        sections.setdefault(read_config(name).env.library, []).append(name)
+    text = "\n".join(f"## `{library}`\n\n{_recipes(own)}\n" for library, own in sections.items())
+    return f"{RECIPES}{contents(text)}\n\n{text}"
 
 
-def _recipe_row(name: str) -> str:
-    config = read_config(name)
-    link = f"[`{name}`](../torchrl_marl/configs/{name}.yaml)"
-    environment = f"`{config.env.library}/{config.env.name}`"
-    cells = link, environment, f"{config.total_frames:,}", _comment(CONFIGS / f"{name}.yaml")[0]
-    return f"| {' | '.join(cells)} |"
+def _recipes(names: list[str]) -> str:
+    """Returns a table with the first sentence about each recipe, and a list with the rest."""
+    lines, notes = ["| recipe | environment | frames | purpose |", "|---|---|---:|---|"], []
+    for name in names:
+        config = read_config(name)
+        link = f"[`{name}`](../torchrl_marl/configs/{name}.yaml)"
+        first, rest = _split_sentence(_comment(CONFIGS / f"{name}.yaml"))
+        cells = link, f"`{config.env.name}`", f"{config.total_frames:,}", first.replace("|", "\\|")
+        lines.append(f"| {' | '.join(cells)} |")
+        if rest:
+            notes.append(f"- `{name}`: {rest}")
+    return "\n".join([*lines, "", *notes]).rstrip()
 
 
-def _comment(path: Path) -> tuple[str, str]:
-    """Returns the first sentence of a recipe's opening comment, and the rest."""
+def _comment(path: Path) -> str:
+    """Returns the comment at the beginning of a recipe."""
     lines = []
     for line in path.read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
             break
         lines.append(line.removeprefix("#").strip())
-    first, _, rest = " ".join(lines).replace("|", "\\|").partition(". ")
-    return first.rstrip(".") + ".", rest
+    return " ".join(lines)
 
 
 # ------------------------------------------------------------------- tables in other pages
@@ -200,13 +249,13 @@ _NETWORKS = ("actor.", "critic.")
 
 
 def filled(page: str) -> str:
-    """Returns a page with the tables of today."""
+    """Returns a page with its tables generated again."""
     text = (FOLDER / page).read_text(encoding="utf-8")
     return _TABLE.sub(lambda x: f"{x[1]}\n{_MAKERS[x[2]](*x[3].split())}\n\n{x[4]}", text)
 
 
 def read_by(algorithm: str) -> dict[str, Setting]:
-    """Returns the settings that an algorithm reads, without ``learner.``."""
+    """Returns the settings that an algorithm reads, by name without ``learner.``."""
     config = ALGORITHMS.schema(algorithm)(algorithm)
     idle = {
         f"{key.removeprefix('learner.')}." for key in read_by_others(TrainConfig(learner=config))
@@ -216,7 +265,7 @@ def read_by(algorithm: str) -> dict[str, Setting]:
 
 
 def settings_table_of(algorithm: str, *words: str) -> str:
-    """Returns the table of an algorithm's settings, of some of them, or of what differs."""
+    """Returns a table of all or some of an algorithm's settings, or of differences."""
     own = read_by(algorithm)
     if not words:
         return _all_settings(own)
@@ -231,30 +280,32 @@ def _all_settings(own: dict[str, Setting]) -> str:
     rows = [
         setting
         for key, setting in own.items()
-        if key not in of_networks or _told(setting) != _told(of_networks[key])
+        if key not in of_networks or _compared(setting) != _compared(of_networks[key])
     ]
     lacking = _named(of_networks.keys() - own.keys(), own)
-    without = f", but there is no {lacking}" if lacking else ""
     text = (
-        "All stand under `learner` (`learner.gamma=0.95`). Those of networks are on "
-        f"[their page](networks.md){without}; here are only those with another default or meaning."
+        "All settings are in the section `learner`, as in `learner.gamma=0.95`. Settings of networks "
+        "are on [their page](networks.md); here are only those with another default or meaning."
     )
+    if lacking:
+        text += f" Not available: {lacking}."
     return f"{text}\n\n{_rows(rows)}"
 
 
 def _beside(own: dict[str, Setting], other: str) -> str:
     others = read_by(other)
-    rows = [x for k, x in own.items() if k not in others or _told(x) != _told(others[k])]
+    rows = [x for k, x in own.items() if k not in others or _compared(x) != _compared(others[k])]
     lacking = _named(others.keys() - own.keys(), own)
-    text = f"Those of [{other.upper()}]({other}.md#settings)"
-    text += f", but there is no {lacking}." if lacking else "."
+    text = f"The settings are those of [{other.upper()}]({other}.md#settings)."
+    if lacking:
+        text += f" Not available: {lacking}."
     if not rows:
         return text
-    return f"{text} What is new, or has another default or meaning:\n\n{_rows(rows)}"
+    return f"{text} These are new, or have another default or meaning:\n\n{_rows(rows)}"
 
 
 def _named(lacking: Iterable[str], present: Iterable[str]) -> str:
-    """Returns settings by name, or the section in which nothing else is."""
+    """Returns the names of settings that are not available, or of whole sections."""
     names = {}
     for key in sorted(lacking):
         parts = key.split(".")
@@ -267,13 +318,13 @@ def _named(lacking: Iterable[str], present: Iterable[str]) -> str:
 
 
 def _rows(settings: Iterable[Setting]) -> str:
-    return settings_markdown([dataclasses.replace(x, help=_help(x, "algorithm")) for x in settings])
+    return settings_table(dataclasses.replace(x, help=_help(x, "algorithm")) for x in settings)
 
 
 def metrics_table_of(algorithm: str) -> str:
-    """Returns the glossary of what an algorithm logs."""
+    """Returns the table of metrics that an algorithm logs."""
     known = yaml.safe_load((FOLDER / "metrics.yaml").read_text(encoding="utf-8"))
-    lines = ["| metric | what it is | what is healthy |", "|---|---|---|"]
+    lines = ["| metric | meaning | healthy values |", "|---|---|---|"]
     for name in known["logged"][algorithm]:
         own = known["metrics"].get(f"{name} of {algorithm}") or known["metrics"][name]
         lines.append(f"| `{name}` | {own['is']} | {own.get('healthy', '')} |")
@@ -281,9 +332,9 @@ def metrics_table_of(algorithm: str) -> str:
 
 
 def results_tables_of(name: str) -> str:
-    """Returns the first table of each result whose name begins so, with a link to all of it."""
+    """Returns the first table of each result with this prefix, and a link to the file."""
     found = [_first_table(path) for path in sorted(RESULTS.glob(f"{name}*.md"))]
-    return "\n\n".join(found) or "Its tables are not written yet."
+    return "\n\n".join(found) or "There are no results yet."
 
 
 def _first_table(path: Path) -> str:
@@ -291,11 +342,11 @@ def _first_table(path: Path) -> str:
     rows = itertools.dropwhile(lambda line: not line.startswith("|"), lines)
     table = "\n".join(itertools.takewhile(lambda line: line.startswith("|"), rows))
     title = lines[0].lstrip("# ")
-    return f"**{title}** ([all of it](../benchmarks/results/{path.name})):\n\n{table}"
+    return f"**{title}** ([full results](../benchmarks/results/{path.name})):\n\n{table}"
 
 
 def program_of(name: str) -> str:
-    """Returns a program of another library, which stands beside ours on a page."""
+    """Returns a program of another library, for a comparison with ours."""
     program = FOLDER.parent / "benchmarks" / "coming_from" / f"{name}_program.py"
     body = program.read_text(encoding="utf-8").partition('"""\n\n')[2]
     return f"```py\n{body}```"
@@ -313,7 +364,7 @@ def scenario_table(library: str) -> str:
     return "\n".join(lines)
 
 
-# A feature, the settings that ask for it, and its page.
+# Feature, a setting that enables it, and its page.
 _FEATURES = (
     ("memory (RMAPPO, RQMIX, RMADDPG, ...)", "learner.actor.memory=gru", "../memory.md"),
     (
@@ -326,13 +377,13 @@ _FEATURES = (
         "learner.central_input=state",
         "../teams.md",
     ),
-    ("credit of each agent alone, turns", "learner.bootstrap=agent", "../turns.md"),
+    ("credit per agent, turn-based environments", "learner.bootstrap=agent", "../turns.md"),
     ("a network for each agent", "learner.actor.sharing=none", "../sharing.md"),
-    ("sharing that ends in mid-training", "learner.unshare_at=0.5", "../sharing.md"),
-    ("one value of all, mixed (FACMAC)", "learner.mixer.kind=monotonic", "facmac.md"),
+    ("shared networks that are split during training", "learner.unshare_at=0.5", "../sharing.md"),
+    ("mixed value of the team (FACMAC)", "learner.mixer.kind=monotonic", "facmac.md"),
     ("V-trace", "learner.estimator=vtrace", "vtrace.md"),
     ("prioritized replay", "learner.replay.alpha=0.6", "../replay.md"),
-    ("returns of several steps", "learner.n_step=3", "../replay.md"),
+    ("n-step returns", "learner.n_step=3", "../replay.md"),
     ("stored opponents and partners", "league.opponents=pfsp", "../leagues.md"),
     ("many runs in one program", "population.size=2", "../populations.md"),
     ("shards", "distributed.collectors=2", "../ray.md"),
@@ -341,8 +392,8 @@ _FEATURES = (
 
 
 def combinations_table(_: str) -> str:
-    """Returns which algorithms go with which features, by asking the settings' own checks."""
-    lines = ["| feature | setting | goes with | page |", "|---|---|---|---|"]
+    """Returns the table of features with their algorithms, from the checks of the settings."""
+    lines = ["| feature | setting | algorithms | page |", "|---|---|---|---|"]
     names = [name for name in ALGORITHMS.names() if name != "random"]
     for feature, setting, page in _FEATURES:
         fits = [name for name in names if not _refusal(name, setting)]
@@ -354,7 +405,7 @@ def combinations_table(_: str) -> str:
 
 
 def _refusal(algorithm: str, *settings: str, ranks: bool = False) -> str:
-    """Returns why an algorithm does not go with some settings; nothing where it does."""
+    """Returns the message that refuses some settings for an algorithm, or an empty string."""
     run = {
         "env": {"library": "toy", "name": "arena", "num_envs": 8},
         "learner": {"algorithm": algorithm, "minibatch_size": 256},
@@ -370,7 +421,7 @@ def _refusal(algorithm: str, *settings: str, ranks: bool = False) -> str:
     return ""
 
 
-# A column of the page of capabilities, and the settings that ask for it.
+# Columns of the page of capabilities, and the settings that enable each feature.
 _COLUMNS = {
     "[league](leagues.md)": ["league.opponents=pfsp"],
     "[population](populations.md)": ["population.size=2"],
@@ -387,7 +438,7 @@ _ACTIONS = ("discrete actions", "continuous actions")
 
 
 def capabilities_page() -> str:
-    """Returns ``capabilities.md``: algorithms by features, and all that does not go together."""
+    """Returns ``capabilities.md``: algorithms by features, and the reasons of refusals."""
     names = [name for name in ALGORITHMS.names() if name != "random"]
     refusals = {
         column: {name: _refusal(name, *settings, ranks="ranks" in column) for name in names}
@@ -398,9 +449,8 @@ def capabilities_page() -> str:
     for name in names:
         cells = ["no" if refused[name] else "yes" for refused in refusals.values()]
         lines.append(f"| `{name}` | {' | '.join(cells)} |")
-    lines += ["", "Teams with discrete and continuous actions need an algorithm with both.", ""]
-    lines += ["## Unsupported features", "", "| feature | algorithms | message |"]
-    lines += ["|---|---|---|"]
+    lines += ["", "A team with discrete and continuous actions needs an algorithm that supports both."]
+    lines += ["", "## Why an algorithm does not support a feature", ""]
     for column, refused in refusals.items():
         lines += _reasons(column, {name: why for name, why in refused.items() if why})
     limits = [_limits_of(feature) for feature in (*FEATURES, RANKS)]
@@ -408,7 +458,7 @@ def capabilities_page() -> str:
 
 
 def _refused_actions(algorithm: str, kind: str) -> str:
-    """Returns why an algorithm does not learn actions of a kind."""
+    """Returns the message that refuses a kind of actions for an algorithm."""
     from torchrl_marl.envs.toy import Arena
     from torchrl_marl.learners.build import build_learners
     from torchrl_marl.specs import TeamSpec
@@ -422,17 +472,18 @@ def _refused_actions(algorithm: str, kind: str) -> str:
 
 
 def _reasons(column: str, refused: dict[str, str]) -> Iterator[str]:
-    """Yields a row for each reason, with the algorithms that give it."""
+    """Yields an item for each message, with its algorithms."""
     names: dict[str, list[str]] = {}
     for name, why in refused.items():
         names.setdefault(re.sub(rf"'?\b{name}\b'?", "...", why), []).append(name)
     for why, own in names.items():
-        yield f"| {column} | {', '.join(own)} | `{why}` |"
+        algorithms = ", ".join(f"`{name}`" for name in own)
+        yield f"- {column}, {algorithms}:\n\n    ```text\n    {why}\n    ```\n"
 
 
 def _limits_of(feature: Feature) -> str:
-    """Returns the table of all settings that a feature excludes."""
-    lines = [f"## With {feature.name}", "", "| setting | reason | allowed |", "|---|---|---|"]
+    """Returns the table of all settings that a feature does not support."""
+    lines = [f"## With {feature.name}", "", "| setting | why not | supported |", "|---|---|---|"]
     rows = [("", limit) for limit in feature.run] + [("learner.", own) for own in feature.learner]
     for at, limit in rows:
         if limit.key != "algorithm":  # which the table above has

@@ -196,7 +196,7 @@ class TestWorlds:
 
     def test_two_worlds_are_refused(self):
         text = sentence(BALANCE, "env=vmas/wheel", "env.name=flocking")
-        assert "'vmas/wheel' and env.name 'flocking', which are two environments; drop one" in text
+        assert "'vmas/wheel' and env.name 'flocking', which are two environments; leave one out" in text
 
     def test_a_yaml_file_may_name_it_so(self, tmp_path):
         pytest.importorskip("vmas")
@@ -295,7 +295,7 @@ class TestRecipes:
 
     def test_an_algorithm_leads_to_a_recipe(self, capsys):
         line = said_by(capsys, "train", "mappo")
-        assert "'mappo' is an algorithm, expected a recipe; use a recipe that learns by it" in line
+        assert "'mappo' is an algorithm, expected a recipe; use a recipe with it" in line
         assert "such as vmas_balance_mappo, or another with learner.algorithm=mappo." in line
         for command in (["tune", "mappo", "learner.lr=1e-4..1e-3"], ["list", "settings", "mappo"]):
             assert "'mappo' is an algorithm" in said_by(capsys, *command)
@@ -317,7 +317,7 @@ class TestRecipes:
         assert line.endswith(f"use {BALANCE} learner.lr=1e-4..1e-3.")
         line = said_by(capsys, "train", BALANCE, TOY)
         assert line == f"'{TOY}' is a second recipe, expected one; drop one."
-        assert "'nonsense' is no setting" in said_by(capsys, "train", "seed=1", "nonsense")
+        assert "'nonsense' is not a setting" in said_by(capsys, "train", "seed=1", "nonsense")
 
 
 class TestLogProbability:

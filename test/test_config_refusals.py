@@ -58,7 +58,7 @@ class TestUnknown:
         )
 
     def test_file(self, tmp_path):
-        with pytest.raises(ConfigError, match="is not there, expected a YAML file"):
+        with pytest.raises(ConfigError, match="is missing, expected a YAML file"):
             load_config(tmp_path / "none.yaml")
         with pytest.raises(ConfigError, match="is a folder, expected a YAML file"):
             load_config(str(tmp_path))
@@ -119,8 +119,8 @@ class TestTypes:
                 "groups.agents is 3, expected settings under it; "
                 "set one of them, such as groups.agents.lr.",
             ),
-            ("noequals", "'noequals' is no setting, expected key=value, such as seed=1."),
-            ("a..b=1", "'a..b=1' is no setting, expected key=value, such as seed=1."),
+            ("noequals", "'noequals' is not a setting, expected key=value, such as seed=1."),
+            ("a..b=1", "'a..b=1' is not a setting, expected key=value, such as seed=1."),
         ],
     )
     def test_message(self, override, message):

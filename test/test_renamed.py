@@ -15,7 +15,7 @@ from torchrl_marl.recipes import load_config
 from torchrl_marl.training.config import read_run_config
 
 TOY = "toy_arena_mappo"
-TOLD = r"env\.n_envs is called env\.num_envs now"
+TOLD = r"env\.n_envs was renamed to env\.num_envs"
 
 
 @pytest.mark.parametrize("override", [["env.n_envs=32"], {"env": {"n_envs": 32}}])
@@ -51,7 +51,7 @@ def test_both_names_are_refused():
 
 
 def test_make_env_takes_the_old_word():
-    with pytest.warns(FutureWarning, match="n_envs is called num_envs now"):
+    with pytest.warns(FutureWarning, match="n_envs was renamed to num_envs"):
         assert make_env("toy/two_step_game", n_envs=3, seed=0).batch_size == (3,)
     with pytest.raises(ConfigError, match="n_envs and num_envs are both given"):
         make_env("toy/two_step_game", n_envs=3, num_envs=3)
@@ -84,8 +84,8 @@ print({str(one.message) for one in said if one.category is FutureWarning})
 """
     command = [sys.executable, "-c", code]
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert "torchrl_marl.plotting is torchrl_marl.apps.plotting now" in shown
-    assert "torchrl_marl.export is torchrl_marl.apps.export now" in shown
+    assert "torchrl_marl.plotting moved to torchrl_marl.apps.plotting" in shown
+    assert "torchrl_marl.export moved to torchrl_marl.apps.export" in shown
 
 
 @pytest.mark.parametrize(

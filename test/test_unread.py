@@ -181,7 +181,7 @@ def test_settings_beside_an_environment_that_is_built_are_refused():
     import torchrl_marl
     from torchrl_marl.envs.toy import Arena
 
-    with pytest.raises(ConfigError, match="env.max_steps is given beside an environment"):
+    with pytest.raises(ConfigError, match="env.max_steps is given with an environment"):
         torchrl_marl.train(TOY, env=Arena(2), **{"env.max_steps": 5})
 
 

@@ -48,9 +48,7 @@ def test_arguments_beside_a_world(tmp_path):
     world = script("bob", [{}])
     given = {"env.kwargs.n_agents": 3}
     for env in (world, lambda: world):
-        with pytest.raises(
-            ConfigError, match="^env.kwargs.n_agents is given beside an environment"
-        ):
+        with pytest.raises(ConfigError, match="^env.kwargs.n_agents is given with an environment"):
             torchrl_marl.train("toy_arena_mappo", env=env, folder=str(tmp_path / "run"), **given)
     assert not (tmp_path / "run").exists()
 

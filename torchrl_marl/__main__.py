@@ -1,9 +1,9 @@
-"""``python -m torchrl_marl`` is ``torchrl-marl``."""
+"""Entry point of ``python -m torchrl_marl``, the same as ``torchrl-marl``."""
 
 import os
 import sys
 
-# Python looks there first: whatever lies in a folder would take the place of a package.
+# Python searches the current folder first: its files would shadow installed packages.
 if not sys.flags.safe_path and sys.path[:1] == [os.getcwd()]:
     del sys.path[0]
 

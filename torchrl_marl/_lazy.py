@@ -1,4 +1,4 @@
-"""Names that are imported when they are first used, and modules under their former names."""
+"""Lazy imports of public names, and imports of modules by their former names."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def attach(
     modules: dict[str, list[str]] | None = None,
     moved: Mapping[str, str] | None = None,
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """Gives a package's ``__getattr__``, ``__dir__`` and ``__all__``.
+    """Returns ``__getattr__``, ``__dir__`` and ``__all__`` of a package with lazy imports.
 
     Args:
         package (str): the package's ``__name__``.
         modules (dict, optional): name of a module of the package -> the public names that it
-            defines; by default what the package imports for type checkers.
-        moved (mapping, optional): name that the package had -> the module that has it now.
+            defines; by default the package's imports for type checkers.
+        moved (mapping, optional): former name in the package -> its current module.
     """
     if modules is None:
         module_of = _imported_for_type_checkers(package)
@@ -36,7 +36,7 @@ def attach(
         if name in moved:
             new = moved[name]
             warnings.warn(
-                f"{package}.{name} is {new}.{name} now; the old name works in two more versions.",
+                f"{package}.{name} moved to {new}.{name}; the old name works in two more versions.",
                 FutureWarning,
                 stacklevel=2,
             )
@@ -52,8 +52,8 @@ def attach(
 
 
 def _imported_for_type_checkers(package: str) -> dict[str, str]:
-    """Returns name -> module of what a package's file imports under ``if TYPE_CHECKING``."""
-    import ast  # late: `python -m torchrl_marl` has not left the current folder out before
+    """Returns name -> module, of a package's imports under ``if TYPE_CHECKING``."""
+    import ast  # late: `python -m torchrl_marl` first removes the current folder from the path
 
     loader: Any = sys.modules[package].__spec__.loader  # type: ignore[union-attr]
     tree = ast.parse(loader.get_source(package))
@@ -74,7 +74,7 @@ _MOVED_INTO = {
     "specs": "joining stacking",
     "training": "evolution statistics",
 }
-# Former name of a module or package -> its name now, both within torchrl_marl.
+# Former name of a module or package -> its current name, both within torchrl_marl.
 MOVED = {
     **{n: f"{folder}.{n}" for folder, names in _MOVED_INTO.items() for n in names.split()},
     "cli": "apps.cli.main",
@@ -102,11 +102,11 @@ MOVED = {
 
 
 class _Former:
-    """Finds and loads modules under their former names.
+    """Finder and loader of modules by their former names.
 
-    It is asked first: a package that has moved would find its modules a second time in its folder.
-    It extends no class of ``importlib.abc``, which imports ``tempfile`` and with it ``random``: in
-    ``python -m torchrl_marl`` the current folder's, as that is still searched.
+    It comes first in ``sys.meta_path``; otherwise a moved package would load its modules twice.
+    It does not extend ``importlib.abc``, which imports ``tempfile`` and ``random``. In
+    ``python -m torchrl_marl`` these could still come from the current folder.
     """
 
     def find_spec(
@@ -124,7 +124,7 @@ class _Former:
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         warnings.warn(
-            f"{spec.name} is {spec.loader_state} now; the old name works in two more versions.",
+            f"{spec.name} moved to {spec.loader_state}; the old name works in two more versions.",
             FutureWarning,
             stacklevel=2,
         )
@@ -138,6 +138,6 @@ class _Former:
 
 
 def find_moved_modules() -> None:
-    """Lets the former names be imported."""
+    """Enables imports of modules by their former names."""
     if not any(isinstance(finder, _Former) for finder in sys.meta_path):
         sys.meta_path.insert(0, cast(Any, _Former()))

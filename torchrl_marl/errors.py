@@ -1,4 +1,4 @@
-"""Errors that a user can fix: the command line prints them as one line and exits with code 2."""
+"""Errors that a user can fix; the command line prints them in one line and exits with code 2."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ class UserError(Exception):
 
 
 class ConfigError(UserError, ValueError):
-    """A recipe, key or value that is invalid."""
+    """An invalid recipe, setting or value."""
 
 
 class BatchSizeError(ConfigError, TypeError):
-    """A batch size that does not fit; a ``TypeError`` as well, which TorchRL raises."""
+    """A wrong batch size; also a ``TypeError``, as in TorchRL."""
 
 
 class MissingExtraError(UserError, ImportError):
-    """An optional package that is not installed, or broken.
+    """A missing or broken optional package.
 
     Args:
-        package (str): its name in a sentence.
-        extra (str): the extra of ``torchrl_marl`` that installs it.
-        why (str): what is wrong with it.
+        package (str): name of the package.
+        extra (str): extra of ``torchrl_marl`` that installs it.
+        why (str): predicate of the message, such as ``"is not installed"``.
     """
 
     def __init__(self, package: str, extra: str, why: str = "is not installed") -> None:
@@ -56,43 +56,43 @@ class CaptureError(UserError, RuntimeError):
 
 
 class GraphCheckError(CaptureError, AssertionError):
-    """A simulator's check, deferred by a graph, that failed."""
+    """A failed check of a simulator that a graph had deferred."""
 
 
 class CheckpointError(UserError, RuntimeError):
-    """A checkpoint or run folder that cannot be used."""
+    """An unusable checkpoint or run folder."""
 
 
 class SimulatorStateError(UserError, RuntimeError):
-    """A simulator whose state cannot be read and written as tensors."""
+    """A simulator without access to its state as tensors."""
 
 
 class SpecError(UserError, ValueError):
-    """An environment whose output differs from its declaration."""
+    """An environment with output that differs from its specs."""
 
 
 class WorkerError(UserError, RuntimeError):
-    """A process of environments that died, or does not answer."""
+    """A worker process of environments that died or does not answer."""
 
 
 class RankError(UserError, RuntimeError):
-    """One of the processes that learn as one has failed, and with it all; it alone says so."""
+    """A failure in one rank, which ends all ranks; only that rank reports it."""
 
 
 class TrustError(UserError):
-    """Code of others that would run without the user's consent."""
+    """Code of another user that would run without consent."""
 
 
 class WriteError(UserError, OSError):
-    """A file that cannot be written: a full disk, or a read-only folder."""
+    """A file that cannot be written, such as on a full disk."""
 
 
 class NonFiniteError(UserError, ArithmeticError):
-    """A value of a living agent that is NaN or infinite."""
+    """A NaN or infinite value of a living agent."""
 
 
 def quoted(value: Any) -> str:
-    """Returns a value in Python's syntax, cut where it is long.
+    """Returns the ``repr`` of a value; long ones are cut.
 
     Examples:
         >>> quoted("balance"), quoted("x" * 1000)
@@ -101,13 +101,13 @@ def quoted(value: Any) -> str:
     """
     try:
         text = repr(value)
-    except ValueError:  # Python prints no integer of more than some thousand digits
+    except ValueError:  # Python refuses to print integers of several thousand digits
         text = hex(value) if isinstance(value, int) else f"a {type(value).__name__}"
     return text if len(text) <= 120 else f"{text[:60]}... ({len(text):,} characters)"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Returns ``"did you mean 'x'? "``, or an empty text where no known name is similar.
+    """Returns ``"did you mean 'x'? "``, or an empty string if no known name is similar.
 
     Examples:
         >>> nearest("blance", ["balance", "wheel"]), nearest("chess", ["cheetah", "wheel"])
@@ -118,14 +118,14 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:
-    """Returns the known name most alike, or one that contains the name; None where none is.
+    """Returns the most similar known name, or one that contains the name, or None.
 
     Examples:
         >>> closest("football", ["vmas_football_mappo", "vmas_balance_mappo"])
         'vmas_football_mappo'
     """
     name, known = name[:100], list(known)
-    # One of two letters is half of a word.
+    # In a name of two letters, one right letter is half of it.
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.66 if len(name) > 2 else 0.5)
     holding = [other for other in known if len(name) > 3 and name in other]
     found = close or holding

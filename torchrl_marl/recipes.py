@@ -1,4 +1,4 @@
-"""Recipes: read, merged with overrides, checked, explained and saved."""
+"""Recipes: reading, overrides, checks, explanation and saving."""
 
 from __future__ import annotations
 
@@ -44,20 +44,20 @@ __all__ = [
 ]
 
 Recipe = str | Path | TrainConfig | Mapping[str, Any]
-"""A recipe's name, the path of a YAML file, or the settings themselves."""
+"""Name of a recipe, path of a YAML file, or settings."""
 GivenSettings = Iterable[str] | Mapping[str, Any]
 """``["learner.lr=1e-3"]``, ``{"learner.lr": 1e-3}`` or ``{"learner": {"lr": 1e-3}}``."""
 
 DEFAULT_RECIPE = "vmas_balance_mappo"
-"""What ``torchrl-marl train`` runs."""
+"""Default recipe of ``torchrl-marl train``."""
 
 _FOLDER = Path(__file__).parent / "configs"
-# No recipe that is written by hand has all of these; the file of a run has.
+# Only the file of a run has all of these; recipes written by hand do not.
 _OF_A_RUN = {"recipe", "seed", "folder", "device", "env", "learner", "checkpoint", "logging"}
 
 
 def recipe_names() -> list[str]:
-    """Returns the names of the recipes that come with the package, sorted.
+    """Returns the sorted names of the recipes in the package.
 
     Examples:
         >>> "vmas_balance_mappo" in recipe_names()
@@ -69,20 +69,20 @@ def recipe_names() -> list[str]:
 def load_config(
     recipe: Recipe, overrides: GivenSettings = (), *, own_env: bool = False
 ) -> TrainConfig:
-    """Returns a checked config: a recipe with overrides.
+    """Returns a recipe with overrides as a checked config.
 
     Args:
-        recipe (str, Path, TrainConfig or dict): a recipe's name, the path of a YAML file, or
-            the settings themselves.
+        recipe (str, Path, TrainConfig or dict): name of a recipe, path of a YAML file, or
+            settings.
         overrides (list of str, or dict): ``"learner.lr=1e-3"``, ``{"learner.lr": 1e-3}`` or
             ``{"learner": {"lr": 1e-3}}``.
-        own_env (bool): the caller brings an environment, so ``env`` is not checked.
+        own_env (bool): whether the caller passes an environment; ``env`` is then not checked.
 
     Raises:
-        ConfigError: an unknown recipe, key or value.
+        ConfigError: a recipe, setting or value is unknown.
         MissingExtraError: the environment or a logging backend is not installed.
-        TrustError: the ``config.yaml`` of a stranger's run, or a copy of it, names a module to be
-            imported, a cluster, an address or a service.
+        TrustError: the recipe is the ``config.yaml`` of another user's run, or a copy of it, and
+            names a module to import, a cluster, an address or a service.
 
     Examples:
         >>> load_config("toy_matrix_game_mappo", ["learner.lr=1e-3"]).learner.lr
@@ -90,13 +90,14 @@ def load_config(
     """
     config, *idle = _read(recipe, overrides)
     if isinstance(recipe, (str, Path)) and _is_complete(recipe):
-        # A run's, or a copy of one's, which may be somebody else's.
+        # The file of a run, possibly of another user's run.
         given = flatten(_given(overrides))
         check_origin(Path(recipe), config, given=given, own_env=own_env)
     try:
         validate(config, own_env=own_env)
     except ConfigError:
-        validate(config, own_env=own_env, like=_read(recipe, {}).config)  # advises its values
+        # The message then suggests the recipe's values.
+        validate(config, own_env=own_env, like=_read(recipe, {}).config)
         raise
     for key, text in (pair for found in idle for pair in found.items()):
         if not (own_env and key.startswith("env.")):
@@ -105,7 +106,7 @@ def load_config(
 
 
 def read_config(recipe: Recipe, overrides: GivenSettings = ()) -> TrainConfig:
-    """As :func:`load_config`: names and types are checked, values are not."""
+    """Returns a recipe with overrides as a config; only names and types are checked."""
     config, inapplicable, _ = _read(recipe, overrides)
     for key in inapplicable.keys() & flatten(_given(overrides)).keys():
         raise ConfigError(f"{inapplicable[key]}; leave {key} out.")
@@ -115,13 +116,13 @@ def read_config(recipe: Recipe, overrides: GivenSettings = ()) -> TrainConfig:
 def validate(
     config: TrainConfig, *, own_env: bool = False, like: TrainConfig | None = None
 ) -> None:
-    """Refuses values that are out of range, unknown, or do not fit together.
+    """Refuses values that are unknown, out of range, or contradict each other.
 
     Args:
-        config (TrainConfig): what is to be run.
-        own_env (bool): the caller brings an environment, so ``env`` is not looked at.
-        like (TrainConfig, optional): the recipe, whose values are advised in place of wrong ones;
-            otherwise the defaults.
+        config (TrainConfig): config of a run.
+        own_env (bool): whether the caller passes an environment; ``env`` is then not checked.
+        like (TrainConfig, optional): config with values that messages suggest; otherwise they
+            suggest the defaults.
 
     Raises:
         ConfigError: naming the setting, what was found, what was expected and the fix.
@@ -140,7 +141,7 @@ use device=cpu.
 
 
 class _Read(NamedTuple):
-    """A config, and in words what was given although it does not apply or nothing reads it."""
+    """A config, with messages about given settings that do not apply or have no effect."""
 
     config: TrainConfig
     inapplicable: dict[str, str]
@@ -156,7 +157,7 @@ def _read(recipe: Recipe, overrides: GivenSettings) -> _Read:
     read = _merged(base, own, complete=_is_complete(recipe))
     idle = (read.inapplicable | read.unread).keys() - flatten(own).keys()
     if idle and own:
-        # What the recipe's algorithm or environment reads and the chosen one does not.
+        # Settings that only the recipe's algorithm or environment reads.
         before = _merged(base, {})
         read = _merged(
             _without(base, idle - before.inapplicable.keys() - before.unread.keys()), own
@@ -165,7 +166,7 @@ def _read(recipe: Recipe, overrides: GivenSettings) -> _Read:
 
 
 def _merged(base: dict[str, Any], own: dict[str, Any], *, complete: bool = False) -> _Read:
-    """Reads a recipe with overrides; of a complete one, nobody chose the defaults."""
+    """Reads a recipe with overrides; default values in a complete recipe count as not given."""
     reader = Reader(TrainConfig, hints=_scenario_hints(base, own))
     config = reader.read(base, own)
     config = dataclasses.replace(config, env=_found_from_anywhere(config.env))
@@ -175,7 +176,7 @@ def _merged(base: dict[str, Any], own: dict[str, Any], *, complete: bool = False
 
 
 def _is_complete(recipe: Any) -> bool:
-    """Whether it is the file of a run, which holds every setting, or a copy of one."""
+    """Whether the recipe has every setting, as the file of a run and its copies have."""
     if not isinstance(recipe, (str, Path)) or recipe in recipe_names():
         return False
     return Path(recipe).name == "config.yaml" or read_yaml(Path(recipe)).keys() >= _OF_A_RUN
@@ -189,7 +190,7 @@ def _given(overrides: GivenSettings) -> dict[str, Any]:
 
 
 def _with_environment(settings: dict[str, Any], before: str) -> dict[str, Any]:
-    """Returns settings with ``env=vmas/wheel`` as library and name of an environment."""
+    """Returns settings with ``env=vmas/wheel`` split into library and name."""
     env = settings.get("env", {})
     text = env.get("library") if isinstance(env, Mapping) else None
     if not isinstance(text, str) or "/" not in text or ":" in text or text.endswith(".py"):
@@ -198,7 +199,7 @@ def _with_environment(settings: dict[str, Any], before: str) -> dict[str, Any]:
     if env.get("name", name) != name:
         raise ConfigError(
             f"env is {quoted(text)} and env.name {quoted(env['name'])}, which are two "
-            "environments; drop one."
+            "environments; leave one out."
         )
     return {
         **settings,
@@ -207,12 +208,11 @@ def _with_environment(settings: dict[str, Any], before: str) -> dict[str, Any]:
 
 
 def environment_settings(library: str, name: str, before: str) -> dict[str, Any]:
-    """Returns settings of ``env`` for an environment, with its own time limit where it may have
-    one.
+    """Returns the ``env`` settings of an environment, with its own time limit if it has one.
 
     Args:
-        library, name (str): the environment's.
-        before (str): library of the recipe, whose time limit its other environments keep.
+        library, name (str): library and name of the environment.
+        before (str): library of the recipe. Environments of this library keep the recipe's limit.
 
     Examples:
         >>> environment_settings("vmas", "wheel", "vmas")
@@ -224,23 +224,23 @@ def environment_settings(library: str, name: str, before: str) -> dict[str, Any]
 
 
 def _without(settings: dict[str, Any], keys: Iterable[str]) -> dict[str, Any]:
-    """Returns settings without those of dotted keys, and without sections that this empties."""
+    """Returns settings without some dotted keys, and without sections that become empty."""
     left_out = frozenset(keys)
     flat = flatten(unfold(settings), stop=left_out)
     return unfold({key: value for key, value in flat.items() if key not in left_out})
 
 
 def save_config(config: TrainConfig, path: str | Path) -> None:
-    """Writes every setting as YAML, explained by comments; :func:`load_config` reads it back."""
+    """Writes every setting to a YAML file with comments, for :func:`load_config`."""
     with whole_file(Path(path)) as file:
         file.write(signed_yaml(config))
 
 
 def explain(config: TrainConfig | None = None) -> list[Setting]:
-    """Returns every setting: its dotted key, type, value and meaning.
+    """Returns every setting with its dotted key, type, value and meaning.
 
     Args:
-        config (TrainConfig, optional): whose values are given; otherwise the defaults.
+        config (TrainConfig, optional): config with the values; otherwise the defaults.
 
     Examples:
         >>> explain()[1].key, explain()[1].default
@@ -250,7 +250,7 @@ def explain(config: TrainConfig | None = None) -> list[Setting]:
 
 
 def recipe_rows() -> list[tuple[str, str]]:
-    """Returns rows for ``torchrl-marl list recipes``: name, and what it trains."""
+    """Returns the rows of ``torchrl-marl list recipes``: name, and algorithm with environment."""
     rows = []
     for name in recipe_names():
         recipe = read_config(name)
@@ -279,7 +279,7 @@ def _settings(recipe: Recipe) -> dict[str, Any]:
 
 
 def _unknown_recipe(text: str) -> ConfigError:
-    """Returns what to use in place of an environment, an algorithm or any other text."""
+    """Returns the error for an unknown recipe, with a fix for names of environments and such."""
     names = recipe_names()
     library, slash, environment = (text if "/" in text else f"{DEFAULT_LIBRARY}/{text}").partition(
         "/"
@@ -293,20 +293,20 @@ def _unknown_recipe(text: str) -> ConfigError:
     if word in ALGORITHMS.names():
         own = _recipes_with("learner", (word,))
         other = f"another with learner.algorithm={word}"
-        return _no_recipe(text, "an algorithm", own, "that learns by it", other)
+        return _no_recipe(text, "an algorithm", own, "with it", other)
     if (advice := ALGORITHMS.advice(word)) is not None:
         return ConfigError(
             f"{quoted(text)} is an algorithm, expected a recipe, such as {DEFAULT_RECIPE}; "
-            f"{advice.format(at='learner')} beside it."
+            f"{advice.format(at='learner')} with it."
         )
     return ConfigError(
         f"unknown recipe {quoted(text)}; {nearest(text, names)}"
-        "`torchrl-marl list recipes` shows all, and the path of a YAML file will do, too."
+        "`torchrl-marl list recipes` shows all, and a path of a YAML file is accepted, too."
     )
 
 
 def _no_recipe(text: str, what: str, recipes: list[str], which: str, other: str) -> ConfigError:
-    """Returns that a text is something else, with a recipe that has it, or ``other``."""
+    """Returns the error for a name of an environment or algorithm, with a recipe that has it."""
     if recipes:
         use = f"use a recipe {which}, such as {recipes[0]}, or {other}."
     else:
@@ -315,7 +315,7 @@ def _no_recipe(text: str, what: str, recipes: list[str], which: str, other: str)
 
 
 def _scenarios() -> Collection[str]:
-    """Returns the names of VMAS's scenarios; none where it is not installed."""
+    """Returns the names of VMAS's scenarios, or none if VMAS is not installed."""
     try:
         return scenario_names()
     except MissingExtraError:
@@ -323,19 +323,19 @@ def _scenarios() -> Collection[str]:
 
 
 def _recipes_with(section: str, values: tuple[str, ...]) -> list[str]:
-    """Returns recipes whose first settings of a section have these values, the default's first."""
+    """Returns the recipes with these values of the first settings of a section, default first."""
     fields = dataclasses.fields({"env": EnvConfig, "learner": OnPolicyConfig}[section])
     found = []
     for name in recipe_names():
         own = normalized(TrainConfig, read_yaml(_FOLDER / f"{name}.yaml")).get(section, {})
         if tuple(own.get(one.name, one.default) for one, _ in zip(fields, values)) == values:
             found.append(name)
-    # Of others the plainest, which has the shortest name.
+    # Then the simplest recipe, which has the shortest name.
     return sorted(found, key=lambda name: (name != DEFAULT_RECIPE, len(name)))
 
 
 def _without_foreign_arguments(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """Another environment than the recipe's takes neither its arguments nor its agents' names."""
+    """Drops the recipe's arguments and agents' names where another environment is chosen."""
     before = {"env.library": EnvConfig.library, "env.name": EnvConfig.name}
     before |= flatten(base)
     after = before | flatten(own)
@@ -343,8 +343,7 @@ def _without_foreign_arguments(base: dict[str, Any], own: dict[str, Any]) -> dic
     if after["env.library"] != before["env.library"]:
         foreign["state"] = None
     if foreign and ":" in str(after["env.library"]):
-        # It reads what its constructor names, and has no use for what the recipe's environment
-        # needs.
+        # An environment class reads only the arguments of its constructor.
         kept = ("library", "name", "num_envs", "max_steps")
         defaults = dataclasses.asdict(EnvConfig()).items()
         foreign = {key: value for key, value in defaults if key not in kept} | foreign
@@ -354,7 +353,7 @@ def _without_foreign_arguments(base: dict[str, Any], own: dict[str, Any]) -> dic
 
 
 def _found_from_anywhere(env: EnvConfig) -> EnvConfig:
-    """With the whole paths of files, so that a run goes on from another folder, too."""
+    """Returns the settings with absolute paths, so that a run can be resumed from any folder."""
     place, colon, kind = env.library.partition(":")
     if colon:
         place = os.path.abspath(place) if place.endswith(".py") else place
@@ -365,7 +364,7 @@ def _found_from_anywhere(env: EnvConfig) -> EnvConfig:
 
 
 def _scenario_hints(base: dict[str, Any], own: dict[str, Any]) -> Iterator[str]:
-    """``env.kwargs.n_agents`` and the like, for whoever writes ``n_agents=4``."""
+    """Yields names such as ``env.kwargs.n_agents``, to suggest in place of ``n_agents=4``."""
     settings = flatten(base) | flatten(own)
     name = str(settings.get("env.name", EnvConfig.name))
     if name in _scenarios():

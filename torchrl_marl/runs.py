@@ -1,4 +1,4 @@
-"""Runs: trained, iterated over, resumed, and drawn."""
+"""Training, iterating over, resuming and plotting runs."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ __all__ = ["check_device", "draw", "iterate", "resume", "train"]
 
 
 def train(recipe: Recipe = DEFAULT_RECIPE, *, env: Any = None, **overrides: Any) -> Run:
-    """Trains a team and returns the run: its policy, its folder, its figures.
+    """Trains a team and returns the run with its policy, folder and results.
 
     Args:
-        recipe (str, Path, TrainConfig or dict): a recipe's name, the path of a YAML file, or
-            the settings themselves.
-        env (EnvBase, environment, str or dict, optional): what is played instead of the recipe's:
-            an environment; an environment of PettingZoo or JaxMARL or what makes one, of which
-            there are then ``env.num_envs`` copies; a name, such as ``"vmas/wheel"``; or a dict that
-            overrides the recipe's ``env`` settings.
+        recipe (str, Path, TrainConfig or dict): name of a recipe, path of a YAML file, or
+            settings.
+        env (EnvBase, environment, str or dict, optional): environment in place of the recipe's. An
+            environment of PettingZoo or JaxMARL, or a function that makes one, is copied
+            ``env.num_envs`` times. A string is a name, such as ``"vmas/wheel"``; a dict overrides
+            the recipe's ``env`` settings.
         overrides: settings, such as ``seed=1``, ``learner={"lr": 1e-3}`` or
             ``**{"learner.lr": 1e-3}``.
 
@@ -76,9 +76,9 @@ def train(recipe: Recipe = DEFAULT_RECIPE, *, env: Any = None, **overrides: Any)
 
 
 def iterate(recipe: Recipe = DEFAULT_RECIPE, *, env: Any = None, **overrides: Any) -> Iterator[Any]:
-    """As :func:`train`, as a generator: yields after every iteration.
+    """Trains as :func:`train`, as a generator that yields after every iteration.
 
-    Settings are checked at the call, before the first iteration.
+    The settings are checked at the call, before the first iteration.
     """
     config, env = _prepared(recipe, env, overrides)
     from torchrl_marl.training import trainer
@@ -94,20 +94,19 @@ def resume(
     trust: bool = False,
     **overrides: Any,
 ) -> Run:
-    """Goes on with a run from its last checkpoint; one without a checkpoint begins anew.
+    """Resumes a run from its last checkpoint; a run without a checkpoint starts over.
 
     Args:
-        folder (str or Path): the run's.
-        env (EnvBase, optional): for a run on an environment of one's own.
-        trust (bool): run the code that a run of somebody else's brings: its environment's module,
-            and the pickled environments of a PettingZoo run, whose episodes begin anew otherwise;
-            follow links out of its folder; and use the cluster, addresses and services that it
-            names.
-        overrides: settings that change from now on, as ``config.yaml`` then says:
-            ``total_frames``, ``stop_at_return``, those of ``evaluation``, ``checkpoint`` and
-            ``logging``, and where and how it is computed: ``device``, ``threads``, ``execution``
-            and ``distributed``, but for the number of shards. Linear schedules and ``unshare_at``
-            are those of a run of the new ``total_frames``.
+        folder (str or Path): folder of the run.
+        env (EnvBase, optional): the environment, if the run was started with an object.
+        trust (bool): whether to trust a run of another user. It then runs the module of the
+            environment and loads pickled PettingZoo environments, which otherwise start new
+            episodes. It also follows links out of the folder, and uses the cluster, addresses and
+            services in the settings.
+        overrides: settings to change from now on, also in ``config.yaml``: ``total_frames``,
+            ``stop_at_return``, ``evaluation``, ``checkpoint``, ``logging``, ``device``,
+            ``threads``, ``execution`` and ``distributed`` (except the number of shards). Linear
+            schedules and ``unshare_at`` follow the new ``total_frames``.
 
     Raises:
         UserError: what is asked for cannot be done; the message names the fix.
@@ -124,15 +123,14 @@ def resume(
     with trusting(trust):
         file = Path(folder) / "config.yaml"
         check_origin(file, config, given=given, own_env=env is not None)
-    if differences(before, config):  # beside a changed file they may be the run's own settings
+    if differences(before, config):  # with an edited file, overrides may restore the run's settings
         _check_given(Path(folder), before, config)
     if config != before:
         try:
             validate(config, own_env=env is not None or config.env.library == "own")
         except ConfigError:
-            _check_given(
-                Path(folder), before, config
-            )  # an edited file's setting may not fit others
+            # A setting of an edited file may contradict others.
+            _check_given(Path(folder), before, config)
             raise
     check_compiler_cache()
     check_device(config)
@@ -145,10 +143,10 @@ def resume(
 
 
 def _check_given(folder: Path, before: TrainConfig, config: TrainConfig) -> None:
-    """Refuses settings that a run does not have, before anything is made.
+    """Refuses settings that differ from those of the run, before anything is built.
 
     Raises:
-        ConfigError: naming each, and what the run has.
+        ConfigError: naming each setting, and its value in the run.
     """
     made = None
     if has_checkpoint(folder):
@@ -160,10 +158,10 @@ def _check_given(folder: Path, before: TrainConfig, config: TrainConfig) -> None
 
 
 def check_device(config: TrainConfig) -> None:
-    """Refuses a CUDA device that is not there; imports torch only where one is asked for.
+    """Refuses a missing CUDA device; imports torch only for a CUDA device.
 
     Raises:
-        ConfigError: naming the devices that there are.
+        ConfigError: naming the available devices.
     """
     if not config.device.startswith("cuda"):
         return
@@ -179,10 +177,10 @@ def check_device(config: TrainConfig) -> None:
 
 
 def check_compiler_cache() -> None:
-    """Refuses a folder for compiled code that cannot be made or written, before torch meets it.
+    """Refuses a compiler cache that cannot be written, before torch uses it.
 
     Raises:
-        WriteError: naming the variable that says where it is.
+        WriteError: naming the environment variable of the cache.
     """
     folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     if not folder:
@@ -194,12 +192,12 @@ def check_compiler_cache() -> None:
     except OSError as error:
         raise WriteError(
             f"TORCHINDUCTOR_CACHE_DIR is {quoted(folder)}, which cannot be written "
-            f"({error.strerror}); set it to a folder that can, or unset it."
+            f"({error.strerror}); set it to a writable folder, or unset it."
         ) from None
 
 
 def draw(folder: Path) -> None:
-    """Draws a run's learning curve into its folder, where matplotlib is installed."""
+    """Plots the learning curve of a run into its folder, if matplotlib is installed."""
     here = place()
     if here is not None and here.rank:
         return
@@ -208,7 +206,7 @@ def draw(folder: Path) -> None:
         try:
             learning_curve([folder], path=folder / "learning_curve.png")
         except (CheckpointError, MissingExtraError, WriteError) as error:
-            warnings.warn(str(error), stacklevel=2)  # the run is whole without its picture
+            warnings.warn(str(error), stacklevel=2)  # the run is complete without its plot
 
 
 def _prepared(
@@ -224,11 +222,11 @@ def _prepared(
         if kind is not None:
             name = getattr(env, "__name__", type(env).__name__)
             _refuse_beside(
-                overrides, "env.kwargs.", "an environment, which takes no arguments from here"
+                overrides, "env.kwargs.", "an environment object, which takes no arguments"
             )
             overrides = {**_environment_of(recipe, kind, name), **overrides}
         else:
-            _refuse_beside(overrides, "env.", "an environment that is built already")
+            _refuse_beside(overrides, "env.", "an environment object")
     built = given is not None and (kind is None or find_library(kind).one_per_process)
     config = load_config(recipe, overrides, own_env=built)
     check_compiler_cache()
@@ -239,13 +237,15 @@ def _prepared(
 
 
 def _refuse_beside(overrides: Mapping[str, Any], idle: str, what: str) -> None:
-    """Refuses settings that nothing reads beside what is given as ``env``."""
+    """Refuses settings that have no effect with the given ``env``."""
     for key in flatten(unfold(overrides)):
         if key.startswith(idle):
-            raise ConfigError(f"{key} is given beside {what}; build it so, or leave {key} out.")
+            raise ConfigError(
+                f"{key} is given with {what}; build it accordingly, or leave {key} out."
+            )
 
 
 def _environment_of(recipe: Recipe, library: str, name: str) -> dict[str, Any]:
-    """Overrides for an environment of a library, with its own time limit where it may have one."""
+    """Returns overrides for an environment of a library, with its own time limit if it has one."""
     before = read_config(recipe).env.library
     return flatten({"env": environment_settings(library, name, before)})

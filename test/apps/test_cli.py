@@ -254,5 +254,5 @@ def test_a_cache_of_compiled_code_that_cannot_be_written_is_named(monkeypatch, t
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "file" / "cache"))
     command = ("train", TOY, f"folder={tmp_path / 'run'}")
     _, (error,), imported = call(*command, code=2)
-    assert "TORCHINDUCTOR_CACHE_DIR is" in error and "set it to a folder that can" in error
+    assert "TORCHINDUCTOR_CACHE_DIR is" in error and "set it to a writable folder" in error
     assert not imported and not (tmp_path / "run").exists()

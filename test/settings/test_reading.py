@@ -164,11 +164,11 @@ class TestArguments:
 
 class TestFormerNames:
     def test_the_old_name_is_understood_and_told(self):
-        with pytest.warns(FutureWarning, match=r"memory\.width is called memory\.size now"):
+        with pytest.warns(FutureWarning, match=r"memory\.width was renamed to memory\.size"):
             assert read(Schema, {"memory": {"cell": "gru", "width": 3}}).memory.size == 3
 
     def test_not_where_a_program_wrote_it(self, recwarn):
-        assert Reader(Schema).read({"memory.width": 3}, told=False).memory.size == 3
+        assert Reader(Schema).read({"memory.width": 3}, warn=False).memory.size == 3
         assert not recwarn
 
 
@@ -215,14 +215,14 @@ def test_yaml_says_every_word():
     "text", ["&a {b: *a}", "!!set {a}", "!!binary aGk=", "{null: 1}", "{a: 1, a: 2}", "[" * 5000]
 )
 def test_yaml_that_is_no_setting(text):
-    assert "expected a value as YAML writes it" in refusal(f"world.kwargs.x={text}")
+    assert "expected a YAML value" in refusal(f"world.kwargs.x={text}")
 
 
 def test_aliases_that_grow_without_end():
     bomb = "[&a [x, x, x, x, x, x, x, x, x, x]"
     for one, more in zip("abcdef", "bcdefg"):
         bomb += f", &{more} [{', '.join([f'*{one}'] * 10)}]"
-    assert "expected a value as YAML writes it" in refusal(f"world.kwargs.x={bomb}]")
+    assert "expected a YAML value" in refusal(f"world.kwargs.x={bomb}]")
 
 
 class TestJsonSchema:

@@ -52,7 +52,7 @@ def test_the_millionth_iteration_is_later_than_the_one_before(tmp_path):
     latest = latest_checkpoint(tmp_path)
     assert latest.name == "iteration_1000000.pt"
     cut_in_half(latest)
-    with pytest.raises(CheckpointError, match="to go on from iteration_999999.pt"):
+    with pytest.raises(CheckpointError, match="to resume from iteration_999999.pt"):
         load_checkpoint(latest)
 
 
@@ -120,7 +120,7 @@ def test_a_broken_checkpoint_names_the_fix(tmp_path, damage):
         load_checkpoint(latest_checkpoint(folder))
     message = str(caught.value)
     assert str(second) in message
-    assert "delete it to go on from iteration_000001.pt" in message
+    assert "delete it to resume from iteration_000001.pt" in message
     assert "\n" not in message
     second.unlink()
     assert load_checkpoint(latest_checkpoint(folder))["iteration"] == 1

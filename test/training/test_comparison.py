@@ -22,7 +22,7 @@ from torchrl_marl.training.evaluation import (
     play,
     where_they_differ,
 )
-from torchrl_marl.training.recorder import say
+from torchrl_marl.training.recorder import print_message
 from torchrl_marl.training.run import Run
 from torchrl_marl.training.statistics import difference_of_runs, paired_difference
 
@@ -139,9 +139,9 @@ class TestFigures:
         assert said <= 0.05 * 400 and (count >= 6 or said == 0)
 
     def test_the_word_is_a_result_and_no_warning(self, capsys):
-        say("a result", warns=False)
+        print_message("a result", warns=False)
         assert capsys.readouterr() == ("torchrl_marl: a result.\n", "")
-        say("a warning")
+        print_message("a warning")
         assert capsys.readouterr() == ("", "torchrl_marl: a warning.\n")
 
 

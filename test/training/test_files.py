@@ -52,7 +52,7 @@ def test_a_file_is_there_whole_or_not_at_all(tmp_path):
     [
         (errno.ENOSPC, "No space left on device.*free some space"),
         (errno.EDQUOT, "free some space"),
-        (errno.EROFS, "Read-only file system.*choose another place"),
+        (errno.EROFS, "Read-only file system.*choose another folder"),
         (errno.EACCES, "Permission denied.*allow writing there"),
         (errno.EIO, "check the path and the disk"),
     ],

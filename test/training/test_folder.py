@@ -138,7 +138,7 @@ def test_a_start_that_fails_takes_its_folder_back(tmp_path):
 
 def test_a_folder_that_cannot_be_made_or_written(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="cannot be made .Not a directory.; choose another"):
+    with pytest.raises(ConfigError, match="cannot be created .Not a directory.; choose another"):
         RunFolder.new(small_config(folder=str(tmp_path / "file" / "run")))
     with pytest.raises(CheckpointError, match="cannot be written"):
         RunFolder(tmp_path / "gone")

@@ -51,10 +51,10 @@ def test_a_player_that_was_changed_is_refused(tmp_path):
     state = torch.load(path, weights_only=True)
     content = path.read_bytes()
     path.write_bytes(content[:-100] + b"x" + content[-99:])
-    with pytest.raises(CheckpointError, match="is no stored player, or is damaged"):
+    with pytest.raises(CheckpointError, match="is not a stored player, or is damaged"):
         torchrl_marl.resume(tmp_path / "run", total_frames=512)
     path.write_bytes(other.read_bytes())  # whole, but another's
-    with pytest.raises(CheckpointError, match="is not the one that was stored: its SHA-256"):
+    with pytest.raises(CheckpointError, match="was changed: its SHA-256"):
         torchrl_marl.resume(tmp_path / "run", total_frames=512)
     path.write_bytes(content)
     assert_equal(torch.load(path, weights_only=True), state)

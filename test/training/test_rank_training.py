@@ -158,7 +158,7 @@ def test_what_is_in_one_process_is_not_split():
     door = replaced(config, env=replaced(config.env, library="external"))
     with pytest.raises(ConfigError, match="is 'external', whose clients connect to a single"):
         check_ranks(with_shards(door, 2), 2)
-    with pytest.raises(ConfigError, match="an environment of your own is given, but 2 processes"):
+    with pytest.raises(ConfigError, match="an environment object is given, but each of 2 ranks"):
         check_ranks(with_shards(small_config(), 2), 2, own_env=True)
 
 

@@ -29,7 +29,9 @@ def test_seeds_are_in_order(parent):
 
 @pytest.mark.parametrize("command", [["train", "--resume"], ["evaluate"]])
 def test_it_is_no_run_but_holds_some(command, parent, capsys):
-    with pytest.raises(CheckpointError, match="holds 2 of them, one for each seed; give one of"):
+    with pytest.raises(
+        CheckpointError, match="holds 2 run folders, one for each seed; give one of"
+    ):
         read_run_config(parent)
     assert cli.main([*command, str(parent)]) == 2
     error = capsys.readouterr().err

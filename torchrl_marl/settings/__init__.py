@@ -1,6 +1,6 @@
-"""Settings, declared once: the fields of a frozen dataclass, with their types, rules and meanings.
+"""Settings, declared once as fields of a frozen dataclass with types, rules and meanings.
 
-Reading, checking, help, YAML, JSON schema and errors follow from the fields.
+Reading, checks, help, YAML, JSON schema and error messages are derived from the fields.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Checks of a config that was read: rules, what must fit together, and what nothing reads."""
+"""Checks of a config: rules of values, contradictions, and settings without effect."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ __all__ = ["check", "override", "read_by_others", "unread"]
 
 
 def check(config: Any, at: str = "", skip: Collection[str] = (), like: Any = None) -> None:
-    """Refuses values that a rule forbids, and settings that do not fit together.
+    """Refuses values that break a rule, and settings that contradict each other.
 
-    The latter is what the ``check(at)`` of a dataclass says, where it has one; that of ``config``
-    itself is also given ``skip``, if there is something to skip.
+    Contradictions are found by the ``check(at)`` method of each dataclass that has one. The method
+    of ``config`` itself also receives ``skip``, if it is not empty.
 
     Args:
-        config (dataclass): what was read.
-        at (str): what stands before the names in messages.
-        skip (collection of str): fields that are not looked at.
-        like (dataclass, optional): whose values are advised in place of wrong ones, where they
-            are others; otherwise the defaults.
+        config (dataclass): config to check.
+        at (str): prefix of the names in messages.
+        skip (collection of str): fields to leave out.
+        like (dataclass, optional): config with values that messages suggest in place of wrong
+            ones; where it has the same value or is None, the default is suggested.
 
     Raises:
         ConfigError: naming the setting, what was found, what was expected and the fix.
@@ -52,12 +52,12 @@ def check(config: Any, at: str = "", skip: Collection[str] = (), like: Any = Non
 
 
 def override(config: Any, field: str, name: str) -> Any:
-    """Returns the section of ``config`` that ``field`` overrides, as it is for ``name``.
+    """Returns the section that ``field`` overrides, with the overrides of ``name`` applied.
 
     Args:
-        config (dataclass): what was read.
-        field (str): a mapping of overrides, such as ``groups``.
-        name (str): one of its names; another has the section itself.
+        config (dataclass): config with the section and the overrides.
+        field (str): name of a mapping of overrides, such as ``groups``.
+        name (str): a name in it; for any other name the section is returned unchanged.
     """
     known = settings_within(type(config))
     note = known[field].note(Overrides)
@@ -68,20 +68,20 @@ def override(config: Any, field: str, name: str) -> Any:
 
 
 def unread(config: Any, at: str = "", *, defaults: bool = False) -> dict[str, str]:
-    """Returns settings that differ from their defaults although nothing reads them.
+    """Returns settings without effect: not read, although they differ from their defaults.
 
-    What stands in a section that a mapping overrides may be read by any of those; what one of
-    them takes over from there is no setting of its own.
+    A setting in a section with overrides counts as read if the section of any override reads it.
+    Settings that an override inherits are not listed under its name.
 
     Args:
-        config (dataclass): what was read.
-        at (str): what stands before the names in messages.
+        config (dataclass): config to check.
+        at (str): prefix of the names in messages.
 
     Keyword Args:
-        defaults (bool): also those that have their defaults.
+        defaults (bool): whether to include settings that have their defaults.
 
     Returns:
-        dict: dotted key -> the setting in words, and where it would be read.
+        dict: dotted key -> sentence with the value, and the condition under which it is read.
     """
     found: dict[str, str] = {}
     for name, setting in settings_within(type(config)).items():
@@ -108,10 +108,10 @@ def unread(config: Any, at: str = "", *, defaults: bool = False) -> dict[str, st
 
 
 def read_by_others(config: Any) -> set[str]:
-    """Returns settings and sections that only other words of their section's tag read.
+    """Returns settings and sections that are read only with other values of their section's tag.
 
     Args:
-        config (dataclass): with sections whose schema is chosen by a tag.
+        config (dataclass): config with sections that have a tag.
 
     Examples:
         >>> from torchrl_marl.recipes import read_config
@@ -149,7 +149,7 @@ def _unread_by_any(
 def _idle_within(
     config: Any, setting: Setting, at: str, defaults: bool
 ) -> Iterator[tuple[str, str]]:
-    """What conditions on a section say of its settings."""
+    """Yields settings that a condition on their section leaves without effect."""
     for where in setting.read_where():
         section = getattr(config, setting.key)
         for key in where.of:
@@ -178,7 +178,7 @@ def _sentence(key: str, value: Any, conditions: Collection[ReadWhere], at: str) 
 
 
 def _check_value(setting: Setting, key: str, value: Any, before: Any = None) -> None:
-    """Refuses a value; one that was another before is advised to be that again."""
+    """Refuses a wrong value; the message suggests the value before, or the default."""
     advised = setting.default if before in (None, value) else before
     for note in setting.notes:
         misfit = getattr(note, "misfit", None)
@@ -188,7 +188,7 @@ def _check_value(setting: Setting, key: str, value: Any, before: Any = None) -> 
 
 
 def _typed_arguments(setting: Setting, config: Any) -> tuple[Any, dict[str, Setting]] | None:
-    """The arguments that are typed, as a section and as settings."""
+    """Returns the typed arguments, as a section and as settings."""
     note = setting.note(Arguments)
     schema = None if note is None else note.variants.schema(getattr(config, note.by))
     if schema is None:

@@ -47,11 +47,11 @@ class Setting:
 
     Args:
         key (str): dotted name.
-        kind (type): without ``None`` and without notes; a dataclass for a section.
-        default: its default, or its value where a config is explained.
+        kind (type): type without ``None`` and ``Annotated``; a dataclass for a section.
+        default: its default, or its value in a given config.
         help (str): its meaning.
         optional (bool): whether it may be ``None``.
-        notes (tuple): what ``Annotated`` says of it: rules, and how it is read.
+        notes (tuple): annotations: rules, conditions and other names.
     """
 
     key: str
@@ -63,25 +63,25 @@ class Setting:
 
     @property
     def is_section(self) -> bool:
-        """Whether it holds settings of its own."""
+        """Whether it is a section."""
         return dataclasses.is_dataclass(self.kind)
 
     @property
     def words(self) -> Mapping[str, str]:
-        """Word -> meaning, where words are to be chosen among."""
+        """Word -> meaning, of a choice among words; else empty."""
         rule = self.note(OneOf)
         return {} if rule is None else rule.words
 
     @property
     def explanation(self) -> str:
-        """The meaning, and the words to choose among."""
+        """The meaning, with the list of allowed words."""
         if not self.words:
             return self.help
         number = "Any" if self.note(AnyOf) else "One"
         return f"{self.help} {number} of {', '.join(self.words)}."
 
     def note(self, kind: type[_Note]) -> _Note | None:
-        """Returns its note of a kind, or None."""
+        """Returns its annotation of a kind, or None."""
         return next((note for note in self.notes if isinstance(note, kind)), None)
 
     def read_where(self) -> list[ReadWhere]:
@@ -89,11 +89,11 @@ class Setting:
         return [note for note in self.notes if isinstance(note, ReadWhere)]
 
     def former_names(self) -> list[str]:
-        """Returns the names that it had in its section."""
+        """Returns its former names in its section."""
         return [n for note in self.notes if isinstance(note, Formerly) for n in note.names]
 
     def other_names(self) -> list[str]:
-        """Returns the names that it has elsewhere."""
+        """Returns its names in other libraries."""
         return [n for note in self.notes if isinstance(note, AlsoCalled) for n in note.names]
 
 
@@ -101,7 +101,7 @@ _within: dict[type, dict[str, Setting]] = {}
 
 
 def settings_within(schema: type) -> dict[str, Setting]:
-    """Returns a dataclass's own fields by name; those of its sections are not among them."""
+    """Returns the fields of a dataclass by name, without the fields of its sections."""
     if schema not in _within:
         _within[schema] = _read_fields(schema)
     return _within[schema]
@@ -124,12 +124,11 @@ def _read_fields(schema: Any) -> dict[str, Setting]:
 def settings_of(schema: Any) -> dict[str, Setting]:
     """Returns all settings of a dataclass and of the sections in it, by their dotted names.
 
-    A section whose schema is chosen by a tag has the settings of its default, or those that a
-    config has.
+    A section with a tag has the settings of its default schema, or of the config's schema.
 
     Args:
-        schema (type or config): a dataclass whose fields are explained by the string below each;
-            or a config, whose values then take the place of the defaults.
+        schema (type or config): a dataclass with a string below each field that explains it; or
+            a config, with its values in place of the defaults.
 
     Examples:
         >>> from torchrl_marl.training.config import TrainConfig
@@ -150,7 +149,7 @@ def settings_of(schema: Any) -> dict[str, Setting]:
 
 
 def all_settings(schema: type) -> dict[str, Setting]:
-    """Returns what :func:`settings_of` returns, and the settings of every other variant."""
+    """Returns the settings of :func:`settings_of`, and those of every other variant."""
     found: dict[str, Setting] = {}
     for name, setting in settings_within(schema).items():
         if not setting.is_section:
@@ -162,7 +161,7 @@ def all_settings(schema: type) -> dict[str, Setting]:
 
 
 def schemas_of(setting: Setting) -> Iterator[type]:
-    """The schemas that a section or a mapping of arguments may have, its default's first."""
+    """Yields the possible schemas of a section or a mapping of arguments, the default first."""
     if setting.is_section:
         yield type(setting.default)
     note: Tagged | Arguments | None = setting.note(Tagged) or setting.note(Arguments)
@@ -171,13 +170,13 @@ def schemas_of(setting: Setting) -> Iterator[type]:
 
 
 def schemas_by_word(variants: Variants) -> dict[str, type]:
-    """Returns every word that has a schema, and the schema."""
+    """Returns word -> schema, of the words with a schema."""
     found = {word: variants.schema(word) for word in variants.words()}
     return {word: schema for word, schema in found.items() if schema is not None}
 
 
 def with_words(setting: Setting, inner: dict[str, Setting]) -> dict[str, Setting]:
-    """Returns the settings of a section, whose tag knows its words."""
+    """Returns the settings of a section, with the allowed words added to its tag."""
     note = setting.note(Tagged)
     if note is None:
         return inner
@@ -200,7 +199,7 @@ def _taken_apart(hint: Any) -> tuple[Any, bool, tuple[Any, ...]]:
 
 
 def _strings_below(schema: type) -> dict[str, str]:
-    """The string below each field of a class and of those that it extends."""
+    """Returns the string below each field of a class and its base classes."""
     found: dict[str, str] = {}
     for cls in reversed(schema.__mro__[:-1]):
         try:
@@ -225,7 +224,7 @@ def json_schema(schema: type, title: str = "") -> dict[str, Any]:
 
     Args:
         schema (type): a dataclass, as :func:`~torchrl_marl.settings.settings_of` takes it.
-        title (str): name of what is described.
+        title (str): title of the schema.
 
     Examples:
         >>> from torchrl_marl.training.config import TrainConfig
@@ -237,7 +236,7 @@ def json_schema(schema: type, title: str = "") -> dict[str, Any]:
 
 
 def _section(schema: Any) -> dict[str, Any]:
-    """A section by its dataclass, or by a config, whose values are then the defaults."""
+    """Returns the schema of a section, given as a dataclass or as a config with other defaults."""
     known = settings_within(schema if isinstance(schema, type) else type(schema))
     if not isinstance(schema, type):
         known = {name: replace(one, default=getattr(schema, name)) for name, one in known.items()}
@@ -269,7 +268,7 @@ def _property(setting: Setting, known: dict[str, Setting]) -> dict[str, Any]:
 
 
 def _tagged(note: Tagged, default: type) -> dict[str, Any]:
-    """A section by its tag: a chain of conditions, the last being the default's schema."""
+    """Returns a section with a tag as a chain of conditions that ends in the default schema."""
     chosen = _section(default)
     for word, schema in schemas_by_word(note.variants).items():
         if schema is not default:

@@ -1,4 +1,4 @@
-"""Settings as texts: YAML files, ``key=value``, and YAML that explains every setting."""
+"""Settings as text: YAML files, ``key=value``, and YAML with comments."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torchrl_marl.settings.layers import UNFIT, merged, plain, unfold
 
 __all__ = ["parse_overrides", "read_yaml", "to_yaml"]
 
-# What a text of YAML may raise: tags that are none, numbers of 5,000 digits, a thousand brackets.
+# Errors of broken YAML: unknown tags, numbers of 5,000 digits, a thousand brackets.
 _UNREADABLE = (yaml.YAMLError, ValueError, TypeError, AttributeError, RecursionError)
 _MOST_VALUES = 100_000
 _FLOAT = re.compile(
@@ -31,7 +31,7 @@ _FLOAT = re.compile(
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which 1e-3 is a number, a date a text, and a key that stands twice a mistake."""
+    """Loader of YAML with ``1e-3`` as a number and dates as strings, without duplicate keys."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         keys = [key.value for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
@@ -44,7 +44,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes what :class:`_Loader` reads."""
+    """Writer of YAML for :class:`_Loader`."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -61,34 +61,36 @@ for _kind in (_Loader, _Dumper):
 
 
 def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
-    """Returns ``["learner.lr=1e-3"]`` as ``{"learner": {"lr": 0.001}}``; values are YAML.
+    """Parses ``["learner.lr=1e-3"]`` to ``{"learner": {"lr": 0.001}}``, with YAML values.
 
     Raises:
-        ConfigError: a text that is not ``key=value``.
+        ConfigError: a text is not ``key=value``.
     """
     nested: dict[str, Any] = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not all(key.split(".")):
-            raise ConfigError(f"{quoted(text)} is no setting, expected key=value, such as seed=1.")
+            raise ConfigError(
+                f"{quoted(text)} is not a setting, expected key=value, such as seed=1."
+            )
         try:
             nested = merged(nested, unfold({key: _loaded(value)}))
         except _UNREADABLE:
             raise ConfigError(
-                f"{key[:100]} is {quoted(value)}, expected a value as YAML writes it, such as 3, "
+                f"{key[:100]} is {quoted(value)}, expected a YAML value, such as 3, "
                 "true, null or [64,64]; check brackets and quotes."
             ) from None
     return nested
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Returns the mapping that a YAML file holds.
+    """Returns the mapping in a YAML file.
 
     Raises:
-        ConfigError: a file that is missing, broken or holds something else.
+        ConfigError: the file is missing or broken, or does not hold a mapping.
     """
     if not path.is_file():
-        what = "a folder" if path.is_dir() else "not there"
+        what = "a folder" if path.is_dir() else "missing"
         raise ConfigError(f"{str(path)!r} is {what}, expected a YAML file; check the path.")
     try:
         read = _loaded(path.read_text(encoding="utf-8"))
@@ -97,7 +99,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         mark = getattr(error, "problem_mark", None)
         line = f" in line {mark.line + 1}" if mark else ""
         raise ConfigError(
-            f"{str(path)!r} cannot be read as YAML{line}: {reason}; mend the file."
+            f"{str(path)!r} cannot be read as YAML{line}: {reason}; fix the file."
         ) from None
     if not isinstance(read, dict) or not read:
         what = "no settings" if read is None or read == {} else "a list"
@@ -107,12 +109,12 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def to_yaml(config: Any) -> str:
-    """Returns a config dataclass as complete YAML, each setting explained by a comment."""
+    """Returns a config as complete YAML, with a comment for each setting."""
     return "\n".join(_lines(config, settings_within(type(config)), "")) + "\n"
 
 
 def _loaded(text: str) -> Any:
-    """What a text holds; a ValueError where it is endless, or more than numbers, texts and such."""
+    """Parses YAML text; raises a ValueError for unsupported types and too many values."""
     value = yaml.load(text, _Loader)
     waiting, n = [value], 0
     while waiting:
@@ -126,7 +128,7 @@ def _loaded(text: str) -> Any:
         elif isinstance(one, list):
             waiting += one
         elif plain(one) is UNFIT:
-            raise ValueError(f"{quoted(one)} is none of numbers, texts, true, false and null")
+            raise ValueError(f"{quoted(one)} is not a number, a text, true, false or null")
     return value
 
 
@@ -146,7 +148,7 @@ def _lines(config: Any, known: dict[str, Setting], indent: str) -> Iterator[str]
 
 
 def _inline(value: Any) -> str:
-    """A value in one line of YAML."""
+    """Returns a value as one line of YAML."""
     if isinstance(value, str) and not value.isprintable():
         return json.dumps(value)
     text = yaml.dump(

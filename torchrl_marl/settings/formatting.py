@@ -1,4 +1,4 @@
-"""Settings in words: values, types, and unknown names."""
+"""Text of values, types and unknown names for messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TYPES = {
 
 
 def shown(value: Any) -> str:
-    """Returns a value as YAML writes it: ``null``, ``true``, ``'text'``; cut where it is long.
+    """Returns a value in YAML notation: ``null``, ``true``, ``'text'``; long values are cut.
 
     Examples:
         >>> shown(None), shown(True), shown("a"), shown([1, 2])
@@ -33,7 +33,7 @@ def shown(value: Any) -> str:
 
 
 def listed(words: Iterable[str]) -> str:
-    """Returns words as they stand in a sentence.
+    """Returns words as an enumeration in a sentence.
 
     Examples:
         >>> listed(["a", "b", "c"]), listed(["a"])
@@ -44,7 +44,7 @@ def listed(words: Iterable[str]) -> str:
 
 
 def expectation(kind: Any, optional: bool = False) -> str:
-    """Returns a type in words: ``"an integer"``, ``"a number or null"``."""
+    """Returns the description of a type: ``"an integer"``, ``"a number or null"``."""
     text = _TYPES.get(kind, "key: value pairs" if get_origin(kind) is dict else str(kind))
     return f"{text} or null" if optional else text
 
@@ -52,14 +52,14 @@ def expectation(kind: Any, optional: bool = False) -> str:
 def unknown_setting(
     key: str, known: Mapping[str, Iterable[str]], at: str = "", *, first: Container[str] = ()
 ) -> str:
-    """Returns that a setting is unknown, with the known ones that may be meant.
+    """Returns the error message for an unknown setting, with suggestions.
 
     Args:
-        key (str): as it was given.
-        known (mapping): dotted names of all settings, each with its names elsewhere.
-        at (str): what stands before the names in messages, such as ``"groups.agents."``.
-        first (container of str): those that are read with the chosen algorithm, and so rather
-            meant than others.
+        key (str): name as it was given.
+        known (mapping): dotted names of all settings, each with its names in other libraries.
+        at (str): prefix of the names in messages, such as ``"groups.agents."``.
+        first (container of str): settings that the chosen algorithm reads, which are suggested
+            first.
 
     Examples:
         >>> unknown_setting("gama", {"learner.gamma": (), "seed": ()})[:52]
@@ -78,7 +78,7 @@ def _likeness(word: str, other: str) -> float:
 
 
 def _meant(key: str, known: Mapping[str, Iterable[str]], first: Container[str]) -> list[str]:
-    """Returns the names that may be meant: of equal leaf, else of nearly equal leaf."""
+    """Returns suggestions: names with an equal last part, else with a similar one."""
     inside, _, leaf = key.rpartition(".")
     if inside in known:
         return [inside]
@@ -88,7 +88,7 @@ def _meant(key: str, known: Mapping[str, Iterable[str]], first: Container[str]) 
     names = [name for name in equal if name in rather] or equal
     if not names:
         near = [closest(leaf, [leaves[name] for name in among]) for among in (rather, known)]
-        # One that the algorithm does not read is meant only where it is spelled more alike.
+        # A setting that the algorithm does not read has to be a closer match.
         best = max(filter(None, near), key=lambda x: _likeness(leaf, x), default=None)
         among = rather if best is not None and best == near[0] else list(known)
         names = [name for name in among if leaves[name] == best]

@@ -1,4 +1,4 @@
-"""Layers of settings, and how values are converted."""
+"""Layers of settings, and conversion of values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, get_args, get_origin
 __all__ = ["UNFIT", "WORD", "converted", "flatten", "merged", "plain", "unfold"]
 
 WORD = ""
-"""Where the plain word of a section stands beside settings of it: ``learner=ippo learner.lr=1``."""
+"""Key of the plain word of a section in ``learner=ippo learner.lr=1``."""
 
 
 def unfold(layer: Mapping[str, Any]) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def unfold(layer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns two nested mappings as one; what stands above wins.
+    """Merges two nested mappings; values of ``above`` win.
 
     Examples:
         >>> merged({"a": {"b": 1, "c": 2}}, {"a": {"c": 3}})
@@ -61,7 +61,7 @@ def flatten(
 
     Args:
         nested (mapping): settings.
-        prefix (str): what the keys begin with.
+        prefix (str): prefix of the keys.
         stop (container of str): keys whose values stay as they are.
 
     Examples:
@@ -79,17 +79,17 @@ def flatten(
 
 
 UNFIT: Any = object()
-"""What stands for a value that does not fit."""
+"""Marker of a value that cannot be converted."""
 
 _LARGEST, _LARGEST_FLOAT = 2**63, int(sys.float_info.max)
 _TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
 def converted(kind: Any, value: Any) -> Any:
-    """Returns a value as a type, or ``UNFIT``.
+    """Converts a value to a type; returns ``UNFIT`` where it does not fit.
 
-    Whole floats are integers, numbers are texts where texts are asked for, and texts numbers where
-    numbers are. A word, or words with commas between them, is a list of texts.
+    Whole floats become integers, numbers become strings and strings become numbers. Words
+    separated by commas become a list of strings.
 
     Examples:
         >>> converted(int, 1e3), converted(float, 1), converted(list[int], (1, 2.0))
@@ -115,13 +115,13 @@ def converted(kind: Any, value: Any) -> Any:
 
 
 def _words(text: str) -> Any:
-    """Returns words with commas between them as a list, or ``UNFIT``."""
+    """Splits words at commas, or returns ``UNFIT``."""
     words = [word.strip() for word in text.split(",")]
     return words if all(words) and not set("[]{}") & set(text) else UNFIT
 
 
 def plain(value: Any) -> Any:
-    """Returns a value made of what YAML can hold, or ``UNFIT``."""
+    """Returns a value as plain YAML types, or ``UNFIT``."""
     if isinstance(value, Mapping):
         read = {key: plain(x) for key, x in value.items() if key != WORD or len(value) == 1}
         known = all(isinstance(key, (str, int, float)) for key in read)

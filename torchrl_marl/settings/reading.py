@@ -1,4 +1,4 @@
-"""Reads layers of plain values into a config, also by former names: types are checked."""
+"""Reading of layers of plain values into a typed config."""
 
 from __future__ import annotations
 
@@ -26,51 +26,50 @@ __all__ = ["Reader", "normalized", "overridden", "read", "warn_renamed", "with_n
 
 
 def with_new_names(
-    schema: type, layer: Mapping[str, Any], *, told: bool = True, path: str = ""
+    schema: type, layer: Mapping[str, Any], *, warn: bool = True, path: str = ""
 ) -> dict[str, Any]:
-    """Returns settings under today's names, by what :class:`Formerly` says of each.
+    """Replaces former names of settings (:class:`Formerly`) by the current ones.
 
-    A setting that moved into a mapping of arguments goes with it, or is left out where it has its
-    default.
+    A setting that moved into a mapping of arguments is moved, or dropped if it has its default.
 
     Args:
         schema (type): a dataclass.
         layer (mapping): nested settings.
-        told (bool): whether former names are warned of; not where a program wrote them.
-        path (str): what stands before the names in messages.
+        warn (bool): whether former names give a warning; False for files that a program wrote.
+        path (str): prefix of the names in messages.
 
     Raises:
-        ConfigError: a setting under both of its names.
+        ConfigError: a setting is given under both names.
     """
     renamed = dict(layer)
     for name, setting in settings_within(schema).items():
         if setting.is_section and isinstance(renamed.get(name), Mapping):
             inner = type(setting.default)
-            renamed[name] = with_new_names(inner, renamed[name], told=told, path=f"{path}{name}.")
+            renamed[name] = with_new_names(inner, renamed[name], warn=warn, path=f"{path}{name}.")
         for old in setting.former_names():
             if old in renamed:
                 _refuse_both(old in renamed and name in renamed, f"{path}{old}", f"{path}{name}")
-                if told:
+                if warn:
                     warn_renamed(f"{path}{old}", f"{path}{name}")
                 renamed[name] = renamed.pop(old)
         if arguments := setting.note(Arguments):
-            _move_into(arguments, name, renamed, told, path)
+            _move_into(arguments, name, renamed, warn, path)
     return renamed
 
 
 def warn_renamed(old: str, new: str) -> None:
-    """Warns that a name is going to be forgotten."""
+    """Warns that a former name will be removed."""
     warnings.warn(
-        f"{old} is called {new} now; the old name works in this version only.",
+        f"{old} was renamed to {new}; the old name works in this version only.",
         FutureWarning,
         stacklevel=3,
     )
 
 
 def _move_into(
-    arguments: Arguments, name: str, renamed: dict[str, Any], told: bool, path: str
+    arguments: Arguments, name: str, renamed: dict[str, Any], warn: bool, path: str
 ) -> None:
-    """Moves settings that are arguments of a variant now into their mapping."""
+    """Moves settings that have become arguments of a variant into their mapping."""
     for old, setting in _moved(arguments).items():
         if old not in renamed:
             continue
@@ -79,7 +78,7 @@ def _move_into(
             continue
         held = dict(renamed.get(name) or {})
         _refuse_both(setting.key in held, f"{path}{old}", new)
-        if told:
+        if warn:
             warn_renamed(f"{path}{old}", new)
         renamed[name] = {**held, setting.key: value}
 
@@ -96,32 +95,32 @@ def _moved(arguments: Arguments) -> dict[str, Setting]:
 def _refuse_both(both: bool, old: str, new: str) -> None:
     if both:
         raise ConfigError(
-            f"{old} and {new} are both given, which are one setting; use {new} alone."
+            f"{old} and {new} are both given, but are the same setting; use only {new}."
         )
 
 
-def normalized(schema: type, layer: Mapping[str, Any], *, told: bool = True) -> dict[str, Any]:
-    """Returns a layer nested, under today's names, each section's plain word in its place.
+def normalized(schema: type, layer: Mapping[str, Any], *, warn: bool = True) -> dict[str, Any]:
+    """Returns a layer as nested settings, with current names and without plain words of sections.
 
     Args:
         schema (type): a dataclass.
-        layer (mapping): nested, or with dotted keys, or both.
-        told (bool): whether former names are warned of.
+        layer (mapping): nested settings, dotted keys, or both.
+        warn (bool): whether former names give a warning.
 
     Examples:
         >>> from torchrl_marl.training.config import TrainConfig
         >>> normalized(TrainConfig, {"learner": "ippo", "learner.lr": 1e-3})
         {'learner': {'algorithm': 'ippo', 'lr': 0.001}}
     """
-    return with_new_names(schema, _words_in_place([schema], unfold(layer)), told=told)
+    return with_new_names(schema, _words_in_place([schema], unfold(layer)), warn=warn)
 
 
 def _words_in_place(schemas: Iterable[type], layer: Mapping[str, Any]) -> dict[str, Any]:
-    """A layer in which the plain word of a section is the value of the section's first setting.
+    """Replaces the plain word of a section by the value of the section's first setting.
 
     Args:
-        schemas (iterable of type): those that the layer may be of.
-        layer (mapping): nested.
+        schemas (iterable of type): possible schemas of the layer.
+        layer (mapping): nested settings.
     """
     placed = dict(layer)
     sections: dict[str, list[type]] = {}
@@ -153,16 +152,16 @@ T = TypeVar("T")
 
 
 def read(schema: type[T], *layers: Mapping[str, Any], at: str = "", hints: Iterable[str] = ()) -> T:
-    """Returns a schema's defaults, overridden by one layer after the other.
+    """Returns the defaults of a schema, overridden by layers in order.
 
     Args:
         schema (type): a dataclass.
-        layers (mapping): nested, or with dotted keys, or both.
-        at (str): what comes before the keys in messages, such as ``"groups.agents."``.
-        hints (iterable of str): further names to suggest instead of an unknown one.
+        layers (mapping): nested settings, dotted keys, or both.
+        at (str): prefix of the names in messages, such as ``"groups.agents."``.
+        hints (iterable of str): further names to suggest for an unknown setting.
 
     Raises:
-        ConfigError: an unknown setting, one that does not apply, or a value of a wrong type.
+        ConfigError: a setting is unknown or does not apply, or a value has a wrong type.
 
     Examples:
         >>> from torchrl_marl.training.config import TrainConfig
@@ -177,19 +176,19 @@ def read(schema: type[T], *layers: Mapping[str, Any], at: str = "", hints: Itera
 
 
 def overridden(note: Tagged, base: Any, own: Mapping[str, Any], at: str = "") -> Any:
-    """Returns a section's settings with some that differ, by whose tag the schema is chosen.
+    """Returns a section with some settings replaced; a new tag changes its schema.
 
-    From a ``base`` of another schema it takes over what differs from its default, of the settings
-    that both have: from the schema that both extend, where there is one.
+    If ``base`` has another schema, settings that both schemas have (those of a common base class,
+    if any) are kept where they differ from their defaults.
 
     Args:
-        note (Tagged): how the schema is chosen.
+        note (Tagged): annotation of the section.
         base (config): the section.
-        own (mapping): what differs.
+        own (mapping): settings to replace.
         at (str): as in :func:`read`.
 
     Raises:
-        ConfigError: an unknown setting or a value of a wrong type.
+        ConfigError: a setting is unknown, or a value has a wrong type.
     """
     own = unfold(own)
     schema = _schema(note, own.get(note.by, getattr(base, note.by)), f"{at}{note.by}")
@@ -197,7 +196,7 @@ def overridden(note: Tagged, base: Any, own: Mapping[str, Any], at: str = "") ->
 
 
 def _taken_over(base: Any, schema: type) -> dict[str, Any]:
-    """Returns what a section says for another schema, flat."""
+    """Returns the settings of a section that another schema keeps, with dotted keys."""
     values = {key: one.default for key, one in settings_of(base).items()}
     if type(base) is schema:
         return values
@@ -207,14 +206,14 @@ def _taken_over(base: Any, schema: type) -> dict[str, Any]:
 
 
 class Reader:
-    """Reads layers of settings.
+    """Reader of layers of settings.
+
+    After :meth:`read`, ``inapplicable`` holds the given settings that the chosen algorithm or
+    library does not have: dotted key -> beginning of a sentence. They are left out of the config.
+    ``by_default`` holds those that have the default value of another algorithm or library.
 
     Args:
         schema, at, hints: as in :func:`read`.
-
-    After :meth:`read`, ``inapplicable`` holds what was given although the chosen algorithm or
-    library does not have it: dotted key -> the beginning of a sentence. The config goes without.
-    ``by_default`` are those of them that have a default of another.
     """
 
     def __init__(self, schema: type[T], at: str = "", hints: Iterable[str] = ()) -> None:
@@ -224,22 +223,22 @@ class Reader:
         self._layer: dict[str, Any] = {}
         self._foreign: dict[str, dict[str, Any]] = {}  # section -> settings of other variants
 
-    def read(self, *layers: Mapping[str, Any], told: bool = True) -> Any:
+    def read(self, *layers: Mapping[str, Any], warn: bool = True) -> Any:
         """Returns the config.
 
         Args:
-            layers (mapping): nested, or with dotted keys, or both.
-            told (bool): whether former names are warned of.
+            layers (mapping): nested settings, dotted keys, or both.
+            warn (bool): whether former names give a warning.
         """
         try:
             for layer in layers:
-                self._layer = merged(self._layer, normalized(self.schema, layer, told=told))
+                self._layer = merged(self._layer, normalized(self.schema, layer, warn=warn))
             return self._section(self.schema, self._layer, "")
         except RecursionError:
             raise ConfigError("settings are nested too deeply; check their brackets.") from None
 
     def _section(self, schema: Any, layer: Mapping[str, Any], path: str) -> Any:
-        """Returns a dataclass's defaults, or a config's values, overridden by a layer."""
+        """Returns the defaults of a dataclass, or a config, overridden by a layer."""
         kind = schema if isinstance(schema, type) else type(schema)
         known = settings_within(kind)
         values = {}
@@ -280,7 +279,7 @@ class Reader:
     def _variant(
         self, note: Tagged, base: Any, layer: Mapping[str, Any], path: str
     ) -> tuple[type, dict[str, Any], dict[str, Any]]:
-        """Returns the schema that a layer chooses, its settings, and those of other schemas."""
+        """Returns the schema of a layer, its settings, and given settings of other schemas."""
         word = self._given(layer.get(note.by, getattr(base, note.by)), f"{path}{note.by}")
         schema = _schema(note, word, f"{self.at}{path}{note.by}")
         own, foreign = _applicable(note.variants, schema, layer)
@@ -311,7 +310,7 @@ class Reader:
         return read
 
     def _of_another(self, section: str, known: Mapping[str, Setting]) -> dict[str, Any]:
-        """What stands in a section for the groups that have another algorithm."""
+        """Returns the settings in a section for groups with another algorithm."""
         found = {}
         for key, value in self._foreign.get(section, {}).items():
             if key in known:
@@ -329,7 +328,7 @@ class Reader:
         }
 
     def _refuse(self, note: Tagged, foreign: Mapping[str, Any], path: str) -> None:
-        """Notes settings that only other variants have."""
+        """Records given settings that only other variants have."""
         schemas = schemas_by_word(note.variants)
         known = {word: settings_of(schema) for word, schema in schemas.items()} if foreign else {}
         for key, value in foreign.items():
@@ -345,7 +344,7 @@ class Reader:
     def _name_namesakes(
         self, note: Tagged, field: str, name: str, foreign: Iterable[str], layer: Mapping[str, Any]
     ) -> None:
-        """Adds to what a name does not read that one of nearly this name would."""
+        """Adds a hint to inapplicable settings where a similar name would read them."""
         near = closest(name, [other for other in layer if other != name])
         own = layer.get(near or "")
         word = own.get(note.by) if isinstance(own, Mapping) else None
@@ -371,7 +370,7 @@ class Reader:
         raise self._wrong(setting, value, key)
 
     def _given(self, value: Any, key: str) -> Any:
-        """A value as plain Python, with the settings that it names put in."""
+        """Returns a value as plain Python, with references ``${...}`` replaced."""
         if isinstance(value, os.PathLike):
             value = os.fspath(value)
         if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
@@ -385,7 +384,7 @@ class Reader:
         return value
 
     def _interpolated(self, text: str, key: str, seen: tuple[str, ...]) -> Any:
-        """``${seed}`` in a text is the value of another setting."""
+        """Replaces references such as ``${seed}`` in a text by the values of settings."""
 
         def value_of(name: str) -> Any:
             value: Any = self._layer
@@ -397,7 +396,7 @@ class Reader:
             if value is UNFIT or isinstance(value, (Mapping, list)) or name in seen:
                 raise ConfigError(
                     f"{self.at}{key}: Interpolation key {quoted(name)} not found; "
-                    "name a setting as ${seed} does."
+                    "name a setting, as in ${seed}."
                 )
             if isinstance(value, str) and "${" in value:
                 return self._interpolated(value, key, (*seen, name))
@@ -408,7 +407,7 @@ class Reader:
         put = re.sub(r"\$\{([^{}$]+)\}", lambda match: str(value_of(match[1])), text)
         if "${" in put:
             raise ConfigError(
-                f"{self.at}{key} is {quoted(text)}, expected a setting's name between braces, "
+                f"{self.at}{key} is {quoted(text)}, expected the name of a setting in braces, "
                 "as in ${seed}."
             )
         return put
@@ -420,7 +419,7 @@ class Reader:
         return ConfigError(unknown_setting(key, names, self.at, first=first))
 
     def _applicable(self) -> Iterator[str]:
-        """Yields the settings of the variants that the layers choose, as far as they are known."""
+        """Yields the settings of the chosen variants."""
         for name, setting in settings_within(self.schema).items():
             if not setting.is_section:
                 yield name
@@ -438,18 +437,18 @@ class Reader:
         return ConfigError(f"{self.at}{key} is {shown(value)}, expected {expected}{example}.")
 
     def _unreadable(self, value: Mapping[str, Any], key: str) -> ConfigError:
-        """Names the first thing in a mapping that YAML cannot hold."""
+        """Returns the error for the first value in a mapping that YAML cannot hold."""
         inside, wrong = next(
             ((k, x) for k, x in flatten(value).items() if plain(x) is UNFIT), (key, value)
         )
         return ConfigError(
             f"{self.at}{key}.{inside} cannot be read ({quoted(wrong)}); "
-            "expected numbers, texts, true, false, null, and lists or dicts of such."
+            "expected numbers, texts, true, false, null, and lists or dicts of them."
         )
 
 
 def _schema(note: Tagged, word: Any, key: str) -> type:
-    """The schema of a word.
+    """Returns the schema of a word.
 
     Raises:
         ConfigError: the word is unknown.
@@ -463,7 +462,7 @@ def _schema(note: Tagged, word: Any, key: str) -> type:
 def _applicable(
     variants: Variants, schema: type, layer: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Settings that a schema has or that none has, and flat those that only others have."""
+    """Splits a layer into settings of a schema (and unknown ones) and those of other schemas."""
     known = settings_of(schema)
     flat = flatten(layer, stop=known)
     others = {key for other in schemas_by_word(variants).values() for key in settings_of(other)}
@@ -472,7 +471,7 @@ def _applicable(
 
 
 def _is_read_by(setting: Setting, tag: str, word: str) -> bool:
-    """Whether the conditions of a setting of a word's schema leave it to that word."""
+    """Whether the conditions of a setting hold for a value of the tag."""
     conditions = (where for where in setting.read_where() if where.key == tag)
     return all((word in where.values) is not where.but for where in conditions)
 

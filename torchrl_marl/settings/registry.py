@@ -1,4 +1,4 @@
-"""Registries: a word, and what it stands for, from this package, a user's code or a package."""
+"""Registries of named records from this package, user code or installed packages."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ T = TypeVar("T")
 
 @cache
 def entry_points(group: str) -> tuple[EntryPoint, ...]:
-    """Returns those of a group; looked up once, since looking takes longer than all the rest."""
+    """Returns the entry points of a group, looked up once since the lookup is slow."""
     return tuple(metadata.entry_points(group=group))
 
 
 class Registry(Generic[T]):
-    """Words with a record each, imported when they are first asked for.
+    """Words with a record each, imported on first use.
 
-    A word is known by one line in this package, by :meth:`add`, or by an entry point of an
-    installed package, ``word = module:NAME``.
+    A word is registered in ``known``, by :meth:`add`, or by an entry point of an installed
+    package, ``word = module:NAME``.
 
     Args:
-        what (str): what a word names, for messages, such as ``"algorithm"``.
-        kind (type): the class of the records.
+        what (str): noun for a word in messages, such as ``"algorithm"``.
+        kind (type): class of the records.
         group (str, optional): group of the entry points; None: packages add no words.
-        known (mapping): word -> record, or ``"module:NAME"`` where it lies.
+        known (mapping): word -> record, or its place ``"module:NAME"``.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Registry(Generic[T]):
         self._known: dict[str, T | str] = dict(known)
 
     def names(self) -> tuple[str, ...]:
-        """Returns all words, those of installed packages last."""
+        """Returns all words, with those of installed packages last."""
         return tuple(dict.fromkeys([*self._known, *self._points()]))
 
     def items(self) -> Iterator[tuple[str, T]]:
@@ -55,7 +55,7 @@ class Registry(Generic[T]):
         """Returns the record of a word, or None for an unknown one.
 
         Raises:
-            ConfigError: it cannot be imported, or is something else.
+            ConfigError: the record cannot be imported, or has another type.
         """
         found: Any = self._known.get(word)
         if found is None:
@@ -73,10 +73,10 @@ class Registry(Generic[T]):
         return found
 
     def load(self, word: str, place: str) -> Any:
-        """Returns what lies at ``"module:NAME"``.
+        """Imports the object at ``"module:NAME"``.
 
         Raises:
-            ConfigError: its module cannot be imported, or has no such name.
+            ConfigError: the module cannot be imported, or does not have the name.
         """
         module, _, name = place.partition(":")
         try:
@@ -86,11 +86,11 @@ class Registry(Generic[T]):
         except Exception as error:
             raise ConfigError(
                 f"{self.what} {quoted(word)} needs {place}, which cannot be imported "
-                f"({type(error).__name__}: {error}); mend it, or uninstall its package."
+                f"({type(error).__name__}: {error}); fix it, or uninstall its package."
             ) from error
 
     def add(self, word: str, record: T) -> None:
-        """Adds a word.
+        """Registers a word.
 
         Raises:
             ConfigError: the word is taken.
@@ -103,7 +103,7 @@ class Registry(Generic[T]):
         self._known[word] = record
 
     def remove(self, word: str) -> None:
-        """Removes a word that was added."""
+        """Removes a registered word."""
         del self._known[word]
 
     def _points(self) -> dict[str, EntryPoint]:

@@ -1,4 +1,4 @@
-"""What a value of a setting must be beyond its type, said in ``Annotated`` beside the type.
+"""Rules for the values of settings beyond their type, given in ``Annotated``.
 
 Examples:
     >>> from typing import Annotated
@@ -44,18 +44,18 @@ class Rule(Protocol):
     """A rule for the values of one setting."""
 
     def misfit(self, key: str, value: Any, default: Any) -> str | None:
-        """Returns what is wrong with a value in one sentence, or None if it is right."""
+        """Returns an error message of one sentence for a wrong value, or None for a right one."""
 
 
 class OneOf:
-    """One word of several.
+    """A choice among several words.
 
     Args:
         words (mapping, or function that returns one): word -> meaning.
-        form (str, optional): form of further values, such as ``"module:Class"``; any text with a
-            colon has it.
-        advice (callable, optional): ``advice(word)`` returns what to use in place of a word that is
-            known elsewhere, the end of a sentence, or None; ``{at}`` in it is the section.
+        form (str, optional): form of further values, such as ``"module:Class"``. Any text with a
+            colon has this form.
+        advice (callable, optional): ``advice(word)`` returns the end of the error message for a
+            word of another library, or None. ``{at}`` in it is replaced by the section's name.
     """
 
     def __init__(
@@ -72,11 +72,11 @@ class OneOf:
         return self._words() if callable(self._words) else self._words
 
     def word_of(self, value: Any) -> Any:
-        """Returns the form of a value that has it, and any other value itself."""
+        """Returns ``form`` for a value of this form, else the value."""
         return self.form if self.form and ":" in str(value) else value
 
     def misfit(self, key: str, value: Any, default: Any) -> str | None:
-        """Returns the words to choose among, if the value is none of them."""
+        """Returns an error message if the value is none of the words."""
         words = list(self.words)
         if value in words or (self.form is not None and self.word_of(value) == self.form):
             return None
@@ -92,7 +92,7 @@ class AnyOf(OneOf):
     """A list of words."""
 
     def misfit(self, key: str, value: Any, default: Any) -> str | None:
-        """Returns the words to choose among, if the list holds another."""
+        """Returns an error message if the list holds an unknown word."""
         words = list(self.words)
         wrong = next((word for word in value if word not in words), None)
         if wrong is None:
@@ -105,12 +105,12 @@ class AnyOf(OneOf):
 
 @dataclass(frozen=True, eq=False)
 class Range:
-    """A number from ``low`` to ``high``, and finite.
+    """A finite number from ``low`` to ``high``.
 
     Args:
         low, high (float): the bounds.
-        above, below (bool): leave out ``low``, leave out ``high``.
-        advised (float, optional): what messages advise where the default is null.
+        above, below (bool): exclude ``low``, exclude ``high``.
+        advised (float, optional): value that error messages suggest where the default is null.
     """
 
     low: float = -math.inf
@@ -136,7 +136,7 @@ class Range:
         return f"from {self.low:g} to {self.high:g}"
 
     def misfit(self, key: str, value: Any, default: Any) -> str | None:
-        """Returns the range, if the value lies outside."""
+        """Returns an error message if the value is outside the range."""
         if value in self:
             return None
         default = self.advised if default is None else default
@@ -145,18 +145,18 @@ class Range:
 
 
 class Each:
-    """A list of numbers that each lie in a range.
+    """A list of numbers in a range.
 
     Args:
-        range (Range): of every number.
-        what (str): what the numbers are, in the plural.
+        range (Range): range of every number.
+        what (str): plural noun for the numbers in messages.
     """
 
     def __init__(self, range: Range, what: str = "numbers") -> None:
         self.range, self.what = range, what
 
     def misfit(self, key: str, value: Any, default: Any) -> str | None:
-        """Returns the range, if a number lies outside."""
+        """Returns an error message if a number is outside the range."""
         if all(number in self.range for number in value):
             return None
         use = str(default).replace(" ", "")
@@ -164,76 +164,76 @@ class Each:
 
 
 class Matches:
-    """A text that a pattern matches as a whole.
+    """A string that fully matches a pattern.
 
     Args:
-        pattern (str): a regular expression.
-        expected (str): the pattern in words.
+        pattern (str): regular expression.
+        expected (str): description of the pattern for messages.
     """
 
     def __init__(self, pattern: str, expected: str) -> None:
         self.pattern, self.expected = pattern, expected
 
     def misfit(self, key: str, value: Any, default: Any) -> str | None:
-        """Returns what was expected, if the pattern does not match."""
+        """Returns an error message if the pattern does not match."""
         if re.fullmatch(self.pattern, value):
             return None
         return f"{key} is {quoted(value)}, expected {self.expected}; use {key}={default}."
 
 
 class ReadWhere:
-    """A setting that is read only where another one of its section has a certain value.
+    """Condition under which a setting is read: certain values of another setting in its section.
 
     Args:
-        key (str): the other setting.
-        values: those with which this one is read.
-        but (bool): those with which it is *not* read.
-        of (tuple of str): on a section: which of its settings this is about.
+        key (str): name of the other setting.
+        values: values of it with which this setting is read.
+        but (bool): whether ``values`` are those with which it is *not* read.
+        of (tuple of str): for a section: settings in it that the condition applies to.
     """
 
     def __init__(self, key: str, *values: Any, but: bool = False, of: tuple[str, ...] = ()) -> None:
         self.key, self.values, self.but, self.of = key, values, but, of
 
     def holds(self, section: Any, value_of: Callable[[Any], Any] = lambda value: value) -> bool:
-        """Whether a section's settings are such that this one is read."""
+        """Whether the values of a section fulfil the condition."""
         return (value_of(attrgetter(self.key)(section)) in self.values) is not self.but
 
     def in_words(self, at: str) -> str:
-        """Returns the condition as it stands in a sentence."""
+        """Returns the condition as part of a sentence."""
         values = " or ".join(shown(value).strip("'") for value in self.values)
         return f"{at}{self.key} is {'not ' if self.but else ''}{values}"
 
 
 class Formerly:
-    """Names that a setting had in its section in an earlier version, still understood."""
+    """Former names of a setting in its section, which are still accepted."""
 
     def __init__(self, *names: str) -> None:
         self.names = names
 
 
 class AlsoCalled:
-    """Names that a setting has elsewhere; they are not understood, but lead to it."""
+    """Names of a setting in other libraries, which error messages translate."""
 
     def __init__(self, *names: str) -> None:
         self.names = names
 
 
 class Variants(Protocol):
-    """Words, each with a schema of its own: a registry of algorithms or of libraries."""
+    """Words with a schema each: a registry of algorithms or of libraries."""
 
     def words(self) -> Mapping[str, str]:
         """Returns word -> meaning."""
 
     def schema(self, word: str) -> type | None:
-        """Returns the dataclass that says which settings go with a word, or None if none does."""
+        """Returns the dataclass of a word's settings, or None if it has none."""
 
 
 class Tagged:
-    """A section whose schema is chosen by one of its settings, the tag.
+    """A section with a schema for each value of one of its settings, the tag.
 
     Args:
-        by (str): the tag, the first field of each schema.
-        variants (Variants): word -> schema; it may have an ``advice`` for :class:`OneOf`.
+        by (str): name of the tag, the first field of each schema.
+        variants (Variants): word -> schema, optionally with ``advice`` for :class:`OneOf`.
     """
 
     def __init__(self, by: str, variants: Variants) -> None:
@@ -246,11 +246,11 @@ class Tagged:
 
 
 class Overrides:
-    """A mapping of names to settings that differ from those of another section.
+    """A mapping of names to settings that override those of another section.
 
     Args:
-        of (str): the other section.
-        example (str): a setting of it that a message may name.
+        of (str): name of the other section.
+        example (str): one of its settings, as an example in messages.
     """
 
     def __init__(self, of: str, example: str) -> None:
@@ -258,13 +258,13 @@ class Overrides:
 
 
 class Arguments:
-    """A mapping of arguments, of which some are typed by a schema that another setting chooses.
+    """A mapping of arguments, typed by a schema that depends on another setting.
 
-    Arguments that the schema does not name are taken as they are.
+    Arguments that are not in the schema are passed unchanged.
 
     Args:
-        by (str): the other setting, in the same section.
-        variants (Variants): word -> schema, or None where nothing is known of the arguments.
+        by (str): name of the other setting, in the same section.
+        variants (Variants): word -> schema, or None where the arguments are not known.
     """
 
     def __init__(self, by: str, variants: Variants) -> None:
@@ -272,12 +272,12 @@ class Arguments:
 
 
 Count = Annotated[int, Range(1)]
-"""The type of a field that counts: an integer of at least 1."""
+"""Type of a count: an integer of at least 1."""
 Share = Annotated[float, Range(0, 1)]
-"""The type of a field that is a share of something: a number from 0 to 1."""
+"""Type of a share: a number from 0 to 1."""
 Positive = Annotated[float, Range(0, above=True)]
-"""The type of a field above 0."""
+"""Type of a positive number."""
 Weight = Annotated[float, Range(0)]
-"""The type of a field that weighs something: a number of at least 0."""
+"""Type of a weight: a number of at least 0."""
 Seed = Annotated[int, Range(0, 2**32 - 1)]
-"""The type of a field that is a seed: an integer of 32 bits."""
+"""Type of a random seed: an unsigned 32-bit integer."""

@@ -1,4 +1,4 @@
-"""Compiles a run's updates in a second process while the first compiles the simulator's step."""
+"""Compilation of a run's updates in a second process, while the first compiles the simulator."""
 
 from __future__ import annotations
 
@@ -32,40 +32,39 @@ class BackgroundCompile(Part):
     """A second process that compiles a run's updates into the compiler's cache on disk.
 
     It builds the run from its settings, collects one batch and learns from it. The first process
-    then finds the graphs of the updates in the cache. Nothing else is taken from there, so
-    results are those of a run without it.
+    then finds the graphs of the updates in the cache. The results of the run do not change.
 
     Args:
-        folder (Path): the run's, which holds its settings.
-        config (TrainConfig): the settings.
-        env (EnvBase): the run's environment.
+        folder (Path): folder of the run, with its settings.
+        config (TrainConfig): config of the run.
+        env (EnvBase): environment of the run.
 
     Attributes:
-        process (Popen, optional): the second process; None where there is nothing to gain: the
-            simulator is not captured, the graphs are in the cache, or the compiler may use one
-            process only (one core, or ``TORCHINDUCTOR_COMPILE_THREADS=1``).
+        process (Popen, optional): the second process. None if it would save no time: the simulator
+            is not captured, the graphs are in the cache, or the compiler may use only one process
+            (one core, or ``TORCHINDUCTOR_COMPILE_THREADS=1``).
     """
 
     def __init__(self, folder: Path, config: TrainConfig, env: EnvBase) -> None:
         self.process: subprocess.Popen | None = None
         self._mark: Path | None = None
-        with contextlib.suppress(OSError):  # a cache that cannot be written is told by who needs it
+        with contextlib.suppress(OSError):  # the compiler itself reports an unwritable cache
             self._mark = _mark_of(config) if _pays(config, env) else None
         if self._mark is not None and not self._mark.exists():
             self.process = _start(folder)
 
     def take(self, batch: TensorDictBase) -> TensorDictBase:
-        """Waits before the first batch is learned from."""
+        """Waits for the second process before the first update."""
         self.wait()
         return batch
 
     def update(self, training: Any, batch: TensorDictBase) -> dict[str, float]:
-        """Notes that the first batch has been learned from."""
+        """Records that the first update is done."""
         self.learned()
         return {}
 
     def wait(self) -> None:
-        """Waits until the updates are compiled; at once, where no second process runs."""
+        """Waits until the updates are compiled; returns at once without a second process."""
         if self.process is not None:
             if self.process.poll() is None:
                 waiting = announce("compiling the updates in a second process")
@@ -74,10 +73,10 @@ class BackgroundCompile(Part):
             self.close()
 
     def learned(self) -> None:
-        """Notes, once, that the graphs are in the cache, for later runs of these settings."""
+        """Records, once, for later runs of these settings that the graphs are in the cache."""
         mark, self._mark = self._mark, None
         if mark is not None:
-            with contextlib.suppress(OSError):  # only time is lost
+            with contextlib.suppress(OSError):  # a failure only costs time
                 mark.parent.mkdir(parents=True, exist_ok=True)
                 mark.touch()
 
@@ -101,11 +100,13 @@ def _pays(config: TrainConfig, env: EnvBase) -> bool:
         return False
     import torch._inductor.config
 
-    return (torch._inductor.config.compile_threads or 1) > 1  # cores, or what the user allows
+    return (
+        torch._inductor.config.compile_threads or 1
+    ) > 1  # number of cores, or the limit of the user
 
 
 def _mark_of(config: TrainConfig) -> Path:
-    """Returns the file that says that updates of such a run are in the cache."""
+    """Returns the marker file of these settings in the compiler's cache."""
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
     plain = TrainConfig()
@@ -120,7 +121,7 @@ def _mark_of(config: TrainConfig) -> Path:
 def _start(folder: Path) -> subprocess.Popen | None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(child_path())}
     with contextlib.suppress(OSError):
-        # Its input stays open as long as this process lives, which the second one waits for.
+        # The second process ends when its input closes, which happens with the end of this process.
         return subprocess.Popen(
             [sys.executable, "-P", "-m", "torchrl_marl.training.precompile", str(folder)],
             stdin=subprocess.PIPE,

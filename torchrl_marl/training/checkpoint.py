@@ -1,4 +1,4 @@
-"""Checkpoints: written whole, sealed, and read with limits."""
+"""Checkpoints: atomic writing, checksums, and reading with limits on memory."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _CHUNK = 1 << 20
 
 
 def seal(file: IO[bytes]) -> None:
-    """Appends a checksum of the whole content.
+    """Appends a checksum of the content.
 
     Args:
         file (file): a zip file without a comment, open for reading and writing.
@@ -58,9 +58,9 @@ def seal(file: IO[bytes]) -> None:
 
 
 def damage(path: Path) -> str | None:
-    """Returns what is wrong with a file, or None where it is undamaged.
+    """Returns a description of the damage of a file, or None for an undamaged file.
 
-    Files of version 0.1 have no seal; of those, the checksums of the entries are read.
+    Files of version 0.1 have no seal; for these, the checksums of the entries are checked.
 
     Args:
         path (Path): a zip file.
@@ -74,7 +74,7 @@ def damage(path: Path) -> str | None:
         end = file.read()
         if end.startswith(_WORD):
             whole = end[len(_WORD) :] == _checksum(file, length)
-            return None if whole else "its checksum is another one"
+            return None if whole else "its checksum differs"
         return _damage_of_entries(file)
 
 
@@ -87,17 +87,17 @@ def _damage_of_entries(file: IO[bytes]) -> str | None:
             if larger is not None:
                 return larger
             broken = archive.testzip()
-    except Exception as error:  # zipfile and zlib may raise anything at damaged fields
+    except Exception as error:  # zipfile and zlib may raise any error on damaged fields
         return f"it is no whole zip file ({type(error).__name__})"
-    return None if broken is None else f"the checksum of its entry {broken!r} is another one"
+    return None if broken is None else f"the checksum of its entry {broken!r} differs"
 
 
 def swollen(archive: zipfile.ZipFile, size: int) -> str | None:
-    """Returns why a zip file would hold more than it has bytes, or None where it does not.
+    """Returns an error text if a zip file unpacks to more bytes than it has, else None.
 
     Args:
-        archive (ZipFile): of which the list of entries is looked at.
-        size (int): bytes of the file.
+        archive (ZipFile): archive with the list of entries.
+        size (int): size of the file in bytes.
     """
     entries = archive.infolist()
     if any(one.compress_type != zipfile.ZIP_STORED for one in entries):
@@ -108,7 +108,7 @@ def swollen(archive: zipfile.ZipFile, size: int) -> str | None:
 
 
 def _checksum(file: IO[bytes], length: int) -> bytes:
-    """Returns the SHA-256 of the first bytes as text; leaves the file's position behind them."""
+    """Returns the SHA-256 of the first bytes as text, and leaves the file position after them."""
     file.seek(0)
     found = hashlib.sha256()
     while length > 0:
@@ -120,21 +120,21 @@ def _checksum(file: IO[bytes], length: int) -> bytes:
     return found.hexdigest().encode()
 
 
-# Which ``torch.save`` writes for tensors, and what holds them. None takes more than it is given.
+# Names that ``torch.save`` writes for tensors and containers. None of them allocates extra memory.
 _KNOWN = re.compile(
     r"collections OrderedDict|_codecs encode|(__builtin__|builtins) set"
     r"|torch\._utils _rebuild_(tensor_v2|parameter)"
     r"|torch (\w+Storage|Size|device|b?float\d+|u?int\d+|bool|complex\d+)"
 )
-_SPARE_BYTES, _SPARE_VALUES = 64 << 20, 1_000_000  # beside what the size of a file allows
+_SPARE_BYTES, _SPARE_VALUES = 64 << 20, 1_000_000  # in addition to the size of the file
 _FACTOR = 4
 
 
 def excess(path: Path) -> str | None:
-    """Returns why a zip file takes more memory than it has bytes, or None where it does not.
+    """Returns an error text if a zip file would take more memory than it has bytes, else None.
 
     Args:
-        path (Path): a file, which is not unpacked.
+        path (Path): a file; it is not unpacked.
 
     Raises:
         OSError: it cannot be read.
@@ -150,20 +150,20 @@ def excess(path: Path) -> str | None:
             unknown = next((name for name in known if name is not None), None)
     except OSError:
         raise
-    except Exception as error:  # zipfile and pickletools may raise anything at damaged fields
+    except Exception as error:  # zipfile and pickletools may raise any error on damaged fields
         return f"it is no whole zip file ({type(error).__name__})"
     return None if unknown is None else f"it holds {unknown!r}, expected tensors, numbers and texts"
 
 
 def read_tensors(path: Path, device: torch.device | str = "cpu") -> Any:
-    """Reads a file that holds no more than its size allows; no code runs.
+    """Reads tensors from a file without running code, limited by the size of the file.
 
     Args:
-        path (Path): a file in which :func:`excess` finds nothing.
-        device (torch.device): where tensors are.
+        path (Path): a file that passes :func:`excess`.
+        device (torch.device): device of the tensors.
 
     Raises:
-        ValueError: tensors or containers that are larger than the file.
+        ValueError: tensors or containers are larger than the file.
     """
     state = torch.load(path, map_location=device, weights_only=True)
     size = path.stat().st_size
@@ -180,15 +180,15 @@ def read_tensors(path: Path, device: torch.device | str = "cpu") -> Any:
 
 
 def read_sealed(path: Path, device: torch.device | str = "cpu") -> Any:
-    """Reads a file after a test of its checksums and of its size; no code runs.
+    """Reads a file without running code, after checks of its checksum and size.
 
     Args:
         path (Path): a file of :func:`seal`, or of version 0.1.
-        device (torch.device): where tensors are.
+        device (torch.device): device of the tensors.
 
     Raises:
         OSError: it cannot be read.
-        ValueError: what is wrong with it.
+        ValueError: it is damaged or too large.
     """
     found = damage(path) or excess(path)
     if found is not None:
@@ -197,20 +197,20 @@ def read_sealed(path: Path, device: torch.device | str = "cpu") -> Any:
         return read_tensors(path, device)
     except ValueError:
         raise
-    except Exception as error:  # torch may raise anything on foreign files
+    except Exception as error:  # torch may raise any error on foreign files
         why = f"torch.load raises {type(error).__name__}, expected tensors, numbers and texts"
         raise ValueError(why) from None
 
 
 def leaves(value: Any, most: int | None = None) -> Iterator[tuple[str, Tensor]]:
-    """Yields the tensors within containers, with their dotted names.
+    """Yields the tensors in nested containers, with their dotted names.
 
     Args:
-        value: mappings, lists and tuples, however deep.
-        most (int, optional): values after which it is too many.
+        value: nested mappings, lists and tuples.
+        most (int, optional): largest number of values.
 
     Raises:
-        ValueError: more values than that, as where containers hold each other.
+        ValueError: there are more values, as in containers that contain each other.
     """
     waiting, seen = [("", value)], 0
     while waiting:
@@ -227,7 +227,7 @@ def leaves(value: Any, most: int | None = None) -> Iterator[tuple[str, Tensor]]:
 
 
 def _unknown(pickled: bytes) -> str | None:
-    """Returns what a pickle names that is no part of tensors, or None."""
+    """Returns a name in a pickle that does not belong to tensors, or None."""
     for code, argument, _ in pickletools.genops(pickled):
         if code.name == "GLOBAL" and not _KNOWN.fullmatch(str(argument)):
             return str(argument).replace(" ", ".")
@@ -249,34 +249,34 @@ _ENTRIES: dict[str, type | tuple[type, ...]] = {
 
 
 class BrokenCheckpointError(CheckpointError):
-    """A file whose content is not what was written, or that is no checkpoint."""
+    """A damaged file, or a file that is not a checkpoint."""
 
     def __init__(self, path: Path, reason: str) -> None:
         earlier = [
             p.name for p in all_checkpoints(path.parent.parent) if _number(p) < _number(path)
         ]
-        fix = f"delete it to go on from {earlier[-1]}" if earlier else "train the run again"
+        fix = f"delete it to resume from {earlier[-1]}" if earlier else "train the run again"
         super().__init__(f"checkpoint {str(path)!r} is broken or half-written ({reason}); {fix}.")
         self.reason = reason
 
 
 def save_checkpoint(folder: Path, iteration: int, state: dict[str, Any], keep: int) -> Path:
-    """Writes ``checkpoints/iteration_<n>.pt`` and removes all but the latest ``keep``.
+    """Writes ``checkpoints/iteration_<n>.pt``, and keeps only the latest ``keep`` checkpoints.
 
     Args:
-        folder (Path): the run folder.
+        folder (Path): folder of the run.
         iteration (int): number of the last finished iteration.
-        state (dict): tensors, numbers, strings and containers of such.
-        keep (int): how many checkpoints to keep, this one included.
+        state (dict): tensors, numbers, strings and containers of them.
+        keep (int): number of checkpoints to keep, including this one.
 
     Raises:
-        WriteError: a full disk or a read-only folder; those of before stay.
+        WriteError: the disk is full, or the folder is read-only; earlier checkpoints are kept.
     """
     checkpoints = folder / "checkpoints"
     path = checkpoints / f"iteration_{iteration:06d}.pt"
     with writing(path):
         checkpoints.mkdir(parents=True, exist_ok=True)
-        for stale in checkpoints.glob("*.part"):  # of a killed process
+        for stale in checkpoints.glob("*.part"):  # left by a killed process
             stale.unlink()
     with whole_file(path, "w+b") as file:
         torch.save({"format": _FORMAT, **state}, file)
@@ -287,13 +287,13 @@ def save_checkpoint(folder: Path, iteration: int, state: dict[str, Any], keep: i
 
 
 def all_checkpoints(folder: Path) -> list[Path]:
-    """Returns the checkpoints of a run, the latest one last."""
+    """Returns the checkpoints of a run, with the latest last."""
     found = (folder / "checkpoints").glob("iteration_*.pt")
     return sorted((path for path in found if _NAME.fullmatch(path.name)), key=_number)
 
 
 def latest_checkpoint(folder: Path) -> Path:
-    """Returns the last whole checkpoint of a run.
+    """Returns the latest complete checkpoint of a run.
 
     Raises:
         CheckpointError: the run has no checkpoint yet.
@@ -308,13 +308,13 @@ def latest_checkpoint(folder: Path) -> Path:
 
 
 def load_latest(folder: Path) -> tuple[Path, dict[str, Any]]:
-    """Loads the last undamaged checkpoint of a run; a warning names broken ones.
+    """Loads the latest undamaged checkpoint of a run, with a warning about broken ones.
 
     Returns:
-        Path, dict: the file, and what it holds, on the CPU.
+        Path, dict: the file, and its content on the CPU.
 
     Raises:
-        CheckpointError: the run has no checkpoint yet, or none that is not broken.
+        CheckpointError: the run has no checkpoint, or only broken ones.
     """
     latest_checkpoint(folder)
     broken: dict[str, BrokenCheckpointError] = {}
@@ -342,10 +342,10 @@ def load_latest(folder: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
-    """Reads a checkpoint after a test of its checksums.
+    """Reads a checkpoint after a check of its checksum.
 
     Raises:
-        CheckpointError: a broken or half-written file, or one of another version.
+        CheckpointError: the file is broken or half-written, or from another version.
     """
     try:
         state = read_sealed(path, device)
@@ -374,7 +374,7 @@ def load_learners(learners: Sequence[Learner], states: Sequence[dict[str, Any]])
     """Loads the learners' states from a checkpoint.
 
     Raises:
-        CheckpointError: other groups or networks than the checkpoint's.
+        CheckpointError: groups or networks differ from those of the checkpoint.
     """
     try:
         for learner, state in zip(learners, states, strict=True):
@@ -385,19 +385,19 @@ def load_learners(learners: Sequence[Learner], states: Sequence[dict[str, Any]])
             _check_moments(getattr(learner, "optimizer", None))
     except UserError:
         raise
-    except Exception:  # torch may raise anything on a foreign state
+    except Exception:  # torch may raise any error on a foreign state
         raise CheckpointError(
             "the checkpoint does not fit the run's config.yaml or environment: other groups or "
-            "networks of another size; put back those that it was trained with."
+            "networks of another size; restore those that it was trained with."
         ) from None
 
 
 @contextlib.contextmanager
 def fitting(path: Path) -> Iterator[None]:
-    """Raises one sentence where a checkpoint does not fit the run.
+    """Turns errors into a message that a checkpoint does not fit the run.
 
     Raises:
-        CheckpointError: naming the file, and what was found.
+        CheckpointError: naming the file and the error.
     """
     try:
         yield
@@ -407,14 +407,14 @@ def fitting(path: Path) -> Iterator[None]:
         what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise CheckpointError(
             f"checkpoint {str(path)!r} does not fit the run's config.yaml or environment ({what}); "
-            "put back those that it was trained with."
+            "restore those that it was trained with."
         ) from error
 
 
 def set_aside_later(path: Path) -> None:
-    """Renames the broken checkpoints that are newer than the resumed one.
+    """Renames broken checkpoints that are newer than the resumed one.
 
-    A run that goes on writes lower numbers than theirs, and keeps the highest.
+    Otherwise they would count as the latest, and new checkpoints would be removed.
     """
     for later in all_checkpoints(path.parent.parent):
         if _number(later) > _number(path):
@@ -451,7 +451,7 @@ def _not_finite(value: Any, name: str) -> str | None:
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    """Returns whether all numbers are finite, without a copy; NaN and infinity are extremes."""
+    """Returns whether all numbers are finite, from minimum and maximum, without a copy."""
     if not (tensor.is_floating_point() or tensor.is_complex()) or not tensor.numel():
         return True
     real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
@@ -466,7 +466,7 @@ def _settings(learner: Learner) -> list[dict[str, Any]]:
 
 
 def _check_moments(optimizer: torch.optim.Optimizer | None) -> None:
-    """Refuses moments of other shapes, which an optimizer would load unchecked."""
+    """Refuses moments of other shapes, since optimizers load them without a check."""
     state = {} if optimizer is None else optimizer.state
     for parameter, moments in state.items():
         for moment in moments.values():

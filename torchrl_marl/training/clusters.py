@@ -1,4 +1,4 @@
-"""Clusters of agents that share a network, found from the environment's answers to them (SePS).
+"""Clusters of agents that share a network, from the environment's responses (SePS).
 
 Shapes: E envs, T steps, N agents of a learner.
 """
@@ -28,17 +28,17 @@ _FRAMES = 15_485_863
 
 
 def with_clusters(config: TrainConfig, team: TeamSpec, env: EnvBase) -> TrainConfig:
-    """Returns the settings with ``sharing_index`` where ``sharing: clusters`` needs one.
+    """Returns the settings with the ``sharing_index`` of ``sharing: clusters`` filled in.
 
-    Plays the environment with random actions, from a random state of its own.
+    Plays the environment with random actions and a separate random state.
 
     Args:
-        config (TrainConfig): a recipe.
+        config (TrainConfig): config of the run.
         team (TeamSpec): the groups.
-        env (EnvBase): with dense groups; reset before anything else is collected.
+        env (EnvBase): environment with dense groups. It must be reset before it is used again.
 
     Raises:
-        ConfigError: clusters of agents that cannot share a network, or more clusters than agents.
+        ConfigError: agents cannot share a network, or there are more clusters than agents.
     """
     groups = dict(config.groups)
     for learner, own in partition(team, config.learner, config.groups):
@@ -62,7 +62,7 @@ def _find(
     if len({group.discrete for group in groups}) > 1:
         raise ConfigError(
             f"{part}.sharing is clusters, but of the groups {[g.name for g in groups]} some have "
-            "discrete actions and some continuous ones; give them settings of their own."
+            "discrete actions and some continuous ones; give them separate settings."
         )
     seed = config.seed + _FRAMES
     with RandomState(seed, env.device or "cpu").active():

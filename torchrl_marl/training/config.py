@@ -56,41 +56,41 @@ __all__ = [
 
 
 CHOICES = {
-    "auto": "compile, or cudagraph on a GPU, where that saves more time than it takes, else eager; "
-    "config.yaml says which",
+    "auto": "compile (cudagraph on a GPU) where it saves time, else eager; the choice is stored in "
+    "config.yaml",
     **EXECUTIONS,
 }
-"""Execution -> how a run runs."""
+"""Execution -> its meaning."""
 
 BACKENDS = {
     "tensorboard": "files in the run's folder",
     "wandb": "Weights & Biases",
     "mlflow": "MLflow, in the run's folder or at MLFLOW_TRACKING_URI",
 }
-"""Logger -> where metrics go."""
+"""Logger -> destination of the metrics."""
 
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """How often a run can be resumed from."""
+    """Checkpoints from which a run can be resumed."""
 
     every_iterations: Annotated[int, Range(0)] = 50
-    """Iterations between two checkpoints; 0: by the clock alone."""
+    """Iterations between two checkpoints; 0: only ``every_minutes`` counts."""
     every_minutes: Positive | None = 5.0
-    """Minutes between two checkpoints, whatever the iterations; null: by iterations alone.
-    One is written before the first iteration, and one at the end."""
+    """Minutes between two checkpoints; null: only ``every_iterations`` counts. A checkpoint is also
+    written before the first iteration and at the end."""
     keep: Count = 2
-    """How many of the latest checkpoints are kept."""
+    """Number of latest checkpoints to keep."""
 
 
 @dataclass(frozen=True)
 class LoggingConfig:
-    """Where metrics go beside ``metrics.csv``."""
+    """Progress bar, and loggers in addition to ``metrics.csv``."""
 
     backends: Annotated[list[str], AnyOf(BACKENDS)] = field(default_factory=list)
-    """Loggers that metrics are sent to."""
+    """Loggers that receive the metrics."""
     project: str = "torchrl_marl"
-    """Project or experiment name for the backends."""
+    """Project or experiment name of the loggers."""
     progress: bool = True
     """Show a progress bar."""
 
@@ -110,53 +110,55 @@ class TrainConfig:
     """A complete, runnable recipe."""
 
     recipe: str = "custom"
-    """The recipe's name."""
+    """Name of the recipe."""
     seed: Seed = 0
-    """Start of every random generator."""
+    """Random seed of the run."""
     device: Annotated[str, Matches(r"cpu|cuda(:\d+)?", "'cpu', 'cuda' or 'cuda:1'")] = "cpu"
-    """``cpu``, ``cuda`` or ``cuda:1``."""
+    """Torch device: ``cpu``, ``cuda`` or ``cuda:1``."""
     threads: Count | None = None
-    """Threads of torch on the CPU; null: torch's own choice. Small networks run best on one."""
+    """Number of CPU threads of torch; null: torch's default. Small networks run best on one."""
     execution: Annotated[str, OneOf(CHOICES)] = "auto"
-    """How simulator, policy and update run."""
+    """Execution mode of simulator, policy and update."""
     total_frames: Count = 1_000_000
-    """Env steps of the whole run."""
+    """Environment steps of the whole run."""
     stop_at_return: Annotated[float, Range()] | None = None
-    """Mean return at which the run ends early: of an evaluation where ``evaluation.every_frames``
-    is set, else of the last ``evaluation.episodes`` episodes of training; null for never."""
+    """Mean return at which the run ends early; null: never. It is the return of an evaluation where
+    ``evaluation.every_frames`` is set, else of the last ``evaluation.episodes`` training episodes.
+    """
     frames_per_batch: Count = 6400
-    """Env steps of one iteration; a multiple of ``env.num_envs``."""
+    """Environment steps per iteration; a multiple of ``env.num_envs``."""
     folder: str | None = None
-    """Run folder; null: a new one under ``runs/``."""
+    """Run folder; null: a new folder under ``runs/``."""
     env: EnvConfig = field(default_factory=EnvConfig)
     """The environment."""
     learner: Annotated[LearnerConfig, LearnerSettings] = field(default_factory=OnPolicyConfig)
-    """How all groups learn."""
+    """Learner of all groups."""
     groups: Annotated[dict[str, Any], Overrides("learner", example="lr")] = field(
         default_factory=dict
     )
-    """Group name -> settings of its learner that differ from ``learner``."""
+    """Group -> settings of its learner that differ from ``learner``."""
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
-    """Measuring the policy."""
+    """Evaluation of the policy."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    """Saving the run."""
+    """Checkpoints of the run."""
     logging: LoggingConfig = field(default_factory=LoggingConfig)
-    """Showing and sending metrics."""
+    """Progress bar and loggers."""
     population: PopulationConfig = field(default_factory=PopulationConfig)
-    """Members that are trained side by side."""
+    """Several runs (members) trained in parallel."""
     evolution: EvolutionConfig = field(default_factory=EvolutionConfig)
-    """Copies of good members that replace others."""
+    """Selection among members, and mutation."""
     league: LeagueConfig = field(default_factory=LeagueConfig)
-    """Stored players that act in some envs and seats."""
+    """Stored opponents and partners."""
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
-    """Where the environments are."""
+    """Processes and machines that collect batches."""
 
     def check(self, at: str = "", skip: Collection[str] = ()) -> None:
-        """Refuses what does not fit together.
+        """Refuses settings that contradict each other.
 
         Args:
-            at (str): what stands before the names in messages.
-            skip (collection of str): holds ``env`` where the caller brings an environment.
+            at (str): prefix of the names in messages.
+            skip (collection of str): sections to leave out: ``env`` where the caller passes an
+                environment.
 
         Raises:
             ConfigError: naming the settings and the fix.
@@ -187,14 +189,14 @@ class TrainConfig:
         elif self.evolution.method != "none":
             raise ConfigError(
                 f"evolution.method is {self.evolution.method!r}, but population.size is 1; use "
-                "population.size=8, or so, or evolution.method=none."
+                "for example population.size=8, or evolution.method=none."
             )
 
     def check_learners(self, *, own_env: bool = False) -> None:
         """Refuses settings of learners that do not fit the rest of the run.
 
         Args:
-            own_env (bool): the caller brings an environment of which nothing is known yet.
+            own_env (bool): whether the caller passes an environment, which is not known yet.
 
         Raises:
             ConfigError: naming the settings and the fix.
@@ -203,10 +205,10 @@ class TrainConfig:
             learner.check_run(self, at, own_env=own_env)
 
     def check_features(self, *, own_env: bool = False) -> None:
-        """Refuses what does not go with the features that these settings ask for.
+        """Refuses settings that cannot be combined with the requested features.
 
         Args:
-            own_env (bool): the caller brings an environment, so that ``env`` is not looked at.
+            own_env (bool): whether the caller passes an environment; ``env`` is then ignored.
 
         Raises:
             ConfigError: naming the setting and the fix.
@@ -218,13 +220,13 @@ class TrainConfig:
             check_shards_divide(self)
 
     def learners(self) -> dict[str, LearnerConfig]:
-        """Returns the settings of every learner, by what stands before their names in messages."""
+        """Returns the settings of every learner, by the prefix of their names in messages."""
         own = {f"groups.{name}.": override(self, "groups", name) for name in self.groups}
         return {"learner.": self.learner, **own}
 
 
 def check_population(run: TrainConfig) -> None:
-    """Refuses numbers that do not fit a population's members, each of which is a run.
+    """Refuses settings that do not fit the members of a population.
 
     Args:
         run (TrainConfig): the settings.
@@ -241,12 +243,12 @@ def check_population(run: TrainConfig) -> None:
         _check_learner_of_members(run, learner, at)
     values = run.population.values(run.seed).values()
     for extreme in ([own.index(pick(own)) for own in values] for pick in (min, max)):
-        for member in set(extreme):  # whether values are in the ranges of their settings
+        for member in set(extreme):  # are the extreme values in the ranges of their settings?
             check_settings(members_of(run)[member].learner, "learner.")
 
 
 def _check_learner_of_members(run: TrainConfig, learner: LearnerConfig, at: str) -> None:
-    """Refuses a learner that does not have what differs, or stores nothing to be shared."""
+    """Refuses a learner without a varied setting, or without the replay buffer to be shared."""
     known = varying_of(learner)
     for name in run.population.bounds():
         if name not in known:
@@ -256,13 +258,13 @@ def _check_learner_of_members(run: TrainConfig, learner: LearnerConfig, at: str)
             )
     if run.population.share_replay and not isinstance(learner, ReplayLearnerConfig):
         raise ConfigError(
-            f"population.share_replay is true, but {at}algorithm={learner.algorithm} stores no "
-            "steps; use population.share_replay=false."
+            f"population.share_replay is true, but {at}algorithm={learner.algorithm} has no "
+            "replay buffer; use population.share_replay=false."
         )
 
 
 def with_settings(learner: LearnerConfig, settings: Mapping[str, float]) -> LearnerConfig:
-    """Returns settings of a learner of which some differ, by name, such as ``exploration.epsilon``.
+    """Returns a learner's settings with some replaced, by names such as ``exploration.epsilon``.
 
     Examples:
         >>> with_settings(OnPolicyConfig(), {"lr": 0.5}).lr
@@ -279,10 +281,10 @@ def with_settings(learner: LearnerConfig, settings: Mapping[str, float]) -> Lear
 
 
 def members_of(run: TrainConfig) -> list[TrainConfig]:
-    """Returns the settings of each member of a population, as an ordinary run has them.
+    """Returns the settings of each member of a population, as those of an ordinary run.
 
     Args:
-        run (TrainConfig): the population's.
+        run (TrainConfig): settings of the population.
     """
     values = run.population.values(run.seed)
     return [
@@ -292,12 +294,12 @@ def members_of(run: TrainConfig) -> list[TrainConfig]:
 
 
 def member_of(run: TrainConfig, number: int, settings: Mapping[str, float]) -> TrainConfig:
-    """Returns the settings of one member, as an ordinary run has them.
+    """Returns the settings of one member, as those of an ordinary run.
 
     Args:
-        run (TrainConfig): the population's.
-        number (int): of the member, 0 for the first.
-        settings (mapping): of its learner, where it has its own.
+        run (TrainConfig): settings of the population.
+        number (int): index of the member, 0 for the first.
+        settings (mapping): settings of its learner that differ.
     """
     seed = run.seed + number
     return replace(
@@ -311,10 +313,10 @@ def member_of(run: TrainConfig, number: int, settings: Mapping[str, float]) -> T
 
 
 def seed_folders(folder: str | Path) -> list[Path]:
-    """Returns the run folders in a folder, as ``torchrl-marl train --seeds`` makes them.
+    """Returns the run folders of ``torchrl-marl train --seeds``, by seed.
 
     Args:
-        folder (str or Path): what ``folder=...`` was beside ``--seeds``.
+        folder (str or Path): the ``folder=...`` of that command.
     """
     found = Path(folder).glob("seed*/config.yaml")
     seeds = [path.parent for path in found if path.parent.name[4:].isdecimal()]
@@ -322,12 +324,12 @@ def seed_folders(folder: str | Path) -> list[Path]:
 
 
 def read_run_config(folder: str | Path) -> TrainConfig:
-    """The settings that a run was started with, from its folder.
+    """Returns the settings that a run was started with, from its folder.
 
     Raises:
-        CheckpointError: a folder that is missing, is no run's, or whose settings are broken.
-        TrustError: the settings are a link out of the folder.
-        ConfigError: no path at all.
+        CheckpointError: the folder is missing, is no run folder, or its settings are broken.
+        TrustError: ``config.yaml`` is a link out of the folder.
+        ConfigError: ``folder`` is not a path.
     """
     if not isinstance(folder, (str, os.PathLike)):
         a_run = isinstance(getattr(folder, "folder", None), Path)
@@ -341,12 +343,12 @@ def read_run_config(folder: str | Path) -> TrainConfig:
         there = "has no config.yaml" if Path(folder).is_dir() else there
         fix = "give the folder that `torchrl-marl train` printed"
         if seeds := seed_folders(folder):
-            there = f"holds {len(seeds)} of them, one for each seed"
+            there = f"holds {len(seeds)} run folders, one for each seed"
             fix = f"give one of {', '.join(map(str, seeds))}"
         raise CheckpointError(f"{str(folder)!r} is no run folder: it {there}; {fix}.")
     refuse_link(path)
     try:
-        # What does not apply has never been read, and is left out.
-        return Reader(TrainConfig).read(read_yaml(path), told=False)
+        # Settings that did not apply were never read, and are left out.
+        return Reader(TrainConfig).read(read_yaml(path), warn=False)
     except ConfigError as error:
         raise CheckpointError(f"{str(path)!r} does not fit this version: {error}") from None

@@ -1,4 +1,4 @@
-"""Runs over several processes (ranks), one learner in all of them."""
+"""Runs of one learner over several processes (ranks)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["check_ranks", "gathered", "part_of", "refuse_disagreement", "with_sh
 
 
 def with_shards(config: TrainConfig, n_ranks: int) -> TrainConfig:
-    """Returns the settings with a shard for each rank, where they leave the number open."""
+    """Returns the settings with a shard for each rank, unless they give the number."""
     if config.distributed.enabled:
         return config
     one_each = dataclasses.replace(config.distributed, collectors=n_ranks)
@@ -29,21 +29,20 @@ def with_shards(config: TrainConfig, n_ranks: int) -> TrainConfig:
 
 
 def check_ranks(config: TrainConfig, n_ranks: int, *, own_env: bool = False) -> None:
-    """Refuses what several processes cannot learn as one.
+    """Refuses settings that do not work with several ranks.
 
     Args:
-        config (TrainConfig): the settings, with shards.
-        n_ranks (int): how many processes.
-        own_env (bool): the caller brings an environment.
+        config (TrainConfig): config of the run, with shards.
+        n_ranks (int): number of ranks.
+        own_env (bool): whether the caller passes an environment.
 
     Raises:
         ConfigError: naming the setting and the fix.
     """
     if own_env:
         raise ConfigError(
-            f"an environment of your own is given, but {n_ranks} processes learn as one, each of "
-            "which makes its own; name an environment (env.name, or env.library=module:Class), or "
-            "start one process."
+            f"an environment object is given, but each of {n_ranks} ranks builds its own environment; "
+            "name an environment (env.name, or env.library=module:Class), or start one process."
         )
     RANKS.check(config)
     number = config.distributed.collectors or 0
@@ -51,14 +50,14 @@ def check_ranks(config: TrainConfig, n_ranks: int, *, own_env: bool = False) -> 
         raise ConfigError(
             f"distributed.collectors is {number}, expected a multiple of the {n_ranks} processes "
             "that torchrun has started; use "
-            f"distributed.collectors={-(-number // n_ranks) * n_ranks}, or another number of them."
+            f"distributed.collectors={-(-number // n_ranks) * n_ranks}, or another number of processes."
         )
     config.check_features()
     config.check_learners()
 
 
 def refuse_disagreement(ranks: SingleProcess, config: TrainConfig) -> None:
-    """Refuses ranks of other versions or settings than the first.
+    """Refuses ranks with other versions or settings than the first rank.
 
     Raises:
         ConfigError: naming the first difference.
@@ -70,9 +69,9 @@ def refuse_disagreement(ranks: SingleProcess, config: TrainConfig) -> None:
         name = _difference(found[0], theirs)
         if name is not None:
             raise ConfigError(
-                f"ranks disagree: {name} is {found[0].get(name, 'not there')} on rank 0 and "
-                f"{theirs.get(name, 'not there')} on rank {rank}, expected the same; start all "
-                "with the same line, in the same environment."
+                f"ranks disagree: {name} is {found[0].get(name, 'missing')} on rank 0 and "
+                f"{theirs.get(name, 'missing')} on rank {rank}, expected the same; start all "
+                "ranks with the same command, in the same Python environment."
             )
 
 
@@ -80,16 +79,16 @@ def _difference(one: Mapping[str, str], other: Mapping[str, str]) -> str | None:
     return next((key for key in {**one, **other} if one.get(key) != other.get(key)), None)
 
 
-# What a learner keeps of each environment.
+# State that a learner keeps for each env.
 _BY_ENV = ("critic_states", "born")
 
 
 def gathered(state: dict[str, Any], ranks: SingleProcess) -> dict[str, Any]:
-    """Returns the state of a run in one process, on the first rank; on others their own.
+    """Gathers the state of a run, as of one process, on the first rank.
 
     Args:
-        state (dict): this rank's.
-        ranks (Alone): the processes that train as one.
+        state (dict): state of this rank, which other ranks return unchanged.
+        ranks (SingleProcess): the ranks of the run.
     """
     parts = ranks.gather(_of_envs(state))
     return state if parts is None else _with_all(state, parts)
@@ -98,12 +97,12 @@ def gathered(state: dict[str, Any], ranks: SingleProcess) -> dict[str, Any]:
 def part_of(
     state: dict[str, Any], ranks: SingleProcess, shards: range, n_envs: int
 ) -> dict[str, Any]:
-    """Returns this rank's part of the state of a run in one process.
+    """Returns this rank's part of the state of a run, as of one process.
 
     Args:
-        state (dict): of the run.
-        ranks (Alone): the processes that train as one.
-        shards (range): this rank's.
+        state (dict): state of the run.
+        ranks (SingleProcess): the ranks of the run.
+        shards (range): shards of this rank.
         n_envs (int): number of envs of a rank.
     """
     rows = slice(ranks.rank * n_envs, (ranks.rank + 1) * n_envs)
@@ -111,16 +110,16 @@ def part_of(
 
 
 def _of_envs(state: dict[str, Any]) -> dict[str, Any]:
-    """Picks what a rank's own environments have left in its state."""
+    """Returns the entries of a rank's state that belong to its environments."""
     extra = [learner.get("_extra_state", {}) for learner in state["learners"]]
     kept = [{name: own[name] for name in _BY_ENV if name in own} for own in extra]
     found = {"collector": state["collector"], "tracker": state["tracker"], "learners": kept}
-    # A process would take others' tensors to their GPU.
+    # Otherwise unpickling would allocate the tensors on the GPU of their rank.
     return pytree.tree_map_only(Tensor, Tensor.cpu, found)
 
 
 def _with_all(own: dict[str, Any], parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Makes one process's state of the first rank's, and of what all ranks' environments left."""
+    """Combines the first rank's state with the environments' entries of all ranks."""
     whole, collectors = dict(own), [part["collector"] for part in parts]
     whole["collector"] = dict(collectors[0], frames=sum(one["frames"] for one in collectors))
     if collectors[0].get("shards") is not None:
@@ -137,7 +136,7 @@ def _rows_of_all(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def _part(whole: dict[str, Any], shards: range, rows: slice, n_ranks: int) -> dict[str, Any]:
-    """Makes a rank's state of one process's."""
+    """Returns a rank's part of the state of one process."""
     part, collector = dict(whole), dict(whole["collector"])
     collector["frames"] //= n_ranks
     if collector.get("shards") is not None:

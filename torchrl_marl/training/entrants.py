@@ -1,4 +1,4 @@
-"""Who plays in a table: trained runs, ``random`` and ``heuristic``, and the environment of all."""
+"""Players of a cross-play table: runs, ``random`` and ``heuristic``, and their environment."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 RANDOM, HEURISTIC = "random", "heuristic"
-"""Words for players that are no runs."""
+"""Names of players without a run."""
 Policy = Callable[[TensorDictBase], TensorDictBase]
 
 
@@ -44,22 +44,22 @@ def enter(
     """Returns the environment of the runs, and each player's joint policy by name.
 
     Args:
-        names (sequence of str): run folders, files of a run's stored players
-            (``RUN/players/NAME.pt``), ``random``, ``heuristic`` (the environment's own).
-        num_envs (int): how many play at once.
+        names (sequence of str): run folders, files of stored players (``RUN/players/NAME.pt``),
+            ``random``, or ``heuristic`` (the heuristic policy of the environment).
+        num_envs (int): number of envs.
 
     Keyword Args:
-        device (str, optional): by default, the first run's.
-        trust (bool): run the code that a run of somebody else's brings.
+        device (str, optional): by default, the device of the first run.
+        trust (bool): whether to run code that another user's run names.
 
     Raises:
-        ConfigError: one player, one that is there twice, no run, runs of several environments,
-            shapes that differ, or an environment without a heuristic.
-        CheckpointError: a folder that is no run.
+        ConfigError: there is only one player, a name occurs twice, there is no run, environments
+            or shapes differ, or the environment has no heuristic.
+        CheckpointError: a folder is no run folder.
     """
     twice = [name for i, name in enumerate(names) if name in names[:i]]
     if twice:
-        raise ConfigError(f"player {quoted(twice[0])} is given twice, expected each once.")
+        raise ConfigError(f"player {quoted(twice[0])} is given twice, expected every player once.")
     if len(names) < 2:
         raise ConfigError(
             f"found one player, {quoted(names[0])}, expected two or more; name another run, "
@@ -68,8 +68,8 @@ def enter(
     folders = [name for name in names if name not in (RANDOM, HEURISTIC)]
     if not folders:
         raise ConfigError(
-            f"found no run among {', '.join(names)}, expected one or more; its environment is "
-            "played."
+            f"found no run among {', '.join(names)}, expected one or more, to define the "
+            "environment; name a run."
         )
     with trusting(trust):
         configs = {name: read_run_config(_folder_of(name)) for name in folders}
@@ -88,27 +88,27 @@ def enter(
 
 
 def runs_of_players(names: Sequence[str]) -> list[Path]:
-    """Returns the run folders of players, but for ``random`` and ``heuristic``.
+    """Returns the run folders of players, without ``random`` and ``heuristic``.
 
     Args:
-        names (sequence of str): as :func:`enter` takes them.
+        names (sequence of str): as for :func:`enter`.
 
     Raises:
-        ConfigError: a file that is no stored player of a run.
+        ConfigError: a file is not a stored player of a run.
     """
     return [_folder_of(name) for name in names if name not in (RANDOM, HEURISTIC)]
 
 
 def same_players(players: Mapping[str, Policy]) -> dict[str, str]:
-    """Returns each player's name -> the first of those that are the same policy as it.
+    """Returns each player's name -> name of the first player with the same weights.
 
-    Of a run, what it is now and what it stored last may have the same weights.
+    The current policy of a run and its latest stored player may have the same weights.
 
     Args:
-        players (mapping): of :func:`enter`.
+        players (mapping): from :func:`enter`.
 
     Raises:
-        ConfigError: all are the same.
+        ConfigError: all players have the same weights.
     """
     first: dict[str, str] = {}
     known: list[tuple[str, Path, dict[str, Tensor]]] = []
@@ -117,8 +117,8 @@ def same_players(players: Mapping[str, Policy]) -> dict[str, str]:
         if name in (RANDOM, HEURISTIC):
             continue
         folder, own = _folder_of(name).resolve(), _tensors(cast(TeamPolicy, policy))
-        alike = (one for one, of, saved in known if of == folder and _equal(saved, own))
-        first[name] = next(alike, name)
+        equal = (one for one, of, saved in known if of == folder and _equal(saved, own))
+        first[name] = next(equal, name)
         known.append((name, folder, own))
     if len(set(first.values())) < 2:
         raise ConfigError(
@@ -140,10 +140,10 @@ def _equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 
 
 def find_players(given: str) -> list[tuple[str, Networks]]:
-    """Returns the networks of players by name: of a run, of a file, or of a folder of files.
+    """Returns the names and networks of the players in a run, a file, or a folder of files.
 
     Raises:
-        CheckpointError: no run and no stored player.
+        CheckpointError: the path is neither a run nor a stored player.
     """
     path = Path(given)
     if path.is_file():
@@ -156,16 +156,16 @@ def find_players(given: str) -> list[tuple[str, Networks]]:
 
 
 def scripted(name: str, env: EnvBase, team: TeamSpec, environment: EnvConfig) -> Policy:
-    """Returns the joint policy of a player that is no run.
+    """Returns the joint policy of a player without a run.
 
     Args:
         name (str): ``random`` or ``heuristic``.
-        env (EnvBase): where it plays.
-        team (TeamSpec): its groups.
-        environment (EnvConfig): what the environment is, for messages.
+        env (EnvBase): the environment.
+        team (TeamSpec): the groups of the environment.
+        environment (EnvConfig): its settings, for messages.
 
     Raises:
-        ConfigError: an environment without a heuristic.
+        ConfigError: the environment has no heuristic.
     """
     if name == RANDOM:
         return TeamPolicy(RandomActor(g, env.device) for g in team.groups.values())
@@ -180,14 +180,14 @@ def _folder_of(name: str) -> Path:
     folder = path.parent.parent
     if path.parent.name != "players" or not (folder / "config.yaml").is_file():
         raise ConfigError(
-            f"{quoted(name)} is a file, but no stored player of a run, expected a run folder, or "
-            "RUN/players/NAME.pt where the run has it."
+            f"{quoted(name)} is a file, but not a stored player of a run; expected a run folder, "
+            "or RUN/players/NAME.pt within its run."
         )
     return folder
 
 
 def _load(name: str, device: str, trust: bool) -> Run:
-    """Returns a run, with the networks of a stored player where its file is given."""
+    """Loads a run, with the networks of a stored player if its file is given."""
     run = Run.load(_folder_of(name), device=device, trust=trust)
     if Path(name).is_file():
         run.policy = with_networks(cast(TeamPolicy, run.policy), read_player(Path(name)))
@@ -205,7 +205,7 @@ def _check_environments(environments: Mapping[str, EnvConfig]) -> None:
 
 
 def _check_shapes(environments: Mapping[str, EnvConfig], runs: Mapping[str, Run]) -> None:
-    """Compares what players see and do, where environments were made by other settings."""
+    """Refuses runs with other shapes of observations or actions than the first."""
     first, *others = environments
     same = {
         name: dataclasses.replace(environment, num_envs=1)
@@ -221,7 +221,7 @@ def _check_shapes(environments: Mapping[str, EnvConfig], runs: Mapping[str, Run]
             differ = next(g for g in {**expected, **found} if found.get(g) != expected.get(g))
             raise ConfigError(
                 f"run {quoted(name)} cannot play in the environment of {quoted(first)}: group "
-                f"{differ!r} is {found.get(differ, 'not there')}, expected "
+                f"{differ!r} is {found.get(differ, 'missing')}, expected "
                 f"{expected.get(differ, 'none')}; play runs of equal env settings."
             )
 
@@ -241,15 +241,16 @@ def _described(group: GroupSpec) -> str:
 
 
 def _remembering(runs: Mapping[str, Run]) -> Run:
-    """Returns the run whose environment carries what all players remember."""
+    """Returns the run with an environment that carries the hidden states of all players."""
     sizes = {name: remembered_by(run.policy) for name, run in runs.items()}
     largest = max(sizes, key=lambda name: len(sizes[name]))
     for name, own in sizes.items():
         for group, size in own.items():
             if sizes[largest].get(group) != size:
                 raise ConfigError(
-                    f"run {quoted(name)} remembers {size} numbers in group {group!r}, expected "
-                    f"{sizes[largest].get(group, 0)} as {quoted(largest)}; play them apart."
+                    f"run {quoted(name)} has a hidden state of size {size} in group {group!r}, "
+                    f"expected {sizes[largest].get(group, 0)} as in {quoted(largest)}; play them in "
+                    "separate tables."
                 )
     return runs[largest]
 

@@ -1,4 +1,4 @@
-"""Environments of a run, what collects from them, and whether graphs step them."""
+"""Environments of a run, its collector, and the choice of the execution mode."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ __all__ = ["Environments", "choose_execution", "make_collector", "time_limit"]
 
 
 class Environments:
-    """Environments built from a run's settings, or around an environment of the user's own.
+    """Environments of a run, built from its settings or given by the user.
 
     Args:
-        config (TrainConfig): the run's.
-        env (EnvBase, optional): of one's own; seeded, started anew and never closed here.
-        device (torch.device): where they live.
-        at_once (int): episodes of an evaluation that are played side by side at most.
+        config (TrainConfig): config of the run.
+        env (EnvBase, optional): environment of the user; seeded and reset, but never closed.
+        device (torch.device): device of the environments.
+        at_once (int): largest number of parallel episodes in an evaluation.
 
     Attributes:
-        own (EnvBase, optional): the user's, adapted where necessary.
-        training (EnvBase): with dense groups.
+        own (EnvBase, optional): environment of the user, adapted if necessary.
+        training (EnvBase): training environment, with dense groups.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Environments:
         self._config, self._device, self._at_once = config, device, at_once
         self.own = None if env is None else adapt(as_environment(env, config.env, device))
         if self.own is None:
-            # Shards have environments of their own; this one says what agents see.
+            # Shards build their environments; this one only provides the specs.
             num_envs = 1 if config.distributed.enabled else None
             built = make_env(config.env, seed=config.seed, device=device, num_envs=num_envs)
         else:
@@ -72,26 +72,26 @@ class Environments:
         self._sizes: dict[str, int] | None = None
 
     def remember(self, sizes: Mapping[str, int]) -> None:
-        """Lets both environments carry what networks remember.
+        """Adds the hidden states of the actors to both environments.
 
         Args:
-            sizes (mapping): group -> the numbers that each agent's actor remembers.
+            sizes (mapping): group -> size of each agent's hidden state.
         """
         self._sizes = dict(sizes)
         self.training = with_memory(self.training, self._sizes)
 
     def carry_players(self, groups: Iterable[str]) -> None:
-        """Lets the environment of the training carry who plays."""
+        """Adds the key ``player`` of a league to the training environment."""
         self.training = with_players(self.training, groups)
 
     @property
     def shared(self) -> bool:
-        """Returns whether both are one, so that training continues after an evaluation on it."""
+        """Returns whether training and evaluation use the same environment."""
         return self.own is not None or getattr(self.training, "one_per_process", False)
 
     @property
     def evaluation(self) -> EnvBase:
-        """The environment of evaluations, built at its first use."""
+        """The evaluation environment, built on first use."""
         if self.shared:
             return self.training
         if self._evaluation is None:
@@ -109,12 +109,13 @@ class Environments:
         return self._evaluation
 
     def play(self, policy: Any, team: TeamSpec, other: bool = False) -> Episodes:
-        """Plays an evaluation's episodes, from the starts that every run in this environment gets.
+        """Plays the episodes of an evaluation, with the same initial states in every run.
 
         Args:
-            policy (callable, optional): random actions without one.
+            policy (callable, optional): policy; by default random actions.
             team (TeamSpec): the groups.
-            other (bool): by the kind of actions that the settings do not name.
+            other (bool): whether to use the other kind of actions (deterministic or sampled) than
+                the settings.
         """
         settings = self._config.evaluation
         return play(
@@ -135,9 +136,9 @@ class Environments:
         """Writes an animation of the first episodes of an evaluation.
 
         Args:
-            policy (callable): plays.
+            policy (callable): policy.
             team (TeamSpec): the groups.
-            path (Path): the file.
+            path (Path): file of the animation.
         """
         settings, pictures = self._config.evaluation, application("pictures")
         film = pictures.Film(self.evaluation, team, settings.episodes_shown)
@@ -154,8 +155,8 @@ class Environments:
         pictures.write(film, path)
 
     def heuristic(self) -> Any:
-        """The environment's own heuristic policy, or None."""
-        # The heuristics of environments take agents of one shape, without padding.
+        """The heuristic policy of the environment, or None."""
+        # Heuristics expect agents of one shape, without padding.
         env = None if self.own is not None or padded_members(self.evaluation) else self.evaluation
         make = None if env is None else getattr(_base_of(env), "heuristic", None)
         return None if make is None else make()
@@ -167,16 +168,16 @@ class Environments:
         return {"worker_restarts": restarts} if isinstance(restarts, int) else {}
 
     def close(self) -> None:
-        """Closes the environments that were built here."""
+        """Closes the environments, except one given by the user."""
         for env in (None if self.own is not None else self.training, self._evaluation):
             if env is not None and not env.is_closed:
                 env.close()
 
 
 def time_limit(env: EnvBase) -> int | None:
-    """Returns an environment's time limit."""
+    """Returns the time limit of an environment."""
     base = _base_of(env)
-    # A batched env would start its workers to read it.
+    # Reading it from a batched env would start its workers.
     limit = None if isinstance(base, BatchedEnvBase) else getattr(base, "max_steps", None)
     return limit if isinstance(limit, int) else None
 
@@ -194,16 +195,16 @@ def make_collector(
     shards: range,
     asked: Callable[[], bool],
 ) -> Collector:
-    """Returns the collector that the settings ask for.
+    """Returns the collector of a run.
 
     Args:
-        config (TrainConfig): the run's.
-        env (EnvBase): with dense groups; of shards only an example.
+        config (TrainConfig): config of the run.
+        env (EnvBase): environment with dense groups; with shards only an example.
         policy (TensorDictModuleBase): the joint policy.
         team (TeamSpec): the groups.
-        remembers (bool): networks read what they remember, or where episodes begin.
-        shards (range): those that this process has.
-        asked (callable): whether waiting for a batch should end.
+        remembers (bool): whether networks read hidden states or starts of episodes.
+        shards (range): shards of this process.
+        asked (callable): returns whether waiting for a batch should end.
     """
     own = LIBRARIES.hook(config.env.library, "collector")
     if own is not None:
@@ -222,21 +223,21 @@ def make_collector(
     )
 
 
-# A step of `balance` in 96 envs, its share of the update included, takes 9 ms less when compiled,
-# and compiling takes 20 to 40 s; on an H100 about as much of both.
+# Compilation saves 9 ms per step of `balance` in 96 envs, including its share of the update, and
+# takes 20 to 40 s. Both are similar on an H100.
 _STEPS_THAT_PAY = 5_000
 
 
 def choose_execution(config: TrainConfig, env: Any = None) -> str:
-    """Returns a run's execution; for ``auto`` graphs where they pay, else ``eager``.
+    """Returns the execution mode of a run; ``auto`` is resolved.
 
-    They pay for a simulator that can be captured, from 5,000 steps of all environments on:
-    ``compile`` on a CPU with a C++ compiler, ``cudagraph`` on a GPU with Triton. Runs of equal
-    settings on equal machines get the same.
+    ``auto`` becomes ``compile`` on a CPU with a C++ compiler and ``cudagraph`` on a GPU with Triton,
+    if the simulator can be captured and the run has 5,000 or more steps of all environments. Else
+    it is ``eager``. The choice depends only on the settings and the machine.
 
     Args:
-        config (TrainConfig): the settings.
-        env (EnvBase, optional): the run's, where it is not made from the settings.
+        config (TrainConfig): config of the run.
+        env (EnvBase, optional): environment of the run, if it is not built from the settings.
 
     Examples:
         >>> choose_execution(TrainConfig(total_frames=6_400))
@@ -256,7 +257,7 @@ def choose_execution(config: TrainConfig, env: Any = None) -> str:
 
 
 def _compiled(device: str) -> str:
-    """Returns how graphs run on a device, ``eager`` where nothing can compile them."""
+    """Returns the compiled mode of a device, or ``eager`` without a compiler."""
     if device != "cpu":
         return "eager" if importlib.util.find_spec("triton") is None else "cudagraph"
     return "eager" if shutil.which(os.environ.get("CXX", "g++")) is None else "compile"

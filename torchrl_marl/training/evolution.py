@@ -1,4 +1,4 @@
-"""Evolution of a population: which member is copied over which, and how copies differ.
+"""Evolution of a population: selection of members, and mutation of copies.
 
 Shapes: P members.
 """
@@ -26,7 +26,7 @@ from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.crossplay import cross_play, seats_of
 from torchrl_marl.training.evaluation import EVALUATION_SEED
 from torchrl_marl.training.part import Part
-from torchrl_marl.training.recorder import CsvTable, say
+from torchrl_marl.training.recorder import CsvTable, print_message
 
 if TYPE_CHECKING:
     from torchrl_marl.training.training import Training
@@ -35,21 +35,21 @@ __all__ = ["Bounds", "Evolution", "Fitness", "MemberRating", "perturb", "tournam
 
 
 def truncation(fitness: Tensor, share: float, generator: torch.Generator | None = None) -> Tensor:
-    """Returns whose copy each member becomes: the worst become copies of the best.
+    """Returns each member's parent after truncation: the best replace the worst.
 
-    As many of the best as there are replaced are parents, each drawn with the same chance. NaN is
-    worse than anything. Of equally fit members the one that comes first counts as the better.
+    A share of the best members are parents, drawn with equal probability for each of the worst.
+    NaN is the lowest fitness. Ties are broken in favor of the lower index.
 
     Args:
-        fitness (Tensor): of each member; more is better.
-        share (float): of the members that are replaced, at most a half; one at least, if above 0.
-        generator (Generator, optional): of the draws.
+        fitness (Tensor): fitness of each member; higher is better.
+        share (float): share of members to replace, at most 0.5; at least one member, if above 0.
+        generator (Generator, optional): random generator.
 
     Shapes:
-        - fitness, returns: ``[P]``; who stays is its own parent
+        - fitness, returns: ``[P]``; a member that stays is its own parent
 
     Raises:
-        ValueError: a share that is not between 0 and a half.
+        ValueError: the share is not between 0 and 0.5.
 
     Reference: Jaderberg et al., 2017, https://arxiv.org/abs/1711.09846 (population-based
     training).
@@ -72,19 +72,19 @@ def truncation(fitness: Tensor, share: float, generator: torch.Generator | None 
 def tournament(
     fitness: Tensor, size: int, elite: int = 1, generator: torch.Generator | None = None
 ) -> Tensor:
-    """Returns whose copy each member becomes: of a few that are drawn, the best.
+    """Returns each member's parent after a tournament: the best of a few drawn members.
 
     Args:
-        fitness (Tensor): of each member; more is better, NaN is worse than anything.
-        size (int): how many are drawn for each place, with replacement.
-        elite (int): of the best, so many stay as they are.
-        generator (Generator, optional): of the draws.
+        fitness (Tensor): fitness of each member; higher is better, NaN is lowest.
+        size (int): number of members drawn for each tournament, with replacement.
+        elite (int): number of best members that stay unchanged.
+        generator (Generator, optional): random generator.
 
     Shapes:
         - fitness, returns: ``[P]``
 
     Raises:
-        ValueError: a size below 1, or an elite larger than the population.
+        ValueError: the size is below 1, or the elite is larger than the population.
 
     Examples:
         >>> tournament(torch.tensor([1.0, 5.0, 3.0]), size=50)
@@ -109,12 +109,12 @@ def _from_the_best(fitness: Tensor) -> Tensor:
 
 
 class Bounds(NamedTuple):
-    """The range of a setting."""
+    """Range of a setting."""
 
     low: float
     high: float
     log: bool = False
-    """Drawn anew by its logarithm."""
+    """Resampling is uniform in the logarithm."""
 
 
 def perturb(
@@ -126,19 +126,19 @@ def perturb(
     resample: float = 0.25,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Returns the setting of each member after a selection.
+    """Returns the value of a setting for each member after a selection.
 
-    Who stays keeps its own. A copy takes its parent's times one of the factors, or with a chance
-    one drawn anew from the range; within the range either way.
+    A member that stays keeps its value. A copy has its parent's value times a random factor, or a
+    value resampled from the range. The result is clipped to the range.
 
     Args:
-        values (Tensor): before.
-        parent (Tensor): whose copy each member is, from
+        values (Tensor): values before the selection.
+        parent (Tensor): parent of each member, as from
             :func:`~torchrl_marl.training.evolution.truncation`.
-        bounds (Bounds): the range.
-        factors (sequence of float): each is as likely.
-        resample (float): chance that a copy's is drawn anew.
-        generator (Generator, optional): of the draws.
+        bounds (Bounds): range of the setting.
+        factors (sequence of float): factors, with equal probability.
+        resample (float): probability that a copy's value is resampled.
+        generator (Generator, optional): random generator.
 
     Shapes:
         - values, parent, returns: ``[P]``
@@ -151,7 +151,7 @@ def perturb(
         tensor([1., 6., 4.])
     """
     n_members = len(values)
-    # Drawn for all, so that what a member gets does not depend on how many are replaced.
+    # Drawn for all members, so that a value does not depend on the number of copies.
     factor = torch.tensor(factors)[torch.randint(len(factors), (n_members,), generator=generator)]
     share = torch.rand(n_members, generator=generator, dtype=torch.float64)
     anew = torch.rand(n_members, generator=generator) < resample
@@ -164,9 +164,9 @@ def perturb(
 
 
 class Fitness:
-    """Mean return of each member, of episodes that began after the last selection.
+    """Mean return of each member over episodes that began after the last selection.
 
-    An episode that was running at a selection was played by two policies, and does not count.
+    An episode that spans a selection was played by two policies, and is not counted.
 
     Args:
         n_members (int): number P of members.
@@ -191,15 +191,15 @@ class Fitness:
 
     @property
     def mean(self) -> Tensor:
-        """Mean return, ``[P]``; NaN without an episode."""
+        """Mean return, ``[P]``; NaN for members without an episode."""
         return self.total / self.episodes
 
     def update(self, returns: Tensor, done: Tensor) -> None:
-        """Takes in a batch.
+        """Adds the episodes of a batch.
 
         Args:
-            returns (Tensor): of each episode up to each step.
-            done (Tensor): bool, where episodes end.
+            returns (Tensor): return of each episode up to each step.
+            done (Tensor): bool, ends of episodes.
 
         Shapes:
             - both: ``[P * E, T]``
@@ -217,7 +217,7 @@ class Fitness:
         self.episodes += counted.reshape(shape).sum(1).cpu()
 
     def begin(self, members: Sequence[int] | None = None) -> None:
-        """Begins anew after a selection, for some members or all."""
+        """Starts over after a selection, for some or all members."""
         chosen = list(range(self.n_members) if members is None else members)
         self.total[chosen] = 0.0
         self.episodes[chosen] = 0
@@ -237,15 +237,15 @@ class Fitness:
 
 
 class MemberRating:
-    """Plays every member against every other, in one batch of envs, and rates them.
+    """Rating of members by games of all pairs, played in one batch of envs.
 
     Args:
         env (EnvBase): the environment, with any number of envs.
-        learners (sequence of OnPolicyLearner): of all groups.
-        make (callable): returns an ordinary run's learners, into which a member is written.
+        learners (sequence of OnPolicyLearner): learners of all groups.
+        make (callable): returns learners of an ordinary run, to hold one member.
 
     Raises:
-        ConfigError: an environment in which members never play against each other.
+        ConfigError: the environment does not have two sides.
     """
 
     def __init__(
@@ -274,19 +274,19 @@ class MemberRating:
         """Returns the Bradley-Terry rating of each member.
 
         Args:
-            episodes (int): of each pair and order of members.
-            seed (int): of the games.
+            episodes (int): number of games for each ordered pair of members.
+            seed (int): random seed of the games.
 
         Shapes:
             - returns: ``[P]``, float64
 
         Raises:
-            ConfigError: nobody has won a game.
+            ConfigError: every game was a draw.
         """
         for member, pairs in enumerate(self._pairs):
             for pair in pairs:
                 pair.read(member)
-        # Sampled actions: the likeliest of a mixed strategy are another strategy.
+        # Sampled actions: the most likely actions of a mixed strategy are another strategy.
         table = cross_play(self._policies, self._policies, self.env, episodes, seed=seed)
         wins, draws, games = (table[key].double() for key in ("wins", "draws", "games"))
         if bool((draws == games).all()):
@@ -298,12 +298,12 @@ class MemberRating:
 
 
 class Evolution(Part):
-    """Selects among the members of a population, copies, and varies the copies.
+    """Selection among the members of a population, and mutation of the copies.
 
     Args:
-        config (TrainConfig): of the population.
-        folder (Path): where ``evolution.csv`` is written: a row for each member of a selection.
-        make_rating (callable): returns what lets members play each other, for ``fitness=rating``.
+        config (TrainConfig): config of the population.
+        folder (Path): folder of ``evolution.csv``, with a row for each member and selection.
+        make_rating (callable): returns a :class:`MemberRating`, for ``fitness=rating``.
     """
 
     def __init__(
@@ -320,35 +320,35 @@ class Evolution(Part):
         self.rating = make_rating() if rated else None
 
     def open(self, iteration: int) -> None:
-        """Opens its table, cut back to an iteration; says so if nobody will be selected."""
+        """Opens ``evolution.csv``, truncated to an iteration; warns if no selection will happen."""
         batch, every = self.config.frames_per_batch, self.config.evolution.every_frames
         total = self.config.total_frames
         if math.ceil(every / batch) >= math.ceil(total / batch):
-            say(
-                f"evolution.every_frames is {every:,} and total_frames {total:,}: nobody is "
-                "selected, for the last batch of a run selects nobody; lower the first"
+            print_message(
+                f"evolution.every_frames is {every:,} and total_frames {total:,}: no "
+                "selection happens, since there is none after the last batch; lower the first"
             )
         self._table = CsvTable(self._folder / "evolution.csv", keep_iterations=iteration)
 
     def begin(self, training: Training) -> None:
-        """Refuses an environment in which nobody wins."""
+        """Refuses ``fitness=rating`` for an environment in which every game is a draw."""
         if self.rating is not None:
             self.rate(training.iteration)
 
     def rate(self, iteration: int) -> Tensor:
-        """Lets members play each other; as many games as an evaluation has episodes."""
+        """Returns ratings from ``evaluation.episodes`` games between members."""
         assert self.rating is not None
         episodes = max(2, self.config.evaluation.episodes // self.config.population.size)
         return self.rating.rate(episodes, self.config.seed + EVALUATION_SEED + iteration)
 
     def update(self, training: Training, batch: TensorDictBase) -> dict[str, float]:
-        """Takes in the returns of the episodes that ended in a batch."""
+        """Adds the returns of the episodes that ended in a batch."""
         if training.tracker.returns is not None:
             self.fitness.update(*training.tracker.returns)
         return {}
 
     def finish(self, training: Training) -> None:
-        """Replaces members by copies of others, when it is time."""
+        """Makes a selection, if one is due."""
         if training.done or not self.due(training.frames):
             return
         fitness = self.fitness.mean
@@ -361,10 +361,10 @@ class Evolution(Part):
         training.results.take_settings()
 
     def due(self, frames: int) -> bool:
-        """Returns whether it is time for a selection, and every member has been seen enough.
+        """Returns whether a selection is due, and every member has enough episodes.
 
         Args:
-            frames (int): env steps of each member so far.
+            frames (int): environment steps of each member so far.
         """
         settings = self.config.evolution
         late = frames - self.selected_at >= settings.every_frames
@@ -375,15 +375,15 @@ class Evolution(Part):
     def select(
         self, learners: Sequence[OnPolicyLearner], fitness: Tensor, *, iteration: int, frames: int
     ) -> Tensor:
-        """Copies members to others, varies the copies, and writes it down.
+        """Replaces members by mutated copies of others, and writes ``evolution.csv``.
 
         Args:
-            learners (sequence of OnPolicyLearner): of all groups.
-            fitness (Tensor): of each member, ``[P]``.
-            iteration, frames (int): when.
+            learners (sequence of OnPolicyLearner): learners of all groups.
+            fitness (Tensor): fitness of each member, ``[P]``.
+            iteration, frames (int): time of the selection.
 
         Returns:
-            Tensor: whose copy each member has become, ``[P]``.
+            Tensor: parent of each member, ``[P]``.
         """
         settings = self.config.evolution
         diverged = torch.stack([learner.diverged.cpu() for learner in learners]).any(0)

@@ -1,4 +1,4 @@
-"""Files of a run: written whole or not at all, with failures in one sentence."""
+"""Files of a run: atomic writing, with error messages of one sentence."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 def whole_file(
     path: Path, mode: str = "w", *, at_once: bool = False, **options: Any
 ) -> Iterator[IO[Any]]:
-    """Opens a file that gets its name only when all of it is on the disk.
+    """Opens a file that replaces ``path`` only when it is completely written.
 
     Args:
-        path (Path): the file; one that is there stays as it is until then.
-        mode (str): as ``open`` takes it.
-        **options: likewise; a text is UTF-8.
+        path (Path): the file; an existing file is unchanged until then.
+        mode (str): mode of ``open``.
+        **options: options of ``open``; text is UTF-8.
 
     Keyword Args:
-        at_once (bool): others may write it at the same time; the last one stays.
+        at_once (bool): whether other processes may write it at the same time; the last one wins.
 
     Raises:
-        WriteError: a full disk, a folder that is read-only or not there.
+        WriteError: the disk is full, or the folder is read-only or missing.
     """
     part = path.with_name(f"{path.name}{f'.{os.getpid()}' * at_once}.part")
     if "b" not in mode:
         options.setdefault("encoding", "utf-8")
     with writing(path):
         try:
-            part.unlink(missing_ok=True)  # of a killed process, or a link of somebody's
+            part.unlink(missing_ok=True)  # left by a killed process, or a link of another user
             with open(part, mode, opener=_new, **options) as file:
                 yield file
                 file.flush()
@@ -54,10 +54,10 @@ def whole_file(
 
 
 def append(path: Path, text: str) -> None:
-    """Adds a text to a file, all of it or nothing.
+    """Appends text to a file, completely or not at all.
 
     Raises:
-        WriteError: a full disk, a folder that is read-only or not there.
+        WriteError: the disk is full, or the folder is read-only or missing.
     """
     with writing(path), open_to_append(path) as file:
         before = file.seek(0, os.SEEK_END)
@@ -72,31 +72,33 @@ def append(path: Path, text: str) -> None:
 
 
 def open_to_append(path: Path) -> IO[bytes]:
-    """Opens a file at its end, unbuffered; a link is not followed, and no other name's file grows.
+    """Opens a file for unbuffered appending, without following or changing links.
 
     Raises:
-        OSError: the system refuses.
+        OSError: the file cannot be opened.
     """
     file = open(path, "ab", buffering=0, opener=no_link)  # noqa: SIM115
     if os.fstat(file.fileno()).st_nlink < 2:
         return file
-    file.close()  # a hard link, such as a backup's
+    file.close()  # a hard link, such as a backup
     with path.open("rb") as before, whole_file(path, "wb") as own:
         shutil.copyfileobj(before, own)
     return open(path, "ab", buffering=0, opener=no_link)
 
 
 def new_file(path: Path) -> Path:
-    """Removes a file that is there, so that another name of it (a hard link) keeps its content.
+    """Removes an existing file before it is written, so that hard links to it are unchanged.
+
+    For writers that take a path, and not an open file.
 
     Args:
-        path (Path): of a file that is written next, by what cannot be given an open one.
+        path (Path): the file.
 
     Returns:
-        Path: the same.
+        Path: the same path.
 
     Raises:
-        OSError: the system refuses.
+        OSError: the file cannot be removed.
     """
     path.unlink(missing_ok=True)
     return path
@@ -108,7 +110,7 @@ def _new(path: str, flags: int) -> int:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Raises one sentence where a file cannot be written.
+    """Turns errors of writing a file into a message with a fix.
 
     Raises:
         WriteError: naming the file, the reason and the fix.
@@ -123,14 +125,14 @@ def writing(path: Path) -> Iterator[None]:
             raise
         found = WriteError(
             f"{str(path)!r} cannot be written ({reason.strerror or reason}); {_fix(reason)}. "
-            "What was saved before is as it was."
+            "Earlier files are unchanged."
         )
         found.errno = reason.errno
         raise found from error
 
 
 def _reason(error: BaseException | None) -> OSError | None:
-    """Returns the reason of the operating system; ``torch.save`` wraps it in a RuntimeError."""
+    """Returns the operating system's error, which ``torch.save`` wraps in a RuntimeError."""
     while error is not None and not isinstance(error, OSError):
         error = error.__cause__ or error.__context__
     return error
@@ -138,7 +140,7 @@ def _reason(error: BaseException | None) -> OSError | None:
 
 def _fix(reason: OSError) -> str:
     if reason.errno in _FULL:
-        return "free some space on the disk and go on"
+        return "free some space on the disk and try again"
     if reason.errno in _FORBIDDEN:
-        return "allow writing there, or choose another place"
+        return "allow writing there, or choose another folder"
     return "check the path and the disk"

@@ -1,4 +1,4 @@
-"""Folder of a run: named, made and locked in one step, so that no two runs share one."""
+"""Run folder, created and locked in one step, so that no two runs share it."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ _locked: weakref.WeakSet[RunFolder] = weakref.WeakSet()
 
 
 class RunFolder:
-    """Run folder that one training owns until it is released or the process ends.
+    """Run folder, locked by one training until it is released or the process ends.
 
-    The lock is the operating system's (``flock`` on a file ``.lock``), so whoever is killed
-    leaves none behind. Where there is no such lock (Windows, some network drives) nothing keeps
-    two trainings of one run apart.
+    The lock is the operating system's (``flock`` on a file ``.lock``), so a killed process leaves
+    no lock. Systems without it (Windows, some network drives) do not keep two trainings of one run
+    apart.
 
     Args:
-        path (Path): a folder that is there.
-        kind (str): what it is called in a sentence.
-        writes (bool): False for a rank that only knows where the first one's folder is.
+        path (Path): an existing folder.
+        kind (str): noun for the folder in messages.
+        writes (bool): whether this process writes; False for ranks other than the first.
 
     Raises:
-        CheckpointError: another training has it, or it cannot be written.
-        TrustError: it holds a link that leads out of it.
+        CheckpointError: another training uses it, or it cannot be written.
+        TrustError: it contains a link to the outside.
     """
 
     def __init__(self, path: Path, kind: str = "run folder", *, writes: bool = True) -> None:
         self.path, self.writes = path, writes
         if not writes:
-            self.release: weakref.finalize = weakref.finalize(self, str)  # nothing is held
+            self.release: weakref.finalize = weakref.finalize(self, str)  # no lock to release
             return
         refuse_links(path, kind)
         lock = path.absolute() / _LOCK
@@ -59,23 +59,23 @@ class RunFolder:
         except OSError as error:
             raise CheckpointError(
                 f"{kind} {str(path)!r} cannot be written ({error.strerror}); make it "
-                "writable, or copy it to where you may write."
+                "writable, or copy it to a writable place."
             ) from None
         self.release = weakref.finalize(self, _let_go, descriptor, lock)
         _locked.add(self)
-        with contextlib.suppress(OSError):  # a full disk: the sentence above has priority
+        with contextlib.suppress(OSError):  # on a full disk the message above has priority
             os.ftruncate(descriptor, 0)
             os.write(descriptor, f"{os.getpid()} {platform.node()}".encode())
 
     @classmethod
     def new(cls, config: TrainConfig) -> RunFolder:
-        """Makes and locks the settings' folder, or a new one under ``runs/``.
+        """Creates and locks the folder of the settings, or a new one under ``runs/``.
 
-        What a start that failed has left there goes.
+        Files of a failed start are removed.
 
         Raises:
-            ConfigError: the folder holds a run or something else, or cannot be made.
-            CheckpointError: another training has it.
+            ConfigError: the folder has other content, or cannot be created.
+            CheckpointError: another training uses it.
         """
         try:
             if config.folder is None:
@@ -87,7 +87,7 @@ class RunFolder:
         except OSError as error:
             where = config.folder or "runs"
             raise ConfigError(
-                f"run folder {where!r} cannot be made ({error.strerror}); choose another folder=..."
+                f"run folder {where!r} cannot be created ({error.strerror}); choose another folder=..."
             ) from None
         folder = cls(path)
         try:
@@ -99,7 +99,7 @@ class RunFolder:
         return folder
 
     def clear(self) -> None:
-        """Removes what a failed start has written, but for ``config.yaml``."""
+        """Removes the files of a failed start, except ``config.yaml``."""
         if not self.writes:
             return
         for folder in (self.path, *(own.parent for own in self.path.glob("seed*/config.yaml"))):
@@ -110,7 +110,7 @@ class RunFolder:
                     part.unlink()
 
     def give_up(self) -> None:
-        """Releases the folder, and removes it where it holds only a failed start."""
+        """Releases the folder, and removes it if it has only files of a failed start."""
         with contextlib.suppress(OSError):
             names = {path.name for path in self.path.iterdir()}
             if self.writes and names <= {"config.yaml", SIGNATURE, _LOCK}:
@@ -121,19 +121,21 @@ class RunFolder:
 
 
 def check_folder(config: TrainConfig) -> None:
-    """Refuses a folder with any content but that of a failed start.
+    """Refuses a folder with content, except files of a failed start.
 
     Raises:
         ConfigError: the folder exists and is not empty.
     """
     folder = Path(config.folder or "")
-    if config.folder is None or not os.path.exists(folder):  # nor may its name be too long
+    if config.folder is None or not os.path.exists(
+        folder
+    ):  # False also for a name that is too long
         return
     if folder.is_dir():
         held = {path.name for path in folder.iterdir()} - {_LOCK, "config.yaml.part"}
         if not held or _start_failed(folder):
             return
-    resume = f", or go on with it: torchrl-marl train --resume {config.folder}"
+    resume = f", or resume it: torchrl-marl train --resume {config.folder}"
     raise ConfigError(
         f"run folder {config.folder!r} exists; choose another folder=..."
         + (resume if (folder / "config.yaml").is_file() else ".")
@@ -146,9 +148,9 @@ def has_checkpoint(folder: Path) -> bool:
 
 
 def _start_failed(folder: Path) -> bool:
-    """Returns whether a run began here and stopped before its first checkpoint.
+    """Returns whether a run started here and stopped before its first checkpoint.
 
-    Its ``config.yaml`` is one that a run wrote: a recipe that a user keeps there is not replaced.
+    Only a ``config.yaml`` written by a run counts, so that a recipe of the user is not replaced.
     """
     if has_checkpoint(folder) or (folder / "summary.json").exists():
         return False
@@ -177,10 +179,10 @@ def _new_under_runs(config: TrainConfig) -> Path:
 
 
 def _locked_file(lock: Path, kind: str) -> int:
-    """Returns a descriptor of the lock, which this process holds.
+    """Locks a file, and returns its descriptor.
 
     Raises:
-        CheckpointError: it is somebody else's.
+        CheckpointError: another process holds the lock.
     """
     while True:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | _NO_LINK, 0o666)
@@ -188,16 +190,16 @@ def _locked_file(lock: Path, kind: str) -> int:
             owner = os.pread(descriptor, 200, 0).decode(errors="replace")
             os.close(descriptor)
             raise CheckpointError(
-                f"{kind} {str(lock.parent)!r} is in use: {_who(owner)} trains there; wait for "
-                "its end, or stop it, and try again."
+                f"{kind} {str(lock.parent)!r} is in use by {_who(owner)}; wait for its "
+                "end, or stop it, and try again."
             )
         with contextlib.suppress(FileNotFoundError):
             same = os.path.samestat(lock.lstat(), held := os.fstat(descriptor))
             if same and held.st_nlink < 2:
                 return descriptor
             if same:
-                lock.unlink()  # a hard link: the file has another name, which is not ours
-        os.close(descriptor)  # the former holder has just removed it
+                lock.unlink()  # a hard link: another file must not be changed
+        os.close(descriptor)  # the previous holder has just removed it
 
 
 def _let_go(descriptor: int, lock: Path) -> None:
@@ -215,8 +217,8 @@ def _taken(descriptor: int, path: Path) -> bool:
         if error.errno in (errno.EAGAIN, errno.EACCES):
             return True
         warnings.warn(
-            f"run folder {str(path)!r} cannot be locked ({error.strerror}); do not train there "
-            "twice at a time.",
+            f"run folder {str(path)!r} cannot be locked ({error.strerror}); do not start "
+            "two trainings there at the same time.",
             stacklevel=5,
         )
     return False
@@ -230,7 +232,7 @@ def _who(owner: str) -> str:
 
 
 def _release_in_child() -> None:
-    # A forked process shares the parent's lock, and may live longer.
+    # A forked process shares the lock of its parent, and may outlive it.
     for folder in list(_locked):
         found = folder.release.detach()
         if found is not None:

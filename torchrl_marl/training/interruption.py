@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM at the end of an iteration, where a run can be resumed to the bit."""
+"""Handling of Ctrl-C and SIGTERM at the end of an iteration, for exact resuming."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _SAID = "\nstopping after this iteration{}{}"
 
 
 class Terminated(SystemExit):
-    """SIGTERM arrived: the process ends with status 143, as if SIGTERM had killed it.
+    """Exit after SIGTERM, with the usual status 143.
 
     Args:
-        folder (Path, optional): of the run that was stopped.
+        folder (Path, optional): folder of the stopped run.
 
     Attributes:
-        saved (bool): whether that run was saved first.
+        saved (bool): whether the run was saved.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -36,13 +36,13 @@ class Terminated(SystemExit):
 
 @contextlib.contextmanager
 def named(folder: Path) -> Iterator[None]:
-    """Adds a run's folder to what stops it within at once, such as a second Ctrl-C.
+    """Adds a run's folder to exceptions that stop it at once, as after a second Ctrl-C.
 
     Args:
-        folder (Path): the run's.
+        folder (Path): folder of the run.
 
     Raises:
-        KeyboardInterrupt: with the folder and ``False``: nothing was saved for it.
+        KeyboardInterrupt: with the folder and ``False``, since nothing was saved.
         Terminated: likewise.
     """
     try:
@@ -58,17 +58,18 @@ def named(folder: Path) -> Iterator[None]:
 
 
 class Interruption:
-    """Notes Ctrl-C and SIGTERM while it is entered, instead of letting them stop the work there.
+    """Context that records Ctrl-C and SIGTERM, so that work stops at the end of an iteration.
 
-    It may be entered again and again, also within itself; outside, signals do what they always
-    do. A second Ctrl-C raises at once, but not within :meth:`unbroken`. Who has a handler of
-    their own for SIGTERM keeps it. Several ranks stop after the same iteration, and not at once.
+    It can be entered repeatedly, also nested. Outside, signals have their usual effect. A second
+    Ctrl-C raises at once, except within :meth:`unbroken`. A SIGTERM handler of the user is kept.
+    Several ranks stop after the same iteration.
 
     Args:
-        ranks (Alone, optional): the processes that train as one.
+        ranks (SingleProcess, optional): the ranks of the run.
 
     Attributes:
-        asked (bool): whether one has come, of several ranks to any before they last agreed.
+        asked (bool): whether a signal has arrived; for several ranks, at any rank before the last
+            :meth:`agree`.
 
     Examples:
         >>> with Interruption() as interruption:
@@ -89,7 +90,7 @@ class Interruption:
 
     @property
     def entered(self) -> bool:
-        """Returns whether work that must not be interrupted is going on."""
+        """Returns whether the context is entered."""
         return self._depth > 0
 
     def __enter__(self) -> Interruption:
@@ -109,7 +110,7 @@ class Interruption:
 
     @contextlib.contextmanager
     def unbroken(self) -> Iterator[None]:
-        """Enters the context, and makes a second Ctrl-C wait, too."""
+        """Enters the context, and also delays a second Ctrl-C."""
         with self:
             self._unbroken += 1
             try:
@@ -123,10 +124,10 @@ class Interruption:
             self._agreed = max(self._ranks.all_gather(self._number or 0)) or None
 
     def handle_signal(self, folder: Path) -> None:
-        """Raises the noted interruption, once; of several ranks, what they have agreed on.
+        """Raises the recorded interruption, once; several ranks raise the one agreed on.
 
         Args:
-            folder (Path): the run that can be gone on with.
+            folder (Path): folder of the run, which can be resumed.
 
         Raises:
             KeyboardInterrupt: after Ctrl-C.
@@ -142,18 +143,18 @@ class Interruption:
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self._number is None:
             self._number = number
-            # To ranks ``torchrun`` passes the terminal's Ctrl-C on once more.
+            # ``torchrun`` forwards the terminal's Ctrl-C, so that ranks receive it twice.
             hint = "; once more to stop at once" if self._ranks is None else ""
             said = (" (SIGTERM)", "") if number == signal.SIGTERM else ("", hint)
             print(_SAID.format(*said), file=sys.stderr)
         elif number == signal.SIGINT and not self._unbroken and self._ranks is None:
-            # A second SIGTERM, which process managers send to a group, does not.
+            # A second SIGTERM does not raise, since process managers send it to whole groups.
             raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
 def terminable() -> Iterator[None]:
-    """Turns SIGTERM into :class:`Terminated`, as Ctrl-C raises KeyboardInterrupt."""
+    """Turns SIGTERM into :class:`Terminated`, within a context."""
     mine = _in_main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     if mine:
         signal.signal(signal.SIGTERM, _raise_terminated)

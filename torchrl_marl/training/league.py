@@ -1,4 +1,4 @@
-"""A league: snapshots of earlier policies as opponents."""
+"""League: stored players as opponents and partners."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["League", "Stored", "envs_of_seats", "find_seats"]
 
 Seat = dict[str, list[int]]
-"""Group -> the numbers of its agents."""
+"""Group -> indices of its agents."""
 
 
 def find_seats(team: TeamSpec, given: Mapping[str, Any], *, against: bool) -> dict[str, Seat]:
@@ -40,13 +40,13 @@ def find_seats(team: TeamSpec, given: Mapping[str, Any], *, against: bool) -> di
 
     Args:
         team (TeamSpec): the groups.
-        given (mapping): seat -> a group or an agent, or a list of them; where it is empty, each
-            group is a seat, or each agent of the only group.
-        against (bool): whether seats are opponents, of which each is whole groups.
+        given (mapping): seat -> group or agent, or a list of them. If empty, each group is a seat,
+            or each agent of a single group.
+        against (bool): whether seats are opponents, which consist of whole groups.
 
     Raises:
-        ConfigError: opponents in an environment of one team, a seat of what is not there, agents in
-            two seats or in none.
+        ConfigError: opponents are requested for a single team, a seat has an unknown name, or an
+            agent is in no seat or in several.
 
     Examples:
         >>> from torchrl_marl.envs.toy import MatchingLevers
@@ -60,8 +60,8 @@ def find_seats(team: TeamSpec, given: Mapping[str, Any], *, against: bool) -> di
     if against and len(parts) == 1:
         raise ConfigError(
             "league.opponents is given, but the environment has one team, "
-            f"{quoted(next(iter(parts)))}; use league.partners, or give each side a group of its "
-            "own (env.group_map)."
+            f"{quoted(next(iter(parts)))}; use league.partners, or put each side into a "
+            "separate group (env.group_map)."
         )
     groups = list(parts)
     if not against:
@@ -92,8 +92,8 @@ def _seat(name: str, members: Any, parts: Mapping[str, tuple[str, list[int]]]) -
 def _check(team: TeamSpec, seats: Mapping[str, Seat]) -> None:
     if len(seats) < 2:
         raise ConfigError(
-            f"a league has {len(seats)} seat, {', '.join(seats)}, expected two or more; there is "
-            "nobody to play with."
+            f"a league has {len(seats)} seat, {', '.join(seats)}, expected two or more; use an "
+            "environment with several agents."
         )
     for name, group in team.groups.items():
         taken = [agent for seat in seats.values() for agent in seat.get(name, ())]
@@ -106,15 +106,15 @@ def _check(team: TeamSpec, seats: Mapping[str, Seat]) -> None:
 
 
 def envs_of_seats(num_envs: int, n_seats: int, self_play: float) -> list[int]:
-    """Returns in how many envs all seats learn, and then each of them.
+    """Returns the number of envs in which all seats learn, and the number for each seat alone.
 
     Args:
-        num_envs (int): all.
-        n_seats (int): how many seats.
-        self_play (float): share of the first.
+        num_envs (int): number of envs.
+        n_seats (int): number of seats.
+        self_play (float): share of envs in which all seats learn.
 
     Raises:
-        ConfigError: too few envs for one of each seat.
+        ConfigError: there are too few envs for one of each seat.
 
     Examples:
         >>> envs_of_seats(64, 2, 0.5), envs_of_seats(10, 3, 0.0)
@@ -134,7 +134,7 @@ def envs_of_seats(num_envs: int, n_seats: int, self_play: float) -> list[int]:
 
 
 _SPARE = 2
-"""Slots beside those that are drawn, where episodes of retired players may come to their end."""
+"""Extra slots in which retired players finish their episodes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,26 +143,26 @@ class Stored:
 
     name: str
     frames: int
-    """Env steps after which it was stored; -1: it was there from the start."""
+    """Environment steps at which it was stored; -1: before training."""
     sha256: str
     active: bool = True
-    """Whether it is drawn; a retired player plays its episodes to their end."""
+    """Whether it can be drawn; a retired player only finishes its episodes."""
 
 
 class League(Part):
-    """Stored players of a run, and the policy that plays with them.
+    """Stored players of a run, and the policy that plays against or with them.
 
     Args:
-        config (TrainConfig): of the run.
+        config (TrainConfig): config of the run.
         team (TeamSpec): the groups.
-        policy (TeamPolicy): that learns.
-        learners (sequence of Learner): by which it does.
-        environments (Environments): of the run; the one of the training then carries who plays,
-            in that of evaluations stored players meet each other, for ``nash``.
-        folder (Path): of the run.
+        policy (TeamPolicy): learning policy.
+        learners (sequence of Learner): learners of the policy.
+        environments (Environments): environments of the run. The training environment carries the
+            key ``player``; for ``nash``, stored players meet in the evaluation environment.
+        folder (Path): folder of the run.
 
     Attributes:
-        policy: what the collector plays with: the policy itself where all envs are self-play.
+        policy: policy for the collector; the learning policy itself where all envs are self-play.
         seats (dict): name -> group -> agents.
     """
 
@@ -209,7 +209,7 @@ class League(Part):
         self.stored_at = 0
 
     def _make_policy(self, num_envs: int, n_slots: int) -> MatchPolicy:
-        """Returns the policy with its matches; exploiters have the first envs."""
+        """Returns the policy with matches; exploiters play in the first envs."""
         settings, seats = self.settings, list(self.seats.values())
         theirs: list[int] = []
         if self.exploiters:
@@ -242,15 +242,15 @@ class League(Part):
 
     @property
     def players(self) -> list[Stored]:
-        """The stored players that may be drawn, guests aside."""
+        """The stored players that can be drawn, without guests."""
         return [stored for stored in self.slots if stored is not None and stored.active]
 
     def open(self, iteration: int) -> None:
-        """Opens ``players.csv``, cut back to an iteration."""
+        """Opens ``players.csv``, truncated to an iteration."""
         self.pool.open(iteration)
 
     def begin(self, training: Training) -> None:
-        """Stores who is there from the start: those named, or the policy as it is."""
+        """Stores the first players: those of ``start_with``, or the untrained policy."""
         when = {"iteration": 0, "frames": 0}
         for name in self.guests:
             self.pool.note(name, None, {**when, "kind": name, "parent": name})
@@ -270,7 +270,7 @@ class League(Part):
                 f"{self.settings.slots}; use league.slots={len(found)}."
             )
         for slot, (given, name, networks) in enumerate(found):
-            # A number of its own: snapshots and others may have the same name.
+            # A number makes the name unique: files of several runs may have equal names.
             row = {**when, "kind": "imported", "parent": given}
             self._put(slot, f"start{slot}_{name}", networks, row, frames=-1)
 
@@ -281,7 +281,7 @@ class League(Part):
         carry: TensorDictBase | None,
         exploiter: str = "",
     ) -> bool:
-        """Stores a player in a slot that nobody plays, and retires one where they are too many."""
+        """Stores a player in a free slot, and retires one if there are too many."""
         used = set() if self.matches is None else self.matches.in_use(carry)
         free = [
             i
@@ -318,7 +318,7 @@ class League(Part):
         """Writes a player into its slot.
 
         Raises:
-            ConfigError: networks of other shapes.
+            ConfigError: its networks have other shapes.
         """
         try:
             if self.matches is not None:
@@ -331,7 +331,7 @@ class League(Part):
             ) from None
 
     def _retire(self) -> None:
-        """Draws a player no more: who is drawn least; of equals, whose neighbors are closest."""
+        """Retires the least probable player; of equals, the one stored closest to its neighbors."""
         newest = max(own.frames for own in self.players)
         may = [
             i
@@ -355,14 +355,14 @@ class League(Part):
 
     @property
     def _everybody(self) -> list[Stored | None]:
-        """What is in each slot, and the guests, in the order of the results."""
+        """The player of each slot, then the guests, in the order of the results."""
         return [*self.slots, *(Stored(name, -1, "") for name in self.guests)]
 
     def _candidates(self) -> Tensor:
         return torch.tensor([own is not None and own.active for own in self._everybody])
 
     def _chances(self) -> Tensor:
-        """Returns with which probability each player is drawn, by seat that learns, ``[S, K]``."""
+        """Returns each player's probability to be drawn, by learning seat, ``[S, K]``."""
         may = self._candidates()
         rate = self.results.win_rate if self.against else self.results.standing(may)
         names = ["" if own is None else own.name for own in self._everybody]
@@ -380,10 +380,10 @@ class League(Part):
     # ------------------------------------------------------------------------------ in the loop
 
     def update(self, training: Training, batch: TensorDictBase) -> dict[str, float]:
-        """Takes in the matches of a batch, stores the policy when due, and matches again.
+        """Records the matches of a batch, stores the policy when due, and updates probabilities.
 
         Args:
-            training (Training): whose episodes, running steps and progress are read.
+            training (Training): training with episodes, running steps and progress.
             batch (TensorDictBase): ``[E, T]``.
 
         Returns:
@@ -397,7 +397,7 @@ class League(Part):
             self.stored_at = frames
         for i, exploiter in enumerate(self.exploiters):
             name = f"_exploiter{i}"
-            # First it is stored, then it begins anew.
+            # It is stored before it is reset to a copy of the main policy.
             if exploiter.done(frames) and self._store(exploiter.policy, when, carry, name):
                 exploiter.begin(self._learners, frames)
         self._match()

@@ -1,4 +1,4 @@
-"""Results between players of a league, who is matched by them, and exploiters."""
+"""Results between players of a league, matchmaking, and exploiters."""
 
 from __future__ import annotations
 
@@ -29,15 +29,14 @@ def matchmaking(
     frames: Sequence[int],
     payoff: Callable[[Sequence[int]], Tensor],
 ) -> Tensor:
-    """Returns with which probability each player is drawn, by seat that learns.
+    """Returns each player's probability to be drawn, by learning seat.
 
     Args:
-        settings (LeagueConfig): how.
-        rate (Tensor): how well the policy does against, or with, each player, 0 to 1.
-        may (Tensor): bool, who may be drawn.
-        frames (sequence of int): when each was stored; for ``latest``.
-        payoff (callable): returns what the players at some places earn from each other; for
-            ``nash``.
+        settings (LeagueConfig): settings of the league.
+        rate (Tensor): win rate against each player, or scaled return with it, 0 to 1.
+        may (Tensor): bool, True for players that can be drawn.
+        frames (sequence of int): environment steps at which each was stored; for ``latest``.
+        payoff (callable): returns the payoff matrix of players, given by index; for ``nash``.
 
     Shapes:
         - rate: ``[S, K]``; may: ``[K]``; returns ``[S, K]``, float64, each row sums to 1
@@ -60,7 +59,7 @@ def matchmaking(
         return pfsp(rate, settings.weighting, may.expand(rate.shape))
     if settings.match == "nash":
         equilibrium = nash(payoff(places))
-        # Against the seat that learns plays the other one's side of the equilibrium.
+        # The opponent plays the strategy of the other seat in the equilibrium.
         found[0, places], found[1, places] = equilibrium.column, equilibrium.row
         return found
     found[:, places] = 1.0 / len(places)
@@ -68,16 +67,16 @@ def matchmaking(
 
 
 _DECAY = 0.99
-"""What a game counts for after each later one against the same player."""
+"""Decay of a game's weight with each later game against the same player."""
 
 
 class Results:
-    """Wins, draws, games and returns of the policy that learns against each stored player.
+    """Wins, draws, games and returns of the learning policy against each stored player.
 
-    A game counts the less the more have been played since, as the policy changes.
+    Since the policy changes, the weight of a game decays with each later game.
 
     Args:
-        n_seats (int): number S of seats that learn.
+        n_seats (int): number S of learning seats.
         n_players (int): number K of players.
 
     Shapes:
@@ -96,16 +95,16 @@ class Results:
         self.sums = torch.zeros(4, n_seats, n_players, dtype=torch.float64)
 
     def update(self, new: Tensor) -> None:
-        """Takes in the sums of a batch, ``[4, S, K]``."""
+        """Adds the sums of a batch, ``[4, S, K]``."""
         self.sums = self.sums * _DECAY ** new[2] + new
 
     def forget(self, player: int) -> None:
-        """Begins anew with a player."""
+        """Resets the results of a player."""
         self.sums[:, :, player] = 0.0
 
     @property
     def win_rate(self) -> Tensor:
-        """Win rate by seat and player, draws half, near 1/2 after few games; ``[S, K]``."""
+        """Win rate by seat and player, ``[S, K]``; a draw is half a win, and the prior is 1/2."""
         wins, draws, games, _ = self.sums
         return smoothed(wins, draws, games)
 
@@ -116,10 +115,10 @@ class Results:
         return smoothed(wins, draws, games)
 
     def standing(self, candidates: Tensor) -> Tensor:
-        """Returns the mean return with each player, from 0, the worst, to 1; 1/2 if unknown.
+        """Returns the mean return with each player, scaled to [0, 1]; 1/2 if unknown.
 
         Args:
-            candidates (Tensor): bool, the players that are compared, ``[K]``.
+            candidates (Tensor): bool, players to compare, ``[K]``.
 
         Shapes:
             - returns: ``[S, K]``
@@ -145,10 +144,10 @@ def outcomes(returns: Tensor, done: Tensor, player: Tensor, seat: Tensor, n_play
     """Returns the sums of a batch: wins, draws, games and returns.
 
     Args:
-        returns (Tensor): of each seat up to each step of an episode.
-        done (Tensor): bool, where episodes end.
-        player (Tensor): the stored player of each step, from 0.
-        seat (Tensor): which seat learns in each env.
+        returns (Tensor): return of each seat up to each step of an episode.
+        done (Tensor): bool, ends of episodes.
+        player (Tensor): index of the stored player in each step.
+        seat (Tensor): index of the learning seat in each env.
         n_players (int): number K of players.
 
     Shapes:
@@ -178,8 +177,8 @@ def by_seat(totals: Mapping[str, Tensor], seats: Sequence[Mapping[str, Sequence[
     """Returns the return of each seat: the mean over its agents, ``[S, ...]``.
 
     Args:
-        totals (mapping): group -> the mean return of its agents.
-        seats (sequence of mapping): group -> agents, of each seat.
+        totals (mapping): group -> mean return of its agents.
+        seats (sequence of mapping): for each seat, group -> agents.
     """
     found = []
     for seat in seats:
@@ -189,21 +188,21 @@ def by_seat(totals: Mapping[str, Tensor], seats: Sequence[Mapping[str, Sequence[
 
 
 _WON = 0.7
-"""Win rate at which an exploiter has done its work, where no other is given."""
+"""Default win rate at which an exploiter is stored."""
 
 
 class Exploiter:
-    """A policy that learns from its matches against the one that is trained.
+    """A policy that learns only from matches against the main policy.
 
     Args:
-        config (TrainConfig): of the run; it learns by the same settings.
+        config (TrainConfig): config of the run, with the settings of the learner.
         team (TeamSpec): the groups.
         n_seats (int): number S of seats.
 
     Attributes:
-        policy (TeamPolicy): acts for all groups.
-        results (Results): of its matches.
-        began_at (int): env steps of the run after which it began.
+        policy (TeamPolicy): policy of all groups.
+        results (Results): results of its matches.
+        began_at (int): environment steps of the run at its last reset.
     """
 
     def __init__(self, config: TrainConfig, team: TeamSpec, n_seats: int) -> None:
@@ -217,11 +216,11 @@ class Exploiter:
         self.begin([], 0)
 
     def begin(self, learners: Sequence[Any], frames: int) -> None:
-        """Begins anew as a copy of the policy that is trained, written in place.
+        """Resets it in place to a copy of the main policy.
 
         Args:
-            learners (sequence): of the policy, with critics, statistics and moments.
-            frames (int): env steps of the run.
+            learners (sequence): learners of the policy, with critics, statistics and moments.
+            frames (int): environment steps of the run.
         """
         self.results, self.began_at = Results(self._n_seats, 1), frames
         for own, other in zip(self.learners, learners):
@@ -231,13 +230,13 @@ class Exploiter:
                 own.load_state_dict(copy.deepcopy(other.state_dict()))
 
     def done(self, frames: int) -> bool:
-        """Returns whether it has won, or has had its time."""
+        """Returns whether it has reached its win rate or its largest number of frames."""
         won = _WON if self.settings.snapshot_at is None else self.settings.snapshot_at
         every = cast(int, self.settings.snapshot_every)
         return frames - self.began_at >= every or bool(self.results.overall[0] >= won)
 
     def learn(self, batch: TensorDictBase, progress: float) -> None:
-        """Learns from its envs of a batch, ``[R, T]``."""
+        """Learns from its part of a batch, ``[R, T]``."""
         for learner in self.learners:
             learner.set_progress(progress)
             learner.learn(batch)
@@ -259,9 +258,9 @@ class Exploiter:
 
 @torch.no_grad()
 def copy_in_place(own: OnPolicyLearner, other: OnPolicyLearner) -> None:
-    """Copies a learner: networks, statistics, and the moments of its optimizer.
+    """Copies a learner with its networks, statistics and optimizer moments.
 
-    Tensors stay where they are, so that graphs that were recorded serve on.
+    Tensors keep their addresses, so that recorded graphs remain valid.
     """
     for mine, theirs in zip(_tensors(own), _tensors(other)):
         mine.copy_(theirs)

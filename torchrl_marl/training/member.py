@@ -1,4 +1,4 @@
-"""One member of a population as a run of its own."""
+"""One member of a population, with a run folder."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from torchrl_marl.training.run import Run
 __all__ = ["MOST_EVALUATED", "Member", "PopulationRun", "row_of_all", "together"]
 
 MOST_EVALUATED = 1000
-"""Episodes of all members that are played side by side."""
+"""Largest number of parallel evaluation episodes of all members."""
 
 
 class PopulationRun:
     """The results of a population's training.
 
     Args:
-        folder (Path): with ``config.yaml``, ``metrics.csv`` (means over members, and the best),
-            ``checkpoints/`` of all members together, and a run folder for each member.
-        config (TrainConfig): its settings.
-        folders (sequence of Path): the members' run folders.
+        folder (Path): folder with ``config.yaml``, ``metrics.csv`` (means over members, and the
+            best member), ``checkpoints/`` of all members, and a run folder for each member.
+        config (TrainConfig): config of the population.
+        folders (sequence of Path): run folders of the members.
 
     Attributes:
-        summary (dict): as a run's, means over members.
-        frames (int): env steps that each member was trained for.
+        summary (dict): as of a run, with means over members.
+        frames (int): environment steps of each member.
     """
 
     def __init__(self, folder: Path, config: TrainConfig, folders: Sequence[Path]) -> None:
@@ -50,7 +50,7 @@ class PopulationRun:
 
     @property
     def members(self) -> list[Run]:
-        """The members as ordinary runs, as they were saved last."""
+        """The members as ordinary runs, from their latest checkpoints."""
         return [Run.load(folder) for folder in self.folders]
 
     def __repr__(self) -> str:
@@ -60,16 +60,16 @@ class PopulationRun:
 def row_of_all(
     rows: Sequence[Mapping[str, Any]], team: TeamSpec, seeds: Sequence[int], diverged: Tensor
 ) -> dict[str, Any]:
-    """Returns each group's mean return, the best member's, and whose that is.
+    """Returns each group's mean return, the return of the best member, and its seed.
 
     Args:
-        rows (sequence of mapping): of each member's ``metrics.csv``.
+        rows (sequence of mapping): row of each member's ``metrics.csv``.
         team (TeamSpec): the groups.
-        seeds (sequence of int): of the members.
-        sick (Tensor): members that are left out, bool.
+        seeds (sequence of int): seeds of the members.
+        diverged (Tensor): bool, members to leave out.
 
     Shapes:
-        - sick: ``[P]``
+        - diverged: ``[P]``
     """
     row: dict[str, Any] = {}
     for name in team.groups:
@@ -83,7 +83,7 @@ def row_of_all(
 
 
 def together(config: TrainConfig) -> TrainConfig:
-    """Returns the settings of all members' environments as one."""
+    """Returns the settings of one environment with the envs of all members."""
     size = config.population.size
     episodes = min(config.evaluation.episodes, max(1, MOST_EVALUATED // size))
     return dataclasses.replace(
@@ -94,18 +94,18 @@ def together(config: TrainConfig) -> TrainConfig:
 
 
 class Member:
-    """Writes what one member of a population leaves, as an ordinary run leaves it.
+    """Writer of a member's run folder, with the same files as an ordinary run.
 
     Args:
-        config (TrainConfig): the member's own settings, with its folder.
-        begun (Progress): of the population, when the member began.
+        config (TrainConfig): config of the member, with its folder.
+        begun (Progress): progress of the population when the member began.
 
     Attributes:
-        idle (bool): whether it has ended, and nothing is written any more.
+        idle (bool): whether the member has ended.
         folder (Path): its run folder, locked while the population trains.
         summary (dict): of :class:`~torchrl_marl.training.Run`.
-        agent_frames (int): env steps times living agents so far.
-        evaluated (tuple, optional): the iteration of the last evaluation, and its result.
+        agent_frames (int): environment steps times living agents so far.
+        evaluated (tuple, optional): iteration and result of the last evaluation.
     """
 
     def __init__(self, config: TrainConfig, begun: Progress = Progress()) -> None:  # noqa: B008
@@ -113,7 +113,7 @@ class Member:
         self.folder = Path(config.folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         self._kept = RunFolder(self.folder)
-        # Its folder is where it is: a population may be moved.
+        # The path is not stored, since a population may be moved.
         self.config = dataclasses.replace(config, folder=None)
         self.begun, self.idle = begun, False
         self._config_is_old = False
@@ -122,7 +122,7 @@ class Member:
         self.evaluated: tuple[int, dict[str, float]] | None = None
 
     def open(self, now: Progress) -> None:
-        """Opens its tables, cut back to where the population is; writes its settings."""
+        """Opens its tables, truncated to the progress of the population, and writes its settings."""
         if self.idle:
             return
         quiet = dataclasses.replace(self.config.logging, progress=False)
@@ -137,10 +137,10 @@ class Member:
         sign_run(self.folder, self.config)
 
     def take_settings(self, settings: Mapping[str, float]) -> None:
-        """Notes settings of the learner that the member has from now on."""
+        """Records changed settings of its learner."""
         learner = with_settings(self.config.learner, settings)
         self.config = dataclasses.replace(self.config, learner=learner)
-        self._config_is_old = True  # written with the checkpoint that they belong to
+        self._config_is_old = True  # written together with the next checkpoint
 
     def _write_config(self) -> None:
         self._config_is_old = False
@@ -148,7 +148,7 @@ class Member:
             file.write(signed_yaml(self.config))
 
     def note(self, when: str, result: Mapping[str, float]) -> None:
-        """Adds returns to the summary, by group where there are several."""
+        """Adds returns to the summary, by group if there are several."""
         tail = "/episode_reward"
         groups = [key.removesuffix(tail) for key in result if key.endswith(tail)]
         self.summary |= returns_of(when, result, groups)
@@ -159,13 +159,13 @@ class Member:
     def write(
         self, values: dict[str, Any], now: Progress, rate: float, groups: Sequence[str]
     ) -> dict[str, Any]:
-        """Writes an iteration's row and returns it.
+        """Writes the row of an iteration and returns it.
 
         Args:
-            values (dict): its metrics.
-            now (Progress): of the population.
+            values (dict): metrics of the iteration.
+            now (Progress): progress of the population.
             rate (float): frames per second.
-            groups (sequence of str): whose returns are shown.
+            groups (sequence of str): groups with a return in the progress bar.
         """
         self.agent_frames += int(values.pop("agent_frames"))
         del values["episodes"]
@@ -183,10 +183,10 @@ class Member:
         return row
 
     def refuse_later(self, newest: Path) -> None:
-        """Refuses a member that has gone on by itself.
+        """Refuses a member that was trained further alone.
 
         Args:
-            newest (Path): the population's latest checkpoint.
+            newest (Path): latest checkpoint of the population.
 
         Raises:
             CheckpointError: the member has a later one.
@@ -194,9 +194,9 @@ class Member:
         own = [path for path in all_checkpoints(self.folder) if path.name > newest.name]
         if own:
             raise CheckpointError(
-                f"{str(self.folder)!r} has gone on by itself to {own[-1].stem}, but the population "
-                f"has {newest.stem}; move that folder away, and train the population on without "
-                "what it has learned since, or go on with it alone."
+                f"{str(self.folder)!r} was trained further alone, to {own[-1].stem}, but the population "
+                f"has {newest.stem}; move that folder away to resume the population without this "
+                "training, or resume only this member."
             )
 
     def save(
@@ -208,8 +208,8 @@ class Member:
         """Writes a checkpoint of an ordinary run.
 
         Args:
-            progress (mapping): how far it is.
-            state (mapping): of the population; what is the member's own replaces it.
+            progress (mapping): progress of the member.
+            state (mapping): state of the population, with entries to replace by the member's.
             learners (list of dict): states of its learners.
         """
         own = {
@@ -219,7 +219,7 @@ class Member:
             "agent_frames": self.agent_frames,
             "summary": dict(self.summary),
             "learners": learners,
-            "collector": {"frames": progress["frames"]},  # its episodes begin anew
+            "collector": {"frames": progress["frames"]},  # it starts with new episodes
             "tracker": {},
             "stopping": StopAtReturn(self.config).state_dict(),
             "members": {},

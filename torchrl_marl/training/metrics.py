@@ -1,4 +1,4 @@
-"""Metrics of batches: ended episodes, agent frames, values that are not finite.
+"""Metrics of batches: finished episodes and agent frames.
 
 Shapes: E envs, T steps, N agents of a group.
 """
@@ -24,27 +24,27 @@ __all__ = [
     "mean_return",
 ]
 
-# Steps with rewards after which a group counts as a zero-sum game.
+# Steps with rewards before a group can count as a zero-sum game.
 _ENOUGH = 10
 
 
 class EpisodeTracker:
     """Sums of rewards over episodes that may span several batches.
 
-    A group's reward of a step is the mean over its agents that are born and live.
+    The reward of a group in a step is the mean over its living agents.
 
     Args:
         team (TeamSpec): the groups.
-        n_members (int): members of a population, whose envs lie one after the other; means are
-            then those of each, ``[P]``.
+        n_members (int): number P of members of a population, with consecutive envs. Means are then
+            per member, ``[P]``.
 
     Attributes:
-        episodes (tuple): of the last batch, each group's return up to each step of its episode,
-            ``[E, T]`` each, and where episodes ended, ``[E, T]``.
-        sums (dict): of the last batch, up to each step of its episode, ``[E, T]``:
-            ``"<group>/episode_reward"`` and ``"<group>/episode_length"``.
-        returns (tuple, optional): of a population's last batch, all agents' mean return up to each
-            step of their episode, and where episodes ended; both ``[E, T]``.
+        episodes (tuple): each group's return up to each step of the last batch, ``[E, T]`` each,
+            and the ends of episodes, ``[E, T]``.
+        sums (dict): ``"<group>/episode_reward"`` and ``"<group>/episode_length"`` up to each step of
+            the last batch, ``[E, T]``.
+        returns (tuple, optional): for a population, the mean return of all agents up to each step
+            of the last batch, and the ends of episodes; both ``[E, T]``.
     """
 
     def __init__(self, team: TeamSpec, n_members: int = 1) -> None:
@@ -54,12 +54,12 @@ class EpisodeTracker:
         self.sums: dict[str, Tensor] = {}
         self._running: dict[str, Tensor] = {}
         self._births = Births(team.groups)
-        # For zero-sum games: steps with rewards, and those whose rewards do not add up to 0.
+        # To detect zero-sum games: numbers of steps with rewards, and with a sum other than 0.
         several = [name for name, group in team.groups.items() if group.n_agents > 1]
         self._rewarded = {name: torch.zeros(2, dtype=torch.int64) for name in several}
 
     def update(self, batch: TensorDictBase) -> dict[str, Tensor]:
-        """Returns means over the episodes that ended in a batch ``[E, T]``; NaN where none did."""
+        """Returns means over the episodes that ended in a batch ``[E, T]``; NaN without any."""
         batch = batch.flatten(0, -2) if batch.ndim > 2 else batch
         done = batch.get(("next", "done")).reshape(*batch.shape)
         born = self._births.update(batch)
@@ -86,7 +86,7 @@ class EpisodeTracker:
 
     def _totals(self, name: str, value: Tensor, done: Tensor, batch: TensorDictBase) -> Tensor:
         """Returns each episode's sum up to each step, ``[E, T]``."""
-        # Where rows do not follow on those of the last batch, the collector has it.
+        # If rows do not continue those of the last batch, the collector provides the sums.
         if (sums := batch.get(("collector", name), None)) is not None:
             return sums.to(value.dtype)
         start = self._running.get(name, torch.zeros_like(value[:, 0]))
@@ -102,9 +102,9 @@ class EpisodeTracker:
         return torch.where(done.any(-1), masked_mean(totals, done, -1), torch.nan)
 
     def _look_for_games(self, group: GroupSpec, batch: TensorDictBase) -> Tensor:
-        """Counts steps with rewards, and those whose rewards do not add up to 0."""
+        """Counts steps with rewards, and steps with a sum of rewards other than 0."""
         reward = batch.get(("next", group.reward_key))
-        if reward.ndim == batch.ndim + 1:  # of all at once
+        if reward.ndim == batch.ndim + 1:  # one reward for all agents
             reward = reward.unsqueeze(-2)
         elif (living := group.living(batch)) is not None:
             reward = torch.where(living.unsqueeze(-1), reward, 0.0)
@@ -112,9 +112,9 @@ class EpisodeTracker:
         return torch.stack([(size > 0).sum(), (total > 1e-5 * size).sum()])
 
     def warn_of_games(self) -> None:
-        """Warns of a group whose agents only win what others of it lose, once.
+        """Warns once of a group in which rewards add up to zero, as in a zero-sum game.
 
-        It waits for the device, until it is known of all groups.
+        Synchronizes with the device until the answer is known for all groups.
         """
         for name, counts in list(self._rewarded.items()):
             rewarded, unequal = counts.tolist()
@@ -123,13 +123,13 @@ class EpisodeTracker:
             if rewarded >= _ENOUGH and not unequal:
                 warnings.warn(
                     f"group {name!r}: in each of {rewarded} steps its agents' rewards add up to "
-                    "0, as in a zero-sum game, so that the group's return is 0 whatever they "
-                    "learn; give each side a group of its own (env.group_map).",
+                    "0, as in a zero-sum game, so that the group's return is always 0; put each "
+                    "side into a separate group (env.group_map).",
                     stacklevel=2,
                 )
 
     def forget(self, envs: Tensor) -> None:
-        """Begins anew in envs whose running episodes were lost.
+        """Discards the running episodes of some envs.
 
         Args:
             envs (Tensor): bool, ``[E]``.
@@ -139,7 +139,7 @@ class EpisodeTracker:
         self._births.forget(envs)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Returns the sums of the running episodes, and their born agents."""
+        """Returns the sums of the running episodes, and the agents born in them."""
         return {**self._running, **self._births.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -149,13 +149,13 @@ class EpisodeTracker:
 
 
 def _of_learner(batch: TensorDictBase, group: GroupSpec, done: Tensor) -> Tensor:
-    """Returns the ends of episodes in which the policy that learns acts for some of a group."""
+    """Returns the ends of episodes in which the learning policy controls agents of a group."""
     learns = batch.get(group.key("learns"), None)
     return done if learns is None else done & learns.any(-1)
 
 
 def count_agent_frames(team: TeamSpec, batch: TensorDictBase, n_members: int = 1) -> Tensor:
-    """Returns the env steps times living agents; of a population ``[P]``."""
+    """Returns the number of environment steps times living agents; for a population ``[P]``."""
     shape = () if n_members == 1 else (n_members,)
     total = torch.zeros(shape, dtype=torch.int64, device=batch.get(("next", "done")).device)
     for group in team.groups.values():
@@ -167,14 +167,14 @@ def count_agent_frames(team: TeamSpec, batch: TensorDictBase, n_members: int = 1
 
 
 def group_reward(group: GroupSpec, batch: TensorDictBase, born: Tensor | None = None) -> Tensor:
-    """Returns a group's reward of each step: the mean over its born and living agents.
+    """Returns a group's reward of each step: the mean over its living agents.
 
-    So much is earned by nobody: what is given before an agent's birth and after its end.
+    Rewards before an agent's birth and after its end are left out.
 
     Args:
         group (GroupSpec): the group.
         batch (TensorDictBase): ``[*B]``.
-        born (Tensor, optional): who is born, ``[*B, N]``; all, if None.
+        born (Tensor, optional): bool, agents already born, ``[*B, N]``; None: all.
 
     Shapes:
         - returns ``[*B]``
@@ -182,7 +182,7 @@ def group_reward(group: GroupSpec, batch: TensorDictBase, born: Tensor | None = 
     reward = batch.get(("next", group.reward_key))
     if reward.ndim == batch.ndim + 1:
         return reward.squeeze(-1)
-    # A waiting agent lives: it earns from others' actions in the meantime.
+    # A waiting agent is alive: it receives rewards for others' actions.
     living = group.living(batch)
     if born is not None:
         living = born if living is None else living & born
@@ -190,7 +190,7 @@ def group_reward(group: GroupSpec, batch: TensorDictBase, born: Tensor | None = 
 
 
 def _episode_sums(value: Tensor, done: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns each episode's sum up to each step ``[E, T]``, and the running ones' ``[E]``."""
+    """Returns the sum up to each step, ``[E, T]``, and of the running episodes, ``[E]``."""
     sums = start.unsqueeze(-1) + value.cumsum(-1)
     ends = torch.where(done, sums, 0.0)
     steps = torch.arange(value.shape[1], device=value.device).expand_as(value)
@@ -204,11 +204,11 @@ def _episode_sums(value: Tensor, done: Tensor, start: Tensor) -> tuple[Tensor, T
 
 
 def mean_return(team: TeamSpec, row: Mapping[str, float]) -> float:
-    """Returns the mean over all agents of a row's returns, as an evaluation's ``return_mean``.
+    """Returns the mean return of all agents in a row, like ``return_mean`` of an evaluation.
 
     Args:
         team (TeamSpec): the groups.
-        row (mapping): with each one's ``<group>/episode_reward``.
+        row (mapping): row with ``<group>/episode_reward`` of each group.
     """
     sums = (row[f"{name}/episode_reward"] * own.n_agents for name, own in team.groups.items())
     return sum(sums) / team.n_agents

@@ -98,7 +98,7 @@ def settings_of(state: Mapping[str, Any], path: Path) -> TrainConfig | None:
     if not isinstance(settings, Mapping):
         return None
     try:
-        return Reader(TrainConfig).read(settings, told=False)  # type: ignore[no-any-return]
+        return Reader(TrainConfig).read(settings, warn=False)  # type: ignore[no-any-return]
     except ConfigError as error:
         raise CheckpointError(
             f"checkpoint {str(path)!r} holds settings that do not fit this version: {error}"

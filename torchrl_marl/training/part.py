@@ -1,4 +1,4 @@
-"""What takes part in a run beside its learners, and how far a run is."""
+"""Optional parts of a run, such as a league, and the progress of a run."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ __all__ = ["Part", "Progress"]
 
 
 class Progress(NamedTuple):
-    """How far a run is."""
+    """Progress of a run."""
 
     iteration: int = 0
     frames: int = 0
     seconds: float = 0.0
 
     def since(self, begun: Progress) -> dict[str, Any]:
-        """Returns what has passed since a member began, as its tables have it."""
+        """Returns the progress since a member began, as columns of its tables."""
         return {
             "iteration": self.iteration - begun.iteration,
             "frames": self.frames - begun.frames,
@@ -30,33 +30,33 @@ class Progress(NamedTuple):
 
 
 class Part:
-    """Part of a run, such as a league or an evolution: what a run does not use, it does not have.
+    """Optional part of a run, such as a league or an evolution.
 
-    A part overrides the methods that it needs; the loop calls all parts at the same places.
+    A part overrides the methods that it needs. The loop calls every part of a run.
     """
 
     def open(self, iteration: int) -> None:
-        """Opens its tables, cut back to an iteration."""
+        """Opens its tables, truncated to an iteration."""
 
     def begin(self, training: Training) -> None:
-        """Prepares a run that has not begun yet."""
+        """Prepares a new run."""
 
     def take(self, batch: TensorDictBase) -> TensorDictBase:
-        """Returns what the run's learners learn from, before they do."""
+        """Returns the batch for the run's learners, before the update."""
         return batch
 
     def learn(self, batch: TensorDictBase, progress: float) -> None:
-        """Learns from a batch, after the run's learners; ``progress`` is of the run, 0 to 1."""
+        """Learns from a batch after the run's learners, at a progress of the run from 0 to 1."""
 
     def update(self, training: Training, batch: TensorDictBase) -> dict[str, float]:
-        """Takes in a batch that has been learned from; returns metrics for its row."""
+        """Processes a batch after the update, and returns metrics for its row."""
         return {}
 
     def finish(self, training: Training) -> None:
-        """Does what is due after an iteration's row is written."""
+        """Finishes an iteration, after its row is written."""
 
     def close(self) -> None:
-        """Releases what it holds."""
+        """Releases its resources."""
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state for a checkpoint."""

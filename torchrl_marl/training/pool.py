@@ -1,4 +1,4 @@
-"""Stored players on disk: ``players/``, a file each, and ``players.csv``, which lists them."""
+"""Stored players on disk: a file each in ``players/``, and the table ``players.csv``."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ __all__ = [
 TABLE = "players.csv"
 _FORMAT = 1
 Networks = dict[str, dict[str, Tensor]]
-"""Name of an actor -> its parameters and statistics by name."""
+"""Name of an actor -> its parameters and running statistics by name."""
 
 
 def networks_of(policy: TeamPolicy) -> Networks:
-    """Returns copies of the parameters and statistics of a policy's actors.
+    """Returns copies of the parameters and running statistics of a policy's actors.
 
     Raises:
-        SpecError: actors that draw no actions of a distribution, such as those of IQL.
+        SpecError: its actors have no action distribution, such as those of IQL.
     """
     if any(getattr(actor, "group", None) is None for actor in _actors(policy)):
         raise SpecError(
-            "found a policy that acts by values of actions, expected actors of MAPPO, IPPO or "
+            "found a policy without action distributions, expected actors of MAPPO, IPPO or "
             "HAPPO; leave that player out."
         )
     return {
@@ -58,10 +58,10 @@ def networks_of(policy: TeamPolicy) -> Networks:
 
 @torch.no_grad()
 def with_networks(policy: TeamPolicy, networks: Networks) -> TeamPolicy:
-    """Returns a copy of a policy that acts as a stored player.
+    """Returns a copy of a policy with the networks of a stored player.
 
     Raises:
-        SpecError: networks of other shapes.
+        SpecError: the networks have other shapes.
     """
     found = copy.deepcopy(policy)
     for actor in _actors(found):
@@ -78,13 +78,12 @@ def _actors(policy: TeamPolicy) -> list[Any]:
 
 
 class Pool:
-    """Players of a run on disk; a file is written once and never changed.
+    """Players of a run on disk, in files that are written once and never changed.
 
-    ``players.csv`` has a row for each: its name, what it is, whose copy, when it was stored, and
-    the SHA-256 of its file.
+    ``players.csv`` has a row for each: name, kind, parent, time, and the SHA-256 of its file.
 
     Args:
-        folder (Path): the run folder.
+        folder (Path): folder of the run.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -93,10 +92,10 @@ class Pool:
         self._table: CsvTable | None = None
 
     def open(self, iterations: int) -> None:
-        """Opens the table, cut back to an iteration.
+        """Opens the table, truncated to an iteration.
 
         Raises:
-            CheckpointError: it does not list the players that there were, or a file is not theirs.
+            CheckpointError: a player is missing in the table, or a file was changed.
         """
         self._table = CsvTable(self.folder / TABLE, keep_iterations=iterations)
         if not self.names:
@@ -105,20 +104,20 @@ class Pool:
         lost = next((name for name in self.names if name not in listed), None)
         if lost is not None:
             raise CheckpointError(
-                f"{str(self.folder / TABLE)!r} does not list player {lost}, which the checkpoint "
-                "knows; put that table back."
+                f"{str(self.folder / TABLE)!r} does not list player {lost} of the "
+                "checkpoint; restore the table."
             )
 
     def add(self, name: str, networks: Networks, row: Mapping[str, Any]) -> str:
         """Writes a player, and returns the SHA-256 of its file.
 
         Args:
-            name (str): the file's, without its ending.
-            networks (dict): of the player.
-            row (mapping): of the table, beside name and hash.
+            name (str): name of the file, without suffix.
+            networks (dict): networks of the player.
+            row (mapping): row of the table, without name and hash.
 
         Raises:
-            WriteError: a full disk or a read-only folder.
+            WriteError: the disk is full, or the folder is read-only.
         """
         path = self.path(name)
         with writing(path):
@@ -134,49 +133,49 @@ class Pool:
         return self.note(name, path, row)
 
     def note(self, name: str, path: Path | None, row: Mapping[str, Any]) -> str:
-        """Writes the row of a player, which may have no file, and returns the file's hash."""
+        """Writes the row of a player, and returns the hash of its file, if it has one."""
         assert self._table is not None
         found = "" if path is None else _sha256(path)
         self._table.write({**row, "player": name, "sha256": found})
         return found
 
     def read(self, name: str, sha256: str) -> Networks:
-        """Reads a player that is listed.
+        """Reads a listed player.
 
         Raises:
-            CheckpointError: a file that is not there, or is not what was written.
+            CheckpointError: the file is missing, or was changed.
         """
         path = self.path(name)
         networks = read_player(path)
-        _check(path, sha256, "the checkpoint's")
+        _check(path, sha256, "the one in the checkpoint")
         return networks
 
     def path(self, name: str) -> Path:
-        """Returns a player's file.
+        """Returns the file of a player.
 
         Raises:
-            CheckpointError: a name that is no file's.
+            CheckpointError: the name is not a valid file name.
         """
         return _file_of(self.folder, name)
 
 
 class StoredPlayer(NamedTuple):
-    """A player of a run on disk."""
+    """A stored player on disk."""
 
     path: Path
-    """Its file."""
+    """File of its networks."""
     frames: int
-    """Env steps after which it was stored."""
+    """Environment steps at which it was stored."""
     kind: str
-    """``snapshot``, ``exploiter`` or ``imported``."""
+    """Kind of player: ``snapshot``, ``exploiter`` or ``imported``."""
 
 
 def stored_players(folder: Path) -> list[StoredPlayer]:
-    """Returns the stored players of a run that ``players.csv`` lists, in its order.
+    """Returns the stored players of a run, in the order of ``players.csv``.
 
     Raises:
-        CheckpointError: no run, one without stored players, or a file that is not there or not
-            the one that was stored.
+        CheckpointError: the folder is no run folder or has no stored players, or a file is missing
+            or was changed.
     """
     read_run_config(folder)
     refuse_links(folder)
@@ -184,7 +183,7 @@ def stored_players(folder: Path) -> list[StoredPlayer]:
     if not path.is_file():
         raise CheckpointError(
             f"run {str(folder)!r} has no stored players ({TABLE}); train it with "
-            "league.opponents=pfsp, or so."
+            "a league, such as league.opponents=pfsp."
         )
     try:
         with path.open(newline="", encoding="utf-8") as file:
@@ -196,13 +195,15 @@ def stored_players(folder: Path) -> list[StoredPlayer]:
     except CheckpointError:
         raise
     except (OSError, KeyError, ValueError, csv.Error):
-        raise CheckpointError(f"{str(path)!r} is no table of players; put it back.") from None
+        raise CheckpointError(
+            f"{str(path)!r} is not a table of players; restore the file."
+        ) from None
     for one, row in zip(found, rows):
         if not one.path.is_file():
             raise CheckpointError(
-                f"player {str(one.path)!r} is listed in {TABLE} and not there; put that file back."
+                f"player {str(one.path)!r} is listed in {TABLE}, but missing; restore the file."
             )
-        _check(one.path, row["sha256"], f"that in {TABLE}")
+        _check(one.path, row["sha256"], f"the one in {TABLE}")
     return found
 
 
@@ -220,19 +221,19 @@ def _sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _check(path: Path, sha256: str, whose: str) -> None:
+def _check(path: Path, sha256: str, expected: str) -> None:
     if _sha256(path) != sha256:
         raise CheckpointError(
-            f"player {str(path)!r} is not the one that was stored: its SHA-256 differs from "
-            f"{whose}; put that file back."
+            f"player {str(path)!r} was changed: its SHA-256 differs from "
+            f"{expected}; restore the file."
         )
 
 
 def read_player(path: Path) -> Networks:
-    """Reads the networks of a player from its file; no code runs.
+    """Reads the networks of a player from a file, without running code.
 
     Raises:
-        CheckpointError: no player, or a damaged file.
+        CheckpointError: the file is not a stored player, or is damaged.
     """
     try:
         state = read_sealed(path)
@@ -243,8 +244,8 @@ def read_player(path: Path) -> Networks:
         raise CheckpointError(
             f"player {str(path)!r} cannot be read ({error.strerror}); check the path."
         ) from None
-    except Exception as error:  # of what another program has stored
+    except Exception as error:  # the file may come from another program
         raise CheckpointError(
-            f"{str(path)!r} is no stored player, or is damaged ({error}); give a file of a run's "
-            "players/."
+            f"{str(path)!r} is not a stored player, or is damaged ({error}); give a file in "
+            "the players/ folder of a run."
         ) from None

@@ -28,7 +28,7 @@ from torchrl_marl.training.folder import RunFolder
 from torchrl_marl.training.member import MOST_EVALUATED, Member, PopulationRun, row_of_all, together
 from torchrl_marl.training.part import Progress
 from torchrl_marl.training.progress import StopAtReturn, figures_of
-from torchrl_marl.training.recorder import Recorder, say
+from torchrl_marl.training.recorder import Recorder, print_message
 
 __all__ = ["Population", "environments_of_members", "learners_of_members"]
 
@@ -239,7 +239,7 @@ class Population:
     def _report_diverged(self, frames: int) -> None:
         for i in sorted(set(self.diverged().nonzero().flatten().tolist()) - self._reported):
             self._reported.add(i)
-            say(
+            print_message(
                 f"member {self.members[i].folder.name} is frozen from {frames:,} frames "
                 "on: its gradients became NaN or infinite; the others go on"
             )

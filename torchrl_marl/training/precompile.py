@@ -1,4 +1,4 @@
-"""Second process of :class:`BackgroundCompile`: learns once by the settings of a run's folder."""
+"""Second process of :class:`BackgroundCompile`, which makes one update of a run."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ __all__ = ["precompile"]
 
 
 def precompile(folder: str) -> None:
-    """Collects a batch and learns from it, by the graphs of a run of the same settings.
+    """Collects a batch and learns from it, with the settings and graphs of a run.
 
     Args:
-        folder (str): the run's, which is only read.
+        folder (str): folder of the run, which is only read.
     """
-    with trusting(), tempfile.TemporaryDirectory() as own:  # the first process trains it already
+    with trusting(), tempfile.TemporaryDirectory() as own:  # the first process already trusts it
         config = dataclasses.replace(read_run_config(folder), folder=f"{own}/run")
         training = Training(config, RunFolder.new(config), None)
-        # The same tensors as by a compiled step, which takes the first process so long.
+        # Tensors like those of the compiled step, which the first process compiles meanwhile.
         training.collector.execution = "trace"
         training.learn_once()
 
 
 def _end_with_the_first() -> None:
-    sys.stdin.read()  # until the first process closes it, or is no more
+    sys.stdin.read()  # until the first process closes it or ends
     os._exit(1)
 
 

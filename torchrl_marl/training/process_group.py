@@ -1,4 +1,4 @@
-"""Runs that ``torchrun`` has started as several processes (ranks), or one alone."""
+"""Process group of a run: the ranks that ``torchrun`` has started, or a single process."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ __all__ = ["joined", "on_rank_zero", "open_run_folder", "resolve_config"]
 
 Found = TypeVar("Found")
 _PATIENCE, _PATIENCE_WITH_LOST = 10.0, 2.0
-"""Seconds that the first rank waits for the others at the end."""
+"""Seconds for which the first rank waits for the others at the end."""
 
 
 @contextlib.contextmanager
 def joined(config: TrainConfig) -> Iterator[SingleProcess]:
-    """Joins the processes that ``torchrun`` has started, if it has; the first of them speaks.
+    """Joins the ranks of ``torchrun``, if any; only the first rank writes to the terminal.
 
-    An error on one rank ends all: that rank says what it is, the others end without a word. Where
-    a rank has vanished, the first to notice says so; ``torchrun``, which then sends SIGTERM to
-    all, does not cut that short.
+    An error on one rank ends all: that rank reports it, and the others end silently. If a rank has
+    vanished, the first rank to notice reports it. The SIGTERM that ``torchrun`` then sends does not
+    interrupt the report.
 
     Args:
-        config (TrainConfig): the run's.
+        config (TrainConfig): config of the run.
 
     Raises:
         RankError: naming the rank that failed.
@@ -63,16 +63,16 @@ def joined(config: TrainConfig) -> Iterator[SingleProcess]:
 def resolve_config(
     config: TrainConfig, ranks: SingleProcess, *, own_env: bool = False, resumed: bool = False
 ) -> TrainConfig:
-    """Returns the settings of this rank, once all ranks have the same.
+    """Returns the settings of this rank, after a check that all ranks agree.
 
     Args:
-        config (TrainConfig): the run's.
-        ranks (Alone): who trains.
-        own_env (bool): the caller brings an environment.
-        resumed (bool): the run has begun, so that its shards stay as they are.
+        config (TrainConfig): config of the run.
+        ranks (SingleProcess): the ranks of the run.
+        own_env (bool): whether the caller passes an environment.
+        resumed (bool): whether the run is resumed; its shards then stay unchanged.
 
     Raises:
-        ConfigError: ranks that disagree, or what they cannot do together.
+        ConfigError: the ranks disagree, or the settings do not work with several ranks.
     """
     if ranks.size == 1:
         return config
@@ -82,8 +82,8 @@ def resolve_config(
     refuse_disagreement(ranks, config)
     if resumed and not config.distributed.enabled:
         raise ConfigError(
-            "distributed.collectors is null, so that the run is in one piece, but torchrun has "
-            f"started {ranks.size} processes; go on with one: torchrl-marl train --resume."
+            "distributed.collectors is null, so that the run has no shards, but torchrun has "
+            f"started {ranks.size} processes; resume it with one: torchrl-marl train --resume."
         )
     if not own_env:  # before with_shards sets distributed.collectors, which the user did not
         RANKS.check(config)
@@ -93,7 +93,7 @@ def resolve_config(
 
 
 def open_run_folder(ranks: SingleProcess, make: Callable[[], RunFolder]) -> RunFolder:
-    """Returns the run folder, which the first rank makes; the others only know where it is."""
+    """Returns the run folder, which only the first rank creates and writes."""
     if ranks.rank == 0:
         folder = make()
         ranks.folder = Path(ranks.broadcast(str(folder.path)))
@@ -103,7 +103,7 @@ def open_run_folder(ranks: SingleProcess, make: Callable[[], RunFolder]) -> RunF
 
 
 def on_rank_zero(ranks: SingleProcess, work: Callable[[], Found]) -> Found:
-    """Returns what the first rank finds, on all."""
+    """Runs ``work`` on the first rank, and returns its result on all ranks."""
     return ranks.broadcast(work() if ranks.rank == 0 else None)
 
 
@@ -114,7 +114,7 @@ def _device(device: str) -> str:
 
 @contextlib.contextmanager
 def _quiet(ranks: Ranks) -> Iterator[None]:
-    """Lets the first rank alone write to the terminal."""
+    """Silences the terminal on all ranks but the first."""
     if ranks.rank == 0:
         yield
         return
@@ -127,12 +127,12 @@ def _quiet(ranks: Ranks) -> Iterator[None]:
 
 
 def _end_all(ranks: Ranks, error: Exception) -> NoReturn:
-    """Ends this rank: with words, if it is the first to fail."""
+    """Ends this rank, with a message if it is the first to fail."""
     name, code = f"rank {ranks.rank} of {ranks.size}", 2 if isinstance(error, UserError) else 1
     lost = _is_lost(error)
     try:
         first = ranks.report_failure(f"{name}\n{2 if lost else code}")
-    except dist.DistError:  # where the store was, nobody is left
+    except dist.DistError:  # the rank with the store has ended
         first = f"{name}\n2"
     if not first.startswith(f"{name}\n"):
         raise SystemExit(int(first.partition("\n")[2]))
@@ -148,22 +148,22 @@ def _end_all(ranks: Ranks, error: Exception) -> NoReturn:
 
 
 def _is_lost(error: Exception) -> bool:
-    """Whether another rank cannot be reached."""
+    """Whether the error is a lost connection to another rank."""
     return isinstance(error, dist.DistError) or "gloo" in str(error).lower()
 
 
 def _how_to_go_on(folder: Path | None) -> str:
     if folder is None:
-        return "begin again once all can be reached."
+        return "start again once all ranks can be reached."
     saved = sorted((folder / "checkpoints").glob("iteration_*.pt"))
     where = (
-        f"goes on from {saved[-1].name}" if saved else "begins it anew, without a checkpoint yet"
+        f"resumes it from {saved[-1].name}" if saved else "starts it over, without a checkpoint yet"
     )
     command = f"torchrl-marl train --resume {shlex.quote(str(folder))}"
     return f"`{command}` {where}, also by torchrun (-m torchrl_marl), once all can be reached."
 
 
 def _ignore_sigterm() -> None:
-    """Lets this process end by itself where ``torchrun`` asks it to, which has noticed as well."""
+    """Ignores SIGTERM of ``torchrun``, since this process is about to end by itself."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

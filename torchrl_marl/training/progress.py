@@ -1,4 +1,4 @@
-"""What an iteration gives, when a run stops, and its summary."""
+"""Iterations, stopping condition and summary of a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tensordict import TensorDictBase
 
 from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.files import whole_file
-from torchrl_marl.training.recorder import say
+from torchrl_marl.training.recorder import print_message
 from torchrl_marl.training.run import Run
 
 __all__ = ["Iteration", "StopAtReturn", "figures_of", "is_due", "returns_of", "write_summary"]
@@ -22,27 +22,27 @@ __all__ = ["Iteration", "StopAtReturn", "figures_of", "is_due", "returns_of", "w
 
 @dataclasses.dataclass(frozen=True)
 class Iteration:
-    """One collect-and-learn, as :func:`iterate` yields it."""
+    """One iteration of training, as yielded by :func:`iterate`."""
 
     run: Run
-    """The run, with the policy as it is now."""
+    """The run, with the current policy."""
     number: int
-    """1 for the first."""
+    """Number of the iteration, from 1."""
     frames: int
-    """Env steps so far."""
+    """Environment steps so far."""
     metrics: dict[str, float]
     """The row of ``metrics.csv``."""
     batch: TensorDictBase
-    """What was collected, ``[E, T]``, with advantages."""
+    """The batch, ``[E, T]``, with advantages."""
 
 
 def figures_of(config: TrainConfig, frames: int, seconds: float) -> dict[str, Any]:
-    """Returns what a run's summary says beside its returns.
+    """Returns the entries of a run's summary other than returns.
 
     Args:
-        config (TrainConfig): its settings.
-        frames (int): env steps.
-        seconds (float): in which they were collected and learned from.
+        config (TrainConfig): config of the run.
+        frames (int): environment steps.
+        seconds (float): time for collecting and learning.
     """
     return {
         "recipe": config.recipe,
@@ -54,12 +54,12 @@ def figures_of(config: TrainConfig, frames: int, seconds: float) -> dict[str, An
 
 
 def returns_of(when: str, result: Mapping[str, float], groups: Sequence[str]) -> dict[str, Any]:
-    """Returns what a summary says of an evaluation, by group where several may compete.
+    """Returns the entries of a summary for an evaluation, by group if there are several.
 
     Args:
         when (str): ``before``, ``after``, ``random`` or ``heuristic``.
-        result (mapping): of the evaluation; empty without one.
-        groups (sequence of str): their names.
+        result (mapping): result of the evaluation; empty without one.
+        groups (sequence of str): names of the groups.
     """
     found = {f"return_{when}": result.get("return_mean")}
     for name in groups if len(groups) > 1 else ():
@@ -71,29 +71,28 @@ def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
     """Writes a run's ``summary.json``.
 
     Raises:
-        WriteError: a full disk or a read-only folder.
+        WriteError: the disk is full, or the folder is read-only.
     """
     with whole_file(folder / "summary.json") as file:
         file.write(json.dumps(summary, indent=2) + "\n")
 
 
 class StopAtReturn:
-    """Condition that the mean return of all agents has reached ``stop_at_return``.
+    """Stopping condition: the mean return of all agents has reached ``stop_at_return``.
 
-    With ``evaluation.every_frames`` the evaluations in training are asked. Without it the mean
-    over the last ``evaluation.episodes`` episodes of training is, once so many have ended;
-    these are whole iterations, so it is over that many or some more; for 0, over those of the last
-    iteration in which any did.
+    With ``evaluation.every_frames``, it is the return of the last evaluation. Otherwise it is the
+    mean over the last ``evaluation.episodes`` training episodes, rounded up to whole iterations. For
+    ``evaluation.episodes=0`` it is the mean over the last iteration with finished episodes.
 
     Args:
-        config (TrainConfig): the run's settings.
+        config (TrainConfig): config of the run.
 
     Examples:
         >>> from torchrl_marl.training.config import EvaluationConfig
         >>> evaluation = EvaluationConfig(episodes=8)
         >>> stop = StopAtReturn(TrainConfig(stop_at_return=2, evaluation=evaluation))
-        >>> stop.update_from_episodes(1.0, 4), stop.update_from_episodes(2.5, 4), stop.update_from_episodes(1.5, 4)
-        (False, False, True)
+        >>> [stop.update_from_episodes(value, 4) for value in (1.0, 2.5, 1.5)]
+        [False, False, True]
     """
 
     def __init__(self, config: TrainConfig) -> None:
@@ -105,7 +104,7 @@ class StopAtReturn:
 
     @property
     def value(self) -> float | None:
-        """The watched mean return; None before it is known."""
+        """The current mean return, or None before it is known."""
         if self.by_evaluation:
             return self._evaluated
         count = sum(number for _, number in self._last)
@@ -119,13 +118,13 @@ class StopAtReturn:
         return self.limit is not None and self.value is not None and self.value >= self.limit
 
     def update_from_evaluation(self, mean: float) -> bool:
-        """Notes an evaluation's mean return."""
+        """Records the mean return of an evaluation."""
         if self.limit is not None:
             self._evaluated = mean
         return self.reached
 
     def update_from_episodes(self, mean: float, count: int) -> bool:
-        """Notes the mean return of the episodes that ended in an iteration, and their number."""
+        """Records mean return and number of the episodes that ended in an iteration."""
         if count and not math.isnan(mean):
             self._last.append((mean, count))
             spare = sum(number for _, number in self._last) - self.episodes
@@ -133,14 +132,14 @@ class StopAtReturn:
                 spare -= self._last.popleft()[1]
         return self.reached
 
-    def tell(self, frames: int) -> None:
-        """Says that the run has ended early, if it has.
+    def report(self, frames: int) -> None:
+        """Prints a message if the run has ended early.
 
         Args:
-            frames (int): env steps so far.
+            frames (int): environment steps so far.
         """
         if self.reached:
-            say(
+            print_message(
                 f"ends after {frames:,} frames: the return, {self.value:.4g}, "
                 f"has reached stop_at_return, {self.limit:g}"
             )
@@ -151,17 +150,17 @@ class StopAtReturn:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores a saved state."""
-        evaluated = state["evaluated"]  # a text in a foreign file is found here, not in training
+        evaluated = state["evaluated"]  # a wrong type in a foreign file fails here, not in training
         self._evaluated = None if evaluated is None else float(evaluated)
         self._last = deque((float(mean), int(number)) for mean, number in state["last"])
 
 
 def is_due(every: int | None, frames: int, collected: int) -> bool:
-    """Returns whether what is done every so many frames is due after a batch.
+    """Returns whether a periodic task is due after a batch.
 
     Args:
-        every (int, optional): frames in between; None for never.
-        frames (int): env steps so far.
-        collected (int): of them, those of the batch.
+        every (int, optional): period in frames; None: never.
+        frames (int): environment steps so far, including the batch.
+        collected (int): environment steps of the batch.
     """
     return bool(every) and frames // every > (frames - collected) // every  # type: ignore[operator]

@@ -1,4 +1,4 @@
-"""Tables and loggers of a run: metrics and evaluations, row by row."""
+"""Tables and loggers of a run, for metrics and evaluations."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = [
     "Recorder",
     "check_logging",
     "open_backend",
-    "say",
+    "print_message",
 ]
 
 
@@ -38,7 +38,7 @@ class CsvTable:
 
     Args:
         path (Path): the file.
-        keep_iterations (int, optional): go on with an earlier file, cut back to so many.
+        keep_iterations (int, optional): continue an earlier file, truncated to this iteration.
     """
 
     def __init__(self, path: Path, keep_iterations: int | None = None) -> None:
@@ -51,15 +51,15 @@ class CsvTable:
         columns, rows = self._read()
         if rows and "iteration" not in columns:
             raise CheckpointError(
-                f"{str(self.path)!r} is no table of metrics: it has no column 'iteration'; "
-                "move it away to go on."
+                f"{str(self.path)!r} is not a table of metrics: it has no column 'iteration'; "
+                "move it away to continue."
             )
-        # A row cut short by a crash of the machine lacks columns.
+        # A row truncated by a crash of the machine lacks columns.
         whole = [row for row in rows if None not in row and None not in row.values()]
         kept = [
             r for r in whole if r["iteration"].isdecimal() and int(r["iteration"]) <= iterations
         ]
-        # Without rows, the head may be incomplete, too.
+        # Without rows, even the header may be incomplete.
         self.columns = columns if rows else []
         with whole_file(self.path, newline="") as file:
             writer = csv.DictWriter(file, self.columns)
@@ -75,14 +75,14 @@ class CsvTable:
                 return list(reader.fieldnames), list(reader)
         except (OSError, csv.Error) as error:
             raise CheckpointError(
-                f"{str(self.path)!r} cannot be read ({error}); move it away to go on."
+                f"{str(self.path)!r} cannot be read ({error}); move it away to continue."
             ) from None
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Appends a row, all of it or nothing; the first row sets the columns.
+        """Appends a row, completely or not at all; the first row sets the columns.
 
         Raises:
-            WriteError: a full disk.
+            WriteError: the disk is full.
         """
         columns = self.columns or list(row)
         text = io.StringIO(newline="")
@@ -109,16 +109,16 @@ class Recorder:
     """Writer of ``metrics.csv`` and ``evaluation.csv``, the loggers and the progress bar.
 
     Args:
-        config (TrainConfig): the run's settings.
-        folder (Path): the run folder; tables that are there go on.
-        iterations (int): rows of later iterations are cut off.
-        frames (int): env steps so far.
-        done (bool): whether nothing more is trained.
-        writes (bool): False on a rank that neither writes nor shows anything.
+        config (TrainConfig): config of the run.
+        folder (Path): folder of the run; existing tables are continued.
+        iterations (int): number of finished iterations; later rows are removed.
+        frames (int): environment steps so far.
+        done (bool): whether the training is complete.
+        writes (bool): whether this rank writes and shows anything.
 
     Raises:
-        CheckpointError: a table that cannot be gone on with.
-        MissingExtraError, ConfigError: a logging backend that is not installed, or refuses.
+        CheckpointError: a table cannot be continued.
+        MissingExtraError, ConfigError: a logging backend is not installed, or fails.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class Recorder:
         )
 
     def iteration(self, row: Mapping[str, Any], returns: Sequence[float]) -> None:
-        """Writes an iteration's row, and shows the groups' returns."""
+        """Writes the row of an iteration, and shows the groups' returns."""
         if not self._writes:
             return
         frames = row["frames"]
@@ -158,18 +158,18 @@ class Recorder:
         self._bar.set_postfix_str(f"return {', '.join(shown)}")
 
     def evaluation(self, progress: Mapping[str, Any], result: Mapping[str, float]) -> None:
-        """Writes an evaluation's row, with its time."""
+        """Writes the row of an evaluation, with its time."""
         if not self._writes:
             return
         self._evaluation.write({**progress, **result})
         self._loggers.log({f"evaluation/{k}": v for k, v in result.items()}, progress["frames"])
 
     def working(self, what: str) -> None:
-        """Shows slow work beside the bar, such as a compilation; nothing for ``""``."""
+        """Shows the name of slow work in the progress bar, such as a compilation."""
         self._bar.set_postfix_str(what)
 
     def close_bar(self) -> None:
-        """Closes the progress bar; later evaluations have none."""
+        """Closes the progress bar."""
         self._bar.close()
 
     def close(self) -> None:
@@ -179,36 +179,36 @@ class Recorder:
             self._loggers.close()
 
 
-def say(text: str, *, warns: bool = True) -> None:
+def print_message(text: str, *, warns: bool = True) -> None:
     """Prints a message above the progress bar.
 
     Args:
-        text (str): a sentence without its full stop.
+        text (str): sentence without its full stop.
 
     Keyword Args:
-        warns (bool): on stderr, which a notebook shows on red; else a result, on stdout.
+        warns (bool): whether to print to stderr, which notebooks show in red, or to stdout.
     """
     tqdm.write(f"torchrl_marl: {text}.", file=sys.stderr if warns else sys.stdout)
 
 
 class Backend(Protocol):
-    """Receiver of metrics; TorchRL's loggers are such."""
+    """Protocol of a logging backend, as TorchRL's loggers implement it."""
 
     def log_metrics(self, metrics: dict[str, float], step: int) -> Any:
         """Logs the metrics of a step."""
 
     def shutdown(self) -> Any:
-        """Writes what is left, and closes the backend."""
+        """Flushes and closes the backend."""
 
 
 def check_logging(config: LoggingConfig) -> None:
     """Refuses to log to Weights & Biases without a login, before anything is trained.
 
     Args:
-        config (LoggingConfig): whose backends are looked at.
+        config (LoggingConfig): settings with the backends.
 
     Raises:
-        ConfigError: naming the ways out.
+        ConfigError: there is no login; the message names the fixes.
     """
     if "wandb" not in config.backends or importlib.util.find_spec("wandb") is None:
         return
@@ -222,7 +222,7 @@ def check_logging(config: LoggingConfig) -> None:
         logged_in = False
     if not logged_in:
         raise ConfigError(
-            "logging.backends holds 'wandb', but nobody is logged in to Weights & Biases here; "
+            "logging.backends holds 'wandb', but there is no login to Weights & Biases here; "
             "run `wandb login`, or set WANDB_API_KEY, or WANDB_MODE=offline to log into the run "
             "folder."
         )
@@ -233,14 +233,14 @@ def open_backend(name: str, config: LoggingConfig, folder: Path) -> Backend:
 
     Args:
         name (str): one of ``BACKENDS``.
-        config (LoggingConfig): for the project's name.
-        folder (Path): the run folder.
+        config (LoggingConfig): settings with the project's name.
+        folder (Path): folder of the run.
 
     Raises:
         MissingExtraError: the backend is not installed.
-        ConfigError: the backend refuses, or cannot be reached.
-        CheckpointError: the names by which the run is known are broken.
-        WriteError: they cannot be written.
+        ConfigError: the backend fails, or cannot be reached.
+        CheckpointError: the file with the backends' run ids is broken.
+        WriteError: this file cannot be written.
     """
     if importlib.util.find_spec(name) is None:
         raise MissingExtraError(name, "log")
@@ -251,7 +251,7 @@ def open_backend(name: str, config: LoggingConfig, folder: Path) -> Backend:
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise ConfigError(
-            f"logging.backends holds {name!r}, which cannot be opened ({reason}); mend that, or "
+            f"logging.backends holds {name!r}, which cannot be opened ({reason}); fix this, or "
             f"leave {name} out."
         ) from error
     if run_id is not None and run_id != known.get(name):
@@ -261,12 +261,12 @@ def open_backend(name: str, config: LoggingConfig, folder: Path) -> Backend:
 
 
 def _current_name(column: str) -> str:
-    """Returns the name of a column that a run before 0.2 wrote under another one."""
+    """Returns the current name of a column of a run before version 0.2."""
     return "diverged" if column == "sick" else re.sub("^door/", "server/", column)
 
 
 def _known_names(path: Path) -> dict[str, str]:
-    """Returns the backends' ids of the run."""
+    """Returns the run's id in each backend."""
     if not path.is_file():
         return {}
     try:
@@ -275,14 +275,14 @@ def _known_names(path: Path) -> dict[str, str]:
         known = None
     if not isinstance(known, dict) or not all(isinstance(name, str) for name in known.values()):
         raise CheckpointError(
-            f"{str(path)!r} is broken, expected the names by which the loggers know the run; "
-            "delete it to go on, in new runs of the loggers."
+            f"{str(path)!r} is broken, expected the run ids of the loggers; delete it to continue "
+            "with new runs in the loggers."
         )
     return known
 
 
 Opened = tuple[Backend, str | None]
-"""A backend, and the name by which it knows the run."""
+"""A backend, and the run's id in it."""
 
 
 def _open_tensorboard(config: LoggingConfig, folder: Path, run_id: str | None) -> Opened:
@@ -310,10 +310,9 @@ def _open_mlflow(config: LoggingConfig, folder: Path, run_id: str | None) -> Ope
 
 
 class _MlflowRun:
-    """Run of MLflow, logged to by its id.
+    """Logger for a run of MLflow with a given id.
 
-    TorchRL's logger goes by MLflow's one active run of the process, which it neither ends nor
-    takes up again.
+    TorchRL's logger uses MLflow's active run of the process, which it neither ends nor resumes.
     """
 
     def __init__(self, config: LoggingConfig, folder: Path, run_id: str | None) -> None:
@@ -346,21 +345,21 @@ class _MlflowRun:
 
 
 BACKENDS = {"tensorboard": _open_tensorboard, "wandb": _open_wandb, "mlflow": _open_mlflow}
-"""Name of a backend -> what opens it."""
+"""Name of a backend -> function that opens it."""
 
 
 class Loggers:
-    """Backends such as TensorBoard, fed together.
+    """All logging backends of a run.
 
-    One that fails in mid-run is left out from then on, with a warning: ``metrics.csv`` has it all.
+    A backend that fails during the run is dropped with a warning; ``metrics.csv`` is complete.
 
     Args:
-        config (LoggingConfig): which.
-        folder (Path): the run folder; where it has logged before, that goes on.
+        config (LoggingConfig): settings with the backends.
+        folder (Path): folder of the run; earlier logs in it are continued.
 
     Raises:
-        MissingExtraError: a backend that is not installed.
-        ConfigError: a backend that refuses.
+        MissingExtraError: a backend is not installed.
+        ConfigError: a backend fails.
     """
 
     def __init__(self, config: LoggingConfig, folder: Path) -> None:
@@ -387,7 +386,7 @@ class Loggers:
                 warnings.warn(_left_out(name, error), stacklevel=2)
 
     def close(self) -> None:
-        """Writes what is left, and closes all backends."""
+        """Flushes and closes all backends."""
         while self.backends:
             name, backend = self.backends.popitem()
             try:
@@ -398,6 +397,6 @@ class Loggers:
 
 def _left_out(name: str, error: Exception) -> str:
     return (
-        f"logging backend {name!r} failed ({type(error).__name__}: {error}) and is left out from "
-        "here; metrics.csv has all that it lacks."
+        f"logging backend {name!r} failed ({type(error).__name__}: {error}) and is not used any "
+        "more; metrics.csv is complete."
     )

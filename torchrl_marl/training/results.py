@@ -1,4 +1,4 @@
-"""What the training of one policy leaves: its tables, evaluations and summary."""
+"""Results of training one policy: tables, evaluations and summary."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torchrl_marl.training.folder import RunFolder
 from torchrl_marl.training.metrics import mean_return
 from torchrl_marl.training.part import Progress
 from torchrl_marl.training.progress import StopAtReturn, figures_of, returns_of
-from torchrl_marl.training.recorder import Recorder, say
+from torchrl_marl.training.recorder import Recorder, print_message
 from torchrl_marl.training.run import Run
 
 __all__ = ["RunResults"]
@@ -22,18 +22,18 @@ __all__ = ["RunResults"]
 class RunResults:
     """Results of a run with one member.
 
-    :class:`~torchrl_marl.training.population.Population` has the same methods, for several.
+    :class:`~torchrl_marl.training.population.Population` has the same methods for several members.
 
     Args:
-        config (TrainConfig): the run's.
-        folder (RunFolder): where they are written.
+        config (TrainConfig): config of the run.
+        folder (RunFolder): folder of the run.
         team (TeamSpec): the groups.
-        policy (TeamPolicy): that is evaluated.
-        environments (Environments): on which it is.
+        policy (TeamPolicy): policy to evaluate.
+        environments (Environments): environments of the run.
 
     Attributes:
-        run (Run): what the training returns.
-        agent_frames (int): env steps times living agents so far.
+        run (Run): the run that the training returns.
+        agent_frames (int): environment steps times living agents so far.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class RunResults:
         self._evaluated: tuple[int, Episodes] | None = None
 
     def open(self, now: Progress, *, done: bool) -> None:
-        """Opens the tables, cut back to an iteration, and the loggers."""
+        """Opens the tables, truncated to an iteration, and the loggers."""
         self.recorder = Recorder(
             self.config,
             self.folder.path,
@@ -66,18 +66,19 @@ class RunResults:
     # ------------------------------------------------------------------------------- evaluation
 
     def play(self, policy: Any, *, other: bool = False) -> list[Episodes]:
-        """Plays an evaluation's episodes; ``other``: with the kind of actions not in the settings.
+        """Plays the episodes of an evaluation.
 
         Args:
-            policy (callable, optional): random actions without one.
-            other (bool): drawn actions where the settings have the likeliest, or the reverse.
+            policy (callable, optional): policy; by default random actions.
+            other (bool): whether to use the other kind of actions (deterministic or sampled) than
+                the settings.
         """
         if not self.config.evaluation.episodes:
             return []
         return [self.environments.play(policy, self.team, other)]
 
     def evaluation(self, now: Progress, played: Sequence[Episodes]) -> dict[str, float]:
-        """Writes an evaluation's row and returns it; empty without episodes."""
+        """Writes the row of an evaluation and returns it; empty without episodes."""
         if not played:
             return {}
         self._evaluated = now.iteration, played[0]
@@ -86,11 +87,11 @@ class RunResults:
         return result
 
     def scheduled(self, result: Mapping[str, float]) -> None:
-        """Takes in an evaluation in mid-training, on which the end may depend."""
+        """Records an evaluation during training, for the stopping condition."""
         self.stopping.update_from_evaluation(result["return_mean"])
 
     def known(self, iteration: int) -> dict[str, float] | None:
-        """Returns the result of an iteration's evaluation, if there was one."""
+        """Returns the result of the evaluation in an iteration, if any."""
         played = self._played_at(iteration)
         return None if played is None else played.figures()
 
@@ -99,44 +100,44 @@ class RunResults:
         return played if at == iteration else None
 
     def note(self, when: str, result: Mapping[str, float]) -> None:
-        """Adds an evaluation's returns to the summary.
+        """Adds the returns of an evaluation to the summary.
 
         Args:
             when (str): ``before``, ``after`` or ``random``.
-            result (mapping): of :meth:`evaluation`.
+            result (mapping): result of :meth:`evaluation`.
         """
         self.run.summary |= returns_of(when, result, list(self.team.groups))
 
     def note_figures(self, when: str, played: Sequence[Episodes]) -> None:
-        """Adds the returns of episodes that have no row to the summary."""
+        """Adds the returns of episodes without a row to the summary."""
         self.note(when, played[0].figures() if played else {})
 
     def note_heuristic(self, measure: Callable[[Any], Sequence[Episodes]]) -> None:
-        """Adds the returns of the environment's own heuristic to the summary, where it has one."""
+        """Adds the returns of the environment's heuristic to the summary, if it has one."""
         self.run.summary["return_heuristic"] = None
         if self.config.evaluation.episodes and (own := self.environments.heuristic()) is not None:
             self.note_figures("heuristic", measure(own))
 
     def conclude(self, now: Progress, measure: Callable[[], Sequence[Episodes]]) -> None:
-        """Adds all figures of the last evaluation to the summary; says why the run has ended.
+        """Adds the last evaluation to the summary, and reports an early end.
 
         Args:
-            now (Progress): at the end.
-            measure (callable): plays with the other kind of actions, where the settings want both.
+            now (Progress): progress at the end.
+            measure (callable): plays with the other kind of actions, for ``evaluation.both``.
         """
         settings, played = self.config.evaluation, self._played_at(now.iteration)
         if played is not None:
             other = measure()[0] if settings.both else None
             self.run.summary |= after_training(played, other, settings.deterministic)
             if self.run.summary.get("actions_differ"):
-                say(self.run.summary["actions_differ"], warns=False)
-        self.stopping.tell(now.frames)
+                print_message(self.run.summary["actions_differ"], warns=False)
+        self.stopping.report(now.frames)
 
     # ---------------------------------------------------------------------------------- records
 
     @property
     def reached(self) -> bool:
-        """Whether the return at which the run ends is reached."""
+        """Whether the stopping condition is fulfilled."""
         return self.stopping.reached
 
     def write(
@@ -146,12 +147,12 @@ class RunResults:
         now: Progress,
         rate: float,
     ) -> dict[str, Any]:
-        """Writes an iteration's row and returns it.
+        """Writes the row of an iteration and returns it.
 
         Args:
             values (sequence of dict): metrics of the member.
-            more (mapping): metrics of the run's parts and environments.
-            now (Progress): after the iteration.
+            more (mapping): metrics of parts and environments.
+            now (Progress): progress after the iteration.
             rate (float): frames per second.
         """
         [own] = values
@@ -170,7 +171,7 @@ class RunResults:
         return row
 
     def save(self, state: Mapping[str, Any], now: Progress) -> None:
-        """Does nothing: the run's checkpoint is its only member's."""
+        """Does nothing, since the checkpoint of the run suffices for one member."""
 
     def end(self, now: Progress) -> None:
         """Completes the summary."""

@@ -28,7 +28,7 @@ __all__ = [
 
 
 def check_measuring(run: TrainConfig) -> None:
-    """Refuses to leave out evaluations that a run needs.
+    """Refuses ``evaluation.episodes=0`` where the run needs evaluations.
 
     Raises:
         ConfigError: naming the setting that needs them.
@@ -43,52 +43,52 @@ def check_measuring(run: TrainConfig) -> None:
     for key, value in needs.items():
         if value is not None:
             raise ConfigError(
-                f"evaluation.episodes is 0, but {key} is {value}, which measures players; use "
+                f"evaluation.episodes is 0, but {key} is {value}, which needs evaluations; use "
                 "evaluation.episodes=1 or more."
             )
 
 
 @dataclass(frozen=True)
 class EvaluationConfig:
-    """How often and on how many whole episodes the policy is measured."""
+    """Evaluation of the policy on whole episodes."""
 
     every_frames: Count | None = None
-    """Frames between two evaluations in training; null: only before and after."""
+    """Frames between two evaluations during training; null: only before and after training."""
     episodes: Annotated[int, Range(0)] = 200
-    """Number of whole episodes, played side by side; 0: nothing is measured."""
+    """Number of whole episodes per evaluation, played in parallel; 0: no evaluation."""
     deterministic: bool = True
-    """The likeliest action, or a drawn one."""
+    """Evaluate the most likely action; false: sampled actions."""
     both: bool = True
-    """At the end measure by the other kind of actions, too, and say where they differ."""
+    """Evaluate both deterministic and sampled actions at the end, and report where they differ."""
     gif: bool = False
-    """Write an animation of the first episodes at the end: ``episode.gif``."""
+    """Write an animation of the first episodes at the end of the run: ``episode.gif``."""
     animate_every: Count | None = None
-    """Frames of training between two such animations, in ``animations/``; null: none."""
+    """Frames of training between two animations, written to ``animations/``; null: none."""
     episodes_shown: Annotated[int, Range(1, 16)] = 1
-    """Episodes that an animation shows side by side."""
+    """Number of episodes in one animation."""
 
 
 MATCHES = {
-    "none": "there is no league",
-    "self": "the policy itself; players are stored, and nobody plays them",
-    "latest": "the player that was stored last",
-    "uniform": "every stored player as often (fictitious play)",
-    "pfsp": "those the more that win more (prioritized fictitious self-play)",
-    "nash": "as the equilibrium of all stored players plays (PSRO)",
+    "none": "no league",
+    "self": "the current policy (self-play); players are stored, but not played",
+    "latest": "the most recently stored player",
+    "uniform": "stored players with equal probability (fictitious play)",
+    "pfsp": "stored players by their win rates (prioritized fictitious self-play)",
+    "nash": "stored players by their Nash equilibrium (PSRO)",
 }
-"""Who is drawn as an opponent or a partner."""
+"""Distribution of opponents or partners -> its meaning."""
 
 
 _OF_LEAGUES = (
-    Limit("snapshot_at", "but nobody plays stored players", when=lambda own: own.match == "self"),
+    Limit("snapshot_at", "but stored players are not played", when=lambda own: own.match == "self"),
     Limit(
         "snapshot_at",
-        "but snapshot_every is null, the frames after which a player is stored at the latest",
+        "but snapshot_every is null, the largest number of frames between two stored players",
         when=lambda own: own.snapshot_every is None,
     ),
     Limit(
         "self_play",
-        "which leaves no envs to stored players",
+        "which leaves no envs for stored players",
         (0.5,),
         lambda own: own.match not in ("none", "self") and own.self_play == 1.0,
     ),
@@ -97,62 +97,64 @@ _OF_LEAGUES = (
 
 @dataclass(frozen=True)
 class LeagueConfig:
-    """Stored players that act in some envs and seats instead of the policy that learns."""
+    """Stored players that act in some envs and seats in place of the learning policy."""
 
     opponents: Annotated[str, OneOf(MATCHES)] = "none"
-    """Who the opponents are, in environments of several sides."""
+    """Distribution of opponents, in environments with several sides."""
     partners: Annotated[
-        str, OneOf({name: words for name, words in MATCHES.items() if name != "nash"})
+        str, OneOf({name: meaning for name, meaning in MATCHES.items() if name != "nash"})
     ] = "none"
-    """Who the partners are, of one team (fictitious co-play)."""
+    """Distribution of teammates in one team (fictitious co-play)."""
     self_play: Annotated[float, Range(0, 1)] = 0.5
-    """Share of the envs in which all seats learn; in the others each seat learns as often."""
+    """Share of the envs in which all seats learn. The other envs are split evenly: one seat learns
+    in each."""
     weighting: Annotated[
         str,
         OneOf(
             {
-                "squared": "(1 - w) ** 2 of a win rate w: the hardest most",
+                "squared": "(1 - w) ** 2 for win rate w: prefers the hardest",
                 "linear": "1 - w",
-                "variance": "w * (1 - w): the equal ones most",
+                "variance": "w * (1 - w): prefers equal opponents",
             }
         ),
     ] = "squared"
-    """How ``pfsp`` weighs players; of partners, w is the return from 0, the worst, to 1."""
+    """Weighting of stored players in ``pfsp``, by the win rate w of the learning policy. For
+    partners, w is the return with them, scaled to [0, 1]."""
     slots: Annotated[int, Range(1, 1000)] = 16
-    """Stored players that may be drawn at once; who is drawn least gives way to a new one."""
+    """Largest number of stored players to draw from. A new one replaces the least probable one."""
     snapshot_every: Count | None = 100_000
-    """Frames between two players that are stored; null: those of ``start_with`` alone."""
+    """Frames between two stored players; null: only the players of ``start_with``."""
     snapshot_at: Share | None = None
-    """Win rate against every stored player at which the next one is stored, before
-    ``snapshot_every`` frames are over; null: by frames alone."""
+    """Win rate against every stored player at which the next one is stored early; null: store by
+    ``snapshot_every`` alone."""
     exploiters: Annotated[int, Range(0)] = 0
-    """More policies that learn, each only against the one that is trained. One is stored, and
-    begins anew as a copy of that, when it wins ``snapshot_at`` of its games, or 0.7, and after
-    ``snapshot_every`` frames at the latest."""
+    """Number of exploiters: policies that learn only against the main policy. An exploiter is
+    stored when its win rate reaches ``snapshot_at`` (null: 0.7), or after ``snapshot_every``
+    frames. It then restarts as a copy of the main policy."""
     exploited: Share = 0.25
-    """Share of the envs that all exploiters have together."""
+    """Share of the envs in which exploiters play, all together."""
     seats: dict[str, Any] = field(default_factory=dict)
-    """Seat -> groups, or agents of one group, that one player has; empty: each group, or each
-    agent where there is one group."""
+    """Seat -> groups, or agents of one group, that one player controls. Empty: a seat for each
+    group, or for each agent of a single group."""
     start_with: list[str] = field(default_factory=list)
-    """Players from the start: run folders, files of stored players or folders of such, ``random``,
-    ``heuristic``; empty: the untrained policy."""
+    """Players stored before training; empty: the untrained policy. Each is a run folder, a file
+    of a stored player, a folder of such files, ``random`` or ``heuristic``."""
 
     @property
     def enabled(self) -> bool:
-        """Whether there is a league."""
+        """Whether the run has a league."""
         return self.match != "none"
 
     @property
     def match(self) -> str:
-        """Who is drawn, as opponents or as partners."""
+        """The distribution of opponents, or else of partners."""
         return self.partners if self.opponents == "none" else self.opponents
 
     def check(self, at: str = "") -> None:
-        """Refuses what does not fit together.
+        """Refuses settings that contradict each other.
 
         Args:
-            at (str): what stands before the names in messages.
+            at (str): prefix of the names in messages.
 
         Raises:
             ConfigError: naming the settings and the fix.
@@ -162,12 +164,12 @@ class LeagueConfig:
         if not self.enabled and self.start_with:
             raise ConfigError(
                 f"{at}start_with is {quoted(self.start_with)}, but {at}opponents and {at}partners "
-                f"are none, so that nobody plays them; use {at}opponents=uniform, or so."
+                f"are none, so that nobody plays them; use for example {at}opponents=uniform."
             )
         twice = [name for i, name in enumerate(self.start_with) if name in self.start_with[:i]]
         if twice:
             raise ConfigError(
-                f"{at}start_with has {quoted(twice[0])} twice, expected each player once."
+                f"{at}start_with has {quoted(twice[0])} twice, expected every player once."
             )
         if "none" not in (self.opponents, self.partners):
             raise ConfigError(
@@ -176,14 +178,14 @@ class LeagueConfig:
             )
         if self.enabled and self.snapshot_every is None and not self.start_with:
             raise ConfigError(
-                f"{at}snapshot_every is null and {at}start_with is empty, so that nobody is "
-                f"stored; use {at}snapshot_every=100000, or name players."
+                f"{at}snapshot_every is null and {at}start_with is empty, so that no player is "
+                f"stored; use {at}snapshot_every=100000, or list players in {at}start_with."
             )
         if self.exploiters and (self.opponents in ("none", "self") or self.snapshot_every is None):
             raise ConfigError(
                 f"{at}exploiters is {self.exploiters}, expected 0 where {at}opponents is "
                 f"{quoted(self.opponents)} and {at}snapshot_every {quoted(self.snapshot_every)}: "
-                f"they are stored for others to play; use {at}opponents=pfsp."
+                f"exploiters are stored as opponents; use {at}opponents=pfsp."
             )
 
 
@@ -192,29 +194,28 @@ _SECTION = "learner"
 
 @dataclass(frozen=True)
 class PopulationConfig:
-    """Members that are trained side by side, in one program."""
+    """Several runs (members) trained in parallel, in one program."""
 
     size: Count = 1
-    """Number of members, each with ``env.num_envs`` envs, ``total_frames`` and a run folder of its
-    own, of the seeds ``seed``, ``seed + 1`` and so on; 1: an ordinary run."""
+    """Number of members, with seeds ``seed``, ``seed + 1`` and so on; 1: an ordinary run. Each has
+    ``env.num_envs`` envs, ``total_frames`` frames and a run folder."""
     vary: dict[str, Any] = field(default_factory=dict)
-    """Setting of the learner -> a list with its value in each member, or a range,
-    ``{low: 1e-4, high: 1e-2, log: true}``, over which the members are spread."""
-
+    """Setting of the learner -> its values by member. A list has one value for each member; a range
+    ``{low: 1e-4, high: 1e-2, log: true}`` is divided evenly among the members."""
     share_replay: bool = False
-    """All members learn from the steps of all; only where steps are stored."""
+    """Share one replay buffer among all members; off-policy algorithms only."""
 
     def check(self, at: str = "") -> None:
-        """Refuses settings that cannot differ, and values that are none or not enough.
+        """Refuses settings that cannot differ between members, and wrong values or numbers of them.
 
         Args:
-            at (str): what stands before the names in messages.
+            at (str): prefix of the names in messages.
 
         Raises:
             ConfigError: naming them.
         """
         if self.vary and self.size == 1:
-            raise ConfigError(f"{at}vary is given, but {at}size is 1; use {at}size=8, or so.")
+            raise ConfigError(f"{at}vary is given, but {at}size is 1; use for example {at}size=8.")
         for name, given in _flat(self.vary).items():
             for word in (name, *(given if isinstance(given, Mapping) else ())):
                 if ":" in str(word):  # YAML takes the whole for a key
@@ -226,13 +227,13 @@ class PopulationConfig:
             self._check_values(f"{at}vary.{name}", given)
 
     def values(self, seed: int) -> dict[str, list[float]]:
-        """Returns the value of each member, by name of a learner's setting.
+        """Returns each member's value of every varied learner setting, by name of the setting.
 
-        Ranges are cut into as many values at equal distances (of logarithms, if ``log``), which
-        the members get in an order of their own for each setting but the first.
+        A range gives one value for each member, at equal distances (of logarithms, if ``log``).
+        The values of every setting but the first are shuffled among the members.
 
         Args:
-            seed (int): of the orders.
+            seed (int): random seed of the shuffling.
 
         Examples:
             >>> lr = {"low": 0.1, "high": 10.0, "log": True}
@@ -248,7 +249,7 @@ class PopulationConfig:
         return found
 
     def bounds(self) -> dict[str, tuple[float, float, bool]]:
-        """Returns the range of each setting that differs: its ends, and whether it is logarithmic.
+        """Returns the low end, the high end and the ``log`` flag of each varied setting.
 
         Examples:
             >>> PopulationConfig(2, {"learner.gamma": [0.9, 0.99]}).bounds()
@@ -268,7 +269,7 @@ class PopulationConfig:
             known = [f"{_SECTION}.{one}" for one in VARYING]
             raise ConfigError(
                 f"{at} has {name!r}; {nearest(name, known)}expected one of {', '.join(known)}; "
-                "what changes shapes cannot differ by member."
+                "settings that change shapes cannot differ between members."
             )
 
     def _check_values(self, at: str, given: Any) -> None:
@@ -292,8 +293,8 @@ class PopulationConfig:
         logarithmic = given.get("log", False)
         if not (_is_number(low) and _is_number(high) and low < high):
             raise ConfigError(
-                f"{at} goes from {quoted(low)} to {quoted(high)}, expected two numbers, the first "
-                "the smaller."
+                f"{at} goes from {quoted(low)} to {quoted(high)}, expected two numbers, the "
+                "smaller one first."
             )
         if not isinstance(logarithmic, bool) or (logarithmic and low <= 0):
             raise ConfigError(
@@ -330,51 +331,51 @@ _TOURNAMENT = ReadWhere("method", "tournament")
 
 @dataclass(frozen=True)
 class EvolutionConfig:
-    """Which members are replaced by copies of others, and how copies differ."""
+    """Selection among the members of a population, and mutation of the copies."""
 
     method: Annotated[
         str,
         OneOf(
             {
-                "none": "nobody is replaced",
-                "pbt": "the worst become copies of the best (population-based training)",
-                "tournament": "every place goes to the best of a few that are drawn",
+                "none": "no selection",
+                "pbt": "the worst members become copies of the best (population-based training)",
+                "tournament": "each member becomes a copy of the best of a few drawn members",
             }
         ),
     ] = "none"
-    """Who is copied to whom."""
+    """Selection rule: PBT truncation or tournament."""
     every_frames: Annotated[int, Range(1), _EVOLVING] = 200_000
-    """Env steps of a member between two selections."""
+    """Environment steps of a member between two selections."""
     fitness: Annotated[
         str,
         _EVOLVING,
         OneOf(
             {
-                "return": "mean return of the episodes of training that began since the last one",
+                "return": "mean return of training episodes that began since the last selection",
                 "evaluation": "mean return of an evaluation",
-                "rating": "Bradley-Terry rating of games between members, in environments of two sides",
+                "rating": "Bradley-Terry rating of games between members (two-sided environments)",
             }
         ),
     ] = "return"
-    """What is compared."""
+    """Fitness by which members are compared."""
     least_episodes: Annotated[int, Range(1), _EVOLVING, ReadWhere("fitness", "return")] = 10
-    """Episodes that every member must have had; else it is selected later."""
+    """Smallest number of finished episodes of every member; the selection waits for them."""
     worst: Annotated[float, Range(0, 0.5), ReadWhere("method", "pbt")] = 0.25
-    """Share of the members that ``pbt`` replaces."""
+    """Share of members that ``pbt`` replaces."""
     drawn: Annotated[int, Range(1), _TOURNAMENT] = 2
-    """Members among which ``tournament`` takes the best."""
+    """Number of members drawn for each ``tournament``."""
     elite: Annotated[int, Range(0), _TOURNAMENT] = 1
-    """The best members that ``tournament`` leaves as they are."""
+    """Number of best members that ``tournament`` leaves unchanged."""
     factors: Annotated[list[float], _EVOLVING] = field(default_factory=lambda: [0.8, 1.25])
-    """A copy's varied settings are its parent's times one of these."""
+    """Factors of mutation: a varied setting of a copy is its parent's value times one of them."""
     resample: Annotated[float, Range(0, 1), _EVOLVING] = 0.25
-    """Chance that a copy's setting is drawn anew from its range instead."""
+    """Probability that a varied setting of a copy is resampled from its range instead."""
 
     def check(self, at: str = "") -> None:
-        """Refuses factors that are none.
+        """Refuses factors of 0 or less, and an empty list.
 
         Args:
-            at (str): what stands before the names in messages.
+            at (str): prefix of the names in messages.
 
         Raises:
             ConfigError: naming them.
@@ -390,51 +391,53 @@ _ON_RAY = ReadWhere("backend", "ray")
 
 @dataclass(frozen=True)
 class DistributedConfig:
-    """In which processes and on which machines a run collects."""
+    """Processes and machines that collect batches."""
 
     backend: Annotated[
         str,
         OneOf({"none": "in this process", "ray": "on actors of Ray, here or in a cluster"}),
     ] = "none"
-    """Where shards are; what is learned does not depend on it."""
+    """Placement of the shards; it does not affect the results."""
     collectors: Count | None = None
-    """Number of shards, each with as many of the envs and a random state of its own; what is
-    learned depends on it. null: none, or one for each process that ``torchrun`` starts."""
+    """Number of shards: equal parts of the envs, each with a random state. It affects the results.
+    null: no shards, or one for each process of ``torchrun``."""
     overlap: Annotated[int, Range(0, 100)] = 0
-    """Batches that collecting runs ahead of learning; above 1 take ``learner.estimator=vtrace``."""
+    """Number of batches that collection runs ahead of learning. Above 1, use
+    ``learner.estimator=vtrace``."""
     asynchronous: Annotated[bool, _ON_RAY] = False
-    """Actors play on without waiting, and batches are of whatever comes first: quicker where actors
-    are not equally fast, and not reproducible; best with ``learner.estimator=vtrace``."""
+    """Actors never wait, and a batch holds the first fragments to arrive. Faster where actors
+    differ in speed, but not reproducible. Best with ``learner.estimator=vtrace``."""
     max_lag: Annotated[Count, _ON_RAY, ReadWhere("asynchronous", True)] = 4
-    """Batches by which a policy may be old whose fragments are still learned from."""
+    """Largest policy lag of a fragment, in batches; older fragments are dropped."""
     actors: Annotated[Count | None, _ON_RAY] = None
-    """Processes for the shards; null: one for each shard, as far as there are CPUs."""
+    """Number of actor processes; null: one for each shard, limited by the number of CPUs."""
     address: Annotated[str | None, _ON_RAY] = None
-    """A cluster of Ray: ``auto``, ``host:6379`` or ``ray://host:10001``; null: what
-    ``RAY_ADDRESS`` says, or else a Ray of one's own on this machine."""
+    """Address of a Ray cluster: ``auto``, ``host:6379`` or ``ray://host:10001``. null: the one in
+    ``RAY_ADDRESS``, or else a Ray that the run starts on this machine."""
     cpus_per_actor: Annotated[float, Range(0), _ON_RAY] = 1.0
-    """CPUs that Ray keeps for each actor."""
+    """Number of CPUs that Ray reserves for each actor."""
     gpus_per_actor: Annotated[float, Range(0), _ON_RAY] = 0.0
-    """GPUs that Ray keeps for each; 0: environments and actors' networks are on the CPU."""
+    """Number of GPUs that Ray reserves for each actor; 0: actors run on the CPU."""
     spares: Annotated[int, Range(0, 100), _ON_RAY] = 1
-    """Processes that have imported everything and wait to replace one that dies."""
+    """Number of spare processes, with all imports done, to replace actors that die."""
     timeout: Annotated[Positive, _ON_RAY] = 300.0
-    """Seconds after which an actor that has not played its batch counts as dead."""
+    """Seconds after which an actor without a finished batch counts as dead."""
     max_restarts: Annotated[int, Range(0), _ON_RAY] = 10
-    """Actors that are replaced for one batch before the run gives up."""
+    """Largest number of replaced actors in one batch; beyond it the run stops."""
     snapshot_every: Annotated[int, Range(0), _ON_RAY] = 1
-    """Batches between the snapshots from which a lost shard is put back; 0: it begins anew."""
+    """Batches between two snapshots of a shard. A lost shard is restored from the last one; 0: it
+    starts with new episodes."""
 
     @property
     def enabled(self) -> bool:
-        """Returns whether the environments are split into shards."""
+        """Whether the environments are split into shards."""
         return self.collectors is not None
 
     def check(self, at: str = "") -> None:
-        """Refuses what does not fit together.
+        """Refuses settings that contradict each other.
 
         Args:
-            at (str): what stands before the names in messages.
+            at (str): prefix of the names in messages.
 
         Raises:
             ConfigError: naming the settings and the fix.
@@ -448,13 +451,13 @@ class DistributedConfig:
         Limit("overlap", never_wait, (0,), lambda own: own.asynchronous).check(self, at)
         if self.overlap and self.backend == "ray" and not self.snapshot_every:
             raise ConfigError(
-                f"{at}snapshot_every is 0, expected 1 or more beside {at}overlap={self.overlap}, "
-                f"whose batches are played again on resuming; use {at}snapshot_every=1."
+                f"{at}snapshot_every is 0, expected 1 or more with {at}overlap={self.overlap}, "
+                f"whose batches are replayed when the run is resumed; use {at}snapshot_every=1."
             )
 
 
 def check_shards_divide(run: TrainConfig) -> None:
-    """Refuses numbers of shards of which each cannot have as many envs.
+    """Refuses a number of shards that does not divide the envs.
 
     Args:
         run (TrainConfig): the settings.

@@ -44,7 +44,7 @@ from torchrl_marl.training.process_group import (
     open_run_folder,
     resolve_config,
 )
-from torchrl_marl.training.recorder import say
+from torchrl_marl.training.recorder import print_message
 from torchrl_marl.training.run import Run
 from torchrl_marl.training.training import Iteration, Training
 
@@ -194,7 +194,7 @@ def _begin(
     batch = math.ceil(config.frames_per_batch / num_envs) * num_envs
     if frames % batch:
         n = math.ceil(frames / batch)
-        say(f"total_frames is {frames:,}; {n * batch:,} are trained: {n} times {batch:,}")
+        print_message(f"total_frames is {frames:,}; {n * batch:,} are trained: {n} times {batch:,}")
     return training
 
 
@@ -208,7 +208,7 @@ def _restart(
     if (folder.path / "summary.json").exists():
         latest_checkpoint(folder.path)  # raises that there is none
     folder.clear()
-    say(f"run {str(folder.path)!r} has no checkpoint yet: it starts from the beginning")
+    print_message(f"run {str(folder.path)!r} has no checkpoint yet: it starts from the beginning")
     return _begin(folder, config, env, ranks, trials)
 
 
@@ -233,12 +233,12 @@ def _go_on(training: Training, before: TrainConfig, folder: RunFolder, made: Tra
         more = f"total_frames={2 * total}"
         if stopping.reached:
             more = f"a higher stop_at_return than {stopping.limit:g}"
-        say(
+        print_message(
             f"run {str(training.folder)!r} is finished, with {frames:,} frames; "
             f"{more} beside --resume trains on"
         )
     if total != was and not training.done:
-        say(
+        print_message(
             f"trains on from {frames:,} to {total:,} frames; linear schedules and "
             "unshare_at go on as in a run of that length"
         )

@@ -376,19 +376,19 @@ def train_each(
     Raises:
         Exception: the exception of a single run; those of several runs are yielded instead.
     """
-    from torchrl_marl.training.recorder import say
+    from torchrl_marl.training.recorder import print_message
 
     settings, count = configs[0].distributed, len(configs)
     on_ray = seeds and settings.backend == "ray" and not settings.enabled
     if on_ray:
-        say(f"{count} runs are Ray tasks, one per CPU in parallel")
+        print_message(f"{count} runs are Ray tasks, one per CPU in parallel")
     ended = Jobs(configs, "ray" if on_ray else "here", resume=False).ended()
     for done, (number, found) in enumerate(ended, 1):
         if isinstance(found, Stopped):  # the interruption itself is raised next
             continue
         if isinstance(found, Path):
             left = count - done
-            say(f"seed {configs[number].seed} has ended, {left} to go: {str(found)!r}")
+            print_message(f"seed {configs[number].seed} has ended, {left} to go: {str(found)!r}")
             yield configs[number], _load(found)
         elif not isinstance(found, Exception):
             yield configs[number], getattr(found, "members", [found])
