@@ -24,8 +24,8 @@ class BusyArena(Arena):
 
     Keyword Args:
         milliseconds (float): of one core, for each copy and step.
-        orders (str, optional): a folder; where it holds a file ``raise``, the environment removes that
-            and raises.
+        orders (str, optional): folder; if it has a file ``raise``, the environment removes the
+            file and raises an error.
         **kwargs: as in :class:`Arena`.
     """
 

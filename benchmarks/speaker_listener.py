@@ -267,8 +267,8 @@ def publish(sides: dict[str, list[Result]], picture: Path, args: argparse.Namesp
         likeliest actions and by drawn ones, which is how AgileRL tests. "scripted": the speaker
         names the goal, the listener waits for it and goes there. AgileRL runs in an environment of
         its own, by its own training function, with the settings that its repository has for
-        this environment, one agent and no evolution; ours are the recipes. They were trained one after
-        the other, so the seconds, without evaluations, are a rough comparison. The two differ in
+        this environment, one agent and no evolution; ours are the recipes. They were trained in
+        turn, so the seconds, without evaluations, are a rough comparison. The two differ in
         more than the library: networks, learning rate, number of envs and epochs are each side's
         own.""",
         write=args.write,

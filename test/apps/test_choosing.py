@@ -167,7 +167,7 @@ def test_recipes_and_files_are_worlds_too(tmp_path):
         ("toy/kun", "unknown toy environment 'kun'; did you mean 'kuhn'?"),
         ("tooy/kuhn", "unknown environment library 'tooy'; did you mean 'toy'?"),
         ("toy/", "unknown environment 'toy/'; expected 'library/environment'"),
-        ("external/meet", "external/meet says what its agents are when its first client comes"),
+        ("external/meet", "external/meet gets its agents from its first client"),
         ("nothing.yaml", "'nothing.yaml' is not there"),
     ],
 )

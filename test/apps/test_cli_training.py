@@ -224,8 +224,8 @@ class TestEvaluate:
         out = capsys.readouterr().out
         assert out.splitlines()[0].split() == ["likeliest", "actions", "drawn", "actions"]
         assert out.splitlines()[-1] == (
-            "  the likeliest actions earn 42 and drawn ones 22 from the same starts, which is more "
-            "than chance (they differ by 20 to 20, 20 standard deviations of episodes)."
+            "  the likeliest actions earn 42 and drawn ones 22 from the same starts, a "
+            "significant difference (95 % interval 20 to 20, 20 standard deviations of returns)."
         )
         assert cli.main(["evaluate", str(run_folder), "--deterministic"]) == 0
         assert "drawn" not in capsys.readouterr().out

@@ -179,8 +179,8 @@ class TestBrokenFolders:
             (HEAD + "\n", "has no row in metrics.csv yet"),
             (HEAD + "\n1,640,20", "has no row in metrics.csv yet"),
             ("iteration,reward\n1,2\n", "no column 'frames'"),
-            ("\x00\x01\x02\nabc\n", "is no table of metrics"),
-            (f"frames,{'x' * 200_000}\n1,2\n", "is no table of metrics"),
+            ("\x00\x01\x02\nabc\n", "is not a table of metrics"),
+            (f"frames,{'x' * 200_000}\n1,2\n", "is not a table of metrics"),
         ],
     )
     def test_tables(self, tmp_path, content, message, capsys):

@@ -117,7 +117,7 @@ class TestFigures:
         assert found["actions_differ"] == words
 
     def test_no_word_on_a_difference_that_is_small_beside_the_spread(self):
-        """0.1 more in each of 100 episodes is beyond chance, and nothing beside -5 to 5."""
+        """0.1 more in each of 100 episodes is significant, and nothing beside -5 to 5."""
         spread = torch.linspace(-5, 5, 100)
         one, small, large = (episodes(*(spread + gap).tolist()) for gap in (0, 0.1, 0.7))
         gap = one.against(small).difference
@@ -130,7 +130,7 @@ class TestFigures:
 
     @pytest.mark.parametrize("count", [2, 3, 5, 10])
     def test_few_episodes_of_one_policy_differ_by_chance(self, count):
-        """Won or lost: two gaps that are equal were called beyond chance, in 12 % of the cases."""
+        """Won or lost: two gaps that are equal were called significant, in 12 % of the cases."""
         random = np.random.default_rng(count)
         said = 0
         for _ in range(400):
@@ -175,7 +175,7 @@ class TestDifference:
         seeds = random.normal(scale=50, size=(6, 1))
         one, other = (seeds + random.normal(size=(6, 40)) for _ in range(2))
         apart, pairs = (difference_of_runs(one + 3, other, by_seed=x) for x in (False, True))
-        assert apart.difference.low < 0 < pairs.difference.low and pairs.chance == 2 / 64
+        assert apart.difference.low < 0 < pairs.difference.low and pairs.p_value == 2 / 64
 
     def test_what_both_owe_to_a_start_cancels(self):
         """What both owe to the start takes no part in the interval."""
@@ -219,11 +219,11 @@ class TestVerdict:
     def test_one_run_a_side_is_about_policies(self):
         said = verdict([self.start], [self.start + 1 + 0.1 * self.start])
         assert said == (
-            "b is better than a, more than chance among episodes explains: of these two policies, "
-            "not the algorithms"
+            "b is better than a, a significant difference over episodes; this holds for these two "
+            "policies, not the algorithms"
         )
         assert verdict([self.start] * 2, [self.start - 1 + 0.1 * self.start]).endswith(
-            "of these 3 policies, not the algorithms"
+            "for these 3 policies, not the algorithms"
         )
 
     @pytest.mark.parametrize(("seeds", "cases"), [(2, "1 of 3"), (3, "1 of 10")])
@@ -232,20 +232,20 @@ class TestVerdict:
         one = np.stack([self.start + 0.01 * seed for seed in range(seeds)])
         said = verdict(one + 100, one)
         assert said == (
-            f"a is better than b among these, but so few cannot tell: {seeds} seeds each come as "
-            f"far apart by chance in {cases} cases, and 4 seeds each are the fewest that can tell"
+            f"a is better than b among these, but this can be chance: {seeds} seeds each differ as "
+            f"much by chance in {cases} cases, and a verdict takes at least 4 seeds each"
         )
-        assert "6 seeds each are the fewest" in verdict(one + 100, one, by_seed=True)
+        assert "takes at least 6 seeds each" in verdict(one + 100, one, by_seed=True)
 
     def test_five_seeds_can(self):
         one = np.stack([self.start + 0.5 * seed for seed in range(5)])
-        assert verdict(one, one + 4) == "b is better than a, more than chance among seeds explains"
+        assert verdict(one, one + 4) == "b is better than a, a significant difference over seeds"
         few = "these episodes"
         assert few not in verdict(one[:2, :2] + 4, one[:2, :2])
 
     def test_few_episodes_cannot(self):
         said = verdict([[1.0, 2.0, 3.0]], [[0.0, 1.0, 2.1]])
-        assert "3 episodes each come as far apart by chance in 1 of 4 cases" in said
+        assert "3 episodes each differ as much by chance in 1 of 4 cases" in said
 
     def test_a_report_says_the_same(self, tmp_path):
         from reported import write_run
@@ -297,7 +297,7 @@ class TestCompare:
         assert cli.main(command) == 0
         out = capsys.readouterr().out
         assert re.search(r"runs +1 +2\n", out) and re.search(r"starts +20", out)
-        assert out.rstrip().endswith("of these 3 policies, not the algorithms.")
+        assert out.rstrip().endswith("for these 3 policies, not the algorithms.")
 
     def test_pairs_by_seed_are_the_same_seeds(self, trained, tmp_path, capsys):
         for seed in (0, 1):

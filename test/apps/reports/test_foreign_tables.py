@@ -1,9 +1,10 @@
-"""Tables of other libraries' evaluations: only ends of rows end rows."""
+"""Tables of other libraries' evaluations: names with newlines, line numbers, the old column."""
 
 import csv
 
 import pytest
 
+from torchrl_marl.apps.reports.aggregates import read_references
 from torchrl_marl.apps.reports.results import read_table
 from torchrl_marl.errors import CheckpointError
 
@@ -31,3 +32,15 @@ def test_lines_are_counted_as_an_editor_does(tmp_path):
     rows = [["grid", "two\nlines", 0, 0, 1.0], ["grid", "b", 0, "many", 1.0]]
     with pytest.raises(CheckpointError, match="broken in line 4, expected numbers"):
         read_table(write(tmp_path / "t.csv", rows))
+
+
+def test_a_table_from_before_0_2_is_read(tmp_path):
+    text = write(tmp_path / "t.csv", [["grid", "a", 0, 9, 1.0]]).read_text()
+    (tmp_path / "t.csv").write_text(text.replace("task", "world"))
+    assert list(read_table(tmp_path / "t.csv")[0]) == [("grid", "a")]
+
+
+def test_references_from_before_0_2_are_read(tmp_path):
+    (tmp_path / "r.yaml").write_text("- {world: toy/arena, best: 6, source: mine}\n")
+    entry = {"task": "toy/arena", "best": 6, "source": "mine"}
+    assert read_references(tmp_path / "r.yaml") == [entry]

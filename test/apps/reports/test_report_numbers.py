@@ -101,7 +101,7 @@ def test_runs_that_measured_nothing_near_are_named(tmp_path):
     write_run(tmp_path / "b", [0, 7], frames=[0, 200], **{"learner.algorithm": "ippo"})
     report = make_report(tmp_path)
     assert report.tasks[0].teams["MAPPO"].scores == [4] and not report.tasks[0].equal
-    assert any("measured nothing near" in note and "/a (400)" in note for note in notes(report))
+    assert any("no measurement near" in note and "/a (400)" in note for note in notes(report))
 
 
 def test_unfinished_runs_count_up_to_where_they_are(tmp_path):
@@ -121,13 +121,13 @@ def test_a_return_that_is_no_number_ends_a_run(tmp_path):
     write_run(tmp_path / "a", [0.0, 3.0, float("nan"), 9.0])
     report = make_report(tmp_path)
     assert report.tasks[0].teams["MAPPO"].scores == [3]
-    assert any("no finite number at frame 2,000; used up to there" in x for x in notes(report))
+    assert any("not finite at frame 2,000; used up to there" in x for x in notes(report))
     write_run(tmp_path / "b", [float("nan"), float("nan")], seed=1, training=False)
     write_run(tmp_path / "c", [float("nan"), 3.0], seed=2)
     report = make_report(tmp_path)
     assert report.tasks[0].teams["MAPPO"].scores == [3]  # not those of training's episodes
     for name, sentence in zip("bc", report.left_out):
-        assert f"/{name}' has a return that is no finite number at its first" in sentence
+        assert f"/{name}' has a return that is not finite at its first" in sentence
     assert not any("/c " in note for note in notes(report) if "Left out" not in note)
 
 
@@ -195,7 +195,7 @@ def test_actions_of_two_kinds(tmp_path):
         summary |= {"evaluation": kinds, "actions_differ": differ}
         (run / "summary.json").write_text(json.dumps(summary))
     (note,) = (note for note in notes(make_report(tmp_path)) if "likeliest" in note)
-    assert "earn -5 and drawn ones 1.5, which is more than chance, in 2 of 3 runs" in note
+    assert "earn -5 and drawn ones 1.5, a significant difference in 2 of 3 runs" in note
     for path in tmp_path.glob("*/summary.json"):  # beside episodes that differ by much more
         summary = json.loads(path.read_text())
         for own in summary["evaluation"].values():
@@ -213,14 +213,14 @@ def test_what_0_and_1_are(tmp_path):
     assert unknown.best == 3 and unknown.best_source == "the best run of this report, of MAPPO"
     worse = write_run(tmp_path / "c", [0, 0.5], random=1.0, **{"env.kwargs.lives": 6})
     report = make_report(worse)
-    assert "nothing is known that is better" in "\n".join(notes(report)) and not report.aggregates
+    assert "no known return is better" in "\n".join(notes(report)) and not report.aggregates
 
     own = tmp_path / "own.yaml"
     own.write_text("- {task: toy/arena, random: 0, best: 6, source: mine}\n")
     found = make_report(tmp_path / "b", own).tasks[0]
     assert found.normalized("MAPPO") == [0.5] and found.reference.random_source == "mine"
     own.write_text("- {task: toy/arena, top: 6}\n")
-    with pytest.raises(ConfigError, match="expected entries with task and source"):
+    with pytest.raises(ConfigError, match="expected entries with task, source"):
         make_report(tmp_path / "b", own)
 
 
@@ -285,7 +285,7 @@ def test_tables_of_others_join_the_tasks(suite, report, tmp_path):
         ("task,algorithm,seed,frames,return\na,b,0,1,good\n", "is broken in line 2"),
         ("task,algorithm,seed,frames,return\na,b,0,-5,1\n", "has frames=-5 in line 2"),
         ("task,algorithm,seed,frames,return\na,b,0,5,1\n\na,b,0,5,2\n", "in lines 2 and 4"),
-        ("task,algorithm,seed,frames,return\nwheel,MAPPO,0,1,1\n", "give it a name of its own"),
+        ("task,algorithm,seed,frames,return\nwheel,MAPPO,0,1,1\n", "give it another name"),
     ],
 )
 def test_tables_of_others_that_do_not_fit(suite, tmp_path, text, sentence):
@@ -303,9 +303,9 @@ def test_a_return_of_others_that_is_no_number_ends_its_run(tmp_path):
     report = make_report(path)
     assert report.tasks[0].teams["b"].scores == [1, 2]
     said = "\n".join(notes(report))
-    assert "(of 'b' in 'a', seed 0) has a return that is no finite number at frame 9" in said
+    assert "('b' in 'a', seed 0) has a return that is not finite at frame 9" in said
     assert "no finite return at the start of 'c' in 'a', seed 1" in report.left_out[0]
-    assert "of training in all" not in page(report)  # nobody has given seconds
+    assert "of training in all" not in page(report)  # the table has no seconds
 
 
 @pytest.mark.parametrize(("seeds", "cases"), [(2, "1 of 3"), (3, "1 of 10"), (4, None)])
@@ -315,11 +315,11 @@ def test_few_seeds_that_come_apart_do_not_decide(tmp_path, seeds, cases):
         write_run(tmp_path / f"b{seed}", [0, seed], seed=seed, **{"learner.algorithm": "ippo"})
     said = answers(make_report(tmp_path))[1]
     if cases is None:
-        assert "with probability 1.00 [1.00, 1.00], more than chance among seeds explains" in said
+        assert "with probability 1.00 [1.00, 1.00], a significant difference over seeds" in said
     else:
-        assert f"{seeds} seeds each come as far apart by chance in {cases} cases" in said
-        assert said.endswith("and 4 seeds each are the fewest that can tell.")
-        assert "explains" not in said
+        assert f"{seeds} seeds each differ as much by chance in {cases} cases" in said
+        assert said.endswith("and a verdict takes at least 4 seeds each.")
+        assert "significant" not in said
 
 
 def test_a_copy_of_a_run_counts_once(tmp_path):
@@ -330,7 +330,7 @@ def test_a_copy_of_a_run_counts_once(tmp_path):
     assert report.tasks[0].teams["MAPPO"].scores == [1, 1]
     (sentence,) = report.left_out
     assert "/c' has the settings, the seed and every number of" in sentence
-    assert any("Left out:" in note and "count once" in note for note in notes(report))
+    assert any("Left out:" in note and "does not count" in note for note in notes(report))
 
 
 def test_what_makes_seeds_unlike_is_said(tmp_path):
@@ -351,8 +351,8 @@ def test_tables_that_were_cut_are_named(tmp_path):
     report = make_report(tmp_path)
     assert report.tasks[0].teams["MAPPO"].scores == [2]
     said = "\n".join(notes(report))
-    assert "/a has a half last line in evaluation.csv, which is not used." in said
-    assert "/a has a metrics.csv that ends at frame 1,000; agent frames of later" in said
+    assert "/a has an incomplete last line in evaluation.csv, which is not used." in said
+    assert "/a has a metrics.csv that ends at frame 1,000; later evaluations have no agent" in said
 
 
 def test_the_same_runs_give_the_same_report(suite, report):

@@ -119,7 +119,7 @@ def test_a_page_of_nothing_but_doubts(tmp_path):
     write_run(tmp_path / "a", [0, 3], finished=False, training=False)
     text = page(make_report(tmp_path))
     assert "NaN" not in text.partition('id="data">')[2].partition("</script>")[0]
-    assert "things to know before believing this" in text and "not finished" in text
+    assert "notes on these results" in text and "not finished" in text
     assert data_of(text)["aggregates"] == []
 
 
@@ -212,18 +212,18 @@ def test_a_broken_matplotlib_is_as_none(suite, tmp_path, monkeypatch):
 
 def test_folders_of_others_are_left_alone(suite, tmp_path):
     (tmp_path / "report.md").write_text("mine")
-    with pytest.raises(ConfigError, match=r"holds 'report.md' and no report.*use --out FOLDER"):
+    with pytest.raises(ConfigError, match=r"holds 'report.md' but no report.*use --out FOLDER"):
         write_report(suite, tmp_path)
     assert (tmp_path / "report.md").read_text() == "mine"
     (tmp_path / "report.html").write_text("<html>mine</html>")
-    with pytest.raises(ConfigError, match="and no report"):
+    with pytest.raises(ConfigError, match="but no report"):
         write_report(suite, tmp_path)
     with pytest.raises(ConfigError, match="is a file, expected a folder"):
         write_report(suite, tmp_path / "report.md")
 
 
 def test_a_run_is_no_place_for_a_report(suite):
-    with pytest.raises(ConfigError, match="and no report"):
+    with pytest.raises(ConfigError, match="but no report"):
         write_report(suite, suite / "balance" / "mappo" / "seed0")
 
 

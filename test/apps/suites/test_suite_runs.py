@@ -123,13 +123,13 @@ def test_folders_of_others_are_left_alone(here, capsys):
     (here / "papers" / "thesis.tex").write_text("chapter one")
     for more in ([], ["--dry-run"]):
         assert main(["suite", "mine.yaml", "--out", "papers", *more]) == 2
-        assert "exists and is no suite's folder" in capsys.readouterr().err
+        assert "exists and is not a suite's folder" in capsys.readouterr().err
     assert [path.name for path in (here / "papers").iterdir()] == ["thesis.tex"]
     run_suite("mine.yaml", algorithms="mappo", tasks="two", seeds=1, frames=40, jobs=0, said=list)
     assert main(["suite", "mine.yaml", "--dry-run"]) == 2
     assert "exists; --resume goes on with it" in capsys.readouterr().err
     assert main(["suite", "mine.yaml", "--dry-run", "--resume", "learner.gamma=0.5"]) == 2
-    assert "was begun with" in capsys.readouterr().err
+    assert "was started with" in capsys.readouterr().err
     lock = RunFolder(here / "suite_mine")
     assert main(["suite", "mine.yaml", "--resume"]) == 2
     assert re.search("suite folder '.*suite_mine' is in use", capsys.readouterr().err)
