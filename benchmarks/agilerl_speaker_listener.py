@@ -31,8 +31,8 @@ PACKAGES = ("agilerl", "torch", "tensordict", "mpe2", "pettingzoo", "numpy")
 EVO_STEPS = 10_000
 # configs/training/ippo.yaml, multi_agent/maddpg.yaml and multi_agent/matd3.yaml of AgileRL's
 # repository, which are for this environment, without evolution and torch.compile. Later versions
-# of the first have a learning rate of 1e-4, ent_coef 0.05 and action_std_init 0.0, with which IPPO learns
-# more slowly at first.
+# of the first have a learning rate of 1e-4, ent_coef 0.05 and action_std_init 0.0, with which
+# IPPO learns more slowly at first.
 N_ENVS, N_STORED = 16, 100_000
 OFF_POLICY: dict[str, Any] = {
     "lr_actor": 1e-4,

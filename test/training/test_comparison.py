@@ -123,7 +123,7 @@ class TestFigures:
         gap = one.against(small).difference
         assert gap.high < 0 and where_they_differ(one, small) is None
         assert where_they_differ(one, large).endswith(
-            "(they differ by -0.7 to -0.7, 0.24 standard deviations of episodes)"
+            "(95 % interval -0.7 to -0.7, 0.24 standard deviations of returns)"
         )
         # Episodes that are all alike: whatever differs is all there is.
         assert "0.1" in where_they_differ(episodes(*[1.0] * 6), episodes(*[1.1] * 6))
@@ -289,7 +289,7 @@ class TestCompare:
         assert found.paired.difference.value == pytest.approx(one - other, abs=1e-5)
         assert found.first.kinds == ["likeliest"] and found.of_policies
         assert "is better than" in found.verdict and found.verdict.endswith(
-            "of these two policies, not the algorithms"
+            "for these two policies, not the algorithms"
         )
 
     def test_several_seeds_on_a_side(self, trained, capsys):

@@ -178,7 +178,7 @@ def test_pairs_see_what_starts_hide():
 
 def test_no_pairs():
     assert paired_difference([1.0], [0.0]).probability is None
-    with pytest.raises(ConfigError, match="are no pairs"):
+    with pytest.raises(ConfigError, match="are not pairs"):
         paired_difference([1.0, 2.0], [1.0])
 
 

@@ -104,7 +104,7 @@ def test_settings_that_changed_are_refused(capsys):
     command = ["suite", "mine.yaml", "--resume", "--jobs", "0"]
     assert main([*command, "learner.lr=0.5"]) == 2
     found = capsys.readouterr().err
-    assert "learner.lr of two with mappo is 0.5" in found and "begun with 0.0005" in found
+    assert "learner.lr of two with mappo is 0.5" in found and "started with 0.0005" in found
     with open("mine.yaml", "a") as file:
         file.write("  four: {env: {kwargs: {n_agents: 4}}}\n")
     assert main([*command, "threads=2", "tasks=two"]) == 0  # where it runs may change
@@ -113,7 +113,7 @@ def test_settings_that_changed_are_refused(capsys):
     assert main(command) == 2
     assert "env.kwargs.n_agents of two with mappo is 5" in capsys.readouterr().err
     assert main(["suite", "mine.yaml"]) == 2
-    assert "suite folder 'suite_mine' exists; --resume goes on" in capsys.readouterr().err
+    assert "suite folder 'suite_mine' exists; add --resume to continue it" in capsys.readouterr().err
     assert main(["suite", "toy", "--resume", "--out", "suite_mine"]) == 2
     assert "holds the suite 'mine', but 'toy' is given" in capsys.readouterr().err
 
@@ -127,7 +127,7 @@ def test_folders_of_others_are_left_alone(here, capsys):
     assert [path.name for path in (here / "papers").iterdir()] == ["thesis.tex"]
     run_suite("mine.yaml", algorithms="mappo", tasks="two", seeds=1, frames=40, jobs=0, said=list)
     assert main(["suite", "mine.yaml", "--dry-run"]) == 2
-    assert "exists; --resume goes on with it" in capsys.readouterr().err
+    assert "exists; add --resume to continue it" in capsys.readouterr().err
     assert main(["suite", "mine.yaml", "--dry-run", "--resume", "learner.gamma=0.5"]) == 2
     assert "was started with" in capsys.readouterr().err
     lock = RunFolder(here / "suite_mine")
