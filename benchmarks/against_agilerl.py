@@ -176,14 +176,14 @@ def publish(found: dict[str, list[Result]], args: argparse.Namespace) -> None:
         (architecture, parameters, learning rate, batch and length of a rollout) with the settings
         that its repository has for IPPO on this environment (configs/training/ippo.yaml; its
         population is 4 there, eight here, and torch.compile is off, since each mutated network
-        would be compiled again); members learn one after the other. Ours: the recipe as a population with
-        population-based training of the learning rate; members learn side by side. Seconds are
+        would be compiled again); members learn one by one. Ours: the recipe as a population with
+        population-based training of the learning rate; members learn in parallel. Seconds are
         from the first step to the last, learning, AgileRL's tests (an episode of each copy) and
         selection included; starting processes, and measuring, are not. Returns are what one agent
         earns in an episode of 25 steps, mean over {args.episodes} episodes of mpe2's own
         environment, the same for all, by the likeliest actions and by sampled ones; mean
-        (least to most) over the seeds. The best member is the one with the highest fitness by AgileRL's last test, or by
-        our evaluation at the end. Networks, epochs and minibatches are each side's own.""",
+        (least to most) over the seeds. The best member is the one with the highest
+        fitness by AgileRL's last test, or by our evaluation at the end. Networks, epochs and minibatches are each side's own.""",
         write=args.write,
     )
 

@@ -25,8 +25,8 @@ TEXTS = {
     "speed": """A whole iteration, collecting and learning, of an environment that takes 2 ms of Python
     for each copy and step (`busy_world.py`), in two shards of 8 copies: in one process, and on
     two actors of a private Ray, with the learner in another process. In the second table learning
-    takes a third of the iteration in one process. All alternate in one process, one thread each. The last
-    column is what `forecast.py` says from the times of one process.""",
+    takes a third of the iteration in one process. All alternate in one process, one
+    thread each. The last column is the forecast of `forecast.py` from the times of one process.""",
     "transport": """A batch of about 10 and of 256 MiB that an actor has played, as it reaches the
     learner's process, and its share of an iteration of a second. `torch.cat` over the shards is the
     one copy.""",

@@ -320,7 +320,7 @@ def test_players_that_act_by_values(tmp_path, capsys):
         (["a"], "found one player, .*, expected two or more"),
         (["a", "a"], "is given twice, expected every player once"),
         (["random", "heuristic"], "found no run among random, heuristic"),
-        (["a", "nim"], "was trained in toy/nim and .* in toy/kuhn; expected runs of one environment"),
+        (["a", "nim"], "was trained in toy/nim and .* in toy/kuhn; expected runs of one env"),
         (["a", "heuristic"], "toy/kuhn has no heuristic that runs here; leave heuristic out"),
     ],
 )

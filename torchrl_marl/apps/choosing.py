@@ -142,7 +142,7 @@ def _rewards(group: GroupSpec, batch: TensorDictBase) -> tuple[Tensor | None, Te
 
 
 def _dies(group: GroupSpec, batch: TensorDictBase) -> bool:
-    """Returns whether an agent terminates in a step in which the episode goes on."""
+    """Returns whether an agent terminates before its episode ends."""
     if not group.agent_done:
         return False
     following = batch.get("next")

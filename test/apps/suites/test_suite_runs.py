@@ -113,7 +113,7 @@ def test_settings_that_changed_are_refused(capsys):
     assert main(command) == 2
     assert "env.kwargs.n_agents of two with mappo is 5" in capsys.readouterr().err
     assert main(["suite", "mine.yaml"]) == 2
-    assert "suite folder 'suite_mine' exists; add --resume to continue it" in capsys.readouterr().err
+    assert "suite folder 'suite_mine' exists; add --resume to" in capsys.readouterr().err
     assert main(["suite", "toy", "--resume", "--out", "suite_mine"]) == 2
     assert "holds the suite 'mine', but 'toy' is given" in capsys.readouterr().err
 

@@ -42,7 +42,7 @@ class Curves:
     summary: dict[str, Any]
     seed: int = 0
     cut: tuple[str, ...] = ()
-    """Tables whose incomplete last line was skipped."""
+    """Tables with an incomplete last line, which was skipped."""
     notes: tuple[str, ...] = ()
     """Notes on the source of the tables, sentences without their subject."""
 

@@ -302,7 +302,7 @@ Table = Mapping[str, np.ndarray]
 
 
 def is_evolved(folder: Path) -> bool:
-    """Returns whether a folder holds a population whose members replace each other."""
+    """Returns whether a folder holds a population with selection of members."""
     if not (folder / "config.yaml").is_file():
         return False
     try:
