@@ -183,7 +183,8 @@ def publish(found: dict[str, list[Result]], args: argparse.Namespace) -> None:
         earns in an episode of 25 steps, mean over {args.episodes} episodes of mpe2's own
         environment, the same for all, by the likeliest actions and by sampled ones; mean
         (least to most) over the seeds. The best member is the one with the highest
-        fitness by AgileRL's last test, or by our evaluation at the end. Networks, epochs and minibatches are each side's own.""",
+        fitness by AgileRL's last test, or by our evaluation at the end. Networks, epochs and
+        minibatches are each side's own.""",
         write=args.write,
     )
 

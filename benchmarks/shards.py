@@ -22,7 +22,7 @@ from forecast import World
 
 BUSY = f"{Path(__file__).parent / 'busy_world.py'}:BusyArena"
 TEXTS = {
-    "speed": """A whole iteration, collecting and learning, of an environment that takes 2 ms of Python
+    "speed": """A whole iteration, collecting and learning, of an environment with 2 ms of Python
     for each copy and step (`busy_world.py`), in two shards of 8 copies: in one process, and on
     two actors of a private Ray, with the learner in another process. In the second table learning
     takes a third of the iteration in one process. All alternate in one process, one
