@@ -231,11 +231,11 @@ def test_an_environment_says_who_hears_whom(algorithm):
 def test_an_environment_that_gives_no_links_is_refused():
     talk = CommunicationConfig("commnet", links="env")
     [learner], collector = learners_of(linked(), config_of(talk))
-    with pytest.raises(SpecError, match="the environment gives nothing as"):
+    with pytest.raises(SpecError, match="the environment gives no entry as"):
         learner.actors["agents"](arena().reset())
     batch = collector.rollout()
     del batch["agents", "links"]
-    with pytest.raises(SpecError, match="gives nothing as \\('agents', 'links'\\)"):
+    with pytest.raises(SpecError, match="gives no entry as \\('agents', 'links'\\)"):
         learner.learn(batch)
 
 
@@ -345,7 +345,7 @@ def test_an_empty_position_is_refused():
     from torchrl_marl.settings import check
 
     talk = CommunicationConfig("commnet", links="nearest", position=[])
-    with pytest.raises(ConfigError, match="position is \\[\\], expected the columns"):
+    with pytest.raises(ConfigError, match="position is \\[\\], expected the observation columns"):
         check(OnPolicyConfig(actor=TeamNetworkConfig(communication=talk)), "learner.")
 
 

@@ -64,35 +64,35 @@ class SplitPolicy(TensorDictModuleBase):
         self.out_keys = [*self.written, _WHO]
         self.batched = _are_alike(list(policies.values()))
         if sizes is not None:
-            who = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
-            self.register_buffer("_who", who, persistent=False)
+            chosen = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+            self.register_buffer("_chosen", chosen, persistent=False)
         self._block = 32 if sizes is None else min(min(sizes), 64)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Acts."""
-        who = self._acting(tensordict)
+        chosen = self._acting(tensordict)
         if self.batched:
             actors = [cast(GroupActor, policy) for policy in self.policies]
-            act_by_row(actors[0], stored(actors), who, tensordict, block=self._block)
+            act_by_row(actors[0], stored(actors), chosen, tensordict, block=self._block)
         elif self.sizes is not None:
             self._act_in_slices(tensordict)
         else:
-            self._act_everywhere(tensordict, who)
-        return tensordict.set(_WHO, who)
+            self._act_everywhere(tensordict, chosen)
+        return tensordict.set(_WHO, chosen)
 
     def _acting(self, tensordict: TensorDictBase) -> Tensor:
         if self.key is None:
-            if len(self._who) != tensordict.shape[0]:
+            if len(self._chosen) != tensordict.shape[0]:
                 raise SpecError(
-                    f"policies are split over {len(self._who)} environments "
+                    f"policies are split over {len(self._chosen)} environments "
                     f"({list(self.sizes or ())}), but there are {tensordict.shape[0]}; give sizes "
                     "that add up to it."
                 )
-            return self._who
-        who = tensordict.get(self.key, None)
-        if who is None:
+            return self._chosen
+        chosen = tensordict.get(self.key, None)
+        if chosen is None:
             raise SpecError(f"the environment gives no {self.key!r}, by which policies are split.")
-        return who.reshape(tensordict.shape[0]).long()
+        return chosen.reshape(tensordict.shape[0]).long()
 
     def _act_in_slices(self, tensordict: TensorDictBase) -> None:
         found = [
@@ -101,12 +101,12 @@ class SplitPolicy(TensorDictModuleBase):
         for key in self.written:
             tensordict.set(key, torch.cat([part.get(key) for part in found]))
 
-    def _act_everywhere(self, tensordict: TensorDictBase, who: Tensor) -> None:
-        """Runs every policy in every environment and selects by ``who``, so that nothing waits."""
+    def _act_everywhere(self, tensordict: TensorDictBase, chosen: Tensor) -> None:
+        """Runs every policy in every environment and selects the chosen one, without waiting."""
         found = [policy(tensordict.copy()) for policy in self.policies]
         for key in self.written:
             rows = torch.stack([one.get(key) for one in found])
-            tensordict.set(key, rows[who, torch.arange(len(who), device=who.device)])
+            tensordict.set(key, rows[chosen, torch.arange(len(chosen), device=chosen.device)])
 
 
 def split(

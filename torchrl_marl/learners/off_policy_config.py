@@ -272,7 +272,7 @@ learner.replay.capacity, 100; use learner.replay.capacity=512.
     alpha_init: Annotated[Positive, ReadWhere("algorithm", *_SAC)] = 1.0
     """Initial temperature: the weight of the policy's entropy."""
     target_entropy: Annotated[float | None, Range(), ReadWhere("algorithm", *_SAC)] = None
-    """Target entropy per action feature in [-1, 1] (null: -1); of discrete actions, a fraction of
+    """Target entropy per action feature in [-1, 1] (null: -1); for discrete actions, fraction of
     the uniform entropy (null: 0.5)."""
 
     def __post_init__(self) -> None:

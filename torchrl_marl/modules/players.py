@@ -40,19 +40,19 @@ class Blocks(NamedTuple):
         return blocks.flatten(0, 1).index_select(0, self.place)
 
 
-def dispatch(who: Tensor, n_members: int, block: int) -> Blocks:
+def dispatch(owner: Tensor, n_members: int, block: int) -> Blocks:
     """Sorts rows by member into blocks of one member each.
 
     Shapes do not depend on the number of rows per member, and nothing waits for the device, so
     that a graph can capture it. There are ``M // B + K`` blocks, of which the last may be empty.
 
     Args:
-        who (Tensor): member of each row, integers.
+        owner (Tensor): member of each row, integers.
         n_members (int): number K of members.
         block (int): rows B per block.
 
     Shapes:
-        - who: ``[M]``
+        - owner: ``[M]``
 
     Examples:
         >>> blocks = dispatch(torch.tensor([1, 0, 1, 1]), n_members=2, block=2)
@@ -61,17 +61,17 @@ def dispatch(who: Tensor, n_members: int, block: int) -> Blocks:
         >>> blocks.gather(torch.tensor([5, 6, 7, 8])).tolist()
         [[6, 0], [5, 7], [8, 0], [0, 0]]
     """
-    n_blocks = len(who) // block + n_members
-    order = who.argsort(stable=True)
-    counts = torch.zeros(n_members, dtype=torch.int64, device=who.device)
-    counts = counts.scatter_add(0, who, torch.ones_like(who))
+    n_blocks = len(owner) // block + n_members
+    order = owner.argsort(stable=True)
+    counts = torch.zeros(n_members, dtype=torch.int64, device=owner.device)
+    counts = counts.scatter_add(0, owner, torch.ones_like(owner))
     first = counts.cumsum(0) - counts
     ends = ((counts + block - 1) // block).cumsum(0)
     begins = ends - (counts + block - 1) // block
-    sorted_who = who[order]
-    rank = torch.arange(len(who), device=who.device) - first[sorted_who]
-    place = torch.zeros_like(who).scatter(0, order, begins[sorted_who] * block + rank)
-    numbers = torch.arange(n_blocks, device=who.device)
+    sorted_owner = owner[order]
+    rank = torch.arange(len(owner), device=owner.device) - first[sorted_owner]
+    place = torch.zeros_like(owner).scatter(0, order, begins[sorted_owner] * block + rank)
+    numbers = torch.arange(n_blocks, device=owner.device)
     member = torch.searchsorted(ends, numbers, right=True).clamp_max(n_members - 1)
     return Blocks(place, member, block)
 
@@ -170,17 +170,17 @@ class Players(TensorDictModuleBase):
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Acts in every environment by its player."""
-        who = tensordict.get(self.player_key, None)
-        if who is None:
+        owner = tensordict.get(self.player_key, None)
+        if owner is None:
             raise SpecError(
                 f"group {self.group.name!r}: the data have no players, expected "
                 f"{self.player_key!r}."
             )
-        return self.act(tensordict, who.reshape(*tensordict.shape, -1)[..., 0])
+        return self.act(tensordict, owner.reshape(*tensordict.shape, -1)[..., 0])
 
-    def act(self, tensordict: TensorDictBase, who: Tensor) -> TensorDictBase:
-        """Acts in each row by the player given in ``who``, ``[E]``."""
-        return act_by_row(self._actor[0], self._stored(), who, tensordict, block=self.block)
+    def act(self, tensordict: TensorDictBase, owner: Tensor) -> TensorDictBase:
+        """Acts in each row by the player given in ``owner``, ``[E]``."""
+        return act_by_row(self._actor[0], self._stored(), owner, tensordict, block=self.block)
 
     def _stored(self) -> dict[str, Tensor]:
         return {name: self.get_buffer(f"stored_{i}") for i, name in enumerate(self._names)}
@@ -189,7 +189,7 @@ class Players(TensorDictModuleBase):
 def act_by_row(
     actor: TensorDictModuleBase,
     tensors: Mapping[str, Tensor],
-    who: Tensor,
+    owner: Tensor,
     tensordict: TensorDictBase,
     *,
     block: int = 32,
@@ -199,21 +199,21 @@ def act_by_row(
     Args:
         actor (GroupActor or JoinedActor): actor of the members' structure.
         tensors (mapping): name -> parameters and statistics of K members, from :func:`stored`.
-        who (Tensor): member of each row, integers.
+        owner (Tensor): member of each row, integers.
         tensordict (TensorDictBase): inputs of the actor; actions are written there.
         block (int): rows per block, see :func:`~torchrl_marl.modules.players.dispatch`.
 
     Shapes:
-        - tensors: ``[K, ...]``; who: ``[*B]``; tensordict: ``[*B]``
+        - tensors: ``[K, ...]``; owner: ``[*B]``; tensordict: ``[*B]``
     """
     if isinstance(actor, JoinedActor):
-        act = partial(act_by_row, actor.actor, tensors, who, block=block)
+        act = partial(act_by_row, actor.actor, tensors, owner, block=block)
         return cast(TensorDictBase, actor.act_by(act, tensordict))
     actor = cast(GroupActor, actor)
     first, *rest = _steps_of(actor)
     network, data = first.module, actor.group.dense(tensordict)
     batch = data.ndim
-    blocks = dispatch(who.reshape(-1), len(next(iter(tensors.values()))), block)
+    blocks = dispatch(owner.reshape(-1), len(next(iter(tensors.values()))), block)
     rows = [cast(Tensor, data.get(key)).flatten(0, batch - 1) for key in first.in_keys]
     own = {name: x.index_select(0, blocks.member) for name, x in tensors.items()}
 

@@ -314,11 +314,11 @@ class Channel(nn.Module):
         """Runs a round with delayed messages; returns features and messages in transit."""
         kept: list[Tensor] = []
 
-        def later(words: Tensor) -> Tensor:
+        def later(mixed: Tensor) -> Tensor:
             assert context.is_init is not None
-            known, state = remember(delay, words, context.state, context.is_init, mask)
+            known, state = remember(delay, mixed, context.state, context.is_init, mask)
             kept.append(state)
-            return known.to(words.dtype)
+            return known.to(mixed.dtype)
 
         return self.rounds[0](*heard, later=later), kept[0]
 

@@ -55,12 +55,12 @@ class Round(nn.Module):
         """
 
     @abstractmethod
-    def take_in(self, features: Tensor, words: Tensor) -> Tensor:
+    def take_in(self, features: Tensor, mixed: Tensor) -> Tensor:
         """Returns the features updated by the mixed messages, ``[*B, N, H]``.
 
         Args:
             features (Tensor): receivers' features, ``[*B, N, H]``.
-            words (Tensor): mixed messages from :meth:`mix`, ``[*B, N, V]``.
+            mixed (Tensor): mixed messages from :meth:`mix`, ``[*B, N, V]``.
         """
 
     def forward(
@@ -85,8 +85,8 @@ class Round(nn.Module):
         """
         messages = self.send(features, position)
         messages = messages if code is None else code(messages)
-        words = self.mix(features, messages, links, position)
-        return self.take_in(features, words if later is None else later(words))
+        mixed = self.mix(features, messages, links, position)
+        return self.take_in(features, mixed if later is None else later(mixed))
 
 
 class Mean(Round):
@@ -139,9 +139,9 @@ class Mean(Round):
         weight = heard.to(inbox.dtype)
         return weight @ inbox / weight.sum(-1, keepdim=True).clamp_min(1)
 
-    def take_in(self, features: Tensor, words: Tensor) -> Tensor:
+    def take_in(self, features: Tensor, mixed: Tensor) -> Tensor:
         """Returns the features updated by the mixed messages, ``[*B, N, H]``."""
-        return torch.tanh(features + self.own(features) + self.heard(words))
+        return torch.tanh(features + self.own(features) + self.heard(mixed))
 
 
 class Attention(Round):
@@ -217,9 +217,9 @@ class Attention(Round):
             mixed = mixed + self.edge_value((weight.unsqueeze(-1) * edges(position, place)).sum(-2))
         return mixed
 
-    def take_in(self, features: Tensor, words: Tensor) -> Tensor:
+    def take_in(self, features: Tensor, mixed: Tensor) -> Tensor:
         """Returns the features updated by the mixed messages, ``[*B, N, H]``."""
-        return torch.tanh(features + self.update(torch.cat([features, words], -1)))
+        return torch.tanh(features + self.update(torch.cat([features, mixed], -1)))
 
     def weights(
         self, features: Tensor, inbox: Tensor, heard: Tensor, position: Tensor | None = None
@@ -310,27 +310,27 @@ class Chain(nn.Module):
     ) -> Tensor:
         """Runs both directions. ``speaks`` alone determines the messages heard."""
         # Agents take the place of time steps; a silent agent keeps the state.
-        words, acts = (x.movedim(-2, 0) for x in (features, speaks.unsqueeze(-1)))
-        n, batch = len(words), words.shape[1:-1]
+        sent, acts = (x.movedim(-2, 0) for x in (features, speaks.unsqueeze(-1)))
+        n, batch = len(sent), sent.shape[1:-1]
         if n == 1:
             return self.read(features, *features.new_zeros(2, *batch, 1, self.size))
-        out = self._both_ways(*(x.reshape(n, -1, x.shape[-1]) for x in (words, acts)))
+        out = self._both_ways(*(x.reshape(n, -1, x.shape[-1]) for x in (sent, acts)))
         nothing = torch.zeros_like(out[:1, 0])
         ways = torch.cat([nothing, out[:, 0]]), torch.cat([out[:, 1].flip(0), nothing])
         return self.read(features, *(x.reshape(n, *batch, -1).movedim(0, -2) for x in ways))
 
-    def _both_ways(self, words: Tensor, acts: Tensor) -> Tensor:
+    def _both_ways(self, sent: Tensor, acts: Tensor) -> Tensor:
         """Returns the outputs of all agents but the last of each direction, in one loop.
 
         Args:
-            words (Tensor): agents' features, ``[N, R, H]``.
+            sent (Tensor): agents' features, ``[N, R, H]``.
             acts (Tensor): bool, agents that send, ``[N, R, 1]``.
 
         Returns:
             Tensor: ``[N - 1, 2, R, U]``, each direction in its order.
         """
         forth, back = self.forth, self.back
-        gates = torch.stack([forth.ih(words[:-1]), back.ih(words[1:].flip(0))], 1)
+        gates = torch.stack([forth.ih(sent[:-1]), back.ih(sent[1:].flip(0))], 1)
         acts = torch.stack([acts[:-1], acts[1:].flip(0)], 1)
         weight = torch.cat([forth.hh.weight, back.hh.weight]).to(gates)
         bias = torch.cat([forth.hh.bias, back.hh.bias]).to(gates)

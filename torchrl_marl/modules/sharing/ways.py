@@ -70,12 +70,12 @@ def agent_id(builder: NetworkBuilder) -> nn.Sequential:
             f"expected one of {', '.join(AGENT_IDS)}."
         )
     if word == "onehot":
-        who = torch.eye(n_agents, device=builder.device)
+        ids = torch.eye(n_agents, device=builder.device)
     else:
         shape = (n_agents, builder.config.agent_id_size)
-        who = nn.Parameter(torch.randn(shape, device=builder.device))
-    network = builder.network(builder.common.wider(who.shape[-1]))
-    return builder.for_all([AgentId(who), builder.same(network)])
+        ids = nn.Parameter(torch.randn(shape, device=builder.device))
+    network = builder.network(builder.common.wider(ids.shape[-1]))
+    return builder.for_all([AgentId(ids), builder.same(network)])
 
 
 def masks(builder: NetworkBuilder) -> nn.Sequential:
