@@ -180,6 +180,7 @@ def _why_no_league(learner: Any) -> str:
     return "" if algorithm is None else algorithm.no_league
 
 
+_OWN_ENV = "but an environment of your own cannot be split "
 _NO_GIF = (
     "but a population renders no animations; run `torchrl-marl evaluate FOLDER/seed0 --gif` for one"
 )
@@ -214,18 +215,14 @@ OWN_ENV = Feature(
     "an environment of your own",
     lambda run, own_env: own_env or run.env.library == "own",
     (
-        Limit("distributed.collectors", "but an environment of your own cannot be split in shards"),
+        Limit("distributed.collectors", _OWN_ENV + "in shards"),
         Limit(
             "league.opponents",
             "but it needs a second copy of the environment for games between stored players",
             ("pfsp",),
             lambda run: run.league.opponents == "nash",
         ),
-        Limit(
-            "population.size",
-            "but an environment of your own cannot be split among members",
-            (1,),
-        ),
+        Limit("population.size", _OWN_ENV + "among members", (1,)),
     ),
     otherwise="name an environment (env.name, or env.library=module:Class)",
 )
@@ -265,9 +262,7 @@ RANKS = Feature(
             lambda run: run.env.has_clients,
         ),
         Limit(
-            "distributed.backend",
-            "but the processes of torchrun collect without Ray",
-            ("none",),
+            "distributed.backend", "but the processes of torchrun collect without Ray", ("none",)
         ),
         Limit("distributed.asynchronous", _NOT_IN_RANKS, (False,)),
         Limit("distributed.overlap", _NOT_IN_RANKS, (0,)),
