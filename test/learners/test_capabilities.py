@@ -28,12 +28,12 @@ def test_every_row_is_of_a_setting(feature):
     [
         (
             ["population.size=2", "learner.unshare_at=0.5"],
-            "learner.unshare_at is 0.5, which a population does not support; use "
+            "learner.unshare_at is 0.5, but a population does not support it; use "
             "learner.unshare_at=null, or population.size=1.",
         ),
         (
             ["population.size=2", "groups.agents.actor.sharing=full"],
-            "groups.agents.actor.sharing is 'full', which would link members of a population; use "
+            "groups.agents.actor.sharing is 'full', but it would link members of a population; use "
             "groups.agents.actor.sharing=group or none, or population.size=1.",
         ),
         (

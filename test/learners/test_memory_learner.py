@@ -292,7 +292,7 @@ def test_part_of_a_joined_actor_acts_alone():
 @pytest.mark.parametrize(("settings", "words"), [
     ({"minibatch_size": 24}, r"minibatch_size is 24, .* use learner.minibatch_size=25"),
     ({"burn_in": 5}, "burn_in is 5, expected less than learner.window, 5"),
-    ({"network": {"sharing": "masks"}}, "'masks', which cannot have it; use one of group"),
+    ({"network": {"sharing": "masks"}}, "sharing is 'masks', which cannot have it; use one of"),
     ({"network": {"num_cells": []}}, "use learner.actor.num_cells"),
 ], ids=str)  # fmt: skip
 def test_settings_that_do_not_fit_are_refused(settings, words):

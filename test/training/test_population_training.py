@@ -178,7 +178,7 @@ def test_what_does_not_fit_is_refused(arguments, words, capsys):
 
 
 def test_worlds_that_members_cannot_share_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="leave env out|one of your own"):
+    with pytest.raises(ConfigError, match="leave env out|of your own"):
         world = torchrl_marl.envs.toy.Arena(4, seed=0)
         torchrl_marl.train("toy_arena_mappo", env=world, population={"size": 2})
 

@@ -138,14 +138,14 @@ def test_ranks_go_on_with_the_settings_of_the_run():
         ({"distributed": {"collectors": 6}}, "distributed.collectors is 6, expected a divisor of"),
         ({"distributed": {"collectors": 1}}, "is 1, expected a multiple of the 2 processes"),
         ({"distributed": {"backend": "ray"}}, "is 'ray', but the processes of torchrun"),
-        ({"distributed": {"overlap": 1}}, "distributed.overlap is 1, which several processes"),
-        ({"learner": {"unshare_at": 0.5}}, "learner.unshare_at is 0.5, which several"),
+        ({"distributed": {"overlap": 1}}, "distributed.overlap is 1, but several processes"),
+        ({"learner": {"unshare_at": 0.5}}, "learner.unshare_at is 0.5, but several"),
         ({"learner": {"minibatch_size": 21}}, "learner.minibatch_size is 21, .* use .*=22"),
         ({"groups": {"agents": {"algorithm": "happo"}}}, "groups.agents.algorithm is 'happo'"),
         ({"learner": {"algorithm": "qmix", "minibatch_size": 32}}, "learner.algorithm is 'qmix'"),
         ({"learner": {"algorithm": "pqn"}}, "learner.algorithm is 'pqn', which trains in"),
-        ({"population": {"size": 2}}, "population.size is 2, which several processes"),
-        ({"league": {"opponents": "self"}}, "league is given, which several processes"),
+        ({"population": {"size": 2}}, "population.size is 2, but several processes"),
+        ({"league": {"opponents": "self"}}, "league is given, but several processes"),
     ],
 )
 def test_what_ranks_cannot_do(overrides, message):
@@ -156,7 +156,7 @@ def test_what_ranks_cannot_do(overrides, message):
 def test_what_is_in_one_process_is_not_split():
     config = small_config()
     door = replaced(config, env=replaced(config.env, library="external"))
-    with pytest.raises(ConfigError, match="is 'external', whose clients connect to a single"):
+    with pytest.raises(ConfigError, match="is 'external', but its clients connect to a single"):
         check_ranks(with_shards(door, 2), 2)
     with pytest.raises(ConfigError, match="an environment object is given, but each of 2 ranks"):
         check_ranks(with_shards(small_config(), 2), 2, own_env=True)
@@ -181,13 +181,13 @@ def test_torchrun_refuses_populations_and_leagues_without_naming_shards(override
         resolve_config(small_config(**overrides), Two())
     value = {"population.size is 2": 1, "league is given": "none"}[setting]
     assert str(refused.value) == (
-        f"{setting}, which several processes of torchrun do not support; use "
+        f"{setting}, but several processes of torchrun do not support it; use "
         f"{setting.split()[0]}={value}, or start one process."
     )
 
 
 def test_a_run_in_one_piece_is_gone_on_with_by_one_process(tmp_path):
-    with pytest.raises(ConfigError, match="distributed.collectors is null, so that the run is in"):
+    with pytest.raises(ConfigError, match="distributed.collectors is null, so that the run has"):
         resolve_config(small_config(), Two(), resumed=True)
     assert resolve_config(small_config(), Two()).distributed.collectors == 2
     assert resolve_config(arena(tmp_path), Two(), resumed=True).distributed.collectors == 4

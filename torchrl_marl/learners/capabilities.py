@@ -180,18 +180,19 @@ def _why_no_league(learner: Any) -> str:
     return "" if algorithm is None else algorithm.no_league
 
 
+_OWN_ENV = "but an environment of your own cannot be split "
 _NO_GIF = (
     "but a population renders no animations; run `torchrl-marl evaluate FOLDER/seed0 --gif` for one"
 )
 _NO_EVALUATION = (
     "but an external simulator plays for training only; returns of training are in metrics.csv"
 )
-_ONE_SIMULATOR = "which an external simulator does not support: its clients serve a single run"
-_NOT_IN_POPULATIONS = "which a population does not support"
-_NOT_IN_RANKS = "which several processes of torchrun do not support"
+_ONE_SIMULATOR = "but an external simulator does not support it: its clients serve a single run"
+_NOT_IN_POPULATIONS = "but a population does not support it"
+_NOT_IN_RANKS = "but several processes of torchrun do not support it"
 _ONE_CHANNEL = "but its parameters are shared by all agents, so members would not be independent"
 _ONE_POLICY = "but distributed.collectors is {}, and shards play a single policy"
-_READS_ALL = "which reads all agents, also those of other members"
+_READS_ALL = "but it reads all agents, also those of other members"
 _TOGETHER = (
     f"expected one of {', '.join(_OF_ALGORITHM)} for a population (or separate runs: --seeds "
     "without --together)"
@@ -214,18 +215,14 @@ OWN_ENV = Feature(
     "an environment of your own",
     lambda run, own_env: own_env or run.env.library == "own",
     (
-        Limit("distributed.collectors", "but an environment of your own cannot be split in shards"),
+        Limit("distributed.collectors", _OWN_ENV + "in shards"),
         Limit(
             "league.opponents",
-            "which needs a second copy of the environment for games between stored players",
+            "but it needs a second copy of the environment for games between stored players",
             ("pfsp",),
             lambda run: run.league.opponents == "nash",
         ),
-        Limit(
-            "population.size",
-            "but an environment of your own cannot be split among members",
-            (1,),
-        ),
+        Limit("population.size", _OWN_ENV + "among members", (1,)),
     ),
     otherwise="name an environment (env.name, or env.library=module:Class)",
 )
@@ -260,14 +257,12 @@ RANKS = Feature(
         Limit("league", _NOT_IN_RANKS, ("none",), lambda run: run.league.enabled),
         Limit(
             "env.library",
-            "whose clients connect to a single process",
+            "but its clients connect to a single process",
             None,
             lambda run: run.env.has_clients,
         ),
         Limit(
-            "distributed.backend",
-            "but the processes of torchrun collect without Ray",
-            ("none",),
+            "distributed.backend", "but the processes of torchrun collect without Ray", ("none",)
         ),
         Limit("distributed.asynchronous", _NOT_IN_RANKS, (False,)),
         Limit("distributed.overlap", _NOT_IN_RANKS, (0,)),
@@ -286,7 +281,7 @@ RANKS = Feature(
 LEAGUE = Feature(
     "a league",
     lambda run, own_env: run.league.enabled,
-    (Limit("population.size", "which a league does not support", (1,)),),
+    (Limit("population.size", "but a league does not support it", (1,)),),
     (
         Limit("algorithm", "but a league is given, {}", ("mappo", "ippo", "happo"), _why_no_league),
         Limit("unshare_at", "but the networks of a league's stored players cannot change"),
@@ -308,12 +303,12 @@ POPULATION = Feature(
         Limit("mixer.over", _NOT_IN_POPULATIONS, ("group",), lambda own: own.mixes_team),
         Limit(
             "central_input",
-            "which is the same for all members of a population",
+            "but all members of a population have the same state",
             ("observations", "team"),
             lambda own: own.central,
         ),
         Limit("unshare_at", _NOT_IN_POPULATIONS),
-        *_of_networks("sharing", "which would link members of a population", "group", "none"),
+        *_of_networks("sharing", "but it would link members of a population", "group", "none"),
         *_of_networks("communication.kind", _ONE_CHANNEL),
         Limit("critic.architecture", _READS_ALL, ("mlp",)),
         *_of_networks("body", _READS_ALL, "mlp", "cnn"),

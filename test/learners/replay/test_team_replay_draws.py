@@ -124,7 +124,9 @@ def test_refusals():
         replay.extend(some_batch(7, n_envs=5))
     with pytest.raises(ValueError, match=r"has rows of \[2, 5\], torch.float32, expected \[3, 5\]"):
         replay.extend(some_batch(7, n_agents=2))
-    with pytest.raises(SpecError, match=r"the batch has no \('agents', 'action'\), which the replay buffer"):
+    with pytest.raises(
+        SpecError, match=r"the batch has no \('agents', 'action'\), which the replay buffer"
+    ):
         replay.extend(some_batch(7).exclude(("agents", "action")))
     with pytest.raises(ConfigError, match="n_steps is 0 and num_envs 4, expected 1 or more"):
         TeamReplay(0, 4, KEYS)
