@@ -115,9 +115,7 @@ def settings_page() -> str:
         sections.setdefault(_section_of(setting.key), []).append(setting)
     # The run itself, then its sections, each whole.
     parts = {f"`{name}`" if name else "The run": own for name, own in sections.items()}
-    common = [
-        f"## {title}\n\n{settings_table(own, anchors='')}\n" for title, own in parts.items()
-    ]
+    common = [f"## {title}\n\n{settings_table(own, anchors='')}\n" for title, own in parts.items()]
     families = [_family(*family) for family in _families().items()]
     text = "\n".join([*common, *filter(None, families)])
     return f"{SETTINGS}{contents(text)}\n\n{text}"
@@ -449,7 +447,10 @@ def capabilities_page() -> str:
     for name in names:
         cells = ["no" if refused[name] else "yes" for refused in refusals.values()]
         lines.append(f"| `{name}` | {' | '.join(cells)} |")
-    lines += ["", "A team with discrete and continuous actions needs an algorithm that supports both."]
+    lines += [
+        "",
+        "A team with discrete and continuous actions needs an algorithm that supports both.",
+    ]
     lines += ["", "## Why an algorithm does not support a feature", ""]
     for column, refused in refusals.items():
         lines += _reasons(column, {name: why for name, why in refused.items() if why})

@@ -63,7 +63,7 @@ class Setting:
 
     @property
     def is_section(self) -> bool:
-        """Whether it is a section."""
+        """True for a section."""
         return dataclasses.is_dataclass(self.kind)
 
     @property

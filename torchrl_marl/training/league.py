@@ -146,7 +146,7 @@ class Stored:
     """Environment steps at which it was stored; -1: before training."""
     sha256: str
     active: bool = True
-    """Whether it can be drawn; a retired player only finishes its episodes."""
+    """True if it can be drawn; a retired player only finishes its episodes."""
 
 
 class League(Part):

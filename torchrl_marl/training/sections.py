@@ -142,7 +142,7 @@ class LeagueConfig:
 
     @property
     def enabled(self) -> bool:
-        """Whether the run has a league."""
+        """True if the run has a league."""
         return self.match != "none"
 
     @property
@@ -430,7 +430,7 @@ class DistributedConfig:
 
     @property
     def enabled(self) -> bool:
-        """Whether the environments are split into shards."""
+        """True if the environments are split into shards."""
         return self.collectors is not None
 
     def check(self, at: str = "") -> None:
