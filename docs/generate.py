@@ -59,8 +59,8 @@ recipe:
 torchrl-marl train vmas_balance_mappo seed=1 learner.lr=1e-3
 ```
 
-In Python, pass `seed=1` or `learner={"lr": 1e-3}` to `torchrl_marl.train`. In a YAML file, sections are
-nested:
+In Python, pass `seed=1` or `learner={"lr": 1e-3}` to `torchrl_marl.train`. In a YAML file,
+sections are nested:
 
 ```yaml
 seed: 1
@@ -74,12 +74,12 @@ learner:
 - `torchrl-marl list schema` prints a JSON schema for editors.
 - The `config.yaml` of a run has every setting.
 
-A section with options can be set by its first setting alone: `learner=qmix` is
-`learner.algorithm=qmix`. The settings of `learner` depend on the algorithm. Below are those of `mappo`, and
-at the end of the page the differences of the other algorithms.
+A section can be set by its first setting alone: `learner=qmix` is `learner.algorithm=qmix`. The
+settings of `learner` depend on the algorithm. Below are those of `mappo`. The differences of the
+other algorithms are at the end of the page.
 
-To link to a setting, use its name as the anchor: `settings.html#learner.lr`. For the value of another
-algorithm, append its name: `settings.html#learner.minibatch_size-qmix`.
+To link to a setting, use its name as the anchor: `settings.html#learner.lr`. For another algorithm,
+append its name: `settings.html#learner.minibatch_size-qmix`.
 
 """
 
@@ -88,9 +88,9 @@ RECIPES = f"""\
 
 <!-- written by `python docs/generate.py`; edit the comments of the recipes instead -->
 
-A recipe is a YAML file with the settings of a run. `torchrl-marl train RECIPE` trains one; the default
-is `{DEFAULT_RECIPE}`. The names below link to the files, which hold only settings that differ from the
-[defaults](settings.md). Training times are for one CPU core, unless stated otherwise.
+A recipe is a YAML file with the settings of a run. `torchrl-marl train RECIPE` trains one; the
+default is `{DEFAULT_RECIPE}`. The names below link to the files, which hold only settings that
+differ from the [defaults](settings.md). Times are for one CPU core, unless stated otherwise.
 
 """
 
@@ -99,11 +99,12 @@ CAPABILITIES = """\
 
 <!-- written by `python docs/generate.py`; edit torchrl_marl/learners/capabilities.py instead -->
 
-This page shows which algorithm supports which feature. It is generated from the checks that every run
-makes before training: a run with an unsupported combination is refused with the message below.
+This page shows which algorithm supports which feature. It is generated from the checks that every
+run makes before training. A run with an unsupported combination is refused with a message below.
 
 - For your own environment, run `torchrl-marl list algorithms --for ENVIRONMENT`.
-- Networks, estimators and kinds of replay are in [another table](algorithms/index.md#features-and-combinations).
+- Networks, estimators and kinds of replay are in
+  [another table](algorithms/index.md#features-and-combinations).
 
 """
 
@@ -282,7 +283,7 @@ def _all_settings(own: dict[str, Setting]) -> str:
     ]
     lacking = _named(of_networks.keys() - own.keys(), own)
     text = (
-        "All settings are in the section `learner`, as in `learner.gamma=0.95`. Settings of networks "
+        "All settings are in the section `learner`, as in `learner.gamma=0.95`. Those of networks "
         "are on [their page](networks.md); here are only those with another default or meaning."
     )
     if lacking:

@@ -55,8 +55,8 @@ def _legend(drawing: Drawing, y: float) -> None:
 def _ends(drawing: Drawing, y: float) -> None:
     """Draws the value that is added after an end."""
     cases = [
-        ("terminated", "red", "end of the task", "no further rewards: + 0"),
-        ("truncated", "amber", "end of the time limit", "the task would continue: + value"),
+        ("terminated", "red", "task ended", "no further rewards: + 0"),
+        ("truncated", "amber", "time limit reached", "the task would continue: + value"),
     ]
     for i, (word, color, meaning, behind) in enumerate(cases):
         top = y + i * 40

@@ -16,7 +16,9 @@ def draw() -> Drawing:
         drawing.words(LEFT + (t + 0.5) * CELL - 2, 58, f"step {t}", anchor="middle", color="soft")
     for player in (0, 1):
         _player(drawing, 68 + player * (ROW + 58), player)
-    line = "Discounting counts only moves of the same player: the loser's last move is credited with -1,"
+    line = (
+        "Only moves of the same player are discounted: the loser's last move gets a credit of -1,"
+    )
     drawing.words(20, 298, line, size=12)
     drawing.words(20, 316, "not with 0.99 x -1.", size=12)
     return drawing
