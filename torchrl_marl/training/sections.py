@@ -164,7 +164,7 @@ class LeagueConfig:
         if not self.enabled and self.start_with:
             raise ConfigError(
                 f"{at}start_with is {quoted(self.start_with)}, but {at}opponents and {at}partners "
-                f"are none, so that nobody plays them; use for example {at}opponents=uniform."
+                f"are none, so that they are never played; use for example {at}opponents=uniform."
             )
         twice = [name for i, name in enumerate(self.start_with) if name in self.start_with[:i]]
         if twice:
