@@ -400,7 +400,7 @@ class DistributedConfig:
     """Placement of the shards; it does not affect the results."""
     collectors: Count | None = None
     """Number of shards: equal parts of the envs, each with a random state. It affects the results.
-    null: no shards, or one for each process of ``torchrun``."""
+    With null: no shards, or one for each process of ``torchrun``."""
     overlap: Annotated[int, Range(0, 100)] = 0
     """Number of batches that collection runs ahead of learning. Above 1, use
     ``learner.estimator=vtrace``."""
@@ -412,8 +412,8 @@ class DistributedConfig:
     actors: Annotated[Count | None, _ON_RAY] = None
     """Number of actor processes; null: one for each shard, limited by the number of CPUs."""
     address: Annotated[str | None, _ON_RAY] = None
-    """Address of a Ray cluster: ``auto``, ``host:6379`` or ``ray://host:10001``. null: the one in
-    ``RAY_ADDRESS``, or else a Ray that the run starts on this machine."""
+    """Address of a Ray cluster: ``auto``, ``host:6379`` or ``ray://host:10001``. With null:
+    the one in ``RAY_ADDRESS``, or else a Ray that the run starts on this machine."""
     cpus_per_actor: Annotated[float, Range(0), _ON_RAY] = 1.0
     """Number of CPUs that Ray reserves for each actor."""
     gpus_per_actor: Annotated[float, Range(0), _ON_RAY] = 0.0
