@@ -22,7 +22,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -40,7 +40,7 @@ from torchrl_marl.recipes import (
     read_config,
     recipe_names,
 )
-from torchrl_marl.settings import Setting, read_by_others, settings_of
+from torchrl_marl.settings import Setting, read_by_others, settings_of, shown
 from torchrl_marl.training.config import TrainConfig
 
 FOLDER = Path(__file__).resolve().parent
@@ -59,8 +59,8 @@ recipe:
 torchrl-marl train vmas_balance_mappo seed=1 learner.lr=1e-3
 ```
 
-In Python, pass `seed=1` or `learner={"lr": 1e-3}` to `torchrl_marl.train`. In a YAML file, sections are
-nested:
+In Python, pass `seed=1` or `learner={"lr": 1e-3}` to `torchrl_marl.train`. In a YAML file,
+sections are nested:
 
 ```yaml
 seed: 1
@@ -74,12 +74,12 @@ learner:
 - `torchrl-marl list schema` prints a JSON schema for editors.
 - The `config.yaml` of a run has every setting.
 
-A section with options can be set by its first setting alone: `learner=qmix` is
-`learner.algorithm=qmix`. The settings of `learner` depend on the algorithm. Below are those of `mappo`, and
-at the end of the page the differences of the other algorithms.
+A section can be set by its first setting alone: `learner=qmix` is `learner.algorithm=qmix`. The
+settings of `learner` depend on the algorithm. Below are those of `mappo`. The differences of the
+other algorithms are at the end of the page.
 
-To link to a setting, use its name as the anchor: `settings.html#learner.lr`. For the value of another
-algorithm, append its name: `settings.html#learner.minibatch_size-qmix`.
+To link to a setting, use its name as the anchor: `settings.html#learner.lr`. For another algorithm,
+append its name: `settings.html#learner.minibatch_size-qmix`.
 
 """
 
@@ -88,9 +88,9 @@ RECIPES = f"""\
 
 <!-- written by `python docs/generate.py`; edit the comments of the recipes instead -->
 
-A recipe is a YAML file with the settings of a run. `torchrl-marl train RECIPE` trains one; the default
-is `{DEFAULT_RECIPE}`. The names below link to the files, which hold only settings that differ from the
-[defaults](settings.md). Training times are for one CPU core, unless stated otherwise.
+A recipe is a YAML file with the settings of a run. `torchrl-marl train RECIPE` trains one; the
+default is `{DEFAULT_RECIPE}`. The names below link to the files, which hold only settings that
+differ from the [defaults](settings.md). Times are for one CPU core, unless stated otherwise.
 
 """
 
@@ -99,11 +99,12 @@ CAPABILITIES = """\
 
 <!-- written by `python docs/generate.py`; edit torchrl_marl/learners/capabilities.py instead -->
 
-This page shows which algorithm supports which feature. It is generated from the checks that every run
-makes before training: a run with an unsupported combination is refused with the message below.
+This page shows which algorithm supports which feature. It is generated from the checks that every
+run makes before training. A run with an unsupported combination is refused with a message below.
 
 - For your own environment, run `torchrl-marl list algorithms --for ENVIRONMENT`.
-- Networks, estimators and kinds of replay are in [another table](algorithms/index.md#features-and-combinations).
+- Networks, estimators and kinds of replay are in
+  [another table](algorithms/index.md#features-and-combinations).
 
 """
 
@@ -113,14 +114,35 @@ def settings_page() -> str:
     sections: dict[str, list[Setting]] = {}
     for setting in explain():
         sections.setdefault(_section_of(setting.key), []).append(setting)
-    # The run itself, then its sections, each whole.
-    parts = {f"`{name}`" if name else "The run": own for name, own in sections.items()}
-    common = [
-        f"## {title}\n\n{settings_table(own, anchors='')}\n" for title, own in parts.items()
-    ]
+    common = []
+    for name, own in sections.items():
+        text = ""
+        if name == "learner.critic":
+            own, text = _without_equal_notes(own, sections["learner.actor"]), _AS_OF_ACTORS
+        title = f"`{name}`" if name else "The run"
+        common.append(f"## {title}\n\n{text}{settings_table(own, anchors='')}\n")
     families = [_family(*family) for family in _families().items()]
     text = "\n".join([*common, *filter(None, families)])
     return f"{SETTINGS}{contents(text)}\n\n{text}"
+
+
+_AS_OF_ACTORS = """\
+Options, notes and conditions that are missing below are those of [`learner.actor`](#learneractor).
+
+"""
+
+
+def _without_equal_notes(settings: Sequence[Setting], of: Sequence[Setting]) -> list[Setting]:
+    """Returns the settings of critics, without the notes that are also those of actors."""
+    others = {setting.key.replace(".actor.", ".critic."): setting for setting in of}
+    found = []
+    for setting in settings:
+        other = others.get(setting.key)
+        if other is not None and _compared(setting)[1:] == _compared(other)[1:]:
+            first, _ = _split_sentence(setting.markdown)
+            setting = dataclasses.replace(setting, markdown=first, notes=())
+        found.append(setting)
+    return found
 
 
 def _section_of(key: str) -> str:
@@ -139,20 +161,27 @@ def _anchor(title: str) -> str:
     return re.sub(r"[^\w\- ]", "", title).lower().replace(" ", "-")
 
 
-def settings_table(settings: Iterable[Setting], anchors: str | None = None) -> str:
+def settings_table(
+    settings: Iterable[Setting], anchors: str | None = None, known: Collection[str] = ()
+) -> str:
     """Returns a table with the first sentence of each setting, and a list with the rest.
 
     Args:
-        settings (iterable of Setting): with full text in ``help``.
+        settings (iterable of Setting): rows of the table.
         anchors (str, optional): suffix of the anchors in the rows; None: no anchors.
+        known (collection of str): settings that are not named in conditions.
     """
-    settings, short, notes = list(settings), [], []
+    short, notes, conditions = [], [], {}
     for setting in settings:
-        first, rest = _split_sentence(setting.help)
+        first, rest = _split_sentence(setting.markdown)
         short.append(dataclasses.replace(setting, help=first, notes=()))
         words = [f"    - `{word}`: {text}" for word, text in setting.words.items()]
         if rest or words:
             notes += [f"- `{setting.key}`: {rest or 'options:'}", *words]
+        if where := _conditions(setting, known):
+            conditions.setdefault(where, []).append(f"`{setting.key}`")
+    for where, names in conditions.items():
+        notes += [f"- Only if {where}: {', '.join(some)}." for some in _chunks(names)]
     table = settings_markdown(short)
     if anchors is not None:
         row = rf'| <a id="\1{anchors}"></a>`\1` |'
@@ -166,18 +195,29 @@ def _split_sentence(text: str) -> tuple[str, str]:
     return first, "".join(rest)
 
 
+def _chunks(names: Sequence[str], size: int = 16) -> Iterator[Sequence[str]]:
+    """Yields parts of a list, so that no sentence becomes too long."""
+    yield from (names[i : i + size] for i in range(0, len(names), size))
+
+
+def _conditions(setting: Setting, known: Collection[str]) -> str:
+    """Returns the conditions under which a setting is read, as Markdown."""
+    section = setting.key.rpartition(".")[0]
+    found = []
+    for where in setting.read_where():
+        if where.key not in known:
+            key = f"{section}.{where.key}" if section else where.key
+            values = " or ".join(f"`{shown(value)}`".replace("'", "") for value in where.values)
+            found.append(f"`{key}` is {'not ' if where.but else ''}{values}")
+    return " and ".join(found)
+
+
 def _families() -> dict[type, list[str]]:
     """Returns the schemas of ``learner`` and the algorithms that have them."""
     families: dict[type, list[str]] = {}
     for name in ALGORITHMS.words():
         families.setdefault(ALGORITHMS.schema(name), []).append(name)
     return families
-
-
-def _help(setting: Setting, known: str = "") -> str:
-    """Returns the meaning of a setting, with the conditions under which it is read."""
-    where = " and ".join(x.in_words("") for x in setting.read_where() if x.key != known)
-    return f"{setting.help} Read where {where}." if where else setting.help
 
 
 def _compared(setting: Setting) -> tuple[object, ...]:
@@ -189,23 +229,17 @@ def _family(schema: type, algorithms: list[str]) -> str:
     """Returns the section with the differences of a family's settings from those of ``mappo``."""
     first, own = settings_of(OnPolicyConfig()), settings_of(schema())
     differ = [
-        dataclasses.replace(setting, key=f"learner.{key}", help=_help(setting))
+        dataclasses.replace(setting, key=f"learner.{key}")
         for key, setting in own.items()
         if key != "algorithm" and (key not in first or _compared(setting) != _compared(first[key]))
     ]
     if schema is OnPolicyConfig or not differ:
         return ""
     names = ", ".join(f"`{name}`" for name in algorithms)
-    sections = {key.partition(".")[0] for key in own}
-    lacking = {
-        key if key.partition(".")[0] in sections else key.partition(".")[0]: None
-        for key in first
-        if key not in own
-    }
-    text = "These settings are new, or have another default or meaning than above."
-    if lacking:
-        text += f" Not available: {', '.join(f'`learner.{key}`' for key in lacking)}."
-    return f"## {names}\n\n{text}\n\n{settings_table(differ, f'-{algorithms[0]}')}\n"
+    text = "These settings are new, or have another default or meaning than above:"
+    table = settings_table(differ, f"-{algorithms[0]}")
+    lacking = _not_available([key for key in first if key not in own], own, "learner.")
+    return f"## {names}\n\n{text}\n\n{table}\n{lacking and f'{chr(10)}{lacking}{chr(10)}'}"
 
 
 def recipes_page() -> str:
@@ -282,43 +316,45 @@ def _all_settings(own: dict[str, Setting]) -> str:
         for key, setting in own.items()
         if key not in of_networks or _compared(setting) != _compared(of_networks[key])
     ]
-    lacking = _named(of_networks.keys() - own.keys(), own)
+    lacking = _not_available(sorted(of_networks.keys() - own.keys()), own)
     text = (
-        "All settings are in the section `learner`, as in `learner.gamma=0.95`. Settings of networks "
+        "All settings are in the section `learner`, as in `learner.gamma=0.95`. Those of networks "
         "are on [their page](networks.md); here are only those with another default or meaning."
     )
-    if lacking:
-        text += f" Not available: {lacking}."
-    return f"{text}\n\n{_rows(rows)}"
+    return "\n\n".join(filter(None, [text, _rows(rows), lacking]))
 
 
 def _beside(own: dict[str, Setting], other: str) -> str:
     others = read_by(other)
     rows = [x for k, x in own.items() if k not in others or _compared(x) != _compared(others[k])]
-    lacking = _named(others.keys() - own.keys(), own)
+    lacking = _not_available(sorted(others.keys() - own.keys()), own)
     text = f"The settings are those of [{other.upper()}]({other}.md#settings)."
-    if lacking:
-        text += f" Not available: {lacking}."
-    if not rows:
-        return text
-    return f"{text} These are new, or have another default or meaning:\n\n{_rows(rows)}"
+    if rows:
+        text += f" These are new, or have another default or meaning:\n\n{_rows(rows)}"
+    return f"{text}\n\n{lacking}" if lacking else text
 
 
-def _named(lacking: Iterable[str], present: Iterable[str]) -> str:
-    """Returns the names of settings that are not available, or of whole sections."""
-    names = {}
-    for key in sorted(lacking):
+def _not_available(lacking: Iterable[str], present: Iterable[str], at: str = "") -> str:
+    """Returns a list of settings, or of whole sections, that an algorithm does not have."""
+    names: dict[str, dict[str, None]] = {}
+    for key in lacking:
         parts = key.split(".")
         for i in range(1, len(parts) + 1):
             name = ".".join(parts[:i])
             if not any(f"{other}.".startswith(f"{name}.") for other in present):
                 break
-        names[f"`{name}`"] = None
-    return ", ".join(names)
+        section, _, leaf = f"{at}{name}".rpartition(".")
+        names.setdefault(section, {})[f"`{leaf}`"] = None
+    lines = [
+        f"- in `{section}`: {', '.join(some)}" if section else f"- {', '.join(some)}"
+        for section, leaves in names.items()
+        for some in _chunks(list(leaves))
+    ]
+    return "\n".join(["Not available:", "", *lines]) if lines else ""
 
 
 def _rows(settings: Iterable[Setting]) -> str:
-    return settings_table(dataclasses.replace(x, help=_help(x, "algorithm")) for x in settings)
+    return settings_table(settings, known=("algorithm",))
 
 
 def metrics_table_of(algorithm: str) -> str:
@@ -449,7 +485,10 @@ def capabilities_page() -> str:
     for name in names:
         cells = ["no" if refused[name] else "yes" for refused in refusals.values()]
         lines.append(f"| `{name}` | {' | '.join(cells)} |")
-    lines += ["", "A team with discrete and continuous actions needs an algorithm that supports both."]
+    lines += [
+        "",
+        "A team with discrete and continuous actions needs an algorithm that supports both.",
+    ]
     lines += ["", "## Why an algorithm does not support a feature", ""]
     for column, refused in refusals.items():
         lines += _reasons(column, {name: why for name, why in refused.items() if why})

@@ -164,10 +164,10 @@ def test_dead_links_anchors_and_what_is_loaded_from_elsewhere_are_seen():
     two = '<h2 id="there">B</h2><script src="https://cdn.org/x.js"></script><img src="p.png">'
     site = {"one.html": checked.found_in(one), "two.html": checked.found_in(two)}
     assert list(checked.faults(site, {"one.html", "two.html"})) == [
-        "one.html links to gone.html, where nothing is",
+        "one.html links to gone.html, which does not exist",
         "one.html links to two.html#here, a page without that heading",
-        "two.html loads https://cdn.org/x.js, expected what lies in the site",
-        "two.html links to p.png, where nothing is",
+        "two.html loads https://cdn.org/x.js, expected a file of the site",
+        "two.html links to p.png, which does not exist",
     ]
 
 

@@ -176,7 +176,7 @@ def _merged(base: dict[str, Any], own: dict[str, Any], *, complete: bool = False
 
 
 def _is_complete(recipe: Any) -> bool:
-    """Whether the recipe has every setting, as the file of a run and its copies have."""
+    """Returns whether a recipe has every setting, as the file of a run and its copies have."""
     if not isinstance(recipe, (str, Path)) or recipe in recipe_names():
         return False
     return Path(recipe).name == "config.yaml" or read_yaml(Path(recipe)).keys() >= _OF_A_RUN

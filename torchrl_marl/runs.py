@@ -59,7 +59,7 @@ def train(recipe: Recipe = DEFAULT_RECIPE, *, env: Any = None, **overrides: Any)
             ``**{"learner.lr": 1e-3}``.
 
     Raises:
-        UserError: what is asked for cannot be done; the message names the fix.
+        UserError: the request cannot be met; the message names the fix.
 
     Examples:
         >>> import torchrl_marl
@@ -109,7 +109,7 @@ def resume(
             schedules and ``unshare_at`` follow the new ``total_frames``.
 
     Raises:
-        UserError: what is asked for cannot be done; the message names the fix.
+        UserError: the request cannot be met; the message names the fix.
     """
     if isinstance(env, Mapping):
         overrides, env = {**overrides, "env": env}, None

@@ -1,4 +1,4 @@
-"""Drawings of the documentation, made by ``python docs/drawings``: the same bytes every time."""
+"""Drawings of the documentation, written reproducibly by ``python docs/drawings``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A sheet of paper for drawings: boxes, words, arrows and lines, written as SVG.
+"""Drawings of boxes, text, arrows and lines, written as SVG.
 
-Colors have names (``PALETTE``), each with a light and a dark value; the picture follows what the
-reader's system prefers, and has a paper of its own, so that it can be read on any page.
+Colors have names (``PALETTE``), each with a light and a dark value. The picture follows the color
+scheme of the reader's system, and has a background, so that it is readable on any page.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LETTER = 0.56  # mean width of a letter, as a share of its size
 
 
 class Drawing:
-    """A picture that is built piece by piece; coordinates are pixels from the upper left.
+    """A picture with coordinates in pixels from the upper left.
 
     Args:
         width, height (int): of the paper.
@@ -55,7 +55,7 @@ class Drawing:
         dashed: bool = False,
         radius: float = 5,
     ) -> None:
-        """Draws a box of a color, with lines of words in its middle."""
+        """Draws a box with centered lines of text."""
         lines = [words] if isinstance(words, str) else list(words)
         widest = max((len(line) for line in lines), default=0) * LETTER * size
         if widest > width:
@@ -81,7 +81,7 @@ class Drawing:
         bold: bool = False,
         code: bool = False,
     ) -> None:
-        """Writes one line, whose left end, middle or right end is at ``x``."""
+        """Writes one line of text, anchored at ``x``."""
         width = len(words) * (0.6 if code else LETTER) * size
         left = {"start": x, "middle": x - width / 2, "end": x - width}[anchor]
         if left < 0 or left + width > self.width:
@@ -112,7 +112,7 @@ class Drawing:
         self._parts.append(f'<path d="M{way}" class="{kind}"{dashes}/>')
 
     def svg(self) -> str:
-        """Returns the picture as a file's text."""
+        """Returns the picture as SVG text."""
         paper = (
             f'<rect x="0.5" y="0.5" width="{self.width - 1}" height="{self.height - 1}" rx="8" '
             'class="paper line"/>'
@@ -130,7 +130,7 @@ class Drawing:
 
 
 def _style() -> str:
-    """Returns the rules of all colors, by day and by night."""
+    """Returns the CSS of all colors, for light and dark schemes."""
 
     def rules(which: int) -> str:
         fills = "".join(f".{name}{{fill:{pair[which]}}}" for name, pair in PALETTE.items())

@@ -1,4 +1,4 @@
-"""What a training iteration is to the machine, as it is and captured."""
+"""Launches of a training iteration, eager and captured."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def _eager(drawing: Drawing, y: float) -> None:
     for k in range(36):
         drawing.box(230 + 9 * k, y + 66, 6, 22, "violet", radius=1)
     drawing.words(564, y + 82, "... x minibatches", size=12, color="soft")
-    words = "VMAS balance: 814 launches a step, and 67 times the host waits"
+    words = "VMAS balance: 814 launches per step, and 67 synchronizations"
     drawing.words(174, y + 110, words, size=12, color="soft")
 
 
 def _captured(drawing: Drawing, y: float) -> None:
     drawing.words(20, y + 20, "compile", code=True, bold=True)
-    drawing.words(20, y + 38, "recorded once, held", size=11, color="soft")
+    drawing.words(20, y + 38, "recorded once, checked", size=11, color="soft")
     drawing.words(20, y + 53, "against eager, compiled", size=11, color="soft")
     drawing.box(160, y, 580, 122, "paper")
     drawing.box(174, y + 22, 220, 44, "green", ["rollout: simulator, policy,", "episode ends"])
@@ -49,14 +49,14 @@ def _captured(drawing: Drawing, y: float) -> None:
     drawing.line([(648, y + 68), (648, y + 86), (284, y + 86)])
     drawing.arrow([(284, y + 86), (284, y + 69)])
     drawing.words(466, y + 82, "new weights", size=11, anchor="middle", color="soft")
-    words = "VMAS balance: 141 kernels a step, and no wait before the batch is done"
+    words = "VMAS balance: 141 kernels per step, and no synchronization within a batch"
     drawing.words(174, y + 110, words, size=12, color="soft")
 
 
 def _kept(drawing: Drawing, y: float) -> None:
     lines = [
-        "What stays in Python: starts drawn ahead for all environments at once, logging,",
-        "evaluation, checkpoints. A step that depends on the state in Python runs eagerly.",
+        "In Python remain: initial states, sampled in advance for all environments, logging,",
+        "evaluation, checkpoints. A step with Python code that depends on the state runs eagerly.",
     ]
     for i, line in enumerate(lines):
         drawing.words(20, y + 18 + 19 * i, line, size=12)

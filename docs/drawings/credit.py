@@ -1,4 +1,4 @@
-"""What one who dies is credited with."""
+"""Credit of an agent that dies."""
 
 from __future__ import annotations
 
@@ -9,18 +9,25 @@ LEFT, CELL = 150, 46
 
 
 def credit() -> dict[str, float]:
-    """Returns the target of the first step, in which an agent dies, for both ways."""
+    """Returns the target of the first step, in which an agent dies, for both settings."""
     return {"team": sum(GAMMA**t for t in range(STEPS)), "agent": 1.0}
 
 
 def draw() -> Drawing:
     """The team earns 1 in each of 40 steps; one of its agents dies in the first."""
-    drawing = Drawing(760, 268, "What an agent that dies in the first step is credited with")
-    drawing.words(20, 30, "It dies in step 0; its team earns 1 a step", size=16, bold=True)
+    drawing = Drawing(760, 268, "Credit of an agent that dies in the first step")
+    drawing.words(
+        20, 30, "An agent dies in step 0; its team receives 1 per step", size=16, bold=True
+    )
     credits = credit()
     rows = [
-        ("team", "green", "the team's end stops its return", "it opened the door for the others"),
-        ("agent", "blue", "its own end does", "it earned what it earned itself"),
+        (
+            "team",
+            "green",
+            "return until the team's end",
+            "for example, it opened a door for the others",
+        ),
+        ("agent", "blue", "return until its own end", "only rewards of its lifetime count"),
     ]
     for i, (way, color, what, why) in enumerate(rows):
         y = 62 + i * 102
@@ -34,7 +41,7 @@ def draw() -> Drawing:
 
 
 def _steps(drawing: Drawing, y: float, color: str, *, all_of_them: bool) -> None:
-    """Draws what each step adds to the credit of the first."""
+    """Draws the contribution of each step to the credit of the first."""
     words = ["1", "+ 0.99", "+ 0.98", "+ 0.97", "+ 0.96", "...", "...", "+ 0.69", "+ 0.68"]
     for i, word in enumerate(words):
         counts = all_of_them or i == 0

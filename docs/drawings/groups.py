@@ -1,4 +1,4 @@
-"""What a group is: agents side by side, kinds of different shapes padded to the largest."""
+"""Groups: equal agents stacked, kinds of different shapes padded to the largest."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from drawings.canvas import Drawing
 
 def draw() -> Drawing:
     """An environment with two groups, one of which has two kinds."""
-    drawing = Drawing(760, 400, "Groups, kinds and what stands in a group's TensorDict")
+    drawing = Drawing(760, 400, "Groups, kinds and the TensorDict of a group")
     drawing.words(20, 30, "One environment: E environments, T steps", size=16, bold=True)
     drawing.words(20, 52, "rollout, batch [E, T]", code=True, size=12, color="soft")
     _rovers(drawing, 20, 72)
@@ -40,12 +40,12 @@ def _leaves(drawing: Drawing, x: float, y: float, leaves: list[tuple[str, str]])
 
 
 def _team(drawing: Drawing, x: float, y: float) -> None:
-    """Draws a heterogeneous group, as the environment gives it and padded."""
+    """Draws a heterogeneous group, as a lazy stack and padded."""
     drawing.box(x, y, 440, 222, "paper")
     drawing.words(x + 12, y + 24, 'group "team": two kinds', bold=True)
-    drawing.words(x + 12, y + 56, "as the environment gives it", size=12, color="soft")
+    drawing.words(x + 12, y + 56, "from the environment", size=12, color="soft")
     drawing.words(x + 12, y + 73, "(a lazy stack)", size=12, color="soft")
-    drawing.words(x + 12, y + 146, "in learners, stores, graphs", size=12, color="soft")
+    drawing.words(x + 12, y + 146, "in learners, replay, graphs", size=12, color="soft")
     drawing.words(x + 12, y + 163, "(PadAgents)", size=12, color="soft")
     kinds = [("speaker", 3, "amber"), ("listener", 9, "green")]
     for i, (kind, features, color) in enumerate(kinds):
@@ -66,10 +66,10 @@ def _features(
 
 
 def _root(drawing: Drawing, x: float, y: float) -> None:
-    """Draws what stands beside the groups."""
+    """Draws the entries at the root."""
     drawing.box(x, y, 720, 58, "paper")
     drawing.words(x + 12, y + 24, "at the root", bold=True)
     drawing.words(x + 120, y + 24, "done, terminated, truncated", code=True, size=12)
     drawing.words(x + 345, y + 24, "[E, T, 1]  of the episode", size=12, color="soft")
     drawing.words(x + 120, y + 46, "state", code=True, size=12)
-    drawing.words(x + 345, y + 46, "[E, T, S]  what only the critic sees", size=12, color="soft")
+    drawing.words(x + 345, y + 46, "[E, T, S]  only for the critic", size=12, color="soft")

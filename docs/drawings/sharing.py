@@ -1,4 +1,4 @@
-"""Whose network is whose, way by way."""
+"""Networks of four agents, for each kind of sharing."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ WAYS = [
     ("none", "a network for each agent"),
     ("full", "one for all"),
     ("group", "one for each group and kind"),
-    ("trunk", "hidden layers for all, own heads"),
-    ("agent_id", "one, which reads who it is"),
-    ("masks", "one, of which each lacks units"),
-    ("clusters", "one for all who are alike"),
-    ("index", "as a list says: [0, 1, 1, 0]"),
+    ("trunk", "shared layers, a head for each"),
+    ("agent_id", "one, with the agent as input"),
+    ("masks", "one, pruned for each agent"),
+    ("clusters", "one for similar agents"),
+    ("index", "by a list: [0, 1, 1, 0]"),
 ]
 
 
 def draw() -> Drawing:
     """Four agents and their networks, in eight panels."""
     drawing = Drawing(760, 560, "Ways of sharing networks among four agents")
-    drawing.words(20, 30, "Four agents, and whose network is whose", size=16, bold=True)
+    drawing.words(20, 30, "Four agents and their networks", size=16, bold=True)
     panels = {
         "none": [0, 1, 2, 3],
         "full": [0, 0, 0, 0],
@@ -46,11 +46,11 @@ def draw() -> Drawing:
 
 def _note() -> list[str]:
     return [
-        "Actors and critics each have a",
-        "way of their own. With unshare_at",
-        "every agent goes on with a copy",
-        "of its own from there. A way of",
-        "yours is a function and a line.",
+        "Actors and critics may differ.",
+        "From unshare_at on, each agent",
+        "trains its own copy. To add a",
+        "kind of sharing, write a function",
+        "and register it in one line.",
     ]
 
 
@@ -64,7 +64,7 @@ def _agents(drawing: Drawing, x: float, y: float) -> None:
 
 
 def _by_index(drawing: Drawing, x: float, y: float, index: list[int]) -> None:
-    """Draws networks above those who have them."""
+    """Draws networks above their agents."""
     places = _places(x)
     n_networks = max(index) + 1
     width = 44 if n_networks > 2 else 80

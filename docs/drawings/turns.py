@@ -1,4 +1,4 @@
-"""Credit in turns: from one's own move to one's next own move."""
+"""Credit in turn-based games: transitions between moves of the same player."""
 
 from __future__ import annotations
 
@@ -11,19 +11,21 @@ MOVES = 6
 def draw() -> Drawing:
     """Two players move in turns; the first wins with the fifth move."""
     drawing = Drawing(760, 332, "Credit in a game of turns")
-    drawing.words(20, 30, "Two players in turns: the first wins in step 4", size=16, bold=True)
+    drawing.words(20, 30, "Turn-based game: the first player wins in step 4", size=16, bold=True)
     for t in range(MOVES - 1):
         drawing.words(LEFT + (t + 0.5) * CELL - 2, 58, f"step {t}", anchor="middle", color="soft")
     for player in (0, 1):
         _player(drawing, 68 + player * (ROW + 58), player)
-    line = "Only a player's own moves are discounted: the loser's last move is credited with -1,"
+    line = (
+        "Only moves of the same player are discounted: the loser's last move gets a credit of -1,"
+    )
     drawing.words(20, 298, line, size=12)
     drawing.words(20, 316, "not with 0.99 x -1.", size=12)
     return drawing
 
 
 def _player(drawing: Drawing, y: float, player: int) -> None:
-    """Draws a player's moves and waits, and the way of what it earns."""
+    """Draws the moves, waits and rewards of a player."""
     drawing.words(20, y + 20, f"player {player}", bold=True)
     drawing.words(20, y + 38, "reward", size=12, color="soft")
     color = ("blue", "amber")[player]
@@ -50,5 +52,5 @@ def _player(drawing: Drawing, y: float, player: int) -> None:
         drawing.words((start + end) / 2, y + 79, words, size=11, anchor="middle", color="soft")
     last = "credit of its last move: " + ("+1" if player == 0 else "-1")
     drawing.words(LEFT + (MOVES - 1) * CELL + 8, y + 20, last, size=12)
-    where = "earned in its own step" if player == 0 else "earned while it waited"
+    where = "received in this step" if player == 0 else "received while it waits"
     drawing.words(LEFT + (MOVES - 1) * CELL + 8, y + 38, where, size=11, color="soft")

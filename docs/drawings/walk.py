@@ -1,4 +1,4 @@
-"""The walk of the data through an iteration of training."""
+"""Data flow of one training iteration."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from drawings.canvas import Drawing
 
 def draw() -> Drawing:
     """From an environment's name to new weights."""
-    drawing = Drawing(760, 330, "The walk of the data through a run")
-    drawing.words(20, 30, "The walk of the data", size=16, bold=True)
+    drawing = Drawing(760, 330, "Data flow of a run")
+    drawing.words(20, 30, "Data flow", size=16, bold=True)
     pieces = [
-        (20, "green", ["env", "E copies of the world"]),
+        (20, "green", ["env", "E environments"]),
         (272, "blue", ["collector", "plays T steps"]),
-        (524, "violet", ["learner", "one for groups alike"]),
+        (524, "violet", ["learner", "one for equal groups"]),
     ]
     for x, color, (name, what) in pieces:
         drawing.box(x, 60, 216, 62, color)
@@ -43,10 +43,10 @@ def _specs(drawing: Drawing, x: float, y: float) -> None:
         drawing.box(x, y + 28 * i, 216, 24, "green" if i == 0 else "blue", row, size=12)
     lines = [
         "A batch gains named keys and is never",
-        "restructured. Who varies enters at one",
-        "point: a league is a joint policy that",
-        "draws stored players, mixed algorithms",
-        "are a learner more.",
+        "restructured. Features extend one part:",
+        "a league is a joint policy that draws",
+        "stored players; mixed algorithms are",
+        "several learners.",
     ]
     for i, line in enumerate(lines):
         drawing.words(x + 252, y + 20 + 20 * i, line, size=12, color="soft")

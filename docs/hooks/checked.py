@@ -1,7 +1,7 @@
-"""Looks at the built site: links, anchors, and that nothing is loaded from elsewhere.
+"""Checks of the built site: links, anchors, and no resources from other sites.
 
-MkDocs checks the links that it writes itself. This sees what readers' browsers see, so also links
-in HTML, in what the reference is made of, and in the theme.
+MkDocs checks only its own links. These checks read the final pages, including links in HTML, in
+the reference, and in the theme.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ELSEWHERE = re.compile(r"(?:[a-z]+:)?//")
 
 
 def found_in(html: str) -> tuple[set[str], set[str], set[str]]:
-    """Returns a page's anchors, the links that it has, and what it loads."""
+    """Returns the anchors, links and loaded resources of a page."""
     anchors, links, loads = set(), set(), set()
     for tag, inner in _TAG.findall(_SCRIPT.sub(r"\1", html)):
         values = {name: unescape(value) for name, value in _ATTRIBUTE.findall(inner)}
@@ -38,11 +38,11 @@ def found_in(html: str) -> tuple[set[str], set[str], set[str]]:
 
 
 def faults(site: dict[str, tuple[set[str], set[str], set[str]]], files: set[str]) -> Iterator[str]:
-    """Gives a sentence for each dead link or anchor, and for each thing loaded from elsewhere."""
+    """Yields a message for each dead link or anchor, and each resource from another site."""
     for name, (_, links, loads) in sorted(site.items()):
         for load in sorted(loads):
             if _ELSEWHERE.match(load):
-                yield f"{name} loads {load}, expected what lies in the site"
+                yield f"{name} loads {load}, expected a file of the site"
         for link in sorted(links | loads):
             if re.match(r"[a-z]+:|//", link):
                 continue
@@ -50,13 +50,13 @@ def faults(site: dict[str, tuple[set[str], set[str], set[str]]], files: set[str]
             target = posixpath.normpath(posixpath.join(posixpath.dirname(name), unquote(path)))
             target = target if path else name
             if target not in files:
-                yield f"{name} links to {link}, where nothing is"
+                yield f"{name} links to {link}, which does not exist"
             elif anchor and target in site and unquote(anchor) not in site[target][0]:
                 yield f"{name} links to {link}, a page without that heading"
 
 
 def on_post_build(config: MkDocsConfig) -> None:
-    """Looks at every page."""
+    """Checks every page."""
     folder = Path(config.site_dir)
     files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     pages = sorted(name for name in files if name.endswith(".html") and name != "404.html")

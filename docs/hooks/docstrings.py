@@ -1,6 +1,6 @@
-"""Docstrings as Markdown: names become links to their place in the reference, formulas are drawn.
+"""Conversion of docstrings to Markdown, with links to the reference and formulas.
 
-In the code they are written as Sphinx would read them, which editors and TorchRL's readers know.
+In the code, docstrings use Sphinx syntax, as in TorchRL.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _MATH = re.compile(r"^( *)\.\. math::(.*(?:\n\1 +\S.*)*(?:\n\n\1 +\S.*)*)", re.M
 
 
 def known_names() -> dict[str, str]:
-    """Returns where public names are shown: by whole names and, where one is of it, the last."""
+    """Returns name -> place in the reference, by full names and by unique last parts."""
     shown, known = places(), {}
     for (module, name), package in shown.items():
         place = f"{full_name(package)}.{name}"
@@ -34,7 +34,7 @@ def known_names() -> dict[str, str]:
 
 
 def as_markdown(text: str, known: dict[str, str]) -> str:
-    """Returns a docstring whose references and formulas are Markdown's."""
+    """Returns a docstring with references and formulas as Markdown."""
 
     def linked(role: re.Match[str]) -> str:
         shown = role[1].rpartition(".")[2]
@@ -49,13 +49,13 @@ def as_markdown(text: str, known: dict[str, str]) -> str:
 
 
 class Docstrings(griffe.Extension):
-    """Reads the docstrings of whatever is loaded."""
+    """Extension that converts all docstrings."""
 
     def __init__(self) -> None:
         super().__init__()
         self._known = known_names()
 
     def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:
-        """Changes an object's docstring, before it is parsed."""
+        """Converts the docstring of an object, before it is parsed."""
         if obj.docstring is not None:
             obj.docstring.value = as_markdown(obj.docstring.value, self._known)

@@ -1,4 +1,4 @@
-"""Formulas between dollar signs as MathML, which browsers draw themselves, without a script."""
+"""Conversion of formulas between dollar signs to MathML, which needs no script."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from mkdocs.structure.pages import Page
 
 log = logging.getLogger("mkdocs.hooks.formulas")
 
-# What the extension `arithmatex` leaves: \( ... \) within a line and \[ ... \] as a block.
+# Output of the extension `arithmatex`: \( ... \) in a line and \[ ... \] as a block.
 _FORMULA = re.compile(
     r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>',
     re.S,
 )
-# A function such as log, which the converter leaves glued to what stands around it: not where it
-# has an index, and not at an operator or a parenthesis that it opens.
+# A function such as log, around which the converter leaves out spaces. None are needed before an
+# index, an operator or an opening parenthesis.
 _FUNCTION = r"(?<!<msub>)(?<!<msup>)<mi>[a-z]{2,}</mi>"
 _BEFORE = re.compile(rf"(</m(?!o>)\w+>|&#x000(?:29|5D|7D);</mo>)(?={_FUNCTION})")
 _BEHIND = re.compile(rf"({_FUNCTION})(?=<m(?!o\b|space))")

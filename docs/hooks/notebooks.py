@@ -1,4 +1,4 @@
-"""A notebook as a page: its text, its code, and what the code gave when it was last run."""
+"""Conversion of notebooks to pages: text, code, and stored outputs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PICTURES = {"image/png": "png", "image/gif": "gif", "image/jpeg": "jpg"}
 
 
 def notebook_as_markdown(path: Path) -> tuple[str, dict[str, bytes]]:
-    """Returns a notebook as Markdown, and its pictures by the names that the page gives them."""
+    """Returns a notebook as Markdown, and its pictures by file name."""
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
     parts: list[str] = []
     pictures: dict[str, bytes] = {}
@@ -27,7 +27,7 @@ def notebook_as_markdown(path: Path) -> tuple[str, dict[str, bytes]]:
 
 
 def _shown(output: dict, stem: str, pictures: dict[str, bytes]) -> str:
-    """Returns an output as Markdown; a picture is put beside the page."""
+    """Returns an output as Markdown, and adds its picture to ``pictures``."""
     data = output.get("data", {})
     for kind, suffix in _PICTURES.items():
         if kind in data:
@@ -35,7 +35,7 @@ def _shown(output: dict, stem: str, pictures: dict[str, bytes]) -> str:
             pictures[name] = base64.b64decode("".join(data[kind]))
             return f"![Output]({name})"
     text = "".join(output.get("text", data.get("text/plain", "")))
-    # What was overwritten in the same line, as progress bars are, is left out.
+    # Overwritten text in a line, as from progress bars, is left out.
     lines = [line.rpartition("\r")[2] for line in _ESCAPES.sub("", text).rstrip().split("\n")]
     text = "\n".join(lines)
     return f"```text\n{text}\n```" if text.strip() else ""

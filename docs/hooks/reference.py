@@ -1,7 +1,7 @@
-"""The reference: pages that follow from the public names, grouped by what one looks for.
+"""Pages of the API reference, with public names grouped by topic.
 
-Names are those of a package's ``__all__``, and chosen ones of modules; they are read without
-importing torch. A package in no group, and a public name without a docstring, end the build.
+The names are those in a package's ``__all__``, and chosen names of modules, read without importing
+torch. The build fails for a package without a group, or a public name without a docstring.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).resolve().parents[2]
 log = logging.getLogger("mkdocs.hooks.reference")
 
-# Page -> its title, and the packages and modules whose public names it shows.
+# Page -> its title, and its packages and modules.
 GROUPS = {
     "train": ("Train, evaluate, resume", ["torchrl_marl", "training", "apps.jobs"]),
     "teams": ("Agents, groups, teams", ["specs", "specs.stacking"]),
@@ -59,7 +59,7 @@ GROUPS = {
     "settings": ("Settings", ["settings"]),
     "errors": ("Errors", ["errors"]),
 }
-# What is shown of a module whose other names are for the rest of the package, or shown elsewhere.
+# Names to show of modules with other names that are internal, or shown elsewhere.
 CHOSEN = {
     "torchrl_marl": ["algorithms_for", "iterate", "resume", "train"],
     "envs.libraries": ["Library", "register_library"],
@@ -77,21 +77,21 @@ CHOSEN = {
     "recipes": ["explain", "load_config", "save_config"],
     "specs.stacking": ["pad_group", "unpad_group"],
 }
-# What has public names for the rest of the package only.
+# Packages with only internal names.
 INNER: set[str] = set()
 
 
 def exported(package: str) -> list[str]:
-    """Returns the public names of a package of ours, or those chosen of a module."""
+    """Returns the public names of a package, or the chosen names of a module."""
     names = CHOSEN.get(package) or importlib.import_module(full_name(package)).__all__
     return sorted(names, key=str.lower)
 
 
 @functools.cache
 def places() -> dict[tuple[str, str], str]:
-    """Returns where each public name is shown: by where it is defined, the package that shows it.
+    """Returns place of definition -> package with its entry, for each public name.
 
-    What several packages export is shown once, with the first of them.
+    A name in several packages is shown once, in the first of them.
     """
     shown: dict[tuple[str, str], str] = {}
     for package in [package for _, packages in GROUPS.values() for package in packages]:
@@ -101,17 +101,17 @@ def places() -> dict[tuple[str, str], str]:
 
 
 def public_names(package: str) -> list[str]:
-    """Returns the names that are shown with a package of ours."""
+    """Returns the names with an entry in a package."""
     return [name for name in exported(package) if places()[origin(package, name)] == package]
 
 
 def full_name(package: str) -> str:
-    """Returns a package's name with that of the whole."""
+    """Returns the full name of a package."""
     return package if package == "torchrl_marl" else f"torchrl_marl.{package}"
 
 
 def forgotten() -> list[str]:
-    """Returns the packages with public names that no page shows."""
+    """Returns the packages with public names that are on no page."""
     shown = {package for _, packages in GROUPS.values() for package in packages} | INNER
     modules = pkgutil.iter_modules([str(ROOT / "torchrl_marl")])
     folders = [module.name for module in modules if module.ispkg and module.name not in shown]
@@ -122,12 +122,12 @@ def forgotten() -> list[str]:
 
 @functools.cache
 def parsed(path: Path) -> ast.Module:
-    """Returns what a file of Python holds."""
+    """Parses a Python file."""
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def module_of(package: str) -> ast.Module:
-    """Returns what a package's or a module's file holds."""
+    """Parses the file of a package or module."""
     path = ROOT / Path(*full_name(package).split("."))
     return parsed(path / "__init__.py" if path.is_dir() else path.with_suffix(".py"))
 
@@ -141,7 +141,7 @@ def origin(package: str, name: str) -> tuple[str, str]:
 
 
 def definition(package: str, name: str) -> ast.AST | None:
-    """Returns where a public name is defined: a class, a function, or what stands below a value."""
+    """Returns the class or function of a public name, or the docstring below a value."""
     body = module_of(origin(package, name)[0]).body
     for i, node in enumerate(body):
         if getattr(node, "name", None) == name:
@@ -153,7 +153,7 @@ def definition(package: str, name: str) -> ast.AST | None:
 
 
 def undocumented(package: str, name: str) -> list[str]:
-    """Returns what of a public name has no docstring: itself, or public methods of its class."""
+    """Returns the public name, or methods of its class, without a docstring."""
     node = definition(package, name)
     full = f"{full_name(package)}.{name}"
     if node is None:
@@ -175,7 +175,7 @@ def undocumented(package: str, name: str) -> list[str]:
 
 
 def faults() -> list[str]:
-    """Returns a sentence for each package that no page shows, and each name without a docstring."""
+    """Returns a message for each package on no page, and each name without a docstring."""
     pages = "no group of docs/hooks/reference.py"
     sentences = [f"torchrl_marl.{package} is in {pages}" for package in forgotten()]
     for _, packages in GROUPS.values():
@@ -197,9 +197,9 @@ def page(title: str, packages: list[str]) -> str:
 
 def overview() -> str:
     """Returns the page that lists all public names."""
-    parts = ["# API reference\n\nPublic names by what one looks for.\n"]
+    parts = ["# API reference\n\nPublic names by topic.\n"]
     for place, (title, packages) in GROUPS.items():
-        links: dict[str, str] = {}  # two of one name are told apart by their packages
+        links: dict[str, str] = {}  # equal names are distinguished by their packages
         for package in packages:
             for name in public_names(package):
                 shown = f"{package}.{name}" if name in links else name

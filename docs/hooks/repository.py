@@ -1,4 +1,4 @@
-"""Files of the repository that pages link to become pages, so that the site stands alone.
+"""Pages for linked files of the repository, so that the site is self-contained.
 
 Pages are read on GitHub, too: there ``../benchmarks/results/x.md`` leads to the file. Here every
 file outside ``docs`` that a page links to, or that the menu names, is taken in under
@@ -35,7 +35,7 @@ _LINK = re.compile(r"(\]\(|\b(?:src|href)=\")([^)\s\"#]*)(#[^)\s\"]*)?(?=[)\"])"
 
 
 def outside_fences(text: str, change: Callable[[str], str]) -> str:
-    """Returns a page whose text, but none of its blocks of code, is changed."""
+    """Returns a page with changed text, and unchanged code blocks."""
     parts, end = [], 0
     for fence in _FENCE.finditer(text):
         parts += [change(text[end : fence.start()]), fence[0]]
@@ -44,7 +44,7 @@ def outside_fences(text: str, change: Callable[[str], str]) -> str:
 
 
 def target_of(link: str, source: Path) -> Path | None:
-    """Returns the file or folder that a link in ``source`` means, if the repository has it."""
+    """Returns the target of a link in ``source``, if it is in the repository."""
     if not link or re.match(r"[a-z]+:|/", link):
         return None
     target = Path(os.path.normpath(source.parent / link))
@@ -52,12 +52,12 @@ def target_of(link: str, source: Path) -> Path | None:
 
 
 def is_page_of_docs(path: Path) -> bool:
-    """Whether MkDocs takes the file by itself."""
+    """Returns whether MkDocs includes the file by itself."""
     return path.is_relative_to(DOCS) and path.is_file() and path.suffix not in {".py", ".yaml"}
 
 
 def place_of(path: Path) -> str:
-    """Returns where a file of the repository lies among the site's sources."""
+    """Returns the path of a repository file among the site's sources."""
     if is_page_of_docs(path):
         return path.relative_to(DOCS).as_posix()
     if path.is_dir():
@@ -68,7 +68,7 @@ def place_of(path: Path) -> str:
 
 
 def source_of(place: str) -> Path:
-    """Returns the file of the repository that lies at a place: what :func:`place_of` took there."""
+    """Returns the repository file of a path; the inverse of :func:`place_of`."""
     if not place.startswith(FOLDER):
         return DOCS / place
     path = ROOT / place.removeprefix(FOLDER)
@@ -76,7 +76,7 @@ def source_of(place: str) -> Path:
 
 
 def relinked(text: str, source: Path) -> str:
-    """Returns a page whose links to files lead to where the site has them."""
+    """Returns a page with links to files replaced by links within the site."""
     folder = posixpath.dirname(place_of(source))
 
     def change(link: re.Match[str]) -> str:
@@ -89,7 +89,7 @@ def relinked(text: str, source: Path) -> str:
 
 
 def links_of(text: str, source: Path) -> Iterator[Path]:
-    """Gives the files and folders of the repository that a page links to."""
+    """Yields the files and folders of the repository that a page links to."""
     for link in _LINK.finditer(_FENCE.sub("", text)):
         target = target_of(link[2], source)
         if target is not None:
@@ -97,7 +97,7 @@ def links_of(text: str, source: Path) -> Iterator[Path]:
 
 
 def shown(path: Path) -> str:
-    """Returns a page that shows a text."""
+    """Returns a page with the text of a file."""
     text = path.read_text(encoding="utf-8").rstrip("\n")
     fence = "`" * max([3, *(len(run) + 1 for run in re.findall("`{3,}", text))])
     language = LANGUAGES.get(path.suffix, "text")
@@ -106,14 +106,14 @@ def shown(path: Path) -> str:
 
 
 def listed(folder: Path) -> str:
-    """Returns a page that lists what is in a folder."""
+    """Returns a page with the contents of a folder."""
     names = sorted(path.name for path in folder.iterdir() if path.name[0] not in "._")
     rows = "".join(f"- [{name}]({name})\n" for name in names)
     return f"{UNSEARCHED}# {folder.name}\n\n{rows}"
 
 
 def nav_places(nav: object) -> Iterator[str]:
-    """Gives the places that a menu names."""
+    """Yields the paths in a menu."""
     if isinstance(nav, str):
         yield nav
     for entry in nav.values() if isinstance(nav, dict) else nav if isinstance(nav, list) else []:
@@ -121,7 +121,7 @@ def nav_places(nav: object) -> Iterator[str]:
 
 
 def _taken(path: Path) -> tuple[str | bytes, dict[str, bytes]]:
-    """Returns what a file becomes, and the pictures that come with it."""
+    """Returns the page of a file, and its pictures."""
     if path.is_dir():
         return listed(path), {}
     if path.suffix in PICTURES:
@@ -132,13 +132,13 @@ def _taken(path: Path) -> tuple[str | bytes, dict[str, bytes]]:
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Names the anchors of headings as GitHub does."""
+    """Sets the anchors of headings as on GitHub."""
     config.mdx_configs["toc"]["slugify"] = slugify(case="lower")
     return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Takes in what the pages and the menu name, and what that links to in turn."""
+    """Adds the files that pages and menu link to, directly or indirectly."""
     left = [source_of(place) for place in nav_places(config.nav) if place.startswith(FOLDER)]
     for file in files.documentation_pages():
         source = source_of(file.src_uri)
@@ -163,7 +163,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Lets links lead into the site, and lists begin where GitHub begins them."""
+    """Rewrites links to the site, and starts lists where GitHub does."""
     source = source_of(page.file.src_uri)
     if source.is_dir():
         source = source / "index.md"

@@ -92,7 +92,7 @@ def test_a_run_that_is_killed_before_its_first_checkpoint_begins_again(
     assert done.returncode == 9, done.stderr
     assert {".lock", "config.yaml"} <= {path.name for path in folder.iterdir()}
     resume(folder)
-    assert "has no checkpoint yet: it starts from the beginning" in capsys.readouterr().err
+    assert "has no checkpoint yet, and starts over" in capsys.readouterr().err
     assert tables(folder) == tables(whole(kind))
     assert not list(folder.rglob("*.part"))
     for own in ("", *(path.name for path in folder.glob("seed*"))):

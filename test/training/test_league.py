@@ -234,7 +234,7 @@ def test_partners_play_seats_of_one_team(tmp_path):
     [
         ({"opponents": "nash", "seats": {"a": "first", "b": ["second", "first"]}}, "in 2 seats"),
         ({"partners": "uniform"}, "expected one of them to be none"),
-        ({"opponents": "none", "start_with": ["random"]}, "so that nobody plays them"),
+        ({"opponents": "none", "start_with": ["random"]}, "so that they are never played"),
         ({"opponents": "self", "snapshot_at": 0.5}, "but stored players are not played"),
         ({"start_with": ["random", "random"]}, "start_with has 'random' twice"),
         ({"slots": 100_000}, "expected from 1 to 1000"),

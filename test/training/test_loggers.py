@@ -346,7 +346,7 @@ def test_a_run_that_the_service_has_lost_is_told_in_a_sentence(tmp_path, fake_ml
 def test_broken_names_are_told_in_a_sentence_whose_fix_works(tmp_path, fake_mlflow, text):
     path = tmp_path / "loggers.json"
     path.write_bytes(text)
-    with pytest.raises(CheckpointError, match=r"loggers.json' is broken.*; delete it to go on"):
+    with pytest.raises(CheckpointError, match=r"loggers.json' is broken.*; delete it to continue"):
         open_backend("mlflow", LoggingConfig(), tmp_path)
     path.unlink()
     open_backend("mlflow", LoggingConfig(), tmp_path).shutdown()

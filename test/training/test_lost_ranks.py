@@ -84,8 +84,8 @@ def test_a_rank_that_is_killed(killed, tmp_path):
     lines = [line for line in said.splitlines() if "torchrl-marl: error" in line]
     assert lines == [
         f"torchrl-marl: error: rank {other} of 2: another rank has ended, or has not answered for "
-        f"5 minutes; `torchrl-marl train --resume {folder}` goes on from {last}, also by torchrun "
-        "(-m torchrl_marl), once all can be reached."
+        f"5 minutes; `torchrl-marl train --resume {folder}` resumes it from {last}, also by "
+        "torchrun (-m torchrl_marl), once all can be reached."
     ], said
     assert process.returncode
     number = latest(folder)
@@ -115,8 +115,8 @@ def test_ray_that_is_killed(tmp_path):
     lines = [line for line in said.splitlines() if line.startswith("torchrl_marl: the Ray")]
     assert lines == [
         "torchrl_marl: the Ray that was started for this run has died (its raylet), and this "
-        f"process with it; `torchrl-marl train --resume '{folder}'` goes on from the last "
-        "checkpoint."
+        f"process with it; `torchrl-marl train --resume '{folder}'` resumes it from the "
+        "last checkpoint."
     ], said
     assert process.returncode
     number = latest(folder)

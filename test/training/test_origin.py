@@ -133,7 +133,7 @@ def test_own_addresses_and_given_ones_are_used(tmp_path, another_user):
         ({"env": {"kwargs": {"host": "0.0.0.0"}}}, r"listen at '0\.0\.0\.0', as its env\.kwargs"),
         ({"env": {"kwargs": {"token_file": "/home/me/.netrc"}}}, "read the token_file from '/home"),
         ({"env": {"kwargs": {"tls_certificate": "/x.pem"}}}, "read the tls_certificate"),
-        ({"logging": {"backends": ["tensorboard", "wandb"]}}, "send its figures to 'wandb'"),
+        ({"logging": {"backends": ["tensorboard", "wandb"]}}, "send its metrics to 'wandb'"),
     ],
 )
 def test_other_places_are_asked_for_too(tmp_path, settings, deed):

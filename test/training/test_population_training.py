@@ -86,7 +86,9 @@ def test_a_member_goes_on_alone(tmp_path):
     more = torchrl_marl.resume(tmp_path / "all" / "seed1", total_frames=240)
     assert more.summary["frames"] == 240
     assert [row["frames"] for row in table(tmp_path / "all" / "seed1" / "metrics.csv")][-1] == "240"
-    with pytest.raises(CheckpointError, match="seed1' has gone on by itself to iteration_000006"):
+    with pytest.raises(
+        CheckpointError, match="seed1' was trained further alone, to iteration_000006"
+    ):
         torchrl_marl.resume(tmp_path / "all", total_frames=400)
 
 

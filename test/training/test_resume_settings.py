@@ -145,7 +145,7 @@ def test_more_frames_in_the_file_are_trained(run, tmp_path, capsys):
     whole = train(at(tmp_path / "whole", total_frames=640))
     edit(run, "total_frames: 480", "total_frames: 640")
     resumed = resume(run)
-    assert "trains on from 240 to 640 frames" in capsys.readouterr().err
+    assert "continues from 240 to 640 frames" in capsys.readouterr().err
     assert resumed.frames == 640
     assert table(whole.folder / "metrics.csv")[3:] == table(run / "metrics.csv")[3:]
     assert_equal(final_state(whole.folder)["learners"], final_state(run)["learners"])
@@ -153,7 +153,7 @@ def test_more_frames_in_the_file_are_trained(run, tmp_path, capsys):
 
 def test_fewer_frames_than_there_are_have_no_effect_and_are_refused(run):
     edit(run, "total_frames: 480", "total_frames: 160")
-    with pytest.raises(ConfigError, match="total_frames is 160.* has 240 already.*put 480 back in"):
+    with pytest.raises(ConfigError, match="total_frames is 160.* has 240 already.*restore 480 in"):
         resume(run)
     assert resume(run, total_frames=320).frames == 320  # what is given is what counts
 
@@ -344,5 +344,7 @@ def test_evaluating_says_where_the_file_differs(run):
 
 def test_networks_of_another_size_are_named(run):
     edit(run, "num_cells: [8]", "num_cells: [9]")
-    with pytest.raises(CheckpointError, match=r"learner.actor.num_cells was \[8\] .*put it back"):
+    with pytest.raises(
+        CheckpointError, match=r"learner.actor.num_cells was \[8\] .*restore the setting"
+    ):
         Run.load(run)

@@ -274,7 +274,7 @@ def test_more_frames_are_trained_as_in_one_go(tmp_path, capsys):
     run = train(at(tmp_path / "run", total_frames=240))
     capsys.readouterr()
     longer = resume(run.folder, total_frames=480)
-    assert "trains on from 240 to 480 frames" in capsys.readouterr().err
+    assert "continues from 240 to 480 frames" in capsys.readouterr().err
     assert load_config(run.folder / "config.yaml").total_frames == 480
     assert table(whole.folder / "metrics.csv") == table(longer.folder / "metrics.csv")
     one, other = final_state(whole.folder), final_state(longer.folder)
@@ -290,7 +290,7 @@ def test_a_finished_run_says_so_and_cannot_be_shortened(tmp_path, capsys):
     before = (run.folder / "config.yaml").read_text()
     assert resume(run.folder).frames == 160
     err = capsys.readouterr().err
-    assert "is finished, with 160 frames; total_frames=320 beside --resume trains on." in err
+    assert "is finished, with 160 frames; add total_frames=320 to --resume to train further." in err
     with pytest.raises(ConfigError, match="total_frames is 80, but the run has 160 already"):
         resume(run.folder, total_frames=80)
     assert (run.folder / "config.yaml").read_text() == before
@@ -373,7 +373,7 @@ def test_the_evaluate_command_keeps_what_it_found(tmp_path, capsys):
     (run.folder / "evaluations.jsonl").unlink()
     (run.folder / "evaluations.jsonl").mkdir()
     capsys.readouterr()
-    with pytest.warns(UserWarning, match="the result is not kept"):
+    with pytest.warns(UserWarning, match="the result is not recorded"):
         Run.load(run.folder).evaluate(8, record=True)
 
 

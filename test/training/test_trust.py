@@ -136,7 +136,7 @@ def test_another_user_s_worlds_begin_anew_or_are_trusted(tmp_path, another_user)
     shutil.copytree(theirs, cut.folder)
     another_user()
     assert_same_training(whole.folder, resume(cut.folder, trust=True).folder)
-    with pytest.warns(UserWarning, match="not written by you.*begin anew.*--trust"):
+    with pytest.warns(UserWarning, match="not written by you.*New episodes start.*--trust"):
         run = resume(theirs)
     assert run.summary["frames"] == 60
 
@@ -164,7 +164,7 @@ def test_no_pickle_of_a_stranger_is_read(tmp_path):
     env = make_env(config.env, seed=0)
     with pytest.raises(TrustError, match="can run any code"):
         env.restore(TensorDict(state["collector"]["env"]["base"]))
-    with pytest.warns(UserWarning, match="begin anew"):
+    with pytest.warns(UserWarning, match="New episodes start"):
         resume(config.folder)
     assert not mark.exists()
     torch.save(state, latest_checkpoint(Path(config.folder)))

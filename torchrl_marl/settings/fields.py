@@ -52,6 +52,7 @@ class Setting:
         help (str): its meaning.
         optional (bool): whether it may be ``None``.
         notes (tuple): annotations: rules, conditions and other names.
+        markdown (str): its meaning, with code spans.
     """
 
     key: str
@@ -60,10 +61,11 @@ class Setting:
     help: str
     optional: bool = False
     notes: tuple[Any, ...] = ()
+    markdown: str = ""
 
     @property
     def is_section(self) -> bool:
-        """Whether it is a section."""
+        """True for a section."""
         return dataclasses.is_dataclass(self.kind)
 
     @property
@@ -115,9 +117,9 @@ def _read_fields(schema: Any) -> dict[str, Setting]:
         default = field.default
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
-        found[field.name] = Setting(
-            field.name, kind, default, helps.get(field.name, ""), optional, notes
-        )
+        text = helps.get(field.name, "")
+        plain, markdown = text.replace("``", ""), text.replace("``", "`")
+        found[field.name] = Setting(field.name, kind, default, plain, optional, notes, markdown)
     return found
 
 
@@ -211,8 +213,7 @@ def _strings_below(schema: type) -> dict[str, str]:
             if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
                 continue
             if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
-                text = str(below.value.value).replace("``", "")
-                found[node.target.id] = " ".join(text.split())
+                found[node.target.id] = " ".join(str(below.value.value).split())
     return found
 
 

@@ -471,7 +471,7 @@ def _applicable(
 
 
 def _is_read_by(setting: Setting, tag: str, word: str) -> bool:
-    """Whether the conditions of a setting hold for a value of the tag."""
+    """Returns whether the conditions of a setting hold for a value of the tag."""
     conditions = (where for where in setting.read_where() if where.key == tag)
     return all((word in where.values) is not where.but for where in conditions)
 

@@ -195,7 +195,7 @@ class ReadWhere:
         self.key, self.values, self.but, self.of = key, values, but, of
 
     def holds(self, section: Any, value_of: Callable[[Any], Any] = lambda value: value) -> bool:
-        """Whether the values of a section fulfil the condition."""
+        """Returns whether the values of a section fulfil the condition."""
         return (value_of(attrgetter(self.key)(section)) in self.values) is not self.but
 
     def in_words(self, at: str) -> str:

@@ -41,7 +41,7 @@ def check_ranks(config: TrainConfig, n_ranks: int, *, own_env: bool = False) -> 
     """
     if own_env:
         raise ConfigError(
-            f"an environment object is given, but each of {n_ranks} ranks builds its own environment; "
+            f"an environment object is given, but each of {n_ranks} ranks builds its own; "
             "name an environment (env.name, or env.library=module:Class), or start one process."
         )
     RANKS.check(config)
@@ -50,7 +50,7 @@ def check_ranks(config: TrainConfig, n_ranks: int, *, own_env: bool = False) -> 
         raise ConfigError(
             f"distributed.collectors is {number}, expected a multiple of the {n_ranks} processes "
             "that torchrun has started; use "
-            f"distributed.collectors={-(-number // n_ranks) * n_ranks}, or another number of processes."
+            f"distributed.collectors={-(-number // n_ranks) * n_ranks}, or start another number."
         )
     config.check_features()
     config.check_learners()

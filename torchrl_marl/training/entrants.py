@@ -249,8 +249,8 @@ def _remembering(runs: Mapping[str, Run]) -> Run:
             if sizes[largest].get(group) != size:
                 raise ConfigError(
                     f"run {quoted(name)} has a hidden state of size {size} in group {group!r}, "
-                    f"expected {sizes[largest].get(group, 0)} as in {quoted(largest)}; play them in "
-                    "separate tables."
+                    f"expected {sizes[largest].get(group, 0)} as in {quoted(largest)}; play them "
+                    "in separate tables."
                 )
     return runs[largest]
 

@@ -231,9 +231,9 @@ _STEPS_THAT_PAY = 5_000
 def choose_execution(config: TrainConfig, env: Any = None) -> str:
     """Returns the execution mode of a run; ``auto`` is resolved.
 
-    ``auto`` becomes ``compile`` on a CPU with a C++ compiler and ``cudagraph`` on a GPU with Triton,
-    if the simulator can be captured and the run has 5,000 or more steps of all environments. Else
-    it is ``eager``. The choice depends only on the settings and the machine.
+    ``auto`` becomes ``compile`` on a CPU with a C++ compiler, and ``cudagraph`` on a GPU with
+    Triton, if the simulator can be captured and the run has 5,000 or more steps of all envs. Else
+    it becomes ``eager``. The choice depends only on the settings and the machine.
 
     Args:
         config (TrainConfig): config of the run.

@@ -87,7 +87,8 @@ class RunFolder:
         except OSError as error:
             where = config.folder or "runs"
             raise ConfigError(
-                f"run folder {where!r} cannot be created ({error.strerror}); choose another folder=..."
+                f"run folder {where!r} cannot be created ({error.strerror}); choose another "
+                "folder=..."
             ) from None
         folder = cls(path)
         try:

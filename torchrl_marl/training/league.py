@@ -146,7 +146,7 @@ class Stored:
     """Environment steps at which it was stored; -1: before training."""
     sha256: str
     active: bool = True
-    """Whether it can be drawn; a retired player only finishes its episodes."""
+    """True if it can be drawn; a retired player only finishes its episodes."""
 
 
 class League(Part):
@@ -354,19 +354,19 @@ class League(Part):
     # -------------------------------------------------------------------------------- matchmaking
 
     @property
-    def _everybody(self) -> list[Stored | None]:
+    def _all_players(self) -> list[Stored | None]:
         """The player of each slot, then the guests, in the order of the results."""
         return [*self.slots, *(Stored(name, -1, "") for name in self.guests)]
 
     def _candidates(self) -> Tensor:
-        return torch.tensor([own is not None and own.active for own in self._everybody])
+        return torch.tensor([own is not None and own.active for own in self._all_players])
 
     def _chances(self) -> Tensor:
         """Returns each player's probability to be drawn, by learning seat, ``[S, K]``."""
         may = self._candidates()
         rate = self.results.win_rate if self.against else self.results.standing(may)
-        names = ["" if own is None else own.name for own in self._everybody]
-        frames = [-1 if own is None else own.frames for own in self._everybody]
+        names = ["" if own is None else own.name for own in self._all_players]
+        frames = [-1 if own is None else own.frames for own in self._all_players]
 
         def payoff(places: Sequence[int]) -> Tensor:
             return self.payoffs.table([names[i] for i in places])

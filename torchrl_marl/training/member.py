@@ -122,7 +122,7 @@ class Member:
         self.evaluated: tuple[int, dict[str, float]] | None = None
 
     def open(self, now: Progress) -> None:
-        """Opens its tables, truncated to the progress of the population, and writes its settings."""
+        """Opens its tables, truncated to the population's progress, and writes its settings."""
         if self.idle:
             return
         quiet = dataclasses.replace(self.config.logging, progress=False)
@@ -194,9 +194,9 @@ class Member:
         own = [path for path in all_checkpoints(self.folder) if path.name > newest.name]
         if own:
             raise CheckpointError(
-                f"{str(self.folder)!r} was trained further alone, to {own[-1].stem}, but the population "
-                f"has {newest.stem}; move that folder away to resume the population without this "
-                "training, or resume only this member."
+                f"{str(self.folder)!r} was trained further alone, to {own[-1].stem}, but the "
+                f"population has {newest.stem}; move that folder away to resume the population "
+                "without this training, or resume only this member."
             )
 
     def save(

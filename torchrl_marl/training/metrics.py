@@ -41,8 +41,8 @@ class EpisodeTracker:
     Attributes:
         episodes (tuple): each group's return up to each step of the last batch, ``[E, T]`` each,
             and the ends of episodes, ``[E, T]``.
-        sums (dict): ``"<group>/episode_reward"`` and ``"<group>/episode_length"`` up to each step of
-            the last batch, ``[E, T]``.
+        sums (dict): ``"<group>/episode_reward"`` and ``"<group>/episode_length"`` up to each step
+            of the last batch, ``[E, T]``.
         returns (tuple, optional): for a population, the mean return of all agents up to each step
             of the last batch, and the ends of episodes; both ``[E, T]``.
     """

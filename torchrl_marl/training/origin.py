@@ -1,4 +1,4 @@
-"""Where a run comes from: who made it, and with which settings and versions."""
+"""Origin of a run: its user, settings and package versions."""
 
 from __future__ import annotations
 
@@ -40,36 +40,36 @@ __all__ = [
     "warn_of_versions",
 ]
 
-# What may change when a run is resumed: how much is trained, what is measured and written down ...
+# Settings that may change when a run is resumed: amount of training, evaluation, logging ...
 _FREE = ("total_frames", "stop_at_return", "evaluation.", "checkpoint.", "logging.")
-# ... and where and how it is computed.
+# ... and devices, execution and placement.
 _PLACES = ("device", "threads", "execution", "distributed.")
-_SHARDS = ("distributed.collectors", "distributed.overlap")  # on which depends what is learned
-# Where external simulators find a run, and when it gives one up.
+_SHARDS = ("distributed.collectors", "distributed.overlap")  # these affect the results
+# Addresses and timeouts of external simulators.
 _LISTENER = tuple(
     f"env.kwargs.{name}"
     for name in ("host", "port", "token_file", "tls_", "grace", "idle_timeout", "patience", "max_")
 )
-_MOST = 5  # differences that a sentence names
+_MOST = 5  # largest number of differences in a message
 _ABSENT: Any = object()
 
 
 class Difference(NamedTuple):
-    """A setting that is not what a checkpoint was made with."""
+    """A setting that differs from the one of a checkpoint."""
 
     key: str
-    """Its dotted name."""
+    """Dotted name of the setting."""
     before: Any
-    """What the checkpoint was made with."""
+    """Value in the checkpoint."""
     now: Any
-    """What it is now."""
+    """Current value."""
 
 
 def made_by(config: TrainConfig) -> dict[str, Any]:
-    """Returns the settings of a run and the versions of what computes it, for a checkpoint.
+    """Returns the settings of a run and the package versions, for a checkpoint.
 
     Args:
-        config (TrainConfig): the run's.
+        config (TrainConfig): config of the run.
 
     Examples:
         >>> found = made_by(TrainConfig(seed=3))
@@ -84,14 +84,14 @@ def made_by(config: TrainConfig) -> dict[str, Any]:
 
 
 def settings_of(state: Mapping[str, Any], path: Path) -> TrainConfig | None:
-    """Returns the settings that made a checkpoint; None for one of before they were stored.
+    """Returns the settings in a checkpoint, or None for an old checkpoint without settings.
 
     Args:
-        state (mapping): what the checkpoint holds.
-        path (Path): its file.
+        state (mapping): content of the checkpoint.
+        path (Path): file of the checkpoint.
 
     Raises:
-        CheckpointError: settings that this version does not know.
+        CheckpointError: this version does not know the settings.
     """
     record = state.get("made_by")
     settings = record.get("settings") if isinstance(record, Mapping) else None
@@ -106,11 +106,11 @@ def settings_of(state: Mapping[str, Any], path: Path) -> TrainConfig | None:
 
 
 def differences(before: TrainConfig, now: TrainConfig) -> list[Difference]:
-    """Returns the settings that differ and may not, where a run goes on.
+    """Returns the settings that differ, but must not change when a run is resumed.
 
     Args:
-        before (TrainConfig): the settings that the run was made with.
-        now (TrainConfig): those that it would go on with.
+        before (TrainConfig): settings of the run so far.
+        now (TrainConfig): settings to resume with.
     """
     old, new = _flat(before), _flat(now)
     free = (*_FREE, *_PLACES, *(_LISTENER if now.env.has_clients else ()))
@@ -124,12 +124,12 @@ def differences(before: TrainConfig, now: TrainConfig) -> list[Difference]:
 
 
 def in_words(found: Sequence[Difference], path: Path, file: TrainConfig | None = None) -> str:
-    """Returns differences in words, the first few of them.
+    """Returns a description of the first few differences.
 
     Args:
-        found (sequence of Difference): at least one.
-        path (Path): the ``config.yaml`` that holds what is now.
-        file (TrainConfig, optional): what it holds, where something may be given beside it.
+        found (sequence of Difference): one or more differences.
+        path (Path): ``config.yaml`` of the run.
+        file (TrainConfig, optional): settings in this file, without overrides.
     """
     own = None if file is None else _flat(file)
     words: list[str] = []
@@ -144,18 +144,20 @@ def in_words(found: Sequence[Difference], path: Path, file: TrainConfig | None =
 
 
 def check_unchanged(before: TrainConfig, now: TrainConfig, file: TrainConfig, path: Path) -> None:
-    """Refuses to go on with settings that would have no effect, or would make another run.
+    """Refuses to resume a run with settings that must not change.
 
     Args:
-        before (TrainConfig): the settings that the run was made with.
-        now (TrainConfig): those that it would go on with.
-        file (TrainConfig): those of its ``config.yaml``, without what is given beside it.
-        path (Path): that file.
+        before (TrainConfig): settings of the run so far.
+        now (TrainConfig): settings to resume with.
+        file (TrainConfig): settings in its ``config.yaml``, without overrides.
+        path (Path): this file.
 
     Raises:
-        ConfigError: naming each setting, both values, and where the new one is from.
+        ConfigError: naming each setting, both values, and the source of the new value.
     """
-    found = differences(dataclasses.replace(before, folder=file.folder), now)  # it may be moved
+    found = differences(
+        dataclasses.replace(before, folder=file.folder), now
+    )  # the run may have been moved
     if not found:
         return
     (first, *others), own = found, _flat(file)
@@ -164,19 +166,19 @@ def check_unchanged(before: TrainConfig, now: TrainConfig, file: TrainConfig, pa
         in_file = own.get(first.key, _ABSENT) == first.now
         fix = f"put {_word(first.before)} back" if in_file else f"leave {first.key} out"
     raise ConfigError(
-        f"{in_words(found, path, file)}: a resumed run goes on with its own settings (but for "
+        f"{in_words(found, path, file)}: a resumed run keeps its settings, except "
         "total_frames, stop_at_return, evaluation.*, checkpoint.*, logging.*, device, threads, "
-        "execution and where shards are, distributed.*, which may change); begin a new run to "
-        f"change it, or {fix}."
+        "execution and the placement of shards (distributed.*); start a new run to change it, "
+        f"or {fix}."
     )
 
 
 def warn_of_versions(state: Mapping[str, Any], path: Path) -> None:
-    """Warns once where a checkpoint was made with other versions than there are here.
+    """Warns once if a checkpoint was made with other package versions.
 
     Args:
-        state (mapping): what the checkpoint holds.
-        path (Path): its file.
+        state (mapping): content of the checkpoint.
+        path (Path): file of the checkpoint.
     """
     record = state.get("made_by")
     before = record.get("versions") if isinstance(record, Mapping) else None
@@ -188,14 +190,14 @@ def warn_of_versions(state: Mapping[str, Any], path: Path) -> None:
     ]
     if other:
         warnings.warn(
-            f"checkpoint {str(path)!r} was made with {', '.join(other)}; the run goes on, but not "
-            "to the bit as with the same versions.",
+            f"checkpoint {str(path)!r} was made with {', '.join(other)}; the run is resumed, but "
+            "may differ from one with the same versions.",
             stacklevel=3,
         )
 
 
 def _flat(config: TrainConfig) -> dict[str, Any]:
-    """Returns settings by dotted name; a NaN is equal to itself."""
+    """Returns settings by dotted name, with NaN equal to itself."""
     found = flatten(dataclasses.asdict(config))
     plainly = {key: plain(value) for key, value in found.items()}
     return {key: "nan" if value != value else value for key, value in plainly.items()}
@@ -206,7 +208,7 @@ def _word(value: Any) -> str:
 
 
 def _versions(library: str) -> dict[str, str | None]:
-    """Returns the versions of what computes a run: name of a package -> version."""
+    """Returns name -> version of the packages that affect a run."""
     names = ["torchrl_marl", "torch", "torchrl", "tensordict"]
     simulator = library.partition(":")[0].partition(".")[0]
     if not _is_without_package(library, simulator) and _version(simulator) is not None:
@@ -215,7 +217,7 @@ def _versions(library: str) -> dict[str, str | None]:
 
 
 def _is_without_package(library: str, simulator: str) -> bool:
-    """Returns whether environments need no package of their library's name; a stranger may have it."""
+    """Returns whether environments work without a package named like their library."""
     record = LIBRARIES.find(library)
     if record is None or not record.adapter.startswith("torchrl_marl."):
         return simulator in ("own", "")
@@ -233,38 +235,38 @@ def _version(name: str) -> str | None:
 
 
 SIGNATURE = "world.signature"
-"""File of a run that tells that this user had it trained with this environment and these addresses."""
+"""File with the user's signature of a run's environment and addresses."""
 _COMMENT = "# signature "
 _HERE = ("127.0.0.1", "localhost", "::1")
 _FILES = ("token_file", "tls_certificate", "tls_key")
 _TRUST = (
-    "if you trust it, add --trust (in Python: trust=True, or torchrl_marl.runtime.trust.trusting() "
-    "around it)"
+    "if you trust it, add --trust (in Python: trust=True, or the context "
+    "torchrl_marl.runtime.trust.trusting())"
 )
 
 
 class Named(NamedTuple):
-    """What settings name outside of this package and of the run's folder."""
+    """Code, address or service outside of this package and the run's folder that settings name."""
 
     key: str
-    """The setting; ``env`` for the code of an environment."""
+    """Name of the setting; ``env`` for the code of an environment."""
     deed: str
-    """What is done with it, in a sentence."""
+    """Verb phrase for messages, such as ``import module``."""
     parts: tuple[bytes, ...]
-    """What is signed."""
+    """Signed content."""
 
     @property
     def signature(self) -> str:
-        """This user's signature."""
+        """Signature of this user."""
         return signature(*self.parts)
 
     def is_signed(self, given: Iterable[str]) -> bool:
-        """Returns whether this user's signature is among those, or everything is trusted."""
+        """Returns whether this user's signature is among the given ones, or all is trusted."""
         return any(is_own(one, *self.parts) for one in ["", *given])
 
 
 def named_by(config: TrainConfig) -> list[Named]:
-    """Returns what settings name: code of no known library, a cluster, addresses, services."""
+    """Returns the external code, clusters, addresses and services that settings name."""
     found = []
     code = external_code(config.env)
     if code is not None:
@@ -282,23 +284,23 @@ def named_by(config: TrainConfig) -> list[Named]:
     services = {"wandb": True, "mlflow": "MLFLOW_TRACKING_URI" in os.environ}
     for name in config.logging.backends:
         if services.get(name):
-            found.append(_address("logging.backends", name, "send its figures to"))
+            found.append(_address("logging.backends", name, "send its metrics to"))
     return found
 
 
 def check_environment(folder: Path, env: EnvConfig, trust: bool = False) -> None:
-    """Refuses to import an environment that another user's run names.
+    """Refuses to import the environment of another user's run.
 
-    Runs that this user trained on this machine pass, as long as the module lies where it did;
-    so does everything within :func:`torchrl_marl.runtime.trust.trusting`.
+    Runs that this user trained on this machine pass, unless the module has moved. Everything
+    passes within :func:`torchrl_marl.runtime.trust.trusting`.
 
     Args:
-        folder (Path): the run's.
-        env (EnvConfig): its environment.
-        trust (bool): the user says that it may.
+        folder (Path): folder of the run.
+        env (EnvConfig): settings of its environment.
+        trust (bool): whether the user trusts the run.
 
     Raises:
-        TrustError: saying what would be imported.
+        TrustError: naming the module to be imported.
     """
     code = external_code(env)
     if code is not None and not trust:
@@ -313,19 +315,19 @@ def check_origin(
     own_env: bool = False,
     only: str = "",
 ) -> None:
-    """Refuses what the settings of another user's run name: code, clusters, addresses, services.
+    """Refuses code, clusters, addresses and services in the settings of another user's run.
 
     Args:
-        file (Path): with the settings: a run's ``config.yaml``, or a copy of one.
-        config (TrainConfig): what was read, with what the user has changed.
+        file (Path): file of the settings: the ``config.yaml`` of a run, or a copy of it.
+        config (TrainConfig): settings of the file, with the user's overrides.
 
     Keyword Args:
-        given (collection of str): dotted settings that the user has given.
-        own_env (bool): the user brings the environment.
-        only (str): look at settings alone that begin so.
+        given (collection of str): dotted names of the user's overrides.
+        own_env (bool): whether the user passes the environment.
+        only (str): prefix of the settings to check.
 
     Raises:
-        TrustError: naming the setting, and what would be done.
+        TrustError: naming the setting, and its effect.
     """
     own = (*given, *(["env"] if own_env or _chosen(given) else ()))
     named = [one for one in named_by(config) if one.key.startswith(only)]
@@ -335,15 +337,15 @@ def check_origin(
 
 
 def _chosen(given: Collection[str]) -> bool:
-    """Returns whether the user has named the environment."""
+    """Returns whether the user has chosen the environment."""
     return "env.library" in given or "env.name" in given
 
 
 def sign_run(folder: Path, config: TrainConfig) -> None:
-    """Signs in a run's folder that its user had it trained with what its settings name.
+    """Writes this user's signature of external code and addresses into a run's folder.
 
     Raises:
-        WriteError: a full disk or a read-only folder.
+        WriteError: the disk is full, or the folder is read-only.
     """
     named = named_by(config)
     if named:
@@ -352,7 +354,7 @@ def sign_run(folder: Path, config: TrainConfig) -> None:
 
 
 def signed_yaml(config: TrainConfig) -> str:
-    """Returns settings as YAML; comments at its end sign what they name, if anything."""
+    """Returns settings as YAML, with signatures of external code and addresses as comments."""
     lines = (f"{_COMMENT}{one.signature}\n" for one in named_by(config))
     return to_yaml(config) + "".join(lines)
 
@@ -364,17 +366,17 @@ def _refuse(named: Iterable[Named], file: Path, what: str) -> None:
             continue
         if one.key == "env":
             raise TrustError(
-                f"{what} would {one.deed}, whose code then runs, and was not trained by you on "
+                f"{what} would {one.deed} and run its code, but was not trained by you on "
                 f"this machine with that code; {_TRUST}."
             )
         raise TrustError(
-            f"{what} would {one.deed}, as its {one.key} says, and was not trained by you on this "
-            f"machine with that; give {one.key}=... yourself, or, {_TRUST}."
+            f"{what} would {one.deed} ({one.key}), but was not trained by you on this machine "
+            f"with that; give {one.key}=... yourself, or, {_TRUST}."
         )
 
 
 def _signatures(file: Path) -> list[str]:
-    """Returns the signatures in a file of settings, and in the one beside it."""
+    """Returns the signatures in a file of settings, and in the signature file next to it."""
     found = []
     for path, head in ((file.parent / SIGNATURE, ""), (file, _COMMENT)):
         with contextlib.suppress(OSError, UnicodeDecodeError):

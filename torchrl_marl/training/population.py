@@ -1,4 +1,4 @@
-"""Members of a population as runs of their own, which are trained as one program.
+"""Members of a population, with a run folder each, trained in one program.
 
 Shapes: P members, E envs of a member, T steps.
 """
@@ -36,10 +36,10 @@ __all__ = ["Population", "environments_of_members", "learners_of_members"]
 def environments_of_members(
     config: TrainConfig, env: EnvBase | None, device: torch.device
 ) -> Environments:
-    """Builds the environments of all members, one member's envs after the other's.
+    """Builds one environment with the envs of all members, in order of the members.
 
     Raises:
-        ConfigError: an environment is given, or a process holds one of them only.
+        ConfigError: an environment is given, or a process can hold only one.
     """
     if env is not None:
         raise ConfigError(
@@ -50,8 +50,8 @@ def environments_of_members(
     if found.shared:
         found.close()
         raise ConfigError(
-            f"population.size is {config.population.size}, but a process holds one "
-            f"{config.env.name!r} only, on which members cannot be evaluated while they train; use "
+            f"population.size is {config.population.size}, but a process can hold "
+            f"only one {config.env.name!r}, so that members cannot be evaluated meanwhile; use "
             "population.size=1."
         )
     return found
@@ -60,7 +60,7 @@ def environments_of_members(
 def learners_of_members(
     config: TrainConfig, team: TeamSpec, device: torch.device
 ) -> list[OnPolicyLearner]:
-    """Builds the members' learners; each member begins with networks of its own seed."""
+    """Builds the members' learners, with networks from the seed of each member."""
     varied = {k: torch.tensor(v) for k, v in config.population.values(config.seed).items()}
     learners = build_population(
         team,
@@ -88,24 +88,24 @@ def _alone(config: TrainConfig, team: TeamSpec, device: torch.device) -> list[On
 
 
 class Population:
-    """Results of a run with several members: a run folder for each, and tables of all.
+    """Results of a run with several members: a run folder for each, and common tables.
 
-    Simulator, rollout and updates run once for all members. A member's envs lie one after the
-    other in the batch; it sees, learns and remembers nothing of another.
+    Simulator, rollout and updates run once for all members. Each member has consecutive envs in
+    the batch, and is independent of the others.
 
     Args:
-        config (TrainConfig): a recipe with ``population.size`` above 1.
-        folder (RunFolder): where it is kept.
+        config (TrainConfig): config with ``population.size`` above 1.
+        folder (RunFolder): folder of the population.
         team (TeamSpec): the groups.
-        policy (TeamPolicy): all members', side by side.
-        environments (Environments): of all members.
-        learners (sequence of OnPolicyLearner): of all members.
-        device (torch.device): where they are.
+        policy (TeamPolicy): policy of all members.
+        environments (Environments): environments of all members.
+        learners (sequence of OnPolicyLearner): learners of all members.
+        device (torch.device): device of the learners.
 
     Attributes:
-        run (PopulationRun): what the training returns.
-        configs (list of TrainConfig): of the members.
-        members (list of Member): they write a run folder each.
+        run (PopulationRun): the run that the training returns.
+        configs (list of TrainConfig): configs of the members.
+        members (list of Member): writers of the members' run folders.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Population:
         self.run = PopulationRun(folder.path, config, folders)
 
     def open(self, now: Progress, *, done: bool) -> None:
-        """Opens the tables of all members, cut back to an iteration."""
+        """Opens the tables of all members, truncated to an iteration."""
         quiet = dataclasses.replace(self.config.logging, backends=[])
         self.recorder = Recorder(
             dataclasses.replace(self.config, logging=quiet),
@@ -141,13 +141,13 @@ class Population:
             member.open(now)
 
     def alone(self, i: int = 0) -> list[OnPolicyLearner]:
-        """Builds the learners of an ordinary run by a member's settings."""
+        """Builds the learners of an ordinary run with a member's settings."""
         return _alone(self.configs[i], self.team, self.device)
 
     # ------------------------------------------------------------------------------- evaluation
 
     def play(self, policy: Any, *, other: bool = False) -> list[dict[str, float]]:
-        """Plays each member's episodes of an evaluation; returns their figures."""
+        """Plays the evaluation episodes of each member, and returns their results."""
         settings = self.config.evaluation
         return evaluate_members(
             self.environments.evaluation,
@@ -162,23 +162,23 @@ class Population:
     def evaluation(
         self, now: Progress, played: Sequence[dict[str, float]]
     ) -> list[dict[str, float]]:
-        """Writes a row of each member's ``evaluation.csv``, and returns them."""
+        """Writes a row of each member's ``evaluation.csv``, and returns the rows."""
         for member, result in zip(self.members, played):
             member.recorder.evaluation(now.since(member.begun), result)
             member.evaluated = now.iteration, result
         return list(played)
 
     def scheduled(self, results: Sequence[Mapping[str, float]]) -> None:
-        """Takes in an evaluation in mid-training, on which no member's end depends."""
+        """Does nothing, since members do not stop early."""
 
     def known(self, iteration: int) -> list[dict[str, float]] | None:
-        """Returns the results of an iteration's evaluation, if there was one."""
+        """Returns the results of the evaluation in an iteration, if any."""
         known = [member.evaluated for member in self.members]
         found = [one[1] for one in known if one is not None and one[0] == iteration]
         return found if len(found) == len(known) else None
 
     def note(self, when: str, results: Sequence[Mapping[str, float]]) -> None:
-        """Adds returns to the members' summaries, and their mean to that of all."""
+        """Adds returns to the members' summaries, and their mean to the common summary."""
         diverged = self.diverged().tolist()
         returns = [result["return_mean"] for result, out in zip(results, diverged) if not out]
         self.run.summary[f"return_{when}"] = sum(returns) / len(returns)
@@ -188,12 +188,12 @@ class Population:
     note_figures = note
 
     def note_heuristic(self, measure: Callable[[Any], Any]) -> None:
-        """Notes that the environment's own heuristic is not measured."""
+        """Records that the environment's heuristic is not evaluated."""
         for member in self.members:
             member.summary["return_heuristic"] = None
 
     def conclude(self, now: Progress, measure: Callable[[], Any]) -> None:
-        """Adds nothing: members are evaluated with one kind of actions."""
+        """Does nothing, since members are evaluated with one kind of actions."""
 
     # ---------------------------------------------------------------------------------- records
 
@@ -206,13 +206,13 @@ class Population:
         now: Progress,
         rate: float,
     ) -> dict[str, Any]:
-        """Writes a row for each member and one for all; returns that.
+        """Writes a row for each member and a common one, and returns the latter.
 
         Args:
             values (sequence of dict): metrics of each member.
-            more (mapping): of the environments, which are all members'.
-            now (Progress): after the iteration.
-            rate (float): frames per second of all.
+            more (mapping): metrics of the environments.
+            now (Progress): progress after the iteration.
+            rate (float): frames per second of all members.
         """
         n, groups = len(self.members), list(self.team.groups)
         rows = [
@@ -233,7 +233,7 @@ class Population:
         return row
 
     def diverged(self) -> Tensor:
-        """Returns which members are frozen, bool ``[P]``."""
+        """Returns a mask of the diverged members, bool ``[P]``."""
         return torch.stack([learner.diverged for learner in self.learners]).any(0).cpu()
 
     def _report_diverged(self, frames: int) -> None:
@@ -241,11 +241,11 @@ class Population:
             self._reported.add(i)
             print_message(
                 f"member {self.members[i].folder.name} is frozen from {frames:,} frames "
-                "on: its gradients became NaN or infinite; the others go on"
+                "on: its gradients became NaN or infinite; the others continue"
             )
 
     def take_settings(self) -> None:
-        """Lets the next checkpoint write the settings that members have now into their folders."""
+        """Schedules the members' current settings to be written with the next checkpoint."""
         self._reported &= set(self.diverged().nonzero().flatten().tolist())
         settings = self.learners[0].settings
         for i, member in enumerate(self.members):
@@ -253,12 +253,12 @@ class Population:
             member.take_settings({name: float(settings[name][i]) for name in names})
 
     def replace(self, i: int, config: TrainConfig, begun: Progress) -> None:
-        """Gives the rows of a member to another run."""
+        """Replaces a member by another run."""
         self.configs[i], self.members[i] = config, Member(config, begun)
         self._reported.discard(i)
 
     def rating(self) -> MemberRating:
-        """Returns what lets members play each other."""
+        """Returns a :class:`MemberRating` for games between members."""
         with RandomState(0, self.device).active():
             return MemberRating(self.environments.evaluation, self.learners, self.alone)
 
@@ -276,7 +276,7 @@ class Population:
                 member.save(now.since(member.begun), state, learners)
 
     def end(self, now: Progress) -> None:
-        """Writes the members' summaries, and completes that of all."""
+        """Writes the members' summaries, and completes the common one."""
         for member in self.members:
             member.end(now)
         found = figures_of(self.config, now.frames, now.seconds)
@@ -300,7 +300,7 @@ class Population:
         return {"agent_frames": 0, "stopping": stopping, "members": members, "evolution": {}}
 
     def check(self, state: Mapping[str, Any]) -> None:
-        """Refuses a checkpoint of another number of members.
+        """Refuses a checkpoint with another number of members.
 
         Raises:
             CheckpointError: naming both numbers.
@@ -316,7 +316,7 @@ class Population:
         """Restores a saved state.
 
         Raises:
-            CheckpointError: a member has a later checkpoint of its own.
+            CheckpointError: a member was trained further alone.
         """
         newest = all_checkpoints(self.folder.path)[-1]
         for member, own in zip(self.members, state["members"]):

@@ -148,7 +148,7 @@ def _end_all(ranks: Ranks, error: Exception) -> NoReturn:
 
 
 def _is_lost(error: Exception) -> bool:
-    """Whether the error is a lost connection to another rank."""
+    """Returns whether the error is a lost connection to another rank."""
     return isinstance(error, dist.DistError) or "gloo" in str(error).lower()
 
 

@@ -81,8 +81,8 @@ class StopAtReturn:
     """Stopping condition: the mean return of all agents has reached ``stop_at_return``.
 
     With ``evaluation.every_frames``, it is the return of the last evaluation. Otherwise it is the
-    mean over the last ``evaluation.episodes`` training episodes, rounded up to whole iterations. For
-    ``evaluation.episodes=0`` it is the mean over the last iteration with finished episodes.
+    mean over the last ``evaluation.episodes`` training episodes, rounded up to whole iterations.
+    For ``evaluation.episodes=0`` it is the mean over the last iteration with finished episodes.
 
     Args:
         config (TrainConfig): config of the run.

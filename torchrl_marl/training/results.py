@@ -137,7 +137,7 @@ class RunResults:
 
     @property
     def reached(self) -> bool:
-        """Whether the stopping condition is fulfilled."""
+        """True if the stopping condition is fulfilled."""
         return self.stopping.reached
 
     def write(

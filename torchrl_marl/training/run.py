@@ -1,4 +1,4 @@
-"""A run: its folder, settings, policy and results."""
+"""Results of a run: folder, settings, policy and summary."""
 
 from __future__ import annotations
 
@@ -60,18 +60,18 @@ class Run:
     """The results of a training.
 
     Args:
-        folder (Path): with ``config.yaml``, ``metrics.csv``, ``evaluation.csv``,
+        folder (Path): folder with ``config.yaml``, ``metrics.csv``, ``evaluation.csv``,
             ``summary.json`` and ``checkpoints/``.
-        config (TrainConfig): its settings.
-        policy (TensorDictModuleBase): the joint policy of the team; goes into ``env.rollout``.
+        config (TrainConfig): config of the run.
+        policy (TensorDictModuleBase): the joint policy of the team, for ``env.rollout``.
         summary (dict): ``return_before``, ``return_after``, ``return_random``,
-            ``return_heuristic``, ``frames``, ``seconds``, ``frames_per_second``; of each group
-            of several, ``<group>/return_after`` and the like.
-        env (EnvBase, optional): the user's own environment, where there was one.
+            ``return_heuristic``, ``frames``, ``seconds``, ``frames_per_second``; for several groups
+            also ``<group>/return_after`` and so on.
+        env (EnvBase, optional): environment given by the user.
 
     Attributes:
-        frames (int): env steps that the policy was trained for.
-        trained_on (EnvBase, optional): the one environment of a run that is being trained now.
+        frames (int): environment steps of the training.
+        trained_on (EnvBase, optional): the environment, while the run is being trained on it.
 
     Examples:
         >>> import tempfile, torchrl_marl
@@ -110,18 +110,18 @@ class Run:
     ) -> Run:
         """Loads a run from its folder, with the policy of its last checkpoint.
 
-        Draws nothing from the generators of the process.
+        The random state of the process does not change.
 
         Args:
-            folder (str or Path): of the run.
-            device (torch.device, optional): by default, the run's own.
-            env (EnvBase, optional): for a run on an environment of one's own.
-            trust (bool): import the environment's module though the run is somebody else's, and
+            folder (str or Path): folder of the run.
+            device (torch.device, optional): by default, the device of the run.
+            env (EnvBase, optional): the environment, if the run was started with an object.
+            trust (bool): whether to import the environment's module of another user's run, and
                 follow links out of the folder.
 
         Raises:
-            CheckpointError: no run, no checkpoint, or none that is not broken.
-            TrustError: a module would be imported, or a link followed, that nobody has said may be.
+            CheckpointError: the folder has no run, or no undamaged checkpoint.
+            TrustError: the run needs ``trust``.
         """
         folder = Path(folder)
         with trusting(trust):
@@ -151,16 +151,16 @@ class Run:
         try:
             summary = dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
         except (OSError, ValueError, TypeError):
-            summary = {}  # incomplete; only the policy is necessary
+            summary = {}  # it is broken, but only the policy is needed
         run = cls(folder, config, TeamPolicy(actors), summary, env)
         run.frames = state["collector"]["frames"]
         return run
 
     def players(self) -> dict[str, TeamPolicy]:
-        """Returns the stored players of a league's run as joint policies, by name, oldest first.
+        """Returns the stored players of a league as joint policies by name, oldest first.
 
         Raises:
-            CheckpointError: a run without stored players, or a file that is not there.
+            CheckpointError: the run has no stored players, or a file is missing.
         """
         from torchrl_marl.training.pool import read_player, stored_players, with_networks
 
@@ -183,27 +183,28 @@ class Run:
     ) -> dict[str, float]:
         """Plays whole episodes with the trained policy.
 
-        An environment of one's own is put back to where it was. Within ``iterate(env=...)``
-        that is the one that is being trained; training goes on as if nothing had been.
+        The state of an environment object is restored afterwards. This also holds within
+        ``iterate(env=...)``, so that the evaluation does not affect the training.
 
         Args:
-            episodes (int, optional): how many; by default, as the recipe says.
-            deterministic (bool, optional): likewise.
-            gif (bool): write ``episode.gif`` into the run folder: the first episodes.
+            episodes (int, optional): number of episodes; by default, as in the settings.
+            deterministic (bool, optional): whether to take the most likely actions; by default, as
+                in the settings.
+            gif (bool): whether to write the first episodes to ``episode.gif`` in the run folder.
             env (EnvBase, optional): another environment than the run's.
-            seed (int, optional): which starts; by default 0, those of every run in this
-                environment, on which training measures, too. It trains on others.
-            record (bool): add the result to ``evaluations.jsonl`` in the run folder.
-            mp4 (bool): write ``episode.mp4``.
-            shown (int): episodes that an animation shows side by side.
+            seed (int, optional): random seed of the initial states; by default 0, as in the
+                evaluations of every run. Training uses other initial states.
+            record (bool): whether to add the result to ``evaluations.jsonl`` in the run folder.
+            mp4 (bool): whether to write ``episode.mp4``.
+            shown (int): number of episodes in one animation.
 
         Returns:
-            dict: of :func:`~torchrl_marl.training.evaluate`.
+            dict: result of :func:`~torchrl_marl.training.evaluate`.
 
         Raises:
-            ConfigError: no episodes, an environment that cannot be drawn, or the environment is
-                being trained and cannot be put back.
-            MissingExtraError: a package that an animation takes is not installed.
+            ConfigError: ``episodes`` is below 1, the environment cannot be drawn, or it is being
+                trained and cannot be restored.
+            MissingExtraError: a package for animations is not installed.
         """
         return self.play(episodes, deterministic, gif, env, seed, record, mp4, shown).figures()
 
@@ -220,11 +221,10 @@ class Run:
     ) -> Episodes:
         """Plays as :meth:`evaluate`, and returns each episode's returns and length.
 
-        Policies of an environment play the same starts, so that they can be compared start by
-        start.
+        All policies of an environment start from the same states, for paired comparisons.
 
         Args:
-            episodes, deterministic, gif, env, seed, record, mp4, shown: of :meth:`evaluate`.
+            episodes, deterministic, gif, env, seed, record, mp4, shown: as for :meth:`evaluate`.
         """
         settings = self.config.evaluation
         episodes = settings.episodes if episodes is None else episodes
@@ -264,24 +264,22 @@ class Run:
         steps: int = 200,
         env: EnvBase | None = None,
     ) -> Export:
-        """Writes what agents need to run alone, and plays it beside the team.
+        """Exports standalone programs of agents, and compares their actions with the team's.
 
-        The programs compute in float32, and so does the team that they are compared with.
+        The programs, and the team in the comparison, compute in float32.
 
         Args:
-            agent (str, optional): whose; by default, everybody's.
-            format (str): ``onnx``, which :class:`~torchrl_marl.apps.export.Player` plays with
-                numpy and onnxruntime alone, or ``pt2``, which needs torch and
-                ``Player(..., trust=True)``.
+            agent (str, optional): name of the agent; by default all agents.
+            format (str): ``onnx`` or ``pt2``. :class:`~torchrl_marl.apps.export.Player` needs only
+                numpy and onnxruntime for ``onnx``, and torch and ``trust=True`` for ``pt2``.
             folder (str or Path, optional): by default ``export`` in the run folder.
-            steps (int): at least so many are compared, and at least a whole episode.
+            steps (int): smallest number of steps to compare; always at least a whole episode.
             env (EnvBase, optional): another environment than the run's.
 
         Raises:
-            ConfigError: nobody has that name, an unknown format, or an actor of which no agent has
-                a part.
-            MissingExtraError: a package that is not installed.
-            UserError: actions that differ from the team's.
+            ConfigError: the agent or the format is unknown, or the actor cannot be split by agent.
+            MissingExtraError: a package is not installed.
+            UserError: actions differ from the team's.
         """
         exporting = application("export")
         policy = copy.deepcopy(self.policy)
@@ -303,7 +301,7 @@ class Run:
     def _playing_on(
         self, env: EnvBase | None, seed: int, num_envs: int, asker: str, drawn: bool = False
     ) -> Iterator[EnvBase]:
-        """Gives an environment to play on, which is put back or closed afterwards."""
+        """Yields an environment to play on, which is restored or closed afterwards."""
         device = next(
             (p.device for p in self.policy.parameters()), torch.device(self.config.device)
         )
@@ -318,8 +316,8 @@ class Run:
             with put_back(env) as undisturbed:
                 if env is trained and not undisturbed:
                     raise ConfigError(
-                        f"{type(_environment(env)).__name__} is being trained, and has no snapshot "
-                        f"to put it back to; play on another one: run.{asker}(env=...)."
+                        f"{type(_environment(env)).__name__} is being trained, and its state "
+                        f"cannot be restored; play on another one: run.{asker}(env=...)."
                     )
                 yield env
         finally:
@@ -327,15 +325,15 @@ class Run:
                 env.close()
 
     def make_env(self, num_envs: int = 1) -> EnvBase:
-        """Builds the run's environment with all that its policy needs, for ``env.rollout``.
+        """Builds the run's environment with the transforms for its policy, for ``env.rollout``.
 
-        Where there was an environment of one's own, it is that one.
+        For a run with an environment object, it returns this object.
 
         Args:
-            num_envs (int): how many play at once.
+            num_envs (int): number of envs.
 
         Raises:
-            CheckpointError: an environment of one's own that was not given.
+            CheckpointError: the run was started with an environment object, which was not given.
         """
         device = next((p.device for p in self.policy.parameters()), self.config.device)
         env = _own_or_new(self.config, self._env, device, num_envs=num_envs)
@@ -347,14 +345,14 @@ class Run:
         try:
             append(self.folder / "evaluations.jsonl", json.dumps(row) + "\n")
         except WriteError as error:
-            warnings.warn(f"the result is not kept: {error}", stacklevel=3)
+            warnings.warn(f"the result is not recorded: {error}", stacklevel=3)
 
     def __repr__(self) -> str:
         return f"Run({str(self.folder)!r}, return_after={self.summary.get('return_after')})"
 
 
 def _changed(state: Mapping[str, Any], checkpoint: Path, config: TrainConfig) -> str:
-    """Returns in words what ``config.yaml`` has that the checkpoint was not made with."""
+    """Returns a description of the differences between ``config.yaml`` and the checkpoint."""
     made = settings_of(state, checkpoint)
     made = None if made is None else dataclasses.replace(made, folder=config.folder)
     found = [] if made is None else differences(made, config)
@@ -362,15 +360,17 @@ def _changed(state: Mapping[str, Any], checkpoint: Path, config: TrainConfig) ->
 
 
 def _load(learners: Sequence[Learner], state: Mapping[str, Any], changed: str) -> None:
-    """Loads the learners' states; a sentence names what was changed since they were stored."""
+    """Loads the learners' states, with a message if settings were changed since."""
     try:
         load_learners(learners, state["learners"])
     except CheckpointError as error:
         if not changed:
             raise
-        raise CheckpointError(f"{changed}: its checkpoint does not fit; put it back.") from error
+        raise CheckpointError(
+            f"{changed}: its checkpoint does not fit; restore the setting."
+        ) from error
     if changed:
-        warnings.warn(f"{changed}, by which it is played.", stacklevel=4)
+        warnings.warn(f"{changed}; it is played with the new setting.", stacklevel=4)
 
 
 def _own_or_new(
@@ -384,8 +384,8 @@ def _own_or_new(
         return with_dense_groups(adapt(as_environment(env, config.env, device)))
     if config.env.library == "own":
         raise CheckpointError(
-            "this run was trained on an environment of your own; in Python, "
-            "torchrl_marl.training.Run.load(folder, env=...) takes it."
+            "this run was started with an environment object; pass it in Python: "
+            "torchrl_marl.training.Run.load(folder, env=...)."
         )
     options = {"seed": EVALUATION_SEED, "device": device, "num_envs": num_envs, "drawn": drawn}
     return with_dense_groups(make_env(config.env, **options))  # type: ignore[arg-type]

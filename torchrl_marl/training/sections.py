@@ -142,7 +142,7 @@ class LeagueConfig:
 
     @property
     def enabled(self) -> bool:
-        """Whether the run has a league."""
+        """True if the run has a league."""
         return self.match != "none"
 
     @property
@@ -164,7 +164,7 @@ class LeagueConfig:
         if not self.enabled and self.start_with:
             raise ConfigError(
                 f"{at}start_with is {quoted(self.start_with)}, but {at}opponents and {at}partners "
-                f"are none, so that nobody plays them; use for example {at}opponents=uniform."
+                f"are none, so that they are never played; use for example {at}opponents=uniform."
             )
         twice = [name for i, name in enumerate(self.start_with) if name in self.start_with[:i]]
         if twice:
@@ -400,7 +400,7 @@ class DistributedConfig:
     """Placement of the shards; it does not affect the results."""
     collectors: Count | None = None
     """Number of shards: equal parts of the envs, each with a random state. It affects the results.
-    null: no shards, or one for each process of ``torchrun``."""
+    With null: no shards, or one for each process of ``torchrun``."""
     overlap: Annotated[int, Range(0, 100)] = 0
     """Number of batches that collection runs ahead of learning. Above 1, use
     ``learner.estimator=vtrace``."""
@@ -412,8 +412,8 @@ class DistributedConfig:
     actors: Annotated[Count | None, _ON_RAY] = None
     """Number of actor processes; null: one for each shard, limited by the number of CPUs."""
     address: Annotated[str | None, _ON_RAY] = None
-    """Address of a Ray cluster: ``auto``, ``host:6379`` or ``ray://host:10001``. null: the one in
-    ``RAY_ADDRESS``, or else a Ray that the run starts on this machine."""
+    """Address of a Ray cluster: ``auto``, ``host:6379`` or ``ray://host:10001``. With null:
+    the one in ``RAY_ADDRESS``, or else a Ray that the run starts on this machine."""
     cpus_per_actor: Annotated[float, Range(0), _ON_RAY] = 1.0
     """Number of CPUs that Ray reserves for each actor."""
     gpus_per_actor: Annotated[float, Range(0), _ON_RAY] = 0.0
@@ -430,7 +430,7 @@ class DistributedConfig:
 
     @property
     def enabled(self) -> bool:
-        """Whether the environments are split into shards."""
+        """True if the environments are split into shards."""
         return self.collectors is not None
 
     def check(self, at: str = "") -> None:

@@ -1,4 +1,4 @@
-"""Shards of a run: parts of its environments, each collected from by itself, here or on Ray."""
+"""Shards of a run: parts of its envs, collected separately, in this process or on Ray."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ __all__ = ["EpisodeSums", "ShardMaker", "report_death", "sharded_collector", "sh
 
 @dataclasses.dataclass(frozen=True)
 class ShardMaker:
-    """Makes a shard of a run, in whatever process it is called.
+    """Maker of a shard, which can be called in any process.
 
     Args:
-        config (TrainConfig): the run's.
-        shard (int): which, 0 for the first.
-        device (str): of the environments and of the acting networks.
-        policy (TensorDictModuleBase, optional): the learner's own; otherwise a copy is built, which
-            takes weights.
-        remembers (bool): networks read what they remember, or where episodes begin.
+        config (TrainConfig): config of the run.
+        shard (int): index of the shard.
+        device (str): device of the environments and of the acting networks.
+        policy (TensorDictModuleBase, optional): policy of the learner; by default a copy, which
+            receives weights.
+        remembers (bool): whether networks read hidden states or starts of episodes.
     """
 
     config: TrainConfig
@@ -54,7 +54,7 @@ class ShardMaker:
         """Returns the shard.
 
         Args:
-            life (int): how often it has begun anew.
+            life (int): number of restarts of the shard.
         """
         config, number = self.config, self.config.distributed.collectors
         assert number is not None
@@ -90,18 +90,20 @@ class ShardMaker:
 
 
 class EpisodeSums(EpisodeTracker):
-    """Writes the running episodes' sums into the batches of a shard, whose rows are then free.
+    """Writer of the sums of running episodes into the batches of a shard.
+
+    With these sums, rows of a batch need not continue those of the last batch.
 
     Args:
         team (TeamSpec): the groups.
 
     Keys:
         - writes: ``("collector", "<group>/episode_reward")`` and ``"<group>/episode_length"``, up
-          to each step, and ``("collector", "episode_known")``, whether that is all of it
+          to each step, and ``("collector", "episode_known")``, whether the sum is complete
     """
 
     def __call__(self, batch: TensorDictBase) -> None:
-        """Writes."""
+        """Writes the sums into a batch."""
         self.update(batch)
         for name, sums in self.sums.items():
             batch.set(("collector", name), sums)
@@ -115,10 +117,10 @@ def sharded_collector(
     """Returns the collector of a run in shards.
 
     Args:
-        config (TrainConfig): the run's.
-        policy (TensorDictModuleBase): acts.
-        remembers (bool): networks read what they remember, or where episodes begin.
-        shards (range): those that this process has.
+        config (TrainConfig): config of the run.
+        policy (TensorDictModuleBase): the joint policy.
+        remembers (bool): whether networks read hidden states or starts of episodes.
+        shards (range): shards of this process.
     """
     settings, on_ray = config.distributed, config.distributed.backend == "ray"
     live = not on_ray and not settings.overlap
@@ -164,28 +166,28 @@ def _placed(makers: list[ShardMaker], config: TrainConfig) -> Placement:
 
 
 def report_death(collector: Collector, folder: Path) -> None:
-    """Says how a run goes on where the Ray that was started for it dies, and the run with it.
+    """Prepares the message for a death of the Ray that was started for the run.
 
     Args:
-        collector (Collector): the run's.
-        folder (Path): the run's.
+        collector (Collector): collector of the run.
+        folder (Path): folder of the run.
     """
     placement: Any = getattr(collector, "placement", None)
     if placement is not None:
         placement.connection.report_death(
             "the Ray that was started for this run has died (its raylet), and this process with "
-            f"it; `torchrl-marl train --resume {shlex.quote(str(folder))}` goes on from the last "
-            "checkpoint."
+            f"it; `torchrl-marl train --resume {shlex.quote(str(folder))}` resumes it from the "
+            "last checkpoint."
         )
 
 
 def share_minibatches(config: TrainConfig, learners: Iterable[Any], shards: range) -> None:
-    """Lets minibatches be of parts of every shard, so that they do not depend on where shards are.
+    """Makes every minibatch contain equal parts of all shards, wherever the shards are.
 
     Args:
-        config (TrainConfig): the run's.
-        learners (iterable of Learner): who learns; who stores steps draws from all of them.
-        shards (range): those that this process has.
+        config (TrainConfig): config of the run.
+        learners (iterable of Learner): learners; their replay buffers also sample from all shards.
+        shards (range): shards of this process.
     """
     total = config.distributed.collectors
     together = total is not None and not config.distributed.asynchronous

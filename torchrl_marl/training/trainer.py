@@ -1,4 +1,4 @@
-"""Starts, resumes and finishes runs."""
+"""Starting, resuming and finishing runs."""
 
 from __future__ import annotations
 
@@ -72,10 +72,10 @@ def start_training(
     """Starts a run in a new folder.
 
     Args:
-        config (TrainConfig): a recipe.
-        env (EnvBase, optional): an environment of one's own.
-        ranks (Alone): the processes that train as one.
-        trials (callable, optional): of :class:`Training`.
+        config (TrainConfig): config of the run.
+        env (EnvBase, optional): environment in place of the one in the settings.
+        ranks (SingleProcess): the ranks of the run.
+        trials (callable, optional): as for :class:`Training`.
     """
     config = resolve_config(config, ranks, own_env=env is not None)
     _check_shards(config)
@@ -97,7 +97,7 @@ def resume_training(
     ranks: SingleProcess = SINGLE_PROCESS,
     trials: Trials = None,
 ) -> Training:
-    """Resumes a run from its last checkpoint; one without any starts from the beginning."""
+    """Resumes a run from its last checkpoint; a run without a checkpoint starts over."""
     before = read_run_config(path)
     asked = config or before
     _check_shards(asked)
@@ -112,8 +112,8 @@ def resume_training(
         with named(path):
             if before.env.library == "own" and env is None:
                 raise ConfigError(
-                    "this run was trained on an environment of your own; in Python, "
-                    "torchrl_marl.training.resume(folder, env=...) takes it."
+                    "this run was started with an environment object; pass it in Python: "
+                    "torchrl_marl.training.resume(folder, env=...)."
                 )
             if not on_rank_zero(ranks, lambda: has_checkpoint(path)):
                 return _restart(folder, config, env, ranks, trials)
@@ -122,11 +122,11 @@ def resume_training(
             check_unchanged(made, asked, before, path / "config.yaml")
             if "trials" in state and trials is None:
                 raise CheckpointError(
-                    f"{str(path)!r} holds trials, which begin and end as a tuning says; go on with "
-                    "the `torchrl-marl tune` command that began it, or with one trial's folder in "
-                    "it."
+                    f"{str(path)!r} holds the trials of a tuning; resume it with the "
+                    "`torchrl-marl tune` command that started it, or resume the folder of one "
+                    "trial in it."
                 )
-            if config.execution == "auto":  # of a version that knew no other than eager
+            if config.execution == "auto":  # of a version with only eager execution
                 config = dataclasses.replace(config, execution="eager")
             training = Training(config, folder, env, ranks=ranks, trials=trials)
             with trusting(trust), fitting(used):
@@ -142,18 +142,18 @@ def resume_training(
 
 
 def _check_shards(config: TrainConfig) -> None:
-    """Refuses what is done with shards, for a run that is in one piece."""
+    """Refuses settings of shards for a run without shards."""
     overlap = config.distributed.overlap
     if overlap and not config.distributed.enabled:
         raise ConfigError(
             f"distributed.overlap is {overlap}, but distributed.collectors is null, and only "
-            "shards play ahead; use distributed.collectors=1, or more, or distributed.overlap=0."
+            "shards can run ahead; use distributed.collectors=1 or more, or distributed.overlap=0."
         )
     if config.distributed.backend == "ray" and not config.distributed.enabled:
         raise ConfigError(
             "distributed.backend is 'ray', but distributed.collectors is null, expected the number "
-            "of shards of the run; use distributed.collectors=8, or so, or --seeds 0..7, which "
-            "makes each run a task."
+            "of shards of the run; use for example distributed.collectors=8, or --seeds 0..7, "
+            "which makes each run a task."
         )
 
 
@@ -177,7 +177,7 @@ def _begin(
         )
         config = dataclasses.replace(config, env=own)
         config.check_learners()
-    if folder.writes:  # before anything that takes long: what is killed then begins again by it
+    if folder.writes:  # early, so that a run killed during the start can be started again
         _write_config(folder.path, config)
         sign_run(folder.path, config)
     training = Training(config, folder, env, ranks=ranks, trials=trials)
@@ -185,7 +185,7 @@ def _begin(
         refuse_large_store(
             learner, groups.values(), training.device, training.config.population.size
         )
-    if folder.writes:  # again: clusters and execution are known by now
+    if folder.writes:  # again, with the values found for clusters and execution
         _write_config(folder.path, training.config)
         sign_run(folder.path, training.config)
     training.open()
@@ -206,9 +206,9 @@ def _restart(
     trials: Trials,
 ) -> Training:
     if (folder.path / "summary.json").exists():
-        latest_checkpoint(folder.path)  # raises that there is none
+        latest_checkpoint(folder.path)  # raises the error
     folder.clear()
-    print_message(f"run {str(folder.path)!r} has no checkpoint yet: it starts from the beginning")
+    print_message(f"run {str(folder.path)!r} has no checkpoint yet, and starts over")
     return _begin(folder, config, env, ranks, trials)
 
 
@@ -218,14 +218,12 @@ def _go_on(training: Training, before: TrainConfig, folder: RunFolder, made: Tra
     total, was = training.config.total_frames, made.total_frames
     if total != was and total < frames:
         edited = total == before.total_frames
-        fix = (
-            f"put {was} back in {str(folder.path / 'config.yaml')!r}" if edited else "leave it out"
-        )
+        fix = f"restore {was} in {str(folder.path / 'config.yaml')!r}" if edited else "leave it out"
         raise ConfigError(
             f"total_frames is {total}, but the run has {frames} already; give more, or {fix}."
         )
     if training.environments.own is None and folder.writes:
-        sign_run(training.folder, training.config)  # already trusted
+        sign_run(training.folder, training.config)  # it is already trusted
     if not training.done:
         for key in [k for k in summary if k.endswith("return_after")]:
             del summary[key]
@@ -235,17 +233,17 @@ def _go_on(training: Training, before: TrainConfig, folder: RunFolder, made: Tra
             more = f"a higher stop_at_return than {stopping.limit:g}"
         print_message(
             f"run {str(training.folder)!r} is finished, with {frames:,} frames; "
-            f"{more} beside --resume trains on"
+            f"add {more} to --resume to train further"
         )
     if total != was and not training.done:
         print_message(
-            f"trains on from {frames:,} to {total:,} frames; linear schedules and "
-            "unshare_at go on as in a run of that length"
+            f"continues from {frames:,} to {total:,} frames; linear schedules and "
+            "unshare_at follow the new total"
         )
     training.open()
     if (
         training.config != before and folder.writes
-    ):  # only now: tables or loggers may have refused to continue
+    ):  # only now, since opening tables or loggers may fail
         _write_config(folder.path, training.config)
 
 
@@ -255,17 +253,17 @@ def _write_config(folder: Path, config: TrainConfig) -> None:
 
 
 def train(config: TrainConfig, *, env: EnvBase | None = None) -> Run:
-    """Trains until ``total_frames``, or ``stop_at_return``.
+    """Trains until ``total_frames`` or ``stop_at_return``.
 
-    Ctrl-C ends it after the iteration, saved; so does SIGTERM, with exit status 143. Processes that
-    ``torchrun`` has started train as one.
+    Ctrl-C or SIGTERM saves and ends the run after the current iteration, SIGTERM with exit status
+    143. Processes of ``torchrun`` train one policy.
 
     Args:
-        config (TrainConfig): a recipe.
-        env (EnvBase, optional): an environment of one's own instead of the recipe's.
+        config (TrainConfig): config of the run.
+        env (EnvBase, optional): environment in place of the one in the settings.
 
     Raises:
-        UserError: what is asked for cannot be done; the message names the fix.
+        UserError: the request cannot be met; the message names the fix.
     """
     with joined(config) as ranks:
         return finish(start_training(config, env, ranks=ranks))
@@ -278,21 +276,20 @@ def resume(
     config: TrainConfig | None = None,
     trust: bool = False,
 ) -> Run:
-    """Resumes a run exactly from its last checkpoint; without one, starts anew.
+    """Resumes a run exactly from its last checkpoint; a run without a checkpoint starts over.
 
     Args:
-        folder (str or Path): the run's.
-        env (EnvBase, optional): the environment, for a run on one's own.
-        config (TrainConfig, optional): instead of the run's settings, from now on.
-        trust (bool): run the code that a run of somebody else's brings: its environment's module is
-            imported, and the environments of a PettingZoo run are unpickled. Without it episodes of
-            the latter begin anew. One's own runs need it not. Links out of the folder are
-            followed.
+        folder (str or Path): folder of the run.
+        env (EnvBase, optional): the environment, if the run was started with an object.
+        config (TrainConfig, optional): settings from now on, in place of the run's.
+        trust (bool): whether to trust a run of another user: to import its environment's module,
+            unpickle PettingZoo environments, and follow links out of the folder. Without it,
+            PettingZoo environments start new episodes. Your own runs do not need it.
 
     Raises:
-        CheckpointError: no run, none but broken checkpoints, or another training in this folder.
-        TrustError: a module would be imported that nobody has said may be.
-        ConfigError: fewer ``total_frames`` than there are already.
+        CheckpointError: the folder has no run or only broken checkpoints, or is in use.
+        TrustError: the run needs ``trust``.
+        ConfigError: ``total_frames`` is below the number of finished frames.
     """
     path = Path(folder)
     with trusting(trust), joined(config or read_run_config(path)) as ranks:
@@ -303,23 +300,23 @@ def iterate(config: TrainConfig, *, env: EnvBase | None = None) -> Iterator[Iter
     """Trains as :func:`train`, one iteration at a time; leaving the loop early saves the run.
 
     Args:
-        config (TrainConfig): a recipe.
-        env (EnvBase, optional): an environment of one's own instead of the recipe's.
+        config (TrainConfig): config of the run.
+        env (EnvBase, optional): environment in place of the one in the settings.
     """
     if place() is not None:
         raise ConfigError(
-            "iterate is called in one of several processes of torchrun, which train as one; use "
+            "iterate is called in one of several processes of torchrun, expected one process; use "
             "torchrl_marl.train, or start one process."
         )
     training = start_training(config, env)
     iterations = _iterate(training)
-    # A generator that is never started, or held to the interpreter's end, runs no `finally`.
+    # A generator that never starts, or lives until the interpreter ends, runs no `finally`.
     training.left = weakref.finalize(iterations, training.leave)
     return iterations
 
 
 def finish(training: Training) -> Run:
-    """Trains to the end what was started or resumed; interrupted as :func:`train`."""
+    """Trains a started or resumed run to its end; interruptions are as in :func:`train`."""
     with training.interruption:
         for _ in _iterate(training):
             pass

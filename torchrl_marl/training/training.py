@@ -1,4 +1,4 @@
-"""Training of a run: collects, learns and logs; evaluates and saves when due."""
+"""Training of a run: collecting, learning, logging, evaluation and checkpoints."""
 
 from __future__ import annotations
 
@@ -41,23 +41,23 @@ __all__ = ["Iteration", "Training", "with_run_rng"]
 
 
 class Training:
-    """All parts of a run, and its step.
+    """All components of a run, and its training step.
 
-    A run has one member, or several that are trained side by side (``population.size``), and is in
-    one process or in several (``ranks``). It works with random generators and threads of its own,
-    so that several trainings in one process, and the code around them, do not disturb each other.
+    A run has one member or several (``population.size``), in one process or several (``ranks``).
+    Its random state and number of threads are separate from the rest of the process, so that
+    several trainings do not affect each other.
 
     Args:
-        config (TrainConfig): a recipe.
-        folder (RunFolder): where it is kept.
-        env (EnvBase, optional): an environment of one's own.
-        ranks (Alone): the processes that learn as one.
-        trials (callable, optional): makes the part that begins and ends members while others go
-            on, of the settings, the population and its learners.
+        config (TrainConfig): config of the run.
+        folder (RunFolder): folder of the run.
+        env (EnvBase, optional): environment in place of the one in the settings.
+        ranks (SingleProcess): the ranks of the run.
+        trials (callable, optional): returns the part that starts and ends members during the run,
+            from the settings, the population and its learners.
 
     Attributes:
-        parts (dict): what takes part beside the learners, such as ``"league"``.
-        results (RunResults or Population): what is left of the members.
+        parts (dict): optional parts, such as ``"league"``.
+        results (RunResults or Population): writer of tables, evaluations and summaries.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Training:
         return environments_of_members(self.config, env, self.device)
 
     def _complete(self, config: TrainConfig) -> TrainConfig:
-        """Returns the settings with what the environment and its agents say."""
+        """Returns the settings with values that depend on the environment filled in."""
         with_declared = LIBRARIES.hook(config.env.library, "declared")
         if with_declared is not None:
             config = with_declared(config, self.env)
@@ -162,11 +162,11 @@ class Training:
         return Population(*parts, self.learners, self.device)
 
     def _take_networks_of_first(self) -> None:
-        """Copies the first rank's networks and statistics."""
+        """Copies networks and running statistics from the first rank."""
         if self.environments.shared:
             raise ConfigError(
-                f"a process holds one {self.config.env.name!r} only, which the first rank cannot "
-                "be evaluated on while it trains; start one process."
+                f"a process can hold only one {self.config.env.name!r}, so that the first rank "
+                "cannot evaluate while it trains; start one process."
             )
         states = [x for one in self.learners for x in one.state_dict().values()]
         tensors = [x for x in states if isinstance(x, Tensor)]
@@ -190,7 +190,7 @@ class Training:
 
     @property
     def trials(self) -> Any:
-        """The trials that members are, or None."""
+        """The trials, or None."""
         return self.parts.get("trials")
 
     @property
@@ -212,34 +212,34 @@ class Training:
 
     @property
     def num_envs(self) -> int:
-        """Number of envs that this process collects from, wherever they are."""
+        """Number of envs of this process, including those on actors."""
         if self.config.distributed.enabled:
             return self.config.env.num_envs // self.ranks.size
         return self.env.batch_size.numel()
 
     @property
     def shards(self) -> range:
-        """The shards that are collected from in this process, or from here."""
+        """The shards of this process, including those on actors."""
         n = (self.config.distributed.collectors or 0) // self.ranks.size
         return range(self.ranks.rank * n, (self.ranks.rank + 1) * n)
 
     @property
     def frames(self) -> int:
-        """Number of env steps so far, of all ranks and of each member."""
+        """Number of environment steps so far: of all ranks, for each member."""
         return self.collector.frames * self.ranks.size // self.n_members
 
     @property
     def progress(self) -> Progress:
-        """How far the run is."""
+        """Progress of the run."""
         return Progress(self.iteration, self.frames, self.seconds)
 
     def _count(self, batch: TensorDictBase) -> int:
-        """Returns the number of env steps of the run that a batch is of."""
+        """Returns the number of environment steps of the run in a batch."""
         return batch.numel() * self.ranks.size
 
     @property
     def done(self) -> bool:
-        """Whether all frames are collected, the return is high enough, or all trials have ended."""
+        """True if the run has reached ``total_frames`` or its stopping condition."""
         if self.trials is not None:
             return self.trials.done
         return self.frames >= self.config.total_frames or self.results.reached
@@ -248,7 +248,7 @@ class Training:
 
     @with_run_rng
     def begin(self) -> None:
-        """Evaluates the untrained, the random and the heuristic policy, once, and saves."""
+        """Evaluates the untrained, random and heuristic policies, and saves."""
         if "return_before" not in self.run.summary:
             for part in self.parts.values():
                 part.begin(self)
@@ -262,7 +262,7 @@ class Training:
 
     @with_run_rng
     def step(self) -> Iteration:
-        """Collects a batch, learns from it, writes a row; evaluates and saves when due."""
+        """Runs one iteration: collects, learns, writes a row; evaluates and saves when due."""
         began = time.perf_counter()
         with announced_to(self.recorder.working):
             batch = self.collector.rollout()
@@ -285,7 +285,7 @@ class Training:
         return Iteration(self.run, self.iteration, self.frames, row, batch)
 
     def _forget_lost(self, batch: TensorDictBase) -> None:
-        """Forgets running episodes that a batch does not go on with."""
+        """Discards running episodes that a batch does not continue."""
         renewed = self.collector.renewed
         if not self.collector.follows:
             renewed = torch.ones(len(batch), dtype=torch.bool, device=batch.device)
@@ -294,12 +294,12 @@ class Training:
             self._cut()
 
     def _cut(self) -> None:
-        """Lets learners that keep something between batches know that the next does not follow."""
+        """Notifies stateful learners that the next batch does not continue the last one."""
         for learner in self.learners:
             learner.cut()
 
     def _learn_and_count(self, batch: TensorDictBase) -> dict[str, Tensor]:
-        """Learns from a batch; returns its metrics, and of how much they are, by member."""
+        """Learns from a batch, and returns metrics and counts by member."""
         alone = self.ranks.size == 1
         with contextlib.nullcontext() if alone else self.ranks.active():
             episodes, learned = self.tracker.update(batch), self._learn(batch)
@@ -310,7 +310,7 @@ class Training:
 
     @with_run_rng
     def learn_once(self) -> None:
-        """Collects a batch and learns from it, and no more."""
+        """Collects a batch and learns from it, without writing anything."""
         self._learn(self.collector.rollout())
 
     def _learn(self, batch: TensorDictBase) -> dict[str, Tensor]:
@@ -347,7 +347,7 @@ class Training:
             self.save()
 
     def _late(self) -> bool:
-        """Whether the last checkpoint is too old, by the first rank's clock."""
+        """Returns whether ``checkpoint.every_minutes`` have passed on the first rank."""
         minutes = self.config.checkpoint.every_minutes
         if minutes is None:
             return False
@@ -356,15 +356,15 @@ class Training:
 
     @with_run_rng
     def evaluate(self) -> Any:
-        """Evaluates the policy and writes a row of ``evaluation.csv``; empty without episodes.
+        """Evaluates the policy, and writes a row of ``evaluation.csv``.
 
         Returns:
-            dict: the row; of several members, a list with one for each.
+            dict: the row, empty without episodes; a list of rows for several members.
         """
         return self.results.evaluation(self.progress, self._measure(self.policy))
 
     def _measure(self, policy: Any, *, other: bool = False) -> list[Episodes]:
-        """Plays the evaluation's episodes, by the settings' actions or by the other kind's."""
+        """Plays the episodes of an evaluation, optionally with the other kind of actions."""
         found: list[Episodes] = []
         with self.ranks.rank_zero_first() as first, SINGLE_PROCESS.active():
             if first:
@@ -373,7 +373,7 @@ class Training:
         return self.ranks.broadcast(found)
 
     def _draw(self, path: str) -> None:
-        """Writes an animation; the training goes on as if nothing had been."""
+        """Writes an animation, without effect on the training."""
         if self._kept.writes:
             with self._apart():
                 self.environments.draw(self.policy, self.team, self.folder / path)
@@ -383,11 +383,11 @@ class Training:
         shared = self.environments.shared
         with put_back(self.env) if shared else contextlib.nullcontext(True) as goes_on:
             yield
-        # Where one environment serves both, training goes on in its place, or starts anew.
+        # A shared environment is restored after an evaluation, or starts new episodes.
         if not goes_on:
             self.collector.load_state_dict({})
             self.env.set_seed(self.config.seed + self.iteration)
-            self.tracker.load_state_dict({})  # the evaluation cut off its episodes
+            self.tracker.load_state_dict({})  # the evaluation has ended its episodes
             self._cut()
 
     @with_run_rng
@@ -405,18 +405,18 @@ class Training:
             self._draw("episode.gif")
 
     def _note_end(self) -> None:
-        """Adds the trained policy's returns and what the run took to the summary."""
+        """Adds the final returns, frames and time to the summary."""
         if "return_after" not in self.run.summary:
             known = self.results.known(self.iteration)
             self.results.note("after", self.evaluate() if known is None else known)
             self.results.conclude(self.progress, lambda: self._measure(self.policy, other=True))
-            self.saved_at = None  # the last iteration's checkpoint lacks it
+            self.saved_at = None  # the checkpoint of the last iteration does not have it
         self.results.end(self.progress)
 
     # ------------------------------------------------------------------------------------ state
 
     def save(self) -> None:
-        """Writes a checkpoint, unless this iteration has one."""
+        """Writes a checkpoint, unless this iteration already has one."""
         if self.saved_at != self.iteration:
             with self.interruption.unbroken():
                 state = self.state_dict()
@@ -431,11 +431,11 @@ class Training:
 
     @with_run_rng
     def save_members(self, state: dict[str, Any]) -> None:
-        """Writes a checkpoint of each member of several; a run's own is its only member's."""
+        """Writes a checkpoint of each member of a population."""
         self.results.save(state, self.progress)
 
     def leave(self) -> None:
-        """Saves and closes a run whose loop was left."""
+        """Saves and closes a run after its loop was left early."""
         if self._kept.release.alive:
             if "return_before" in self.run.summary and not self.interruption.entered:
                 self.save()
@@ -455,9 +455,9 @@ class Training:
 
     @with_run_rng
     def state_dict(self) -> dict[str, Any]:
-        """Returns all state that exact resuming needs: of one process, on the first rank."""
+        """Returns all state for exact resuming, gathered on the first rank."""
         collector = self.collector.state_dict()
-        collector.pop("policy_state_dict", None)  # the learners save it
+        collector.pop("policy_state_dict", None)  # the learners store it
         parts = {name: own.state_dict() for name, own in self.parts.items() if name != "ahead"}
         state = {
             "iteration": self.iteration,
@@ -500,13 +500,13 @@ class Training:
         self.run.frames = self.frames
 
     def _load_episodes(self, state: dict[str, Any]) -> None:
-        """Goes on in the middle of the episodes, where the environments can."""
+        """Restores the running episodes, if the environments support it."""
         resumed = False
         try:
             resumed = self.collector.load_state_dict(state["collector"])
         except TrustError as error:
-            how = "resume with --trust (in Python: trust=True), if you trust who made it."
-            warnings.warn(f"{error} Episodes begin anew; to go on exactly, {how}", stacklevel=2)
+            how = "resume with --trust (in Python: trust=True), if you trust its author."
+            warnings.warn(f"{error} New episodes start; to resume exactly, {how}", stacklevel=2)
         tracker = {name: value.to(self.device) for name, value in state["tracker"].items()}
         if any(len(value) != self.num_envs for value in tracker.values()):
             raise ValueError("running episodes of another number of envs")
