@@ -177,7 +177,7 @@ class TestWorlds:
         env = load_config(TOY, ["env=pettingzoo/mpe2/simple_spread_v3"]).env
         assert (env.library, env.name) == ("pettingzoo", "mpe2/simple_spread_v3")
         assert "env=pettingzoo/gymnasium_robotics/Ant." in sentence(TOY, "env.library=mujoco")
-        assert "theirs have one agent each" in sentence(TOY, "env.library=gymnasium")
+        assert "their environments have one agent each" in sentence(TOY, "env.library=gymnasium")
 
     def test_a_world_by_its_name(self):
         pytest.importorskip("vmas")
@@ -210,7 +210,7 @@ class TestWorlds:
         pytest.importorskip("pettingzoo")
         (tmp_path / "my_world.py").write_text("raise SystemExit('imported')\n", encoding="utf-8")
         monkeypatch.chdir(tmp_path)
-        use = "an environment of your own is a library: use env.library=my_world:"
+        use = "a custom environment is a library: use env.library=my_world:"
         assert f"{use}MyEnv;" in sentence(BALANCE, "env.name=my_world")
         assert f"{use}Reach;" in sentence(BALANCE, "env.name=my_world:Reach")
         assert f"{use}MyEnv;" in sentence(TOY, "env.name=my_world")

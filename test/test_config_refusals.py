@@ -184,7 +184,7 @@ class TestValues:
             (
                 "env.library=gym",
                 "env.library is 'gym', expected vmas, pettingzoo, jaxmarl, isaaclab, toy or "
-                "external; theirs have one agent each; of teams use "
+                "external; their environments have one agent each; for a team use "
                 "env=pettingzoo/mpe2/simple_spread_v3.",
             ),
             (

@@ -165,7 +165,7 @@ def test_recipes_and_files_are_worlds_too(tmp_path):
             "'library/environment', such",
         ),
         ("toy/kun", "unknown toy environment 'kun'; did you mean 'kuhn'?"),
-        ("tooy/kuhn", "unknown library of environments 'tooy'; did you mean 'toy'?"),
+        ("tooy/kuhn", "unknown environment library 'tooy'; did you mean 'toy'?"),
         ("toy/", "unknown environment 'toy/'; expected 'library/environment'"),
         ("external/meet", "external/meet says what its agents are when its first client comes"),
         ("nothing.yaml", "'nothing.yaml' is not there"),

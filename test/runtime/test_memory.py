@@ -73,6 +73,6 @@ def test_memory_that_runs_out_names_the_envs(error, monkeypatch):
 
     monkeypatch.setattr("torchrl_marl.envs.toy.library.make_toy", fail)
     with pytest.raises(
-        ConfigError, match="env.num_envs is 5, for which there is not memory enough"
+        ConfigError, match="env.num_envs is 5, which needs more memory than available"
     ):
         make_env("toy/arena", num_envs=5)

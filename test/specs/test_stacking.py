@@ -244,7 +244,7 @@ def test_specs_of_leaves_that_not_all_have():
             "BoundedContinuous of torch.float32 and",
         ),
         (Unbounded((2,)), Unbounded((3,), dtype=torch.float64), "expected one type and dtype"),
-        (Categorical(3), Categorical(3, dtype=torch.int32), "give each kind a group of its own"),
+        (Categorical(3), Categorical(3, dtype=torch.int32), "put each kind into its own group"),
         (OneHot(3), Categorical(3, shape=(3,), dtype=torch.bool), "OneHot of torch.bool"),
         (MultiCategorical([2, 3]), MultiCategorical([2, 4]), "expected one type"),
     ],

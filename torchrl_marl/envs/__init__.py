@@ -1,4 +1,4 @@
-"""Environments: adapters of simulators, and bases for new ones, as TorchRL environments."""
+"""TorchRL environments: adapters of simulators, and base classes of custom environments."""
 
 from typing import TYPE_CHECKING
 

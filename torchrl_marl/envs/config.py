@@ -16,13 +16,13 @@ from torchrl_marl.settings.formatting import listed
 __all__ = ["OWN_ENVIRONMENT", "EnvConfig", "is_module", "own_environment_hint"]
 
 OWN_ENVIRONMENT = "module:Class"
-"""Stands for any environment of one's own; ``path/to/file.py:Class`` is one, too."""
+"""Placeholder for the name of a custom environment; ``path/to/file.py:Class`` is also valid."""
 
 
 def is_module(name: str) -> bool:
-    """Whether a name is that of a module that could be imported, but for Python's own.
+    """Returns True for the name of an importable module outside the standard library.
 
-    Looks for it where ``python -m`` would; imports nothing.
+    Searches the path of ``python -m``; imports nothing.
     """
     top = name.partition(".")[0]
     if not name.replace(".", "").isidentifier() or top in sys.stdlib_module_names:
@@ -32,40 +32,39 @@ def is_module(name: str) -> bool:
 
 
 def own_environment_hint(name: str) -> str:
-    """Returns how an environment of one's own is named, where a name is a module or
-    ``module:Class``.
+    """Returns advice for a custom environment that is given as a name; empty for other names.
 
-    Imports nothing.
+    Recognizes modules and ``module:Class``; imports nothing.
 
     Examples:
         >>> own_environment_hint("mine:Reach")
-        'an environment of your own is a library: use env.library=mine:Reach; '
+        'a custom environment is a library: use env.library=mine:Reach; '
         >>> own_environment_hint("balance")
         ''
     """
     place, colon, kind = name.partition(":")
     if not colon and not is_module(name):
         return ""
-    return f"an environment of your own is a library: use env.library={place}:{kind or 'MyEnv'}; "
+    return f"a custom environment is a library: use env.library={place}:{kind or 'MyEnv'}; "
 
 
 class _NotAModule:
-    """A file or module defines several classes, so the name must contain the environment's class."""
+    """Marks a setting that refuses the name of a file or module without a class."""
 
     def misfit(self, key: str, value: Any, default: Any) -> str | None:
-        """Returns what to write behind the path of a file, or the name of a module."""
+        """Returns an error message for a file or module that is named without a class."""
         file = value.endswith(".py")
         named = value in LIBRARIES.names() or LIBRARIES.advice(value) is not None
         if not file and (named or not is_module(value)):
             return None
         return (
-            f"{key} is {quoted(value)}, expected what makes the environment behind the "
+            f"{key} is {quoted(value)}, expected a class or function after the "
             f"{'file' if file else 'module'}, such as {key}={value}:MyEnv."
         )
 
 
 class _TakenBy(ReadWhere):
-    """A setting that some libraries' adapters read, and environments of one's own."""
+    """Marks a setting that only some libraries, and custom environments, read."""
 
     def __init__(self, setting: str) -> None:
         self.key, self.but, self.of = "library", False, ()
@@ -73,61 +72,63 @@ class _TakenBy(ReadWhere):
 
     @property
     def values(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Returns the libraries, and the form of the names of environments of one's own."""
+        """Returns the libraries that read the setting, and the form of custom names."""
         taking = (name for name, library in LIBRARIES.items() if self._setting in library.settings)
         return (*taking, OWN_ENVIRONMENT)
 
 
 @dataclass(frozen=True)
 class EnvConfig:
-    """Which environment is played, and how many copies of it side by side."""
+    """Settings of the environment and of its parallel copies."""
 
     library: Annotated[
         str, _NotAModule(), OneOf(LIBRARIES.words, form=OWN_ENVIRONMENT, advice=LIBRARIES.advice)
     ] = DEFAULT_LIBRARY
-    """Where the environment comes from; or an environment of your own, ``module:Class`` or
-    ``path/to/file.py:Class``."""
+    """Library of the environment; a custom one is ``module:Class`` or ``path/to/file.py:Class``."""
     name: str = "balance"
-    """World of the library, such as ``balance`` or ``mpe2/simple_spread_v3``; for VMAS also the
-    path of a scenario's Python file."""
+    """Environment of the library, such as ``balance`` or ``mpe2/simple_spread_v3``.
+
+    For VMAS also the path of a scenario's Python file."""
     num_envs: Annotated[Count, Formerly("n_envs")] = 64
-    """Number E of vectorized envs."""
+    """Number of parallel copies of the environment."""
     max_steps: Annotated[Count | None, _TakenBy("max_steps")] = 100
-    """Time limit of an episode (``truncated``); null for none."""
+    """Time limit of an episode in steps, which truncates it; null: no limit."""
     continuous_actions: bool = True
-    """Continuous or discrete actions, where the scenario has both."""
+    """Continuous instead of discrete actions, in environments that have both."""
     state: str | None = None
-    """What a central critic may see as ``"state"``: ``observations`` (of all agents), ``world``
-    (the environment's own state, where it has one) or null."""
+    """Content of ``"state"`` for central critics: ``observations``, ``world`` or null.
+
+    ``observations`` are those of all agents; ``world`` is the environment's own state, if any."""
     info: Annotated[bool, _TakenBy("info")] = False
-    """Whether the scenario's info is computed and collected."""
+    """Compute and collect the scenario's info."""
     group_map: Annotated[dict[str, Any], _TakenBy("group_map")] = field(default_factory=dict)
-    """Group -> names of its agents, such as ``{team: [speaker_0, listener_0]}``; empty: by the
-    library's own rule (VMAS: the names' prefixes)."""
+    """Names of the agents of each group, such as ``{team: [speaker_0, listener_0]}``.
+
+    Empty: the library's grouping; VMAS groups agents by the prefixes of their names."""
     workers: Annotated[int, Range(0), _TakenBy("workers")] = 0
-    """Processes in which the copies of an environment written in Python run; 0: in this one."""
+    """Worker processes that run the copies of a Python environment; 0: run in this process."""
     worker_timeout: Annotated[
         Positive, _TakenBy("worker_timeout"), ReadWhere("workers", 0, but=True)
     ] = 60.0
-    """Seconds after which a worker that does not answer is an error."""
+    """Timeout for the answer of a worker, in seconds."""
     restart_workers: Annotated[bool, _TakenBy("restart_workers")] = False
-    """Start a worker that died or hangs anew, and count it, instead of stopping."""
+    """Restart and count crashed or hanging workers, instead of stopping the run."""
     kwargs: Annotated[dict[str, Any], Arguments("library", LIBRARIES)] = field(default_factory=dict)
-    """Arguments of the environment, such as ``n_agents``."""
+    """Keyword arguments of the environment, such as ``n_agents``."""
 
     @property
     def record(self) -> Library | None:
-        """The record of its library; None for an environment of one's own."""
+        """Record of the library; None for a custom environment."""
         return LIBRARIES.find(self.library)
 
     @property
     def has_clients(self) -> bool:
-        """Whether its simulators come as clients, and say only then what their agents are."""
+        """True if the simulators connect as clients, which then declare their agents."""
         return self.record is not None and self.record.clients
 
     @property
     def is_stateless(self) -> bool:
-        """Whether critics find no state, since none is asked for and its environments have none."""
+        """True if environments return no ``"state"``, neither requested nor built in."""
         return (
             self.state is None
             and self.record is not None
@@ -135,10 +136,10 @@ class EnvConfig:
         )
 
     def check(self, at: str = "") -> None:
-        """Refuses a state that the library does not have.
+        """Raises an error for a ``state`` that the library does not have.
 
         Raises:
-            ConfigError: naming the states that it gives.
+            ConfigError: unknown state; names the library's states.
         """
         library = self.record
         if self.state is None or library is None or self.state in library.states:
@@ -146,7 +147,7 @@ class EnvConfig:
         if not library.states:
             raise ConfigError(
                 f"{at}state is {quoted(self.state)}, expected null, since {self.library} "
-                f"environments have a state of their own; use {at}state=null."
+                f"environments always return their own state; use {at}state=null."
             )
         raise ConfigError(
             f"{at}state is {quoted(self.state)}, expected {listed([*library.states, 'null'])}; "

@@ -1,4 +1,4 @@
-"""Environments of one's own: by ``module:Class`` or a file, or as an existing object."""
+"""Custom environments: by ``module:Class`` or file, or as an existing object."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ __all__ = [
 
 
 def external_code(env: EnvConfig) -> str | None:
-    """Returns the module or file that building an environment runs, or None for a known library's.
+    """Returns the external module or file that an environment runs; None in a known library.
 
-    Nothing of it is imported to find out.
+    Imports nothing.
 
     Args:
-        env (EnvConfig): which environment.
+        env (EnvConfig): settings of the environment.
 
     Examples:
         >>> external_code(EnvConfig(library="pettingzoo", name="mpe2/simple_spread_v3"))
@@ -69,10 +69,10 @@ def _file(path: str) -> str:
 
 
 def check_own(library: str) -> None:
-    """Refuses a ``module:Class`` whose module or file does not exist; imports nothing of it.
+    """Raises an error for a ``module:Class`` without an existing module or file; imports nothing.
 
     Raises:
-        ConfigError: naming what is missing.
+        ConfigError: missing module or file, or a malformed name.
     """
     place, _, name = library.partition(":")
     if not name.isidentifier():
@@ -96,10 +96,10 @@ def check_own(library: str) -> None:
 
 
 def import_own(library: str) -> Any:
-    """Imports the class or function that ``module:Class`` or ``file.py:Class`` names.
+    """Imports the class or function of ``module:Class`` or ``file.py:Class``.
 
     Raises:
-        ConfigError: there is none, or its module raises when it is imported.
+        ConfigError: it does not exist, or the import raises.
 
     Examples:
         >>> import_own("torchrl_marl.envs.toy:MatrixGame").__name__
@@ -122,13 +122,13 @@ def import_own(library: str) -> Any:
 
 
 def import_file(path: Path) -> ModuleType:
-    """Runs a Python file anew, as a module of its own.
+    """Imports a Python file as a new module; runs it on every call.
 
     Raises:
-        ConfigError: it raises.
+        ConfigError: the file raises.
     """
     path = path.resolve()
-    # Registered, so that inspect finds its source and pickle its classes.
+    # Registered for inspect and pickle.
     name = f"{path.stem}_{zlib.crc32(str(path).encode()):08x}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
@@ -145,19 +145,20 @@ def import_file(path: Path) -> ModuleType:
 def build_own(
     config: EnvConfig, num_envs: int, seed: int | None, device: torch.device | str
 ) -> EnvBase:
-    """Builds an environment of TorchRL from its class, or copies of a PettingZoo environment.
+    """Builds a custom TorchRL environment, or copies of a PettingZoo environment.
 
-    A class of environments, or a function that takes ``num_envs``, is given the settings that it
-    names. Any other function or class makes one environment of PettingZoo.
+    A TorchRL environment class, or a function with an argument ``num_envs``, is called with the
+    settings that its signature names. Any other function or class must make one PettingZoo
+    environment.
 
     Args:
-        config (EnvConfig): with ``module:Class`` as its library.
+        config (EnvConfig): settings with ``library="module:Class"``.
         num_envs (int): number E of envs.
-        seed (int, optional): start of its random state.
-        device (torch.device): where it lives.
+        seed (int, optional): random seed.
+        device (torch.device): device of the environment.
 
     Raises:
-        ConfigError: a setting that it does not take, or something else than an environment.
+        ConfigError: a setting that the class does not take, or a result that is no environment.
     """
     from torchrl.envs import EnvBase
 
@@ -176,7 +177,7 @@ def build_own(
             continue
         offered[field.name] = value
         unused = None if field.name == "max_steps" else getattr(defaults, field.name)
-        # Its actions are known only when it is built.
+        # The type of its actions is known only after it is built.
         if field.name not in {*taken, "continuous_actions"} and value != unused:
             raise ConfigError(
                 f"env.{field.name} is {quoted(value)}, but {maker.__name__} takes no "
@@ -187,8 +188,8 @@ def build_own(
     if not isinstance(env, EnvBase) or env.batch_size.numel() != num_envs:
         what = f"batch size {list(env.batch_size)}" if isinstance(env, EnvBase) else "no EnvBase"
         raise ConfigError(
-            f"{config.library} gives {what}, expected an environment of TorchRL of batch size "
-            f"[{num_envs}], as its num_envs asks."
+            f"{config.library} returns {what}, expected a TorchRL environment of batch size "
+            f"[{num_envs}] for num_envs={num_envs}."
         )
     env = adapt(env).to(device)
     if seed is not None and "seed" not in taken:
@@ -197,7 +198,7 @@ def build_own(
 
 
 def _arguments_of(maker: Any) -> set[str]:
-    """Returns the argument names of a class or function, its parents' included where forwarded."""
+    """Returns the argument names of a class or function, with those forwarded to parents."""
     names: set[str] = set()
     inits = [vars(c).get("__init__") for c in maker.__mro__] if inspect.isclass(maker) else [maker]
     for init in filter(None, inits):
@@ -213,7 +214,7 @@ def _arguments_of(maker: Any) -> set[str]:
 
 @contextmanager
 def _importing(place: str) -> Iterator[None]:
-    """Raises errors of a user's module as one sentence."""
+    """Turns an exception of a user's module into a one-sentence error."""
     try:
         yield
     except UserError:
@@ -224,22 +225,21 @@ def _importing(place: str) -> Iterator[None]:
 
 
 def adapted(env: Any, library: str, **settings: Any) -> EnvBase:
-    """Returns the adapter of a library around an environment of it.
+    """Wraps an environment in the adapter of its library.
 
     Args:
-        environment (environment, class, callable or module): of which
-            :func:`~torchrl_marl.envs.libraries.library_of` knows the library.
-        library (str): that library.
-        settings: arguments of the adapter.
+        env (environment, class, callable or module): the environment, or a function that makes it.
+        library (str): its library, from :func:`~torchrl_marl.envs.libraries.library_of`.
+        **settings: arguments of the adapter.
     """
     return find_library(library).make(env, settings, {})
 
 
 def as_environment(env: Any, config: EnvConfig, device: torch.device | str) -> EnvBase:
-    """Returns an environment as it is, or the adapter around an environment, by a run's settings.
+    """Returns a TorchRL environment unchanged; wraps another library's in its adapter.
 
     Raises:
-        ConfigError: neither an environment nor an environment.
+        ConfigError: not an environment.
     """
     library = library_of(env)
     if library is None:

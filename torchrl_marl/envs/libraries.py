@@ -1,7 +1,7 @@
-"""Registry of the libraries of environments: a description of each, available before its import.
+"""Registry of environment libraries, with a description of each that needs no import.
 
-Imports neither torch nor a library. A new library is a folder with an adapter and a record, and
-one line: below, by :func:`register_library`, or in the ``setup.py`` of a package of one's own::
+Imports neither torch nor a library. A new library is a folder with an adapter and a record. It is
+registered below, by :func:`register_library`, or in the ``setup.py`` of your package::
 
     entry_points={"torchrl_marl.libraries": ["grid = my_package.library:LIBRARY"]}
 """
@@ -38,47 +38,47 @@ __all__ = [
 
 
 DEFAULT_LIBRARY = "vmas"
-"""The library of an environment that is named without one."""
+"""Default library of an environment name."""
 MAKERS_LIBRARY = "pettingzoo"
-"""The library of any function, or class with ``reset`` and ``step``, that no other one owns."""
+"""Library of functions and of classes with ``reset`` and ``step`` that no other library owns."""
 
 
 @dataclass(frozen=True)
 class Library:
-    """Description of a library of environments, available before it is imported.
+    """Description of an environment library, available before the library is imported.
 
     Args:
         meaning (str): one line for ``torchrl-marl list settings``.
         adapter (str): ``"module:Class"`` of the environment (or a function), called as
             ``adapter(name, seed=, device=, **settings, **env.kwargs)``.
-        settings (tuple of str): those of :class:`EnvConfig` that the adapter takes.
-        of_objects (tuple of str): those of them that it takes around an environment that is built,
-            or around what makes one.
-        states (tuple of str): what ``env.state`` may be, beside null.
-        environments (callable, optional): returns names of its environments; another name is
+        settings (tuple of str): fields of :class:`EnvConfig` that the adapter takes.
+        of_objects (tuple of str): the subset of ``settings`` that also applies to an existing
+            environment or to a function that makes one.
+        states (tuple of str): values of ``env.state``, beside null.
+        environments (callable, optional): returns the names of the environments. Other names are
             refused.
-        unlisted (bool): it has environments that ``worlds`` does not name, which are not refused.
-        own_limit (bool): its environments end by themselves, or say that they do not.
-        owns (callable, optional): ``owns(environment)`` tells whether an object is an environment
-            of it, or makes environments.
-        check (callable, optional): ``check(config)`` refuses a name or argument that it has not.
-        foreign (callable, optional): ``foreign(config)`` returns the module or ``.py`` file that
-            a name would run which is no known package's, or None.
-        arguments (str, optional): ``"module:Class"`` of a dataclass with settings of the adapter
-            itself that stand in ``env.kwargs``: their types, ranges and meanings.
-        captured (bool): its environments' steps can be compiled, by the ``captured()`` of the
-            adapter.
-        drawn (bool): its adapter takes ``drawn=True``, for environments that draw themselves.
-        clients (bool): its simulators come as clients, and say only then what their agents are.
-        files (bool): an environment's name may be the path of a Python file.
-        one_per_process (bool): a process can hold one simulation of it only.
-        collector (str, optional): ``"module:function"`` that makes the collector of a run on its
-            environments, called as ``collector(config, env, policy, remembers, asked)``.
-        declared (str, optional): ``"module:function"`` that returns a run's settings with what its
-            environments declare about themselves, called as ``declared(config, env)``.
-        packages (tuple of str): that its adapter imports; they are never the current folder's.
-        kwargs_name (str, optional): the argument as which ``env.kwargs`` are handed on; by
-            default each under its own name.
+        unlisted (bool): accept names beside those of ``environments``.
+        own_limit (bool): the environments have their own time limit, so none is set by default.
+        owns (callable, optional): ``owns(environment)`` returns True for this library's
+            environments, and for functions that make them.
+        check (callable, optional): ``check(config)`` raises an error for unknown names or
+            arguments.
+        foreign (callable, optional): ``foreign(config)`` returns the module or ``.py`` file of
+            external code that a name would run, or None.
+        arguments (str, optional): ``"module:Class"`` of a dataclass with the adapter's settings in
+            ``env.kwargs``: types, ranges and docs.
+        captured (bool): the steps can be compiled, by the ``captured()`` of the adapter.
+        drawn (bool): the adapter takes ``drawn=True``, for environments with their own renderer.
+        clients (bool): the simulators connect as clients, which then declare their agents.
+        files (bool): the name may be the path of a Python file.
+        one_per_process (bool): at most one simulation per process.
+        collector (str, optional): ``"module:function"`` that makes the collector of a run, called
+            as ``collector(config, env, policy, remembers, asked)``.
+        declared (str, optional): ``"module:function"`` that adds the settings an environment
+            declares to those of a run, called as ``declared(config, env)``.
+        packages (tuple of str): packages that the adapter imports, never from the current folder.
+        kwargs_name (str, optional): the adapter's argument that takes ``env.kwargs`` as a dict. By
+            default they are keyword arguments.
 
     Examples:
         >>> find_library("vmas").states
@@ -108,10 +108,10 @@ class Library:
     declared: str | None = None
 
     def make(self, env: Any, settings: Mapping[str, Any], kwargs: Mapping[str, Any]) -> Any:
-        """Returns the adapter around an environment, which may be a name.
+        """Builds the adapter of an environment.
 
         Args:
-            environment (str or environment): which.
+            env (str or environment): the environment or its name.
             settings (mapping): arguments of the adapter.
             kwargs (mapping): arguments of the environment.
         """
@@ -123,13 +123,13 @@ class Library:
         return adapter(env, **settings, **own)
 
     def check_environment(self, config: EnvConfig) -> None:
-        """Refuses a name or an argument that the library does not have.
+        """Raises an error for a name or argument that the library does not have.
 
         Args:
             config (EnvConfig): the settings.
 
         Raises:
-            ConfigError: naming what is unknown and what comes nearest.
+            ConfigError: unknown name or argument; names the nearest known one.
         """
         if self.check is not None:
             self.check(config)
@@ -142,11 +142,11 @@ class Library:
                 )
 
     def read(self, config: EnvConfig, *, of_object: bool = False) -> dict[str, Any]:
-        """Returns the arguments of the adapter that a run's settings hold.
+        """Returns the adapter's arguments from the settings of a run.
 
         Args:
             config (EnvConfig): the settings.
-            of_object (bool): around an environment that is built, or what makes one.
+            of_object (bool): for an existing environment, or a function that makes one.
         """
         names = self.of_objects if of_object else self.settings
         read = {name: getattr(config, name) for name in names}
@@ -156,11 +156,11 @@ class Library:
 
 
 _ZOO = ("magent2", "sisl", "butterfly", "classic", "atari")
-_SMAX = "SMAC's battles are there in JAX, as SMAX: use env=jaxmarl/HeuristicEnemySMAX"
+_SMAX = "JaxMARL has SMAC's battles as SMAX: use env=jaxmarl/HeuristicEnemySMAX"
 _MPE = "use env=pettingzoo/mpe2/simple_spread_v3"
 _ROBOTS = "they are in gymnasium_robotics: use env=pettingzoo/gymnasium_robotics/Ant"
-_TORCHRL = "hand an environment of TorchRL over in Python: train(RECIPE, env={})".format
-# Where environments are that people look for under another library's name.
+_TORCHRL = "pass the TorchRL environment in Python: train(RECIPE, env={})".format
+# Advice for names under which people look for an environment.
 _ELSEWHERE = {
     **dict.fromkeys(("smac", "smacv2", "smax", "starcraft"), _SMAX),
     **dict.fromkeys(("mpe", "mpe2"), _MPE),
@@ -169,7 +169,9 @@ _ELSEWHERE = {
     "hanabi": "it is in jaxmarl: use env=jaxmarl/hanabi",
     **{name: f"it is in pettingzoo: use env=pettingzoo/{name}/ENVIRONMENT" for name in _ZOO},
     **dict.fromkeys(("isaac", "isaacsim", "isaacgym"), "use env.library=isaaclab"),
-    **dict.fromkeys(("gym", "gymnasium"), f"theirs have one agent each; of teams {_MPE}"),
+    **dict.fromkeys(
+        ("gym", "gymnasium"), f"their environments have one agent each; for a team {_MPE}"
+    ),
     "openspiel": _TORCHRL("OpenSpielEnv(...)"),
     "meltingpot": _TORCHRL("MeltingpotEnv(...)"),
     "torchrl": _TORCHRL("..."),
@@ -177,29 +179,29 @@ _ELSEWHERE = {
 
 
 class Libraries(Registry[Library]):
-    """Registry of libraries; the variants of ``env.kwargs``."""
+    """Registry of libraries, which select the schema of ``env.kwargs``."""
 
     def words(self) -> dict[str, str]:
-        """Returns the name and the summary of every library."""
+        """Returns the name and summary of every library."""
         return {name: library.meaning for name, library in self.items()}
 
     def advice(self, word: str) -> str | None:
-        """Returns where the environments are of a library of another name, or None."""
+        """Returns advice for a common name that is not registered, or None."""
         return _ELSEWHERE.get(word.lower())
 
     def hook(self, word: str, name: str) -> Any:
-        """Returns what a library brings for training, ``collector`` or ``declared``; None without.
+        """Returns a library's training hook, or None.
 
         Args:
             word (str): the library's name, as in ``env.library``.
-            name (str): which.
+            name (str): ``"collector"`` or ``"declared"``.
         """
         library = self.find(word)
         place = None if library is None else getattr(library, name)
         return None if place is None else self.load(word, place)
 
     def schema(self, word: str) -> type | None:
-        """Returns the dataclass of the adapter's own arguments, or None where it has none."""
+        """Returns the dataclass of the adapter's arguments, or None."""
         library = self.find(word)
         if library is None or library.arguments is None:
             return None
@@ -207,7 +209,7 @@ class Libraries(Registry[Library]):
 
 
 LIBRARIES = Libraries(
-    "library of worlds",
+    "environment library",
     Library,
     "torchrl_marl.libraries",
     {
@@ -219,18 +221,18 @@ LIBRARIES = Libraries(
         "external": "torchrl_marl.apps.external.library:LIBRARY",
     },
 )
-"""Every library of environments that there is."""
+"""All environment libraries."""
 
 
 def register_library(name: str, library: Library) -> None:
-    """Registers a library of environments; its environments are then ``"name/world"``.
+    """Registers an environment library, under which environments are ``"name/environment"``.
 
     Args:
-        name (str): as in ``env.library``.
-        library (Library): its record.
+        name (str): the value of ``env.library``.
+        library (Library): the record.
 
     Raises:
-        ConfigError: a name that is taken.
+        ConfigError: the name is taken.
 
     Examples:
         >>> register_library("grid", Library("squares", "my_package.grid:GridEnv"))
@@ -245,7 +247,7 @@ def find_library(name: str) -> Library:
     """Returns the record of a library.
 
     Raises:
-        ConfigError: an unknown name.
+        ConfigError: unknown name.
     """
     library = LIBRARIES.find(name)
     if library is None:
@@ -253,23 +255,23 @@ def find_library(name: str) -> Library:
         near = ", "
         if advice is None:
             near = f"; {nearest(name, names)}"
-            advice = "worlds of PettingZoo are called 'pettingzoo/package/environment'"
+            advice = "PettingZoo's environments are named 'pettingzoo/package/environment'"
         raise ConfigError(
-            f"unknown library of environments {quoted(name)}{near}expected one of "
+            f"unknown environment library {quoted(name)}{near}expected one of "
             f"{', '.join(names)}; {advice}."
         )
     return library
 
 
 def check_kinds(arguments: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
-    """Refuses texts for arguments whose defaults are numbers, or true or false.
+    """Raises an error for text in arguments with a number or bool as default.
 
     Args:
         arguments (mapping): ``env.kwargs``.
-        defaults (mapping): name of an argument -> its default, as far as they are known.
+        defaults (mapping): known defaults, by argument name.
 
     Raises:
-        ConfigError: naming the argument.
+        ConfigError: text instead of a number or bool; names the argument.
 
     Examples:
         >>> check_kinds({"n_agents": 3, "payoff": "climbing"}, {"n_agents": 2, "payoff": "penalty"})
@@ -285,7 +287,7 @@ def check_kinds(arguments: Mapping[str, Any], defaults: Mapping[str, Any]) -> No
 
 
 def library_of(env: Any) -> str | None:
-    """Returns the library of an environment or of its maker; None for other objects.
+    """Returns the library of an environment, or of a function that makes one; None for others.
 
     Examples:
         >>> library_of(3), library_of(lambda: "an environment")
@@ -295,7 +297,7 @@ def library_of(env: Any) -> str | None:
     modules = {cls.__module__.partition(".")[0] for cls in kind.__mro__}
     if {"torchrl", "torchrl_marl"} & modules:
         return None
-    # Its test is the widest, so it comes last.
+    # Its test is the broadest, so it comes last.
     for name in sorted(LIBRARIES.names(), key=lambda name: name == MAKERS_LIBRARY):
         owns = find_library(name).owns
         if owns is not None and owns(env):
@@ -304,7 +306,7 @@ def library_of(env: Any) -> str | None:
 
 
 def environment_rows() -> list[tuple[str, str]]:
-    """Returns rows for ``torchrl-marl list environments``: library and names of its environments."""
+    """Returns rows of library and environment names, for ``torchrl-marl list environments``."""
     rows = []
     for name, library in LIBRARIES.items():
         try:
@@ -317,5 +319,5 @@ def environment_rows() -> list[tuple[str, str]]:
             text = str(error)
         lines = textwrap.wrap(text, 88, break_on_hyphens=False)
         rows += [(name, lines[0]), *(("", line) for line in lines[1:])]
-    own = "an environment of your own, as env.library; path/to/file.py:Class will do, too"
+    own = "a custom environment, as env.library; also path/to/file.py:Class"
     return [*rows, ("module:Class", own)]

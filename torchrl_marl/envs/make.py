@@ -29,27 +29,30 @@ def make_env(
     drawn: bool = False,
     **settings: Any,
 ) -> EnvBase:
-    """Builds an environment, or adapts one of TorchRL's to the layout of this package.
+    """Builds an environment, or adapts an existing one to the layout of this package.
 
     Args:
-        env (str, EnvConfig, EnvBase or environment): ``"library/environment"``, such as
-            ``"vmas/balance"``, or ``"module:Class"``; a config; a TorchRL environment of one's own,
-            whose life cycle is then corrected where necessary; or an environment of PettingZoo or
-            JaxMARL, or what makes one, of which there are then ``num_envs`` copies.
+        env (str, EnvConfig, EnvBase or environment): one of:
+
+            - a name: ``"library/environment"``, such as ``"vmas/balance"``, or ``"module:Class"``;
+            - a config;
+            - a TorchRL environment, whose life cycle is corrected where necessary;
+            - a PettingZoo or JaxMARL environment, or a function that makes one, which is copied
+              ``num_envs`` times.
 
     Keyword Args:
-        seed (int, optional): start of the environment's own random state; drawn if None.
-        device (torch.device): where the simulation runs, or where its tensors go.
-        num_envs (int, optional): number E of envs, where it is not the config's.
-        drawn (bool): build an environment that draws itself so that it does (PettingZoo's).
-        **settings: with a name: any other setting of :class:`EnvConfig`, and arguments of the
-            environment itself; with an environment: arguments of its adapter.
+        seed (int, optional): random seed of the environment; random if None.
+        device (torch.device): device of the simulation, or of its tensors.
+        num_envs (int, optional): number E of envs; the config's by default.
+        drawn (bool): build the environment with its own renderer (PettingZoo).
+        **settings: with a name, other fields of :class:`EnvConfig` and arguments of the
+            environment; with an environment object, arguments of its adapter.
 
     Returns:
-        EnvBase: with batch size ``[E]``.
+        EnvBase: environment of batch size ``[E]``.
 
     Raises:
-        ConfigError: an unknown library, environment or argument of it.
+        ConfigError: unknown library, environment or argument.
         MissingExtraError: the library is not installed.
 
     Examples:
@@ -61,7 +64,7 @@ def make_env(
     if "n_envs" in settings:
         if num_envs is not None:
             raise ConfigError(
-                "n_envs and num_envs are both given, which are one setting; use num_envs alone."
+                "n_envs and num_envs are the same setting and both given; use num_envs alone."
             )
         warn_renamed("n_envs", "num_envs")
         num_envs = settings.pop("n_envs")
@@ -73,15 +76,15 @@ def make_env(
         return adapted(env, library, seed=seed, device=device, **settings)
     elif settings:
         raise ConfigError(
-            f"make_env takes {', '.join(sorted(settings))} with a name such as 'vmas/balance' "
-            "only; a config or an environment has settings of its own."
+            f"make_env takes {', '.join(sorted(settings))} only with a name such as "
+            "'vmas/balance'; set it in the config or in the environment."
         )
     if not isinstance(env, EnvConfig):
         return _take(env, seed, device, num_envs)
     num_envs = env.num_envs if num_envs is None else num_envs
     if not isinstance(num_envs, int) or num_envs < 1:
         raise ConfigError(f"num_envs is {num_envs!r}, expected a number, 1 or more.")
-    _check_words(env)
+    _check_bools(env)
     built = _built(env, num_envs, seed, device, drawn)
     _check_actions(env, built)
     return built
@@ -101,31 +104,30 @@ def _built(
     except Exception as error:
         if is_out_of_memory(error):
             raise ConfigError(
-                f"env.num_envs is {quoted(num_envs)}, for which there is not memory enough "
+                f"env.num_envs is {quoted(num_envs)}, which needs more memory than available "
                 f"({quoted(str(error))}); use fewer."
             ) from error
         why = " ".join(f"{type(error).__name__} {error}".split())[:500]
         texts = [name for name, value in env.kwargs.items() if isinstance(value, str)]
         given, check = f"env.kwargs={quoted(dict(env.kwargs))}", "check these values"
-        if len(texts) == 1:  # rather than the numbers beside it
+        if len(texts) == 1:  # more likely wrong than the numbers
             given = f"env.kwargs.{texts[0]}={quoted(env.kwargs[texts[0]])}"
-            check = "check it, which may have to be a number"
+            check = "check it; a number may be needed"
         raise ConfigError(
             f"{env.library} {quoted(env.name)} cannot be built with {given} ({why}); {check}."
         ) from error
 
 
 def check_environment_name(env: EnvConfig) -> None:
-    """Refuses an environment that its library does not have, and arguments that the environment
-    does not read.
+    """Raises an error for an unknown environment, or for arguments that it does not read.
 
     Imports neither torch nor the environment.
 
     Args:
-        env (EnvConfig): of a known library, or with an environment of one's own.
+        env (EnvConfig): a custom environment, or one of a registered library.
 
     Raises:
-        ConfigError: naming what is unknown and what comes nearest.
+        ConfigError: unknown name or argument; names the nearest known one.
         MissingExtraError: the library is not installed.
     """
     if ":" in env.library:
@@ -134,7 +136,7 @@ def check_environment_name(env: EnvConfig) -> None:
 
 
 def _check_settings(env: EnvConfig) -> None:
-    """Refuses settings that the environment's adapter does not take, and unknown arguments."""
+    """Raises an error for settings that the adapter does not take, and for unknown arguments."""
     own = ":" in env.library
     if not own:
         check_environment_name(env)
@@ -144,22 +146,20 @@ def _check_settings(env: EnvConfig) -> None:
     repeated = {field.name for field in fields(EnvConfig)}.intersection(env.kwargs)
     if repeated and (own or find_library(env.library).kwargs_name is None):
         name = min(repeated)
-        raise ConfigError(
-            f"env.kwargs has {name!r}, which is a setting of its own; set env.{name} instead."
-        )
+        raise ConfigError(f"env.kwargs has {name!r}, which is a setting; set env.{name} instead.")
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """Splits ``"vmas/balance"`` into library and name; ``"mine:Reach"`` into itself and its class.
+    """Splits a name into library and environment; ``"mine:Reach"`` is its own library.
 
     Raises:
-        ConfigError: anything else.
+        ConfigError: neither ``"library/environment"`` nor ``"module:Class"``.
     """
     if ":" in name:
         return name, name.rpartition(":")[2]
     library, _, env = name.partition("/")
     if not env:
-        own = f", or for an environment in that module '{name}:MyEnv'" if is_module(name) else ""
+        own = f", or '{name}:MyEnv' for a class in that module" if is_module(name) else ""
         raise ConfigError(
             f"the environment's name is {quoted(name)}, expected 'library/environment', such as "
             f"'vmas/balance' or 'pettingzoo/mpe2/simple_spread_v3'{own}."
@@ -168,14 +168,14 @@ def split_name(name: str) -> tuple[str, str]:
 
 
 def named_config(name: str, **settings: Any) -> EnvConfig:
-    """Returns the settings of an environment by its name, with the library's own time limit.
+    """Returns the settings of a named environment, with the time limit of its library.
 
     Args:
         name (str): ``"library/environment"`` or ``"module:Class"``.
-        **settings: of :class:`EnvConfig`; others become arguments of the environment.
+        **settings: fields of :class:`EnvConfig`, and arguments of the environment.
 
     Raises:
-        ConfigError: a text that is no such name.
+        ConfigError: not such a name.
 
     Examples:
         >>> named_config("toy/arena", num_envs=3, n_agents=2).kwargs
@@ -191,8 +191,8 @@ def named_config(name: str, **settings: Any) -> EnvConfig:
     return EnvConfig(library=library, name=env, kwargs=kwargs, **own)
 
 
-def _check_words(env: EnvConfig) -> None:
-    """Refuses texts for bools: any text counts as true in Python."""
+def _check_bools(env: EnvConfig) -> None:
+    """Raises an error for text in bool settings, which Python would take as true."""
     for name in ("continuous_actions", "restart_workers"):
         value = getattr(env, name)
         if not isinstance(value, bool):
@@ -200,7 +200,7 @@ def _check_words(env: EnvConfig) -> None:
 
 
 def _check_memory(env: EnvConfig, num_envs: int, make: Any) -> None:
-    """Refuses more envs than memory can hold for one step."""
+    """Raises an error if one step of all envs does not fit into memory."""
     if num_envs < 100_000 or (env.record is not None and env.record.one_per_process):
         return
     one = make(env, 1, 0, "cpu")
@@ -212,7 +212,7 @@ def _check_memory(env: EnvConfig, num_envs: int, make: Any) -> None:
 
 
 def _check_actions(env: EnvConfig, built: EnvBase) -> None:
-    """Refuses continuous actions where the settings ask for discrete ones."""
+    """Raises an error if discrete actions are requested from a continuous environment."""
     from torchrl_marl.specs import TeamSpec
 
     if env.continuous_actions:

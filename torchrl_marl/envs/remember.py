@@ -1,6 +1,6 @@
-"""What an environment carries from step to step for policies: memory, and who plays.
+"""Transforms that carry a policy's hidden states and player indices from step to step.
 
-Shapes: E envs, N agents of a group, S numbers that an agent remembers.
+Shapes: E envs, N agents of a group, S hidden units of an agent.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ __all__ = [
 
 
 class Remember(Transform):
-    """Carries what agents remember: ``(group, "hidden")``, zeros after a reset.
+    """Carries the hidden states ``(group, "hidden")``, which are 0 after a reset.
 
-    The policy writes ``("next", group, "hidden")``; where it does not, as a random one, the state
-    stays as it is. It holds widths only, no tensor and no batch size, so that it serves any
-    number of envs and graphs (TorchRL's ``TensorDictPrimer`` remembers a batch size).
+    The policy writes ``("next", group, "hidden")``. Without that, such as with random actions, the
+    state does not change. The transform has no tensors and no fixed batch size, unlike TorchRL's
+    ``TensorDictPrimer``, so it fits any number of envs and can be captured.
 
     Args:
-        sizes (mapping): group -> the numbers S that each of its agents remembers.
+        sizes (mapping): number S of hidden units of an agent, by group.
 
     Shapes:
         - ``(group, "hidden")``: ``[E, N, S]``, dense; here and under ``"next"``
 
-    Reduces to: nothing, without groups.
+    Reduces to: the identity, without groups.
 
     Examples:
         >>> from torchrl.envs import TransformedEnv
@@ -60,7 +60,7 @@ class Remember(Transform):
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """``(N, S)`` of each group that remembers."""
+        """Shape ``(N, S)`` of the hidden states, by group."""
         if self._shapes is None:
             groups = TeamSpec.from_env(self.parent).groups if self.sizes else {}
             self._shapes = {name: self._shape(groups[name], s) for name, s in self.sizes.items()}
@@ -86,7 +86,7 @@ class Remember(Transform):
         return next_tensordict
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        """Adds what is carried to the spec."""
+        """Adds the carried entries to the spec."""
         for name, shape in self.shapes.items():
             observation_spec[name, self.leaf] = Unbounded(
                 (*observation_spec.shape, *shape), device=observation_spec.device, dtype=self.dtype
@@ -95,13 +95,13 @@ class Remember(Transform):
 
 
 class WhoPlays(Remember):
-    """Carries who plays: ``(group, "player")``, 0 where an episode is new.
+    """Carries the player index of each agent, ``(group, "player")``; 0 at the reset.
 
-    :class:`~torchrl_marl.collectors.matches.MatchPolicy` draws a stored player there, who then
-    plays to the episode's end.
+    There :class:`~torchrl_marl.collectors.matches.MatchPolicy` draws a past player, which plays to
+    the end of the episode.
 
     Args:
-        groups (iterable of str): whose agents' players are carried.
+        groups (iterable of str): groups with player indices.
 
     Shapes:
         - ``(group, "player")``: int64 ``[E, N]``; here and under ``"next"``
@@ -123,10 +123,10 @@ class WhoPlays(Remember):
 
 
 def with_players(env: EnvBase, groups: Iterable[str]) -> EnvBase:
-    """Returns the environment with :class:`WhoPlays` for some groups.
+    """Adds player indices of some groups to an environment; see :class:`WhoPlays`.
 
     Raises:
-        SpecError: a group that the environment has not.
+        SpecError: unknown group.
     """
     known, groups = TeamSpec.from_env(env).groups, list(groups)
     for name in groups:
@@ -139,16 +139,16 @@ def with_players(env: EnvBase, groups: Iterable[str]) -> EnvBase:
 
 
 def with_memory(env: EnvBase, policy: nn.Module | Mapping[str, int]) -> EnvBase:
-    """Returns the environment with what a policy, or a critic, needs to remember.
+    """Adds the hidden states of a policy or critic to an environment.
 
     Args:
-        env (EnvBase): with dense or padded groups.
+        env (EnvBase): environment with dense or padded groups.
         policy (nn.Module or mapping): a policy of :func:`~torchrl_marl.modules.make_actor` or of a
-            run; or group -> the numbers that an agent remembers. One without memory leaves the
-            environment as it is.
+            run, or the number of hidden units by group. Without memory the environment is
+            returned unchanged.
 
     Keys:
-        - adds: ``(group, "is_init")`` of every group; ``(group, "hidden")`` of those that remember
+        - adds ``(group, "is_init")`` in every group, and ``(group, "hidden")`` in recurrent ones
 
     Examples:
         >>> from torchrl_marl import TeamSpec
@@ -170,7 +170,7 @@ def with_memory(env: EnvBase, policy: nn.Module | Mapping[str, int]) -> EnvBase:
 
 
 def remembered_by(policy: nn.Module) -> dict[str, int]:
-    """Returns the numbers that an agent of a policy remembers, by group; empty without memory."""
+    """Returns the number of hidden units by group; empty for a policy without memory."""
     found: dict[str, int] = {}
     for module in policy.modules():
         found |= getattr(module, "remembered", {})
@@ -178,7 +178,7 @@ def remembered_by(policy: nn.Module) -> dict[str, int]:
 
 
 def remembered_keys(env: EnvBase) -> list[NestedKey]:
-    """Returns the keys of what is carried on for the policy, beside what the environment gives."""
+    """Returns the keys of the hidden states and player indices that an environment carries."""
     parts = [part for part in _parts_of(env) if isinstance(part, Remember)]
     return [(name, part.leaf) for part in parts for name in part.sizes]
 
@@ -188,7 +188,7 @@ def _is_tracked(env: EnvBase) -> bool:
 
 
 def _parts_of(env: EnvBase) -> list[Transform]:
-    """Returns the transforms of an environment, those of the ones within included."""
+    """Returns the transforms of an environment, including those of inner environments."""
     found: list[Transform] = []
     while isinstance(env, TransformedEnv):
         transform = env.transform

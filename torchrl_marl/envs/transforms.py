@@ -1,4 +1,4 @@
-"""Transforms of environments for teams.
+"""Multi-agent environment transforms.
 
 Shapes: E envs, N agents of a group.
 """
@@ -22,18 +22,18 @@ __all__ = ["AgentInitTracker", "PadAgents", "with_dense_groups"]
 
 
 class PadAgents(Transform):
-    """Converts lazily stacked groups of an environment to dense, padded ones.
+    """Pads lazily stacked groups of an environment to dense tensors.
 
-    What the environment gives is padded to the largest agent with zeros; actions are cut back
-    to each agent's own before the environment sees them. Buffers, losses and compiled code take
-    dense groups only; :class:`~torchrl_marl.specs.TeamSpec` still knows each agent's own shapes.
+    Outputs are padded with zeros to the largest agent. Actions are cut to each agent's shape before
+    they reach the environment. Buffers, losses and compiled code need dense groups;
+    :class:`~torchrl_marl.specs.TeamSpec` still knows each agent's shapes.
 
-    Groups whose agents agree pass as they are.
+    Homogeneous groups are not changed.
 
     Shapes:
-        - a leaf of a lazy group: ``[E, *own]`` an agent; then ``[E, N, *largest]``
+        - a leaf of a lazy group: ``[E, *own]`` per agent in, ``[E, N, *largest]`` out
 
-    Reduces to: nothing, on an environment without heterogeneous groups.
+    Reduces to: the identity, without heterogeneous groups.
 
     Examples:
         >>> from torchrl.envs import TransformedEnv
@@ -54,7 +54,7 @@ class PadAgents(Transform):
 
     @property
     def members(self) -> dict[str, tuple[Composite, ...]]:
-        """Returns each agent's own specs by heterogeneous group."""
+        """Returns the specs of each agent, by heterogeneous group."""
         return {n: group.members for n, group in self.groups.items() if group.members is not None}
 
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
@@ -73,7 +73,7 @@ class PadAgents(Transform):
         for name, spec in self.groups.items():
             group = tensordict.get(name, None)
             if group is not None and not is_lazy(group):
-                # All leaves: transforms read their carried values (sums, counts) from here.
+                # All leaves, because other transforms read their sums and counts from here.
                 tensordict.set(name, unpad_group(group, spec.paddings))
         return tensordict
 
@@ -100,16 +100,16 @@ class PadAgents(Transform):
 class AgentInitTracker(Transform):
     """Marks each agent's first step, at which recurrent policies reset their state.
 
-    ``(group, "is_init")`` is True from the reset of an agent's episode until it has acted: in its
-    first own step, and before, while it waits to be born. TorchRL's ``InitTracker`` tells the
-    same of the env's episode, at the root. Groups may be dense, padded or stacked lazily; in a
-    group without masks all agents begin with the episode.
+    ``(group, "is_init")`` is True from the reset through the agent's first own step, so also while
+    it is not born yet. TorchRL's ``InitTracker`` marks the same for the episode, at the root.
+    Groups may be dense, padded or stacked lazily. In a group without masks all agents start with
+    the episode.
 
     Args:
         init_key (str): name of the leaf.
 
     Shapes:
-        - ``(group, "is_init")``: ``[E, N, 1]``, as the agents' done flags
+        - ``(group, "is_init")``: ``[E, N, 1]``, like the agents' done flags
 
     Reduces to: the root's ``is_init``, in groups without masks.
 
@@ -146,13 +146,13 @@ class AgentInitTracker(Transform):
         for name, group in self._groups.items():
             before = tensordict.get((name, self.init_key), None)
             init = self._fresh(tensordict, group.n_agents)
-            # Agents of running envs may still wait.
+            # Agents of running envs may not be born yet.
             init = init if before is None else init | before
             tensordict_reset.get(name).set(self.init_key, init)
         return tensordict_reset
 
     def _fresh(self, tensordict: TensorDictBase, n_agents: int) -> Tensor:
-        """Returns which agents' episodes start, ``[E, N, 1]``."""
+        """Returns a mask of the agents at the start of an episode, ``[E, N, 1]``."""
         shape = (*self.parent.batch_size, n_agents, 1)
         reset = tensordict.get("_reset", None)
         if reset is None:
@@ -170,7 +170,7 @@ class AgentInitTracker(Transform):
 
 
 def with_dense_groups(env: EnvBase) -> EnvBase:
-    """Returns the environment, padded where its groups are stacked lazily."""
+    """Adds :class:`PadAgents` to an environment with lazily stacked groups."""
     groups = TeamSpec.from_env(env).groups.values()
     lazy = any(
         _is_stacked(spec[group.name])
@@ -181,10 +181,10 @@ def with_dense_groups(env: EnvBase) -> EnvBase:
 
 
 class _PaddedComposite(Composite):
-    """Spec of a padded group; equals the lazily stacked one that it pads.
+    """Spec of a padded group, equal to the lazily stacked spec that it pads.
 
-    TorchRL lets an environment draw its own random actions under a transform only where the
-    action specs are equal; one that knows which actions are legal must draw them itself.
+    Under a transform, TorchRL uses the environment's own random actions only if the action specs
+    are equal. An environment with legal-action masks needs its own.
     """
 
     def __eq__(self, other: object) -> bool:
@@ -204,6 +204,6 @@ def _dense(group: Composite, name: str, batch: torch.Size) -> Composite:
     dense = pad_specs(members, f"group {name!r}").to(group.device)
     batched = dense.expand(*batch, *dense.shape)
     for key, leaf in dense.items(True, True):
-        if getattr(leaf, "mask", None) is not None:  # Categorical.expand loses it
+        if getattr(leaf, "mask", None) is not None:  # Categorical.expand drops it
             batched[key].update_mask(leaf.mask.expand(*batch, *leaf.mask.shape))
     return _PaddedComposite(dict(batched.items()), shape=batched.shape, device=batched.device)

@@ -130,7 +130,7 @@ def test_what_was_given_is_not_written_to():
             out["pets"]["cat"]["observation"] = self.x
             return out
 
-    with pytest.raises(SpecError, match=r"gave as \('pets', 'cat', 'observation'\) before"):
+    with pytest.raises(SpecError, match=r"its earlier output \('pets', 'cat', 'observation'\)"):
         step(Sloppy())
 
 

@@ -45,9 +45,9 @@ OBSERVATION = {"cat__observation": torch.zeros(2, 2, 2)}
         ({"observation": torch.zeros(2, 3, 3)}, r"\('pets', 'observation'\) has shape \[2, 3, 3\] "
          r"for all agents, expected it by kind: \('pets', 'cat', 'observation'\) of \[2, 2, 3\], "
          r"\('pets', 'dog', 'observation'\) of \[2, 1, 1\]"),
-        ({"dog": None}, r"gave no \('pets', 'dog', 'observation'\), expected shape \[2, 1, 1\]"),
-        ({"dog__observation": None}, r"gave no \('pets', 'dog', 'observation'\)"),
-        ({"cta": {}}, r"gave \('pets', 'cta'\), which was not declared; did you mean 'cat'"),
+        ({"dog": None}, r"returned no \('pets', 'dog', 'observation'\), expected shape \[2, 1, 1\]"),
+        ({"dog__observation": None}, r"returned no \('pets', 'dog', 'observation'\)"),
+        ({"cta": {}}, r"returned \('pets', 'cta'\), which was not declared; did you mean 'cat'"),
         ({"cat__maks": torch.ones(2, 2)}, "did you mean 'mask'"),
         ({"cat__mask": torch.ones(2, 2)}, r"\('pets', 'cat', 'mask'\) is torch.float32, expected "
          "torch.bool"),
@@ -175,7 +175,7 @@ def test_observations_outside_their_spec():
                          Unbounded((1,), dtype=torch.float64))),
          "the reward of 'dog'"),
         ((CAT, AgentSpec("mask", 1, CAT.observation_spec, CAT.action_spec)), "a reserved key"),
-        ((CAT, CAT), "names of their own"),
+        ((CAT, CAT), "use another name"),
         ((AgentSpec("a", 1, Unbounded((3,)), Categorical(2), action_mask=True),
           AgentSpec("b", 1, Unbounded((3,)), Categorical(2))),
          "'a' has action_mask=True, 'b' has action_mask=False"),

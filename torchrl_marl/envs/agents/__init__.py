@@ -1,4 +1,4 @@
-"""Declarations of an environment's agents, and their life cycle."""
+"""Declared agents of an environment, and their life cycle."""
 
 from torchrl_marl._lazy import attach
 

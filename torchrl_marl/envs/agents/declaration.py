@@ -1,4 +1,4 @@
-"""Declarations: an environment's agents, and the specs that follow from them.
+"""Declarations of an environment's agents, from which its specs are built.
 
 Shapes: E envs, N agents of a group, M agents of a kind, O observation features, S state features.
 """
@@ -33,19 +33,18 @@ _LEAVES = frozenset({"observation", "action", "mask", "action_mask", "reward", *
 
 
 class Declaration:
-    """The agents and the state of an environment: their specs, and a reader of the environment's
-        output.
+    """Agents and state of an environment, with their specs and a reader of the outputs.
 
     Args:
-        owner (str): the environment's name in messages.
+        owner (str): name of the environment in error messages.
         num_envs (int): number E of envs.
         kinds (dict of str to tuple of AgentSpec): kinds of agents by group.
-        state (TensorSpec, optional): ``[S]``.
-        in_turns (bool): agents move one after another, see :class:`~torchrl_marl.specs.TeamSpec`.
+        state (TensorSpec, optional): spec of the state, ``[S]``.
+        in_turns (bool): agents act in turns, see :class:`~torchrl_marl.specs.TeamSpec`.
 
     Raises:
-        ConfigError: two kinds of one name, or kinds that cannot be of one group.
-        ValueError: a reserved group name.
+        ConfigError: two kinds of the same name, or incompatible kinds in one group.
+        ValueError: reserved group name.
     """
 
     def __init__(
@@ -79,8 +78,8 @@ class Declaration:
         for name, kinds in self.kinds.items():
             if any(kind.name == spec.name for kind in kinds):
                 raise ConfigError(
-                    f"{self.owner}: group {name!r} has agents named {spec.name!r} already; "
-                    "agents need names of their own."
+                    f"{self.owner}: group {name!r} already has agents named {spec.name!r}; "
+                    "use another name."
                 )
         kinds = (*self.kinds.get(group, ()), spec)
         _check_one_group(f"{self.owner}: group {group!r}", kinds)
@@ -88,9 +87,9 @@ class Declaration:
         return Declaration(self.owner, self.num_envs, all_kinds, self.state, self.in_turns)
 
     def with_state(self, spec: TensorSpec) -> Declaration:
-        """Returns the declaration with a state for the critic."""
+        """Returns the declaration with a critic's state."""
         if self.state is not None:
-            raise ConfigError(f"{self.owner}: a state is registered already; there is one.")
+            raise ConfigError(f"{self.owner}: a state is already registered; register one only.")
         simple = isinstance(spec, TensorSpec) and not isinstance(spec, Composite)
         if not simple or not spec.dtype.is_floating_point or not spec.ndim:
             found = f"{type(spec).__name__} {list(getattr(spec, 'shape', []))}"
@@ -102,12 +101,12 @@ class Declaration:
 
     @property
     def n_observed(self) -> int:
-        """Features of all agents' observations side by side."""
+        """Number of features of all agents' concatenated observations."""
         every = [kind for own in self.kinds.values() for kind in own]
         return sum(kind.n_agents * _n_features(kind.observation_spec) for kind in every)
 
     def _group_specs(self, name: str, kinds: dict[str, Composite]) -> Composite:
-        """Returns specs ``[N]`` of all leaves in which a group's kinds agree."""
+        """Returns specs ``[N]`` of the leaves with equal specs in all kinds of a group."""
         first = next(iter(kinds.values()))
         if len(kinds) == 1:
             return first
@@ -145,7 +144,7 @@ class Declaration:
 
 
 def refuse_unknown(unknown: dict[str, Any], *classes: type) -> None:
-    """Refuses arguments that no constructor of the classes has; names the first one."""
+    """Raises an error for the first argument that no constructor of the classes has."""
     inits = (inspect.signature(cls.__init__) for cls in classes)  # type: ignore[misc]
     names = {name for init in inits for name in init.parameters}
     known = sorted(names - {"self", "args", "kwargs", "unknown"})
@@ -157,7 +156,7 @@ def refuse_unknown(unknown: dict[str, Any], *classes: type) -> None:
 
 
 def check_whole_numbers(owner: str, numbers: Mapping[str, Any], least: int = 1) -> None:
-    """Refuses arguments that are neither None nor a whole number of at least the minimum."""
+    """Raises an error for arguments other than None and integers of at least the minimum."""
     for name, value in numbers.items():
         whole = isinstance(value, Integral) and not isinstance(value, bool)
         if value is not None and not (whole and value >= least):
@@ -167,26 +166,30 @@ def check_whole_numbers(owner: str, numbers: Mapping[str, Any], least: int = 1) 
 
 
 def check_state(owner: str, state: Any) -> None:
-    """Refuses a state for the critic that is none of an adapter's two."""
+    """Raises an error for a ``state`` other than ``"observations"``, ``"world"`` and None."""
     if state not in (None, "observations", "world"):
         raise ConfigError(f"{owner}: state is {state!r}, expected 'observations', 'world' or None.")
 
 
 def check_snapshot(of: str, own: str) -> None:
-    """Refuses a snapshot of another environment.
+    """Raises an error for a snapshot of another environment.
 
     Raises:
-        SimulatorStateError: naming both.
+        SimulatorStateError: the environments differ; names both.
     """
     if of != own:
         raise SimulatorStateError(
-            f"a snapshot of {of} does not fit {own}; restore it into an environment that was "
+            f"a snapshot of {of} does not fit {own}; restore it into an environment "
             "built with the same arguments."
         )
 
 
 def check_least(owner: str, **numbers: tuple[float, float]) -> None:
-    """Refuses numbers below their minimum: each is given as the number and its minimum.
+    """Raises an error for numbers below their minimum.
+
+    Args:
+        owner (str): name of the environment in error messages.
+        **numbers: pairs of the number and its minimum.
 
     Examples:
         >>> check_least("Arena", lives=(3, 1), years=(5, 1))
@@ -197,7 +200,7 @@ def check_least(owner: str, **numbers: tuple[float, float]) -> None:
 
 
 def _check_one_group(where: str, kinds: Sequence[AgentSpec]) -> None:
-    """Refuses kinds that cannot share a stacked spec."""
+    """Raises an error for kinds that cannot share a stacked spec."""
     first = kinds[0]
     for kind in kinds:
         if len(kinds) > 1 and kind.name in _LEAVES:
@@ -205,7 +208,7 @@ def _check_one_group(where: str, kinds: Sequence[AgentSpec]) -> None:
         if kind.action_mask != first.action_mask:
             raise ConfigError(
                 f"{where}: {first.name!r} has action_mask={first.action_mask}, {kind.name!r} has "
-                f"action_mask={kind.action_mask}, expected one for all of a group."
+                f"action_mask={kind.action_mask}, expected the same for all agents of a group."
             )
         of_first = dict(_agent_specs(first).items(True))
         for key, found in _agent_specs(kind).items(True):
@@ -214,12 +217,12 @@ def _check_one_group(where: str, kinds: Sequence[AgentSpec]) -> None:
                 raise ConfigError(
                     f"{where}: the {key} of {kind.name!r} is "
                     f"{_describe(found)}, that of {first.name!r} {_describe(expected)}, expected "
-                    "one type, dtype and number of dims; give each kind a group of its own."
+                    "one type, dtype and number of dims; put each kind into its own group."
                 )
 
 
 def _structure(spec: TensorSpec, key: NestedKey) -> tuple:
-    """Returns what all agents of a group must agree in; for the reward also its shape."""
+    """Returns the properties of a spec that must be equal in a group."""
     if isinstance(spec, Composite):
         return (Composite,)
     return (type(spec), spec.dtype, spec.ndim, spec.shape if key == "reward" else None)
@@ -237,7 +240,7 @@ def _n_features(spec: TensorSpec) -> int:
 
 
 def _agent_specs(kind: AgentSpec) -> Composite:
-    """Returns the specs of one agent under its group."""
+    """Returns the specs of one agent, relative to its group."""
     own = {
         "observation": kind.observation_spec,
         "action": kind.action_spec,

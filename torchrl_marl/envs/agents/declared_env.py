@@ -1,4 +1,4 @@
-"""Environments of declared agents, and their life cycle around another library's environment."""
+"""Base classes of environments with declared agents, and of adapters that reset automatically."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _draw_group(
     batch_size: torch.Size,
     device: torch.device | None,
 ) -> TensorDictBase:
-    """Draws the actions of a group: ``[E, N]`` with the leaf ``"action"``."""
+    """Draws random actions of a group, ``[E, N]`` with the leaf ``"action"``."""
     masks = dict.fromkeys(kinds.names)
     if group is not None and "action_mask" in group.keys():
         own = kinds.split(group.select("action_mask"))
@@ -52,7 +52,7 @@ def _draw(
     if legal is None or several or not isinstance(spec, (Categorical, OneHot)):
         return batched(spec, batch_size).rand().to(device)
     legal = legal if spec.mask is None else legal & spec.mask.to(legal.device)
-    # Agents without a legal action do not act, so any action is fine.
+    # Agents without a legal action are masked, so any action is fine.
     weights = (legal | ~legal.any(-1, keepdim=True)).float()
     action = torch.multinomial(weights.flatten(0, -2), 1).view(legal.shape[:-1])
     if isinstance(spec, OneHot):
@@ -61,7 +61,7 @@ def _draw(
 
 
 class DeclaredEnv(EnvBase):
-    """Environment of E envs whose specs, groups and random actions follow from a declaration."""
+    """Vectorized environment with specs, groups and random actions from a declaration."""
 
     _declaration: Declaration
     group_map: dict[str, list[str]]
@@ -73,7 +73,7 @@ class DeclaredEnv(EnvBase):
 
         Args:
             declaration (Declaration): the agents and the state.
-            info (dict of str to Composite, optional): group -> specs of its ``"info"``, ``[N]``.
+            info (dict of str to Composite, optional): specs of ``"info"`` by group, ``[N]``.
         """
         self._declaration = declaration
         self.group_map = {n: list(g.agent_names) for n, g in declaration.team.groups.items()}
@@ -84,25 +84,25 @@ class DeclaredEnv(EnvBase):
 
     @property
     def team(self) -> TeamSpec:
-        """The agents by group."""
+        """Agents by group."""
         return self._declaration.team
 
     @property
     def group_kinds(self) -> dict[str, GroupKinds]:
-        """Group -> how its agents divide into kinds."""
+        """Kinds of agents, by group."""
         return self._declaration.groups
 
     @property
     def num_envs(self) -> int:
-        """Number E of vectorized envs."""
+        """Number E of parallel envs."""
         return self.batch_size[0]
 
     def rand_action(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
-        """Draws random actions of the team, legal ones where there are action masks.
+        """Draws random actions of the team, which are legal by the action masks.
 
         Args:
-            tensordict (TensorDictBase, optional): with the action masks; the actions are written
-                to it. Actions of a heterogeneous group that is dense there are padded with zeros.
+            tensordict (TensorDictBase, optional): holds the action masks and receives the actions.
+                Actions are padded with zeros if a heterogeneous group is dense in it.
         """
         size, device = self.batch_size, self.device
         if tensordict is None:
@@ -119,27 +119,27 @@ class DeclaredEnv(EnvBase):
 
 
 class AutoResetEnv(DeclaredEnv):
-    """Vectorized adapter of another library's environment: groups, and the life cycle of a team.
+    """Base class of vectorized adapters, which reset ended envs within the step.
 
-    An adapter declares the agents and gives two methods; both deal in nested dicts, group ->
-    leaf -> tensor (of a heterogeneous group: kind -> leaf), with all leaves of the specs, flags
-    included:
+    An adapter declares its agents and writes two methods. Both return nested dicts from group to
+    leaf to tensor, with all leaves of the specs and flags. In a heterogeneous group the kind is
+    between group and leaf.
 
-    - ``_start(fresh)`` begins episodes, in the envs ``fresh`` ``[E]`` or in all (None), and
-      gives what all E envs go on from.
-    - ``_play(actions)`` makes a step and gives two: what it led to, rewards included, and what
-      the next step goes on from: the same, or, where the episode ended, a new one's begin.
+    - ``_start(fresh)`` resets the envs ``fresh`` ``[E]``, or all (None), and returns the outputs
+      of all E envs.
+    - ``_play(actions)`` makes a step. It returns the outputs of the step with its rewards, and the
+      inputs of the next step. These differ only in ended envs, where they are those of a reset.
 
-    So an episode's end costs no second call of the environment in :meth:`step_and_maybe_reset`, and
-    none either where TorchRL asks for the reset of those that just ended. Outputs are
-    never written to later.
+    So an episode's end needs no second call of the simulator, neither in
+    :meth:`step_and_maybe_reset` nor when TorchRL resets the ended envs. Outputs are never written
+    to later.
 
     Args:
         declaration (Declaration): the agents and the state.
 
     Keyword Args:
-        device (torch.device): of all outputs.
-        info (dict of str to Composite, optional): group -> specs of its ``"info"``, ``[N]``.
+        device (torch.device): device of all outputs.
+        info (dict of str to Composite, optional): specs of ``"info"`` by group, ``[N]``.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class AutoResetEnv(DeclaredEnv):
 
     @property
     def in_turns(self) -> bool:
-        """Returns whether agents move in turns; then all are born at the episode's start."""
+        """True for turn-based environments, where all agents are born at the reset."""
         return self._declaration.in_turns
 
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDict:
@@ -190,9 +190,9 @@ class AutoResetEnv(DeclaredEnv):
     def step_and_maybe_reset(
         self, tensordict: TensorDictBase
     ) -> tuple[TensorDictBase, TensorDictBase]:
-        """Makes a step, and returns it with the next step's root, of a new episode where one ended.
+        """Makes a step; returns it with the root of the next step, after a reset where it ended.
 
-        Reduces to: TorchRL's, with one call of the environment.
+        Reduces to: TorchRL's method, with one call of the simulator.
         """
         if not {"next", "_step"}.isdisjoint(tensordict.keys()):
             return super().step_and_maybe_reset(tensordict)
@@ -214,7 +214,7 @@ class AutoResetEnv(DeclaredEnv):
 
 
 def _updated(before: TensorDictBase, new: TensorDictBase) -> TensorDictBase:
-    """Returns a copy with new leaves; the tensors are shared.
+    """Returns a shallow copy with new leaves.
 
     Reduces to: ``before.clone(recurse=False).update(new)``, in a fifth of the time.
     """

@@ -1,4 +1,4 @@
-"""Kinds of agents, and how what they see and earn is read."""
+"""Kinds of agents, and the reader of an environment's outputs and actions."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ __all__ = ["GroupKinds", "OutputReader", "batched", "joined", "map_leaves"]
 
 @dataclass(frozen=True)
 class GroupKinds:
-    """The kinds of agents within one group, in the order of registration.
+    """Kinds of agents of one group, in the order of registration.
 
     Args:
-        names (tuple of str): the kinds.
-        sizes (tuple of int): how many agents M each kind has.
-        paddings (mapping): leaf -> padding, of the leaves in which the agents' shapes differ;
-            the group's data are stacked lazily where there are such.
+        names (tuple of str): names of the kinds.
+        sizes (tuple of int): number M of agents of each kind.
+        paddings (mapping): padding of each leaf with different shapes in the kinds. A group with
+            such leaves is stacked lazily.
     """
 
     names: tuple[str, ...]
@@ -43,28 +43,28 @@ class GroupKinds:
 
     @property
     def lazy(self) -> bool:
-        """Whether the group's data are stacked lazily."""
+        """True if the group's data are stacked lazily."""
         return bool(self.paddings)
 
     @property
     def slices(self) -> dict[str, slice]:
-        """Kind -> its agents' places in the group."""
+        """Slice of the group's agents, by kind."""
         ends = [sum(self.sizes[: i + 1]) for i in range(len(self.sizes))]
         places = (slice(end - n, end) for end, n in zip(ends, self.sizes))
         return dict(zip(self.names, places))
 
     def ragged(self, leaf: str) -> bool:
-        """Returns whether a leaf, or one inside it, differs in shape between the kinds."""
+        """Returns True if a leaf, or one inside it, has different shapes in the kinds."""
         return any(leaf == (key if isinstance(key, str) else key[0]) for key in self.paddings)
 
     def parts(self, leaves: Mapping[str, Any], leaf: str) -> dict[str, Any]:
-        """Maps kinds to their leaves ``[E, M, ...]``, or ``""`` to all agents' ``[E, N, ...]``."""
+        """Returns a leaf by kind ``[E, M, ...]``, or of all agents ``[E, N, ...]`` under ``""``."""
         if leaf in leaves:
             return {"": leaves[leaf]}
         return {name: leaves[name][leaf] for name in self.names}
 
     def acting(self, actions: Mapping[str, Any], mask: Tensor) -> dict[str, Any]:
-        """Returns the actions, with zeros for agents that do not act; mask: ``[E, N]``."""
+        """Returns the actions, with zeros for masked agents; mask: ``[E, N]``."""
         zeroed: dict[str, Any] = {}
         for kind, action in self.parts(actions, "action").items():
             acts = mask[:, self.slices[kind]] if kind else mask
@@ -74,10 +74,10 @@ class GroupKinds:
         return zeroed
 
     def split(self, group: TensorDictBase) -> dict[str, TensorDictBase]:
-        """Splits a group by kind into dense data; the group may be lazy, padded or dense.
+        """Splits a lazy, padded or dense group into dense data by kind.
 
         Shapes:
-            - group: ``[*B, N]``; returns ``[*B, M]`` a kind
+            - group: ``[*B, N]``; returns ``[*B, M]`` per kind
         """
         last = group.ndim - 1
         if self.lazy and not is_lazy(group):
@@ -90,13 +90,13 @@ class GroupKinds:
     def stacked(
         self, leaves: Mapping[str, Any], batch_size: torch.Size, device: torch.device | None
     ) -> LazyStackedTensorDict:
-        """Stacks a group lazily from views.
+        """Stacks the agents of a group lazily, as views.
 
         Args:
-            leaves (mapping): kind -> its own leaves ``[E, M, ...]``, and leaves of all agents
-                ``[E, N, ...]``.
+            leaves (mapping): leaves of all agents ``[E, N, ...]``, and leaves by kind
+                ``[E, M, ...]``.
             batch_size (torch.Size): ``[E]``.
-            device (torch.device, optional): of the data.
+            device (torch.device, optional): device of the data.
         """
         shared = {key: x for key, x in leaves.items() if key not in self.names}
         members = []
@@ -108,7 +108,7 @@ class GroupKinds:
         return LazyStackedTensorDict(*members, stack_dim=len(batch_size))
 
     def written(self, group: TensorDictBase, leaves: Mapping[str, Any]) -> TensorDictBase:
-        """Returns a copy of a group with new leaves, of all agents or by kind."""
+        """Returns a copy of a group with new leaves, for all agents or by kind."""
         if not self.lazy:
             return group.clone(recurse=False).update(dict(leaves))
         own = self.stacked(leaves, group.batch_size[:-1], group.device).unbind(1)
@@ -137,7 +137,7 @@ def joined(values: Sequence[Any]) -> Any:
 
 
 def batched(spec: TensorSpec, batch_size: torch.Size) -> TensorSpec:
-    """Adds batch dims in front of a spec; unlike TorchRL's ``expand`` it keeps masks of choices."""
+    """Adds leading batch dims to a spec; keeps its mask, unlike TorchRL's ``expand``."""
     if isinstance(spec, (Stacked, StackedComposite)):
         members = [batched(member, batch_size) for member in spec.unbind(spec.dim)]
         return torch.stack(members, spec.dim + len(batch_size))
@@ -162,13 +162,13 @@ class OutputReader:
     """Reader of the output of ``_reset`` and ``_step``, and of the actions of a step.
 
     Args:
-        owner (str): the environment's name in messages.
+        owner (str): name of the environment in error messages.
         num_envs (int): number E of envs.
-        groups (dict of str to GroupKinds): of the team.
-        specs (dict of str to Composite): group -> what one finds under it, ``[N]``: observation,
-            masks, action, reward and flags; without what differs in shape between kinds.
-        kind_specs (dict): group -> kind -> the same of the kind's agents, ``[M]``.
-        state (TensorSpec, optional): ``[S]``.
+        groups (dict of str to GroupKinds): kinds of the agents, by group.
+        specs (dict of str to Composite): specs of each group ``[N]``: observation, masks, action,
+            reward and flags, without leaves of different shapes.
+        kind_specs (dict): specs of each kind ``[M]``, by group and kind.
+        state (TensorSpec, optional): spec of the state, ``[S]``.
     """
 
     owner: str
@@ -178,21 +178,20 @@ class OutputReader:
     kind_specs: dict[str, dict[str, Composite]]
     state: TensorSpec | None
 
-    # ------------------------------------------------------------------------- output of
-    # environments
+    # ------------------------------------------------------------------- environments' outputs
 
     def read(self, output: Any, method: str) -> dict[str, Any]:
-        """Returns the checked output of ``_reset`` or ``_step`` as nested dicts.
+        """Checks the output of ``_reset`` or ``_step`` and returns it as nested dicts.
 
-        A leaf in which the kinds of a group differ stands under the kind's name, as
-        ``(group, kind, "observation")``; all others are of the whole group.
+        A leaf of different shapes is under its kind, as ``(group, kind, "observation")``. All
+        other leaves are under the group.
 
         Args:
-            output: a TensorDict (or dict) in groups.
-            method (str): ``"_reset"`` or ``"_step"``; only a step has rewards and ends.
+            output: a TensorDict or dict by group.
+            method (str): ``"_reset"`` or ``"_step"``. Only a step has rewards and done flags.
 
         Raises:
-            SpecError: a key that is missing or unknown, or a wrong shape or dtype.
+            SpecError: missing or unknown key, or wrong shape or dtype.
         """
         where = f"{self.owner}.{method}"
         step = method == "_step"
@@ -235,13 +234,13 @@ class OutputReader:
         return source
 
     def _wanted(self, name: str, step: bool) -> set[str]:
-        """Returns the names of the leaves that a group may have."""
+        """Returns the names of a group's possible leaves."""
         kind = next(iter(self.kind_specs[name].values()))
         outputs = {"reward", *_ENDS}
         return set(kind.keys()) - {"action", "done", *(() if step else outputs)}
 
     def _by_kind(self, where: str, name: str, output: Any) -> tuple[Any, dict[str, Any]]:
-        """Splits a group's output into leaves of all agents and leaves by kind."""
+        """Splits a group's output into leaves for all agents and leaves by kind."""
         kinds = self.groups[name]
         if not isinstance(output, (TensorDictBase, Mapping)):
             self._check_keys(where, (name,), output, set())
@@ -258,7 +257,7 @@ class OutputReader:
         return {key: output.get(key) for key in output.keys() if key not in own}, own
 
     def _read_kinds(self, where: str, name: str, leaf: str, own: dict[str, Any]) -> dict[str, Any]:
-        """Returns an output leaf by kind; empty where it is optional and no kind has it."""
+        """Returns an output leaf by kind; empty if it is optional and missing in all kinds."""
         present = [kind for kind, mapping in own.items() if leaf in mapping.keys()]
         if leaf in _OPTIONAL and not present:
             return {}
@@ -272,8 +271,8 @@ class OutputReader:
                 values[kind] = flag(shape, dtype=torch.bool, device=like.device)
             else:
                 raise SpecError(
-                    f"{where} gave no {_text((name, kind, leaf))}, expected shape "
-                    f"{self._shape(specs[leaf])}; it gave {sorted(own.get(kind, {}).keys())} there."
+                    f"{where} returned no {_text((name, kind, leaf))}, expected shape "
+                    f"{self._shape(specs[leaf])}; it has {sorted(own.get(kind, {}).keys())} there."
                 )
         return values
 
@@ -291,10 +290,10 @@ class OutputReader:
     # -------------------------------------------------------------------------------- actions
 
     def read_actions(self, tensordict: TensorDictBase) -> dict[str, dict[str, Any]]:
-        """Returns checked actions: group -> ``"action"``, or by kind of a lazily stacked group.
+        """Checks the actions and returns them by group; in lazily stacked groups also by kind.
 
         Raises:
-            SpecError: a group without actions, or actions of a wrong shape or type.
+            SpecError: missing actions, or actions of a wrong shape or type.
         """
         where, actions = f"{self.owner}.step", {}
         for name, kinds in self.groups.items():
@@ -310,7 +309,7 @@ class OutputReader:
                 raise SpecError(
                     f"{where}: {_text((name, 'action'))} is {found}, expected a lazily stacked "
                     f"group of agents with actions of {self._action_shapes(name)}; wrap the env in "
-                    "TransformedEnv(env, PadAgents()) to give padded actions."
+                    "TransformedEnv(env, PadAgents()) to pass padded actions."
                 )
             actions[name] = self._read_members(where, name, group)
         return actions
@@ -331,7 +330,7 @@ class OutputReader:
 
     def _check_action(self, where: str, key: Path, value: Any, spec: TensorSpec) -> None:
         self._check_tensor(where, key, value, (self.num_envs, *spec.shape), None)
-        # Policies return one-hot vectors and numbers in several precisions.
+        # Policies return discrete actions as one-hot vectors or as indices of several dtypes.
         index = spec.domain == "discrete" and spec.dtype != torch.bool
         if spec.dtype.is_floating_point > value.is_floating_point() or (
             index and not spec.dtype.is_floating_point and value.is_floating_point()
@@ -356,16 +355,18 @@ class OutputReader:
     ) -> None:
         if not isinstance(output, (TensorDictBase, Mapping)):
             what = f"{_text(path)} as a" if path else "a"
-            raise SpecError(f"{where} gave {what} {type(output).__name__}, expected a TensorDict.")
+            raise SpecError(
+                f"{where} returned {what} {type(output).__name__}, expected a TensorDict."
+            )
         found = set(output.keys())
         for key in sorted(needed - found):
             raise SpecError(
-                f"{where} gave no {_text((*path, key))}; it gave {sorted(found)} there."
+                f"{where} returned no {_text((*path, key))}; it has {sorted(found)} there."
             )
         for key in sorted(found.difference(needed, optional)):
             known = sorted({*needed, *optional})
             raise SpecError(
-                f"{where} gave {_text((*path, key))}, which was not declared; "
+                f"{where} returned {_text((*path, key))}, which was not declared; "
                 f"{nearest(key, known)}expected one of {known}."
             )
 

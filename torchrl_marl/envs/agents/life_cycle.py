@@ -1,4 +1,4 @@
-"""Life cycle of a team: which agents live and act, and how an episode ends, as tensor maths.
+"""Life cycle of a team as tensor operations: masks, and done flags of agents and episodes.
 
 Shapes: E envs, N agents of a group.
 """
@@ -22,8 +22,8 @@ class GroupFlags:
     """Flags of the agents of one group after a step.
 
     Args:
-        terminated, truncated (Tensor): how an agent ended; stay True until the episode's reset.
-        mask (Tensor): the agent is alive and acts in the next step.
+        terminated, truncated (Tensor): done flags of the agents, True until the episode's reset.
+        mask (Tensor): True for agents that are alive and act in the next step.
 
     Shapes:
         - terminated, truncated: ``[E, N, 1]``; mask: ``[E, N]``
@@ -37,18 +37,18 @@ class GroupFlags:
     def living(
         cls, batch_size: torch.Size, n_agents: int, device: torch.device | None
     ) -> GroupFlags:
-        """Returns flags of agents that all live and act."""
+        """Returns the flags of agents that are all alive and act."""
         shape = (*batch_size, n_agents)
         false = torch.zeros(*shape, 1, dtype=torch.bool, device=device)
         return cls(false, false.clone(), torch.ones(shape, dtype=torch.bool, device=device))
 
     @property
     def done(self) -> Tensor:
-        """Terminated or truncated, ``[E, N, 1]``."""
+        """Done flag: terminated or truncated, ``[E, N, 1]``."""
         return self.terminated | self.truncated
 
     def ended_by(self, terminated: Tensor | None, truncated: Tensor | None) -> GroupFlags:
-        """Adds the agents' ends in a step; ignores reports after an agent's end."""
+        """Adds the ends of agents in a step; ignores flags after an agent's end."""
         living = ~self.done
         now_terminated, now_truncated = self.terminated, self.truncated
         if terminated is not None:
@@ -58,14 +58,14 @@ class GroupFlags:
         return GroupFlags(now_terminated, now_truncated, self.mask)
 
     def closed_by(self, root: TeamFlags, acts: Tensor | None) -> GroupFlags:
-        """Adds the episode's end, and sets the mask of the next step.
+        """Adds the end of the episode, and sets the mask of the next step.
 
-        Agents that a time limit stops have a mask, also those that waited: their last
-        observation is bootstrapped.
+        The mask is True for all living agents at a time limit, waiting or not, because their return
+        bootstraps from the last observation.
 
         Args:
-            root (TeamFlags): of the episode.
-            acts (Tensor, optional): the agent does not wait in the next step, ``[E, N]``.
+            root (TeamFlags): flags of the episode.
+            acts (Tensor, optional): False for agents that wait in the next step, ``[E, N]``.
         """
         living = ~self.done
         alive = (living & ~root.terminated.unsqueeze(-2)).squeeze(-1)
@@ -78,19 +78,19 @@ class GroupFlags:
 
 @dataclass(frozen=True)
 class TeamFlags:
-    """How the episode ended, ``[E, 1]`` each; never both."""
+    """Done flags of the episode, ``[E, 1]`` each; at most one is True."""
 
     terminated: Tensor
     truncated: Tensor
 
     @property
     def done(self) -> Tensor:
-        """Terminated or truncated, ``[E, 1]``."""
+        """Done flag: terminated or truncated, ``[E, 1]``."""
         return self.terminated | self.truncated
 
     @classmethod
     def running(cls, batch_size: torch.Size, device: torch.device | None) -> TeamFlags:
-        """Returns flags of episodes that go on."""
+        """Returns the flags of running episodes."""
         false = torch.zeros(*batch_size, 1, dtype=torch.bool, device=device)
         return cls(false, false.clone())
 
@@ -101,12 +101,15 @@ class TeamFlags:
         truncated: Tensor | None = None,
         limit: Tensor | None = None,
     ) -> TeamFlags:
-        """Terminates where all agents are terminated or the env says so; truncates other ends.
+        """Returns the flags after a step.
+
+        An episode is terminated if all its agents are, or if the env's flag is set. Other ends are
+        truncations.
 
         Args:
-            groups (sequence of GroupFlags): of all groups, after the step.
-            terminated, truncated (Tensor, optional): what the env says of the episode, ``[E, 1]``.
-            limit (Tensor, optional): the time limit is reached, ``[E, 1]``.
+            groups (sequence of GroupFlags): flags of all groups after the step.
+            terminated, truncated (Tensor, optional): the env's flags of the episode, ``[E, 1]``.
+            limit (Tensor, optional): True at the time limit, ``[E, 1]``.
         """
         ended = torch.cat([group.terminated for group in groups], -2).all(-2)
         done = torch.cat([group.done for group in groups], -2).all(-2)
@@ -120,7 +123,7 @@ class TeamFlags:
 
 
 def begun(team: TeamSpec, root: TeamFlags, source: Mapping[str, Any]) -> dict[str, GroupFlags]:
-    """Returns the flags of each group where an episode begins, by the masks that an environment gave."""
+    """Returns the flags of each group at a reset, from the environment's masks."""
     size, device = root.terminated.shape[:-1], root.terminated.device
     living = {
         name: GroupFlags.living(size, group.n_agents, device) for name, group in team.groups.items()
@@ -131,7 +134,7 @@ def begun(team: TeamSpec, root: TeamFlags, source: Mapping[str, Any]) -> dict[st
 def ended(
     groups: Mapping[str, GroupFlags], source: Mapping[str, dict[str, Any]]
 ) -> dict[str, GroupFlags]:
-    """Takes the agents' ends out of what an environment gave after a step, and adds them to the flags."""
+    """Moves the done flags of agents from an environment's output into the groups' flags."""
     return {
         name: flags.ended_by(
             source[name].pop("terminated", None), source[name].pop("truncated", None)
@@ -143,15 +146,15 @@ def ended(
 def earned(reward: Tensor, before: GroupFlags, born: Tensor) -> Tensor:
     """Returns the rewards of a step, with zeros before an agent's birth and after its end.
 
-    Who waits for its next turn lives and earns.
+    Waiting agents are alive and earn rewards.
 
     Args:
-        reward (Tensor): as the environment gives it.
-        before (GroupFlags): when the step began.
-        born (Tensor): who has acted in its episode, or does in this step.
+        reward (Tensor): reward of the environment.
+        before (GroupFlags): flags at the start of the step.
+        born (Tensor): True for agents that have acted in the episode, or act in this step.
 
     Shapes:
-        - reward, and what is returned: ``[E, N, 1]``; born: ``[E, N]``
+        - reward, returns: ``[E, N, 1]``; born: ``[E, N]``
     """
     return torch.where(born.unsqueeze(-1) & ~before.done, reward, torch.zeros_like(reward))
 
@@ -163,13 +166,13 @@ def episode_of(
     source: dict[str, Any],
     born: dict[str, Tensor],
 ) -> dict[str, Any]:
-    """Returns the state of the running episodes and the env's output as nested dicts."""
+    """Returns the state of the running episodes, and the env's output, as nested dicts."""
     output = {**source, "done": root.done, **root.__dict__}
     for name, flags in groups.items():
         output[name] = {**source[name], "done": flags.done, **flags.__dict__}
     return {
         "steps": steps,
-        # Copies, since users may write to the env's output.
+        # Copies, because users may write to the env's output.
         "root": _cloned(root.__dict__),
         "groups": {name: _cloned(flags.__dict__) for name, flags in groups.items()},
         "born": {name: x.clone() for name, x in born.items()},
@@ -182,7 +185,7 @@ def _cloned(flags: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def where_fresh(fresh: Tensor, new: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
-    """Selects new values in the envs ``fresh`` ``[E]``, and old ones elsewhere."""
+    """Selects new values in the envs ``fresh`` ``[E]``, and old values in the others."""
     merged: dict[str, Any] = {}
     for key, x in new.items():
         if isinstance(x, dict):

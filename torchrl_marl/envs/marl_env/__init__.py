@@ -1,4 +1,4 @@
-"""Base of environments of one's own."""
+"""Base class of custom environments."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""The base of environments of one's own."""
+"""Base class of custom environments."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ __all__ = ["MarlEnv", "completed", "forbid_inplace_writes"]
 
 
 def completed(method: Callable[..., Any], complete: str) -> Callable[..., Any]:
-    """Returns a method that calls the env's ``complete(method, tensordict)`` instead.
+    """Wraps a method so that it calls the env's ``complete(method, tensordict)`` instead.
 
-    A subclass's ``super()._step(...)`` is a part of the step that is under way, and runs as it is.
+    Inner calls, such as ``super()._step(...)`` in a subclass, run unchanged.
 
     Args:
         method (callable): ``_reset`` or ``_step`` of an environment.
-        complete (str): name of the method that completes what it returns.
+        complete (str): name of the method that completes its output.
     """
 
     @functools.wraps(method)
@@ -64,14 +64,14 @@ _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, rand
 
 @contextlib.contextmanager
 def forbid_inplace_writes(episode: dict[str, Any], method: str) -> Iterator[None]:
-    """Refuses in-place writes to an earlier output, which rollouts may hold."""
+    """Raises an error for in-place writes to an earlier output, which rollouts may hold."""
     leaves = list(_leaves(episode.get("given", {})))
     versions = [x._version for _, x in leaves]
     yield
     for (key, x), version in zip(leaves, versions):
         if x._version != version:
             raise SpecError(
-                f"{method} writes in place to what it gave as {key!r} before; give a clone, or "
+                f"{method} writes in place to its earlier output {key!r}; return a clone, or "
                 "write x = x + y for x += y."
             )
 
@@ -84,8 +84,8 @@ def _leaves(nested: dict[str, Any], path: Path = ()) -> Iterator[tuple[Path, Ten
             yield (*path, key), x
 
 
-# Attributes that EnvBase sets later; all others but EnvBase's and this class's are the
-# environment's.
+# Attributes that EnvBase sets later. Beside those of EnvBase and of this class, all attributes are
+# the environment's state.
 _NOT_SIMULATOR = (
     "_cache_in_keys",
     "_state_keys",
@@ -97,62 +97,66 @@ _WORLD = {("_episode",), ("_buffers",), ("_modules",)}
 
 
 class MarlEnv(EnvGraphs, DeclaredEnv):
-    """Base of vectorized multi-agent environments.
+    """Base class of vectorized multi-agent environments.
 
     A subclass declares its agents in ``__init__`` and writes two methods, batched over E envs:
 
-    - ``_reset(tensordict)`` gives, for all envs, ``(group, "observation")`` and, where there
-      are such, ``(group, "mask")`` (False: the agent waits), ``(group, "action_mask")`` and
-      ``"state"``. It draws all E starts anew; envs that go on keep what they hold.
-    - ``_step(tensordict)`` gives the same of the next state, ``(group, "reward")``, and where
-      there are such ``(group, "terminated")`` and ``(group, "truncated")`` of the agents that
-      end in this step, and ``"terminated"`` and ``"truncated"`` of the whole episode. It finds
-      ``(group, "action")``, ``(group, "mask")`` and the agents' done flags in its input; the
-      actions of agents that are dead or wait are zeros.
+    - ``_reset(tensordict)`` returns ``(group, "observation")`` of all envs. Optional entries are
+      ``(group, "mask")``, which is False for waiting agents, ``(group, "action_mask")`` and
+      ``"state"``. It draws starts for all E envs; running envs ignore theirs.
+    - ``_step(tensordict)`` returns the same entries of the next state, and ``(group, "reward")``.
+      Optional entries are ``(group, "terminated")`` and ``(group, "truncated")`` of agents that
+      end in this step, and ``"terminated"`` and ``"truncated"`` of the whole episode. Its input has
+      ``(group, "action")``, ``(group, "mask")`` and the agents' done flags. The actions of dead
+      and waiting agents are zeros.
 
-    The rest follows: specs, ``group_map``, done flags that stay True until the episode's reset,
-    masks, the root's flags (terminated where all agents are, truncated where done otherwise),
-    the time limit (truncated), a random state of the env's own from which torch's, numpy's and
-    Python's global functions draw in both methods, :meth:`snapshot` and :meth:`restore`.
+    The base class adds the rest:
 
-    An agent earns from its first own step, with which it is born, to its end: other rewards
-    become 0. An environment in which agents move in turns sets ``in_turns = True``: all are born
-    with the episode there, and who waits for its first turn may already win or lose.
+    - specs, ``group_map`` and masks;
+    - the agents' done flags, which stay True until the episode's reset;
+    - the root's flags: terminated if all agents are, truncated if done otherwise;
+    - the time limit, which truncates;
+    - random numbers: the global functions of torch, numpy and Python draw from the env's random
+      state in both methods;
+    - :meth:`snapshot` and :meth:`restore`.
 
-    What changes from step to step is kept in attributes that are tensors with the E envs in
-    the first dim; what ``_step`` gave is not written to in place later. Which these are is seen
-    in environments of 7 and 11 envs, for which ``__init__`` takes ``num_envs`` and hands it on.
+    An agent earns rewards from its birth, which is its first own step, to its end. Other rewards
+    become 0. A turn-based environment sets ``in_turns = True``: all agents are then born at the
+    reset, and may win or lose before their first turn.
 
-    A group may be of several kinds of agents, registered one after the other. What they give is
-    then put under the kind's name (a group stacked lazily will do, too); what has one shape for
-    all agents of the group may be given for all at once. :meth:`by_kind` reads the actions. If
-    shapes differ between the kinds, the group is heterogeneous: its specs are TorchRL's stacked
-    specs, its data a lazily stacked TensorDict ``[E, N]``, made dense by
-    :class:`~torchrl_marl.envs.PadAgents`.
+    Keep the state in tensor attributes with the E envs in the first dim. Never write in place to
+    an output of ``_step``. To find the state, the class is also built with 7 and 11 envs, so
+    ``__init__`` must take ``num_envs`` and pass it to ``super().__init__``.
 
-    Where there is a method ``scene(index)``, the environment can be drawn: it says what one of the
-    envs looks like, as shapes, pixels or a text; see :mod:`torchrl_marl.envs.scene`.
+    A group may have several kinds of agents. Return their entries under the kind's name, or as a
+    lazily stacked group. Entries with one shape in the whole group may be returned for all agents
+    at once. :meth:`by_kind` reads the actions. If shapes differ between the kinds, the group is
+    heterogeneous: its specs are TorchRL's stacked specs, and its data a lazily stacked TensorDict
+    ``[E, N]``, which :class:`~torchrl_marl.envs.PadAgents` makes dense.
 
-    Shapes and dtypes are checked in every step; that observations and actions are inside their
-    specs only in the first reset and the first step, since that waits for the device.
+    A method ``scene(index)`` makes the environment drawable. It returns the shapes, the pixels or
+    the text of one env; see :mod:`torchrl_marl.envs.scene`.
+
+    Shapes and dtypes are checked in every step. Values are checked against the specs only in the
+    first reset and the first step, because that waits for the device.
 
     Args:
-        num_envs (int): number E of vectorized envs.
+        num_envs (int): number E of parallel envs.
 
     Keyword Args:
         max_steps (int, optional): time limit of an episode.
-        seed (int, optional): drawn from torch's global generator if None.
-        device (torch.device, optional): torch's default device if None.
-        check (bool): observations and actions are compared with their specs in every step.
+        seed (int, optional): random seed; drawn from torch's global generator if None.
+        device (torch.device, optional): device of the tensors; torch's default device if None.
+        check (bool): check observations and actions against their specs in every step.
 
     Shapes:
         - ``(group, "observation")``: ``[E, N, O]``; ``("next", group, "reward")``: ``[E, N, 1]``
         - ``(group, "mask")``: ``[E, N]``; ``(group, "action_mask")``: ``[E, N, n_actions]``
-        - ``done``, ``terminated``, ``truncated``: ``[E, 1]``, and ``[E, N, 1]`` a group
+        - ``done``, ``terminated``, ``truncated``: ``[E, 1]``, and ``[E, N, 1]`` per group
 
     Raises:
-        ConfigError: agents that cannot be registered.
-        SpecError: ``_reset`` or ``_step`` gives something else than was declared.
+        ConfigError: invalid agents.
+        SpecError: an output of ``_reset`` or ``_step`` differs from the declaration.
 
     Examples:
         >>> from torchrl.data import Bounded, Unbounded
@@ -174,7 +178,7 @@ class MarlEnv(EnvGraphs, DeclaredEnv):
         >>> env.rollout(5, break_when_any_done=False)["next", "rover", "done"].shape
         torch.Size([8, 5, 2, 1])
 
-        Two kinds in one group; who drives adds up, who flies sees and does more:
+        Two kinds in one group, with different observations and actions:
 
         >>> class Race(MarlEnv):
         ...     def __init__(self, num_envs, **kwargs):
@@ -201,8 +205,7 @@ class MarlEnv(EnvGraphs, DeclaredEnv):
     in_turns = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        # Transforms and batched envs call _reset and _step themselves, past reset() and step():
-        # only here do all paths meet.
+        # Wrapped here, because transforms and batched envs call _reset and _step directly.
         super().__init_subclass__(**kwargs)
         for name, complete in (("_reset", "_complete_reset"), ("_step", "_complete_step")):
             if name in vars(cls):
@@ -236,7 +239,7 @@ class MarlEnv(EnvGraphs, DeclaredEnv):
         self.random_state = RandomState(offset_seed(self._seed), self.device)
         self._captured = self._leader = None
         self._env_slots: Any = ...  # not yet probed
-        # All of this class that changes from step to step; empty before the first reset.
+        # The state that this class keeps itself; empty before the first reset.
         self._episode: dict[str, Any] = {}
         self._not_simulator = (
             frozenset((key,) for key in (*vars(self), *_NOT_SIMULATOR, "_not_simulator")) - _WORLD
@@ -248,12 +251,12 @@ class MarlEnv(EnvGraphs, DeclaredEnv):
         """Adds a kind of agent; called in ``__init__``.
 
         Args:
-            spec (AgentSpec): how many there are, what one of them sees and does.
-            group (str, optional): its group; the kind's name by default.
+            spec (AgentSpec): number of agents, and the specs of one of them.
+            group (str, optional): name of the group; the kind's name by default.
 
         Raises:
-            ConfigError: a group or agent that is there already, or a call after ``__init__``.
-            ValueError: a reserved group name.
+            ConfigError: duplicate group or agent, or a call after ``__init__``.
+            ValueError: reserved group name.
         """
         self._declare(self._declaration.with_agent(spec, group), f"agent {spec.name!r}")
 
@@ -261,7 +264,7 @@ class MarlEnv(EnvGraphs, DeclaredEnv):
         """Adds ``"state"``, an input of the critic only; called in ``__init__``.
 
         Args:
-            spec (TensorSpec): of one env, ``[S]``.
+            spec (TensorSpec): spec of one env's state, ``[S]``.
 
         Raises:
             ConfigError: a call after ``__init__``.
@@ -277,20 +280,20 @@ class MarlEnv(EnvGraphs, DeclaredEnv):
         self._set_declaration(declaration)
 
     def by_kind(self, tensordict: TensorDictBase, group: str) -> dict[str, TensorDictBase]:
-        """Returns a group's data by kind of agent, always dense.
+        """Returns dense data of a group by kind of agent.
 
         Args:
-            tensordict (TensorDictBase): with the group's data stacked lazily, padded or dense.
-            group (str): the group's name.
+            tensordict (TensorDictBase): data with the group, lazily stacked, padded or dense.
+            group (str): name of the group.
 
         Shapes:
-            - tensordict: ``[*B]``; returns ``[*B, M]`` a kind
+            - tensordict: ``[*B]``; returns ``[*B, M]`` per kind
         """
         return self.group_kinds[group].split(tensordict.get(group))
 
     @property
     def steps(self) -> Tensor:
-        """Steps made so far in the running episodes, ``[E]``."""
+        """Number of steps in the running episodes, ``[E]``."""
         return self._episode["steps"]
 
     # ------------------------------------------------------------------------ reset and step
@@ -323,7 +326,7 @@ class MarlEnv(EnvGraphs, DeclaredEnv):
         return self._wrap(self._episode["given"])
 
     def _drawing(self) -> contextlib.AbstractContextManager[None]:
-        """Returns a context of the env's own random state; inside a graph, of torch's."""
+        """Returns a context of the env's random state; in a graph, of torch's."""
         in_graph = self._captured is not None and self._captured.in_graph
         return contextlib.nullcontext() if in_graph else self.random_state.active()
 
@@ -344,7 +347,9 @@ class MarlEnv(EnvGraphs, DeclaredEnv):
     ) -> TensorDict:
         before = self._episode
         if not before:
-            raise ConfigError(f"{type(self).__name__}: a step before the first reset.")
+            raise ConfigError(
+                f"{type(self).__name__}: a step before the first reset; call reset() first."
+            )
         tensordict = self._prepare_step(tensordict)
         with self._drawing(), forbid_inplace_writes(self._episode, f"{type(self).__name__}._step"):
             output = advance(self, tensordict, **kwargs)
@@ -352,8 +357,8 @@ class MarlEnv(EnvGraphs, DeclaredEnv):
         for name in sorted(self._with_mask):
             if "mask" not in source[name]:
                 raise SpecError(
-                    f"{type(self).__name__}._step gave no {(name, 'mask')!r}, but _reset did; "
-                    "give who acts in the next step, too."
+                    f"{type(self).__name__}._step returned no {(name, 'mask')!r}, but _reset did; "
+                    "return the mask of the next step, too."
                 )
         flags_before = {name: GroupFlags(**flags) for name, flags in before["groups"].items()}
         rewards = {
@@ -373,7 +378,7 @@ class MarlEnv(EnvGraphs, DeclaredEnv):
         return self._wrap(self._episode["given"], rewards)
 
     def _prepare_step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Returns the input of ``_step``: own flags, and zeros for agents that do not act."""
+        """Returns the input of ``_step``, with flags, and zeros as actions of masked agents."""
         actions = self._declaration.reader.read_actions(tensordict)
         self._check_values("step", "action", actions)
         tensordict = tensordict.clone(recurse=False)
@@ -385,7 +390,7 @@ class MarlEnv(EnvGraphs, DeclaredEnv):
         return tensordict
 
     def _check_values(self, method: str, leaf: str, output: dict[str, dict[str, Any]]) -> None:
-        """Checks that values lie inside their specs; waits for the device, so it is optional."""
+        """Checks values against their specs; optional, because it waits for the device."""
         if torch.compiler.is_compiling() or (method in self._checked and not self.check):
             return
         masks = {name: flags["mask"] for name, flags in self._episode["groups"].items()}
@@ -410,30 +415,30 @@ class MarlEnv(EnvGraphs, DeclaredEnv):
         self.random_state.seed(offset_seed(self._seed))
 
     def snapshot(self) -> TensorDict:
-        """Returns the environment's whole state: environment, running episodes and random state.
+        """Returns the whole state: simulation, running episodes and random state.
 
         Returns:
-            TensorDict: to be given to :meth:`restore`; saves with ``torch.save(x.to_dict())``.
+            TensorDict: argument of :meth:`restore`; save it with ``torch.save(x.to_dict())``.
 
         Raises:
-            SimulatorStateError: a random generator among the attributes, which cannot be saved.
+            SimulatorStateError: an attribute is a random generator, which cannot be saved.
         """
         if not self._episode:
             self.reset()
         for path, value in walk_simulator(self, self._not_simulator).slots():
             if isinstance(value, _GENERATORS):
                 raise SimulatorStateError(
-                    f"{type(self).__name__}: {'.'.join(path)} is a {type(value).__name__}; draw "
-                    "from torch's global functions instead, which this env seeds and saves."
+                    f"{type(self).__name__}: {'.'.join(path)} is a {type(value).__name__}, which "
+                    "cannot be saved; use torch's global functions, which this env seeds and saves."
                 )
         env = SimulatorState(None, self._not_simulator).read(self)
         return TensorDict({"world": env, "random": TensorDict(self.random_state.state_dict())})
 
     def restore(self, snapshot: TensorDict) -> None:
-        """Restores a snapshot of an environment that was built with the same arguments.
+        """Restores a snapshot of an environment built with the same arguments.
 
         Raises:
-            SimulatorStateError: a snapshot of another env or another number of envs.
+            SimulatorStateError: the snapshot is of another env or another number of envs.
         """
         if not self._episode:
             self.reset()
@@ -441,7 +446,7 @@ class MarlEnv(EnvGraphs, DeclaredEnv):
         self.random_state.load_state_dict(dict(snapshot["random"].items()))
 
     def to(self, device: torch.device | str) -> MarlEnv:
-        """Moves the env and its environment's tensors to a device."""
+        """Moves the environment and its tensors to a device."""
         device = torch.device(device)
         if device != self.device:
             walk = walk_simulator(self, self._not_simulator)

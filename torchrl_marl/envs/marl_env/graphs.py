@@ -1,4 +1,4 @@
-"""Graphs of environments of one's own: what capturing their steps needs.
+"""Captured steps (graphs) of custom environments.
 
 Shapes: E envs.
 """
@@ -25,12 +25,12 @@ from torchrl_marl.simulator.state import Path, SimulatorState, slots_of_envs, wa
 
 __all__ = ["EnvGraphs"]
 
-# Class -> likeness of an environment -> which of its tensors have the envs as their first dim.
+# By class and signature of an environment: its tensors with the envs as first dim.
 _known_slots: WeakKeyDictionary[type, dict[tuple, dict[Path, bool]]] = WeakKeyDictionary()
 
 
 class EnvGraphs:
-    """The part of :class:`~torchrl_marl.envs.MarlEnv` that graphs use."""
+    """Part of :class:`~torchrl_marl.envs.MarlEnv` for captured graphs."""
 
     random_state: RandomState
     device: Any
@@ -58,21 +58,21 @@ class EnvGraphs:
 
     @property
     def simulator(self) -> Any:
-        """What holds the state: the env itself."""
+        """Holder of the state: the env itself."""
         return self
 
     def captured(self) -> CapturedSimulator:
         """Returns the environment, captured for graphs.
 
         Raises:
-            CaptureError, SimulatorStateError: an environment whose state cannot be packed.
+            CaptureError, SimulatorStateError: the state cannot be packed.
         """
         if not self._episode:
             self.reset()
         if self._captured is None:
             random = self.random_state.state_dict()
-            with torch.random.fork_rng():  # random numbers of probes must leave no trace
-                # The time limit is the env's, but a graph holds for one limit only.
+            with torch.random.fork_rng():  # probes must not change the random state
+                # A graph holds for one time limit only.
                 exclude = self._not_simulator - {("max_steps",)}
                 state = SimulatorState(lambda n: self.twin(n)._after_a_step(), exclude)
             self.random_state.load_state_dict(random)
@@ -80,10 +80,10 @@ class EnvGraphs:
         return self._captured
 
     def twin(self, num_envs: int) -> Any:
-        """Builds an env of the same environment that draws starts from this env's random state.
+        """Builds the same environment with another number of envs and a shared random state.
 
         Raises:
-            CaptureError: a class that takes no ``num_envs``.
+            CaptureError: the class takes no ``num_envs``.
         """
         args, kwargs = list(self._made_with[0]), dict(self._made_with[1])
         at = _place_of_num_envs(type(self))
@@ -97,21 +97,21 @@ class EnvGraphs:
         except TypeError as error:
             raise CaptureError(
                 f"{type(self).__name__} cannot be built with another number of envs ({error}); let "
-                "__init__ take num_envs and hand it on"
+                "__init__ take num_envs and pass it on"
             ) from None
         if twin.batch_size[0] != num_envs:
             raise CaptureError(
                 f"{type(self).__name__}(num_envs={num_envs}) has {twin.batch_size[0]} envs; let "
-                "__init__ hand num_envs on"
+                "__init__ pass num_envs on"
             )
         twin = twin.to(self.device)
         twin.random_state, twin._leader = self.random_state, self
         return twin
 
     def _slots_of_envs(self) -> dict[Path, bool] | None:
-        """Finds by probes which of the environment's tensors have the envs as their first dim.
+        """Finds the tensors with the envs as first dim, by building other numbers of envs.
 
-        None for an environment that cannot be built with another number of envs.
+        None if the environment cannot be built with another number of envs.
         """
         if self._env_slots is ...:
             exclude = {*self._not_simulator, ("_episode",)}
@@ -121,11 +121,10 @@ class EnvGraphs:
                 return self._env_slots
             random = self.random_state.state_dict()
             try:
-                with RandomState(0, self.device).active():  # probes must leave no trace
+                with RandomState(0, self.device).active():  # as above
                     self._env_slots = slots_of_envs(lambda n: self.twin(n)._after_a_step(), exclude)
-            except (
-                Exception
-            ):  # an environment may raise anything in a size that it does not support
+            # An environment may raise anything in a size that it does not support.
+            except Exception:
                 self._env_slots = None
                 self._warn_of_tables(exclude)
             finally:
@@ -135,10 +134,10 @@ class EnvGraphs:
         return self._env_slots
 
     def _likeness(self, exclude: set[Path]) -> tuple | None:
-        """Returns what environments of a class have in common whose probes find the same.
+        """Returns a key under which the result of the probes can be reused.
 
-        That is the plain values that they were made with, and the shapes of all their tensors.
-        None for an environment that was made with other objects.
+        It consists of the constructor's plain arguments and the shapes of all tensors. None if the
+        environment was built with other objects.
         """
         args, kwargs = self._made_with
         made = (*args, *((key, x) for key, x in kwargs.items() if key != "seed"))
@@ -149,7 +148,7 @@ class EnvGraphs:
         return repr(made), str(self.device), shapes
 
     def _warn_of_tables(self, exclude: set[Path]) -> None:
-        """Warns of tables shared by all envs whose rows a reset would take for those of envs."""
+        """Warns of shared tables with one row per env by coincidence, which resets would change."""
 
         def step(env: EnvGraphs) -> TensorDictBase:
             with RandomState(0, self.device).active():
@@ -159,18 +158,18 @@ class EnvGraphs:
             env = copy.deepcopy(self)
             env._inside = False
             tables = shared_tables(env, self.batch_size[0], exclude, type(self).reset, step)
-        except Exception:  # an environment that cannot be copied, or fails with other rows
+        except Exception:  # it cannot be copied, or fails with other rows
             return
         if tables:
             warnings.warn(
-                f"{type(self).__name__}: a reset of some envs takes the rows of "
-                f"{', '.join(tables)} for those of envs, and yet an env sees others, too. Should "
-                "it be one table of all envs, let __init__ take num_envs and hand it on.",
+                f"{type(self).__name__}: a reset of some envs treats each row of "
+                f"{', '.join(tables)} as one env's, but other envs read it, too. If it is one "
+                "table for all envs, let __init__ take num_envs and pass it on.",
                 stacklevel=2,
             )
 
     def _follow_leader(self) -> None:
-        """Copies the settings of the env that a twin draws for, before each draw."""
+        """Copies the leader's settings to this twin, before each draw."""
         if self._leader is not None:
             sizes = (self.batch_size[0], self._leader.batch_size[0])
             exclude = {*self._not_simulator, ("_episode",)}
@@ -184,7 +183,7 @@ class EnvGraphs:
 
     @contextlib.contextmanager
     def _on_its_own(self, random: RandomState) -> Iterator[None]:
-        """Gives a twin its leader's present settings and random numbers of its own."""
+        """Uses the leader's current settings and a separate random state in a twin."""
         self._follow_leader()
         kept = self._leader, self.random_state
         self._leader, self.random_state = None, random
@@ -197,7 +196,7 @@ class EnvGraphs:
         """Checks actions against their specs; waits for the device.
 
         Raises:
-            SpecError: naming the agent and the env.
+            SpecError: action outside its spec; names the agent and the env.
         """
         actions = self._declaration.reader.read_actions(tensordict)
         self._checked.discard("step")
@@ -211,7 +210,7 @@ class EnvGraphs:
 
 
 def _is_plain(value: Any) -> bool:
-    """Returns whether a value is a number, a text, a device or None, or a collection of such."""
+    """Returns True for numbers, strings, devices, None, and collections of these."""
     if isinstance(value, dict):
         return all(_is_plain(x) for item in value.items() for x in item)
     if isinstance(value, (tuple, list)):
