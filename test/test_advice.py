@@ -265,7 +265,9 @@ class TestOneAgent:
     def test_of_gymnasium(self):
         gymnasium = pytest.importorskip("gymnasium")
         env = gymnasium.make("CartPole-v1")
-        with pytest.raises(ConfigError, match=f"Gymnasium's and has one agent.*{self.WORDS}"):
+        with pytest.raises(
+            ConfigError, match=f"a Gymnasium environment of one agent.*{self.WORDS}"
+        ):
             check_environment(env)
         for given in (env, type(env.unwrapped), lambda: gymnasium.make("CartPole-v1")):
             with pytest.raises(ConfigError, match=self.WORDS):

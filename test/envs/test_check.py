@@ -36,19 +36,23 @@ def test_all_that_is_wrong_is_listed():
         check_marl_env(Worse(), n_steps=9)
     lines = str(caught.value).splitlines()
     assert [line[:2] for line in lines[1:]] == [f"{i}." for i in range(1, len(lines))]
-    for part in ("remember who has ended", "divides by zero", "clone the simulator's buffers"):
+    for part in (
+        "keep the flag of ended agents",
+        "division by zero",
+        "clone the simulator's buffers",
+    ):
         assert part in str(caught.value)
 
 
 def test_a_world_that_ends_by_itself_may_do_so_at_the_limit():
     """Some games of Nim are over before the fifth move, some with it."""
     report = check_marl_env(TOY_ENVS["nim"](13, seed=0, max_steps=5), n_steps=6)
-    assert "a time limit has to be truncated" in report.partition("Hint: ")[2]
+    assert "a time limit must be truncated" in report.partition("Hint: ")[2]
 
 
 def test_two_that_share_a_generator():
     check_marl_env(Shared(), n_steps=5)
-    with pytest.raises(SpecError, match="side by side .* keep all state"):
+    with pytest.raises(SpecError, match="in one process .* keep all state"):
         check_marl_env(Shared(), n_steps=5, make=Shared)
 
 
@@ -106,7 +110,7 @@ def test_what_a_reset_leaves_as_it_was_is_named(resets, counts, words):
     with pytest.raises(SpecError) as caught:
         check_marl_env(Leftovers(E, resets, counts, seed=0), n_steps=9)
     message = str(caught.value)
-    assert f"'_reset': it leaves {words} as the last episode had it" in message
+    assert f"'_reset': it keeps {words} from the last episode" in message
     assert "generator" not in message and "set it in _reset" in message
 
 
@@ -118,7 +122,7 @@ def test_a_count_that_changes_nothing_is_not_blamed():
             self.total += 1
             return super()._step(tensordict)
 
-    with pytest.raises(SpecError, match="generator of the environment's own") as caught:
+    with pytest.raises(SpecError, match="the environment's own generator") as caught:
         check_marl_env(Counts(), n_steps=9)
     assert "total" not in str(caught.value)
 

@@ -148,7 +148,7 @@ def test_a_copy_that_raises_is_named_or_begun_anew():
 def test_a_mistake_in_a_world_is_not_mended_by_a_restart():
     world = Script("bob_0", None)  # has no steps
     with pytest.raises(
-        WorkerError, match=r"Copy 0 of Script raised TypeError: .*; correct the environment"
+        WorkerError, match=r"Copy 0 of Script raised TypeError: .*; fix the environment"
     ):
         roll(world, 1)
 
@@ -176,7 +176,7 @@ def test_a_copy_that_always_fails_in_the_same_step_is_given_up(where, words, wor
 @pytest.mark.parametrize("error", [KeyError, AssertionError, ImportError])
 def test_a_mistake_of_a_program_is_never_restarted(error):
     env = PettingZooEnv(lambda: Breaking("step", error), restart_workers=True, max_steps=6)
-    with pytest.raises(WorkerError, match=f"raised {error.__name__}.*; correct the environment"):
+    with pytest.raises(WorkerError, match=f"raised {error.__name__}.*; fix the environment"):
         env.rollout(9)
     assert env.restarts == 0
 

@@ -267,7 +267,7 @@ def test_rewards_sum_to_the_returns(game):
 def test_an_illegal_move_is_named():
     env = spiel("tic_tac_toe", categorical_actions=True)
     td = env.reset()
-    for expected in (None, "player 1 does 0, expected one of"):
+    for expected in (None, "the action of player 1 is 0, expected one of"):
         td["agents", "action"] = torch.zeros(1, 2, dtype=torch.int64)
         if expected is None:
             td = env.step(td)["next"]

@@ -213,7 +213,7 @@ def test_a_lost_worker_is_told_and_the_others_stay(action, words):
 def test_restart_makes_the_lost_anew(action, n_workers, expected):
     workers = workers_of(n_workers, restart=True, timeout=1.0)
     before = workers.rows["seen"].copy()
-    with pytest.warns(RuntimeWarning, match="of walk.*; made anew, restart 1"):
+    with pytest.warns(RuntimeWarning, match="of walk.*; restarted .restart 1"):
         anew = after(workers, 1, action)
     assert np.flatnonzero(anew).tolist() == expected and workers.restarts == 1
     assert not workers.rows["done"].any()
@@ -256,7 +256,7 @@ def test_restarts_without_an_end_are_an_error():
         warnings.simplefilter("ignore")
         for copy in (0, 1, 2, 3, 4, 0, 1, 2, 3, 4):
             assert after(workers, copy, RAISE)[copy]
-        with pytest.raises(WorkerError, match="10 restarts before"):
+        with pytest.raises(WorkerError, match="10 restarts without"):
             after(workers, 5, RAISE)
     assert workers.restarts == 10
     workers.close()
@@ -317,9 +317,9 @@ def test_what_cannot_travel_is_told():
 @pytest.mark.parametrize(
     "wrong, words",
     [
-        ({"n_copies": 0}, "num_envs=0"),
-        ({"n_workers": -1}, "workers=-1"),
-        ({"timeout": 0.0}, "worker_timeout=0.0"),
+        ({"n_copies": 0}, "num_envs is 0"),
+        ({"n_workers": -1}, "workers is -1"),
+        ({"timeout": 0.0}, "worker_timeout is 0.0"),
     ],
 )
 def test_wrong_numbers(wrong, words):

@@ -1,4 +1,4 @@
-"""Scenes of environments: what pictures of them show."""
+"""Scenes: the contents of an environment's pictures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torchrl.envs import EnvBase
 from torchrl_marl.errors import ConfigError, nearest, quoted
 
 __all__ = [
-    "LastPictures",
+    "FinalFrames",
     "Picture",
     "Shape",
     "Stage",
@@ -34,15 +34,15 @@ Kind: TypeAlias = Literal["circle", "box", "line", "text"]
 
 @dataclass(frozen=True)
 class Shape:
-    """One entity of an environment at one time: its place and its look.
+    """Position and look of one entity in a picture.
 
-    Its ``role`` is ``"agent"``, ``"object"`` (a landmark or an obstacle that others run into),
-    ``"goal"`` (a landmark that they do not run into) or ``"joint"`` (what ties two entities); its
-    ``kind`` is ``"circle"``, ``"box"``, ``"line"`` or ``"text"``. Lengths are the environment's; a
-    length lies along x where ``rotation`` is 0.
+    Roles: ``"agent"``, ``"object"`` (a landmark or obstacle with collisions), ``"goal"`` (a
+    landmark without collisions) and ``"joint"`` (a connection of two entities). Kinds:
+    ``"circle"``, ``"box"``, ``"line"`` and ``"text"``. Lengths are in the environment's units; at
+    ``rotation=0`` the length lies along x.
 
     Raises:
-        ConfigError: another role or kind.
+        ConfigError: unknown role or kind.
 
     Examples:
         >>> gray = (0.5, 0.5, 0.5)
@@ -51,32 +51,31 @@ class Shape:
     """
 
     name: str
-    """The entity's name."""
+    """Name of the entity."""
     role: Role
-    """An agent; a landmark that others run into; one that they do not; what ties two entities."""
+    """Agent, landmark with or without collisions, or connection."""
     kind: Kind
-    """The form; :func:`text` makes a text."""
+    """Geometric form; :func:`text` makes a text."""
     x: float
-    """Middle."""
+    """Horizontal position of the center."""
     y: float
-    """Middle."""
+    """Vertical position of the center."""
     rotation: float
-    """Radians, counter-clockwise."""
+    """Angle in radians, counterclockwise."""
     color: tuple[float, float, float]
-    """Red, green and blue, from 0 to 1."""
+    """RGB color, each from 0 to 1."""
     radius: float = 0.0
-    """Of a circle."""
+    """Radius of a circle."""
     length: float = 0.0
-    """Of a box or a line."""
+    """Length of a box or line."""
     width: float = 0.0
-    """Of a box."""
+    """Width of a box."""
     hollow: bool = False
-    """Whether it is an outline."""
+    """Outline instead of a filled form."""
     text: str = ""
-    """What is written, upright, in the middle of the form; of a text, in letters as high as its
-    width."""
+    """Upright label at the center; its letters are as high as the ``width`` of a text."""
     visible: bool = True
-    """Whether the environment shows the entity now."""
+    """False hides the entity."""
 
     def __post_init__(self) -> None:
         for what, known in (("role", get_args(Role)), ("kind", get_args(Kind))):
@@ -84,7 +83,7 @@ class Shape:
             if found not in known:
                 raise ConfigError(
                     f"shape {quoted(self.name)} has the {what} {quoted(found)}, expected one of "
-                    f"{', '.join(known)}; {nearest(str(found), known)}name one of these in scene()."
+                    f"{', '.join(known)}; {nearest(str(found), known)}use one of these in scene()."
                 )
 
     @property
@@ -103,16 +102,16 @@ class Shape:
 
 @dataclass(frozen=True)
 class Stage:
-    """The part of the plane in which an environment plays."""
+    """Visible part of the plane."""
 
     name: str
-    """The scenario's name."""
+    """Name of the scenario."""
     center: tuple[float, float]
-    """Middle of the view."""
+    """Center of the view."""
     half_size: tuple[float, float]
-    """Half the width and height of the view that the scenario's author chose."""
+    """Half the width and height of the scenario's view."""
     border: tuple[float, float] | None
-    """Half the width and height of the box that no entity's middle leaves, where there is one."""
+    """Half the width and height of the box around all centers; None without bounds."""
 
 
 Picture: TypeAlias = Sequence[Shape] | np.ndarray | str
@@ -131,30 +130,30 @@ def text(
     """Returns a text as a shape.
 
     Args:
-        name (str): of the shape.
-        words (str): what is written.
-        x, y (float): its middle.
+        name (str): name of the shape.
+        words (str): content.
+        x, y (float): center.
 
     Keyword Args:
-        height (float): of its letters, in the environment's lengths.
-        color (tuple of float): red, green and blue, from 0 to 1.
-        visible (bool): whether it is shown now.
+        height (float): height of the letters, in the environment's units.
+        color (tuple of float): RGB color, each from 0 to 1.
+        visible (bool): False hides the text.
     """
     look: dict[str, Any] = {"width": height, "text": words, "visible": visible}
     return Shape(name, "object", "text", x, y, 0.0, color, **look)
 
 
 def scene(env: EnvBase, index: int = 0, step: TensorDictBase | None = None) -> Picture:
-    """Returns what one of the envs looks like.
+    """Returns a picture of one env.
 
     Args:
-        env (EnvBase): an environment with a method ``scene``, such as
+        env (EnvBase): environment with a method ``scene``, such as
             :class:`~torchrl_marl.envs.VmasEnv`, also under transforms.
-        index (int): which of its E envs.
-        step (TensorDictBase, optional): the step of that env which led there.
+        index (int): index of the env.
+        step (TensorDictBase, optional): last step of that env.
 
     Raises:
-        ConfigError: an environment that cannot be drawn.
+        ConfigError: the environment cannot be drawn.
 
     Examples:
         >>> from torchrl_marl.envs import VmasEnv
@@ -167,23 +166,23 @@ def scene(env: EnvBase, index: int = 0, step: TensorDictBase | None = None) -> P
 
 
 def stage(env: EnvBase) -> Stage | None:
-    """Returns the view of an environment, and its border; None where all that is drawn is shown.
+    """Returns the view of an environment and its border; None to show all entities.
 
     Args:
-        env (EnvBase): as :func:`scene` takes it.
+        env (EnvBase): environment with a method ``scene``.
 
     Raises:
-        ConfigError: an environment that cannot be drawn.
+        ConfigError: the environment cannot be drawn.
     """
     found = getattr(_drawable(env), "stage", None)
     return None if found is None else found()
 
 
 def check_scene(env: EnvBase) -> None:
-    """Refuses environments that cannot be drawn, before anything is played.
+    """Raises an error for environments that cannot be drawn, before any step.
 
     Raises:
-        ConfigError: naming the environment, and what would let it be drawn.
+        ConfigError: the environment cannot be drawn; names the missing method or package.
     """
     check = getattr(_drawable(env), "check_scene", None)
     if check is not None:
@@ -192,12 +191,11 @@ def check_scene(env: EnvBase) -> None:
 
 @contextlib.contextmanager
 def watched(env: EnvBase, number: int) -> Iterator[None]:
-    """Lets environments that begin the next episode in the step that ends one keep its last
-    picture.
+    """Makes environments that reset within a step keep the last picture of each episode.
 
     Args:
-        env (EnvBase): as :func:`scene` takes it.
-        number (int): how many of its envs are drawn, from the first on.
+        env (EnvBase): environment with a method ``scene``.
+        number (int): number of drawn envs, from the first.
     """
     watch = getattr(_drawable(env), "watch", None)
     if watch is None:
@@ -218,42 +216,42 @@ def _drawable(env: EnvBase) -> Any:
         env, inner = inner, getattr(inner, "base_env", None)
     raise ConfigError(
         f"{type(env).__name__} cannot be drawn, expected an environment with a method "
-        "scene(index), which gives shapes, pixels or a text; write one, or leave the animation out."
+        "scene(index) that returns shapes, pixels or a text; write one, or leave the animation out."
     )
 
 
-class LastPictures:
-    """Keeps what the first envs look like after a step, before ended ones begin anew.
+class FinalFrames:
+    """Mixin that keeps pictures of the first envs after a step, before ended envs are reset.
 
-    An adapter gives ``_draw(index)`` and calls ``_look()`` between the step of its environment and
-    the start of the next episodes, ``_forget()`` where all begin.
+    An adapter defines ``_draw(index)``. It calls ``_keep_frames()`` between the simulator's step
+    and the reset of ended envs, and ``_drop_frames()`` when all envs are reset.
     """
 
     _watched = 0
-    _pictures: tuple[Any, ...] = ()
+    _frames: tuple[Any, ...] = ()
 
     def watch(self, number: int) -> None:
-        """Draws so many envs in each step from now on, from the first; 0 for none.
+        """Starts to draw the first envs in each step.
 
         Args:
-            number (int): of envs.
+            number (int): number of drawn envs; 0 stops.
         """
-        self._watched, self._pictures = number, ()
+        self._watched, self._frames = number, ()
 
     def scene(self, index: int = 0) -> Picture:
-        """Returns what one of the envs looks like: shapes, pixels or a text.
+        """Returns a picture of one env: shapes, pixels or a text.
 
         Args:
-            index (int): which; after the end of an episode that is watched, its last state.
+            index (int): index of the env. A watched env shows the last state of an ended episode.
         """
-        return self._pictures[index] if self._pictures else self._draw(index)
+        return self._frames[index] if self._frames else self._draw(index)
 
-    def _look(self) -> None:
+    def _keep_frames(self) -> None:
         if self._watched:
-            self._pictures = tuple(self._draw(i) for i in range(self._watched))
+            self._frames = tuple(self._draw(i) for i in range(self._watched))
 
-    def _forget(self) -> None:
-        self._pictures = ()
+    def _drop_frames(self) -> None:
+        self._frames = ()
 
     @abstractmethod
     def _draw(self, index: int) -> Picture: ...

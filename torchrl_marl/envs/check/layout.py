@@ -1,4 +1,4 @@
-"""Checks of an environment's specs and keys, and what they find."""
+"""Checks of an environment's specs and keys, and a collection of findings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Finding", "Findings", "check_layout", "check_specs", "leaves", "spec
 
 @dataclass(frozen=True)
 class Finding:
-    """A broken rule: where, found, expected, and the fix."""
+    """A broken rule: key, finding, expectation and fix."""
 
     key: NestedKey
     found: str
@@ -34,7 +34,7 @@ class Finding:
 
 @dataclass
 class Findings:
-    """All broken rules, once each, and hints at possible mistakes.
+    """Collection of broken rules, each listed once, and of hints.
 
     Examples:
         >>> findings = Findings()
@@ -48,24 +48,24 @@ class Findings:
     hints: dict[str, None] = field(default_factory=dict)
 
     def add(self, key: NestedKey, found: str, expected: str, fix: str) -> None:
-        """Adds a problem; a rule broken again at the same key is listed once."""
+        """Adds a problem, once per rule and key."""
         self.problems.setdefault((key, fix), Finding(key, found, expected, fix))
 
     def where(
         self, broken: Tensor, key: NestedKey, step: int, found: str, expected: str, fix: str
     ) -> None:
-        """Adds a problem where a tensor of bools is true, with its first place."""
+        """Adds a problem with the first index at which a bool tensor is True."""
         if bool(broken.any()):
             place = broken.nonzero()[0].tolist()
             at = f"in step {step} at {place}" if place else f"in step {step}"
             self.add(key, f"{at} {found}", expected, fix)
 
-    def hint(self, words: str) -> None:
-        """Adds a hint: something unusual that may be intended."""
-        self.hints.setdefault(words, None)
+    def hint(self, text: str) -> None:
+        """Adds a hint at something unusual that may be intended."""
+        self.hints.setdefault(text, None)
 
     def message(self, name: str) -> str:
-        """Returns all findings as a numbered text."""
+        """Returns all findings as a numbered list."""
         n = len(self.problems)
         lines = [f"{name} breaks {n} rule{'s' * (n != 1)} of a team's environment:"]
         lines += [f"{i}. {finding}" for i, finding in enumerate(self.problems.values(), 1)]
@@ -73,7 +73,7 @@ class Findings:
 
 
 def differs(first: Tensor, second: Tensor) -> bool:
-    """Returns whether two tensors differ anywhere; NaN equals NaN."""
+    """Returns True if two tensors differ anywhere; NaN equals NaN."""
     if first.shape != second.shape or first.dtype != second.dtype:
         return True
     if first.is_floating_point():
@@ -85,7 +85,7 @@ FLAGS = ("done", "terminated", "truncated")
 
 
 def check_layout(env: EnvBase, findings: Findings) -> TeamSpec | None:
-    """Checks groups, keys and flags; returns None where an environment cannot be played."""
+    """Checks groups, keys and flags; returns None if the environment cannot be played."""
     _check_group_map(env, findings)
     if findings.problems:
         return None
@@ -94,9 +94,9 @@ def check_layout(env: EnvBase, findings: Findings) -> TeamSpec | None:
     except (ValueError, KeyError) as error:
         findings.add(
             "group_map",
-            f"the team cannot be read ({error})",
-            "(group, 'observation') and (group, 'action') with one row an agent",
-            "declare these keys, or name the groups otherwise",
+            f"the team cannot be read from the specs ({error})",
+            "(group, 'observation') and (group, 'action') with one row per agent",
+            "declare these keys, or rename the groups",
         )
         return None
     _check_root_flags(env, findings)
@@ -105,14 +105,18 @@ def check_layout(env: EnvBase, findings: Findings) -> TeamSpec | None:
         reward = env.full_reward_spec.get(group.reward_key, None)
         rows = (group.n_agents, 1) if isinstance(group.reward_key, tuple) else (1,)
         _check_shape(
-            reward, group.reward_key, (*env.batch_size, *rows), findings, "give one number an agent"
+            reward,
+            group.reward_key,
+            (*env.batch_size, *rows),
+            findings,
+            "return one number per agent",
         )
         if group.agent_done and group.mask_key is None:
             findings.add(
                 (name, "mask"),
-                "the agents have ends of their own but no mask",
-                "bool [*B, N], True for those who live and act",
-                "give it in the observation spec, in reset and in step",
+                "the agents have done flags but no mask",
+                "bool [*B, N], True for agents that are alive and act",
+                "add it to the observation spec, and return it in reset and step",
             )
     return team
 
@@ -121,8 +125,8 @@ def _check_group_map(env: EnvBase, findings: Findings) -> None:
     group_map = getattr(env, "group_map", None)
     if not group_map:
         findings.hint(
-            "there is no group_map; groups are read from the action keys and agents get numbers "
-            "for names."
+            "there is no group_map; groups are read from the action keys, and agents are named by "
+            "numbers."
         )
         return
     members = [agent for names in group_map.values() for agent in names]
@@ -130,7 +134,9 @@ def _check_group_map(env: EnvBase, findings: Findings) -> None:
     missing = [agent for agent in known if agent not in members] if known else []
     if missing or len(set(members)) < len(members):
         found = f"{missing} are in no group" if missing else f"an agent is in two of {group_map}"
-        findings.add("group_map", found, "every agent in one group", "put each agent in one")
+        findings.add(
+            "group_map", found, "every agent in one group", "put each agent into one group"
+        )
     action = env.full_action_spec
     acting = {key[0] for key in action.keys(True, True) if isinstance(key, tuple)}
     for name in sorted(acting - set(group_map)):
@@ -146,8 +152,8 @@ def _check_group_map(env: EnvBase, findings: Findings) -> None:
             findings.add(
                 (name, "action"),
                 "it is in no action spec",
-                "one action an agent",
-                f"declare it in the action spec, or take {name!r} out of the group_map",
+                "one action per agent",
+                f"declare it in the action spec, or remove {name!r} from the group_map",
             )
             continue
         rows = action[name].shape[len(env.batch_size) :] or spec.shape[len(env.batch_size) :]
@@ -178,8 +184,8 @@ def _check_group_flags(env: EnvBase, name: str, findings: Findings) -> None:
         findings.add(
             (name, "done"),
             f"the group declares {declared} only",
-            f"all of {list(FLAGS)}, or none where agents end with the episode",
-            "add the flags that are missing",
+            f"all of {list(FLAGS)}, or none if agents end with the episode",
+            "add the missing flags",
         )
 
 
@@ -202,7 +208,7 @@ def _check_shape(
 
 
 def leaves(td: TensorDictBase, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple, Tensor]]:
-    """Returns all tensors; those of a lazily stacked group agent by agent, as shapes may differ."""
+    """Yields all tensors with their paths; those of lazily stacked groups agent by agent."""
     if is_lazy(td):
         for i, member in enumerate(td.unbind(td.stack_dim)):
             yield from leaves(member, (*path, i))
@@ -215,7 +221,7 @@ def leaves(td: TensorDictBase, path: tuple[Any, ...] = ()) -> Iterator[tuple[tup
 
 
 def spec_leaves(spec: TensorSpec, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple, TensorSpec]]:
-    """Returns the specs of :func:`leaves`, at the same paths."""
+    """Yields the specs of :func:`leaves`, with the same paths."""
     if isinstance(spec, StackedComposite):
         for i, member in enumerate(spec.unbind(spec.dim)):
             yield from spec_leaves(member, (*path, i))
@@ -233,20 +239,22 @@ def check_specs(td: TensorDictBase, specs: list[Composite], step: int, findings:
         key: NestedKey = path if len(path) > 1 else path[0]
         value = found.get(path)
         if value is None and all(isinstance(part, str) for part in path):
-            value = td.get(path, None)  # in which the agents of a lazy group agree
+            value = td.get(path, None)  # of one shape in a lazy group
         wanted = f"{list(spec.shape)} of {str(spec.dtype)[6:]}, as declared"
         if value is None:
             if isinstance(spec.dtype, torch.dtype):
-                findings.add(key, "it is declared but not given", wanted, "give it in every step")
+                findings.add(
+                    key, "it is declared but not returned", wanted, "return it in every step"
+                )
         elif value.shape != spec.shape or value.dtype != spec.dtype:
-            fix = "give what is declared, or declare what is given"
+            fix = "return it as declared, or correct the spec"
             shown = f"{list(value.shape)} of {str(value.dtype)[6:]}"
             findings.add(key, f"in step {step} it is {shown}", wanted, fix)
     return len(findings.problems) == before
 
 
 def outside(value: Tensor, spec: TensorSpec) -> Tensor:
-    """Returns where numbers are NaN, infinite or beyond the bounds of their spec."""
+    """Returns a mask of values that are NaN, infinite or out of bounds of their spec."""
     wrong = torch.zeros_like(value, dtype=torch.bool)
     if value.is_floating_point():
         wrong = ~value.isfinite()

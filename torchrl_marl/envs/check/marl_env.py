@@ -38,32 +38,38 @@ def check_marl_env(
     max_steps: int | None = None,
     make: Callable[[], EnvBase] | None = None,
 ) -> str:
-    """Plays an environment with random legal actions and reports broken rules of a team.
+    """Plays an environment with random legal actions and reports broken rules.
 
-    The rules: keys, shapes and dtypes as declared; ``done = terminated | truncated``, never
-    both, at the root and of agents; the dead stay dead and never act; the episode ends with its
-    last agent; a time limit is truncated, and the living keep their mask there; who acts has a
-    legal action; rewards and what the living see are finite and within bounds; the last step
-    holds the terminal observation; a reset of some envs leaves the others alone; a seed gives
-    the same play twice; actions of agents that do not act have no effect; what was given is never
-    written to later.
+    The rules are:
+
+    - keys, shapes and dtypes are as declared;
+    - ``done = terminated | truncated``, and never both, at the root and for agents;
+    - dead agents stay dead and are masked;
+    - the episode ends with its last agent;
+    - a time limit truncates, and living agents keep their mask there;
+    - agents to act have a legal action;
+    - rewards and the observations of living agents are finite and within bounds;
+    - the last step holds the terminal observation;
+    - a partial reset does not change the other envs;
+    - a seed repeats the same episodes;
+    - actions of masked agents have no effect;
+    - outputs are never overwritten later.
 
     Args:
-        env (EnvBase): in groups, with any batch size. It is seeded, played and reset.
+        env (EnvBase): grouped environment of any batch size. It is seeded, played and reset.
 
     Keyword Args:
-        n_steps (int): steps that are played and looked at.
-        seed (int): of the environment and of the actions.
-        max_steps (int, optional): its time limit; ``env.max_steps`` where it has that.
-        make (callable, optional): builds the environment again, to play two side by side.
+        n_steps (int): number of steps to play.
+        seed (int): random seed of the environment and of the actions.
+        max_steps (int, optional): time limit; ``env.max_steps`` by default.
+        make (callable, optional): builds a second instance, to check that the two are independent.
 
     Returns:
-        str: what was looked at, with hints at what may be wrong.
+        str: summary of the checks, with hints at possible mistakes.
 
     Raises:
-        SpecError: one or more rules are broken; the message lists them all: the key, what was
-            found and expected, and the fix.
-        ConfigError: what is given is no environment of TorchRL.
+        SpecError: broken rules; the message lists the key, finding, expectation and fix of each.
+        ConfigError: not a TorchRL environment.
 
     Examples:
         >>> from torchrl_marl.envs import make_env
@@ -73,20 +79,20 @@ def check_marl_env(
     """
     if not isinstance(env, EnvBase):
         raise ConfigError(
-            f"check_marl_env takes an environment of TorchRL, found a {type(env).__name__}; "
+            f"check_marl_env takes a TorchRL environment, found a {type(env).__name__}; "
             "wrap it, for example with torchrl_marl.envs.make_env."
         )
     base = base_of(env)
     declaration = getattr(base, "_declaration", None)
     findings, name = Findings(), getattr(declaration, "owner", type(base).__name__)
     with RandomState.of_process().active():
-        report = _look(env, n_steps, seed, max_steps, make, findings)
+        report = _check_all(env, n_steps, seed, max_steps, make, findings)
     if findings.problems:
         raise SpecError(findings.message(name))
     return "\n".join([f"{name} {report}", *(f"Hint: {hint}" for hint in findings.hints)])
 
 
-def _look(
+def _check_all(
     env: EnvBase,
     n_steps: int,
     seed: int,
@@ -94,7 +100,7 @@ def _look(
     make: Callable[[], EnvBase] | None,
     findings: Findings,
 ) -> str:
-    """Runs all checks, as far as the environment can be played."""
+    """Runs all checks; stops early if the environment cannot be played."""
     team = check_layout(env, findings)
     if team is None or findings.problems:
         return ""
@@ -111,12 +117,12 @@ def _look(
                 check_idle_actions(env, team, seed, played, findings)
                 if make is not None:
                     check_twin(env, team, make, seed, played[:21], findings)
-    except Exception as error:  # noqa: BLE001 - environments of other libraries may raise anything
+    except Exception as error:  # noqa: BLE001 - other libraries may raise anything
         findings.add(
             "step",
             f"playing fails with {brief(error)}",
             "reset, rand_action and step_and_maybe_reset to run",
-            "mend what the message says; env.rollout(3) shows the whole traceback",
+            "fix this error; env.rollout(3) shows the whole traceback",
         )
     n_groups = len(team.groups)
     return (
@@ -136,7 +142,7 @@ def _limit_of(env: EnvBase) -> int | None:
 
 
 def _play(play: Play, rules: StepRules, n_steps: int) -> bool:
-    """Checks every step of a play; returns whether all data have the declared layout."""
+    """Checks every step; returns True if all data have the declared layout."""
     findings = rules.findings
     if not check_specs(play.begin, [rules.env.full_observation_spec], 0, findings):
         return False
@@ -146,29 +152,29 @@ def _play(play: Play, rules: StepRules, n_steps: int) -> bool:
         step = play.step()
         if before != _random_states():
             findings.hint(
-                "the environment draws from the process's random state: two of them disturb each "
-                "other, and a seed of torch changes their environments; draw from a generator of "
-                "its own."
+                "the environment draws from the global random state: two instances disturb each "
+                "other, and torch.manual_seed changes them; draw from the environment's own "
+                "generator."
             )
         if not check_specs(step.after, full_specs(rules.env), i + 1, findings):
             return False
-        rules.look(step.before, step.after, step.carry)
+        rules.check(step.before, step.after, step.carry)
     rules.finish()
     return True
 
 
 def _check_torchrl(env: EnvBase, findings: Findings) -> None:
-    """Runs TorchRL's own check."""
+    """Runs TorchRL's ``check_env_specs``."""
     level = logger.level
     logger.setLevel("WARNING")
     try:
         check_env_specs(env)
-    except Exception as error:  # noqa: BLE001 - it asserts, and steps an environment of another library
+    except Exception as error:  # noqa: BLE001 - assertions, and errors of other libraries
         findings.add(
             "specs",
-            f"torchrl.envs.check_env_specs says {brief(error)}",
-            "specs that tell what reset and step give",
-            "declare what is given, no more and no less",
+            f"torchrl.envs.check_env_specs fails with {brief(error)}",
+            "specs that match the outputs of reset and step",
+            "declare exactly what is returned",
         )
     finally:
         logger.setLevel(level)

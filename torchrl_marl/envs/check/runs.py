@@ -1,4 +1,4 @@
-"""Checks of an environment's episodes."""
+"""Checks of whole episodes."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ __all__ = [
 
 Path = tuple[Any, ...]
 Attributes = dict[Path, Any]
-"""Name, and what follows in lists and dicts -> a copy of a tensor, array, number or text."""
+"""Copies of tensors, arrays, numbers and strings, by path through attributes, lists and dicts."""
 
 _DEEPEST = 3
 
 
 def attributes(env: EnvBase) -> Attributes:
-    """Returns the values of an environment's own attributes, also in lists and dicts."""
+    """Returns the values of an environment's attributes, also inside lists and dicts."""
     return {path: _copy(x) for key, own in vars(base_of(env)).items() for path, x in _in(own, key)}
 
 
 def left_over(
     first: tuple[Attributes, Attributes], second: tuple[Attributes, Attributes]
 ) -> list[Path]:
-    """Returns attributes that differ after two resets, each of which left them unchanged.
+    """Returns attributes that two resets left unchanged, at different values.
 
     Args:
-        first, second (tuple of Attributes): before a reset, and after it.
+        first, second (tuple of Attributes): attributes before and after each reset.
 
     Examples:
         >>> was, now = {("level",): 0, ("x",): 3}, {("level",): 0, ("x",): 1}
@@ -70,7 +70,7 @@ def left_over(
 
 
 def put_back(env: EnvBase, paths: list[Path], values: Attributes) -> None:
-    """Restores the former values of attributes."""
+    """Restores earlier values of attributes."""
     for path in paths:
         holder: Any = vars(base_of(env))
         for key in path[:-1]:
@@ -79,7 +79,7 @@ def put_back(env: EnvBase, paths: list[Path], values: Attributes) -> None:
 
 
 def name_of(path: Path) -> str:
-    """Returns an attribute's path in Python's syntax."""
+    """Returns the path of an attribute in Python syntax."""
     return repr(path[0] + "".join(f"[{key!r}]" for key in path[1:]))
 
 
@@ -106,12 +106,12 @@ def _equal(first: Any, second: Any) -> bool:
 
 
 Flat = dict[tuple, Tensor]
-"""Path of a leaf -> its values, in one step."""
+"""Values of one step, by path of the leaf."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """Copies of one step's data: its start, actions, result, and the start of the next step."""
+    """Copies of the data of one step: start, actions, result, and the start of the next step."""
 
     before: TensorDictBase
     action: TensorDictBase
@@ -120,13 +120,13 @@ class Step:
 
 
 class Play:
-    """Random legal play of an environment, the same for the same seed.
+    """Steps of an environment with random legal actions, reproducible by the seed.
 
     Args:
-        env (EnvBase): played.
-        team (TeamSpec): of it.
-        seed (int): of the environment and of the actions.
-        change (callable, optional): of each joint action before it is played.
+        env (EnvBase): the environment.
+        team (TeamSpec): its agents.
+        seed (int): random seed of the environment and of the actions.
+        change (callable, optional): function that changes each joint action before the step.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class Play:
         self.carry = self.begin.clone()
 
     def step(self) -> Step:
-        """Plays one step."""
+        """Makes one step."""
         before = self.carry.clone()
         asked = self.carry.clone()
         with self.draws.active():
@@ -156,18 +156,18 @@ class Play:
             self.change(asked)
         action = asked.select(*self.env.action_keys).clone()
         transition, carry = self.env.step_and_maybe_reset(asked)
-        self.returned = {"next": transition.get("next"), "what follows": carry}
+        self.returned = {"next": transition.get("next"), "the next step": carry}
         self.asked = asked.select(*self.env.action_keys)
         self.carry = carry.clone()
         return Step(before, action, transition.get("next").clone(), carry.clone())
 
     def record(self, n: int) -> list[Flat]:
-        """Plays several steps; returns all tensors of the play, step by step."""
+        """Makes several steps, and returns all tensors by step."""
         return _flat([self.begin, *(self.step() for _ in range(n))])
 
 
 def choose_legal(group: TensorDictBase) -> None:
-    """Replaces illegal actions of a group by other ones, in place."""
+    """Replaces illegal actions of a group by legal ones, in place."""
     if is_lazy(group):
         for member in group.unbind(group.ndim - 1):
             choose_legal(member)
@@ -195,46 +195,46 @@ def check_written_later(play: Play, n_steps: int, findings: Findings) -> None:
         for path in changed(play.asked, step.action):
             findings.add(
                 path,
-                f"in step {i + 2} the step writes to the actions that it is asked for",
-                "the actions that were chosen, which a learner keeps",
+                f"in step {i + 2} the step overwrites the actions of its input",
+                "unchanged actions, which learners keep",
                 "clone the actions before they are changed",
             )
         for name, (td, copy) in kept.items():
             for path in changed(td, copy):
                 findings.add(
                     (name, *path) if name == "next" else path,
-                    f"in step {i + 2} the values given a step earlier are overwritten",
-                    "tensors that stay as they were given",
-                    "clone the simulator's buffers before they are given",
+                    f"in step {i + 2} the output of the previous step is overwritten",
+                    "outputs that never change",
+                    "clone the simulator's buffers before returning them",
                 )
 
 
 def check_seeds(
     env: EnvBase, team: TeamSpec, seed: int, n: int, findings: Findings
 ) -> list[Flat] | None:
-    """Checks that a seed repeats a play, which is returned, and that another seed changes it."""
+    """Checks that a seed repeats the episodes, and another changes them; returns the first play."""
     first, second = _with_begin(env, team, seed, n), _with_begin(env, team, seed, n)
     path = _first_difference(first.played, second.played)
-    if path is not None and (names := _what_stays(env, team, seed, first, second)):
+    if path is not None and (names := _stale_attributes(env, team, seed, first, second)):
         findings.add(
             "_reset",
-            f"it leaves {names} as the last episode had it, so the same seed gives another "
+            f"it keeps {names} from the last episode, so the same seed gives a different "
             f"{path!r} the second time",
-            "the same play for the same seed and actions",
-            "set it in _reset, or in _set_seed where it is to outlive an episode",
+            "the same episodes for the same seed and actions",
+            "set it in _reset, or in _set_seed if it must outlive an episode",
         )
         return None
     if path is not None:
         findings.add(
             "set_seed",
-            f"the same seed gives another {path!r} the second time",
-            "the same play for the same seed and actions",
-            "draw from a generator of the environment's own, which _set_seed starts anew",
+            f"the same seed gives a different {path!r} the second time",
+            "the same episodes for the same seed and actions",
+            "draw from the environment's own generator, seeded in _set_seed",
         )
         return None
     other = _recorded(env, team, seed + 1, min(n, 5))
     if _first_difference(first.played, other, ignore=("action",)) is None:
-        findings.hint("another seed gives the same play: is nothing drawn in this environment?")
+        findings.hint("another seed gives the same episodes: is this environment deterministic?")
     return first.played
 
 
@@ -246,7 +246,7 @@ def check_twin(
     alone: list[Flat],
     findings: Findings,
 ) -> None:
-    """Checks that two environments in one process do not disturb each other."""
+    """Checks that two instances in one process do not disturb each other."""
     twin = make()
     try:
         own, other = Play(env, team, seed), Play(twin, team, seed)
@@ -257,9 +257,10 @@ def check_twin(
             if path is not None:
                 findings.add(
                     "make",
-                    f"with two environments side by side {name} gives another {path!r} than alone",
-                    "the same play for the same seed, whatever else runs in the process",
-                    "keep all state, and the random generator too, in the environment",
+                    f"with two instances in one process {name} gives a different "
+                    f"{path!r} than alone",
+                    "the same episodes for the same seed, whatever else runs in the process",
+                    "keep all state, including the random generator, in the instance",
                 )
     finally:
         if twin is not env and not twin.is_closed:
@@ -269,7 +270,7 @@ def check_twin(
 def check_idle_actions(
     env: EnvBase, team: TeamSpec, seed: int, first: list[Flat], findings: Findings
 ) -> None:
-    """Checks that actions of dead or waiting agents make no difference."""
+    """Checks that actions of dead or waiting agents have no effect."""
     idle = [not bool(x.all()) for step in first for key, x in step.items() if key[-1] == "mask"]
     if not any(idle):
         return
@@ -285,20 +286,20 @@ def check_idle_actions(
     try:
         played = _recorded(env, team, seed, len(first) - 1, change)
         path = _first_difference(first, played, ignore=("action",))
-        found = None if path is None else f"{path!r} changes with what they do who do not act"
-    except Exception as error:  # noqa: BLE001 - environments may raise anything at such actions
-        found = f"the actions of those who do not act make it fail ({brief(error)})"
+        found = None if path is None else f"{path!r} changes with the actions of masked agents"
+    except Exception as error:  # noqa: BLE001 - such actions may raise anything
+        found = f"the actions of masked agents make it fail ({brief(error)})"
     if found is not None:
         findings.add(
             "mask",
             found,
-            "actions of the dead and the waiting to reach nobody",
-            "leave out their actions, or put zeros, wherever the mask is False",
+            "no effect of the actions of dead and waiting agents",
+            "ignore their actions, or replace them by zeros, where the mask is False",
         )
 
 
 def _poison(group: TensorDictBase, drawn: TensorDictBase, acts: Tensor) -> None:
-    """Overwrites the actions of agents that do not act, with NaN where they are floats."""
+    """Overwrites the actions of masked agents, floats with NaN."""
     if is_lazy(group):
         members = zip(group.unbind(group.ndim - 1), drawn.unbind(group.ndim - 1), acts.unbind(-1))
         for own, other, acting in members:
@@ -312,7 +313,7 @@ def _poison(group: TensorDictBase, drawn: TensorDictBase, acts: Tensor) -> None:
 
 
 def check_partial_reset(env: EnvBase, team: TeamSpec, seed: int, findings: Findings) -> None:
-    """Checks that a reset of some envs starts these, and leaves the others unchanged."""
+    """Checks that a partial reset restarts its envs only."""
     if env.batch_size.numel() < 2:
         return
     play = Play(env, team, seed)
@@ -320,7 +321,7 @@ def check_partial_reset(env: EnvBase, team: TeamSpec, seed: int, findings: Findi
     asked = torch.zeros_like(before.get("done"))
     asked.view(-1)[0] = True
     others = ~asked.squeeze(-1)
-    # Not env.reset, in which TorchRL restores the others' data.
+    # Not env.reset, because TorchRL restores the data of the other envs there.
     after = dict(leaves(base_of(env)._reset(before.clone().set("_reset", asked))))
     for path, value in leaves(before.select(*team.groups)):
         found = after.get(path)
@@ -329,9 +330,9 @@ def check_partial_reset(env: EnvBase, team: TeamSpec, seed: int, findings: Findi
         if differs(value[others], found[others]):
             findings.add(
                 "_reset",
-                f"a reset of the first env changes {path!r} of others",
-                "the other envs to go on",
-                "reset the envs of td['_reset'] only, and give what the others gave before",
+                f"a reset of the first env changes {path!r} of other envs",
+                "unchanged other envs",
+                "reset only the envs of td['_reset'], and return the last output of the others",
             )
             return
 
@@ -350,22 +351,24 @@ def _recorded(
 
 
 @dataclass(frozen=True)
-class _Begun:
-    """A play, and the environment's attributes before and after the reset that began it."""
+class _Recording:
+    """Recorded play, with the environment's attributes before and after its first reset."""
 
     played: list[Flat]
     attributes: tuple[Attributes, Attributes]
 
 
-def _with_begin(env: EnvBase, team: TeamSpec, seed: int, n: int) -> _Begun:
+def _with_begin(env: EnvBase, team: TeamSpec, seed: int, n: int) -> _Recording:
     before = attributes(env)
     play = Play(env, team, seed)
     after = attributes(env)
-    return _Begun(play.record(n), (before, after))
+    return _Recording(play.record(n), (before, after))
 
 
-def _what_stays(env: EnvBase, team: TeamSpec, seed: int, first: _Begun, second: _Begun) -> str:
-    """Returns attributes that a reset leaves, if restoring them repeats the first play."""
+def _stale_attributes(
+    env: EnvBase, team: TeamSpec, seed: int, first: _Recording, second: _Recording
+) -> str:
+    """Returns attributes missed by a reset, if restoring them repeats the first play."""
     paths = left_over(first.attributes, second.attributes)
     if not paths:
         return ""
@@ -376,7 +379,7 @@ def _what_stays(env: EnvBase, team: TeamSpec, seed: int, first: _Begun, second: 
 
 
 def _flat(played: list) -> list[Flat]:
-    """Returns all tensors of a play, step by step."""
+    """Returns all tensors by step."""
     given = [
         TensorDict({"next": x.after, "carry": x.carry}, []) if isinstance(x, Step) else x
         for x in played
@@ -393,11 +396,11 @@ def _first_difference(first: list[Flat], second: list[Flat], ignore: tuple = ())
 
 
 def changed(now: TensorDictBase, then: TensorDictBase) -> list[tuple]:
-    """Returns the paths at which two TensorDicts differ."""
+    """Returns the paths of leaves that differ between two TensorDicts."""
     old = dict(leaves(then))
     return [path for path, value in leaves(now) if path in old and differs(value, old[path])]
 
 
 def brief(error: Exception) -> str:
-    """Returns an error as one line."""
+    """Returns an error in one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"

@@ -1,4 +1,4 @@
-"""Rules of one step: who lives and acts, observations and rewards, and how an episode ends.
+"""Rules of one step: flags, masks, observations, rewards and the end of an episode.
 
 Shapes: B any batch dims, N agents of a group.
 """
@@ -19,19 +19,19 @@ from torchrl_marl.specs import GroupSpec, TeamSpec
 __all__ = ["StepRules"]
 
 _ONE_WAY = (
-    "terminated if the environment ended the episode, else truncated, and done where either is"
+    "set terminated if the environment ended the episode, else truncated; set done if either is set"
 )
 
 
 @dataclass
 class StepRules:
-    """Checks steps one by one, and collects broken rules.
+    """Checks of single steps, which collect broken rules.
 
     Args:
-        env (EnvBase): whose specs are kept.
-        team (TeamSpec): of the environment.
-        findings (Findings): written to.
-        max_steps (int, optional): the time limit, where it is known.
+        env (EnvBase): the environment, whose specs are checked.
+        team (TeamSpec): its agents.
+        findings (Findings): collection that receives the broken rules.
+        max_steps (int, optional): the time limit, if known.
     """
 
     env: EnvBase
@@ -52,7 +52,7 @@ class StepRules:
         self._check_begun(td, torch.ones_like(td.get("done")))
         self._check_values(td)
 
-    def look(self, before: TensorDictBase, after: TensorDictBase, carry: TensorDictBase) -> None:
+    def check(self, before: TensorDictBase, after: TensorDictBase, carry: TensorDictBase) -> None:
         """Checks a step: its start, its result, and the start of the next step."""
         self.step += 1
         assert self.steps is not None  # set by begin
@@ -79,20 +79,20 @@ class StepRules:
                 f"{self.max_steps} steps are terminated"
             )
             if self.ended_before:
-                self.findings.hint(f"{found}; a time limit has to be truncated.")
+                self.findings.hint(f"{found}; a time limit must be truncated.")
             else:
                 self.findings.add(
                     "truncated",
                     found,
-                    "a time limit to be truncated, so that what would follow is bootstrapped",
+                    "truncated at a time limit, so that returns bootstrap",
                     "set truncated there, and terminated only where the environment itself ends; "
-                    "if it does end there, give check_marl_env a larger max_steps",
+                    "if it does end there, pass a larger max_steps to check_marl_env",
                 )
         if self.unchanged and all(self.unchanged) and self.moves:
             self.findings.add(
                 ("next", "observation"),
-                "where an episode ends, it is the first one of the next episode",
-                "the last one of the episode that ended, with the new one in what follows",
+                "where an episode ends, it is the first observation of the next one",
+                "the last observation of the ended episode",
                 "read the observation before the environment is reset",
             )
         if not self.episodes and self.max_steps is None and not _ends_by_itself(self.env):
@@ -101,17 +101,17 @@ class StepRules:
                 f"no episode ended in {self.step} steps, and no time limit is known",
                 "episodes that end",
                 "give the environment a time limit (max_steps, or TransformedEnv(env, "
-                "StepCounter(max_steps=...))), or check_marl_env more n_steps if its episodes are "
-                "long",
+                "StepCounter(max_steps=...))), or raise n_steps of check_marl_env for long "
+                "episodes",
             )
 
     def _note(self, broken: Tensor, key: NestedKey, found: str, expected: str, fix: str) -> None:
-        """Adds a problem of this step where a tensor of bools is true."""
+        """Adds a problem of this step if a bool tensor is True anywhere."""
         self.findings.where(broken, key, self.step, found, expected, fix)
 
     @property
     def groups_with_ends(self) -> list[GroupSpec]:
-        """Returns the groups whose agents have flags of their own."""
+        """Returns the groups with done flags for each agent."""
         return [group for group in self.team.groups.values() if group.agent_done]
 
     # ------------------------------------------------------------------------------------ flags
@@ -124,8 +124,14 @@ class StepRules:
         both = terminated & truncated
         note(both, key, "both terminated and truncated are True", expected, _ONE_WAY)
         for wrong, words in (
-            (done & ~terminated & ~truncated, "done is True without a cause"),
-            (~done & (terminated | truncated), "done is False, but a cause of it is True"),
+            (
+                done & ~terminated & ~truncated,
+                "done is True, but neither terminated nor truncated is",
+            ),
+            (
+                ~done & (terminated | truncated),
+                "done is False, but terminated or truncated is True",
+            ),
         ):
             note(wrong, key, words, expected, f"set {_ONE_WAY}")
 
@@ -139,7 +145,7 @@ class StepRules:
                 key,
                 "it is False again for an agent that had ended",
                 "True until the episode's reset",
-                "remember who has ended",
+                "keep the flag of ended agents",
             )
 
     def _check_agreement(self, before: TensorDictBase, after: TensorDictBase) -> None:
@@ -152,23 +158,23 @@ class StepRules:
             root & ~done.all(-2),
             "done",
             "the episode ends while an agent lives",
-            "an end when all agents ended, or the episode's flag for all who still live",
-            "do not end the episode at a death (done = all agents, not any); where the environment "
-            "ends it, give every living agent the root's flag",
+            "an end when all agents have ended, or the root's flag for all living agents",
+            "do not end the episode at a death (done = all agents, not any); if the environment "
+            "ends it, set the root's flag for every living agent",
         )
         note(
             ~root & done.all(-2),
             "done",
-            "all agents ended, but the episode goes on",
+            "all agents ended, but the episode continues",
             "True when all agents ended",
-            "set done, and terminated where all agents terminated, else truncated",
+            "set done, and terminated if all agents terminated, else truncated",
         )
         note(
             root & ended.all(-2) & ~after.get("terminated"),
             "terminated",
             "all agents terminated, but the episode is truncated",
             "terminated",
-            "set the root's terminated where all agents terminated",
+            "set the root's terminated if all agents terminated",
         )
 
     def _check_mask(self, before: TensorDictBase, after: TensorDictBase, group: GroupSpec) -> None:
@@ -181,26 +187,26 @@ class StepRules:
             now & terminated,
             key,
             "it is True after the agent terminated",
-            "False, since nothing follows",
-            "take the terminated out of the mask in the step that ends them",
+            "False, because nothing follows",
+            "set the mask of terminated agents to False in their last step",
         )
         note(
             now & done & ~terminated & ~root.expand(now.shape),
             key,
-            "an agent that was truncated acts on",
-            "False for the dead until the reset",
-            "give mask = alive and acting",
+            "a truncated agent still acts",
+            "False for ended agents until the reset",
+            "return mask = alive and acting",
         )
         note(
             was & ~terminated & ~now & after.get("truncated").expand(now.shape),
             key,
-            "it is False for a living agent whose episode is truncated",
-            "True, since its last observation is bootstrapped from",
-            "keep the mask of the living at a time limit",
+            "it is False for a living agent in a truncated episode",
+            "True, because its return bootstraps from the last observation",
+            "keep the mask of living agents True at a time limit",
         )
 
     def _of_agents(self, td: TensorDictBase, group: GroupSpec, flag: str) -> Tensor:
-        """Returns a flag of the agents, ``[*B, N]``, or the root's, ``[*B, 1]``."""
+        """Returns a flag of the agents ``[*B, N]``, or of the root ``[*B, 1]``."""
         return td.get(group.key(flag)).squeeze(-1) if group.agent_done else td.get(flag)
 
     # ----------------------------------------------------------------------------------- values
@@ -212,7 +218,7 @@ class StepRules:
             group.reward_key,
             f"it is {reward[~reward.isfinite()][:1].tolist()}",
             "a finite number",
-            "give 0 to the dead and the waiting, and find what divides by zero",
+            "return 0 for dead and waiting agents, and look for a division by zero",
         )
 
     def _check_values(self, td: TensorDictBase) -> None:
@@ -231,14 +237,14 @@ class StepRules:
                 path if len(path) > 1 else path[0],
                 f"it is {value[wrong][:1].tolist()}",
                 f"finite, and inside {spec.__class__.__name__}",
-                "give what a living agent really sees, and declare bounds that hold",
+                "return valid observations of living agents, and declare correct bounds",
             )
         for group in self.team.groups.values():
             if group.action_mask_key is not None:
                 self._check_choices(td, group)
 
     def _acting(self, td: TensorDictBase, group: GroupSpec, path: tuple, value: Tensor) -> Tensor:
-        """Returns which values count, in a leaf's shape: those of agents that act."""
+        """Returns a mask of the values of acting agents, in the shape of a leaf."""
         if group.mask_key is None:
             return torch.ones_like(value, dtype=torch.bool)
         acts = td.get(group.mask_key)
@@ -256,8 +262,8 @@ class StepRules:
                 acts & going & ~legal.any(-1),
                 (group.name, "action_mask"),
                 "an agent that acts has no legal action",
-                "one legal action or more for each agent whose mask is True",
-                "make an action legal (such as a no-op), or the mask False",
+                "at least one legal action for each agent with mask True",
+                "make an action legal (such as a no-op), or set the mask to False",
             )
 
     # --------------------------------------------------------------------------- episodes' ends
@@ -269,7 +275,7 @@ class StepRules:
             self._note(
                 td.get(key) & started,
                 key,
-                "it is True at an episode's begin",
+                "it is True at the start of an episode",
                 "False after a reset",
                 "clear the flags of the envs that are reset",
             )
@@ -286,9 +292,9 @@ class StepRules:
             self._note(
                 late,
                 "truncated",
-                f"an episode goes on beyond the time limit of {self.max_steps} steps",
+                f"an episode continues beyond the time limit of {self.max_steps} steps",
                 "an end",
-                "count each env's own steps, and truncate it",
+                "count the steps of each env, and truncate it",
             )
             reached = self.steps == self.max_steps
             self.ended_before |= bool((after.get("terminated") & ~reached).any())
@@ -301,7 +307,7 @@ class StepRules:
     def _compare_ends(
         self, before: TensorDictBase, after: TensorDictBase, carry: TensorDictBase, done: Tensor
     ) -> None:
-        """Checks that terminal observations are not those of the episodes that begin."""
+        """Checks that terminal observations are not the first ones of the next episodes."""
         seen = [td.select(*self.team.groups, strict=False) for td in (before, after, carry)]
         rows = done.squeeze(-1)
         same, moved = True, False
@@ -318,7 +324,7 @@ class StepRules:
 
 
 def _ends_by_itself(env: EnvBase) -> bool:
-    """Returns whether the environment knows a time limit of the environment itself."""
+    """Returns True if the environment reports a time limit of its simulator."""
     return isinstance(getattr(base_of(env), "own_limit", None), int)
 
 

@@ -20,12 +20,12 @@ from torchrl_marl.envs.agents.declared_env import AutoResetEnv
 from torchrl_marl.envs.agents.kinds import map_leaves
 from torchrl_marl.envs.agents.life_cycle import where_fresh
 from torchrl_marl.envs.jaxmarl.build import import_jaxmarl
-from torchrl_marl.envs.scene import LastPictures, Picture
+from torchrl_marl.envs.scene import FinalFrames, Picture
 
 __all__ = ["JaxMarlEnv"]
 
 
-class JaxMarlEnv(LastPictures, AutoResetEnv):
+class JaxMarlEnv(FinalFrames, AutoResetEnv):
     """World of JaxMARL in groups: one jitted call steps all copies.
 
     A step gives an episode's last observation and the next one's first, and the life cycle is
@@ -150,7 +150,7 @@ class JaxMarlEnv(LastPictures, AutoResetEnv):
 
     def _start(self, fresh: Tensor | None) -> dict[str, Any]:
         running = self._carry is not None
-        self._forget()
+        self._drop_frames()
         self._after = None
         key = (self._carry["key"], self._carry["calls"]) if running else self._seeded
         carry, leaves = self._calls.start(*key)
@@ -169,7 +169,7 @@ class JaxMarlEnv(LastPictures, AutoResetEnv):
         ]
         if self._watched:
             self._after = self._calls.look(self._carry, rows)
-            self._look()
+            self._keep_frames()
         self._carry, after, next_start = self._calls.step(self._carry, rows)
         return self._output(after), self._output(next_start)
 

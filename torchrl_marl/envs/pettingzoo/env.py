@@ -30,7 +30,7 @@ from torchrl_marl.envs.pettingzoo.rng import OwnRandom
 from torchrl_marl.envs.pettingzoo.tensors import RowTensors, declared, row_fields, slots_of
 from torchrl_marl.envs.processes.copies import RowLayout
 from torchrl_marl.envs.processes.workers import Workers
-from torchrl_marl.envs.scene import LastPictures, Picture
+from torchrl_marl.envs.scene import FinalFrames, Picture
 from torchrl_marl.errors import ConfigError, SimulatorStateError, TrustError, UserError, WorkerError
 from torchrl_marl.runtime.trust import is_own, signature
 
@@ -40,7 +40,7 @@ __all__ = ["PettingZooEnv"]
 _PICKLED = b"worlds of PettingZoo"  # the text in front of the signed bytes
 
 
-class PettingZooEnv(LastPictures, AutoResetEnv):
+class PettingZooEnv(FinalFrames, AutoResetEnv):
     """Copies of a PettingZoo environment, parallel or AEC, with the life cycle of a team.
 
     Agents that died or wait have ``mask`` False and their actions never reach the environment; an

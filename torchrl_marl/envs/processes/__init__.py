@@ -1,4 +1,4 @@
-"""Many copies of an environment in a few processes, without torch."""
+"""Copies of an environment in worker processes, without torch."""
 
 from torchrl_marl._lazy import attach
 

@@ -1,5 +1,4 @@
-"""Copies of an environment in the process that plays them, their rows of memory, and their
-failures.
+"""Copies of an environment within one process, their rows of shared memory, and their failures.
 
 Imports no torch, to start fast.
 """
@@ -24,17 +23,17 @@ from torchrl_marl.errors import UserError, WorkerError
 __all__ = ["Copies", "EnvInstance", "Failure", "RowLayout", "Rows", "open_block", "row_of"]
 
 Rows = dict[str, np.ndarray]
-"""Field -> array: of all copies, or of one."""
+"""Arrays of all copies or of one, by field."""
 
 ALIGNMENT = 64  # bytes: a cache line, and the alignment of torch's vector instructions
 
 
 @dataclass(frozen=True)
 class RowLayout:
-    """Layout of the arrays that an environment's copies read and write; one row of each per copy.
+    """Layout of the arrays that the copies of an environment read and write, one row per copy.
 
     Args:
-        fields (dict): name -> (shape of one copy, name of the numpy dtype).
+        fields (dict): shape of one copy's row and name of the numpy dtype, by field.
 
     Examples:
         >>> layout = RowLayout({"action": ((2,), "float32"), "done": ((), "bool")})
@@ -46,12 +45,12 @@ class RowLayout:
     fields: dict[str, tuple[tuple[int, ...], str]]
 
     def n_bytes(self, n_copies: int) -> int:
-        """Returns the bytes of a block for a number of copies."""
+        """Returns the size in bytes of a block for some copies."""
         end = max((end for *_, end in self._places(n_copies)), default=0)
         return -(-end // ALIGNMENT) * ALIGNMENT
 
     def views(self, buffer: mmap.mmap | bytearray | memoryview, n_copies: int) -> Rows:
-        """Returns the arrays of a buffer: field -> ``[n_copies, *shape]``."""
+        """Returns the arrays of a buffer by field, ``[n_copies, *shape]``."""
         return {
             name: np.ndarray((n_copies, *shape), dtype, buffer, start)
             for name, shape, dtype, start, _ in self._places(n_copies)
@@ -66,12 +65,12 @@ class RowLayout:
 
 
 def row_of(rows: Rows, number: int) -> Rows:
-    """Returns the views of one copy, scalars included."""
+    """Returns views of the rows of one copy, also of scalars."""
     return {name: array[number, ...] for name, array in rows.items()}
 
 
 def open_block(n_bytes: int) -> int:
-    """Opens new memory, all zero, without a name: it is freed with its last process."""
+    """Opens anonymous shared memory, filled with zeros; it is freed with its last process."""
     if hasattr(os, "memfd_create"):
         block = os.memfd_create("torchrl_marl")
     else:
@@ -81,7 +80,7 @@ def open_block(n_bytes: int) -> int:
     return block
 
 
-# Programming errors, which come again: in the environment, or in its arguments.
+# Programming errors in the environment or its arguments, which a new copy would repeat.
 _WRONG = (
     *(TypeError, LookupError, AttributeError, NameError, AssertionError),
     *(ImportError, NotImplementedError, SyntaxError),
@@ -90,16 +89,16 @@ _WRONG = (
 
 @dataclass(frozen=True)
 class Failure:
-    """An error that a copy raised, or the loss of its worker; it travels between processes.
+    """Error of a copy, or loss of its worker, as a message between processes.
 
     Args:
-        copy (int): the copy's number.
-        worker (int, optional): the number of its process, if it is not this one.
-        message (str): what happened.
-        traceback (str): where, as far as that is known.
-        known (str, optional): the class of ``torchrl_marl.errors`` that was raised, if it is one.
-        lost (bool): the worker died or does not answer.
-        wrong (bool): a mistake in the environment's program, which a copy made anew has as well.
+        copy (int): index of the copy.
+        worker (int, optional): index of its worker process; None in this process.
+        message (str): error message.
+        traceback (str): traceback, if known.
+        known (str, optional): class of ``torchrl_marl.errors``, for such an error.
+        lost (bool): True if the worker died or does not answer.
+        wrong (bool): True for a programming error, which a new copy would repeat.
     """
 
     copy: int
@@ -123,48 +122,48 @@ class Failure:
 
     @property
     def repairable(self) -> bool:
-        """Returns whether a new copy may succeed: not after a wrong setting, space or program."""
+        """Returns True if a new copy may succeed; False after wrong settings, specs or code."""
         return self.known in (None, "NonFiniteError") and not self.wrong
 
-    def words(self, env: str) -> str:
-        """Returns the failure as text, with the copies concerned."""
+    def describe(self, env: str) -> str:
+        """Returns the failure in one line, with the copy and its worker."""
         if self.lost:
             return f"Worker {self.worker} of {env} {self.message} (in copy {self.copy})"
         where = "" if self.worker is None else f" (worker {self.worker})"
         return f"Copy {self.copy} of {env}{where}{':' if self.known else ''} {self.message}"
 
     def error(self, env: str) -> UserError:
-        """Returns the error to raise."""
-        words = self.words(env)
+        """Returns the exception to raise."""
+        text = self.describe(env)
         if self.known:
             kind = getattr(errors, self.known)
-            error = kind.__new__(kind, words)  # its __init__ may ask for anything
+            error = kind.__new__(kind, text)  # its __init__ may have other arguments
         else:
-            anew = "starts it" if self.lost else "makes it"
-            hint = f"restart_workers=True {anew} anew instead of stopping."
-            error = WorkerError(f"{words}; {'correct the environment.' if self.wrong else hint}")
+            lost = "worker" if self.lost else "copy"
+            hint = f"use restart_workers=True to restart the {lost} instead of stopping."
+            error = WorkerError(f"{text}; {'fix the environment.' if self.wrong else hint}")
         if self.traceback:
             error.add_note(f"There:\n{self.traceback}")
         return error
 
 
 def _is_ours(error: Exception) -> bool:
-    """Returns whether this package raised the error, and no environment or package of an environment."""
+    """Returns True if code of this package raised the error."""
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     return str(frame.f_globals.get("__name__")).startswith("torchrl_marl.")
 
 
 class EnvInstance(Protocol):
-    """One copy of an environment, made in the process in which it runs."""
+    """Interface of one copy of an environment, made in the process in which it runs."""
 
     def begin(self, row: Rows, seed: int | None) -> None:
-        """Begins an episode and writes the row; None continues the environment's generator."""
+        """Starts an episode and writes the row; without a seed the random generator continues."""
 
     def play(self, row: Rows) -> None:
-        """Reads the actions, makes a step and writes it; begins the next episode after an end."""
+        """Reads the actions, makes a step and writes the row; resets ended episodes."""
 
     def save(self) -> bytes:
-        """Returns the copy's whole state."""
+        """Returns the whole state of the copy."""
 
     def load(self, state: bytes) -> None:
         """Restores a saved state."""
@@ -174,16 +173,16 @@ class EnvInstance(Protocol):
 
 
 class Copies:
-    """Several copies of an environment, played one after the other.
+    """Copies of an environment in one process, stepped in sequence.
 
-    A copy that raises stops none of the others: errors are reported when all had their turn.
+    An error in one copy does not stop the others; all errors are returned at the end.
 
     Args:
-        make (callable): makes a copy, of a seed where there are such.
-        rows (dict): the arrays of all copies, also of those elsewhere.
-        numbers (sequence of int): which copies these are.
-        current (numpy.ndarray): ``[1]``; the number of the copy whose turn it is is kept there.
-        worker (int, optional): the process's number, if it is not the one of all.
+        make (callable): makes a copy, from a seed if there are seeds.
+        rows (dict): arrays of the copies of all processes.
+        numbers (sequence of int): indices of the copies of this process.
+        current (numpy.ndarray): ``[1]``, receives the index of the running copy.
+        worker (int, optional): index of the worker process; None in the main process.
     """
 
     def __init__(
@@ -214,28 +213,29 @@ class Copies:
     def call(
         self, method: str, arguments: Mapping[int, tuple]
     ) -> tuple[dict[int, Any], list[Failure]]:
-        """Runs ``make``, ``begin``, ``renew`` (both), ``save``, ``load``, or ``watch`` or ``draw``.
+        """Calls a method of some copies.
 
         Args:
-            method (str): which.
-            arguments (mapping): copy -> its arguments.
+            method (str): ``"make"``, ``"begin"``, ``"renew"`` (make and begin), ``"save"``,
+                ``"load"``, ``"watch"`` or ``"draw"``.
+            arguments (mapping): arguments by copy.
 
         Returns:
-            dict and list: copy -> what it returned, and what copies raised.
+            dict and list: results by copy, and failures.
         """
         results: dict[int, Any] = {}
         failures = []
-        for i, words in arguments.items():
+        for i, args in arguments.items():
             self._current[0] = i
             try:
-                results[i] = self._call(method, i, words)
+                results[i] = self._call(method, i, args)
             except Exception as error:
                 failures.append(Failure.of(i, self._worker, error))
         self._turns = [(i, copy, self._rows[i]) for i, copy in sorted(self._copies.items())]
         return results, failures
 
     def close(self) -> None:
-        """Closes all copies; ignores errors of closing."""
+        """Closes all copies; ignores their errors."""
         for copy in self._copies.values():
             with contextlib.suppress(Exception):
                 copy.close()

@@ -1,8 +1,8 @@
-"""A process that plays some copies of an environment: both of its ends. Imports no torch.
+"""Worker process for copies of an environment, and its handle in the parent. Imports no torch.
 
-It is a fresh interpreter, neither forked (threads of torch or JAX and CUDA would break) nor
-spawned by ``multiprocessing`` (that runs the user's script again, which then needs a guard).
-A message is one byte, "play" or "done", or else a pickle with its length before it.
+The process is a fresh interpreter. It is not forked, because threads and CUDA would break, and not
+spawned by ``multiprocessing``, which would run the user's script again. A message is one byte for
+"play" and "done", or else a pickle after its length.
 """
 
 from __future__ import annotations
@@ -38,28 +38,28 @@ START = (
 )
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 SHORTEST_START = 120.0  # seconds: many workers may import a large package at once
-PATIENCE = 5.0  # seconds in which a worker should end after a request
+PATIENCE = 5.0  # seconds for a worker to end after a request
 
 
 class WorkerLost(Exception):
-    """A worker died or does not answer."""
+    """Error of a worker that died or does not answer."""
 
 
 class Worker:
-    """A process with some of the copies, and the pipe to it.
+    """Handle of a worker process with some of the copies.
 
     Args:
-        make (bytes): a pickled function that makes a copy.
-        layout (RowLayout): of the block.
-        block (int): descriptor of the memory with all the rows, and then one number per worker.
-        n_copies (int): in all workers.
-        n_workers (int): how many there are.
-        number (int): which of them this is.
-        timeout (float): seconds in which it must answer.
+        make (bytes): pickled function that makes a copy.
+        layout (RowLayout): layout of the block.
+        block (int): descriptor of the shared memory: all rows, then one number per worker.
+        n_copies (int): number of copies of all workers.
+        n_workers (int): number of workers.
+        number (int): index of this worker.
+        timeout (float): seconds to wait for an answer.
 
     Attributes:
-        copies (range): the copies that it has.
-        traceback (str): of its end, where it crashed or did not answer.
+        copies (range): copies of this worker.
+        traceback (str): traceback of a crash, or of a missing answer.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Worker:
         self.traceback = ""
 
     def start(self) -> None:
-        """Starts the process, which makes its copies on request."""
+        """Starts the process; it makes its copies on request."""
         ours, theirs = socket.socketpair()
         self._socket, self._trace = ours, tempfile.TemporaryFile()  # noqa: SIM115
         handles = (theirs.fileno(), self._block, self._trace.fileno())
@@ -90,7 +90,7 @@ class Worker:
             stdin=subprocess.DEVNULL,
             pass_fds=handles,
             env={**os.environ, **dict.fromkeys(THREADS, "1")},
-            start_new_session=True,  # Ctrl-C reaches this process only
+            start_new_session=True,  # Ctrl-C reaches the parent only
         )
         theirs.close()
         self._waiting = False
@@ -99,18 +99,18 @@ class Worker:
             send(self._socket, self._start_message)
 
     def send(self, message: Any) -> None:
-        """Sends a request; drops an answer that was not received, after Ctrl-C."""
+        """Sends a request; discards an earlier answer that Ctrl-C left unread."""
         if self._waiting:
             self.receive()
         self._waiting = True
-        with contextlib.suppress(OSError):  # receive explains the error
+        with contextlib.suppress(OSError):  # receive raises the error
             send(self._socket, message)
 
     def receive(self) -> tuple[dict[int, Any], list[Failure]]:
         """Returns the answer to a request.
 
         Raises:
-            WorkerLost: there is none; the process has ended.
+            WorkerLost: no answer; the process has ended.
         """
         try:
             answer = receive(self._socket)
@@ -133,19 +133,19 @@ class Worker:
         return answer
 
     def ask_to_end(self) -> None:
-        """Asks the process to close its copies and end."""
+        """Requests the process to close its copies and end."""
         with contextlib.suppress(OSError):
             self._socket.settimeout(PATIENCE)
             self._socket.shutdown(socket.SHUT_WR)
 
     def end(self, timeout: float) -> None:
-        """Waits for the process to end, and kills it after a time."""
+        """Waits for the process to end, and kills it after a timeout."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout)
         self.kill()
 
     def kill(self) -> None:
-        """Kills the process; ``traceback`` shows its place, if it crashed or did not answer."""
+        """Kills the process, and reads the traceback of a crash or of a missing answer."""
         self._process.kill()
         self._process.wait()
         self._socket.close()
@@ -176,14 +176,14 @@ def _how_it_ended(code: int) -> str:
 
 
 def serve(connection: int, block: int, trace: int) -> None:
-    """Runs the process: makes its copies, and plays them until its parent ends.
+    """Main function of the process: serves requests until the parent ends.
 
     Args:
         connection (int): descriptor of the socket to the parent.
-        block (int): of the shared memory.
-        trace (int): of the file for the traceback of a crash.
+        block (int): descriptor of the shared memory.
+        trace (int): descriptor of the file for the traceback of a crash.
     """
-    for stop in (signal.SIGINT, signal.SIGTERM):  # its parent ends it after saving
+    for stop in (signal.SIGINT, signal.SIGTERM):  # the parent ends it after saving
         signal.signal(stop, signal.SIG_IGN)
     faulthandler.enable(file=trace, all_threads=False)
     faulthandler.register(signal.SIGUSR1, file=trace, all_threads=False)
@@ -225,13 +225,13 @@ def _answer(parent: socket.socket, copies: Copies) -> None:
             send(parent, copies.call(*message))
             if message[0] in ("make", "renew"):
                 gc.collect()
-                gc.freeze()  # packages and environments need no more collection
+                gc.freeze()  # packages and environments need no further collection
 
 
 def _end_with_parent(connection: int) -> None:
-    """Ends a busy or hanging process after the end of its parent."""
+    """Ends a busy or hanging process when its parent has ended."""
     gone = select.poll()
-    gone.register(connection, 0)  # the closing of the other end, and nothing else
+    gone.register(connection, 0)  # reports only that the other end is closed
     gone.poll()
     time.sleep(PATIENCE)
     os._exit(1)

@@ -1,4 +1,4 @@
-"""Copies of an environment in processes of their own."""
+"""Copies of an environment in worker processes."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ __all__ = ["EnvInstance", "Repeats", "Workers"]
 
 
 class Repeats:
-    """Position of each copy since it was made, and its number of failures there in a row.
+    """Counter of each copy's steps and episodes since it was made, and of failures at one place.
 
-    A copy that is made anew, gets other seeds and fails in the same step all the same does so by
-    itself: no restart fixes it.
+    A copy that fails repeatedly in the same step, with other seeds, is broken: restarts do not
+    help.
 
     Args:
-        n_copies (int): how many there are.
+        n_copies (int): number of copies.
 
     Examples:
         >>> repeats = Repeats(1)
@@ -44,70 +44,69 @@ class Repeats:
         self._failed: dict[int, tuple[tuple[int, ...], int]] = {}
 
     def made(self, copies: Sequence[int]) -> None:
-        """Resets the counts of copies that were made anew, and begin their first episode."""
+        """Resets the counts of restarted copies, which start their first episode."""
         self._at[list(copies)] = 1, 0
 
     def begun(self, copies: Sequence[int]) -> None:
-        """Notes that some copies begin an episode."""
+        """Counts a new episode of some copies."""
         self._at[list(copies)] += (1, 0)
         self._at[list(copies), 1] = 0
 
     def played(self, ended: np.ndarray | None, failed: Sequence[int] = ()) -> None:
-        """Notes a step of all copies but the failed ones; some episodes ``[E]`` ended in it."""
+        """Counts a step of all copies except failed ones; ``ended`` is a mask ``[E]``."""
         self._at[:, 1] += 1
         self._at[list(failed), 1] -= 1
         if ended is not None and ended.any():
             self.begun(np.flatnonzero(ended).tolist())
 
     def failed(self, copy: int) -> int:
-        """Returns how often a copy failed at its position, without one elsewhere in between."""
+        """Counts a failure of a copy; returns the number of consecutive failures in this step."""
         at = tuple(self._at[copy].tolist())
         last, times = self._failed.get(copy, (at, 0))
         self._failed[copy] = at, (times if last == at else 0) + 1
         return self._failed[copy][1]
 
     def place(self, copy: int) -> str:
-        """Returns the position of a copy, counted since it was made, as text."""
+        """Returns a copy's step and episode since it was made, as text."""
         episodes, steps = self._at[copy].tolist()
         return f"step {steps + 1} of its episode {episodes}"
 
 
-MOST_RESTARTS = 10  # in a row, without a step in between that had no failure
-MOST_REPEATS = 3  # failures of a copy in the same step until it counts as broken
+MOST_RESTARTS = 10  # without a step between that had no failure
+MOST_REPEATS = 3  # failures of a copy in the same step, after which it is broken
 
 
 class Workers:
-    """E copies of an environment, played in a few processes or in this one.
+    """E copies of an environment, in worker processes or in this process.
 
-    All copies read and write rows of one block of memory, so that a step costs one byte to each
-    worker and one back. The processes are fresh interpreters: they are not forked, do not run
-    the user's script again (so it needs no ``if __name__ == "__main__"``) and import no torch. They
-    end when this object is closed or deleted, and when this process ends in whatever way.
+    All copies read and write rows of one block of shared memory, so a step sends one byte to each
+    worker and one back. Workers are fresh interpreters. They are not forked, do not run the user's
+    script again (it needs no ``if __name__ == "__main__"``), and import no torch. They end when
+    this object is closed or deleted, and when this process ends.
 
     Args:
-        make (callable): makes a copy, in its process; pickled with ``cloudpickle``, so that a
-            lambda, or a function of a notebook, will do.
-        layout (RowLayout): what a copy reads and writes.
+        make (callable): makes a copy in its process. It is pickled with ``cloudpickle``, so
+            lambdas and functions of notebooks work.
+        layout (RowLayout): layout of the rows.
         n_copies (int): number E of copies.
-        n_workers (int): processes, at most one a copy; 0: all in this process.
+        n_workers (int): number of workers, at most one per copy; 0 uses this process.
 
     Keyword Args:
-        timeout (float): seconds after which a worker that does not answer is taken for lost; the
-            time limit of a start is longer.
-        restart (bool): go on when copies raise, or workers die or hang: they are made anew, with
-            a warning, and started with fresh seeds. Not after a mistake of a program, nor when a
-            copy failed in the same step three times.
-        seeds (sequence of int, optional): one a copy, given to ``make``.
-        name (str): of the environment, for errors.
+        timeout (float): seconds until a worker without an answer counts as lost. Starting may take
+            longer.
+        restart (bool): restart failed copies and lost workers, with a warning and new seeds. Not
+            after programming errors, nor after three failures of a copy in the same step.
+        seeds (sequence of int, optional): one per copy, passed to ``make``.
+        name (str): name of the environment in error messages.
 
     Attributes:
-        rows (dict): field -> array ``[E, ...]`` that is read and written in place.
-        restarts (int): how many copies and workers were made anew.
+        rows (dict): arrays ``[E, ...]`` by field, read and written in place.
+        restarts (int): number of restarts of copies and workers.
 
     Raises:
-        WorkerError: a copy raised, or a worker died or hangs; its notes have the traceback. The
+        WorkerError: a copy failed, or a worker died or hangs. Its notes have the traceback. The
             other copies can still be used.
-        UserError: what a copy raised, if it is one of ``torchrl_marl.errors``.
+        UserError: an error of ``torchrl_marl.errors`` in a copy.
     """
 
     def __init__(
@@ -120,7 +119,7 @@ class Workers:
         timeout: float = 60.0,
         restart: bool = False,
         seeds: Sequence[int] | None = None,
-        name: str = "world",
+        name: str = "environment",
     ) -> None:
         _check(n_copies, n_workers, timeout)
         self.restarts = 0
@@ -160,12 +159,12 @@ class Workers:
     def begin(
         self, fresh: np.ndarray | None = None, seeds: Sequence[int | None] | None = None
     ) -> None:
-        """Begins episodes.
+        """Starts episodes.
 
         Args:
-            fresh (numpy.ndarray, optional): ``[E]``; in which copies, otherwise in all.
-            seeds (sequence of int or None, optional): one a copy; with None a copy's generator
-                goes on.
+            fresh (numpy.ndarray, optional): mask ``[E]`` of the copies to reset; all by default.
+            seeds (sequence of int or None, optional): one per copy; with None the copy's random
+                generator continues.
         """
         numbers = range(self._n_copies) if fresh is None else np.flatnonzero(fresh).tolist()
         new_seeds = [None] * self._n_copies if seeds is None else seeds
@@ -179,13 +178,13 @@ class Workers:
         """Steps all copies, with the actions in their rows.
 
         Returns:
-            numpy.ndarray or None: ``[E]``, the copies that were started anew, since they or their
-            worker failed: their rows hold the begin of an episode. None if there are none.
+            numpy.ndarray or None: mask ``[E]`` of copies restarted after a failure, whose rows
+            hold the start of an episode. None without restarts.
         """
         self._check_open()
         ended = self.rows.get("ended")
         if ended is not None:
-            ended[...] = False  # a copy may fail before it reports so, or afterwards
+            ended[...] = False  # a copy may fail before or after it writes this
         if self._here is not None:
             failures = self._here.play()
         else:
@@ -209,11 +208,11 @@ class Workers:
         self._call("load", {i: (state,) for i, state in enumerate(states)})
 
     def watch(self, number: int) -> None:
-        """Lets the first copies keep what they look like, where their kind can be drawn."""
+        """Makes the first copies keep a picture of each step, if they can be drawn."""
         self._call("watch", {i: (i < number,) for i in range(self._n_copies)})
 
     def draw(self, copy: int) -> Any:
-        """Returns what a copy looks like: pixels, or a text."""
+        """Returns a picture of a copy, as pixels or text."""
         return self._call("draw", {copy: ()})[copy]
 
     def close(self) -> None:
@@ -223,7 +222,7 @@ class Workers:
     def _call(self, method: str, arguments: Mapping[int, tuple]) -> dict[int, Any]:
         results, failures = self._ask(method, arguments)
         if failures:
-            raise self._raised(failures)
+            raise self._error_of(failures)
         return results
 
     def _ask(
@@ -240,7 +239,7 @@ class Workers:
 
     def _check_open(self) -> None:
         if not self._close.alive:
-            raise WorkerError(f"The copies of {self._name} are closed; make the environment anew.")
+            raise WorkerError(f"The copies of {self._name} are closed; make a new environment.")
 
     def _able(self, asked: list[Worker]) -> list[Worker]:
         for worker in asked if self._lost else ():
@@ -268,48 +267,48 @@ class Workers:
         return failure
 
     def _repair(self, failures: list[Failure]) -> np.ndarray:
-        anew = np.zeros(self._n_copies, bool)
+        restarted = np.zeros(self._n_copies, bool)
         while failures:
             if not self._restart or not all(failure.repairable for failure in failures):
-                raise self._raised(failures)
+                raise self._error_of(failures)
             for failure in failures:
                 self._count(failure)
-            numbers = [i for failure in failures for i in self._revived(failure)]
-            anew[numbers] = True
+            numbers = [i for failure in failures for i in self._restart_worker_of(failure)]
+            restarted[numbers] = True
             self._repeats.made(numbers)
             times = 2 if self._made_with_seed else 1  # to make it, and to begin
             _, failures = self._ask("renew", {i: (self._fresh_seed(i),) * times for i in numbers})
-        return anew
+        return restarted
 
-    def _raised(self, failures: list[Failure]) -> UserError:
+    def _error_of(self, failures: list[Failure]) -> UserError:
         first, *others = failures
         error = first.error(self._name)
         for other in others:
-            error.add_note(f"In the same step: {other.words(self._name)}.")
+            error.add_note(f"In the same step: {other.describe(self._name)}.")
         return error
 
     def _count(self, failure: Failure) -> None:
-        words, hopeless = failure.words(self._name), None
+        text, hopeless = failure.describe(self._name), None
         if self._repeats.failed(failure.copy) >= MOST_REPEATS:
             hopeless = (
                 f"it failed {MOST_REPEATS} times in {self._repeats.place(failure.copy)} "
-                "after it was made, which no restart fixes: correct the world"
+                "after it was made, so restarts do not help: fix the environment"
             )
         elif self._in_a_row >= MOST_RESTARTS:
             hopeless = (
-                f"there were {MOST_RESTARTS} restarts before, with no step in between "
-                "that went well"
+                f"there were {MOST_RESTARTS} restarts without a successful step: fix the "
+                "environment"
             )
         if hopeless is not None:
-            error = WorkerError(f"{words}; {hopeless}.")
+            error = WorkerError(f"{text}; {hopeless}.")
             error.add_note(failure.traceback)
             raise error
         self._in_a_row += 1
         self.restarts += 1
-        warnings.warn(f"{words}; made anew, restart {self.restarts}.", RuntimeWarning, stacklevel=4)
+        warnings.warn(f"{text}; restarted (restart {self.restarts}).", RuntimeWarning, stacklevel=4)
 
-    def _revived(self, failure: Failure) -> Iterable[int]:
-        """Restarts a lost worker; returns the copies that must be made anew."""
+    def _restart_worker_of(self, failure: Failure) -> Iterable[int]:
+        """Restarts a lost worker; returns the copies to restart."""
         if not failure.lost:
             return [failure.copy]
         worker = self._workers[failure.worker or 0]
@@ -322,18 +321,20 @@ class Workers:
         if seed is None:
             return None
         drawn = np.random.SeedSequence([seed, self.restarts]).generate_state(1)
-        return int(drawn[0]) >> 1  # some environments want 31 bits
+        return int(drawn[0]) >> 1  # some environments take 31 bits only
 
 
 def _check(n_copies: int, n_workers: int, timeout: float) -> None:
     if n_copies < 1:
-        raise ConfigError(f"num_envs={n_copies}; give at least one copy of the environment.")
+        raise ConfigError(f"num_envs is {n_copies}, expected 1 or more.")
     if n_workers < 0:
-        raise ConfigError(f"workers={n_workers}; give 0 for this process, or how many to start.")
+        raise ConfigError(
+            f"workers is {n_workers}, expected 0 (this process) or the number of workers."
+        )
     if not timeout > 0:
-        raise ConfigError(f"worker_timeout={timeout}; give a number of seconds above 0.")
+        raise ConfigError(f"worker_timeout is {timeout}, expected seconds above 0.")
     if n_workers and sys.platform == "win32":
-        raise ConfigError(f"workers={n_workers} need Linux or macOS; give workers=0 on Windows.")
+        raise ConfigError(f"workers={n_workers} needs Linux or macOS; use workers=0 on Windows.")
 
 
 def _pickled(make: Callable[..., EnvInstance], name: str) -> bytes:
@@ -343,8 +344,8 @@ def _pickled(make: Callable[..., EnvInstance], name: str) -> bytes:
         return cloudpickle.dumps(make)
     except Exception as error:
         raise ConfigError(
-            f"{name} cannot be sent to workers, since it cannot be pickled ({error}); give a "
-            "function that makes it, or workers=0."
+            f"{name} cannot be sent to workers, since it cannot be pickled ({error}); pass a "
+            "function that makes it, or use workers=0."
         ) from error
 
 

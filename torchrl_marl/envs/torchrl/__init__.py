@@ -1,4 +1,4 @@
-"""TorchRL's own multi-agent environments, with their life cycle corrected."""
+"""Adapters of TorchRL's multi-agent environments, with a corrected life cycle."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Conventions of TorchRL's environments: how each reports observations, deaths and ends.
+"""Readers for the conventions of TorchRL's environments: observations, deaths and ends.
 
 Shapes: E envs, N agents of a group, S state features.
 """
@@ -30,16 +30,16 @@ Ends = tuple[Tensor | None, Tensor | None]
 
 
 class Reading:
-    """Reading of any environment in groups, by the keys that it declares.
+    """Reader of a grouped environment, by its declared keys.
 
     Args:
-        env (EnvBase): whose steps are read, with its transforms.
-        base (EnvBase): the same without them.
+        env (EnvBase): environment with its transforms.
+        base (EnvBase): the environment without transforms.
 
     Attributes:
-        kinds (dict of str to tuple of AgentSpec): its agents by group.
-        state_spec (TensorSpec, optional): what a critic may see, ``[S]``.
-        max_steps (int, optional): the environment's own time limit, where it tells.
+        kinds (dict of str to tuple of AgentSpec): agents by group.
+        state_spec (TensorSpec, optional): spec of the critic's state, ``[S]``.
+        max_steps (int, optional): time limit of the environment, if it reports one.
     """
 
     def __init__(self, env: EnvBase, base: EnvBase) -> None:
@@ -60,12 +60,12 @@ class Reading:
     def read(
         self, td: TensorDictBase, kinds: Mapping[str, GroupKinds], rewards: bool
     ) -> dict[str, Any]:
-        """Returns the leaves of each group or kind: observations, rewards, masks and flags.
+        """Returns observations, rewards, masks and flags by group or kind.
 
         Args:
-            td (TensorDictBase): what the environment gave, ``[E]``.
-            kinds (mapping): group -> how its agents divide.
-            rewards (bool): it is of a step.
+            td (TensorDictBase): output of the environment, ``[E]``.
+            kinds (mapping): kinds of agents by group.
+            rewards (bool): True for the output of a step, which has rewards.
         """
         source: dict[str, Any] = {}
         if self.state_spec is not None:
@@ -104,11 +104,11 @@ class Reading:
         return reward.unsqueeze(1).expand(-1, group.n_agents, -1).clone()
 
     def ends(self, td: TensorDictBase, steps: Tensor) -> Ends:
-        """Returns the reported ends of the episodes: terminated and truncated, ``[E, 1]``.
+        """Returns the root's flags as reported: terminated and truncated, ``[E, 1]``.
 
         Args:
-            td (TensorDictBase): what it gave.
-            steps (Tensor): of the episodes so far, ``[E, 1]``.
+            td (TensorDictBase): output of a step.
+            steps (Tensor): number of steps of the episodes, ``[E, 1]``.
         """
         if "done" not in self.done_keys:
             return None, None
@@ -119,7 +119,7 @@ class Reading:
         return self._split(terminated, steps)
 
     def _split(self, done: Tensor, steps: Tensor) -> Ends:
-        """Splits an end of one flag in two: truncated in the time limit's last step."""
+        """Splits a done flag into terminated and truncated, by the time limit."""
         if self.max_steps is None:
             return done, None
         late = done & (steps >= self.max_steps)
@@ -128,12 +128,12 @@ class Reading:
     def write(
         self, td: TensorDictBase, name: str, kinds: GroupKinds, own: Mapping[str, Any]
     ) -> None:
-        """Writes a group's actions, ``"action"`` or kind -> ``"action"``, ``[E, N, ...]``."""
+        """Writes the actions of a group, for all agents or by kind, ``[E, N, ...]``."""
         td.set(name, kinds.written(td.get(name), own))
 
 
 class VmasReading(Reading):
-    """VMAS in TorchRL's wrapper, which reports terminated at the time limit, too."""
+    """Reader of TorchRL's VMAS wrapper, which reports terminated at the time limit."""
 
     def _split(self, done: Tensor, steps: Tensor) -> Ends:
         if self.max_steps is None:
@@ -143,14 +143,14 @@ class VmasReading(Reading):
 
 
 class SmacReading(Reading):
-    """SMACv2: units whose only legal action is the no-op are dead; one reward for all.
+    """Reader of SMACv2. Units with the no-op as only legal action are dead; the reward is shared.
 
-    Read in TorchRL's source and tested with a stand-in: the game cannot be installed here.
+    Written from TorchRL's source and tested with a stand-in, because the game was not available.
     """
 
     def _team(self, env: EnvBase) -> TeamSpec:
-        # TorchRL keeps the currently legal actions in the spec, of which from_env would
-        # make kinds of agents.
+        # TorchRL keeps the currently legal actions in the spec, which from_env would take as
+        # different kinds of agents.
         n, action = self.base.n_agents, self.base.full_action_spec["agents", "action"]
         spec: TensorSpec = (OneHot if isinstance(action, OneHot) else Categorical)(
             self.base.n_actions, dtype=action.dtype, device=action.device
@@ -182,9 +182,9 @@ class SmacReading(Reading):
 
 
 class MeltingpotReading(Reading):
-    """Melting Pot: its episodes end by time, whatever their flags.
+    """Reader of Melting Pot, whose episodes all end by time limit.
 
-    Read in TorchRL's source and tested with a stand-in: the game cannot be installed here.
+    Written from TorchRL's source and tested with a stand-in, because the game was not available.
     """
 
     def _split(self, done: Tensor, steps: Tensor) -> Ends:
@@ -192,13 +192,13 @@ class MeltingpotReading(Reading):
 
 
 class UnityReading(Reading):
-    """Unity: an entry per agent, without flags at the root; a group's agents are stacked.
+    """Reader of Unity, which has one entry per agent and no flags at the root.
 
-    Agents with one discrete branch, several, or continuous actions; not both at once. The sum of
-    own and group reward is earned. An agent that ends waits for the others, since a reset starts
-    them all.
+    The agents of a group are stacked. Their actions are continuous, or have one or more discrete
+    branches, but not both. The reward is the sum of the agent's and the group's reward. An agent
+    that ends waits for the others, because a reset restarts all of them.
 
-    Read in TorchRL's source and tested with a stand-in: the engine cannot be installed here.
+    Written from TorchRL's source and tested with a stand-in, because the engine was not available.
     """
 
     def _team(self, env: EnvBase) -> TeamSpec:
@@ -222,7 +222,7 @@ class UnityReading(Reading):
         (spec,) = action.values()
         sizes = [box.n for box in spec.space] if isinstance(spec, _BRANCHES) else []
         choice = len(sizes) == 1
-        if sizes:  # anew, without the currently legal actions
+        if sizes:  # a new spec without the currently legal actions
             of = {"dtype": spec.dtype, "device": spec.device}
             one_hot = isinstance(spec, MultiOneHot)
             single, several = (OneHot, MultiOneHot) if one_hot else (Categorical, MultiCategorical)
@@ -258,7 +258,7 @@ class UnityReading(Reading):
         return torch.stack(earned, 1)
 
     def ends(self, td: TensorDictBase, steps: Tensor) -> Ends:
-        """Returns ends of the agents only: the episode ends with the last of them."""
+        """Returns no flags of the root: the episode ends with its last agent."""
         return None, None
 
     def write(
@@ -273,7 +273,7 @@ class UnityReading(Reading):
 
 
 def reading_of(env: EnvBase, base: EnvBase) -> Reading:
-    """Returns the reading that fits a class of TorchRL's."""
+    """Returns the reader for a TorchRL environment class."""
     for cls, reading in (
         (torchrl.envs.VmasWrapper, VmasReading),
         (torchrl.envs.SMACv2Wrapper, SmacReading),
@@ -286,7 +286,7 @@ def reading_of(env: EnvBase, base: EnvBase) -> Reading:
 
 
 def _kinds_of(group: GroupSpec) -> tuple[AgentSpec, ...]:
-    """Returns the kinds of a group; neighbours of equal specs are of one kind."""
+    """Returns the kinds of a group; adjacent agents with equal specs form one kind."""
     mask = group.action_mask_key is not None
     if group.members is None:
         alike = [(group.observation_spec[0], group.action_spec[0], group.agent_names)]

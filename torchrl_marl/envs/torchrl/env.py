@@ -1,4 +1,4 @@
-"""Environments of TorchRL with the life cycle that a team needs.
+"""Adapter that corrects the life cycle of TorchRL environments.
 
 Shapes: E envs, N agents of a group.
 """
@@ -26,7 +26,7 @@ from torchrl_marl.envs.agents.life_cycle import (
     where_fresh,
 )
 from torchrl_marl.envs.marl_env import MarlEnv
-from torchrl_marl.envs.scene import LastPictures, Picture, Stage, check_scene, scene, stage
+from torchrl_marl.envs.scene import FinalFrames, Picture, Stage, check_scene, scene, stage
 from torchrl_marl.envs.torchrl.conventions import Reading, reading_of
 from torchrl_marl.envs.vmas_scene import VmasScene
 from torchrl_marl.errors import ConfigError
@@ -38,20 +38,19 @@ _FLAGS = ("done", "terminated", "truncated")
 
 
 def adapt(env: EnvBase) -> EnvBase:
-    """Adapts an environment of TorchRL, with its life cycle corrected where necessary.
+    """Adapts a TorchRL environment, and corrects its life cycle where necessary.
 
-    What is right already is returned as it is. Otherwise agents get flags and masks of their
-    own, a time limit is truncated, the dead act no more, and an unbatched environment gets the
-    batch size ``[1]``; see :class:`TorchRLEnv`. PettingZoo's and OpenSpiel's environments are taken
-    out of TorchRL's wrappers, which send actions of the dead, lose rewards of others' turns, and
-    cannot play simultaneous games.
+    A correct environment is returned unchanged. Otherwise agents get flags and masks, a time limit
+    truncates, dead agents are masked, and an unbatched environment gets the batch size ``[1]``; see
+    :class:`TorchRLEnv`. PettingZoo's and OpenSpiel's environments are unwrapped, because TorchRL's
+    wrappers send actions of dead agents, lose rewards of waiting agents, and do not support
+    simultaneous games.
 
     Args:
-        env (EnvBase): in groups. It belongs to what is returned from then on.
+        env (EnvBase): grouped environment. The adapter owns it from then on.
 
     Raises:
-        ConfigError: an environment that cannot be corrected from outside; the message says what to
-            use instead.
+        ConfigError: the environment cannot be corrected; names an alternative.
 
     Examples:
         >>> from torchrl_marl.envs.toy import MatrixGame
@@ -63,11 +62,11 @@ def adapt(env: EnvBase) -> EnvBase:
     base = env
     while isinstance(base, TransformedEnv):
         base = base.base_env
-    taken_out = _taken_out(base)
+    taken_out = _unwrapped(base)
     if taken_out is not None:
         if base is not env:
             raise ConfigError(
-                f"{type(base).__name__} has to be adapted before it is transformed; give "
+                f"{type(base).__name__} must be adapted before it is transformed; use "
                 "TransformedEnv(torchrl_marl.envs.make_env(env), transforms)."
             )
         return taken_out
@@ -75,16 +74,16 @@ def adapt(env: EnvBase) -> EnvBase:
 
 
 def check_environment(env: Any) -> None:
-    """Refuses objects that are no environment of TorchRL.
+    """Raises an error for objects that are not a TorchRL environment.
 
     Raises:
-        ConfigError: naming what it is.
+        ConfigError: another object; names its type.
     """
     if not isinstance(env, EnvBase):
         what = f"the class {env.__name__}" if inspect.isclass(env) else f"a {type(env).__name__}"
         if _is_gymnasium(env):
             raise ConfigError(
-                f"the environment is {what}, which is Gymnasium's and has one agent, expected a "
+                f"the environment is {what}, a Gymnasium environment of one agent, expected a "
                 "team; write a team of one as a MarlEnv (docs/environments/own.md), or train one "
                 "agent by TorchRL's own losses."
             )
@@ -101,8 +100,8 @@ def _is_gymnasium(env: Any) -> bool:
     return bool(modules & {"gymnasium", "gym"})
 
 
-def _taken_out(env: EnvBase) -> EnvBase | None:
-    """Returns an adapter around the environment of a wrapper that cannot be corrected, or None."""
+def _unwrapped(env: EnvBase) -> EnvBase | None:
+    """Returns an adapter of the unwrapped environment, or None where the wrapper is usable."""
     if isinstance(env, torchrl.envs.OpenSpielWrapper):
         from torchrl_marl.envs.torchrl.openspiel import OpenSpielGames
 
@@ -117,7 +116,7 @@ def _taken_out(env: EnvBase) -> EnvBase | None:
 
 
 def _is_right(env: EnvBase, base: EnvBase) -> bool:
-    """Returns whether an environment declares all that a team needs."""
+    """Returns True if an environment declares correct flags and masks."""
     if isinstance(base, (MarlEnv, AutoResetEnv)) or hasattr(type(base), "snapshot"):
         return True
     done = set(env.full_done_spec.keys(True, True))
@@ -133,20 +132,20 @@ def _is_right(env: EnvBase, base: EnvBase) -> bool:
     )
 
 
-class TorchRLEnv(LastPictures, AutoResetEnv):
-    """Environment of TorchRL with the life cycle of a team for its agents.
+class TorchRLEnv(FinalFrames, AutoResetEnv):
+    """TorchRL environment with a corrected life cycle.
 
-    Every agent has ``done``, ``terminated`` and ``truncated``, which agree with the root's, and a
-    ``mask``. What the environment says of them is kept; what it does not say follows: the root is
-    done when all agents are, an episode that ends at the environment's own time limit is
-    truncated, a team reward goes to every agent. It draws from a random state of its own.
+    Every agent has a ``mask``, and ``done``, ``terminated`` and ``truncated`` flags that agree with
+    the root's. Flags of the environment are kept; missing ones are derived. The root is done when
+    all agents are. An episode that ends at the environment's time limit is truncated. A team
+    reward is given to every agent. The adapter has its own random state.
 
     Args:
-        env (EnvBase): unbatched, or with batch size ``[E]``.
-        reading (Reading): how it says what happens.
+        env (EnvBase): environment, unbatched or with batch size ``[E]``.
+        reading (Reading): reader of its outputs.
 
     Shapes:
-        - all outputs: ``[E, ...]``, with E = 1 of an unbatched environment
+        - all outputs: ``[E, ...]``, with E = 1 for an unbatched environment
     """
 
     def __init__(self, env: EnvBase, reading: Reading) -> None:
@@ -171,11 +170,12 @@ class TorchRLEnv(LastPictures, AutoResetEnv):
         stream = offset_seed(0 if seed is None else seed)
         self.random_state.seed(stream)
         try:
-            with self.random_state.active():  # the inner one may seed itself from it
+            with self.random_state.active():  # the inner environment may draw its seed
                 self._inner.set_seed(stream % 2**31, static_seed=True)
         except NotImplementedError as refusal:
             warnings.warn(
-                f"{self._declaration.owner} cannot be seeded ({refusal}); runs of it differ.",
+                f"{self._declaration.owner} cannot be seeded ({refusal}); its runs are not "
+                "reproducible.",
                 stacklevel=2,
             )
 
@@ -212,12 +212,12 @@ class TorchRLEnv(LastPictures, AutoResetEnv):
             own = source[name]
             own["reward"] = earned(own["reward"], before[name], self._born[name])
             closed = flags.closed_by(root, source[name].get("mask"))
-            # Agents that a time limit stops are bootstrapped, whoever set the limit.
+            # Returns bootstrap at a time limit, whether the agent's or the episode's.
             stopped = before[name].mask & root.truncated & ~closed.terminated.squeeze(-1)
             self._flags[name] = {**closed.__dict__, "mask": closed.mask | stopped}
             self._born[name] = self._born[name] | closed.mask
         after = self._with_flags(source, root)
-        self._look()
+        self._keep_frames()
         if not bool(root.done.any()):
             return after, dict(after)
         over = root.done.squeeze(-1)
@@ -233,14 +233,16 @@ class TorchRLEnv(LastPictures, AutoResetEnv):
     # ---------------------------------------------------------------- the wrapped environment
 
     def _read(self, td: TensorDictBase, rewards: bool) -> dict[str, Any]:
-        """Returns copies of the environment's output in nested dicts, with one batch dim."""
+        """Returns a copy of the environment's output as nested dicts with one batch dim."""
         td = td.clone() if self._inner.batch_size else td.clone().unsqueeze(0)
         return self._reading.read(td, self.group_kinds, rewards)
 
     def _acting(self, actions: dict[str, dict[str, Any]]) -> TensorDictBase:
-        """Steps the environment, with zeros for agents that do not act."""
+        """Steps the environment, with zeros as actions of masked agents."""
         if self._last is None:
-            raise ConfigError(f"{self._declaration.owner}: a step before the first reset.")
+            raise ConfigError(
+                f"{self._declaration.owner}: a step before the first reset; call reset() first."
+            )
         td = self._last.clone(recurse=False)
         td = td if self._inner.batch_size else td.unsqueeze(0)
         for name, kinds in self.group_kinds.items():
@@ -261,26 +263,26 @@ class TorchRLEnv(LastPictures, AutoResetEnv):
     # -------------------------------------------------------------------------------- drawing
 
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> Any:
-        self._forget()
+        self._drop_frames()
         return super()._reset(tensordict, **kwargs)
 
     def check_scene(self) -> None:
-        """Refuses an environment that cannot be drawn.
+        """Raises an error for an environment that cannot be drawn.
 
         Raises:
-            ConfigError: naming what it would need.
+            ConfigError: the environment cannot be drawn; names the missing method.
         """
         check_scene(self._drawn())
 
     def stage(self) -> Stage | None:
-        """Returns the view of the environment, where it has one."""
+        """Returns the view of the environment, or None."""
         return stage(self._drawn())
 
     def _draw(self, index: int) -> Picture:
         return scene(self._drawn(), index)
 
     def _drawn(self) -> Any:
-        """Returns what draws the environment: VMAS's environment, or a method ``scene`` of its own."""
+        """Returns the inner environment with a method ``scene``."""
         inner: Any = self._inner
         while not hasattr(type(inner), "scene") and hasattr(inner, "base_env"):
             inner = inner.base_env
@@ -293,10 +295,10 @@ class TorchRLEnv(LastPictures, AutoResetEnv):
             self._inner.close()
 
     def to(self, device: torch.device | str) -> TorchRLEnv:
-        """Refuses another device: TorchRL's environments stay where they are."""
+        """Raises an error for another device, because TorchRL's environments cannot move."""
         if torch.device(device) != self.device:
             raise ConfigError(
-                f"{self._declaration.owner} is on {self.device}, asked for {device}; build the "
-                "environment with that device, or let the run use this one."
+                f"{self._declaration.owner} is on {self.device}, expected {device}; build the "
+                "environment on that device, or run on this one."
             )
         return self

@@ -1,4 +1,4 @@
-"""Games of OpenSpiel, turn by turn or all at once, without TorchRL's step.
+"""OpenSpiel games, turn-based or simultaneous, without TorchRL's step.
 
 Shapes: E envs, N players of a group, A actions.
 """
@@ -14,7 +14,7 @@ from torchrl.data import Categorical, OneHot, Unbounded
 
 from torchrl_marl.envs.agents.declaration import Declaration
 from torchrl_marl.envs.agents.declared_env import AutoResetEnv
-from torchrl_marl.envs.scene import LastPictures
+from torchrl_marl.envs.scene import FinalFrames
 from torchrl_marl.errors import SpecError
 from torchrl_marl.specs import AgentSpec
 
@@ -24,22 +24,23 @@ if TYPE_CHECKING:
 __all__ = ["OpenSpielGames"]
 
 
-class OpenSpielGames(LastPictures, AutoResetEnv):
-    """Game of an :class:`~torchrl.envs.OpenSpielWrapper`, corrected, with batch size ``[1]``.
+class OpenSpielGames(FinalFrames, AutoResetEnv):
+    """OpenSpiel game with batch size ``[1]``, which corrects TorchRL's wrapper.
 
-    Whose turn it is has mask True, in simultaneous games all who have a choice; the mask of
-    legal actions is given; a reward is what a step adds to the returns; chance nodes are played
-    by the wrapper's own sampler. What a player sees is flat: the observation tensor, or the
-    information state where a game has no other.
+    The mask is True for the player to move, or for all players with a choice in a simultaneous
+    game. The action mask holds the legal actions. A step's reward is the change of the returns.
+    Chance nodes are sampled by the wrapper. The observation is OpenSpiel's flat observation tensor,
+    or the information state in games without it.
 
     Args:
-        wrapper (OpenSpielWrapper): whose game, groups, actions and chance are taken.
+        wrapper (OpenSpielWrapper): source of the game, the groups, the actions and the chance
+            sampler.
 
     Shapes:
         - ``(group, "observation")``: ``[1, N, O]``; ``(group, "action_mask")``: ``[1, N, A]``
 
     Raises:
-        SpecError: an action that is not legal.
+        SpecError: illegal action.
     """
 
     _state: Any
@@ -87,7 +88,7 @@ class OpenSpielGames(LastPictures, AutoResetEnv):
         for name, names in self.group_map.items():
             rows = [earned[self._places[agent]] for agent in names]
             after[name]["reward"] = self._tensor(rows).view(1, -1, 1)
-        self._look()
+        self._keep_frames()
         return after, self._start(None) if state.is_terminal() else dict(after)
 
     def _draw(self, index: int) -> str:
@@ -110,14 +111,14 @@ class OpenSpielGames(LastPictures, AutoResetEnv):
         return choices
 
     def _legal(self, player: int, choices: dict[int, int]) -> int:
-        """Returns a player's action; 0, as OpenSpiel requires, for players without a choice."""
+        """Returns a player's action; 0 for players without a choice, as OpenSpiel requires."""
         legal = self._state.legal_actions(player)
         if not legal:
             return 0
         if choices[player] not in legal:
             raise SpecError(
-                f"{self._declaration.owner}: player {player} does {choices[player]}, expected one "
-                f"of {legal}; let the policy read (group, 'action_mask')."
+                f"{self._declaration.owner}: the action of player {player} is {choices[player]}, "
+                f"expected one of {legal}; use (group, 'action_mask') in the policy."
             )
         return choices[player]
 
@@ -142,7 +143,7 @@ class OpenSpielGames(LastPictures, AutoResetEnv):
         return output
 
     def _options(self, player: int) -> list[int]:
-        """Returns the player's legal actions; none where others move, or the game is over."""
+        """Returns the legal actions of a player; empty if others move or the game is over."""
         state = self._state
         turn = state.is_simultaneous_node() or state.current_player() == player
         return state.legal_actions(player) if turn and not state.is_terminal() else []
