@@ -55,7 +55,7 @@ def test_one_sees_the_partners_last_lever():
 
 def test_numbers_that_cannot_be_are_refused():
     for wrong in ({"n_levers": 1}, {"rounds": 0}):
-        with pytest.raises(ConfigError, match="expected 2 levers or more and 1 round or more"):
+        with pytest.raises(ConfigError, match="expected 2 or more levers and 1 or more rounds"):
             MatchingLevers(2, **wrong)
 
 

@@ -9,7 +9,7 @@ from tensordict import TensorDict
 from torchrl_marl import TeamSpec
 from torchrl_marl.collectors import TeamPolicy
 from torchrl_marl.envs.toy import Kuhn, ZeroSum
-from torchrl_marl.envs.toy.probabilities import chances
+from torchrl_marl.envs.toy.probabilities import action_probabilities
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.modules import RandomActor, make_actor
 
@@ -72,10 +72,10 @@ def test_actions_that_were_not_drawn_share_what_is_left():
     action = torch.tensor([[[0]], [[2]], [[0]]])
     log_prob = torch.tensor([[[0.5]], [[0.2]], [[0.5]]]).log()
     group = TensorDict({"action": action, "action_log_prob": log_prob}, [3, 1, 1])
-    found = chances(TensorDict({"a": group}, [3, 1]), "a", 4)
+    found = action_probabilities(TensorDict({"a": group}, [3, 1]), "a", 4)
     expected = torch.tensor([[[0.5, 0.15, 0.2, 0.15]]], dtype=torch.float64)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
-    frequencies = chances(TensorDict({"a": group.exclude("action_log_prob")}, [3, 1]), "a", 4)
+    frequencies = action_probabilities(TensorDict({"a": group.exclude("action_log_prob")}, [3, 1]), "a", 4)
     assert frequencies.flatten().tolist() == pytest.approx([2 / 3, 0, 1 / 3, 0])
 
 

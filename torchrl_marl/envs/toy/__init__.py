@@ -1,4 +1,4 @@
-"""Small environments whose exact answers are known. They need no optional package."""
+"""Small environments with known exact answers. They need no optional package."""
 
 from typing import TYPE_CHECKING
 

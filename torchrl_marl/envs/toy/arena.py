@@ -1,4 +1,4 @@
-"""A small environment of agents that are born and die, whose exact answers are known.
+"""A small environment with births and deaths, and a known optimal return.
 
 Shapes: E envs, N agents of the team, A answers.
 """
@@ -26,44 +26,47 @@ __all__ = ["Arena"]
 
 
 class Arena(MarlEnv):
-    """Agents answer cues until their lives or their years are spent; none comes back.
+    """Environment in which agents answer cues until their lives or years are used up.
 
-    In each step an agent sees a cue, drawn anew, and answers it: the right one earns ``1 / N``
-    for the whole team, a wrong one nothing and costs one of its ``lives``. Agent i dies after
+    In each step an agent sees a random cue and answers it. A right answer earns ``1 / N`` for the
+    whole team; a wrong one costs one of the agent's ``lives``. Agent i dies after
     ``(i + 1) * years`` steps at the latest, so agents die one by one even in the best team. The
-    optimal return of every agent, dead ones included, is the mean over the agents of the steps
-    that they can live: 12.5 with 4 agents and 5 years. The uniform random policy's is
-    ``random_return``, exact too: 0.99 with the defaults.
+    optimal return of every agent, also of a dead one, is the mean over the agents of their longest
+    possible lives: 12.5 with 4 agents and 5 years. The return of the uniform random policy is
+    ``random_return``, also exact: 0.99 with the defaults.
 
-    With ``action_mask`` one wrong answer, drawn anew, is illegal in each step, and all are for the
-    dead; an illegal answer is a wrong one. With ``continuous_actions`` cue and answer are
-    numbers in [-1, 1]: an answer earns ``max(0, 1 - distance) / N``, and is wrong beyond 0.5.
-    With ``late_spawn`` agent i is born after ``i * late_spawn`` steps and waits until then. With
-    two ``kinds`` the second half of a group are novices: their cues have ``A // 2`` answers.
+    Options:
+
+    - ``action_mask``: in each step one random wrong answer is illegal, and for dead agents all.
+      An illegal answer counts as wrong.
+    - ``continuous_actions``: cue and answer are numbers in [-1, 1]. An answer earns
+      ``max(0, 1 - distance) / N``, and is wrong at a distance above 0.5.
+    - ``late_spawn``: agent i is born after ``i * late_spawn`` steps.
+    - ``kinds=2``: the second half of a group are novices, with cues of ``A // 2`` answers.
 
     Args:
-        num_envs (int): number E of vectorized envs.
+        num_envs (int): number E of parallel envs.
 
     Keyword Args:
         n_agents (int): number N of agents of the team.
-        n_groups (int): groups of equal size into which the team is divided.
+        n_groups (int): number of groups of equal size.
         n_actions (int): number A of answers.
-        lives (int): wrong answers of which an agent dies.
-        years (int): steps by which each agent can outlive the one before.
-        late_spawn (int): steps between births; 0: all are there from the start.
+        lives (int): number of wrong answers after which an agent dies.
+        years (int): steps by which each agent can outlive the previous one.
+        late_spawn (int): steps between births; 0: all agents are born at the reset.
         kinds (int): 1, or 2 for heterogeneous groups.
-        action_mask (bool): whether there are illegal answers.
-        continuous_actions (bool): whether answers are numbers.
-        categorical_actions (bool): whether answers are an index, otherwise one-hot.
+        action_mask (bool): some answers are illegal.
+        continuous_actions (bool): answers are numbers.
+        categorical_actions (bool): answers are indices instead of one-hot vectors.
         max_steps, seed, device, check: as in :class:`MarlEnv`.
 
     Shapes:
         - ``("agents", "observation")``: ``[E, N, C + 2]``: cue (C is A, or 1), lives and years
-          left; ``"agents_0"``, ``"agents_1"``, ... where there are groups
+          left; ``"agents_0"``, ``"agents_1"``, ... with several groups
         - ``"state"``: ``[E, N * (C + 2)]``
 
     Raises:
-        ConfigError: an unknown argument, or numbers that cannot be.
+        ConfigError: unknown argument or invalid number.
 
     Examples:
         >>> env = Arena(num_envs=2, n_agents=2, years=3, seed=0)
@@ -128,9 +131,13 @@ class Arena(MarlEnv):
         check_least("Arena", lives=(self.lives_at_start, 1), years=(years, 1))
         check_least("Arena", late_spawn=(late_spawn, 0))
         if self.n_agents % n_groups:
-            raise ConfigError(f"Arena: {self.n_agents} agents make no {n_groups} groups.")
+            raise ConfigError(
+                f"Arena: n_agents is {self.n_agents}, expected a multiple of n_groups, {n_groups}."
+            )
         if self.n_kinds not in (1, 2) or self.n_agents // n_groups < self.n_kinds:
-            raise ConfigError(f"Arena: kinds is {self.n_kinds}, expected 1, or 2 in larger groups.")
+            raise ConfigError(
+                f"Arena: kinds is {self.n_kinds}, expected 1, or 2 in groups of 2 or more."
+            )
         if self.continuous_actions and (masked or self.n_kinds > 1):
             raise ConfigError("Arena: action_mask and kinds=2 need continuous_actions=False.")
 
@@ -149,10 +156,10 @@ class Arena(MarlEnv):
 
     @property
     def random_return(self) -> float:
-        """Returns the expected return of the uniform random policy (over legal answers)."""
+        """Returns the expected return of the uniform random policy over legal answers."""
         total = 0.0
         for span, n_actions in zip(self._longest, self.choices.tolist()):
-            # Of two uniform numbers in [-1, 1], the distance d has density (2 - d) / 2.
+            # The distance d of two uniform numbers in [-1, 1] has density (2 - d) / 2.
             wrong, earned = 9 / 16, 5 / 12
             if not self.continuous_actions:
                 earned = 1 / (n_actions - self.has_action_mask)
@@ -183,7 +190,7 @@ class Arena(MarlEnv):
 
     @property
     def alive(self) -> Tensor:
-        """Returns which agents live, ``[E, N]``."""
+        """Returns a mask of living agents, ``[E, N]``."""
         return (self.lives > 0) & (self.years > 0) & (self.waits == 0)
 
     def _answers(self, tensordict: TensorDictBase) -> Tensor:
@@ -197,7 +204,7 @@ class Arena(MarlEnv):
         return torch.cat(answers, 1)
 
     def _judge(self, answer: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns rewards of the answers and whether they are right, each ``[E, N]``."""
+        """Returns the rewards of the answers and a mask of right ones, each ``[E, N]``."""
         if self.continuous_actions:
             distance = (answer - self.cue).abs()
             return (1 - distance).clamp_min(0.0), distance <= 0.5
@@ -223,7 +230,7 @@ class Arena(MarlEnv):
         return out
 
     def _places(self) -> Iterator[tuple[str, str, slice, int]]:
-        """Yields group, kind, the agents' places in the team and their number of answers."""
+        """Yields group, kind, the agents' slice of the team, and their number of answers."""
         start = 0
         for group, kinds in self.group_kinds.items():
             for kind, n_agents in zip(kinds.names, kinds.sizes):
@@ -236,7 +243,7 @@ class Arena(MarlEnv):
         if self.continuous_actions:
             self.cue = 2 * torch.rand(shape, device=self.device) - 1
             return self.cue.unsqueeze(-1)
-        # A multiple of all numbers of answers, so that each answer is as likely as the others.
+        # A multiple of all numbers of answers, so that all answers are equally likely.
         several = math.lcm(self.n_actions, self.n_actions // self.n_kinds)
         self.cue = torch.randint(several, shape, device=self.device) % self.choices
         return one_hot(self.cue, self.n_actions).float()
@@ -250,7 +257,7 @@ class Arena(MarlEnv):
     # ------------------------------------------------------------------------------- drawing
 
     def scene(self, index: int = 0, step: TensorDictBase | None = None) -> list[Shape]:
-        """Returns the agents with their cues; above each one what it answered to the last one."""
+        """Returns a drawing of the agents with their cues, and their last answers above."""
         alive, cue = self.alive[index].tolist(), self.cue[index].tolist()
         shown = [f"{x:.1f}" if self.continuous_actions else str(x) for x in cue]
         inside = [word if lives else "" for word, lives in zip(shown, alive)]

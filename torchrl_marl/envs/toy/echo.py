@@ -1,4 +1,4 @@
-"""An environment that asks for memory and for words, whose exact answers are known.
+"""An environment that requires memory or communication, with a known optimal return.
 
 Shapes: E envs, N agents, K symbols.
 """
@@ -25,38 +25,38 @@ _NEVER = 2**31
 
 
 class Echo(MarlEnv):
-    """Agents name the symbols of the past: their own, or those that another one has seen.
+    """Environment in which agents name past symbols, their own or those of another agent.
 
-    In each step every agent sees a symbol, drawn anew, and earns 1 if it names the one that the
-    agent ``hop`` places on saw ``lag`` steps ago; nothing in the first ``lag`` steps. ``hop=0``
-    asks for memory alone, ``lag=0`` for words alone. Without what is asked for nobody does better
-    than to guess: ``1 / K`` a step.
+    In each step every agent sees a random symbol. It earns 1 if it names the symbol that the agent
+    ``hop`` positions further saw ``lag`` steps ago. The first ``lag`` steps earn nothing. ``hop=0``
+    requires memory only, ``lag=0`` communication only. Without the required skill agents can only
+    guess, and earn ``1 / K`` per step.
 
-    With ``late_spawn`` agent i is born after ``i * late_spawn`` steps, with ``years`` it lives
-    ``(i + 1) * years`` steps. Then those who live stand in the circle, when the symbols are seen;
-    for who did not live then, or nobody else did, the answer is symbol 0. So a memory that is not
-    reset, agents that are mixed up and voices of the dead each cost a part of the return.
+    With ``late_spawn`` agent i is born after ``i * late_spawn`` steps, and with ``years`` it lives
+    for ``(i + 1) * years`` steps. Positions are then counted among the agents alive at the time of
+    the symbol. The answer is symbol 0 for agents not alive at that time, or alone. So stale memory,
+    mixed-up agents and messages from dead agents each reduce the return.
 
     Args:
-        num_envs (int): number E of vectorized envs.
+        num_envs (int): number E of parallel envs.
 
     Keyword Args:
         n_agents (int): number N of agents.
         n_symbols (int): number K of symbols.
-        lag (int): steps that an answer lies back.
-        hop (int): places to whose symbol is asked for; 0: an agent's own.
-        late_spawn (int): steps between births; 0: all are there from the start.
-        years (int): steps by which each agent outlives the one before; 0: nobody dies.
-        answers (bool): the state holds the right answers, too, for critics that remember nothing.
-        max_steps (int): the time limit; in each episode ``max_steps - lag`` answers count.
+        lag (int): number of steps between a symbol and its answer.
+        hop (int): distance to the agent with the symbol to name; 0: the agent itself.
+        late_spawn (int): steps between births; 0: all agents are born at the reset.
+        years (int): steps by which each agent outlives the previous one; 0: no deaths.
+        answers (bool): add the right answers to the state, for critics without memory.
+        max_steps (int): time limit; ``max_steps - lag`` answers count in an episode.
         seed, device, check: as in :class:`MarlEnv`.
 
     Shapes:
-        - ``("agents", "observation")``: ``[E, N, K + N]``, the symbol, and which agent one is
+        - ``("agents", "observation")``: ``[E, N, K + N]``, the symbol and the agent's index
         - ``"state"``: ``[E, N * K]``, all symbols; with the answers ``[E, 2 * N * K]``
 
     Raises:
-        ConfigError: an unknown argument, or numbers that cannot be.
+        ConfigError: unknown argument or invalid number.
 
     Examples:
         >>> env = Echo(2, lag=3, hop=0, max_steps=16, seed=0)
@@ -92,7 +92,7 @@ class Echo(MarlEnv):
 
     @property
     def _scored(self) -> float:
-        """Number of answers of an agent that count, on average."""
+        """Mean number of answers per agent that count."""
         limit = math.inf if self.max_steps is None else self.max_steps
         last = torch.where(self.deaths < _NEVER, self.deaths, math.inf).clamp_max(limit)
         return (last - self.births.clamp_min(self.lag)).clamp_min(0).mean().item()
@@ -112,7 +112,7 @@ class Echo(MarlEnv):
     def _reset(self, tensordict: TensorDictBase | None) -> dict[str, Any]:
         self.clock = torch.zeros(self.num_envs, 1, dtype=torch.int64, device=self.device)
         shape = (self.num_envs, self.n_agents, self.lag + 1)
-        self.answers = torch.full(shape, -1, device=self.device)  # the next one first
+        self.answers = torch.full(shape, -1, device=self.device)  # next answer first
         return self._observe()
 
     def _step(self, tensordict: TensorDictBase) -> dict[str, Any]:
@@ -123,7 +123,7 @@ class Echo(MarlEnv):
 
     @property
     def alive(self) -> Tensor:
-        """Returns which agents live, ``[E, N]``."""
+        """Returns a mask of living agents, ``[E, N]``."""
         return (self.clock >= self.births) & (self.clock < self.deaths)
 
     def _observe(self, **leaves: Tensor) -> dict[str, Any]:
@@ -139,17 +139,17 @@ class Echo(MarlEnv):
         return {"agents": own, "state": torch.cat(known, -1).flatten(1).float()}
 
     def _next_answers(self) -> Tensor:
-        """Returns what is right in this step, one-hot ``[E, N, K]``; 0 where nothing is."""
+        """Returns the right answers of this step, one-hot ``[E, N, K]``; 0 without one."""
         due = self.answers[..., 0]
         return one_hot(due.clamp_min(0), self.n_symbols) * (due >= 0).unsqueeze(-1)
 
     def _asked_for(self, symbols: Tensor) -> Tensor:
-        """Returns what each agent has to name ``lag`` steps later, ``[E, N]``."""
+        """Returns the symbol for each agent to name ``lag`` steps later, ``[E, N]``."""
         n, alive = self.n_agents, self.alive
         answer = torch.zeros_like(symbols)
         if self.hop == 0:
             return torch.where(alive, symbols, answer)
-        met = torch.zeros_like(symbols)  # living others on the way
+        met = torch.zeros_like(symbols)  # living agents passed so far
         for places in range(1, n):
             there = alive.roll(-places, 1)
             met = met + there
@@ -159,7 +159,7 @@ class Echo(MarlEnv):
     # ------------------------------------------------------------------------------- drawing
 
     def scene(self, index: int = 0, step: TensorDictBase | None = None) -> list[Shape]:
-        """Returns the agents with their symbols; above what each named, green if right."""
+        """Returns a drawing of the agents with their symbols; right answers above are green."""
         seen = self._episode["given"]["agents"]["observation"][index, :, : self.n_symbols]
         symbols = seen.argmax(-1).tolist()
         inside = [chr(65 + s) if a else "" for s, a in zip(symbols, self.alive[index].tolist())]

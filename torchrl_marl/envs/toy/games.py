@@ -1,4 +1,4 @@
-"""Matrix games, of a team and of two sides, whose exact answers are known.
+"""Matrix games, cooperative and zero-sum, with known exact answers.
 
 Shapes: E envs, N agents of a group, A actions; M actions of the first side, K of the second.
 """
@@ -19,8 +19,8 @@ from torchrl_marl.envs import toy
 from torchrl_marl.envs.marl_env import MarlEnv
 from torchrl_marl.envs.scene import Shape
 from torchrl_marl.envs.toy.library import TOY_ENVIRONMENTS, class_name
-from torchrl_marl.envs.toy.probabilities import chances
-from torchrl_marl.envs.toy.roles import declare_players, declare_team, settled
+from torchrl_marl.envs.toy.probabilities import action_probabilities
+from torchrl_marl.envs.toy.roles import declare_players, declare_team, zero_sum_step
 from torchrl_marl.envs.toy.scenes import actions_in, matrix, players, row
 from torchrl_marl.errors import ConfigError, nearest
 from torchrl_marl.games import Nash, nash, nash_conv
@@ -39,7 +39,7 @@ ZERO_SUM_PAYOFFS = {
 
 
 def _payoff_of(env: MarlEnv, payoff: Any, known: Mapping[str, list]) -> Tensor:
-    """Returns a payoff matrix, which may be a name."""
+    """Returns a payoff matrix from a matrix or a name."""
     if isinstance(payoff, str) and payoff not in known:
         raise ConfigError(
             f"{type(env).__name__}: unknown payoff {payoff!r}; {nearest(payoff, known)}"
@@ -50,25 +50,25 @@ def _payoff_of(env: MarlEnv, payoff: Any, known: Mapping[str, list]) -> Tensor:
 
 
 class MatrixGame(MarlEnv):
-    """All agents choose once and share the entry of the payoff matrix.
+    """One-step game in which all agents share an entry of the payoff matrix.
 
-    The optimal return is the matrix's largest entry, 11 for ``climbing``; the uniform random
-    policy's is its mean, -3.44. In ``climbing`` the best joint action lies beside the worst
-    ones, so learners that each go their own way settle for less.
+    The optimal return is the largest entry, 11 for ``climbing``. The uniform random policy earns
+    the mean, -3.44. In ``climbing`` the best joint action is next to the worst ones, so independent
+    learners converge to a worse one.
 
     Args:
-        num_envs (int): number E of vectorized envs.
+        num_envs (int): number E of parallel envs.
 
     Keyword Args:
-        payoff (str or nested list): ``climbing``, ``penalty``, ``coordination``, or one's own,
-            of shape ``[A] * N``.
+        payoff (str or nested list): ``climbing``, ``penalty``, ``coordination``, or a matrix of
+            shape ``[A] * N``.
         max_steps, seed, device, check: as in :class:`MarlEnv`.
 
     Shapes:
-        - ``("agents", "observation")``: ``[E, N, N]``, which agent one is; ``"state"``: ``[E, 1]``
+        - ``("agents", "observation")``: ``[E, N, N]``, the agent's index; ``"state"``: ``[E, 1]``
 
     Raises:
-        ConfigError: an unknown payoff or argument.
+        ConfigError: unknown payoff or argument.
 
     Reference: Claus and Boutilier, 1998, https://cdn.aaai.org/AAAI/1998/AAAI98-106.pdf.
 
@@ -86,8 +86,8 @@ class MatrixGame(MarlEnv):
         n, sizes = self.payoff.ndim, set(self.payoff.shape)
         if len(sizes) != 1:
             raise ConfigError(
-                f"MatrixGame: payoff has shape {list(self.payoff.shape)}; expected one dim an "
-                "agent, all of one size."
+                f"MatrixGame: payoff has shape {list(self.payoff.shape)}, expected one dim per "
+                "agent, all of equal size."
             )
         declare_team(self, n, n, sizes.pop(), 1)
 
@@ -124,7 +124,7 @@ class MatrixGame(MarlEnv):
     # ------------------------------------------------------------------------------- drawing
 
     def scene(self, index: int = 0, step: TensorDictBase | None = None) -> list[Shape]:
-        """Returns the payoff matrix, the first agent in rows; the chosen entry is marked."""
+        """Returns a drawing of the payoff matrix, with the chosen entry marked."""
         did = actions_in(self, step)
         if self.payoff.ndim != 2:
             return row(self, [str(i) for i in range(self.payoff.ndim)], did)
@@ -135,23 +135,23 @@ class MatrixGame(MarlEnv):
 
 
 class TwoStepGame(MarlEnv):
-    """The two-step game of the QMIX paper: a safe 7, or 8 if both agents agree.
+    """Two-step game of the QMIX paper: a safe 7, or 8 if both agents coordinate.
 
-    First agent 0 chooses the second step's matrix: all sevens, or ``[[0, 1], [1, 8]]``. The
-    optimal return is 8, the uniform random policy's 4.75.
+    In the first step agent 0 chooses the matrix of the second: all sevens, or ``[[0, 1], [1, 8]]``.
+    The optimal return is 8; the uniform random policy earns 4.75.
 
     Args:
-        num_envs (int): number E of vectorized envs.
+        num_envs (int): number E of parallel envs.
 
     Keyword Args:
         max_steps, seed, device, check: as in :class:`MarlEnv`.
 
     Shapes:
-        - ``("agents", "observation")``: ``[E, 2, 5]``, where one is and which agent
+        - ``("agents", "observation")``: ``[E, 2, 5]``, the game's state and the agent's index
         - ``"state"``: ``[E, 3]``
 
     Raises:
-        ConfigError: an unknown argument.
+        ConfigError: unknown argument.
 
     Reference: Rashid et al., 2018, https://arxiv.org/abs/1803.11485 (section 5).
 
@@ -170,7 +170,7 @@ class TwoStepGame(MarlEnv):
 
     def __init__(self, num_envs: int, **kwargs: Any) -> None:
         super().__init__(num_envs, **kwargs)
-        # By state: the start has no reward.
+        # By state; the first step has no reward.
         matrices = [[[0.0, 0.0], [0.0, 0.0]], [[7.0, 7.0], [7.0, 7.0]], [[0.0, 1.0], [1.0, 8.0]]]
         self.payoff = torch.tensor(matrices, device=self.device)
         declare_team(self, 2, 5, 2, 3)
@@ -198,7 +198,7 @@ class TwoStepGame(MarlEnv):
     # ------------------------------------------------------------------------------- drawing
 
     def scene(self, index: int = 0, step: TensorDictBase | None = None) -> list[Shape]:
-        """Returns both games of the second step; after the first one only that which is played."""
+        """Returns a drawing of both matrices; after the first step only of the chosen one."""
         did, place = actions_in(self, step), int(self.place[index])
         chosen = None if step is None else (int(did[0]), int(did[1]))
         shapes = players(self, ["", ""], [(-1.2, -0.5), (0.5, 1.3)])
@@ -211,26 +211,25 @@ class TwoStepGame(MarlEnv):
 
 
 class ZeroSum(MarlEnv):
-    """Two sides choose at once; the first gets the payoff's entry, the second its negative.
+    """One-step zero-sum game: the first side earns an entry of the payoff, the second its negative.
 
-    Who always plays what is best against the last opponent goes round in circles in
-    ``rock_paper_scissors``; its equilibrium is uniform. In ``biased`` rock against scissors pays
-    double, and the equilibrium is 1/4, 1/2, 1/4.
+    In ``rock_paper_scissors`` repeated best responses cycle; the equilibrium is uniform. In
+    ``biased`` rock against scissors pays double, and the equilibrium is 1/4, 1/2, 1/4.
 
     Args:
-        num_envs (int): number E of vectorized envs.
+        num_envs (int): number E of parallel envs.
 
     Keyword Args:
-        payoff (str or nested list): ``rock_paper_scissors``, ``biased``, or one's own, of the
-            first, of shape ``[M, K]``.
+        payoff (str or nested list): ``rock_paper_scissors``, ``biased``, or the first side's
+            payoff matrix ``[M, K]``.
         max_steps, seed, device, check: as in :class:`MarlEnv`; an episode has one step.
 
     Shapes:
-        - ``("first", "observation")``, ``("second", "observation")``: ``[E, 1, 1]``, nothing to
-          see; ``"state"``: ``[E, 1]``
+        - ``("first", "observation")``, ``("second", "observation")``: ``[E, 1, 1]``,
+          constant; ``"state"``: ``[E, 1]``
 
     Raises:
-        ConfigError: an unknown payoff or argument.
+        ConfigError: unknown payoff or argument.
 
     Reference: von Neumann, 1928, https://doi.org/10.1007/BF01448847.
 
@@ -253,8 +252,8 @@ class ZeroSum(MarlEnv):
         self.payoff = _payoff_of(self, payoff, ZERO_SUM_PAYOFFS)
         if self.payoff.ndim != 2 or min(self.payoff.shape) < 2:
             raise ConfigError(
-                f"ZeroSum: payoff has shape {list(self.payoff.shape)}; expected [M, K], two or "
-                "more actions of each side."
+                f"ZeroSum: payoff has shape {list(self.payoff.shape)}, expected [M, K] with two or "
+                "more actions per side."
             )
         declare_players(self, 1, self.payoff.shape, 1)
 
@@ -262,29 +261,29 @@ class ZeroSum(MarlEnv):
 
     @property
     def nash(self) -> Nash:
-        """The equilibrium of largest entropy, and the first's value in it."""
+        """Equilibrium of largest entropy, and the first side's value in it."""
         return nash(self.payoff)
 
     @property
     def optimal_return(self) -> float:
-        """Returns the first's return where both play best."""
+        """Returns the first side's return at the equilibrium."""
         return self.nash.value.item()
 
     @property
     def random_return(self) -> float:
-        """Returns the first's expected return where both play at random."""
+        """Returns the first side's expected return if both play uniformly at random."""
         return self.payoff.mean().item()
 
     def strategies(
         self, policy: Callable[[TensorDictBase], TensorDictBase], copies: int = 1000
     ) -> tuple[Tensor, Tensor]:
-        """Returns how often each side's actions are drawn, from one call of the policy.
+        """Returns each side's action probabilities, from one call of the policy.
 
-        Exact for every action that some copy draws; see :func:`~.chances.chances`.
+        Exact for all sampled actions; see :func:`~.probabilities.action_probabilities`.
 
         Args:
-            policy (callable): acts for both sides.
-            copies (int): rows of the call.
+            policy (callable): policy of both sides.
+            copies (int): number of samples in the call.
 
         Shapes:
             - returns: ``[M]`` and ``[K]``, float64
@@ -295,17 +294,19 @@ class ZeroSum(MarlEnv):
         with torch.no_grad(), set_exploration_type(ExplorationType.RANDOM):
             acted = policy(TensorDict(groups, [copies], device=self.device))
         first, second = (
-            chances(acted, name, n).squeeze(0) for name, n in zip(groups, self.payoff.shape)
+            action_probabilities(acted, name, n).squeeze(0)
+            for name, n in zip(groups, self.payoff.shape)
         )
         return first, second
 
     def nash_conv(
         self, policy: Callable[[TensorDictBase], TensorDictBase] | tuple[Tensor, Tensor]
     ) -> float:
-        """Returns what best responses would gain, of both sides together; 0 at an equilibrium.
+        """Returns the NashConv: both sides' summed gains by best responses; 0 at an equilibrium.
 
         Args:
-            policy (callable or pair of Tensor): or both sides' distributions over actions.
+            policy (callable or pair of Tensor): policy of both sides, or their action
+                probabilities.
         """
         first, second = policy if isinstance(policy, tuple) else self.strategies(policy)
         return nash_conv(self.payoff, first, second).item()
@@ -318,7 +319,7 @@ class ZeroSum(MarlEnv):
     def _step(self, tensordict: TensorDictBase) -> dict[str, Any]:
         first, second = (tensordict[name, "action"].squeeze(-1) for name in self.group_map)
         ended = torch.ones(self.num_envs, 1, dtype=torch.bool, device=self.device)
-        return settled(self._observe(), self.payoff[first, second], ended)
+        return zero_sum_step(self._observe(), self.payoff[first, second], ended)
 
     def _observe(self) -> dict[str, Any]:
         ones = torch.ones(self.num_envs, 1, device=self.device)
@@ -328,7 +329,7 @@ class ZeroSum(MarlEnv):
     # ------------------------------------------------------------------------------- drawing
 
     def scene(self, index: int = 0, step: TensorDictBase | None = None) -> list[Shape]:
-        """Returns what the first earns, its choices in rows; the chosen entry is marked."""
+        """Returns a drawing of the first side's payoff, with the chosen entry marked."""
         did = actions_in(self, step)
         chosen = None if step is None else (int(did[0]), int(did[1]))
         shapes = players(self, ["", ""], [(-1.2, -1.0), (1.0, 1.3)])

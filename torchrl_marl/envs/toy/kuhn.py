@@ -1,4 +1,4 @@
-"""Kuhn poker: the smallest game in which one must bluff, with its exact answers.
+"""Kuhn poker, the smallest game that requires bluffing, with exact answers.
 
 Shapes: E envs.
 """
@@ -17,42 +17,43 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_marl.envs.marl_env import MarlEnv
 from torchrl_marl.envs.scene import Shape
-from torchrl_marl.envs.toy.probabilities import chances
-from torchrl_marl.envs.toy.roles import declare_players, settled
+from torchrl_marl.envs.toy.probabilities import action_probabilities
+from torchrl_marl.envs.toy.roles import declare_players, zero_sum_step
 from torchrl_marl.envs.toy.scenes import actions_in, cards, players
 from torchrl_marl.games import nash_conv
 
 __all__ = ["Kuhn"]
 
 _START, _PASSED, _BET, _PASSED_BET = range(4)
-"""What was said so far: a pass and a bet after a pass leave the game open, too."""
+"""Betting histories after which the game continues."""
 _PLACES = ((_START, _PASSED_BET), (_PASSED, _BET))
-"""Where each seat decides."""
+"""Betting histories at which each seat acts."""
 _DEALS = [[a, b] for a in range(3) for b in range(3) if a != b]
 
 
 class Kuhn(MarlEnv):
     """Kuhn poker: two players, three cards, one bet.
 
-    Both put in 1 and get a card of three. The first passes or bets 1; the second passes (or folds)
-    or bets (or calls); after a pass and a bet the first decides again. The higher card wins the
-    pot, unless one folds. A good player bluffs with the lowest card, one time out of three as often
-    as it bets with the highest. The first loses 1/18 a game where both play best.
+    Both players pay an ante of 1 and get one of three cards. The first player passes or bets 1. The
+    second then passes or bets, or folds or calls a bet. After a pass and a bet the first player
+    folds or calls. The higher card wins the pot, unless a player folds. In equilibrium the first
+    player bluffs with the lowest card a third as often as it bets with the highest, and loses 1/18
+    per game.
 
     Args:
-        num_envs (int): number E of vectorized envs.
+        num_envs (int): number E of parallel envs.
 
     Keyword Args:
         max_steps, seed, device, check: as in :class:`MarlEnv`; a game has two or three steps.
 
     Shapes:
-        - ``("first", "observation")``, ``("second", "observation")``: ``[E, 1, 8]``, one's card
-          (3), what was said (4: nothing, pass, bet, pass and bet), and one's seat; ``"mask"`` says
-          whose turn it is. Actions: 0 passes or folds, 1 bets or calls
-        - ``"state"``: ``[E, 10]``, both cards, and what was said
+        - ``("first", "observation")``, ``("second", "observation")``: ``[E, 1, 8]``: the card
+          (3), the betting history (4: empty, pass, bet, pass and bet), and the seat (1). ``"mask"``
+          marks the player to act. Actions: 0 passes or folds, 1 bets or calls
+        - ``"state"``: ``[E, 10]``, both cards and the betting history
 
     Raises:
-        ConfigError: an unknown argument.
+        ConfigError: unknown argument.
 
     Reference: Kuhn, 1950, https://doi.org/10.1515/9781400881727-010.
 
@@ -78,17 +79,18 @@ class Kuhn(MarlEnv):
     def bets(
         self, policy: Callable[[TensorDictBase], TensorDictBase], copies: int = 1000
     ) -> Tensor:
-        """Returns how often each player bets or calls, by one call on all it may know.
+        """Returns the probability of a bet or call in every information set, by one policy call.
 
-        Exact for policies that write ``action_log_prob``; see :func:`~.chances.chances`.
+        Exact for policies that write ``action_log_prob``; see
+        :func:`~.probabilities.action_probabilities`.
 
         Args:
-            policy (callable): acts for both players, without memory.
-            copies (int): how often each situation is in the call.
+            policy (callable): policy of both players, without memory.
+            copies (int): number of samples of each information set.
 
         Shapes:
-            - returns: ``[2, 3, 2]``, float64: player, card, and the place in the game, which is
-              the first's first and second move, and the second's after a pass and after a bet
+            - returns: ``[2, 3, 2]``, float64, by player, card and decision: the first player's
+              first and second move; the second player's move after a pass and after a bet
         """
         card = torch.arange(3, device=self.device).repeat_interleave(2)
         groups = {}
@@ -100,15 +102,17 @@ class Kuhn(MarlEnv):
         rows = TensorDict(groups, [6], device=self.device).expand(copies, 6).clone()
         with torch.no_grad(), set_exploration_type(ExplorationType.RANDOM):
             acted = policy(rows)
-        return torch.stack([chances(acted, name, 2)[:, 0, 1].view(3, 2) for name in groups])
+        return torch.stack(
+            [action_probabilities(acted, name, 2)[:, 0, 1].view(3, 2) for name in groups]
+        )
 
     def nash_conv(self, policy: Callable[[TensorDictBase], TensorDictBase] | Tensor) -> float:
-        """Returns what best responses would gain, of both players together; 0 at an equilibrium.
+        """Returns the NashConv: the players' summed gains by best responses; 0 at an equilibrium.
 
-        Exact, by the 64 pure strategies of each player. Uniform play has 11/12.
+        Exact, from the 64 pure strategies of each player. It is 11/12 for uniform play.
 
         Args:
-            policy (callable or Tensor): or what :meth:`bets` returns.
+            policy (callable or Tensor): policy of both players, or the result of :meth:`bets`.
         """
         bets = policy if isinstance(policy, Tensor) else self.bets(policy)
         pure = torch.tensor(list(itertools.product((0.0, 1.0), repeat=6))).view(64, 3, 2)
@@ -128,14 +132,14 @@ class Kuhn(MarlEnv):
         said = self.said
         bets = torch.where(self._first_moves(), first, second) > 0
         higher = torch.where(self.cards[:, 0] > self.cards[:, 1], 1.0, -1.0)
-        folds = torch.where(said == _BET, 1.0, -1.0)  # what the first gets where one folds
+        folds = torch.where(said == _BET, 1.0, -1.0)  # first player's gain after a fold
         won = torch.where(said == _PASSED, higher, torch.where(bets, 2 * higher, folds))
         ended = torch.where(said == _PASSED, ~bets, said != _START)
         won = torch.where(ended, won, 0.0)
         opened = torch.where(bets, _BET, _PASSED)
         following = torch.where(said == _START, opened, _PASSED_BET)
         self.said = torch.where(ended, said, following)
-        return settled(self._observe(), won, ended.unsqueeze(-1))
+        return zero_sum_step(self._observe(), won, ended.unsqueeze(-1))
 
     def _first_moves(self) -> Tensor:
         return (self.said == _START) | (self.said == _PASSED_BET)
@@ -153,7 +157,7 @@ class Kuhn(MarlEnv):
     # ------------------------------------------------------------------------------- drawing
 
     def scene(self, index: int = 0, step: TensorDictBase | None = None) -> list[Shape]:
-        """Returns the players and their cards, which only we see both."""
+        """Returns a drawing of the players with both cards."""
         first, second = ("JQK"[card] for card in self.cards[index].tolist())
         did = actions_in(self, step)
         said = ["" if word == "" else ("bets, calls" if word == "1" else "passes") for word in did]
@@ -162,13 +166,13 @@ class Kuhn(MarlEnv):
 
 
 def _seen(card: Tensor, said: Tensor, seat: int) -> Tensor:
-    """Returns what a player sees, ``[E, 8]``."""
+    """Returns the observation of a player, ``[E, 8]``."""
     own_seat = torch.full_like(card, seat).unsqueeze(-1)
     return torch.cat([one_hot(card, 3), one_hot(said, 4), own_seat], -1).float()
 
 
 def _payoff(pure: Tensor) -> Tensor:
-    """Returns what the first wins on average, by both players' pure strategies ``[64, 64]``."""
+    """Returns the first player's mean gain, by pure strategies of both, ``[64, 64]``."""
     total = torch.zeros(len(pure), len(pure), dtype=torch.float64)
     for own, other in _DEALS:
         higher = 1.0 if own > other else -1.0

@@ -16,7 +16,7 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl_marl.envs.marl_env import MarlEnv
 from torchrl_marl.envs.scene import Shape
 from torchrl_marl.envs.toy.probabilities import legal_probabilities
-from torchrl_marl.envs.toy.roles import declare_players, settled
+from torchrl_marl.envs.toy.roles import declare_players, zero_sum_step
 from torchrl_marl.envs.toy.scenes import actions_in, cards, players
 from torchrl_marl.games import SequenceForm
 
@@ -33,44 +33,44 @@ __all__ = [
 ]
 
 DEALS = torch.tensor(list(itertools.permutations(range(6), 3)))
-"""The first's card, the second's and the public one, ``[D, 3]``; ``card // 2`` is its rank."""
+"""First player's, second player's and public card, ``[D, 3]``; the rank is ``card // 2``."""
 GOES_ON, FOLD, SHOWDOWN = range(3)
-"""What an action leads to."""
+"""Outcomes of an action."""
 _OPEN = ("", "c", "r", "cr", "rr", "crr")
 _CLOSED = ("cc", "rc", "crc", "rrc", "crrc")
 _PLACES: list[tuple[str, str | None]] = [(word, None) for word in _OPEN]
 _PLACES += itertools.product(_CLOSED, _OPEN)
 _HIDDEN = 6
-"""The public card in the first round."""
+"""Index of the hidden public card, in the first round."""
 
 
 class Places(NamedTuple):
-    """Tables of all places; the actions are to fold, to pass or call, and to raise."""
+    """Tables of all betting histories; actions: fold, pass or call, raise."""
 
     second_moves: Tensor
-    """Whose turn it is, bool ``[P]``."""
+    """True if the second player acts, bool ``[P]``."""
     public: Tensor
-    """Whether the public card is seen, bool ``[P]``."""
+    """True if the public card is visible, bool ``[P]``."""
     legal: Tensor
-    """``[P, 3]``; what is not legal passes or calls."""
+    """Legal actions, ``[P, 3]``; an illegal action passes or calls."""
     said: Tensor
     """Two bits, call and raise, for each of four moves in two rounds ``[P, 16]``."""
     following: Tensor
-    """The next place, ``[P, 3]``; the same where the game ends."""
+    """Next history, ``[P, 3]``; unchanged at the end of the game."""
     ends: Tensor
     """:data:`GOES_ON`, :data:`FOLD` or :data:`SHOWDOWN`, ``[P, 3]``."""
     stake: Tensor
-    """What the loser loses if the game ends so, ``[P, 3]``."""
+    """Loss of the loser if the game ends, ``[P, 3]``."""
 
     @classmethod
     def make(cls, device: torch.device | str = "cpu") -> Places:
-        """Makes the tables on a device."""
+        """Builds the tables on a device."""
         columns = zip(*(_place(*place) for place in _PLACES))
         return cls(*(torch.tensor(column, device=device) for column in columns))
 
 
 def _place(first: str, second: str | None) -> tuple:
-    """Returns a row of each of the tables."""
+    """Returns one row of each table."""
     word, size = (first, 2.0) if second is None else (second, 4.0)
     staked = 1 + 2.0 * first.count("r") + 4.0 * (second or "").count("r")
     legal = [word.endswith("r"), True, word.count("r") < 2]
@@ -84,7 +84,9 @@ def _place(first: str, second: str | None) -> tuple:
         over = folds or (closes and second is not None)
         following.append(here if over else _PLACES.index(after))
         ends.append(FOLD if folds else SHOWDOWN if over else GOES_ON)
-        stake.append(staked - size if folds else staked)  # who folds did not pay the last raise
+        stake.append(
+            staked - size if folds else staked
+        )  # a folding player has not paid the last raise
     told = [0.0] * 16
     for i, words in enumerate((first, second or "")):
         for j, action_said in enumerate(words):
@@ -93,11 +95,12 @@ def _place(first: str, second: str | None) -> tuple:
 
 
 def strength(cards: Tensor) -> Tensor:
-    """Returns 1 where the first has the better hand, -1 where the second has, 0 for equal ones.
+    """Compares hands: 1 if the first player's is better, -1 if the second's is, 0 if equal.
+
+    A pair with the public card wins, otherwise the higher rank.
 
     Args:
-        cards (Tensor): both players' and the public one, ``[*B, 3]``: a pair with it wins, else
-            the higher rank.
+        cards (Tensor): both players' cards and the public card, ``[*B, 3]``.
     """
     rank = cards // 2
     own, public = rank[..., :2], rank[..., 2:]
@@ -107,11 +110,11 @@ def strength(cards: Tensor) -> Tensor:
 
 @cache
 def information_sets() -> tuple[Tensor, Tensor]:
-    """Returns all that each player may know when it moves, and their numbers.
+    """Returns the information sets of each player, and the index of each set.
 
     Shapes:
-        - returns: place, own and public card, 6 where it is hidden, ``[2, I, 3]``, and the number
-          of each by the same, ``[P, 6, 7]``
+        - returns: history, own card and public card (6 if hidden), ``[2, I, 3]``; and the index
+          of each by the same three, ``[P, 6, 7]``
     """
     known: tuple[list, list] = ([], [])
     number = torch.full((len(_PLACES), 6, 7), -1)
@@ -126,7 +129,7 @@ def information_sets() -> tuple[Tensor, Tensor]:
 
 @cache
 def sequence_form() -> SequenceForm:
-    """Returns the whole game by its players' sequences: 936 information sets, 5,880 leaves."""
+    """Returns the game in sequence form, with 936 information sets and 5,880 leaves."""
     places, (known, number) = Places.make(), information_sets()
     parents = torch.zeros(known.shape[:2], dtype=torch.int64)
     leaves, payoff, won = [], [], strength(DEALS)
@@ -144,7 +147,7 @@ def sequence_form() -> SequenceForm:
                 walk(int(places.following[place, action]), after)
                 continue
             leaves.append(after)
-            folded = torch.full_like(won, 2.0 * player - 1)  # what the first gets where one folds
+            folded = torch.full_like(won, 2.0 * player - 1)  # first player's gain after a fold
             payoff.append(stake * (folded if how == FOLD else won))
 
     walk(0, torch.zeros(2, len(DEALS), dtype=torch.int64))
@@ -154,13 +157,13 @@ def sequence_form() -> SequenceForm:
 
 
 def seen(places: Places, place: Tensor, own: Tensor, public: Tensor, seat: int) -> Tensor:
-    """Returns what a player sees, ``[*B, 30]``: OpenSpiel's information state tensor.
+    """Returns a player's observation ``[*B, 30]``, OpenSpiel's information state tensor.
 
     Args:
-        places (Places): on the device of the others.
-        place (Tensor): ``[*B]``.
-        own, public (Tensor): cards, ``[*B]``; the public one counts where it is seen.
-        seat (int): 0 or 1.
+        places (Places): tables on the device of the other arguments.
+        place (Tensor): betting history, ``[*B]``.
+        own, public (Tensor): cards, ``[*B]``; a hidden public card is ignored.
+        seat (int): seat of the player, 0 or 1.
     """
     shown = one_hot(public.clamp_max(5), 6) * places.public[place].unsqueeze(-1)
     who = one_hot(torch.full_like(place, seat), 2)
@@ -170,27 +173,28 @@ def seen(places: Places, place: Tensor, own: Tensor, public: Tensor, seat: int) 
 class Leduc(MarlEnv):
     """Leduc poker: two players, three ranks of two cards each, two rounds of bets.
 
-    Both put in 1 and get a card. The first begins; they pass, call or raise by 2, with two raises
-    at most. Then a public card is seen, and they do so again, with raises of 4. Who pairs the
-    public card wins, else the higher rank does; equal ranks share. Who folds loses what it has put
-    in. Together the players have 936 information sets; the first loses 0.0856 a game where both
-    play best.
+    Both players pay an ante of 1 and get a card. In the first round they pass, call, or raise by 2,
+    at most twice. Then a public card is shown, and a second round has raises of 4. A pair with the
+    public card wins, otherwise the higher rank; equal ranks split the pot. A player that folds
+    loses its bets. The players have 936 information sets in total. In equilibrium the first player
+    loses 0.0856 per game.
 
     Args:
-        num_envs (int): number E of vectorized envs.
+        num_envs (int): number E of parallel envs.
 
     Keyword Args:
         max_steps, seed, device, check: as in :class:`MarlEnv`; a game has two to eight steps.
 
     Shapes:
-        - ``("first", "observation")``, ``("second", "observation")``: ``[E, 1, 30]``, one's seat
-          (2), one's card (6), the public card (6, zeros in the first round), and what was said (two
-          rounds, four moves, call or raise); ``"mask"`` says whose turn it is. Actions: 0 folds,
-          1 passes or calls, 2 raises; ``"action_mask"``: ``[E, 1, 3]``, nothing while one waits
-        - ``"state"``: ``[E, 34]``, both players' cards, the public one and what was said
+        - ``("first", "observation")``, ``("second", "observation")``: ``[E, 1, 30]``: the seat
+          (2), the card (6), the public card (6, zeros in the first round), and the betting history
+          (16: two rounds, four moves, call or raise). ``"mask"`` marks the player to act. Actions:
+          0 folds, 1 passes or calls, 2 raises; ``"action_mask"``: ``[E, 1, 3]``, all False for the
+          waiting player
+        - ``"state"``: ``[E, 34]``, both players' cards, the public card and the betting history
 
     Raises:
-        ConfigError: an unknown argument.
+        ConfigError: unknown argument.
 
     Reference: Southey et al., 2005, https://arxiv.org/abs/1207.1411. The observation is the
     information state tensor of OpenSpiel's ``leduc_poker``.
@@ -215,24 +219,24 @@ class Leduc(MarlEnv):
 
     @property
     def game(self) -> Any:
-        """The whole game, a :class:`~torchrl_marl.games.SequenceForm`."""
+        """The game as a :class:`~torchrl_marl.games.SequenceForm`."""
         return sequence_form()
 
     def strategies(
         self, policy: Callable[[TensorDictBase], TensorDictBase], copies: int = 100
     ) -> Tensor:
-        """Returns what both players do, by one call on all that they may know.
+        """Returns the action probabilities in all information sets, by one policy call.
 
         Exact for policies that write ``action_log_prob``; see
-        :func:`~.chances.legal_probabilities`.
+        :func:`~.probabilities.legal_probabilities`.
 
         Args:
-            policy (callable): acts for both players, without memory.
-            copies (int): how often each situation is in the call.
+            policy (callable): policy of both players, without memory.
+            copies (int): number of samples of each information set.
 
         Shapes:
-            - returns: ``[2, 468, 3]``, float64: player, information set, action; sums to 1. Which
-              set is which: :func:`~.leduc_rules.information_sets`
+            - returns: ``[2, 468, 3]``, float64, by player, information set and action; sums to 1.
+              The order of the sets is that of :func:`information_sets`
         """
         rows = TensorDict({}, [468], device=self.device)
         for seat, name in enumerate(self.group_map):
@@ -248,12 +252,13 @@ class Leduc(MarlEnv):
         return torch.stack([found[name].squeeze(-2) for name in self.group_map])
 
     def nash_conv(self, policy: Callable[[TensorDictBase], TensorDictBase] | Tensor) -> float:
-        """Returns what best responses would gain, of both players together; 0 at an equilibrium.
+        """Returns the NashConv: the players' summed gains by best responses; 0 at an equilibrium.
 
-        Exact. Uniform play has 4.7472.
+        Exact. It is 4.7472 for uniform play.
 
         Args:
-            policy (callable or Tensor): or what :meth:`strategies` returns.
+            policy (callable or Tensor): policy of both players, or the result of
+                :meth:`strategies`.
         """
         found = policy if isinstance(policy, Tensor) else self.strategies(policy)
         return sequence_form().nash_conv(found.cpu())
@@ -271,14 +276,14 @@ class Leduc(MarlEnv):
         second_moves = self.places.second_moves[self.place]
         choice = (self.place, torch.where(second_moves, second, first))
         how, stake = self.places.ends[choice], self.places.stake[choice]
-        folded = torch.where(second_moves, 1.0, -1.0)  # what the first gets where one folds
+        folded = torch.where(second_moves, 1.0, -1.0)  # first player's gain after a fold
         won = torch.where(how == FOLD, folded, torch.where(how == SHOWDOWN, self.better, 0.0))
         self.place = self.places.following[choice]
-        return settled(self._observe(), stake * won, (how != 0).unsqueeze(-1))
+        return zero_sum_step(self._observe(), stake * won, (how != 0).unsqueeze(-1))
 
     @property
     def better(self) -> Tensor:
-        """1 where the first has the better hand, -1 where the second has, 0 for equal ones."""
+        """1 if the first player has the better hand, -1 if the second has, 0 if equal."""
         return strength(self.cards)
 
     def _observe(self) -> dict[str, Any]:
@@ -296,7 +301,7 @@ class Leduc(MarlEnv):
     # ------------------------------------------------------------------------------- drawing
 
     def scene(self, index: int = 0, step: TensorDictBase | None = None) -> list[Shape]:
-        """Returns the players and the cards, which only we see all."""
+        """Returns a drawing of the players with all cards."""
         place, own = self.place[index], self.cards[index].tolist()
         first, second, public = ("JQK"[card // 2] for card in own)
         shown = public if bool(self.places.public[place]) else "?"

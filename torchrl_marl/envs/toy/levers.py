@@ -1,4 +1,4 @@
-"""Levers that a team must pull together."""
+"""Lever games, which require communication or a convention."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ __all__ = ["Levers", "MatchingLevers"]
 
 
 class Levers(MarlEnv):
-    """Agents drawn out of a pool pull one of N levers each, and want to pull different ones.
+    """One-step game in which N agents from a pool must pull N different levers.
 
-    In each episode, of one step, N of the P agents of a pool are drawn without replacement. Each
-    sees only which one it is, and all earn the share of the levers that were pulled. A team that
-    talks earns 1. Without a word the best is a lever for each agent of the pool, dealt out as
-    evenly as can be: ``silent_return``, 0.6740 of 5 out of 500, where uniform random actions earn
-    0.6723.
+    In each episode N of the P agents of a pool are drawn without replacement. Each observes only
+    its index in the pool. All earn the fraction of the levers that were pulled. A team with
+    communication can earn 1. Without it, the best policy assigns a fixed lever to each agent of the
+    pool, as evenly as possible. This earns ``silent_return``, 0.6740 for 5 of 500 agents; uniform
+    random actions earn 0.6723.
 
-    Which place an agent has in the team, it must not know: a network of its own for each place
-    (``sharing: none``, ``agent_id``, a network that runs along the team) knows its lever without
-    a word.
+    Agents must not know their position in the team. With a separate network per position
+    (``sharing: none``, ``agent_id``, a network that runs along the team) they would need no
+    communication.
 
     Args:
-        num_envs (int): number E of vectorized envs.
+        num_envs (int): number E of parallel envs.
 
     Keyword Args:
         n_agents (int): number N of agents of a team, and of levers.
-        pool (int): number P of agents from which a team is drawn.
+        pool (int): number P of agents in the pool.
         max_steps, seed, device, check: as in :class:`MarlEnv`; an episode has one step.
 
     Shapes:
-        - ``("agents", "observation")``: ``[E, N, P]``, which agent of the pool one is
-        - ``"state"``: ``[E, 1]``, nothing: a critic gives the mean reward
+        - ``("agents", "observation")``: ``[E, N, P]``, the agent's index in the pool, one-hot
+        - ``"state"``: ``[E, 1]``, constant: a critic predicts the mean reward
 
     Raises:
-        ConfigError: an unknown argument, or a pool that has no team.
+        ConfigError: unknown argument, or a pool smaller than the team.
 
     Reference: Sukhbaatar et al., 2016, https://arxiv.org/abs/1605.07736 (section 4.1).
-    Differs: agents are drawn without replacement; twins could not be told apart.
+    Differs: agents are drawn without replacement, because duplicates could not be distinguished.
 
     Examples:
         >>> env = Levers(2, seed=0)
@@ -63,9 +63,7 @@ class Levers(MarlEnv):
         super().__init__(num_envs, **kwargs)
         check_least("Levers", n_agents=(n_agents, 2))
         if pool < n_agents:
-            raise ConfigError(
-                f"Levers: pool is {pool}, expected {n_agents} or more, the agents of a team."
-            )
+            raise ConfigError(f"Levers: pool is {pool}, expected n_agents, {n_agents}, or more.")
         self.n_agents, self.pool = n_agents, pool
         declare_team(self, n_agents, pool, n_agents, 1)
 
@@ -78,7 +76,7 @@ class Levers(MarlEnv):
 
     @property
     def silent_return(self) -> float:
-        """Returns the expected return of the best policy that hears nothing."""
+        """Returns the expected return of the best policy without communication."""
         n, pool = self.n_agents, self.pool
         teams = math.comb(pool, n)
         owners = [pool // n + (lever < pool % n) for lever in range(n)]
@@ -105,7 +103,7 @@ class Levers(MarlEnv):
     # ------------------------------------------------------------------------------- drawing
 
     def scene(self, index: int = 0, step: TensorDictBase | None = None) -> list[Shape]:
-        """Returns the agents by their numbers; above their levers, green if it is theirs alone."""
+        """Returns a drawing of the agents with their levers above; unique levers are green."""
         pulled = actions_in(self, step)
         good = [word != "" and pulled.count(word) == 1 for word in pulled]
         above = [f"lever {word}" if word else "" for word in pulled]
@@ -113,31 +111,31 @@ class Levers(MarlEnv):
 
 
 class MatchingLevers(MarlEnv):
-    """Two partners pull a lever each, round by round, and earn 1 whenever it is the same one.
+    """Repeated game in which two partners earn 1 if both pull the same lever.
 
-    Each sees which lever the partner pulled last. Those who train together agree on a lever and
-    earn ``optimal_return``, 8 of 8. Two who agreed with others meet by chance only, if both keep to
-    their levers: ``random_return``, 2 on average. Who guesses once and then copies a partner that
-    keeps to any lever earns ``adaptive_return``, 7.25; nobody can do better with a partner that is
-    not known.
+    Each agent observes the partner's last lever. Agents trained together agree on a lever and earn
+    ``optimal_return``, 8 of 8. Agents trained with other partners, which keep to their own levers,
+    agree only by coincidence: ``random_return``, 2 on average. An agent that guesses once and then
+    copies a partner with a fixed lever earns ``adaptive_return``, 7.25. This is the best return
+    with an unknown partner.
 
     Args:
-        num_envs (int): number E of vectorized envs.
+        num_envs (int): number E of parallel envs.
 
     Keyword Args:
         n_levers (int): number L of levers.
-        rounds (int): rounds of an episode.
+        rounds (int): number of rounds in an episode.
         max_steps, seed, device, check: as in :class:`MarlEnv`.
 
     Shapes:
-        - ``("agents", "observation")``: ``[E, 2, L]``, the partner's last lever, zeros at first
+        - ``("agents", "observation")``: ``[E, 2, L]``, the partner's last lever, at first zeros
         - ``"state"``: ``[E, 2 * L]``
 
     Raises:
-        ConfigError: an unknown argument, or numbers that cannot be.
+        ConfigError: unknown argument or invalid number.
 
-    Reference: Hu et al., 2020, https://arxiv.org/abs/2003.02979 (the lever game, in which all
-    levers pay the same here; zero-shot coordination).
+    Reference: Hu et al., 2020, https://arxiv.org/abs/2003.02979 (the lever game; zero-shot
+    coordination). Differs: all levers pay the same.
 
     Examples:
         >>> env = MatchingLevers(2)
@@ -149,15 +147,15 @@ class MatchingLevers(MarlEnv):
         super().__init__(num_envs, **kwargs)
         if n_levers < 2 or rounds < 1:
             raise ConfigError(
-                f"MatchingLevers: n_levers is {n_levers} and rounds {rounds}, expected 2 levers or "
-                "more and 1 round or more."
+                f"MatchingLevers: n_levers is {n_levers} and rounds {rounds}, expected 2 or more "
+                "levers and 1 or more rounds."
             )
         self.n_levers, self.rounds = n_levers, rounds
         declare_team(self, 2, n_levers, n_levers, 2 * n_levers)
 
     @property
     def optimal_return(self) -> float:
-        """Returns the return of partners who agree."""
+        """Returns the return of partners that use the same lever."""
         return float(self._rounds)
 
     @property
@@ -195,7 +193,7 @@ class MatchingLevers(MarlEnv):
     # ------------------------------------------------------------------------------- drawing
 
     def scene(self, index: int = 0, step: TensorDictBase | None = None) -> list[Shape]:
-        """Returns both partners; above the levers they pulled, green if it is the same."""
+        """Returns a drawing of both partners with their levers above; equal levers are green."""
         pulled = actions_in(self, step)
         above = [f"lever {word}" if word else "" for word in pulled]
         inside = list(map(str, range(1, 3)))

@@ -31,7 +31,7 @@ TOY_ENVIRONMENTS = (
 
 
 def class_name(name: str) -> str:
-    """Returns the name of a toy environment's class.
+    """Returns the class name of a toy environment.
 
     Examples:
         >>> class_name("two_step_game")
@@ -45,7 +45,7 @@ def make_toy(name: str, **arguments: Any) -> Any:
 
     Args:
         name (str): one of :data:`TOY_ENVIRONMENTS`.
-        **arguments: of its class.
+        **arguments: arguments of its class.
     """
     from torchrl_marl.envs import toy
 
@@ -59,10 +59,10 @@ def make_toy(name: str, **arguments: Any) -> Any:
 
 
 def check_toy(config: EnvConfig) -> None:
-    """Refuses an unknown toy environment, and settings that toy environments do not take.
+    """Raises an error for an unknown toy environment, or for settings that it does not take.
 
     Raises:
-        ConfigError: naming the setting.
+        ConfigError: unknown environment or setting; names it.
     """
     if config.name not in TOY_ENVIRONMENTS:
         raise ConfigError(
@@ -73,13 +73,13 @@ def check_toy(config: EnvConfig) -> None:
     for name in ("seed", "device"):
         if name in config.kwargs:
             raise ConfigError(
-                f"env.kwargs has {name!r}, which is no argument of the environment; set the run's "
-                "own."
+                f"env.kwargs has {name!r}, which is no argument of the environment; use the run's "
+                "setting."
             )
 
 
 LIBRARY = Library(
-    "small environments whose best return is known",
+    "small environments with known optimal returns",
     "torchrl_marl.envs.toy.library:make_toy",
     settings=("num_envs", "max_steps", "continuous_actions"),
     states=(),

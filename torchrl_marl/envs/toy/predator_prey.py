@@ -1,4 +1,4 @@
-"""Predators on a grid who must find a prey that does not move, and tell the others.
+"""Predators on a grid that search a fixed prey and call the others.
 
 Shapes: E envs, N predators, G cells, W cells of a window.
 """
@@ -28,41 +28,43 @@ _BLUE, _GREEN = (0.35, 0.35, 0.75), (0.25, 0.75, 0.25)
 
 
 class PredatorPrey(MarlEnv):
-    """Predators walk on a grid until all stand on the prey, which they see only from nearby.
+    """Grid environment in which predators must all reach a prey that is visible only from nearby.
 
-    Predators and prey start in different cells. A predator goes up, right, down, left, or stays;
-    walls stop it, other predators do not. It sees the cells up to ``vision`` away: which cells of
-    the grid they are, whether the prey is there, and how many predators are. With ``vision=0``
-    that is its own cell, so nobody sees the others, and the prey only who has reached it; such a
-    predator stays there. What counts is the length of the episode: with words, those who search
-    can divide the grid among them and are called when the prey is found: by hand, each goes to the
-    nearest cell that nobody has seen, and an episode has 8.9 of 20 steps. Who knows from the start
-    where the prey is takes ``informed_length``, 4.7.
+    Predators and prey start in different cells. A predator moves up, right, down or left, or stays.
+    It is stopped by walls, not by other predators. It observes the cells within ``vision``: their
+    index, the prey, and the number of predators. With ``vision=0`` it observes its own cell only,
+    so it never sees the others, and sees the prey only after reaching it. A predator on the prey
+    stays there.
 
-    In a step who is not on the prey earns -0.05. Who is earns, by ``mode``:
+    The measure is the length of the episode. With communication, predators can divide the grid and
+    call the others to the prey. A hand-written policy, in which each predator walks to the nearest
+    unvisited cell, takes 8.9 of 20 steps. Predators that know the prey's cell from the start take
+    ``informed_length``, 4.7.
 
-    - ``mixed``: 0; the episode ends when all are there;
-    - ``cooperative``: 0.05 for each that is there; the episode goes on to its time limit;
-    - ``competitive``: 0.05, divided by the number of those that are there; likewise.
+    In each step a predator away from the prey earns -0.05. On the prey it earns, by ``mode``:
+
+    - ``mixed``: 0; the episode ends when all predators are there;
+    - ``cooperative``: 0.05 times the number of predators there, until the time limit;
+    - ``competitive``: 0.05 divided by the number of predators there, until the time limit.
 
     Args:
-        num_envs (int): number E of vectorized envs.
+        num_envs (int): number E of parallel envs.
 
     Keyword Args:
-        n_agents (int): number N of predators; 3 (easy), 5 (medium), 10 (hard).
-        size (int): height and width of the grid; 5, 10, 20.
-        vision (int): how far is seen in each direction; 0, 1, 1.
+        n_agents (int): number N of predators; in the paper 3 (easy), 5 (medium) or 10 (hard).
+        size (int): height and width of the grid; in the paper 5, 10 or 20.
+        vision (int): visible distance in each direction; in the paper 0, 1 or 1.
         mode (str): ``mixed``, ``cooperative`` or ``competitive``.
-        max_steps (int, optional): 20 by default; 20, 40, 80.
+        max_steps (int, optional): time limit, 20 by default; in the paper 20, 40 or 80.
         seed, device, check: as in :class:`MarlEnv`.
 
     Shapes:
-        - ``("agents", "observation")``: ``[E, N, W * (G + 3)]``: of each cell in the window, row by
-          row, which it is (G: outside), whether the prey is there, number of predators
-        - ``"state"``: ``[E, N * G + G]``, the cells of the predators, and the prey's
+        - ``("agents", "observation")``: ``[E, N, W * (G + 3)]``: for each cell of the window, by row,
+          its index (G: outside), a flag of the prey, and the number of predators
+        - ``"state"``: ``[E, N * G + G]``, the cells of the predators and of the prey
 
     Raises:
-        ConfigError: an unknown argument, or numbers that cannot be.
+        ConfigError: unknown argument or invalid number.
 
     Reference: Singh et al., 2019, https://arxiv.org/abs/1812.09755 (section 4.1), and the rules in
     https://github.com/IC3Net/IC3Net.
@@ -90,7 +92,7 @@ class PredatorPrey(MarlEnv):
         if size * size <= n_agents:
             raise ConfigError(
                 f"PredatorPrey: {n_agents} predators and a prey do not fit into {size * size} "
-                "cells; give a larger size."
+                "cells; use a larger size."
             )
         if mode not in MODES:
             raise ConfigError(
@@ -106,9 +108,9 @@ class PredatorPrey(MarlEnv):
 
     @property
     def informed_length(self) -> float:
-        """Returns the mean length of an episode in which all know where the prey is.
+        """Returns the mean length of an episode if all predators know the prey's cell.
 
-        Nobody can do better, and who must search does worse. There is no time limit in it.
+        This is a lower bound for predators that search. It ignores the time limit.
         """
         row, column = (
             x.flatten() for x in torch.meshgrid([torch.arange(self.size)] * 2, indexing="ij")
@@ -117,7 +119,9 @@ class PredatorPrey(MarlEnv):
         others = self.size**2 - 1
         length = 0.0
         for steps in range(2 * self.size - 1):
-            near = ((ways > 0) & (ways <= steps)).sum(0).tolist()  # cells so close, of each prey
+            near = (
+                ((ways > 0) & (ways <= steps)).sum(0).tolist()
+            )  # cells within these steps, by the prey's cell
             teams = math.comb(others, self.n_agents)
             within = sum(math.comb(n, self.n_agents) for n in near) / teams / len(near)
             length += 1 - within
@@ -143,11 +147,11 @@ class PredatorPrey(MarlEnv):
 
     @property
     def caught(self) -> Tensor:
-        """Returns who stands on the prey, ``[E, N]``."""
+        """Returns a mask of predators on the prey, ``[E, N]``."""
         return (self.predators == self.prey).all(-1)
 
     def _earned_there(self, caught: Tensor) -> Tensor:
-        """Returns what who is on the prey earns, ``[E, 1]``."""
+        """Returns the reward of predators on the prey, ``[E, 1]``."""
         n_there = caught.sum(1, keepdim=True)
         if self.mode == "cooperative":
             return PREY_REWARD * n_there
@@ -169,7 +173,7 @@ class PredatorPrey(MarlEnv):
     # ------------------------------------------------------------------------------- drawing
 
     def scene(self, index: int = 0) -> list[Shape]:
-        """Returns the entities of one of the envs, predators first."""
+        """Returns a drawing of one env, predators first."""
         grid = (self.size, self.size)
         predators, prey = self.predators[index].tolist(), self.prey[index, 0].tolist()
         turns = [2 * math.pi * i / self.n_agents for i in range(self.n_agents)]

@@ -1,4 +1,4 @@
-"""What a policy may do, read off what it did: the way to a game's exact answer.
+"""Exact action probabilities of a policy, estimated from its sampled actions.
 
 Shapes: R copies of a situation, B any batch dims, N agents, A actions.
 """
@@ -12,27 +12,27 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-__all__ = ["chances", "legal_probabilities"]
+__all__ = ["action_probabilities", "legal_probabilities"]
 
 
-def chances(
+def action_probabilities(
     acted: TensorDictBase, group: str, n_actions: int, legal: Tensor | None = None
 ) -> Tensor:
     """Returns the probability of each action of a group.
 
     Args:
-        acted (TensorDictBase): copies of a situation, the policy's actions drawn in each.
-        group (str): the group's name.
+        acted (TensorDictBase): samples of the policy in each situation.
+        group (str): name of the group.
         n_actions (int): number A of actions.
-        legal (Tensor, optional): bool, which may be drawn; all by default.
+        legal (Tensor, optional): mask of legal actions; all by default.
 
     Shapes:
         - acted: ``[R, *B]``; legal: ``[*B, N, A]``; returns ``[*B, N, A]``, float64, sums to 1
 
     Keys:
-        - reads: ``(group, "action")``; ``(group, "action_log_prob")``, by which an action that was
-          drawn once is known exactly, and of two actions both. What was never drawn shares the
-          rest. A policy that does not write it is known by its frequencies.
+        - reads: ``(group, "action")`` and ``(group, "action_log_prob")``. The latter gives the exact
+          probability of each sampled action. Unsampled actions share the rest equally, which is
+          exact if only one is unsampled. Without it, the result is each action's frequency.
     """
     drawn = one_hot(acted[group, "action"], n_actions)
     log_prob = acted.get((group, "action_log_prob"), None)
@@ -52,16 +52,16 @@ def legal_probabilities(
     groups: Sequence[str],
     copies: int,
 ) -> dict[str, Tensor]:
-    """Returns the probability of each of three actions, some of them not legal.
+    """Returns the probability of each of three actions under action masks.
 
-    Exact, as :func:`chances` is of two: where two legal actions are so rare that neither is drawn,
-    the policy is also asked without the third, and they share the rest as they do there.
+    Exact even if two legal actions are so rare that neither is sampled. The policy is then also
+    called with the third action masked, which gives the ratio of the two.
 
     Args:
-        policy (callable): acts for all groups.
+        policy (callable): policy of all groups.
         rows (TensorDictBase): situations with action masks.
-        groups (sequence of str): the groups' names.
-        copies (int): how often each situation is in the call, with each of the masks.
+        groups (sequence of str): names of the groups.
+        copies (int): number of samples of each situation, with each of the masks.
 
     Shapes:
         - rows: ``[B]``; returns, by group, ``[B, N, 3]``, float64, sums to 1
@@ -80,7 +80,7 @@ def legal_probabilities(
 
 def _shared(acted: TensorDictBase, asked: TensorDictBase, group: str) -> Tensor:
     legal = asked[group, "action_mask"]
-    every = chances(acted, group, 3, legal)
+    every = action_probabilities(acted, group, 3, legal)
     whole, likeliest = every[0], every[0].argmax(-1, keepdim=True)
     rest = every[1:].gather(0, likeliest.expand_as(whole).unsqueeze(0)).squeeze(0)
     shared = (1 - whole.gather(-1, likeliest)) * rest

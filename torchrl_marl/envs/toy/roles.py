@@ -1,4 +1,4 @@
-"""Declarations that toy environments share: teams of equal agents, and two players.
+"""Shared declarations of toy environments: homogeneous teams, and two players.
 
 Shapes: E envs.
 """
@@ -14,21 +14,21 @@ from torchrl.data import Categorical, Unbounded
 from torchrl_marl.envs.marl_env import MarlEnv
 from torchrl_marl.specs import AgentSpec
 
-__all__ = ["declare_players", "declare_team", "settled"]
+__all__ = ["declare_players", "declare_team", "zero_sum_step"]
 
 
 def declare_team(
     env: MarlEnv, n_agents: int, n_seen: int, n_actions: int, n_state: int, name: str = "agent"
 ) -> None:
-    """Registers a team of equal agents that choose, the group ``"agents"``, and its state.
+    """Registers a homogeneous team with discrete actions, the group ``"agents"``, and its state.
 
     Args:
         env (MarlEnv): the environment.
-        n_agents (int): of the team.
-        n_seen (int): features that one sees.
-        n_actions (int): among which one chooses.
-        n_state (int): features of the state.
-        name (str): of the kind of agents.
+        n_agents (int): number of agents.
+        n_seen (int): number of observation features.
+        n_actions (int): number of actions.
+        n_state (int): number of state features.
+        name (str): name of the agents.
     """
     spec = AgentSpec(name, n_agents, Unbounded((n_seen,)), Categorical(n_actions))
     env.register_agent(spec, group="agents")
@@ -38,14 +38,14 @@ def declare_team(
 def declare_players(
     env: MarlEnv, n_seen: int, n_actions: Sequence[int], n_state: int, action_mask: bool = False
 ) -> None:
-    """Registers the players ``first`` and ``second``, a group each, and the state.
+    """Registers the players ``first`` and ``second``, each in its own group, and the state.
 
     Args:
         env (MarlEnv): the environment.
-        n_seen (int): features that one sees.
-        n_actions (sequence of int): among which each chooses.
-        n_state (int): features of the state.
-        action_mask (bool): some of them may be illegal.
+        n_seen (int): number of observation features.
+        n_actions (sequence of int): number of actions of each player.
+        n_state (int): number of state features.
+        action_mask (bool): actions may be illegal.
     """
     for name, n in zip(("first", "second"), n_actions):
         seen, choice = Unbounded((n_seen,)), Categorical(n)
@@ -53,13 +53,13 @@ def declare_players(
     env.register_state(Unbounded((n_state,)))
 
 
-def settled(seen: dict[str, Any], earned: Tensor, ended: Tensor) -> dict[str, Any]:
-    """Returns what a step gives: what both see, and that one earns what the other loses.
+def zero_sum_step(seen: dict[str, Any], earned: Tensor, ended: Tensor) -> dict[str, Any]:
+    """Returns the output of a step of a zero-sum game.
 
     Args:
-        seen (dict): group -> what it sees.
-        earned (Tensor): by the first.
-        ended (Tensor): the game is over.
+        seen (dict): outputs by group, with observations.
+        earned (Tensor): reward of the first player.
+        ended (Tensor): True at the end of the game.
 
     Shapes:
         - earned: ``[E]``; ended: ``[E, 1]``

@@ -1,5 +1,4 @@
-"""What the toy environments look like: agents in a row, matrices, cards, stones, and cells of a
-    grid.
+"""Drawings of the toy environments: agents in a row, matrices, cards, stones and grid cells.
 
 Shapes: N agents of the team; G cells of a grid, row by row from the top; W cells of a window.
 """
@@ -41,16 +40,16 @@ Words = Sequence[str]
 
 
 def names_of(env: Any) -> list[str]:
-    """Returns the names of all agents, group by group."""
+    """Returns the names of all agents, by group."""
     return [name for group in env.team.groups.values() for name in group.agent_names]
 
 
 def actions_in(env: Any, step: TensorDictBase | None) -> list[str]:
-    """Returns what each agent did in a step, as a word; nothing where it did not act.
+    """Returns the action of each agent in a step, as a string; empty if masked.
 
     Args:
-        env: a toy environment.
-        step (TensorDictBase, optional): of one env; None at the start.
+        env: toy environment.
+        step (TensorDictBase, optional): step of one env; None at the start.
     """
     words: list[str] = []
     for name, group in env.team.groups.items():
@@ -72,7 +71,7 @@ def _word(action: Tensor) -> str:
 
 
 def earned_in(env: Any, step: TensorDictBase | None) -> list[float]:
-    """Returns what each agent earned in a step."""
+    """Returns the reward of each agent in a step."""
     if step is None:
         return [0.0] * len(names_of(env))
     rewards = [step.get(("next", name, "reward")).reshape(-1) for name in env.team.groups]
@@ -82,12 +81,12 @@ def earned_in(env: Any, step: TensorDictBase | None) -> list[float]:
 def row(
     env: Any, inside: Words, above: Words = (), below: Words = (), good: Sequence[bool] = ()
 ) -> list[Shape]:
-    """Returns all agents side by side, in the colors of their groups.
+    """Returns a row of all agents, in the colors of their groups.
 
     Args:
-        env: a toy environment.
-        inside, above, below (sequence of str): what is written in and near each agent.
-        good (sequence of bool): whose word above is green.
+        env: toy environment.
+        inside, above, below (sequence of str): labels in and near each agent.
+        good (sequence of bool): True for green labels above.
     """
     names = names_of(env)
     groups = [i for i, own in enumerate(env.team.groups.values()) for _ in range(own.n_agents)]
@@ -106,7 +105,7 @@ def row(
 
 
 def players(env: Any, words: Words, places: Sequence[tuple[float, float]]) -> list[Shape]:
-    """Returns two players where they sit, each with what it did or says."""
+    """Returns two players at their seats, with their labels."""
     shapes = []
     for i, (name, (x, y)) in enumerate(zip(names_of(env), places)):
         shapes.append(Shape(name, "agent", "circle", x, y, 0.0, _COLORS[i], 0.45, text=str(i + 1)))
@@ -118,15 +117,15 @@ def players(env: Any, words: Words, places: Sequence[tuple[float, float]]) -> li
 def matrix(
     payoff: Tensor, chosen: tuple[int, ...] | None, *, left: float = 0.0, name: str = "cell"
 ) -> list[Shape]:
-    """Returns a payoff matrix of two choices, with the chosen entry marked.
+    """Returns a payoff matrix, with the chosen entry marked.
 
     Args:
-        payoff (Tensor): ``[M, K]``.
-        chosen (tuple of int, optional): row and column.
+        payoff (Tensor): payoff ``[M, K]``.
+        chosen (tuple of int, optional): row and column of the chosen entry.
 
     Keyword Args:
-        left (float): where it begins.
-        name (str): of its cells.
+        left (float): left edge.
+        name (str): name of the cells.
     """
     shapes = []
     for i, values in enumerate(payoff.tolist()):
@@ -140,7 +139,7 @@ def matrix(
 
 
 def cards(names: Words, words: Words, places: Sequence[tuple[float, float]]) -> list[Shape]:
-    """Returns cards with what is written on them."""
+    """Returns cards with their labels."""
     return [
         Shape(name, "object", "box", x, y, 0.0, (1.0, 1.0, 0.97), length=0.9, width=1.2, text=word)
         for name, word, (x, y) in zip(names, words, places)
@@ -151,12 +150,12 @@ Color = tuple[float, float, float]
 
 
 def windows(height: int, width: int, vision: int) -> Tensor:
-    """Returns the cells that are seen from each cell, ``[G, W]``; G is what lies outside.
+    """Returns the visible cells of each cell, ``[G, W]``; the index G is outside the grid.
 
     Args:
-        height (int): of the grid.
-        width (int): of the grid.
-        vision (int): how far is seen in each direction; W is ``(2 * vision + 1) ** 2``.
+        height (int): height of the grid.
+        width (int): width of the grid.
+        vision (int): visible distance in each direction; W is ``(2 * vision + 1) ** 2``.
 
     Examples:
         >>> windows(2, 2, 1)[0].view(3, 3)
@@ -170,7 +169,7 @@ def windows(height: int, width: int, vision: int) -> Tensor:
 
 
 def grid_stage(name: str, height: int, width: int) -> Stage:
-    """Returns the view of a grid, with its middle at the origin."""
+    """Returns the view of a grid centered at the origin."""
     half = (width / 2, height / 2)
     return Stage(name=name, center=(0.0, 0.0), half_size=half, border=half)
 
@@ -186,19 +185,20 @@ def in_cell(
     turn: float = 0.0,
     visible: bool = True,
 ) -> Shape:
-    """Returns what stands in a cell: a circle, or a box where it has no agent's role.
+    """Returns an entity in a cell: a circle for an agent, a box for other roles.
 
     Args:
-        name (str): of the entity.
-        role (str): as in :class:`~torchrl_marl.envs.scene.Shape`.
+        name (str): name of the entity.
+        role (str): role, as in :class:`~torchrl_marl.envs.scene.Shape`.
         place (sequence of float): row and column.
-        grid (tuple of int): height and width.
-        color (tuple of float): red, green and blue, from 0 to 1.
+        grid (tuple of int): height and width of the grid.
+        color (tuple of float): RGB color, each from 0 to 1.
 
     Keyword Args:
-        size (float): share of the cell that is filled.
-        turn (float): place on a circle round the middle, in radians: who shares a cell is seen.
-        visible (bool): whether it is shown now.
+        size (float): size as a fraction of the cell.
+        turn (float): angle of the offset from the center, in radians, to separate entities in a
+            cell.
+        visible (bool): False hides the entity.
     """
     (row, column), (height, width) = place, grid
     aside = (1 - size) / 2 if role == "agent" else 0.0

@@ -1,4 +1,4 @@
-"""Small environments of several kinds of agents. They need no optional package.
+"""A small environment with two kinds of agents and communication.
 
 Shapes: E envs, K landmarks.
 """
@@ -24,35 +24,35 @@ __all__ = ["SpeakerListener"]
 
 
 class SpeakerListener(MarlEnv):
-    """A speaker sees which landmark is the goal; a listener, who does not, must go there.
+    """Environment in which a speaker observes the goal, and a listener must move there.
 
-    In each env the landmarks lie anew in a square of side 2, and one of them is the goal. The
-    speaker says one of K symbols; the listener, who starts in the middle, sees the landmarks and
-    what was said one step before. Both earn minus the squared distance of listener and goal.
+    The landmarks are random points in a square of side 2, and one of them is the goal. The speaker
+    says one of K symbols. The listener starts in the middle, and observes the landmarks and the
+    previous symbol. Both earn minus the squared distance between listener and goal.
 
-    A speaker who names the goal, and a listener who waits one step and then goes there straight,
-    reach ``heuristic_return``, -1.04 in 25 steps; uniform random actions ``random_return``, -30.2.
-    Without a word no listener does better than -11.1, the landmarks' centre.
+    A speaker that names the goal, and a listener that waits one step and then moves straight there,
+    earn ``heuristic_return``, -1.04 in 25 steps. Uniform random actions earn ``random_return``,
+    -30.2. Without communication the best return is -11.1, at the center of the landmarks.
 
     Args:
-        num_envs (int): number E of vectorized envs.
+        num_envs (int): number E of parallel envs.
 
     Keyword Args:
         n_landmarks (int): number K of landmarks and symbols.
-        speed (float): how far the listener can go in a step, in each direction.
-        continuous_speech (bool): K numbers in [-1, 1] are said instead of a symbol.
-        one_group (bool): the two kinds form one heterogeneous group ``"team"``, which needs
-            ``continuous_speech=True``: a group has one type of actions.
+        speed (float): largest move of the listener in a step, in each direction.
+        continuous_speech (bool): messages are K numbers in [-1, 1] instead of a symbol.
+        one_group (bool): put both kinds into one heterogeneous group ``"team"``. It needs
+            ``continuous_speech=True``, because a group has one type of actions.
         max_steps, seed, device, check: as in :class:`MarlEnv`.
 
     Shapes:
-        - ``("speaker", "observation")``: ``[E, 1, K]``, which landmark is the goal
-        - ``("listener", "observation")``: ``[E, 1, 3 * K]``, landmarks as seen from where it is,
-          and what was said
-        - ``"state"``: ``[E, 2 + K]``, goal as seen from the listener, and what was said
+        - ``("speaker", "observation")``: ``[E, 1, K]``, the goal's index one-hot
+        - ``("listener", "observation")``: ``[E, 1, 3 * K]``, positions of the landmarks relative to
+          the listener, and the previous message
+        - ``"state"``: ``[E, 2 + K]``, relative position of the goal, and the previous message
 
     Raises:
-        ConfigError: arguments that are unknown or do not fit together.
+        ConfigError: unknown or incompatible arguments.
 
     Reference: Lowe et al., 2017, https://arxiv.org/abs/1706.02275 (section 5.1).
 
@@ -110,7 +110,7 @@ class SpeakerListener(MarlEnv):
 
     @property
     def heuristic_return(self) -> float:
-        """Returns the expected return where the speaker names the goal, reached straight."""
+        """Returns the expected return of naming the goal and moving straight there."""
         moves = range(math.ceil(1 / self.speed) if self.max_steps is None else self.max_steps)
         return -2 / 3 * sum(max(0.0, 1 - t * self.speed) ** 3 for t in moves)
 
@@ -123,7 +123,7 @@ class SpeakerListener(MarlEnv):
     # ------------------------------------------------------------------------------- drawing
 
     def scene(self, index: int = 0, step: TensorDictBase | None = None) -> list[Shape]:
-        """Returns what lies around the listener, who is the middle; the goal is green."""
+        """Returns a drawing around the listener, with the goal in green."""
         goal = int(self.goal[index].argmax())
         said = actions_in(self, step)[0]
         speaker, listener = names_of(self)

@@ -1,4 +1,4 @@
-"""The traffic junction."""
+"""Traffic junction of cars that must give way."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ _TURNS = {"straight": 0, "right": 1, "left": -1}
 
 
 class Difficulty(NamedTuple):
-    """What the original calls easy, medium and hard."""
+    """Parameters of one difficulty of the original."""
 
     size: int
     """Height and width of the grid."""
     capacity: int
-    """Cars that are on the roads at most."""
+    """Largest number of cars on the roads."""
     arrival_rate: float
-    """Chance of a car at each place of arrival in a step."""
+    """Probability of a new car at each entry in a step."""
     max_steps: int
-    """The time limit."""
+    """Time limit."""
     n_agents: int
-    """Cars that may come in an episode."""
+    """Largest number of cars in an episode."""
 
 
 DIFFICULTIES = {
@@ -48,22 +48,22 @@ DIFFICULTIES = {
 
 
 class Routes(NamedTuple):
-    """Every way from an arrival to an exit, as cells of the grid."""
+    """All routes from an entry to an exit, as cells of the grid."""
 
     cells: Tensor
-    """``[R, L]``, row by row from the top; -1 behind the end."""
+    """Cell indices ``[R, L]``, by row from the top; -1 after the end."""
     lengths: Tensor
-    """``[R]``."""
+    """Number of cells, ``[R]``."""
     of_arrival: Tensor
-    """``[A, R / A]``, the routes that begin there."""
+    """Routes of each entry, ``[A, R / A]``."""
 
 
 def make_routes(difficulty: str, size: int) -> Routes:
     """Returns the routes over the roads of a grid.
 
-    ``easy``: one junction of two one-way roads, no turns. ``medium``: one junction of two roads of
-    two lanes, straight, right or left. ``hard``: four such junctions; who has passed two, goes
-    straight on. Cars drive on the right.
+    ``easy`` has one junction of two one-way roads, without turns. ``medium`` has one junction of
+    two-lane roads; cars go straight, right or left. ``hard`` has four such junctions; after two of
+    them a car goes straight. Cars drive on the right.
 
     Args:
         difficulty (str): one of :data:`DIFFICULTIES`.
@@ -89,7 +89,7 @@ class _Roads:
     def __init__(self, difficulty: str, size: int) -> None:
         self.size, self.n_junctions = size, {"easy": 1, "medium": 1, "hard": 2}[difficulty]
         self.turns = ("straight",) if difficulty == "easy" else tuple(_TURNS)
-        # First lane of each road; the same for rows and columns.
+        # First lane of each road, equal for rows and columns.
         self.roads = {
             "easy": [size // 2],
             "medium": [size // 2 - 1],
@@ -112,11 +112,11 @@ class _Roads:
         return found
 
     def drive_from(self, cell: Cell, heading: Cell) -> list[list[Cell]]:
-        """Returns the routes from a place of arrival."""
+        """Returns the routes from an entry."""
         return [route for route, _ in self._drive([cell], heading, self.n_junctions)]
 
     def _drive(self, route: list[Cell], heading: Cell, left: int) -> list[tuple[list[Cell], int]]:
-        """Returns the routes that go on so, with ``left`` more junctions to decide at."""
+        """Returns the continuations of a route, with turns at ``left`` more junctions."""
         while not self._ends(route[-1], heading):
             ahead = _next(route[-1], heading)
             if left and self._is_junction(ahead) and not self._is_junction(route[-1]):
@@ -126,7 +126,7 @@ class _Roads:
         return [(route, left)]
 
     def _turned(self, route: list[Cell], heading: Cell, turn: str) -> tuple[list[Cell], Cell]:
-        """Returns the route over a junction, whose first cell is the last of the route."""
+        """Returns the route and heading after a junction, which starts at the route's last cell."""
         if turn == "straight":
             return [*route, _next(route[-1], heading)], heading
         if turn == "left":
@@ -150,51 +150,53 @@ _BLUE, _GRAY, _RED = (0.35, 0.35, 0.75), (0.6, 0.6, 0.6), (0.9, 0.2, 0.2)
 
 
 class TrafficJunction(MarlEnv):
-    """Cars come, drive along routes of their own by gas and brake, and leave; they may collide.
+    """Environment in which cars enter, follow routes by gas and brake, and must not collide.
 
-    The roads are empty at first. After each step a car comes, with chance ``arrival_rate``, at
-    each place of arrival, one place after the other, while fewer than ``capacity`` are on the
-    roads; its route is drawn among those that begin there. Gas (0) takes it one cell on, or off
-    the road from the last one; brake (1) keeps it where it is. Cars in one cell collide, and drive
-    on. A car sees what it did last, which route it has, and the cells up to ``vision`` away: which
-    they are, and how many cars are there.
+    The roads start empty. After each step a car enters with probability ``arrival_rate`` at each
+    entry, in the order of the entries, while fewer than ``capacity`` cars are on the roads. Its
+    route is drawn among those of the entry. Gas (0) moves the car by one cell, and off the road at
+    the end of its route; brake (1) keeps it in place. Cars in one cell collide and drive on. A car
+    observes its last action, its route, and the cells within ``vision``: their index and number of
+    cars.
 
-    In each step a car earns -0.01 for every step that it has been on the roads, and -10 if it is
-    in a collision. An episode *succeeds* if there is none: if no car earns -10 or less in a step.
-    In ``easy``, 29 % do where all drive by gas alone, and 96 % where one road gives way to the
-    other and nobody drives up on who stands, which takes words or eyes.
+    In each step a car earns -0.01 for every step that it has spent on the roads, and -10 in a
+    collision. An episode *succeeds* without collisions, if no car earns -10 or less in a step. In
+    ``easy``, 29 % of the episodes succeed if all cars only use gas. A hand-written policy succeeds
+    in 96 %: one road gives way to the other, and no car drives into a waiting one. This needs
+    communication or vision.
 
-    Each car is an agent of its own, born when it comes and terminated when it leaves: it forgets
-    with its own life, and nobody hears those who are not there. At most ``n_agents`` come in an
-    episode, which is all that can in ``easy`` and ``medium``.
+    Each car is an agent, born at its entry and terminated at its exit. Its memory starts empty, and
+    absent cars send no messages. At most ``n_agents`` cars enter in an episode, which is no
+    restriction in ``easy`` and ``medium``.
 
     Args:
-        num_envs (int): number E of vectorized envs.
+        num_envs (int): number E of parallel envs.
 
     Keyword Args:
         difficulty (str): ``easy`` (a junction of one-way roads, two routes), ``medium`` (a junction
             of two-way roads, with turns, 12 routes) or ``hard`` (four of them, 56 routes).
-        size (int, optional): height and width of the grid; 7, 14, 18.
-        capacity (int, optional): cars on the roads at most; 5, 10, 20.
-        arrival_rate (float, optional): 0.3, 0.2, 0.05.
-        n_agents (int, optional): number N of cars that come at most; 15, 40, 60.
-        vision (int): how far is seen in each direction.
-        max_steps (int, optional): 20, 40, 80.
+        size (int, optional): height and width of the grid; by difficulty 7, 14 or 18.
+        capacity (int, optional): largest number of cars on the roads; by difficulty 5, 10 or 20.
+        arrival_rate (float, optional): probability of a new car at each entry; by difficulty 0.3,
+            0.2 or 0.05.
+        n_agents (int, optional): largest number N of cars; by difficulty 15, 40 or 60.
+        vision (int): visible distance in each direction.
+        max_steps (int, optional): time limit; by difficulty 20, 40 or 80.
         seed, device, check: as in :class:`MarlEnv`.
 
     Shapes:
-        - ``("agents", "observation")``: ``[E, N, 1 + R + W * (B + 2)]``: whether it braked, its
-          route, and of each cell in the window which it is (B: no road) and the number of cars
-        - ``("agents", "mask")``: ``[E, N]``, who is on the roads
-        - ``"state"``: ``[E, 2 * R * L]``: number of cars at each place of each route, and the mean
-          number of steps, in tens, that these have been on the roads
+        - ``("agents", "observation")``: ``[E, N, 1 + R + W * (B + 2)]``: the last action, the
+          route, and for each cell of the window its index (B: no road) and number of cars
+        - ``("agents", "mask")``: ``[E, N]``, cars on the roads
+        - ``"state"``: ``[E, 2 * R * L]``: number of cars at each cell of each route, and their mean
+          number of steps on the roads, in tens
 
     Raises:
-        ConfigError: an unknown argument, or numbers that cannot be.
+        ConfigError: unknown argument or invalid number.
 
     Reference: Sukhbaatar et al., 2016, https://arxiv.org/abs/1605.07736 (section 4.2), and the
-    rules in https://github.com/IC3Net/IC3Net. Differs: a car that collides where it arrives is not
-    punished for it in that step, since it has not acted yet; the rate does not rise in training.
+    rules in https://github.com/IC3Net/IC3Net. Differs: a car that collides at its entry is not
+    punished in that step, because it has not acted yet; the rate does not rise in training.
 
     Examples:
         >>> env = TrafficJunction(2, seed=0)
@@ -240,8 +242,8 @@ class TrafficJunction(MarlEnv):
         check_least("TrafficJunction", n_agents=(self.n_agents, 1), vision=(vision, 0))
         if difficulty == "hard" and self.size % 3:
             raise ConfigError(
-                f"TrafficJunction: size is {self.size}, expected a multiple of 3 where difficulty "
-                "is 'hard'."
+                f"TrafficJunction: size is {self.size}, expected a multiple of 3 for "
+                "difficulty='hard'."
             )
         if not 0 <= self.arrival_rate <= 1:
             raise ConfigError(
@@ -249,13 +251,13 @@ class TrafficJunction(MarlEnv):
             )
 
     def _number_roads(self, vision: int) -> None:
-        """Numbers the cells of the roads; what lies outside of the grid is no road."""
+        """Numbers the cells of the roads; cells outside the grid are no road."""
         n_cells = self.size**2
         on_road = torch.zeros(n_cells + 1, dtype=torch.bool, device=self.device)
         on_road[self.cells[self.cells >= 0]] = True
         self.n_road_cells = int(on_road.sum())
         self.road_cells = torch.where(on_road, on_road.cumsum(0) - 1, self.n_road_cells)
-        # Of who is nowhere, too.
+        # One more row, for absent cars.
         around = windows(self.size, self.size, vision).to(self.device)
         self.windows = torch.cat([around, torch.full_like(around[:1], n_cells)])
 
@@ -280,18 +282,18 @@ class TrafficJunction(MarlEnv):
 
     @property
     def alive(self) -> Tensor:
-        """Returns who is on the roads, ``[E, N]``."""
+        """Returns a mask of cars on the roads, ``[E, N]``."""
         return self.came & ~self.gone
 
     @property
     def at(self) -> Tensor:
-        """Returns the cell of each car, ``[E, N]``; G of those who are not on the roads."""
+        """Returns the cell of each car, ``[E, N]``; G for absent cars."""
         place = self.place.clamp_max(self.cells.shape[1] - 1)
         return torch.where(self.alive, self.cells[self.route, place], self.size**2)
 
     @property
     def crashed(self) -> Tensor:
-        """Returns who shares a cell with another car, ``[E, N]``."""
+        """Returns a mask of cars in collisions, ``[E, N]``."""
         return self.alive & (self._count_cars().gather(1, self.at) > 1)
 
     def _count_cars(self) -> Tensor:
@@ -300,12 +302,12 @@ class TrafficJunction(MarlEnv):
         return counts.scatter_add(1, self.at, self.alive.long())
 
     def _let_in(self) -> None:
-        """Lets cars come, the next ones by number, one at most at each place of arrival."""
+        """Adds new cars in the order of their index, at most one per entry."""
         n_arrivals, n_choices = self.of_arrival.shape
         shape = (self.num_envs, n_arrivals)
         comes = torch.rand(shape, device=self.device) < self.arrival_rate
         choice = torch.randint(n_choices, shape, device=self.device)
-        rank = comes.cumsum(1)  # 1 of the first one
+        rank = comes.cumsum(1)  # starts at 1
         comes = comes & (rank <= self.capacity - self.alive.sum(1, keepdim=True))
         number = self.came.sum(1, keepdim=True) + rank - 1
         agents = torch.arange(self.n_agents, device=self.device)
@@ -321,7 +323,7 @@ class TrafficJunction(MarlEnv):
         around = torch.cat([which, cars], -1).flatten(2)
         parts = [self.braked.unsqueeze(-1), one_hot(self.route, len(self.cells)), around]
         observation = torch.cat([x.float() for x in parts], -1) * self.alive.unsqueeze(-1)
-        # Who has not come yet waits; who is gone is terminated.
+        # Cars that have not entered yet wait; cars that have left are terminated.
         own = {"observation": observation, "mask": self.came, **leaves}
         return {"agents": own, "state": self._state()}
 
@@ -336,7 +338,7 @@ class TrafficJunction(MarlEnv):
     # ------------------------------------------------------------------------------- drawing
 
     def scene(self, index: int = 0) -> list[Shape]:
-        """Returns the entities of one of the envs, cars first; who collides is red."""
+        """Returns a drawing of one env, cars first; collisions are red."""
         grid = (self.size, self.size)
         at, crashed, alive = (x[index].tolist() for x in (self.at, self.crashed, self.alive))
         shapes = []

@@ -1,4 +1,4 @@
-"""Small environments whose agents act in turns or at their own pace, with exact answers.
+"""Small environments with turns or different paces, and exact answers.
 
 Shapes: E envs, N agents, A answers, S stones of the largest heap.
 """
@@ -16,7 +16,7 @@ from torch.nn.functional import one_hot
 
 from torchrl_marl.envs.marl_env import MarlEnv
 from torchrl_marl.envs.scene import Shape
-from torchrl_marl.envs.toy.roles import declare_players, declare_team, settled
+from torchrl_marl.envs.toy.roles import declare_players, declare_team, zero_sum_step
 from torchrl_marl.envs.toy.scenes import GRAY, actions_in, earned_in, players, row
 from torchrl_marl.errors import ConfigError
 
@@ -24,28 +24,28 @@ __all__ = ["Nim", "Paces"]
 
 
 class Nim(MarlEnv):
-    """Two players take stones from a heap in turns; the player of the last one wins.
+    """Game in which two players take stones from a heap in turns; the last stone wins.
 
-    The heap has 1 to S stones, drawn anew in each env; one takes 1 to ``most``. The winner gets
-    1 and the loser -1, when the last stone is taken: the loser in the winner's turn. Who leaves a
-    multiple of ``most + 1`` wins whatever the other does, so the first player's return is
-    ``optimal_return`` where both play best, and ``random_return`` where both play at random.
+    The heap has a random number of 1 to S stones. A move takes 1 to ``most`` of them. When the last
+    stone is taken the winner earns 1 and the loser -1, which it receives in the winner's turn. A
+    player that leaves a multiple of ``most + 1`` can always win. The first player's return is
+    ``optimal_return`` if both play optimally, and ``random_return`` if both play at random.
 
     Args:
-        num_envs (int): number E of vectorized envs.
+        num_envs (int): number E of parallel envs.
 
     Keyword Args:
-        stones (int): number S of stones of the largest heap.
-        most (int): stones that one may take at once.
+        stones (int): number S of stones in the largest heap.
+        most (int): largest number of stones in a move.
         max_steps, seed, device, check: as in :class:`MarlEnv`.
 
     Shapes:
-        - ``("first", "observation")``, ``("second", "observation")``: ``[E, 1, S + 1]``, how many
-          stones lie there; ``"action_mask"``: ``[E, 1, most]``, nothing while one waits
+        - ``("first", "observation")``, ``("second", "observation")``: ``[E, 1, S + 1]``, the
+          number of stones one-hot; ``"action_mask"``: ``[E, 1, most]``, all False while waiting
         - ``"state"``: ``[E, S + 1]``
 
     Raises:
-        ConfigError: an unknown argument, or a heap smaller than what one may take.
+        ConfigError: unknown argument, or ``most`` larger than the heap.
 
     Reference: Bouton, 1901, https://doi.org/10.2307/1967631.
 
@@ -66,13 +66,13 @@ class Nim(MarlEnv):
 
     @property
     def optimal_return(self) -> float:
-        """Returns the first player's return where both play best."""
+        """Returns the first player's return if both play optimally."""
         lost = self.largest // (self.most + 1)
         return 1 - 2 * lost / self.largest
 
     @property
     def random_return(self) -> float:
-        """Returns the first player's expected return where both play at random."""
+        """Returns the first player's expected return if both play at random."""
         mover = [-1.0]
         for n in range(1, self.largest + 1):
             following = mover[-min(n, self.most) :]
@@ -91,7 +91,7 @@ class Nim(MarlEnv):
         won = (self.heap == 0).float()
         first_wins = torch.where(self.second_moves, -won, won)
         self.second_moves = ~self.second_moves
-        return settled(self._observe(), first_wins, (self.heap == 0).unsqueeze(-1))
+        return zero_sum_step(self._observe(), first_wins, (self.heap == 0).unsqueeze(-1))
 
     def _observe(self) -> dict[str, Any]:
         seen = one_hot(self.heap, self.largest + 1).float()
@@ -106,7 +106,7 @@ class Nim(MarlEnv):
     # ------------------------------------------------------------------------------- drawing
 
     def scene(self, index: int = 0, step: TensorDictBase | None = None) -> list[Shape]:
-        """Returns the players, and the stones that lie between them."""
+        """Returns a drawing of the players and the stones between them."""
         took = [f"takes {int(word) + 1}" if word else "" for word in actions_in(self, step)]
         shapes = players(self, took, [(-2.5, 0.0), (self.largest * 0.7 + 1.8, 0.0)])
         there = int(self.heap[index])
@@ -117,29 +117,29 @@ class Nim(MarlEnv):
 
 
 class Paces(MarlEnv):
-    """Agents answer cues, each at its own pace; an answer pays until the next one.
+    """Environment in which agents answer cues, each at its own pace.
 
-    Agent i is born after ``i * late_spawn`` steps and then acts in every ``paces[i]``-th step,
-    where it sees a cue, drawn anew. The right answer earns ``1 / paces[i]`` in this step and in
-    each in which it waits for its next turn, a wrong one nothing. The optimal return is so the sum
-    over the steps of the mean of ``1 / pace`` over those who are born, and chance gets one A-th.
+    Agent i is born after ``i * late_spawn`` steps and then acts in every ``paces[i]``-th step, where
+    it sees a random cue. A right answer earns ``1 / paces[i]`` in this step and in each step until
+    its next turn; a wrong one earns nothing. So the optimal return is the sum over the steps of the
+    mean of ``1 / pace`` over the born agents. Random answers earn ``1 / A`` of it.
 
     Args:
-        num_envs (int): number E of vectorized envs.
+        num_envs (int): number E of parallel envs.
 
     Keyword Args:
-        paces (sequence of int): steps from turn to turn, of each of the N agents.
+        paces (sequence of int): steps between the turns of each of the N agents.
         late_spawn (int): steps between births.
         n_actions (int): number A of answers.
-        max_steps, seed, device, check: as in :class:`MarlEnv`; without a limit it never ends.
+        max_steps, seed, device, check: as in :class:`MarlEnv`; without a time limit it never ends.
 
     Shapes:
-        - ``("agents", "observation")``: ``[E, N, A + 1]``: cue, 0 while one waits, and the share
-          of the time between two turns that is still to wait
+        - ``("agents", "observation")``: ``[E, N, A + 1]``: the cue, 0 while waiting, and the
+          remaining fraction of the time between two turns
         - ``"state"``: ``[E, N * (A + 1)]``
 
     Raises:
-        ConfigError: an unknown argument, or numbers that cannot be.
+        ConfigError: unknown argument or invalid number.
 
     Examples:
         >>> env = Paces(2, paces=(1, 2), max_steps=8)
@@ -162,7 +162,7 @@ class Paces(MarlEnv):
         if not paces or min(paces) < 1 or late_spawn < 0 or n_actions < 2:
             raise ConfigError(
                 f"Paces: paces={list(paces)}, late_spawn={late_spawn}, n_actions={n_actions}; "
-                "expected paces of 1 or more, births 0 or more steps apart, 2 answers or more."
+                "expected paces of 1 or more, late_spawn of 0 or more, n_actions of 2 or more."
             )
         self.n_actions = n_actions
         self.paces = torch.tensor(paces, device=self.device)
@@ -171,7 +171,7 @@ class Paces(MarlEnv):
 
     @property
     def optimal_return(self) -> float:
-        """Returns the best policy's return, with a step's mean over the agents that are born."""
+        """Returns the return of the best policy, averaged over the born agents in each step."""
         if self.max_steps is None:
             return math.inf
         born = self.births.unsqueeze(-1) <= torch.arange(self.max_steps, device=self.device)
@@ -205,7 +205,7 @@ class Paces(MarlEnv):
     # ------------------------------------------------------------------------------- drawing
 
     def scene(self, index: int = 0, step: TensorDictBase | None = None) -> list[Shape]:
-        """Returns the agents with their cues, and how long each waits; above what it answered."""
+        """Returns a drawing of the agents with cues and waiting times, and their answers above."""
         waits, cue = self.waits[index].tolist(), self.cue[index].tolist()
         inside = ["" if left else str(own) for left, own in zip(waits, cue)]
         below = [f"in {left}" if left else "" for left in waits]
