@@ -190,7 +190,7 @@ def test_torchrls_own_env_is_read():
 
 
 def test_an_env_without_groups_is_refused():
-    with pytest.raises(ValueError, match="keeps no groups: its action keys are"):
+    with pytest.raises(ValueError, match="has no groups: its action keys are"):
         TeamSpec.from_env(ContinuousActionVecMockEnv())
 
 
@@ -234,7 +234,7 @@ def test_what_cannot_be_is_refused():
     refused("reserved key", lambda: TeamSpec({"next": [ROVER]}))
     refused("reserved key", lambda: TeamSpec([AgentSpec("state", 1, unbounded, unbounded)]))
     refused("no agents", lambda: TeamSpec({"empty": []}))
-    refused("two kinds of agents have one name", lambda: TeamSpec([ROVER, ROVER]))
+    refused("two kinds of agents have the same name", lambda: TeamSpec([ROVER, ROVER]))
     refused("all kinds of a group have an action_mask", lambda: TeamSpec({"a": [ROVER, DRONE]}))
     groups = TeamSpec([ROVER, DRONE]).groups
     refused("has discrete actions", lambda: groups["drone"].action_dim)

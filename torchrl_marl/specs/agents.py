@@ -1,4 +1,4 @@
-"""Spec of an agent.
+"""Spec of a kind of agents.
 
 Shapes: E envs, N agents of a group, O observation features, A action features, S state features.
 """
@@ -27,23 +27,22 @@ __all__ = ["AgentSpec", "check_names", "is_discrete"]
 
 @dataclass(frozen=True)
 class AgentSpec:
-    """One kind of agent: how many there are, and the specs of one of them.
+    """Kind of agents: their number, and the specs of one of them.
 
     Args:
         name (str): name of the kind; its agents are called ``name_0, name_1, ...``.
-        n_agents (int): how many agents of this kind a team has.
-        observation_spec (TensorSpec): what one agent sees, ``[O]``; a
+        n_agents (int): number of agents of this kind in a team.
+        observation_spec (TensorSpec): observation of one agent, ``[O]``; a
             :class:`~torchrl.data.Composite` for dict observations.
-        action_spec (TensorSpec): what one agent does: ``Bounded [A]``, ``Unbounded [A]``,
+        action_spec (TensorSpec): action of one agent: ``Bounded [A]``, ``Unbounded [A]``,
             ``Categorical`` (shape ``[]``) or ``OneHot [n_actions]``.
         reward_spec (TensorSpec): reward of one agent, ``[1]``.
-        action_mask (bool): the environment says which actions are legal, ``[n_actions]``.
-        agent_names (tuple of str): of all agents, where they are called otherwise.
+        action_mask (bool): the environment returns a mask of legal actions, ``[n_actions]``.
+        agent_names (tuple of str): names of the agents, instead of the default ones.
 
     Raises:
-        ValueError: a name or a number of agents that cannot be, names that are not one for each
-            agent, or an action mask without discrete actions. A name is one line of text that
-            leads out of no folder.
+        ValueError: invalid name or number of agents, not one name for each agent, or an action
+            mask without discrete actions. A name is one line of text without parts of a path.
 
     Examples:
         >>> from torchrl.data import Bounded, Unbounded
@@ -62,7 +61,7 @@ class AgentSpec:
 
     def __post_init__(self) -> None:
         if not self.name:
-            raise ValueError("an agent's name is empty; give its kind a name such as 'rover'.")
+            raise ValueError("an agent's name is empty; use a name such as 'rover'.")
         if not isinstance(self.n_agents, int):
             self._refuse(f"n_agents is {self.n_agents!r}, expected an int.")
         if self.n_agents < 1:
@@ -70,7 +69,7 @@ class AgentSpec:
         names = tuple(self.agent_names) or tuple(f"{self.name}_{i}" for i in range(self.n_agents))
         if len(set(names)) != self.n_agents:
             self._refuse(
-                f"agent_names are {list(names)}, expected {self.n_agents} names that differ, one "
+                f"agent_names are {list(names)}, expected {self.n_agents} different names, one "
                 "for each agent."
             )
         check_names("an agent", (self.name, *names))
@@ -101,20 +100,20 @@ class AgentSpec:
         if isinstance(action, Categorical) and is_discrete(action):
             expected = "[]" if action.ndim else None
         elif isinstance(action, (Bounded, Unbounded)) and (action.ndim != 1 or not action.shape[0]):
-            expected = "[A], with one action or more"
+            expected = "[A], with at least one action"
         if expected is not None:
             self._refuse(f"action_spec has shape {list(action.shape)}, expected {expected}.")
 
 
 def check_names(what: str, names: Iterable[object]) -> None:
-    """Refuses names that tables, lines and folders cannot hold.
+    """Raises an error for names that are unusable in tables or as folder names.
 
     Args:
-        what (str): such as ``an agent``.
-        names (iterable): of those.
+        what (str): kind of the named things, such as ``an agent``.
+        names (iterable): the names.
 
     Raises:
-        ConfigError: naming the first one.
+        ConfigError: invalid name; names the first one.
 
     Examples:
         >>> check_names("an agent", ["robot 1", "red/0"])
@@ -127,6 +126,6 @@ def check_names(what: str, names: Iterable[object]) -> None:
 
 
 def is_discrete(spec: TensorSpec) -> bool:
-    """Returns whether an action is one choice of several."""
+    """Returns True if an action is one of several choices."""
     several = isinstance(spec, (MultiCategorical, MultiOneHot))
     return isinstance(spec, (Categorical, OneHot)) and not several

@@ -1,4 +1,4 @@
-"""The spec of a group, and checks of data of that shape."""
+"""Spec of a group, and checks of its data."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ __all__ = ["GroupSpec", "check_action_mask", "check_flags", "check_inputs", "is_
 
 
 def is_lazy(group: object) -> bool:
-    """Returns whether a group's data are stacked lazily."""
+    """Returns True if a group's data are stacked lazily."""
     return isinstance(group, LazyStackedTensorDict)
 
 
 @dataclass(frozen=True)
 class GroupSpec:
-    """Agents that share one sub-TensorDict: their keys, sizes, bounds, masks and ends.
+    """Agents in one sub-TensorDict: their keys, sizes, bounds, masks and done flags.
 
-    Built by :class:`TeamSpec`; every module, loss and learner takes its keys from here.
+    Built by :class:`TeamSpec`. Every module, loss and learner takes its keys from here.
 
     Args:
-        name (str): the group's key in the TensorDict.
+        name (str): key of the group in the TensorDict.
         agent_names (tuple of str): names of its N agents, in the order of dim -2.
-        observation_spec (TensorSpec): of the group, ``[N, O]``, or a Composite of such.
-        action_spec (TensorSpec): of the group, ``[N, A]``, ``[N]`` or ``[N, n_actions]``.
-        action_key, reward_key (NestedKey): where actions and rewards are.
-        done_key, terminated_key, truncated_key (NestedKey): the agents' own flags where
-            ``agent_done``, else the root's.
+        observation_spec (TensorSpec): spec of the group, ``[N, O]``, or a Composite of such.
+        action_spec (TensorSpec): spec of the group, ``[N, A]``, ``[N]`` or ``[N, n_actions]``.
+        action_key, reward_key (NestedKey): keys of actions and rewards.
+        done_key, terminated_key, truncated_key (NestedKey): keys of the agents' flags with
+            ``agent_done``, otherwise of the root's flags.
         observation_keys (tuple of NestedKey): leaves that an actor reads, in order.
-        mask_key, action_mask_key, state_key (NestedKey, optional): ``None`` where the
-            environment has none.
-        state_spec (TensorSpec, optional): ``[S]``.
-        agent_done (bool): every agent has done flags of its own.
-        members (tuple of Composite, optional): each agent's own specs, where they differ. Sizes
-            and bounds below are then those of the padded form, see
+        mask_key, action_mask_key, state_key (NestedKey, optional): keys of the masks and of the
+            state, or None if the environment has none.
+        state_spec (TensorSpec, optional): spec of the state, ``[S]``.
+        agent_done (bool): every agent has its own done flags.
+        members (tuple of Composite, optional): specs of each agent, if they differ. Sizes and
+            bounds below are then those of the padded form, see
             :mod:`torchrl_marl.specs.stacking`.
-        kinds (tuple of int): which kind each agent is of.
-        in_turns (bool): agents move one after another; who waits for its first turn is born.
+        kinds (tuple of int): index of each agent's kind.
+        in_turns (bool): turn-based group, in which all agents are born at the reset.
 
     Examples:
         >>> from torchrl.data import Categorical, Unbounded
@@ -83,30 +83,30 @@ class GroupSpec:
 
     @property
     def groups(self) -> tuple[GroupSpec, ...]:
-        """Groups of which a joined group is made; the group itself, if it is an ordinary one."""
+        """Parts of a joined group; the group itself if it is an ordinary one."""
         return (self,)
 
     @property
     def sources(self) -> tuple[GroupSpec, ...]:
-        """Groups that a TensorDict holds for it."""
+        """Groups in a TensorDict that belong to this group."""
         return self.groups
 
     @property
     def teams(self) -> tuple[int, ...]:
-        """Number of the team that each of ``groups`` is in: of a population, its member."""
+        """Team index of each of ``groups``; in a population, the member."""
         return (0,) * len(self.groups)
 
     def by_source(self, values: Tensor) -> list[tuple[GroupSpec, Tensor]]:
-        """Returns what belongs to each of ``sources``: a scalar, or one of each member, ``[P]``.
+        """Splits values by ``sources``: a scalar each, or one per member, ``[P]``.
 
         Args:
-            values (Tensor): of each of ``groups``, ``[G]``, or of all together, ``[1]``.
+            values (Tensor): one value for each of ``groups``, ``[G]``, or for all, ``[1]``.
         """
         return list(zip(self.sources, values.expand(len(self.groups))))
 
     @property
     def team_end_keys(self) -> tuple[NestedKey, NestedKey]:
-        """Where it stands whether the whole team is done, and whether it terminated."""
+        """Keys of the done and terminated flags of the whole team."""
         return "done", "terminated"
 
     @property
@@ -116,7 +116,7 @@ class GroupSpec:
 
     @property
     def membership(self) -> Tensor | None:
-        """Membership of the agents, 1 in their group, ``[N, G]``; None for an ordinary group."""
+        """One-hot group of each agent, ``[N, G]``; None for an ordinary group."""
         if len(self.groups) == 1:
             return None
         return torch.eye(len(self.groups))[torch.tensor(self.group_index)]
@@ -126,17 +126,17 @@ class GroupSpec:
         return (self.name, leaf)
 
     def living(self, tensordict: TensorDictBase) -> Tensor | None:
-        """Returns who is alive when a step begins, acting or waiting, ``[*B, N]``; None for all."""
+        """Returns a mask of agents alive at the start of a step, ``[*B, N]``; None for all."""
         done = tensordict.get(self.done_key, None) if self.agent_done else None
         if done is not None:
             return ~done.squeeze(-1)
         return None if self.mask_key is None else tensordict.get(self.mask_key)
 
     def mask(self, tensordict: TensorDictBase) -> Tensor:
-        """Returns which agents' steps are learned from, ``[*B, N]``.
+        """Returns the mask of agent steps to learn from, ``[*B, N]``.
 
-        Of those who act; all of them where there is no mask. Of a league's batch without the seats
-        of stored players, ``(group, "learns")``.
+        These are the steps of acting agents, or all steps without a mask. In a league's batch,
+        ``(group, "learns")`` excludes the seats of past players.
         """
         learns = tensordict.get(self.key("learns"), None)
         if self.mask_key is not None:
@@ -150,13 +150,13 @@ class GroupSpec:
     # -------------------------------------------------------------------------------- its data
 
     def dense(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Returns the TensorDict, or a shallow copy in which the lazily stacked group is padded.
+        """Returns the TensorDict, or a shallow copy with the lazily stacked group padded.
 
         Args:
-            tensordict (TensorDictBase): ``[*B]``, with the group, here and under ``"next"``.
+            tensordict (TensorDictBase): data ``[*B]`` with the group, also under ``"next"``.
 
         Raises:
-            SpecError: agents of other shapes than the specs say.
+            SpecError: shapes differ from the specs.
         """
         dense = tensordict
         for key in ((self.name,), ("next", self.name)):
@@ -169,12 +169,12 @@ class GroupSpec:
     def gather(
         self, tensordict: TensorDictBase, *, leaves: Sequence[str] = (), flags: bool = False
     ) -> TensorDictBase:
-        """Returns the group alone, dense; a joined group takes named leaves side by side.
+        """Returns the dense group alone; a joined group concatenates named leaves.
 
         Args:
-            tensordict (TensorDictBase): ``[*B]``, with the group.
-            leaves, flags: of :meth:`~torchrl_marl.specs.joining.JoinedGroup.gather`; here,
-                everything that the group has is there.
+            tensordict (TensorDictBase): data ``[*B]`` with the group.
+            leaves, flags: see :meth:`~torchrl_marl.specs.joining.JoinedGroup.gather`; ignored here,
+                because all leaves are returned.
         """
         own = {self.name: self.data(tensordict).copy()}
         return TensorDict(own, tensordict.batch_size, device=tensordict.device)
@@ -182,19 +182,19 @@ class GroupSpec:
     def scatter(
         self, data: TensorDictBase, tensordict: TensorDictBase, leaves: Sequence[str]
     ) -> TensorDictBase:
-        """Writes leaves of a dense group into a TensorDict, where it may be stacked lazily.
+        """Writes leaves of a dense group into a TensorDict with the group, which may be lazily stacked.
 
         Args:
-            data (TensorDictBase): from :meth:`gather`, and what was written since.
-            tensordict (TensorDictBase): ``[*B]``, with the group; written to.
-            leaves (sequence of str): such as ``action`` and ``action_log_prob``.
+            data (TensorDictBase): result of :meth:`gather`, with new leaves.
+            tensordict (TensorDictBase): data ``[*B]`` with the group; modified in place.
+            leaves (sequence of str): leaves to write, such as ``action``.
         """
         for leaf in leaves:
             self.write(tensordict, leaf, data.get((self.name, leaf)))
         return tensordict
 
     def write(self, tensordict: TensorDictBase, leaf: str, rows: Tensor) -> None:
-        """Writes a leaf ``[*B, N, ...]``, cut to each agent's own if the group is lazy."""
+        """Writes a leaf ``[*B, N, ...]``, cut to each agent's shape in a lazily stacked group."""
         own = self._own(tensordict)
         if not is_lazy(own):
             own.set(leaf, rows)
@@ -205,16 +205,16 @@ class GroupSpec:
             member.set(leaf, row[(..., *region)])
 
     def data(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Returns the group's own TensorDict ``[*B, N]``, dense.
+        """Returns the sub-TensorDict of the group ``[*B, N]``, dense.
 
         Raises:
-            KeyError: there is no such group.
-            SpecError: agents of other shapes than the specs say.
+            KeyError: no such group.
+            SpecError: shapes differ from the specs.
         """
         return self._padded(self._own(tensordict))
 
     def flat_observation(self, tensordict: TensorDictBase) -> Tensor:
-        """Returns the observation leaves side by side, each agent's own features first.
+        """Concatenates the observation leaves, with padding after each agent's features.
 
         Shapes:
             - leaves: ``[*B, N, *features]``, dense or lazily stacked; returns ``[*B, N, O]``
@@ -223,7 +223,7 @@ class GroupSpec:
         return self.flat([own.get(key[1:]) for key in self.observation_keys])
 
     def flat(self, leaves: Sequence[Tensor]) -> Tensor:
-        """Returns dense observation leaves side by side, each agent's own features first."""
+        """Concatenates dense observation leaves, with padding after each agent's features."""
         order = self.observation_order
         order = None if order is None else order.to(leaves[0].device)
         return flat_leaves(leaves, self.observation_ndims, order)
@@ -244,7 +244,7 @@ class GroupSpec:
             raise SpecError(f"group {self.name!r}: {error}") from None
 
     def check_number(self, found: int, where: str = "") -> None:
-        """Refuses data of another number of agents than the specs say, with what works instead."""
+        """Raises an error, with advice, for data of another number of agents than the specs."""
         if found != self.n_agents:
             raise SpecError(
                 f"group {self.name!r}{where} has {found} agents here, and its policy was built for "
@@ -254,7 +254,7 @@ class GroupSpec:
 
     @cached_property
     def _observation_paddings(self) -> dict[NestedKey, Padding]:
-        """Padding of each observation leaf, also of those of one shape for all agents."""
+        """Padding of each observation leaf, also of leaves with equal shapes."""
         keys = [key[1] if len(key) == 2 else key[1:] for key in self.observation_keys]
         return {
             key: self.paddings.get(key) or Padding((shape[1:],) * self.n_agents)
@@ -265,17 +265,17 @@ class GroupSpec:
 
     @property
     def observation_key(self) -> NestedKey:
-        """The key of the observation (a sub-TensorDict for dict observations)."""
+        """Key of the observation, which is a sub-TensorDict for dict observations."""
         return self.key("observation")
 
     @property
     def heterogeneous(self) -> bool:
-        """Whether the agents' observations or actions differ."""
+        """True if the observation or action specs of the agents differ."""
         return self.members is not None
 
     @cached_property
     def own_specs(self) -> tuple[Composite, ...]:
-        """Each agent's own specs of observation and action, also where they agree."""
+        """Observation and action specs of each agent, also if they are equal."""
         if self.members is not None:
             return self.members
         seen, does = self.observation_spec, self.action_spec
@@ -283,7 +283,7 @@ class GroupSpec:
 
     @cached_property
     def paddings(self) -> dict[NestedKey, Padding]:
-        """Padding of each leaf of the group where the agents' shapes differ."""
+        """Padding of each leaf with different shapes."""
         return {} if self.members is None else paddings_of(self.members)
 
     @cached_property
@@ -296,7 +296,7 @@ class GroupSpec:
 
     @cached_property
     def observation_dim(self) -> int:
-        """Features O that an actor reads: the flattened leaves of the agent with the most."""
+        """Number O of flattened observation features, of the largest agent."""
         return max(self.observation_dims)
 
     @cached_property
@@ -311,7 +311,7 @@ class GroupSpec:
 
     @cached_property
     def observation_mask(self) -> Tensor | None:
-        """True at each agent's own features of all leaves; None where nothing is padded."""
+        """Mask of each agent's features in the flattened leaves; None without padding."""
         paddings = self._observation_paddings
         if paddings.keys().isdisjoint(self.paddings):
             return None
@@ -319,7 +319,7 @@ class GroupSpec:
 
     @cached_property
     def observation_dims(self) -> tuple[int, ...]:
-        """Each agent's own number of features."""
+        """Number of observation features of each agent."""
         if self.observation_mask is None:
             features = sum(leaf.shape[1:].numel() for leaf in self._observation_leaves)
             return (features,) * self.n_agents
@@ -327,14 +327,14 @@ class GroupSpec:
 
     @cached_property
     def observation_padding(self) -> Tensor | None:
-        """True at each agent's own features where these come first, ``[N, O]``, or None."""
+        """Mask of each agent's features, ordered before the padding, ``[N, O]``; or None."""
         if self.observation_mask is None:
             return None
         return torch.arange(self.observation_dim) < torch.tensor(self.observation_dims)[:, None]
 
     @cached_property
     def observation_order(self) -> Tensor | None:
-        """Order ``[N, O]`` that puts each agent's own features first; None if they are already."""
+        """Order ``[N, O]`` that moves padding behind each agent's features; None if not needed."""
         own = self.observation_mask
         if own is None or bool((own[:, 1:] <= own[:, :-1]).all()):
             return None
@@ -352,31 +352,31 @@ class GroupSpec:
 
     @property
     def discrete(self) -> bool:
-        """Whether the actions are discrete."""
+        """True for discrete actions."""
         return is_discrete(self._action)
 
     @property
     def one_hot(self) -> bool:
-        """Whether discrete actions are one-hot encoded."""
+        """True for one-hot encoded discrete actions."""
         return isinstance(self._action, OneHot)
 
     @property
     def n_actions(self) -> int:
-        """Number of discrete actions, of the agent with the most."""
+        """Number of discrete actions, of the largest agent."""
         if not self.discrete:
-            raise ValueError(f"group {self.name!r} has continuous actions; it has an action_dim.")
+            raise ValueError(f"group {self.name!r} has continuous actions; use action_dim.")
         return self._action.space.n
 
     @cached_property
     def action_dim(self) -> int:
-        """Action features A of continuous actions, of the agent with the most."""
+        """Number A of features of continuous actions, of the largest agent."""
         if self.discrete:
-            raise ValueError(f"group {self.name!r} has discrete actions; it has n_actions.")
+            raise ValueError(f"group {self.name!r} has discrete actions; use n_actions.")
         return self._action.shape[-1]
 
     @cached_property
     def action_dims(self) -> tuple[int, ...]:
-        """Each agent's own number of discrete actions, or of action features."""
+        """Number of discrete actions, or of action features, of each agent."""
         if self.members is None:
             return (self.n_actions if self.discrete else self.action_dim,) * self.n_agents
         own = [member["action"] for member in self.members]
@@ -384,7 +384,7 @@ class GroupSpec:
 
     @cached_property
     def action_padding(self) -> Tensor | None:
-        """True at each agent's own actions, ``[N, A]`` or ``[N, n_actions]``, or None."""
+        """Mask of each agent's actions, ``[N, A]`` or ``[N, n_actions]``; None without padding."""
         largest = max(self.action_dims)
         if min(self.action_dims) == largest:
             return None
@@ -392,7 +392,7 @@ class GroupSpec:
 
     @property
     def action_bounds(self) -> tuple[Tensor, Tensor] | None:
-        """``(low, high)``, each ``[N, A]``; ``None`` where an action is unbounded."""
+        """``(low, high)``, each ``[N, A]``; None with an unbounded action."""
         if not isinstance(self._action, Bounded):
             return None
         low, high = self._action.space.low, self._action.space.high
@@ -401,7 +401,7 @@ class GroupSpec:
 
     @property
     def action_range(self) -> tuple[Tensor, Tensor] | None:
-        """Middle and half the range of bounded actions, ``[N, A]``; ``None`` without bounds."""
+        """Center and half the range of bounded actions, ``[N, A]``; None without bounds."""
         if self.action_bounds is None:
             return None
         low, high = self.action_bounds
@@ -409,7 +409,7 @@ class GroupSpec:
 
     @property
     def state_dim(self) -> int:
-        """Features S of the state."""
+        """Number S of state features."""
         if self.state_spec is None:
             raise ValueError(
                 f"group {self.name!r}: this environment gives no 'state'; "
@@ -419,18 +419,18 @@ class GroupSpec:
 
 
 def own_keys(name: str) -> dict[str, Any]:
-    """Returns the keys of a group whose agents have rewards and flags of their own."""
+    """Returns the keys of a group with rewards and flags for each agent."""
     leaves = ("action", "reward", "done", "terminated", "truncated")
     return {f"{leaf}_key": (name, leaf) for leaf in leaves}
 
 
 def flat_leaves(leaves: Sequence[Tensor], ndims: Sequence[int], order: Tensor | None) -> Tensor:
-    """Returns leaves of so many feature dims as floats side by side, ``[*B, N, F]``.
+    """Flattens and concatenates leaves as floats, ``[*B, N, F]``.
 
     Args:
-        leaves (sequence of Tensor): ``[*B, N, *features]``.
-        ndims (sequence of int): feature dims of each.
-        order (Tensor, optional): that of the features then, ``[N, F]``.
+        leaves (sequence of Tensor): leaves ``[*B, N, *features]``.
+        ndims (sequence of int): number of feature dims of each leaf.
+        order (Tensor, optional): order of the concatenated features, ``[N, F]``.
     """
     rows = [_flat_leaf(leaf, ndim) for leaf, ndim in zip(leaves, ndims)]
     features = rows[0] if len(rows) == 1 else torch.cat(rows, -1)
@@ -443,23 +443,23 @@ def _flat_leaf(leaf: Tensor, ndim: int) -> Tensor:
 
 
 def own_first(features: Tensor, order: Tensor) -> Tensor:
-    """Returns the features ``[*B, N, F]`` of each agent in an order, ``[N, O]``."""
+    """Reorders the features ``[*B, N, F]`` of each agent by an order ``[N, O]``."""
     return features.gather(-1, order.expand(*features.shape[:-1], order.shape[-1]))
 
 
 def check_inputs(group: GroupSpec, observations: Sequence[Tensor], mask: Tensor | None) -> None:
-    """Checks what a network of a group reads against the group's specs; looks at no values.
+    """Checks shapes and types of a network's inputs against the specs of a group.
 
     Args:
-        group (GroupSpec): whose.
+        group (GroupSpec): the group.
         observations (sequence of Tensor): its observation leaves.
-        mask (Tensor, optional): where it has one.
+        mask (Tensor, optional): its mask, if any.
 
     Shapes:
         - observations: ``[*B, N, *features]``; mask: ``[*B, N]``
 
     Raises:
-        SpecError: naming group, key, and the shape or type that was found and expected.
+        SpecError: wrong shape or type; names the group and key.
     """
     for key, shape, leaf in zip(group.observation_keys, group.observation_shapes, observations):
         if leaf.shape[-len(shape) :] != shape:
@@ -484,7 +484,7 @@ def check_action_mask(group: GroupSpec, action_mask: Tensor, batch: torch.Size) 
         - action_mask: ``[*B, N, n_actions]``
 
     Raises:
-        SpecError: naming group, key, and the shape or type that was found and expected.
+        SpecError: wrong shape or type; names the group and key.
     """
     key, expected = group.action_mask_key, (*batch, group.n_agents, group.n_actions)
     if action_mask.dtype is not torch.bool:
@@ -494,27 +494,27 @@ def check_action_mask(group: GroupSpec, action_mask: Tensor, batch: torch.Size) 
 
 
 def check_flags(group: GroupSpec, source: TensorDictBase) -> None:
-    """Checks that there are flags that say when agents end.
+    """Checks that the done flags of a group exist.
 
     Args:
-        group (GroupSpec): whose.
-        source (TensorDictBase): the group's entries, where its agents have flags of their own;
-            else those of all.
+        group (GroupSpec): the group.
+        source (TensorDictBase): entries of the group if its agents have done flags, otherwise of
+            the root.
 
     Raises:
-        SpecError: naming the flag that is missing.
+        SpecError: missing flag; names it.
     """
     for name in ("done", "terminated"):
         if source.get(name, None) is None:
             raise SpecError(
                 f"group {group.name!r}: the batch has no {name!r} "
                 f"{'of its agents' if group.agent_done else 'of the team'}, expected one in each "
-                "step and under 'next'; keep all flags that the environment gives."
+                "step and under 'next'; keep all flags of the environment."
             )
 
 
 def _refuse(group: GroupSpec, key: object, found: object, expected: object) -> None:
     raise SpecError(
-        f"group {group.name!r}: {key!r} is {found}, expected {expected}, as the specs say that "
-        "the policy was built for."
+        f"group {group.name!r}: {key!r} is {found}, expected {expected} by the specs that the "
+        "policy was built for."
     )

@@ -1,4 +1,4 @@
-"""Groups side by side as one block, and members of a population side by side."""
+"""Groups joined into one, and members of a population joined into one."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ _FLAGS = ("done", "terminated", "truncated")
 
 
 def can_join(first: GroupSpec, second: GroupSpec) -> bool:
-    """Returns whether one actor and one loss can serve the agents of both groups."""
+    """Returns True if one actor and one loss can serve both groups."""
 
     def of(group: GroupSpec) -> tuple:
         bounded = not group.discrete and group.action_bounds is not None
         own_reward = group.reward_key == group.key("reward")
         dtype = group.padded_spec["action"].dtype
-        # Other action specs, such as MultiCategorical, have shapes of their own.
+        # Other action specs, such as MultiCategorical, have other shapes.
         simple = group.discrete or isinstance(group.padded_spec["action"], (Bounded, Unbounded))
         return group.discrete, group.one_hot, bounded, dtype, own_reward, simple
 
@@ -47,10 +47,10 @@ def can_join(first: GroupSpec, second: GroupSpec) -> bool:
 
 @dataclass(frozen=True)
 class JoinedGroup(GroupSpec):
-    """Several groups as one, from :func:`join`.
+    """Several groups concatenated along the agents, from :func:`join`.
 
     Args:
-        groups (tuple of GroupSpec): those of which it is made, side by side in this order.
+        groups (tuple of GroupSpec): its parts, in this order.
 
     Shapes:
         - its leaves: ``[*B, N, ...]`` with N the agents of all groups
@@ -75,13 +75,13 @@ class JoinedGroup(GroupSpec):
     def gather(
         self, tensordict: TensorDictBase, *, leaves: Sequence[str] = (), flags: bool = False
     ) -> TensorDict:
-        """Returns what a joined network reads, under this group's keys.
+        """Returns the inputs of a joined network, under this group's keys.
 
         Args:
-            tensordict (TensorDictBase): with the groups, dense or lazily stacked.
-            leaves (sequence of str): what is taken beside observations and masks, of
-                ``action``, ``action_log_prob`` and ``reward``.
-            flags (bool): take the agents' done flags, too.
+            tensordict (TensorDictBase): data with the groups, dense or lazily stacked.
+            leaves (sequence of str): leaves beside observations and masks: ``action``,
+                ``action_log_prob`` or ``reward``.
+            flags (bool): include the agents' done flags.
 
         Shapes:
             - tensordict, returns: ``[*B]``
@@ -143,12 +143,12 @@ class JoinedGroup(GroupSpec):
     def scatter(
         self, data: TensorDictBase, tensordict: TensorDictBase, leaves: Sequence[str]
     ) -> TensorDictBase:
-        """Writes leaves of the joined group into the groups of which it is made.
+        """Writes leaves of the joined group into its parts.
 
         Args:
-            data (TensorDictBase): from :meth:`gather`, and what was written since.
-            tensordict (TensorDictBase): the groups, dense or lazily stacked; written to.
-            leaves (sequence of str): such as ``action`` and ``action_log_prob``.
+            data (TensorDictBase): result of :meth:`gather`, with new leaves.
+            tensordict (TensorDictBase): the groups, dense or lazily stacked; modified in place.
+            leaves (sequence of str): leaves to write, such as ``action``.
         """
         dim = tensordict.ndim
         values = [self.split(data.get((self.name, leaf)), dim) for leaf in leaves]
@@ -164,21 +164,21 @@ class JoinedGroup(GroupSpec):
         """Returns the rows of each of ``sources``.
 
         Args:
-            rows (Tensor): of all agents.
-            dim (int): that of the agents.
+            rows (Tensor): rows of all agents.
+            dim (int): dim of the agents.
         """
         return rows.split([group.n_agents for group in self.groups], dim)
 
 
 def join(groups: Sequence[GroupSpec], *, same_actions: bool = True) -> GroupSpec:
-    """Joins groups into one; a single one is returned as it is.
+    """Joins groups into one; returns a single group unchanged.
 
     Args:
-        groups (sequence of GroupSpec): that :func:`can_join`.
-        same_actions (bool): False joins what the groups see only, for a critic.
+        groups (sequence of GroupSpec): groups accepted by :func:`can_join`.
+        same_actions (bool): False joins the observations only, for a critic.
 
     Raises:
-        ValueError: groups without a common kind of action.
+        ValueError: different types of actions.
     """
     groups = tuple(groups)
     if len(groups) == 1:
@@ -196,11 +196,11 @@ def join(groups: Sequence[GroupSpec], *, same_actions: bool = True) -> GroupSpec
 def joined_fields(
     name: str, groups: Sequence[GroupSpec], *, same_actions: bool = True
 ) -> dict[str, Any]:
-    """Returns the fields of several groups as one, or of a single one.
+    """Returns the fields of a joined group.
 
     Args:
-        name (str): theirs together.
-        groups (sequence of GroupSpec): that :func:`can_join`.
+        name (str): name of the joined group.
+        groups (sequence of GroupSpec): groups accepted by :func:`can_join`.
         same_actions (bool): as in :func:`join`.
     """
     members = [member for group in groups for member in _members(group, same_actions)]
@@ -230,7 +230,7 @@ def joined_fields(
 
 
 def as_one(group: GroupSpec) -> GroupSpec:
-    """Returns a joined group as an ordinary group, whose agents are one team; others are so.
+    """Converts a joined group to an ordinary group of one team; returns others unchanged.
 
     Examples:
         >>> from torchrl_marl import AgentSpec, TeamSpec
@@ -259,7 +259,7 @@ def _ones(batch: torch.Size, group: GroupSpec, td: TensorDictBase) -> Tensor:
 
 
 def _cat(rows: Sequence[Tensor], dim: int) -> Tensor:
-    """Concatenates over the agents, with zeros behind narrower entries."""
+    """Concatenates along the agents, with zeros after narrower entries."""
     if rows[0].ndim > dim + 1:
         width = max(row.shape[-1] for row in rows)
         widen = [(0, width - row.shape[-1]) for row in rows]
@@ -268,12 +268,12 @@ def _cat(rows: Sequence[Tensor], dim: int) -> Tensor:
 
 
 def fold(rows: Tensor, n_members: int, dim: int) -> Tensor:
-    """Puts the members' envs, one after the other, side by side as agents.
+    """Moves the members of a population from the envs' dim to the agents' dim.
 
     Args:
-        rows (Tensor): of all envs.
-        n_members (int): P.
-        dim (int): that of the agents.
+        rows (Tensor): rows of all envs, ordered by member.
+        n_members (int): number P of members.
+        dim (int): dim of the agents.
 
     Shapes:
         - rows: ``[P * E, *B, N, ...]``; returns ``[E, *B, P * N, ...]``
@@ -288,7 +288,7 @@ def fold(rows: Tensor, n_members: int, dim: int) -> Tensor:
 
 
 def unfold(rows: Tensor, n_members: int, dim: int) -> Tensor:
-    """Puts members that stand side by side into envs of their own: the inverse of :func:`fold`.
+    """Moves the members of a population from the agents' dim to the envs' dim.
 
     Shapes:
         - rows: ``[E, *B, P * N, ...]``; returns ``[P * E, *B, N, ...]``
@@ -298,14 +298,14 @@ def unfold(rows: Tensor, n_members: int, dim: int) -> Tensor:
 
 @dataclass(frozen=True)
 class PopulationGroup(JoinedGroup):
-    """The same group, or groups, of several members as one, from :func:`of_members`.
+    """Group of several members of a population, joined by :func:`of_members`.
 
     Args:
-        team (JoinedGroup, optional): what one member has.
+        team (JoinedGroup, optional): group of one member.
         n_members (int): number P of members.
 
     Shapes:
-        - a TensorDict of the env: ``[P * E, *B]``, the envs of a member one after the other
+        - a TensorDict of the env: ``[P * E, *B]``, with the envs of a member in sequence
         - this group's leaves: ``[E, *B, P * N, ...]``
     """
 
@@ -320,7 +320,7 @@ class PopulationGroup(JoinedGroup):
 
     @property
     def teams(self) -> tuple[int, ...]:
-        """Member that each of ``groups`` is of."""
+        """Index of the member of each of ``groups``."""
         each = len(self.groups) // self.n_members
         return tuple(i // each for i in range(len(self.groups)))
 
@@ -331,17 +331,17 @@ class PopulationGroup(JoinedGroup):
 
     @property
     def team_end_keys(self) -> tuple[NestedKey, NestedKey]:
-        """Where it stands whether a member's team is done, and whether it terminated."""
+        """Keys of the done and terminated flags of a member's team."""
         return self.key("team_done"), self.key("team_terminated")
 
     def gather(
         self, tensordict: TensorDictBase, *, leaves: Sequence[str] = (), flags: bool = False
     ) -> TensorDict:
-        """Returns what networks of all members read, under this group's keys.
+        """Returns the inputs of all members' networks, under this group's keys.
 
         Args:
-            tensordict (TensorDictBase): with the groups, dense or lazily stacked.
-            leaves, flags: of :meth:`JoinedGroup.gather`; with flags, those of a member's team too.
+            tensordict (TensorDictBase): data with the groups, dense or lazily stacked.
+            leaves, flags: as in :meth:`JoinedGroup.gather`; flags include those of a member's team.
 
         Shapes:
             - tensordict: ``[P * E, *B]``; returns ``[E, *B]``
@@ -367,15 +367,15 @@ class PopulationGroup(JoinedGroup):
 
 
 def of_members(team: GroupSpec, n_members: int, *, same_actions: bool = True) -> PopulationGroup:
-    """Returns a group, or several as one, of each of several members, as one group.
+    """Joins the groups of several members of a population into one.
 
     Args:
-        team (GroupSpec): what a member has.
-        n_members (int): how many members.
+        team (GroupSpec): group of one member, which may be a joined group.
+        n_members (int): number of members.
         same_actions (bool): as in :func:`~torchrl_marl.specs.joining.join`.
 
     Raises:
-        ConfigError: a group of which several cannot stand side by side.
+        ConfigError: a group that cannot be joined.
 
     Examples:
         >>> from torchrl.data import Bounded, Unbounded
@@ -388,9 +388,8 @@ def of_members(team: GroupSpec, n_members: int, *, same_actions: bool = True) ->
     for group in team.groups:
         if same_actions and not can_join(group, group):
             raise ConfigError(
-                f"group {group.name!r}: a population's members stand side by side, which needs "
-                "rewards of each agent and actions that are numbers or choices; use "
-                "population.size=1."
+                f"group {group.name!r}: members of a population are joined, which needs a reward "
+                "for each agent and actions that are numbers or choices; use population.size=1."
             )
     if not isinstance(team, JoinedGroup):
         team = JoinedGroup(**joined_fields(team.name, [team], same_actions=same_actions))

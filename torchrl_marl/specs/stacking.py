@@ -1,8 +1,7 @@
-"""Lazily stacked groups and their padded, dense form: specs and data, lossless both ways.
+"""Conversion between lazily stacked groups and padded dense ones, without loss.
 
-TorchRL stacks agents of different shapes lazily; everything that learns wants one dense tensor.
-Each leaf is padded behind an agent's own entries to the largest agent's shape; a leaf that an
-agent has not is all padding.
+TorchRL stacks agents of different shapes lazily, but learners need one dense tensor. Each leaf is
+padded with zeros to the largest agent's shape. A leaf that an agent does not have is all padding.
 
 Shapes: B any batch dims, N agents of a group.
 """
@@ -37,19 +36,19 @@ __all__ = [
     "unpad_specs",
 ]
 
-# Not their subclasses of several choices at once.
+# Not their subclasses, which have several choices at once.
 _CHOICES = (Categorical, OneHot)
 
 
 @dataclass(frozen=True)
 class Padding:
-    """Places of the agents' own entries in a padded leaf.
+    """Padding of one leaf: the shapes of the agents within the padded shape.
 
     Args:
-        shapes (tuple of tuple or None): each agent's own shape; None: it has no such leaf.
+        shapes (tuple of tuple or None): shape of each agent; None for agents without the leaf.
 
     Raises:
-        ValueError: agents whose leaves differ in their number of dims.
+        ValueError: different numbers of dims.
 
     Examples:
         >>> padding = Padding(((2,), (3,), None))
@@ -63,21 +62,21 @@ class Padding:
         if len({len(shape) for shape in self.shapes if shape is not None}) > 1:
             raise ValueError(
                 f"agents of one group have leaves of shapes {list(self.shapes)}, expected one "
-                "number of dims; give each kind a group of its own."
+                "number of dims; put each kind into its own group."
             )
 
     @cached_property
     def largest(self) -> tuple[int, ...]:
-        """The shape to which all agents are padded."""
+        """Padded shape."""
         return tuple(max(sizes) for sizes in zip(*(s for s in self.shapes if s is not None)))
 
     def own(self, agent: int) -> tuple[slice, ...] | None:
-        """Returns the region of an agent's own entries; None where it has none."""
+        """Returns the slices of an agent's entries; None if it has none."""
         shape = self.shapes[agent]
         return None if shape is None else tuple(slice(size) for size in shape)
 
     def mask(self, device: Device = None) -> Tensor:
-        """Mask of the agents' own entries, ``[N, *largest]``."""
+        """Mask of the agents' entries, without padding, ``[N, *largest]``."""
         mask = torch.zeros(len(self.shapes), *self.largest, dtype=torch.bool)
         for i in range(len(self.shapes)):
             if (region := self.own(i)) is not None:
@@ -93,18 +92,18 @@ def _at(agent: int, region: tuple[slice, ...]) -> Any:
 
 
 def pad(values: Sequence[Tensor | None], padding: Padding, what: str = "") -> Tensor:
-    """Pads the agents' tensors to one, with zeros behind each agent's own entries.
+    """Pads the tensors of the agents with zeros, and stacks them.
 
     Args:
-        values (sequence of Tensor or None): one for each agent.
-        padding (Padding): whose shapes the values have.
-        what (str): what they are, for messages.
+        values (sequence of Tensor or None): one tensor per agent.
+        padding (Padding): shapes of the values.
+        what (str): name of the values in error messages.
 
     Shapes:
         - values: ``[*B, *own]``; returns ``[*B, N, *largest]``
 
     Raises:
-        ValueError: a value that has another shape than its agent.
+        ValueError: wrong shape of a value.
 
     Examples:
         >>> padded = pad([torch.ones(4, 2), torch.ones(4, 3)], Padding(((2,), (3,))))
@@ -128,7 +127,7 @@ def pad(values: Sequence[Tensor | None], padding: Padding, what: str = "") -> Te
 
 
 def unpad(value: Tensor, padding: Padding) -> list[Tensor | None]:
-    """Returns views of each agent's own entries of a padded tensor.
+    """Returns views of each agent's entries in a padded tensor.
 
     Shapes:
         - value: ``[*B, N, *largest]``; returns N times ``[*B, *own]``
@@ -145,15 +144,15 @@ def unpad(value: Tensor, padding: Padding) -> list[Tensor | None]:
 def pad_group(
     group: TensorDictBase, paddings: Mapping[NestedKey, Padding] | None = None
 ) -> TensorDictBase:
-    """Converts a lazily stacked group to a dense one; a dense one is returned unchanged.
+    """Converts a lazily stacked group to a dense one; returns a dense one unchanged.
 
     Args:
-        group (TensorDictBase): with the agents in its last batch dim.
-        paddings (mapping, optional): leaf -> padding, from :func:`paddings_of`; leaves that are
-            not in it are padded as the data say.
+        group (TensorDictBase): group with the agents in its last batch dim.
+        paddings (mapping, optional): padding by leaf, from :func:`paddings_of`. Other leaves are
+            padded by the shapes of the data.
 
     Shapes:
-        - group: ``[*B, N]``; its leaves ``[*B, *own]`` a member, then ``[*B, N, *largest]``
+        - group: ``[*B, N]``, with leaves ``[*B, *own]`` per agent in, ``[*B, N, *largest]`` out
     """
     if not isinstance(group, LazyStackedTensorDict):
         return group
@@ -176,7 +175,7 @@ def pad_group(
 def unpad_group(
     group: TensorDictBase, paddings: Mapping[NestedKey, Padding]
 ) -> LazyStackedTensorDict:
-    """Converts a dense group to a lazily stacked one, of views.
+    """Converts a dense group to a lazily stacked one of views.
 
     Reduces to: the inverse of :func:`pad_group`.
 
@@ -202,7 +201,7 @@ def unpad_group(
 
 
 def _names(group: TensorDictBase) -> list[str | None] | None:
-    # A rollout's dims have names; groups without names could not be written to it.
+    # A rollout's dims have names, so a group without names could not be written to it.
     return group.names if any(group.names) else None
 
 
@@ -210,13 +209,13 @@ def _names(group: TensorDictBase) -> list[str | None] | None:
 
 
 def paddings_of(members: Sequence[Composite]) -> dict[NestedKey, Padding]:
-    """Returns the padding of each leaf in which the agents differ.
+    """Returns the padding of each leaf with different shapes.
 
     Args:
-        members (sequence of Composite): each agent's specs, without batch dims.
+        members (sequence of Composite): specs of each agent, without batch dims.
 
     Raises:
-        ValueError: agents whose leaves differ in their number of dims.
+        ValueError: different numbers of dims in a leaf.
     """
     paddings = {}
     for key in _leaf_keys(members):
@@ -228,16 +227,16 @@ def paddings_of(members: Sequence[Composite]) -> dict[NestedKey, Padding]:
 
 
 def pad_specs(members: Sequence[Composite], where: str = "a group") -> Composite:
-    """Pads the agents' specs to one dense spec ``[N]``.
+    """Pads the specs of the agents to one dense spec ``[N]``.
 
-    Padded entries of bounded specs have bounds 0 and 0; padded discrete choices are masked.
+    Padded entries of bounded specs have the bounds 0 and 0. Padded discrete choices are masked.
 
     Args:
-        members (sequence of Composite): each agent's specs, without batch dims.
-        where (str): the group's name in messages.
+        members (sequence of Composite): specs of each agent, without batch dims.
+        where (str): name of the group in error messages.
 
     Raises:
-        ValueError: specs of different types or dtypes, which no dense spec can hold.
+        ValueError: different types or dtypes.
 
     Examples:
         >>> speaker = Composite(action=Bounded(-1, 1, (3,)))
@@ -257,7 +256,7 @@ def pad_specs(members: Sequence[Composite], where: str = "a group") -> Composite
 
 
 def unpad_specs(spec: Composite, paddings: Mapping[NestedKey, Padding]) -> list[Composite]:
-    """Returns each agent's own specs of a padded one.
+    """Returns the specs of each agent from a padded spec.
 
     Reduces to: the inverse of :func:`pad_specs`.
     """
@@ -296,7 +295,7 @@ def _pad_leaf(leaves: Sequence[TensorSpec | None], padding: Padding, where: str)
     found = sorted({f"{type(leaf).__name__} of {leaf.dtype}" for leaf in present})
     raise ValueError(
         f"{where} is {' and '.join(found)} for agents of one group, expected one type and dtype; "
-        "give each kind a group of its own."
+        "put each kind into its own group."
     )
 
 
@@ -321,7 +320,7 @@ def _pad_discrete(leaves: Sequence[TensorSpec | None], shape: tuple[int, ...]) -
             own = leaf.mask if leaf.mask is not None else torch.tensor(True)
             allowed[i, ..., : leaf.space.n] = own.to(allowed.device)
         else:
-            allowed[i, ..., 0] = True  # an agent without the leaf: its entry is meaningless
+            allowed[i, ..., 0] = True  # the entry of an agent without the leaf is unused
     first = next(leaf for leaf in leaves if leaf is not None)
     kind = OneHot if one_hot else Categorical
     mask = None if bool(allowed.all()) else allowed.to(first.device)

@@ -1,4 +1,4 @@
-"""Specs of a team, read from an environment."""
+"""Spec of a team, read from an environment."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ RESERVED_NAMES = frozenset(
 def _check_group_name(name: str) -> None:
     if "." in name or hasattr(nn.ModuleDict, name):
         raise ValueError(
-            f"a group is named {name!r}, which no network of it could be called; "
+            f"a group is named {name!r}, which is not allowed as a module's name; "
             "choose a plain word such as 'rovers'."
         )
     if name in RESERVED_NAMES:
         raise ValueError(
             f"a group is named {name!r}, which is a reserved key; "
-            f"choose a name that is none of {sorted(RESERVED_NAMES)}."
+            f"choose a name other than {sorted(RESERVED_NAMES)}."
         )
     check_names("a group", [name])
 
 
 def _leaf_keys(name: str, observation_specs: Sequence[TensorSpec]) -> tuple[NestedKey, ...]:
-    """Returns the leaf keys of all agents; some agents may lack some of them."""
+    """Returns the leaf keys of all agents, also of leaves that only some agents have."""
     keys: dict[NestedKey, None] = {}
     for spec in observation_specs:
         if not isinstance(spec, Composite):
@@ -53,12 +53,14 @@ def _leaf_keys(name: str, observation_specs: Sequence[TensorSpec]) -> tuple[Nest
 def group_from_agents(
     name: str, specs: Sequence[AgentSpec], state_spec: TensorSpec | None, in_turns: bool
 ) -> GroupSpec:
-    """Builds a group of these kinds of agents."""
+    """Builds a group from its kinds of agents."""
     _check_group_name(name)
     if not specs:
         raise ValueError(f"group {name!r} has no agents; register at least one kind in it.")
     if len({spec.action_mask for spec in specs}) > 1:
-        raise ValueError(f"group {name!r}: all kinds of a group have an action_mask, or none has.")
+        raise ValueError(
+            f"group {name!r}: all kinds of a group have an action_mask, or none; set it in all kinds."
+        )
     members = [_member(spec) for spec in specs for _ in range(spec.n_agents)]
     return GroupSpec(
         name=name,
@@ -88,9 +90,9 @@ def _member(spec: AgentSpec) -> Composite:
 
 
 def read_group_map(env: EnvBase) -> dict[str, list[str]]:
-    """Returns the agents' names by group, from ``env.group_map`` or from the action keys."""
+    """Returns the names of the agents by group, from ``env.group_map`` or the action keys."""
     base = env.base_env if isinstance(env, TransformedEnv) else env
-    # A batched env would start its workers; its action keys hold the same.
+    # Not from a batched env, which would start its workers; its action keys have the same groups.
     group_map = None if isinstance(base, BatchedEnvBase) else getattr(env, "group_map", None)
     if group_map:
         return dict(group_map)
@@ -102,19 +104,19 @@ def read_group_map(env: EnvBase) -> dict[str, list[str]]:
     }
     if not groups:
         keys = list(action_spec.keys(True, True))
-        expected = "expected (group, 'action') with one row an agent"
+        expected = "expected (group, 'action') with one row per agent"
         fix = f"{expected}. Give the environment a group_map."
         if keys == ["action"]:
             fix = (
-                f"as one agent has it, {expected}; write a team of one as a MarlEnv "
+                f"as in an environment of one agent, {expected}; write a team of one as a MarlEnv "
                 "(docs/environments/own.md), or train one agent by TorchRL's own losses."
             )
-        raise SpecError(f"{type(env).__name__} keeps no groups: its action keys are {keys}, {fix}")
+        raise SpecError(f"{type(env).__name__} has no groups: its action keys are {keys}, {fix}")
     return {name: [f"{name}_{i}" for i in range(n)] for name, n in groups.items()}
 
 
 def padded_members(env: EnvBase) -> dict[str, tuple[Composite, ...]]:
-    """Returns the agents' own specs by group, as a padding transform keeps them."""
+    """Returns the specs of each agent by group, from a padding transform."""
     known: dict[str, tuple[Composite, ...]] = {}
     while isinstance(env, TransformedEnv):
         for transform in env.transform if isinstance(env.transform, Compose) else [env.transform]:
@@ -124,7 +126,7 @@ def padded_members(env: EnvBase) -> dict[str, tuple[Composite, ...]]:
 
 
 def _lazy_members(env: EnvBase, name: str) -> tuple[Composite, ...] | None:
-    """Returns the agents' own specs where TorchRL stacks them lazily, or masks some actions."""
+    """Returns the specs of each agent in a lazily stacked spec, or in one with masked actions."""
     seen, action = env.full_observation_spec[name], env.full_action_spec[name, "action"]
     stacked = [seen, action, *(seen.values(True, False) if isinstance(seen, Composite) else ())]
     if not any(isinstance(spec, (Stacked, StackedComposite)) for spec in stacked):
@@ -142,7 +144,7 @@ def _lazy_members(env: EnvBase, name: str) -> tuple[Composite, ...] | None:
 
 
 def _masked_members(env: EnvBase, name: str, action: TensorSpec) -> tuple[Composite, ...] | None:
-    """Returns the agents' own specs where one dense spec masks some agents' choices."""
+    """Returns the specs of each agent in a dense spec with masked actions."""
     mask = getattr(action, "mask", None)
     if mask is None or not is_discrete(action) or bool(mask.all()):
         return None
@@ -158,7 +160,7 @@ def _masked_members(env: EnvBase, name: str, action: TensorSpec) -> tuple[Compos
 
 
 def _declared_kinds(env: EnvBase, name: str, n_agents: int) -> tuple[int, ...] | None:
-    """Returns the kind of each agent, where the environment declares it."""
+    """Returns the kind of each agent, if the environment declares it."""
     kinds = (_declared(env, "group_kinds") or {}).get(name)
     sizes = () if kinds is None else kinds.sizes
     index = tuple(k for k, size in enumerate(sizes) for _ in range(size))
@@ -166,7 +168,7 @@ def _declared_kinds(env: EnvBase, name: str, n_agents: int) -> tuple[int, ...] |
 
 
 def _declared(env: EnvBase, attribute: str) -> Any:
-    """Returns the environment's own declaration; None where it runs in other processes."""
+    """Returns a declared attribute of the environment; None if it runs in other processes."""
     while isinstance(env, TransformedEnv):
         env = env.base_env
     return None if isinstance(env, BatchedEnvBase) else getattr(env, attribute, None)
@@ -182,11 +184,11 @@ def group_from_env(
     """Reads a group of an environment.
 
     Args:
-        env (EnvBase): keeps the group convention.
-        name (str): the group's key.
-        agent_names (sequence of str): in the order of its rows.
-        state_spec (TensorSpec, optional): of the environment.
-        members (tuple of Composite, optional): the agents' own specs, where they are known.
+        env (EnvBase): environment with the group convention.
+        name (str): key of the group.
+        agent_names (sequence of str): names of the agents, in the order of the rows.
+        state_spec (TensorSpec, optional): spec of the environment's state.
+        members (tuple of Composite, optional): specs of each agent, if known.
     """
     _check_group_name(name)
     if not agent_names:
@@ -250,12 +252,12 @@ def _check_masks(name: str, seen: Composite, action: TensorSpec, agents: tuple[i
         if spec is not None and (spec.dtype is not torch.bool or tuple(spec.shape) != shape):
             raise SpecError(
                 f"group {name!r}: the spec of {(name, leaf)!r} is {spec.dtype} "
-                f"{tuple(spec.shape)}, expected torch.bool {shape}; mend the environment."
+                f"{tuple(spec.shape)}, expected torch.bool {shape}; fix the environment."
             )
 
 
 def _kinds_of(members: Sequence[Composite]) -> tuple[int, ...]:
-    """Returns kinds of agents: agents of equal specs are of one kind."""
+    """Returns the kind of each agent; agents with equal specs are of one kind."""
     known: list[Composite] = []
     for member in members:
         if member not in known:
@@ -268,12 +270,12 @@ class TeamSpec:
 
     Args:
         agents (sequence of AgentSpec, or mapping of group name to a sequence of AgentSpec):
-            without names, each kind is a group of its own.
-        state_spec (TensorSpec, optional): what only the critic sees, ``[S]``.
-        in_turns (bool): agents move one after another; who waits for its first turn is born.
+            kinds of agents; without group names each kind is a group.
+        state_spec (TensorSpec, optional): spec of the critic's state, ``[S]``.
+        in_turns (bool): turn-based team, in which all agents are born at the reset.
 
     Raises:
-        ValueError: a reserved or repeated group name, or a group without agents.
+        ValueError: reserved or repeated group name, or a group without agents.
 
     Examples:
         >>> from torchrl.data import Bounded, Unbounded
@@ -291,7 +293,9 @@ class TeamSpec:
         grouped = agents if isinstance(agents, Mapping) else {spec.name: [spec] for spec in agents}
         if not isinstance(agents, Mapping) and len(grouped) < len(agents):
             names = [spec.name for spec in agents]
-            raise ValueError(f"two kinds of agents have one name in {names}; names must differ.")
+            raise ValueError(
+                f"two kinds of agents have the same name in {names}; use different names."
+            )
         self.agents = {name: tuple(specs) for name, specs in grouped.items()}
         self.state_spec = state_spec
         self.groups = {
@@ -304,11 +308,11 @@ class TeamSpec:
         """Reads the team of any TorchRL environment that follows the group convention.
 
         Args:
-            env (EnvBase): its groups come from ``env.group_map`` or, without one, from its
-                action keys ``(group, "action")``.
+            env (EnvBase): environment whose groups are those of ``env.group_map``, or of its action
+                keys ``(group, "action")``.
 
         Returns:
-            TeamSpec: with one :class:`GroupSpec` a group. ``team.agents`` is empty.
+            TeamSpec: one :class:`GroupSpec` per group. ``team.agents`` is empty.
 
         Raises:
             ValueError: no group convention, or a reserved group name.
@@ -326,11 +330,11 @@ class TeamSpec:
 
     @cached_property
     def n_agents(self) -> int:
-        """Number of agents of all groups."""
+        """Number of agents in all groups."""
         return sum(group.n_agents for group in self.groups.values())
 
     def stacked_spec(self) -> Composite:
-        """All agents of all groups as one stacked spec ``[n_agents]``."""
+        """Returns all agents of all groups as one stacked spec ``[n_agents]``."""
         members = [
             Composite(observation=own["observation"], action=own["action"])
             for group in self.groups.values()

@@ -182,7 +182,7 @@ class SmacReading(Reading):
 
 
 class MeltingpotReading(Reading):
-    """Reader of Melting Pot, whose episodes all end by time limit.
+    """Reader of Melting Pot, in which all episodes end by time limit.
 
     Written from TorchRL's source and tested with a stand-in, because the game was not available.
     """

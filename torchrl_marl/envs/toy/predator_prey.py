@@ -59,7 +59,7 @@ class PredatorPrey(MarlEnv):
         seed, device, check: as in :class:`MarlEnv`.
 
     Shapes:
-        - ``("agents", "observation")``: ``[E, N, W * (G + 3)]``: for each cell of the window, by row,
+        - ``("agents", "observation")``: ``[E, N, W * (G + 3)]``: for each cell of the window,
           its index (G: outside), a flag of the prey, and the number of predators
         - ``"state"``: ``[E, N * G + G]``, the cells of the predators and of the prey
 

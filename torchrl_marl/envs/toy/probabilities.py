@@ -30,9 +30,11 @@ def action_probabilities(
         - acted: ``[R, *B]``; legal: ``[*B, N, A]``; returns ``[*B, N, A]``, float64, sums to 1
 
     Keys:
-        - reads: ``(group, "action")`` and ``(group, "action_log_prob")``. The latter gives the exact
-          probability of each sampled action. Unsampled actions share the rest equally, which is
-          exact if only one is unsampled. Without it, the result is each action's frequency.
+        - reads: ``(group, "action")`` and ``(group, "action_log_prob")``
+
+    The log-probability gives the exact probability of each sampled action. Unsampled actions share
+    the rest equally, which is exact if only one is unsampled. Without log-probabilities the result
+    is the frequency of each action.
     """
     drawn = one_hot(acted[group, "action"], n_actions)
     log_prob = acted.get((group, "action_log_prob"), None)
