@@ -75,7 +75,9 @@ def test_actions_that_were_not_drawn_share_what_is_left():
     found = action_probabilities(TensorDict({"a": group}, [3, 1]), "a", 4)
     expected = torch.tensor([[[0.5, 0.15, 0.2, 0.15]]], dtype=torch.float64)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
-    frequencies = action_probabilities(TensorDict({"a": group.exclude("action_log_prob")}, [3, 1]), "a", 4)
+    frequencies = action_probabilities(
+        TensorDict({"a": group.exclude("action_log_prob")}, [3, 1]), "a", 4
+    )
     assert frequencies.flatten().tolist() == pytest.approx([2 / 3, 0, 1 / 3, 0])
 
 

@@ -182,7 +182,7 @@ class GroupSpec:
     def scatter(
         self, data: TensorDictBase, tensordict: TensorDictBase, leaves: Sequence[str]
     ) -> TensorDictBase:
-        """Writes leaves of a dense group into a TensorDict with the group, which may be lazily stacked.
+        """Writes leaves of a dense group into a TensorDict, where it may be lazily stacked.
 
         Args:
             data (TensorDictBase): result of :meth:`gather`, with new leaves.

@@ -59,7 +59,7 @@ def group_from_agents(
         raise ValueError(f"group {name!r} has no agents; register at least one kind in it.")
     if len({spec.action_mask for spec in specs}) > 1:
         raise ValueError(
-            f"group {name!r}: all kinds of a group have an action_mask, or none; set it in all kinds."
+            f"group {name!r}: all kinds of a group have an action_mask, or none; set it in all."
         )
     members = [_member(spec) for spec in specs for _ in range(spec.n_agents)]
     return GroupSpec(

@@ -119,8 +119,8 @@ class Nim(MarlEnv):
 class Paces(MarlEnv):
     """Environment in which agents answer cues, each at its own pace.
 
-    Agent i is born after ``i * late_spawn`` steps and then acts in every ``paces[i]``-th step. There
-    it sees a random cue. A right answer earns ``1 / paces[i]`` in this step and in each step until
+    Agent i is born after ``i * late_spawn`` steps and then acts in every ``paces[i]``-th step, on a
+    random cue. A right answer earns ``1 / paces[i]`` in this step and in each step until
     its next turn; a wrong one earns nothing. So the optimal return is the sum over the steps of the
     mean of ``1 / pace`` over the born agents. Random answers earn ``1 / A`` of it.
 
