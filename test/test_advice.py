@@ -218,10 +218,10 @@ class TestWorlds:
         with pytest.raises(ConfigError, match=f"{use}MyEnv;"):
             make_env(read.env, num_envs=1)
         text = sentence(BALANCE, "env.library=my_world")
-        assert text.endswith("behind the module, such as env.library=my_world:MyEnv.")
-        with pytest.raises(ConfigError, match="for an environment in that module 'my_world:MyEnv'"):
+        assert text.endswith("after the module, such as env.library=my_world:MyEnv.")
+        with pytest.raises(ConfigError, match="'my_world:MyEnv' for a class in that module"):
             torchrl_marl.train(TOY, env="my_world")
-        assert "of your own" not in sentence(BALANCE, "env.name=no_such_module")
+        assert "a custom environment" not in sentence(BALANCE, "env.name=no_such_module")
 
     @pytest.mark.parametrize("recipe", [TOY, BALANCE])
     def test_a_text_for_a_number_names_the_argument(self, recipe):

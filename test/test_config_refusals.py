@@ -199,8 +199,8 @@ class TestValues:
             ),
             (
                 "env.state=observations",
-                "env.state is 'observations', expected null, since toy environments have a state "
-                "of their own; use env.state=null.",
+                "env.state is 'observations', expected null, since toy environments have "
+                "their own state; use env.state=null.",
             ),
         ],
     )

@@ -198,7 +198,7 @@ ZOO = {
     "a reset of all": (
         ResetsAll,
         "_reset",
-        "a reset of the first env changes ('scouts', 'observation') of others",
+        "a reset of the first env changes ('scouts', 'observation') of other envs",
         "reset only the envs of td['_reset']",
     ),
     "the terminal observation is lost": (
@@ -222,20 +222,20 @@ ZOO = {
     "draws from everybody's": (
         Unseeded,
         "set_seed",
-        "the same seed gives another",
-        "Hint: the environment draws from the process's random state",
+        "the same seed gives a different",
+        "Hint: the environment draws from the global random state",
     ),
     "hears the dead": (
         HearsTheDead,
         "'mask'",
         "('next', 'scouts', 'reward') changes with the actions of masked agents",
-        "put zeros, wherever the mask is False",
+        "replace them by zeros, where the mask is False",
     ),
     "crashes": (
         Crashes,
         "'step'",
         "playing fails with ZeroDivisionError: no food left",
-        "mend what the message says",
+        "fix this error",
     ),
 }
 

@@ -138,5 +138,5 @@ def test_arena_refuses_what_cannot_be(kwargs):
 def test_matrix_game_refuses_what_cannot_be():
     with pytest.raises(ConfigError, match="did you mean 'climbing'"):
         MatrixGame(2, payoff="climb")
-    with pytest.raises(ConfigError, match="one dim an agent"):
+    with pytest.raises(ConfigError, match="one dim per agent"):
         MatrixGame(2, payoff=[[1.0, 2, 3], [4, 5, 6]])

@@ -64,7 +64,7 @@ def test_strategies_of_a_policy_are_exact():
 def test_payoffs_that_are_none_are_refused():
     with pytest.raises(ConfigError, match="unknown payoff 'baised'; did you mean 'biased'"):
         ZeroSum(2, payoff="baised")
-    with pytest.raises(ConfigError, match=r"payoff has shape \[1, 2\]; expected \[M, K\]"):
+    with pytest.raises(ConfigError, match=r"payoff has shape \[1, 2\], expected \[M, K\]"):
         ZeroSum(2, payoff=[[1.0, 2.0]])
 
 

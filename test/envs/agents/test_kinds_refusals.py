@@ -45,7 +45,7 @@ OBSERVATION = {"cat__observation": torch.zeros(2, 2, 2)}
         ({"observation": torch.zeros(2, 3, 3)}, r"\('pets', 'observation'\) has shape \[2, 3, 3\] "
          r"for all agents, expected it by kind: \('pets', 'cat', 'observation'\) of \[2, 2, 3\], "
          r"\('pets', 'dog', 'observation'\) of \[2, 1, 1\]"),
-        ({"dog": None}, r"returned no \('pets', 'dog', 'observation'\), expected shape \[2, 1, 1\]"),
+        ({"dog": None}, r"no \('pets', 'dog', 'observation'\), expected shape \[2, 1, 1\]"),
         ({"dog__observation": None}, r"returned no \('pets', 'dog', 'observation'\)"),
         ({"cta": {}}, r"returned \('pets', 'cta'\), which was not declared; did you mean 'cat'"),
         ({"cat__maks": torch.ones(2, 2)}, "did you mean 'mask'"),

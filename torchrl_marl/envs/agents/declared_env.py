@@ -190,7 +190,7 @@ class AutoResetEnv(DeclaredEnv):
     def step_and_maybe_reset(
         self, tensordict: TensorDictBase
     ) -> tuple[TensorDictBase, TensorDictBase]:
-        """Makes a step; returns it with the root of the next step, after a reset where it ended.
+        """Makes a step; returns it with the root of the next step, where ended envs are reset.
 
         Reduces to: TorchRL's method, with one call of the simulator.
         """

@@ -1,4 +1,4 @@
-"""Spaces, bounds and groups of agents."""
+"""Conversion of spaces to specs, checks of bounds, and grouping of agents."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ __all__ = ["action_spec_of", "check_bounds", "check_values", "grouped", "spec_of
 def spec_of_space(
     where: str, space: Any, *, action: bool = False, one_hot: bool = False
 ) -> TensorSpec:
-    """Returns the spec of one agent's observations or actions.
+    """Converts the space of one agent's observations or actions to a spec.
 
-    Floats are float32 whatever the environment computes in; a choice is an int64.
+    Floats become float32; discrete values become int64.
 
     Args:
-        where (str): whose space it is, in the message.
-        space (gymnasium.Space): Box, Discrete, MultiDiscrete, MultiBinary, or a Dict of such.
+        where (str): name of the space in error messages.
+        space (gymnasium.Space): Box, Discrete, MultiDiscrete, MultiBinary, or a Dict of these.
 
     Keyword Args:
-        action (bool): of actions; single numbers then have no dim of their own.
-        one_hot (bool): choices are one-hot encoded.
+        action (bool): True for actions, in which a single number has no dim.
+        one_hot (bool): one-hot encode discrete values.
 
     Raises:
-        SpecError: a space that no tensor holds.
+        SpecError: the space has no fixed shape as a tensor.
 
     Examples:
         >>> import gymnasium
@@ -64,7 +64,7 @@ def spec_of_space(
             return OneHot(n)
         return Categorical(n, shape=() if action else (1,))
     if kind == "MultiDiscrete":
-        # JAX's spaces call it otherwise.
+        # JaxMARL's spaces use another name.
         sizes = space.nvec if hasattr(space, "nvec") else space.num_categories
         return MultiCategorical(np.asarray(sizes).ravel().tolist())
     if kind == "MultiBinary":
@@ -73,28 +73,28 @@ def spec_of_space(
         return _box(space)
     raise SpecError(
         f"{where} is a {kind}, which has no fixed shape as a tensor; expected Box, Discrete, "
-        "MultiDiscrete, MultiBinary or a Dict of such. Wrap the environment to give one of these."
+        "MultiDiscrete, MultiBinary or a Dict of these; wrap the environment to use one of them."
     )
 
 
 def action_spec_of(where: str, space: Any, *, one_hot: bool = False) -> TensorSpec:
-    """Returns :func:`spec_of_space` of one agent's actions, which are one tensor.
+    """Converts the space of one agent's actions, a single tensor; see :func:`spec_of_space`.
 
     Raises:
-        SpecError: a space that no tensor holds, or a Dict.
+        SpecError: the space is a Dict, or has no fixed shape as a tensor.
     """
     spec = spec_of_space(where, space, action=True, one_hot=one_hot)
     if isinstance(spec, Composite):
         raise SpecError(
             f"{where} is a Dict, expected Box, Discrete or MultiDiscrete; wrap the environment to "
-            "give one of these."
+            "use one of them."
         )
     return spec
 
 
 def _box(space: Any) -> TensorSpec:
     shape = tuple(space.shape) or (1,)
-    # A space of JAX may have one number, of another type, for all of its entries.
+    # A JaxMARL space may have one bound, of another type, for all of its entries.
     bounds = (np.asarray(bound, space.dtype) for bound in (space.low, space.high))
     low, high = (torch.tensor(bound).expand(shape).clone() for bound in bounds)
     dtype = torch.float32 if low.is_floating_point() else low.dtype
@@ -118,11 +118,11 @@ def check_bounds(
     """Applies :func:`check_values` to one leaf of every group.
 
     Args:
-        where (str): the method, in the message.
+        where (str): name of the method in error messages.
         leaf (str): ``"observation"`` or ``"action"``.
-        output (mapping): group -> the leaf, of the whole group or under each kind.
-        masks (mapping): group -> who is looked at, ``[E, N]``.
-        declaration (Declaration): of the environment.
+        output (mapping): leaf by group, for the whole group or by kind.
+        masks (mapping): agents to check, by group, ``[E, N]``.
+        declaration (Declaration): agents of the environment.
     """
     reader = declaration.reader
     for name, kinds in declaration.groups.items():
@@ -137,23 +137,23 @@ def check_bounds(
 def check_values(
     where: str, key: tuple, spec: TensorSpec, value: Any, mask: Tensor, agents: Sequence[str]
 ) -> None:
-    """Refuses values of acting agents outside their spec; NaN is outside of every spec.
+    """Raises an error for values of acting agents outside their spec, NaN included.
 
     It reads values, so it waits for the device.
 
     Args:
-        where (str): the method, in the message.
-        key (tuple of str): of the value, in the message.
-        spec (TensorSpec): of the agents, ``[M, ...]``.
-        value (Tensor): dicts of such for a Composite.
-        mask (Tensor): who is looked at.
-        agents (sequence of str): the M agents' names.
+        where (str): name of the method in error messages.
+        key (tuple of str): key of the value in error messages.
+        spec (TensorSpec): spec of the agents, ``[M, ...]``.
+        value (Tensor): values; nested dicts of tensors for a Composite.
+        mask (Tensor): agents to check.
+        agents (sequence of str): names of the M agents.
 
     Shapes:
         - value: ``[E, M, ...]``; mask: ``[E, M]``
 
     Raises:
-        SpecError: naming the agent, the env, what was found and what was expected.
+        SpecError: value outside its spec; names the agent and the env.
     """
     if isinstance(spec, Composite):
         for leaf in spec.keys():
@@ -171,7 +171,7 @@ def check_values(
 
 
 def _fits(spec: TensorSpec, value: Tensor) -> Tensor:
-    """Returns which entries lie inside a spec; ``[E, M]`` for one-hot vectors."""
+    """Returns a mask of entries inside a spec; ``[E, M]`` for one-hot vectors."""
     if isinstance(spec, Bounded) and value.dtype != torch.bool:
         low, high = (getattr(spec.space, side).to(value.device) for side in ("low", "high"))
         slack = _ROUNDING if value.is_floating_point() else 0
@@ -210,12 +210,11 @@ def grouped(
 
     Args:
         agents (sequence): ids of all agents of an environment.
-        group_map (MarlGroupMapType or mapping, optional): None groups ``bob_0`` and ``bob_1``
-            as ``bob``, and an id without a number alone.
+        group_map (MarlGroupMapType or mapping, optional): grouping. By default ``bob_0`` and
+            ``bob_1`` form the group ``bob``, and an id without a number is a group.
 
     Raises:
-        ConfigError: an agent without a group or in two, or an id that the environment does not
-            have.
+        ConfigError: an agent in no group or in two groups, or an unknown id.
 
     Examples:
         >>> grouped(["speaker_0", "rover_0", "rover_1"], None)

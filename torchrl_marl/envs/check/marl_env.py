@@ -133,12 +133,12 @@ def _check_all(
 
 def _limit_of(env: EnvBase) -> int | None:
     """Returns the lowest time limit of the environment and its transforms."""
-    told = [getattr(base_of(env), "max_steps", None)]
+    limits = [getattr(base_of(env), "max_steps", None)]
     while isinstance(env, TransformedEnv):
         steps = env.transform if isinstance(env.transform, Compose) else [env.transform]
-        told += [step.max_steps for step in steps if isinstance(step, StepCounter)]
+        limits += [step.max_steps for step in steps if isinstance(step, StepCounter)]
         env = env.base_env
-    return min((limit for limit in told if isinstance(limit, int)), default=None)
+    return min((limit for limit in limits if isinstance(limit, int)), default=None)
 
 
 def _play(play: Play, rules: StepRules, n_steps: int) -> bool:

@@ -289,15 +289,15 @@ def _kinds_of(group: GroupSpec) -> tuple[AgentSpec, ...]:
     """Returns the kinds of a group; adjacent agents with equal specs form one kind."""
     mask = group.action_mask_key is not None
     if group.members is None:
-        alike = [(group.observation_spec[0], group.action_spec[0], group.agent_names)]
+        runs = [(group.observation_spec[0], group.action_spec[0], group.agent_names)]
     else:
         pairs = [(member["observation"], member["action"]) for member in group.members]
         rows = zip(pairs, group.agent_names)
-        alike = [
+        runs = [
             (*pair, tuple(name for _, name in own)) for pair, own in groupby(rows, itemgetter(0))
         ]
     kinds = []
-    for seen, action, names in alike:
+    for seen, action, names in runs:
         name = group.name if group.members is None else names[0]
         kinds.append(AgentSpec(name, len(names), seen, action, action_mask=mask, agent_names=names))
     return tuple(kinds)

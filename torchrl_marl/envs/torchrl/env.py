@@ -101,7 +101,7 @@ def _is_gymnasium(env: Any) -> bool:
 
 
 def _unwrapped(env: EnvBase) -> EnvBase | None:
-    """Returns an adapter of the unwrapped environment, or None where the wrapper is usable."""
+    """Returns an adapter of the unwrapped environment, or None if the wrapper is usable."""
     if isinstance(env, torchrl.envs.OpenSpielWrapper):
         from torchrl_marl.envs.torchrl.openspiel import OpenSpielGames
 

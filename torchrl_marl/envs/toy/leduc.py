@@ -87,11 +87,11 @@ def _place(first: str, second: str | None) -> tuple:
         stake.append(
             staked - size if folds else staked
         )  # a folding player has not paid the last raise
-    told = [0.0] * 16
+    history = [0.0] * 16
     for i, words in enumerate((first, second or "")):
         for j, action_said in enumerate(words):
-            told[8 * i + 2 * j + (action_said == "r")] = 1.0
-    return len(word) % 2 == 1, second is not None, legal, told, following, ends, stake
+            history[8 * i + 2 * j + (action_said == "r")] = 1.0
+    return len(word) % 2 == 1, second is not None, legal, history, following, ends, stake
 
 
 def strength(cards: Tensor) -> Tensor:

@@ -63,7 +63,9 @@ class Levers(MarlEnv):
         super().__init__(num_envs, **kwargs)
         check_least("Levers", n_agents=(n_agents, 2))
         if pool < n_agents:
-            raise ConfigError(f"Levers: pool is {pool}, expected n_agents, {n_agents}, or more.")
+            raise ConfigError(
+                f"Levers: pool is {pool}, expected {n_agents} or more, for a team of n_agents."
+            )
         self.n_agents, self.pool = n_agents, pool
         declare_team(self, n_agents, pool, n_agents, 1)
 
