@@ -98,7 +98,8 @@ class EnvConfig:
     state: str | None = None
     """Content of ``"state"`` for central critics: ``observations``, ``world`` or null.
 
-    ``observations`` are those of all agents; ``world`` is the environment's own state, if any."""
+    With ``observations`` it holds those of all agents, with ``world`` the environment's own
+    state."""
     info: Annotated[bool, _TakenBy("info")] = False
     """Compute and collect the scenario's info."""
     group_map: Annotated[dict[str, Any], _TakenBy("group_map")] = field(default_factory=dict)

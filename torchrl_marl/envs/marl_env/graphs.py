@@ -115,13 +115,13 @@ class EnvGraphs:
         """
         if self._env_slots is ...:
             exclude = {*self._not_simulator, ("_episode",)}
-            known, key = _known_slots.setdefault(type(self), {}), self._likeness(exclude)
+            known, key = _known_slots.setdefault(type(self), {}), self._probe_key(exclude)
             if key in known:
                 self._env_slots = known[key]
                 return self._env_slots
             random = self.random_state.state_dict()
             try:
-                with RandomState(0, self.device).active():  # as above
+                with RandomState(0, self.device).active():  # probes must not change it
                     self._env_slots = slots_of_envs(lambda n: self.twin(n)._after_a_step(), exclude)
             # An environment may raise anything in a size that it does not support.
             except Exception:
@@ -133,7 +133,7 @@ class EnvGraphs:
                 known[key] = self._env_slots
         return self._env_slots
 
-    def _likeness(self, exclude: set[Path]) -> tuple | None:
+    def _probe_key(self, exclude: set[Path]) -> tuple | None:
         """Returns a key under which the result of the probes can be reused.
 
         It consists of the constructor's plain arguments and the shapes of all tensors. None if the
