@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import yaml
 
@@ -28,7 +29,7 @@ ROOT = HERE.parents[1]
 COPIED = ("torchrl_marl", "test", "clients", "pyproject.toml")
 LONGEST = 900  # seconds of a run of pytest
 # A test that fails by one of these found broken code, not a wrong number.
-BROKEN = re.compile(r"(Import|ModuleNotFound|Name|Syntax|Attribute)Error")
+BROKEN = re.compile(r" - (Import|ModuleNotFound|Name|Syntax|Attribute|Type|Index)Error\b")
 TITLE = """# Mutants
 
 Each row is a copy of the package with one wrong expression. The first tier of the tests detects
@@ -66,13 +67,12 @@ class Mutant:
         return text.replace(self.old, self.new)
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """The outcome of the tests of one mutant."""
 
     state: str
     test: str
-    seconds: float
+    seconds: float = 0.0
 
 
 def load() -> list[Mutant]:
@@ -92,11 +92,10 @@ def copied() -> Iterator[Path]:
         folder = Path(name).resolve()
         for part in COPIED:
             source = ROOT / part
-            if source.is_dir():
-                ignored = shutil.ignore_patterns("__pycache__")
-                shutil.copytree(source, folder / part, ignore=ignored)
-            else:
-                shutil.copy(source, folder / part)
+            if source.is_file():
+                shutil.copy(source, folder)
+                continue
+            shutil.copytree(source, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
         yield folder
 
 
@@ -109,20 +108,28 @@ def write(path: Path, text: str) -> None:
 def run(folder: Path, *arguments: str) -> tuple[int, str]:
     """Runs Python in a copy; returns its exit code, -1 if it took too long, and its output."""
     environment = os.environ | {"PYTHONPATH": str(folder), "COLUMNS": "400"}
-    call = [sys.executable, *arguments]
     options = {"cwd": folder, "env": environment, "capture_output": True, "text": True}
     try:
-        done = subprocess.run(call, timeout=LONGEST, check=False, **options)
+        done = subprocess.run([sys.executable, *arguments], timeout=LONGEST, **options)
     except subprocess.TimeoutExpired:
         return -1, ""
     return done.returncode, done.stdout + done.stderr
 
 
-def pytest(folder: Path, tests: Sequence[str], *options: str) -> tuple[int, list[str], str]:
-    """Runs tests of the first tier; returns the exit code, the failures and the output."""
-    call = ["-m", "pytest", "-q", "-p", "no:cacheprovider", *options, *tests]
-    code, output = run(folder, *call)
-    return code, re.findall(r"^(?:FAILED|ERROR) .*$", output, re.MULTILINE), output
+def pytest(folder: Path, tests: Sequence[str], *options: str) -> tuple[int, list[str]]:
+    """Runs tests of the first tier; returns the exit code, and the failures."""
+    code, output = run(folder, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, *tests)
+    return code, re.findall(r"^(?:FAILED|ERROR) .*$", output, re.MULTILINE)
+
+
+def failing_unmutated(folder: Path, mutants: Sequence[Mutant]) -> set[str]:
+    """Returns the tests of the mutants of which some fail without a mutant."""
+    where, _ = run(folder, "-c", f"import torchrl_marl as x; assert {str(folder)!r} in x.__file__")
+    tests = {test for mutant in mutants for test in mutant.tests}
+    code, failures = pytest(folder, sorted(tests))
+    if where or code not in (0, 1):
+        sys.exit(f"The tests cannot be run in the copy: {failures or code}")
+    return {test for test in tests if any(f" {test}" in failure for failure in failures)}
 
 
 def outcome(folder: Path, mutant: Mutant) -> Outcome:
@@ -132,37 +139,25 @@ def outcome(folder: Path, mutant: Mutant) -> Outcome:
     began = time.perf_counter()
     try:
         write(path, mutant.applied(before))
-        code, failures, _ = pytest(folder, mutant.tests, "-x")
+        code, failures = pytest(folder, mutant.tests, "-x")
     except OutOfDateError as error:
-        return Outcome("out of date", str(error), 0.0)
+        return Outcome("out of date", str(error))
     finally:
         write(path, before)
     seconds = time.perf_counter() - began
-    first = failures[0] if failures else ""
-    test, _, reason = first.partition(" - ")
+    first = failures[0] if failures else f"pytest ends with {code}"
     if code == 0:
         return Outcome("survived", "", seconds)
-    if code != 1 or not first.startswith("FAILED") or BROKEN.match(reason):
-        return Outcome("error", first or f"pytest ended with {code}", seconds)
-    return Outcome("killed", test.removeprefix("FAILED "), seconds)
-
-
-def failing_unmutated(folder: Path, mutants: Sequence[Mutant]) -> str:
-    """Returns the output of the mutants' tests where one fails without a mutant, else nothing."""
-    where, _ = run(folder, "-c", f"import torchrl_marl as x; assert {str(folder)!r} in x.__file__")
-    if where:
-        return "The package that Python imports is not the copy."
-    tests = list(dict.fromkeys(test for mutant in mutants for test in mutant.tests))
-    code, _, output = pytest(folder, tests)
-    return f"The tests do not pass without a mutant:\n{output}" if code else ""
+    if code != 1 or not first.startswith("FAILED") or BROKEN.search(first):
+        return Outcome("error", first, seconds)
+    return Outcome("killed", first.removeprefix("FAILED "), seconds)
 
 
 def row(mutant: Mutant, found: Outcome) -> str:
     """Returns the row of a mutant in the table."""
-    change = (" ".join(text.split()).replace("|", "\\|") for text in (mutant.old, mutant.new))
-    old, new = (f"`` {text} ``" for text in change)
+    old, new = (f"`` {text} ``".replace("|", "\\|") for text in (mutant.old, mutant.new))
     file = mutant.file.removeprefix("torchrl_marl/")
-    test = found.test.partition("[")[0].removeprefix("test/")
+    test = re.split(r"\[| - ", found.test)[0].removeprefix("test/")
     cells = mutant.name, mutant.area, file, old, new, found.state, test, f"{found.seconds:.0f}"
     return f"| {' | '.join(cells)} |"
 
@@ -187,12 +182,14 @@ def main() -> int:
     found: dict[Mutant, Outcome] = {}
     with copied() as folder:
         failing = failing_unmutated(folder, mutants)
-        if failing:
-            print(failing)
-            return 2
         for mutant in mutants:
-            one = found[mutant] = outcome(folder, mutant)
-            print(f"{mutant.name:28} {one.state:12} {one.seconds:4.0f} s  {one.test}", flush=True)
+            useless = sorted(failing.intersection(mutant.tests))
+            one = Outcome("error", f"{useless[0]} fails without a mutant") if useless else None
+            one = found[mutant] = one or outcome(folder, mutant)
+            print(
+                f"{mutant.name:28} {one.state:12} {one.seconds:4.0f} s  {one.test[:160]}",
+                flush=True,
+            )
     killed = sum(one.state == "killed" for one in found.values())
     print(f"{killed} of {len(mutants)} mutants are killed.")
     if given.write:
