@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -162,7 +162,7 @@ def row(mutant: Mutant, found: Outcome) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def table(rows: Sequence[str]) -> str:
+def table(rows: Iterable[str]) -> str:
     """Returns the table of all mutants."""
     head = "| mutant | area | file | right | wrong | outcome | test | seconds |"
     return "\n".join([TITLE, head, "|---" * 8 + "|", *rows, ""])
@@ -186,15 +186,12 @@ def main() -> int:
             useless = sorted(failing.intersection(mutant.tests))
             one = Outcome("error", f"{useless[0]} fails without a mutant") if useless else None
             one = found[mutant] = one or outcome(folder, mutant)
-            print(
-                f"{mutant.name:28} {one.state:12} {one.seconds:4.0f} s  {one.test[:160]}",
-                flush=True,
-            )
+            text = f"{mutant.name:28} {one.state:12} {one.seconds:4.0f} s  {one.test[:160]}"
+            print(text, flush=True)
     killed = sum(one.state == "killed" for one in found.values())
     print(f"{killed} of {len(mutants)} mutants are killed.")
     if given.write:
-        text = table([row(*pair) for pair in found.items()])
-        (HERE / "table.md").write_text(text, encoding="utf-8")
+        (HERE / "table.md").write_text(table(map(row, found, found.values())), encoding="utf-8")
     return int(killed < len(mutants))
 
 
