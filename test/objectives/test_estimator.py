@@ -188,6 +188,19 @@ def test_an_agent_that_is_cut_off_bootstraps_although_it_acts_no_more(bootstrap)
     assert estimate(bootstrap, **dead)[0][0, 1].item() == 0.0
 
 
+def test_an_agent_that_terminates_at_its_limit_is_not_seen_again():
+    """Agent 1 ends by both flags: the team's value is then that of agent 0, 4, and not its own."""
+    entries = {
+        "value": [[0.0, 0.0]],
+        "next_value": [[4.0, 10.0]],
+        "next_mask": [[True, False]],
+        "own_terminated": [[False, True]],
+        "own_truncated": [[False, True]],
+    }
+    assert estimate("team", **entries)[0].tolist() == [[2.0, 2.0]]
+    assert estimate("agent", **entries)[0].tolist() == [[2.0, 0.0]]
+
+
 def test_waiting_steps_are_transparent_to_an_agent_by_itself():
     """Agent 1 waits in step 1: its pay goes to step 0, nothing is discounted for it."""
     advantage, _ = estimate(

@@ -199,6 +199,11 @@ class TestByHand:
         agent = self.loss(bootstrap="agent")(td.clone())
         torch.testing.assert_close(agent["target_value"], torch.tensor((1 + 5 + 36) / 2))
 
+    def test_the_error_of_the_dead_is_0(self):
+        """Its row is drawn by the error of the living: Q = 1 + 3 = 4, target 1 + 13.5."""
+        self.loss()(td := self.batch(mask=(True, False)))
+        assert td["car", "td_error"].tolist() == [[[10.5], [0.0]]]
+
     def test_who_is_cut_off_is_seen_once_more(self):
         td = self.batch(next_mask=(False, False), truncated=[[True], [True]])
         for bootstrap in ("team", "agent"):

@@ -103,8 +103,12 @@ def test_a_game_of_two_by_hand():
     assert torch.equal(td["player", "loss_mask"], td["player", "mask"])
 
 
-def test_a_game_that_is_cut_by_the_batch():
-    """One agent with turns 0 and 2 of 4; its next one would be step 4 or later."""
+@pytest.mark.parametrize("blank", [0.0, 7.0])
+def test_a_game_that_is_cut_by_the_batch(blank):
+    """Turns 0 and 2 of 4; the next one would be step 4 or later.
+
+    The critic gives a masked observation the value ``blank``, which reaches nothing.
+    """
     group, td = whims(1, 4)
     td["agent", "mask"] = torch.tensor([True, False, True, False]).view(1, 4, 1).expand(1, 4, 3)
     last = torch.tensor([[True, False, True]])  # agent 1 must wait on, the others' turn is next
@@ -115,7 +119,10 @@ def test_a_game_that_is_cut_by_the_batch():
     td["next", "agent", "observation"] = torch.full((1, 4, 3, 1), 6.0)
     td["next", "agent", "observation"][:, 1] = 2.0
     td["next", "agent", "reward"] = torch.ones(1, 4, 3, 1)
-    estimate(group, td)
+    keys = [("agent", "observation")], [("agent", "state_value")]
+    for where in (td, td["next"]):
+        where["agent", "observation"] = where["agent", "observation"] - blank
+    estimate(group, td, TensorDictModule(lambda x: x + blank, *keys))
     first, second = 1 + 1 + 0.9 * 2 - 4, 1 + 1 + 0.9 * 6 - 2
     advantage = td["agent", "advantage"][0, ..., 0].T
     closed, open_ = [first + 0.45 * second, 0, second, 0], [first, 0, 0, 0]
