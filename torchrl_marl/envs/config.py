@@ -86,7 +86,7 @@ class EnvConfig:
     ] = DEFAULT_LIBRARY
     """Library of the environment; a custom one is ``module:Class`` or ``path/to/file.py:Class``."""
     name: str = "balance"
-    """Environment of the library, such as ``balance`` or ``mpe2/simple_spread_v3``.
+    """Name of the environment in its library, such as ``balance`` or ``mpe2/simple_spread_v3``.
 
     For VMAS also the path of a scenario's Python file."""
     num_envs: Annotated[Count, Formerly("n_envs")] = 64
