@@ -330,9 +330,9 @@ class BlockLearner(nn.Module):
             SpecError: naming the entry.
         """
         if self.remembered:
-            from torchrl_marl.learners.windows import check_memory
+            from torchrl_marl.learners.windows import check_batch_memory
 
-            check_memory(self.groups, batch, self.remembered)
+            check_batch_memory(self.groups, batch, self.remembered)
 
     def add_communication(self, metrics: TensorDict, data: TensorDictBase) -> None:
         """Adds metrics of communication, if agents communicate.

@@ -20,7 +20,7 @@ from torchrl_marl.modules.memory.states import STATES, states_after
 from torchrl_marl.objectives.flags import blank_masked_inputs
 from torchrl_marl.specs import GroupSpec
 
-__all__ = ["check_memory", "recall_all", "warmed_up", "windows_of"]
+__all__ = ["check_batch_memory", "recall_all", "warmed_up", "windows_of"]
 
 
 def windows_of(data: TensorDictBase, keys: Iterable[NestedKey], length: int) -> TensorDict:
@@ -120,7 +120,7 @@ def recall_all(
     return found
 
 
-def check_memory(groups: Mapping[str, GroupSpec], batch: TensorDictBase, needed: Any) -> None:
+def check_batch_memory(groups: Mapping[str, GroupSpec], batch: TensorDictBase, needed: Any) -> None:
     """Refuses a batch without the entries that networks with memory or communication read.
 
     Args:
