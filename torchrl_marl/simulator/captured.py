@@ -203,8 +203,7 @@ class CapturedSimulator:
                 self._refuse_change(before, tensors)
                 if _numpy_and_python() != drawn:
                     raise CaptureError(
-                        "a step draws random numbers from numpy or Python, which a graph cannot; "
-                        "draw them from torch"
+                        "random numbers of numpy or Python are not captured; draw them from torch"
                     )
             finally:
                 after = walk_simulator(self.simulator, self.simulator_state.exclude)

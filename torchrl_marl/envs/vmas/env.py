@@ -134,7 +134,7 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
         self._leader = self._packing = None
         self._reset_envs = reset_all
         self._bank: ResetBank | None = None
-        self._undo_writes: UndoWrites | None = None
+        self._undo: UndoWrites | None = None
         # The last output of a step or reset, and the step count for which it is valid.
         self._given: tuple[TensorDictBase, Tensor, int] | None = None
         self._refused: str | None = None
@@ -243,8 +243,7 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
 
     def _read_after_reset(self, ended: Tensor, output: TensorDictBase | None) -> TensorDictBase:
         """Reads the envs that were reset; running envs keep their last output."""
-        undo = self._undo_writes
-        with contextlib.nullcontext() if undo is None else undo.where(~ended):
+        with contextlib.nullcontext() if self._undo is None else self._undo.where(~ended):
             read = self._read()
         return read if output is None else where_reset(ended, read, output)
 
@@ -363,7 +362,7 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
         if self._bank is None and self._refused is None:
             try:
                 self._bank = self._simulators.reset_bank(self._env)
-                self._undo_writes = UndoWrites(self._env, self._simulators.state())
+                self._undo = UndoWrites(self._env, self._simulators.state())
             except SimulatorStateError as refusal:
                 why = f"the simulator's state cannot be written as tensors ({refusal})"
                 self._refuse_bank(why)
@@ -408,7 +407,7 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
             return self
         check_execution(self._execution, device, "VmasEnv.to")
         self._env = self._env  # leave the graphs
-        self._bank = self._undo_writes = self._given = self._captured = self._graphs = None
+        self._bank = self._undo = self._given = self._captured = self._graphs = None
         self._drawn = {}
         self.random_state = RandomState(offset_seed(self._simulator_seed), device)
         self._initial_tensors = {path: x.to(device) for path, x in self._initial_tensors.items()}
