@@ -53,7 +53,7 @@ def test_both_names_are_refused():
 def test_make_env_takes_the_old_word():
     with pytest.warns(FutureWarning, match="n_envs was renamed to num_envs"):
         assert make_env("toy/two_step_game", n_envs=3, seed=0).batch_size == (3,)
-    with pytest.raises(ConfigError, match="n_envs and num_envs are both given"):
+    with pytest.raises(ConfigError, match="n_envs and num_envs are the same setting"):
         make_env("toy/two_step_game", n_envs=3, num_envs=3)
 
 

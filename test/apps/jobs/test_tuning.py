@@ -181,7 +181,7 @@ def test_pruned_trials_go_on(tmp_path, monkeypatch, capsys, how):
         assert pruned(out, 5) == 130
         assert "and saved; resume with the same command" in capsys.readouterr().err
         assert main(["train", "--resume", str(out / "trials_0000")]) == 2
-        assert "go on with the `torchrl-marl tune` command" in capsys.readouterr().err
+        assert "resume it with the `torchrl-marl tune` command" in capsys.readouterr().err
     assert pruned(out, 5) == 0
     rows = rows_of(out)
     assert [row["trial"] for row in rows] == [str(i) for i in range(len(rows))]
