@@ -17,7 +17,8 @@ def test_a_mutant_applies(mutant):
     wrong = mutant.applied(text)
     assert ast.dump(ast.parse(wrong)) != ast.dump(ast.parse(text))
     for test in mutant.tests:
-        assert (ROOT / test).is_file()
+        path, _, name = test.partition("::")
+        assert f"def {name.rpartition('::')[2]}" in (ROOT / path).read_text(encoding="utf-8")
 
 
 def test_an_old_text_is_found_once():

@@ -342,7 +342,7 @@ def module_policy(*layers):
     return TensorDictModule(net, in_keys=keys[0], out_keys=keys[1])
 
 
-@pytest.mark.parametrize("change", ["eval", "layer", "attribute"])
+@pytest.mark.parametrize("change", ["eval", "layer", "attribute", "parameter"])
 def test_a_policy_that_is_changed_is_another_graph(change):
     policy = module_policy(nn.Dropout(0.5), nn.Threshold(0.1, 0.0))
     collectors = pair(dropout, policy)
@@ -352,6 +352,8 @@ def test_a_policy_that_is_changed_is_another_graph(change):
         policy.eval()
     elif change == "layer":
         policy.module[2] = nn.Tanh()
+    elif change == "parameter":
+        policy.module[0].weight = nn.Parameter(-policy.module[0].weight.detach())
     else:
         policy.module[2].threshold = 0.5
     found, expected = (

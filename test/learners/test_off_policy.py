@@ -64,6 +64,16 @@ def test_its_clock():
     assert [int(m["agents", "updates"]) for m in metrics] == [1, 2, 1, 2]
 
 
+def test_its_clock_is_resumed():
+    """40 frames at 0.0375 updates each are one and a half: the half and the frames are kept."""
+    settings = {"updates_per_frame": 0.0375, "learning_starts": 0}
+    learner, _ = trained(make_arena(), 1, **settings)
+    other, _ = trained(make_arena(), 0, seed=1, **settings)
+    other.load_state_dict(learner.state_dict())
+    assert other.owed == pytest.approx(0.5)
+    assert (other.frames, other.updates.count) == (40, 1)
+
+
 SETTINGS = {
     "own networks": ({"sharing": "none"}, {"sharing": "none"}, {}),
     "agent ids": ({"sharing": "agent_id"}, {"sharing": "trunk"}, {}),

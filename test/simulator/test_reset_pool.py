@@ -81,8 +81,9 @@ def test_only_starts_that_were_used_are_drawn_anew(env):
     pool = env.reset_pool()
     pool.prepare()
     before = pool.tensors["carry"]["agents", "observation"].clone()
-    for _ in range(3):
-        begin(pool, env, [True, False, False, True])
+    for start in before[:3]:
+        found = begin(pool, env, [True, False, False, True])[1]["agents", "observation"]
+        assert torch.equal(found[[0, 3]], start[[0, 3]])
     pool.refill(3)
     after = pool.tensors["carry"]["agents", "observation"]
     assert torch.equal(before[3:], after[3:])

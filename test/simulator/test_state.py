@@ -264,6 +264,37 @@ def test_a_bank_goes_on_after_loading(state):
     assert_same(expected, go_on(other, fresh))
 
 
+class Plain:
+    """One tensor, which a reset draws."""
+
+    def __init__(self, n):
+        self.pos = torch.zeros(n, 2)
+
+    def reset(self):
+        self.pos = torch.rand(len(self.pos), 2)
+
+    def step(self):
+        self.pos = self.pos + 1
+
+
+def test_saved_rows_of_a_bank_are_used_after_loading():
+    state = SimulatorState(Plain)
+
+    def bank_and_simulator():
+        simulator = Plain(4)
+        return simulator, ResetBank(
+            state, simulator, Plain(4), Plain.reset, 4, "cpu", step=Plain.step
+        )
+
+    _, bank = bank_and_simulator()
+    bank.draw(torch.tensor([True, False, False, False]))
+    saved = bank.state_dict(state)
+    simulator, fresh = bank_and_simulator()
+    fresh.load_state_dict(state, saved)
+    fresh.draw(torch.tensor([False, True, True, False]))
+    assert torch.equal(simulator.pos[1:3], saved["twin"]["pos",][1:3])
+
+
 def test_running_envs_are_put_back():
     world = Thing(a=torch.ones(3), b=torch.ones(3, 2), constant=torch.ones(2))
     running = RunningEnvs(world, 3)

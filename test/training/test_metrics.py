@@ -15,6 +15,7 @@ from torchrl_marl import AgentSpec, TeamSpec
 from torchrl_marl.collectors.rollout import check_finite
 from torchrl_marl.errors import CheckpointError, MissingExtraError, NonFiniteError, SpecError
 from torchrl_marl.training.config import LoggingConfig
+from torchrl_marl.training.member import row_of_all
 from torchrl_marl.training.metrics import (
     EpisodeTracker,
     count_agent_frames,
@@ -335,3 +336,11 @@ def test_a_logger_that_fails_is_left_out(tmp_path):
     loggers.close()
     loggers.close()
     assert seen == [64, 128] and ended == [True]
+
+
+def test_the_best_of_several_members_is_named_and_the_diverged_one_does_not_count():
+    spec = AgentSpec("car", 2, Unbounded((1,)), Categorical(2))
+    rows = [{"car/episode_reward": x} for x in (1.0, 5.0, 3.0, 9.0)]
+    diverged = torch.tensor([False, False, False, True])
+    found = row_of_all(rows, TeamSpec([spec]), [7, 8, 9, 10], diverged)
+    assert found == {"car/episode_reward": 3.0, "car/best": 5.0, "car/best_seed": 8}

@@ -123,6 +123,14 @@ def test_windows_are_the_look_ahead_as_it_is():
         assert torch.equal(got["agents", "action"][i], whole["agents", "action"][env, times] * acts)
 
 
+def test_windows_begin_where_all_their_steps_follow():
+    """Of 40 steps in order of time, a window of 6 begins at 0 to 34, wherever the head is."""
+    replay, _ = wrapped()
+    assert replay.ring.head
+    rows = replay.rows(50, 32, length=6).flatten().tolist()
+    assert {time_of(replay, row)[1] for row in rows} == set(range(S - 5))
+
+
 def test_a_batch_longer_than_the_store():
     replay, batch = TeamReplay(5, E, KEYS), some_batch(13)
     replay.extend(some_batch(3))

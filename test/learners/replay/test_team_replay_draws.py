@@ -41,11 +41,22 @@ def test_rows_are_drawn_by_their_errors():
 def test_new_rows_have_the_highest_priority():
     replay, _ = wrapped(Priority(alpha=1.0, eps=0.0), n_batches=2)
     replay.update_priority(torch.tensor([3, 5]), torch.tensor([7.0, 0.5]))
+    replay.update_priority(torch.tensor([4]), torch.tensor([0.25]))  # 7 is still the highest
     replay.extend(some_batch(1))
     values = replay.priorities.tree.values
-    assert values[[3, 5]].tolist() == [7, 0.5]
+    assert values[[3, 4, 5]].tolist() == [7, 0.25, 0.5]
     assert values[14 * E : 15 * E].tolist() == [7] * E
     assert values[15 * E :].sum() == 0
+
+
+def test_the_highest_priority_is_saved_although_its_row_has_another_one_now():
+    replay, _ = wrapped(Priority(alpha=1.0, eps=0.0), n_batches=2)
+    for error in (7.0, 0.5):
+        replay.update_priority(torch.tensor([3]), torch.tensor([error]))
+    other = TeamReplay(S, E, KEYS, replay.priority)
+    other.load_state_dict(replay.state_dict())
+    other.extend(some_batch(1))
+    assert other.priorities.tree.values[[3, 14 * E]].tolist() == [0.5, 7.0]
 
 
 def test_the_host_does_not_wait():

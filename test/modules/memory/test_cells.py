@@ -5,7 +5,16 @@ import torch
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from torchrl_marl.modules.memory.cells import CELLS, GRU, LRU, LSTM, AgentLinear, Layers, MinGRU
+from torchrl_marl.modules.memory.cells import (
+    CELLS,
+    GRU,
+    LRU,
+    LSTM,
+    AgentLinear,
+    Layers,
+    MinGRU,
+    remember,
+)
 from torchrl_marl.modules.memory.gru import gru, gru_loop
 from torchrl_marl.modules.memory.linear_scan import linear_scan, linear_scan_loop
 from torchrl_marl.modules.memory.lstm import lstm, lstm_loop
@@ -134,6 +143,17 @@ def test_who_waits_keeps_its_state_and_who_begins_forgets(cell):
     state[begun] += 1
     other = memory(x, state, init, mask)[1]
     assert torch.equal(other[:, begun], states[:, begun])
+
+
+@pytest.mark.parametrize("cell", CELLS.values())
+def test_who_begins_forgets_in_a_group_without_a_mask(cell):
+    memory, x, state, init, _ = rows_of(cell)
+    assert bool(init[0].any())
+    found = remember(memory, x[0], state, init[0], None)
+    blank = torch.where(init[0], 0.0, state)
+    expected = remember(memory, x[0], blank, torch.zeros_like(init[0]), None)
+    for one, other in zip(found, expected):
+        assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("cell", CELLS.values())
