@@ -168,7 +168,7 @@ def test_recipes_and_files_are_worlds_too(tmp_path):
         ("tooy/kuhn", "unknown environment library 'tooy'; did you mean 'toy'?"),
         ("toy/", "unknown environment 'toy/'; expected 'library/environment'"),
         ("external/meet", "external/meet gets its agents from its first client"),
-        ("nothing.yaml", "'nothing.yaml' is not there"),
+        ("nothing.yaml", "'nothing.yaml' is missing"),
     ],
 )
 def test_a_world_that_is_not_known(environment, message, capsys):

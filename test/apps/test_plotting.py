@@ -155,7 +155,7 @@ class TestDrawing:
         run = make_run(tmp_path / "run", rewards=(None, None))
         assert TOY not in lines_of(learning_curve([run]))
         (run / "evaluation.csv").unlink()
-        with pytest.raises(CheckpointError, match="wait until an episode has ended"):
+        with pytest.raises(CheckpointError, match="wait for the first episode to end"):
             learning_curve([run])
 
     def test_a_kind_of_file_that_is_not_written(self, tmp_path):
@@ -332,7 +332,7 @@ class TestWorlds:
         path = two / "curves.csv"
         learning_curve([two / "three", two / "ippo"], table=path)
         rows = list(csv.DictReader(path.read_text().splitlines()))
-        assert {row["world"] for row in rows} == {"arena, lives=3", "arena, lives=5"}
+        assert {row["task"] for row in rows} == {"arena, lives=3", "arena, lives=5"}
         ours = [row for row in rows if row["line"] == "MAPPO" and row["column"] == "evaluation"]
         assert [(row["frames"], row["mean"], row["least"], row["greatest"]) for row in ours] == [
             ("0", "0.5", "0.5", "0.5"),

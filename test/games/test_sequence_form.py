@@ -65,7 +65,7 @@ def test_shapes_and_circles_are_refused():
     leaves, payoff = torch.ones(2, 3, dtype=torch.int64), torch.ones(3)
     with pytest.raises(ValueError, match=r"payoff \[2\] do not fit; expected \[2, I\]"):
         SequenceForm(parents, legal, leaves, payoff[:2])
-    with pytest.raises(ValueError, match="parents lead in a circle"):
+    with pytest.raises(ValueError, match="parents form a cycle"):
         SequenceForm(torch.tensor([[3, 1], [0, 0]]), legal, leaves, payoff)
 
 

@@ -34,7 +34,7 @@ __all__ = ["aggregate", "learning_curve"]
 _COLORS = ("#2a6fbb", "#d1662a", "#3a8f57", "#9a4fb0", "#b8902a", "#4f9fb0", "#b03a5b", "#5d4037")
 _STYLES = ("-", "--", "-.")  # for lines beyond the number of colors
 _ACROSS = 4  # most panels in a row
-_HEAD = ("environment", "line", "column", "seeds", "frames", "mean", "least", "greatest")
+_HEAD = ("task", "line", "column", "seeds", "frames", "mean", "least", "greatest")
 _GRAY = "#707070"
 _RANGE = "range of seeds"
 # Entries that are the same for all lines come last in the legend.

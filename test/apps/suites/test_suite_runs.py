@@ -140,7 +140,7 @@ def test_folders_of_others_are_left_alone(here, capsys):
     for text in ("{", *map(json.dumps, [*broken, [record]])):
         (here / "suite_mine" / "suite.json").write_text(text)
         assert main(["suite", "mine.yaml", "--resume"]) == 2
-        assert "cannot be read; remove it" in capsys.readouterr().err
+        assert "cannot be read; start the suite again" in capsys.readouterr().err
 
 
 def test_a_run_that_fails_is_said_and_the_others_go_on(here, capsys):

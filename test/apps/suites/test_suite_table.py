@@ -146,7 +146,7 @@ def test_a_forecast_is_frames_at_their_pace():
         ([], "no suite is given; name one of mpe, smax, toy, vmas"),
         (["seeds=3"], "no suite is given"),
         (["vmsa"], "unknown suite 'vmsa'; did you mean 'vmas'?"),
-        (["nothing.yaml"], "'nothing.yaml' is not there"),
+        (["nothing.yaml"], "'nothing.yaml' is missing"),
         (["toy", "tasks=arana"], "unknown task 'arana' of suite 'toy'; did you mean 'arena'?"),
         (["toy", "algorithms=mapo"], "unknown algorithm 'mapo' of suite 'toy'; did you mean"),
         (["toy", "tasks=arena,arena"], "expected different ones of"),
