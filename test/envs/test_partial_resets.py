@@ -197,7 +197,7 @@ def test_a_table_in_a_world_of_one_size_is_told():
             given["car", "reward"] = (self.position - self.places).amax(1).view(-1, 1, 1)
             return given
 
-    with pytest.warns(UserWarning, match=r"Landmarks: .* rows of places for .*num_envs") as caught:
+    with pytest.warns(UserWarning, match=r"Landmarks: .* each row of places as .*num_envs") as caught:
         env = Landmarks()
         reset_first(env)
         reset_first(env)
