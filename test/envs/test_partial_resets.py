@@ -112,7 +112,7 @@ def set_to(name, value):
         (lambda env: env.rows.append(torch.zeros(3)), None),
         (
             lambda env: setattr(env, "rows", [torch.zeros(3)] if env.rows == [] else []),
-            "takes rows.0 away",
+            "removes rows.0",
         ),
     ],
 )
@@ -163,7 +163,7 @@ def test_a_slot_that_no_probe_has_is_refused():
     env.later = torch.zeros(3)
     env.on_reset = set_to("later", lambda env: torch.ones(3))
     with pytest.raises(
-        SimulatorStateError, match="writes later, which environments of .* have not"
+        SimulatorStateError, match="writes later, which environments of .* do not have"
     ):
         reset_first(env)
 
@@ -197,7 +197,9 @@ def test_a_table_in_a_world_of_one_size_is_told():
             given["car", "reward"] = (self.position - self.places).amax(1).view(-1, 1, 1)
             return given
 
-    with pytest.warns(UserWarning, match=r"Landmarks: .* rows of places for .*num_envs") as caught:
+    with pytest.warns(
+        UserWarning, match=r"Landmarks: .* each row of places as .*num_envs"
+    ) as caught:
         env = Landmarks()
         reset_first(env)
         reset_first(env)

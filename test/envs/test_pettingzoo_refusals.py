@@ -90,7 +90,7 @@ def test_rewards_are_single_numbers():
 def test_a_space_of_no_fixed_shape_is_refused():
     world = Script("bob_0", [{}], observation={"bob_0": spaces.Sequence(BOX)})
     world._see = lambda agents: dict.fromkeys(agents, ())
-    with pytest.raises(SpecError, match="'bob_0'.*Sequence.*Wrap"):
+    with pytest.raises(SpecError, match="'bob_0'.*Sequence.*wrap"):
         PettingZooEnv(world)
 
 
