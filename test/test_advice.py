@@ -308,7 +308,7 @@ class TestRecipes:
     def test_an_algorithm_of_elsewhere_too(self):
         text = sentence("ppo")
         assert "such as vmas_balance_mappo; PPO for a team is mappo" in text
-        assert text.endswith(": use learner.algorithm=mappo beside it.")
+        assert text.endswith(": use learner.algorithm=mappo with it.")
 
     def test_behind_a_setting(self, capsys):
         line = said_by(capsys, "train", "env.num_envs=4", BALANCE, "seed=1")

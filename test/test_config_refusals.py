@@ -128,7 +128,7 @@ class TestTypes:
 
     def test_a_value_that_yaml_cannot_read(self):
         text = refusal("learner.actor.num_cells=[64")
-        assert text.startswith("learner.actor.num_cells is '[64', expected a value as YAML")
+        assert text.startswith("learner.actor.num_cells is '[64', expected a YAML value")
 
     def test_a_value_that_yaml_cannot_hold(self):
         text = refusal({"env.kwargs": {"callback": print}})

@@ -62,7 +62,7 @@ def test_the_command_line_says_it_in_a_line(capsys, tmp_path, monkeypatch):
     assert cli.main(["train", TOY, "env.n_envs=32", "env.num_envs=16"]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
-    assert "use env.num_envs alone" in error
+    assert "use only env.num_envs" in error
 
 
 @pytest.mark.parametrize("former", sorted(MOVED))
@@ -100,5 +100,7 @@ print({str(one.message) for one in said if one.category is FutureWarning})
 )
 def test_a_name_that_has_moved_is_found_with_a_warning(package, name):
     found = importlib.import_module(f"torchrl_marl.{package}")
-    with pytest.warns(FutureWarning, match=rf"{package}\.{name} is torchrl_marl\.(apps|contrib)\."):
+    with pytest.warns(
+        FutureWarning, match=rf"{package}\.{name} moved to torchrl_marl\.(apps|contrib)\."
+    ):
         assert getattr(found, name).__name__ == name

@@ -154,7 +154,9 @@ class TestArguments:
         assert "did you mean 'world.kwargs.spare'?" in refusal("spare=true")
 
     def test_a_setting_that_moved_there(self):
-        with pytest.warns(FutureWarning, match=r"world\.wheels is called world\.kwargs\.wheels"):
+        with pytest.warns(
+            FutureWarning, match=r"world\.wheels was renamed to world\.kwargs\.wheels"
+        ):
             assert read(Schema, {"world.wheels": 3}).world.kwargs == {"wheels": 3}
         old = {"world": {"vehicle": "boat", "wheels": 4}}  # as a run's complete config.yaml has it
         assert read(Schema, old).world == World("boat")
