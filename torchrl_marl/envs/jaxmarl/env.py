@@ -154,7 +154,7 @@ class JaxMarlEnv(FinalFrames, AutoResetEnv):
 
     def _start(self, fresh: Tensor | None) -> dict[str, Any]:
         running = self._carry is not None
-        self._forget()
+        self._drop_frames()
         self._after = None
         key = (self._carry["key"], self._carry["calls"]) if running else self._seeded
         carry, leaves = self._calls.start(*key)
@@ -173,7 +173,7 @@ class JaxMarlEnv(FinalFrames, AutoResetEnv):
         ]
         if self._watched:
             self._after = self._calls.preview(self._carry, rows)
-            self._look()
+            self._keep_frames()
         self._carry, after, next_start = self._calls.step(self._carry, rows)
         return self._output(after), self._output(next_start)
 
