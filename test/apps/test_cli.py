@@ -61,17 +61,17 @@ class TestHelp:
                 alone.append(name)
         check_members(ALGORITHMS.schema("maddpg")("maddpg", mixer=AnyMixerConfig("sum")))  # FACMAC
         assert set(re.split(r", | and ", without.lower())) == {*alone} == {"happo"}
-        readme = Path(__file__).parents[2] / "README.md"
-        assert f"and their evolution (all but {without})" in readme.read_text(encoding="utf-8")
+        page = Path(__file__).parents[2] / "docs" / "supported.md"
+        assert f"their evolution: all algorithms but {without}." in page.read_text(encoding="utf-8")
 
     def test_help_of_train_names_what_may_change_where_a_run_goes_on(self):
         """As the refusal of anything else names it."""
         text = " ".join(call("train", "--help", code=0)[0].split())
         (free,) = re.findall(r"new values are allowed for: (.*?) --trust", text)
         path = Path("config.yaml")
-        with pytest.raises(ConfigError, match="which may change") as refused:
+        with pytest.raises(ConfigError, match="a resumed run keeps") as refused:
             check_unchanged(TrainConfig(), TrainConfig(seed=1), TrainConfig(seed=1), path)
-        (named,) = re.findall(r"\(but for (.*?), which may change\)", str(refused.value))
+        (named,) = re.findall(r"keeps its settings, except (.*?); start", str(refused.value))
         assert free == named
 
     def test_help_of_train_shows_every_setting_and_examples(self):

@@ -163,7 +163,7 @@ def _train(train: _Parser) -> None:
         "RUN",
         "resume a run with its settings; new values are allowed for: total_frames, "
         "stop_at_return, evaluation.*, checkpoint.*, logging.*, device, threads, execution and "
-        "where shards are, distributed.*",
+        "the placement of shards (distributed.*)",
     )
     train.trust()
     train.late_epilog = _train_epilog
