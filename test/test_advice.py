@@ -280,8 +280,8 @@ class TestRecipes:
         pytest.importorskip("vmas")
         line = said_by(capsys, "train", given)
         assert line == (
-            f"'{given}' is an environment, expected a recipe; use a recipe of it, such as "
-            "vmas_balance_mappo, or one of another environment with env=vmas/balance."
+            f"'{given}' is an environment, expected a recipe; use a recipe for it, such as "
+            "vmas_balance_mappo, or add env=vmas/balance to another recipe."
         )
         with pytest.raises(ConfigError, match="such as vmas_balance_mappo"):
             torchrl_marl.train(given)
@@ -289,14 +289,14 @@ class TestRecipes:
     def test_a_world_without_one_leads_to_anothers(self, capsys):
         pytest.importorskip("vmas")
         line = said_by(capsys, "train", "vmas/passage")
-        assert line.endswith("with env=vmas/passage, such as vmas_balance_mappo.")
+        assert line.endswith("; add env=vmas/passage to a recipe, such as vmas_balance_mappo.")
         load_config(BALANCE, ["env=vmas/passage"])
         assert "did you mean 'balance'?" in said_by(capsys, "train", "vmas/blance")
 
     def test_an_algorithm_leads_to_a_recipe(self, capsys):
         line = said_by(capsys, "train", "mappo")
         assert "'mappo' is an algorithm, expected a recipe; use a recipe with it" in line
-        assert "such as vmas_balance_mappo, or another with learner.algorithm=mappo." in line
+        assert "such as vmas_balance_mappo, or add learner.algorithm=mappo to another recipe." in line
         for command in (["tune", "mappo", "learner.lr=1e-4..1e-3"], ["list", "settings", "mappo"]):
             assert "'mappo' is an algorithm" in said_by(capsys, *command)
         with pytest.raises(ConfigError, match="'mappo' is an algorithm"):

@@ -116,9 +116,9 @@ class TestSaving:
             assert f"{setting.key.rpartition('.')[2]}:" in text
 
     def test_a_folder_without_settings_is_no_run(self, tmp_path):
-        with pytest.raises(CheckpointError, match="is no run folder: it has no config.yaml"):
+        with pytest.raises(CheckpointError, match="is not a run folder: it has no config.yaml"):
             read_run_config(tmp_path)
-        with pytest.raises(CheckpointError, match="is not there"):
+        with pytest.raises(CheckpointError, match="does not exist"):
             read_run_config(tmp_path / "none")
         (tmp_path / "config.yaml").write_text("sed: 1\n")
         with pytest.raises(CheckpointError, match="unknown setting 'sed'; did you mean 'seed'"):

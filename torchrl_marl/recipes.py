@@ -287,13 +287,12 @@ def _unknown_recipe(text: str) -> ConfigError:
     if library in LIBRARIES.names() and (slash in text or environment in _scenarios()):
         check_environment_name(EnvConfig(library=library, name=environment))
         own = _recipes_with("env", (library, environment))
-        other = f"one of another environment with env={library}/{environment}"
-        return _no_recipe(text, "an environment", own, "of it", other)
+        setting = f"env={library}/{environment}"
+        return _no_recipe(text, "an environment", own, "for it", setting)
     word = text.lower()
     if word in ALGORITHMS.names():
         own = _recipes_with("learner", (word,))
-        other = f"another with learner.algorithm={word}"
-        return _no_recipe(text, "an algorithm", own, "with it", other)
+        return _no_recipe(text, "an algorithm", own, "with it", f"learner.algorithm={word}")
     if (advice := ALGORITHMS.advice(word)) is not None:
         return ConfigError(
             f"{quoted(text)} is an algorithm, expected a recipe, such as {DEFAULT_RECIPE}; "
@@ -301,16 +300,16 @@ def _unknown_recipe(text: str) -> ConfigError:
         )
     return ConfigError(
         f"unknown recipe {quoted(text)}; {nearest(text, names)}"
-        "`torchrl-marl list recipes` shows all, and a path of a YAML file is accepted, too."
+        "`torchrl-marl list recipes` shows all; the path of a YAML file is also accepted."
     )
 
 
-def _no_recipe(text: str, what: str, recipes: list[str], which: str, other: str) -> ConfigError:
+def _no_recipe(text: str, what: str, recipes: list[str], which: str, setting: str) -> ConfigError:
     """Returns the error for a name of an environment or algorithm, with a recipe that has it."""
     if recipes:
-        use = f"use a recipe {which}, such as {recipes[0]}, or {other}."
+        use = f"use a recipe {which}, such as {recipes[0]}, or add {setting} to another recipe."
     else:
-        use = f"use {other}, such as {DEFAULT_RECIPE}."
+        use = f"add {setting} to a recipe, such as {DEFAULT_RECIPE}."
     return ConfigError(f"{quoted(text)} is {what}, expected a recipe; {use}")
 
 

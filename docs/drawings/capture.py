@@ -6,8 +6,8 @@ from drawings.canvas import Drawing
 
 
 def draw() -> Drawing:
-    """A step as hundreds of launches, and as one graph."""
-    drawing = Drawing(760, 390, "A training iteration, operation by operation and as three graphs")
+    """An iteration as thousands of launches, and as two graphs."""
+    drawing = Drawing(760, 390, "A training iteration, operation by operation and as two graphs")
     drawing.words(20, 30, "One iteration of training", size=16, bold=True)
     _eager(drawing, 50)
     _captured(drawing, 196)
@@ -41,9 +41,9 @@ def _captured(drawing: Drawing, y: float) -> None:
     drawing.words(20, y + 38, "recorded once, checked", size=11, color="soft")
     drawing.words(20, y + 53, "against eager, compiled", size=11, color="soft")
     drawing.box(160, y, 580, 122, "paper")
-    drawing.box(174, y + 22, 220, 44, "green", ["rollout: simulator, policy,", "episode ends"])
-    drawing.box(424, y + 22, 116, 44, "amber", "advantage")
-    drawing.box(570, y + 22, 156, 44, "violet", ["update: loss,", "gradient, Adam"])
+    drawing.box(174, y + 22, 220, 44, "green", ["each step: policy,", "simulator, reset"])
+    drawing.box(424, y + 22, 116, 44, "empty", ["advantage,", "in eager mode"])
+    drawing.box(570, y + 22, 156, 44, "violet", ["each update: loss,", "gradient, Adam"])
     drawing.arrow([(396, y + 44), (422, y + 44)])
     drawing.arrow([(542, y + 44), (568, y + 44)])
     drawing.line([(648, y + 68), (648, y + 86), (284, y + 86)])
@@ -55,8 +55,8 @@ def _captured(drawing: Drawing, y: float) -> None:
 
 def _kept(drawing: Drawing, y: float) -> None:
     lines = [
-        "In Python remain: initial states, sampled in advance for all environments, logging,",
-        "evaluation, checkpoints. A step with Python code that depends on the state runs eagerly.",
+        "Python does the rest: initial states (sampled in advance), advantages, logging, evaluation,",
+        "checkpoints. A step whose Python code depends on the state runs eagerly.",
     ]
     for i, line in enumerate(lines):
         drawing.words(20, y + 18 + 19 * i, line, size=12)

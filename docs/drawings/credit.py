@@ -17,17 +17,17 @@ def draw() -> Drawing:
     """The team earns 1 in each of 40 steps; one of its agents dies in the first."""
     drawing = Drawing(760, 268, "Credit of an agent that dies in the first step")
     drawing.words(
-        20, 30, "An agent dies in step 0; its team receives 1 per step", size=16, bold=True
+        20, 30, "An agent dies in the first of 40 steps; its team earns 1 per step", size=16, bold=True
     )
     credits = credit()
     rows = [
         (
             "team",
             "green",
-            "return until the team's end",
+            "return until the episode ends",
             "for example, it opened a door for the others",
         ),
-        ("agent", "blue", "return until its own end", "only rewards of its lifetime count"),
+        ("agent", "blue", "return until the agent dies", "only rewards up to its death count"),
     ]
     for i, (way, color, what, why) in enumerate(rows):
         y = 62 + i * 102
@@ -35,7 +35,7 @@ def draw() -> Drawing:
         drawing.words(20, y + 32, what, size=11, color="soft")
         _steps(drawing, y + 40, color, all_of_them=way == "team")
         drawing.words(640, y + 60, f"= {credits[way]:.2f}", size=17, bold=True)
-        drawing.words(640, y + 80, "credit of step 0", size=11, color="soft")
+        drawing.words(640, y + 80, "the return", size=11, color="soft")
         drawing.words(LEFT + CELL, y + 86, why, size=12, color="soft")
     return drawing
 
@@ -56,4 +56,4 @@ def _steps(drawing: Drawing, y: float, color: str, *, all_of_them: bool) -> None
             dashed=not counts,
         )
     drawing.box(LEFT + CELL - 9, y, 6, 30, "red", radius=1)
-    drawing.words(LEFT + len(words) * CELL + 6, y + 19, "step 39", size=11, color="soft")
+    drawing.words(LEFT + len(words) * CELL + 6, y + 19, "last step", size=11, color="soft")

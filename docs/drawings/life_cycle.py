@@ -24,7 +24,7 @@ def draw() -> Drawing:
         _agent(drawing, 64 + i * ROW, name, born, end)
     y = 64 + len(AGENTS) * ROW + 8
     drawing.words(20, y + 18, "the team", bold=True)
-    drawing.box(LEFT, y, STEPS * CELL, ROW - 8, "empty", "lives until its last agent has ended")
+    drawing.box(LEFT, y, STEPS * CELL, ROW - 8, "empty", "the episode ends when the last agent has ended")
     drawing.box(LEFT + STEPS * CELL + 6, y, 84, ROW - 8, "red", "root done")
     _legend(drawing, y + 46)
     _ends(drawing, y + 80)
@@ -55,7 +55,7 @@ def _legend(drawing: Drawing, y: float) -> None:
 def _ends(drawing: Drawing, y: float) -> None:
     """Draws the value that is added after an end."""
     cases = [
-        ("terminated", "red", "task ended", "no further rewards: + 0"),
+        ("terminated", "red", "ended by the rules", "no further rewards: + 0"),
         ("truncated", "amber", "time limit reached", "the task would continue: + value"),
     ]
     for i, (word, color, meaning, behind) in enumerate(cases):

@@ -12,7 +12,7 @@ def draw() -> Drawing:
     pieces = [
         (20, "green", ["env", "E environments"]),
         (272, "blue", ["collector", "plays T steps"]),
-        (524, "violet", ["learner", "one for equal groups"]),
+        (524, "violet", ["learner", "for groups of equal settings"]),
     ]
     for x, color, (name, what) in pieces:
         drawing.box(x, 60, 216, 62, color)
@@ -43,7 +43,7 @@ def _specs(drawing: Drawing, x: float, y: float) -> None:
         drawing.box(x, y + 28 * i, 216, 24, "green" if i == 0 else "blue", row, size=12)
     lines = [
         "A batch gains named keys and is never",
-        "restructured. Features extend one part:",
+        "restructured. Each feature is one part:",
         "a league is a joint policy that draws",
         "stored players; mixed algorithms are",
         "several learners.",

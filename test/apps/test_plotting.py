@@ -76,7 +76,7 @@ class TestReading:
             read_run(folder)
 
     def test_a_folder_that_is_no_run(self, tmp_path):
-        with pytest.raises(CheckpointError, match="is no run folder") as error:
+        with pytest.raises(CheckpointError, match="is not a run folder") as error:
             learning_curve([tmp_path])
         assert "\n" not in str(error.value)
 

@@ -326,7 +326,7 @@ class TestCompare:
             compare(trained / "good", trained / "good")
         with pytest.raises(ConfigError, match="is on both sides"):
             compare(trained / "bad", trained / "bad/seed1")
-        with pytest.raises(CheckpointError, match="is no run folder: it is not there"):
+        with pytest.raises(CheckpointError, match="is not a run folder: it does not exist"):
             compare(trained / "good", tmp_path / "none")
 
     def test_one_start_says_nothing(self, trained):

@@ -247,7 +247,7 @@ def test_partners_play_seats_of_one_team(tmp_path):
         ({"seats": {"a": ["first"], "b": ["secnd"]}}, "did you mean 'second'"),
         ({"seats": {"a": ["first", "second"]}}, "has 1 seat, a, expected two or more"),
         ({"seats": {"a": ["first"], "b": ["first"]}}, "is in 2 seats"),
-        ({"start_with": ["nowhere"]}, "is no run folder"),
+        ({"start_with": ["nowhere"]}, "is not a run folder"),
         ({"start_with": ["heuristic"]}, "has no heuristic"),
     ],
 )

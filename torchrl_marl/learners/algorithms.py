@@ -55,7 +55,7 @@ _ELSEWHERE = {
     "td3": f"TD3 for a team is matd3, or itd3 with critics of single agents: {_USE('matd3')}",
     "ddpg": f"DDPG for a team is maddpg, or iddpg with critics of single agents: {_USE('maddpg')}",
     "dqn": f"DQN of each agent is iql, and vdn or qmix learn one value: {_USE('iql')}",
-    "facmac": "FACMAC is maddpg, or matd3, with a mixer of its critics: "
+    "facmac": "FACMAC is maddpg or matd3 with a mixer of the critics: "
     + _USE("maddpg {at}.mixer.kind=monotonic"),
     "rmappo": f"it is mappo with a memory: {_USE('mappo {at}.actor.memory=gru')}",
     "vtrace": f"it is an estimator of mappo: {_USE('mappo {at}.estimator=vtrace')}",

@@ -327,7 +327,7 @@ def read_run_config(folder: str | Path) -> TrainConfig:
     """Returns the settings that a run was started with, from its folder.
 
     Raises:
-        CheckpointError: the folder is missing, is no run folder, or its settings are broken.
+        CheckpointError: the folder is missing, is not a run folder, or its settings are broken.
         TrustError: ``config.yaml`` is a link out of the folder.
         ConfigError: ``folder`` is not a path.
     """
@@ -339,13 +339,13 @@ def read_run_config(folder: str | Path) -> TrainConfig:
         )
     path = Path(folder) / "config.yaml"
     if not path.is_file():
-        there = "is a file" if Path(folder).exists() else "is not there"
+        there = "is a file" if Path(folder).exists() else "does not exist"
         there = "has no config.yaml" if Path(folder).is_dir() else there
         fix = "give the folder that `torchrl-marl train` printed"
         if seeds := seed_folders(folder):
             there = f"holds {len(seeds)} run folders, one for each seed"
             fix = f"give one of {', '.join(map(str, seeds))}"
-        raise CheckpointError(f"{str(folder)!r} is no run folder: it {there}; {fix}.")
+        raise CheckpointError(f"{str(folder)!r} is not a run folder: it {there}; {fix}.")
     refuse_link(path)
     try:
         # Settings that did not apply were never read, and are left out.

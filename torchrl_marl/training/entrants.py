@@ -55,7 +55,7 @@ def enter(
     Raises:
         ConfigError: there is only one player, a name occurs twice, there is no run, environments
             or shapes differ, or the environment has no heuristic.
-        CheckpointError: a folder is no run folder.
+        CheckpointError: a folder is not a run folder.
     """
     twice = [name for i, name in enumerate(names) if name in names[:i]]
     if twice:

@@ -174,8 +174,8 @@ def stored_players(folder: Path) -> list[StoredPlayer]:
     """Returns the stored players of a run, in the order of ``players.csv``.
 
     Raises:
-        CheckpointError: the folder is no run folder or has no stored players, or a file is missing
-            or was changed.
+        CheckpointError: the folder is not a run folder or has no stored players, or a file is
+            missing or was changed.
     """
     read_run_config(folder)
     refuse_links(folder)

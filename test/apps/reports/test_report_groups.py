@@ -88,7 +88,7 @@ def test_runs_that_cannot_be_read_are_left_out_and_named(tmp_path):
 
 
 def test_folders_without_runs(tmp_path):
-    with pytest.raises(CheckpointError, match="is no run folder: it is not there"):
+    with pytest.raises(CheckpointError, match="is not a run folder: it does not exist"):
         make_report(tmp_path / "none")
     write_run(tmp_path / "runs" / "a", [1, 2])
     (tmp_path / "empty").mkdir()

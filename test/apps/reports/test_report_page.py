@@ -255,7 +255,7 @@ def test_the_command(suite, tmp_path, capsys):
     assert sorted(path.name for path in out.iterdir()) == FILES
     assert cli.main(["report", str(tmp_path / "none"), "--out", str(out)]) == 2
     error = capsys.readouterr().err
-    assert "is no run folder" in error and error.count("\n") == 1
+    assert "is not a run folder" in error and error.count("\n") == 1
 
 
 if __name__ == "__main__":
