@@ -40,7 +40,7 @@ def _agent(drawing: Drawing, y: float, name: str, born: int, end: int) -> None:
         drawing.box(LEFT + t * CELL, y, CELL - 3, ROW - 6, color, word, dashed=word == "0")
     x = LEFT + (end + 1) * CELL - 9
     drawing.box(x, y, 6, ROW - 6, "red", radius=1)
-    word = "done from here on" if end < STEPS - 1 else "done"
+    word = "done after its death" if end < STEPS - 1 else "done"
     drawing.words(LEFT + STEPS * CELL + 6, y + 18, word, size=11, color="soft")
 
 

@@ -42,11 +42,11 @@ def _specs(drawing: Drawing, x: float, y: float) -> None:
     for i, row in enumerate(rows):
         drawing.box(x, y + 28 * i, 216, 24, "green" if i == 0 else "blue", row, size=12)
     lines = [
-        "A batch gains named keys and is never",
-        "restructured. Each feature is one part:",
-        "a league is a joint policy that draws",
-        "stored players; mixed algorithms are",
-        "several learners.",
+        "Features add keys to the batch and",
+        "never change its layout. For example,",
+        "a league acts with stored players, and",
+        "mixed algorithms train with several",
+        "learners.",
     ]
     for i, line in enumerate(lines):
         drawing.words(x + 252, y + 20 + 20 * i, line, size=12, color="soft")
