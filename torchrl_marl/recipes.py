@@ -300,7 +300,7 @@ def _unknown_recipe(text: str) -> ConfigError:
         )
     return ConfigError(
         f"unknown recipe {quoted(text)}; {nearest(text, names)}"
-        "`torchrl-marl list recipes` shows all; the path of a YAML file is also accepted."
+        "`torchrl-marl list recipes` shows all, and the path of a YAML file is also accepted."
     )
 
 
