@@ -40,7 +40,7 @@ from torchrl_marl.recipes import (
     read_config,
     recipe_names,
 )
-from torchrl_marl.settings import Setting, read_by_others, settings_of, shown
+from torchrl_marl.settings import ReadWhere, Setting, read_by_others, settings_of, shown
 from torchrl_marl.training.config import TrainConfig
 
 FOLDER = Path(__file__).resolve().parent
@@ -59,7 +59,8 @@ line overrides the recipe:
 torchrl-marl train vmas_balance_mappo seed=1 learner.lr=1e-3
 ```
 
-`torchrl-marl train` without a recipe uses `{DEFAULT_RECIPE}`, so some of its values differ from this page.
+Without a recipe, `torchrl-marl train` uses `{DEFAULT_RECIPE}`, which also overrides some of these
+defaults.
 
 In Python, pass `seed=1` or `learner={{"lr": 1e-3}}` to `torchrl_marl.train`. In a YAML file,
 sections are nested:
@@ -84,8 +85,8 @@ The settings of `learner` depend on the algorithm. The section `learner` lists t
 
 A *frame* is one step of one copy of the environment, with all its agents. An *env* is such a copy.
 
-To link to a setting, use its name as the anchor: `settings.html#learner.lr`. For another algorithm,
-append its name: `settings.html#learner.minibatch_size-qmix`.
+On the documentation site, the anchor of a setting is its name: `settings.html#learner.lr`. In the
+last sections, the name of the first algorithm follows: `settings.html#learner.minibatch_size-qmix`.
 
 """
 
@@ -217,9 +218,14 @@ def _conditions(setting: Setting, known: Collection[str]) -> str:
     found = []
     for where in setting.read_where():
         if where.key not in known:
-            key = f"{section}.{where.key}" if section else where.key
+            at = f"{section}." if section else ""
+            if type(where).in_words is not ReadWhere.in_words:
+                names = re.sub(r"\w+(?:\.\w+)+", r"`\g<0>`", where.in_words(at))
+                value = r"\b(is|is not|or|above) (?!not |above )(\w+)(?=[ ,]|$)"
+                found.append(re.sub(value, r"\1 `\2`", names))
+                continue
             values = _listed([f"`{shown(x)}`".replace("'", "") for x in where.values], where.but)
-            found.append(f"`{key}` is {values}")
+            found.append(f"`{at}{where.key}` is {values}")
     return " and ".join(found)
 
 

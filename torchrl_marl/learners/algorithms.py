@@ -125,13 +125,13 @@ ALGORITHMS = Algorithms(
         ),
         "ippo": Algorithm("PPO with a critic that reads only the agent's observation", *_PPO),
         "happo": Algorithm(
-            "MAPPO with one policy per agent. Agents are updated in random order; each update is "
-            "weighted by the importance ratios of the agents already updated",
+            "MAPPO with one policy per agent, updated in random order; each update is weighted by "
+            "the importance ratios of the agents already updated",
             *_HAPPO,
         ),
         "maddpg": Algorithm(
-            "DDPG with a central critic, which reads all actions, and all observations of the "
-            "group or the state",
+            "DDPG with a central critic, which reads all actions, and the group's observations or "
+            "the state",
             *_OFF_POLICY,
         ),
         "iddpg": Algorithm(
@@ -151,7 +151,7 @@ ALGORITHMS = Algorithms(
             *_OFF_POLICY,
         ),
         "isac": Algorithm(
-            "MASAC with twin critics that read only the agent's observation and action",
+            "MASAC with critics that read only the agent's observation and action",
             *_OFF_POLICY,
         ),
         "qmix": Algorithm(

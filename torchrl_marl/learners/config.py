@@ -230,7 +230,7 @@ CentralInput = Annotated[
         {
             "observations": "observations of all agents of the group",
             "team": "observations of all agents of all groups",
-            "state": "the state, see env.state",
+            "state": "the environment's state (see env.state)",
         }
     ),
 ]
@@ -300,7 +300,7 @@ class TrainedConfig(LearnerConfig):
             {
                 "float32": "full precision",
                 "tf32": "the learner's matrix products in TF32, on a GPU that supports it",
-                "bf16": "forward and backward passes in bfloat16, for acting too",
+                "bf16": "forward and backward passes in bfloat16, in training and acting",
             }
         ),
     ] = "float32"
@@ -439,7 +439,7 @@ class OnPolicyConfig(OnBatches, ActorCriticConfig):
     """The critic's network."""
     window: Annotated[Count, NeedsMemory()] = 16
     """Steps per training window of a network with memory. The steps of an env in a batch, and
-    ``minibatch_size``, must be multiples of it."""
+    ``minibatch_size``, must be multiples of the window."""
     burn_in: Annotated[int, Range(0), NeedsMemory()] = 0
     """Steps at the start of a window that only refresh the hidden state, without a loss."""
     unshare_at: Annotated[Share | None, ReadWhere("algorithm", "mappo", "ippo")] = None
@@ -461,7 +461,7 @@ class OnPolicyConfig(OnBatches, ActorCriticConfig):
     """V-trace's limit c of the importance ratio that weights later steps; null: no limit."""
     ratio: Annotated[
         str,
-        OneOf({"agent": "the agent's ratio", "joint": "the product over the group's acting agents"}),
+        OneOf({"agent": "the agent's ratio", "joint": "product over the group's acting agents"}),
         ReadWhere("estimator", "vtrace"),
     ] = "agent"
     """Importance ratio that corrects an agent's estimates."""

@@ -79,13 +79,13 @@ class ReplayLearnerConfig(TrainedConfig):
     """Frames with random actions before the first update."""
     updates_per_frame: Annotated[float, Range(0, 1_000, above=True)] = 0.1
     """Updates per frame once learning has started. All frames of the batch that reaches
-    ``learning_starts`` count."""
+    ``learning_starts`` count toward the number of updates."""
     minibatch_size: Count = 256
     """Frames per update, sampled from the replay buffer. All agents of a frame are in the same
     minibatch."""
     window: Annotated[Count, NeedsMemory(critic=False)] = 16
     """Steps per training window of a network with memory. ``minibatch_size`` must be a multiple of
-    it."""
+    the window."""
     burn_in: Annotated[int, Range(0), NeedsMemory(critic=False)] = 0
     """Steps at the start of a window that only refresh the hidden state, without a loss."""
     n_step: Count = 1
@@ -252,7 +252,7 @@ learner.replay.capacity, 100; use learner.replay.capacity=512.
         str,
         OneOf(
             {
-                "bootstrap": "team or agent, the value of learner.bootstrap",
+                "bootstrap": "team or agent, as set in learner.bootstrap",
                 "team": "the mean of the values of all agents of the group",
                 "agent": "only the value of this agent",
             }
@@ -465,7 +465,7 @@ class ParallelQConfig(MixesValues, OnBatches, TrainedConfig):
     """Frames per minibatch. All agents of a frame are in the same minibatch."""
     window: Annotated[Count, NeedsMemory(critic=False)] = 16
     """Steps per training window of a network with memory. The steps of an env in a batch, and
-    ``minibatch_size``, must be multiples of it."""
+    ``minibatch_size``, must be multiples of the window."""
     burn_in: Annotated[int, Range(0), NeedsMemory(critic=False)] = 0
     """Steps at the start of a window that only refresh the hidden state, without a loss."""
     exploration: EpsilonConfig = field(

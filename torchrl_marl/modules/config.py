@@ -55,8 +55,8 @@ LINKS = {
 }
 DISCRETE = {
     "none": "messages are continuous",
-    "gumbel": "a message is one of message_size symbols (straight-through Gumbel-softmax)",
-    "dial": "a message is message_size bits, in training noisy continuous values (DIAL)",
+    "gumbel": "one of message_size symbols per message (straight-through Gumbel-softmax)",
+    "dial": "message_size bits per message; in training, noisy continuous values (DIAL)",
 }
 _BROADCAST = ("commnet", "tarmac", "graph")
 _ATTENDING = ("tarmac", "graph")
@@ -86,8 +86,8 @@ class CriticCommunicationConfig:
     rounds: Annotated[Count, ReadWhere("kind", *_BROADCAST)] = 1
     """Rounds of messages per step, each with separate weights."""
     message_size: Annotated[Count, ReadWhere("kind", "none", but=True)] = 32
-    """Number of features of a message. Attention keys are sent in addition. For ``bicnet``, this is
-    the hidden size of the recurrent network."""
+    """Number of features of a message. Attention keys are sent in addition. For ``bicnet``, the
+    message size is the hidden size of the recurrent network."""
     key_size: Annotated[Count, ReadWhere("kind", *_ATTENDING)] = 16
     """Dimension of attention keys and queries."""
     cell: Annotated[
@@ -95,7 +95,7 @@ class CriticCommunicationConfig:
         OneOf({"gru": "gated recurrent units", "lstm": "long short-term memory"}),
         ReadWhere("kind", "bicnet"),
     ] = "gru"
-    """Cell type of the recurrent network of ``bicnet``."""
+    """Type of the recurrent cell of ``bicnet``."""
     links: Annotated[str, OneOf(LINKS), ReadWhere("kind", *_BROADCAST)] = "all"
     """Communication graph: pairs of agents that hear each other."""
     radius: Annotated[
@@ -109,7 +109,7 @@ class CriticCommunicationConfig:
     )
     """Observation columns that hold the agent's position."""
     across_groups: Annotated[bool, ReadWhere("kind", "none", but=True)] = False
-    """Communication across those groups that are trained as one."""
+    """Communication between agents of different groups that are trained as one."""
     order: Annotated[
         str,
         OneOf({"before": "communication, then memory", "after": "memory, then communication"}),

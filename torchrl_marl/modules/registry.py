@@ -131,7 +131,7 @@ _KNOWN_SHARINGS = {
         f"{_WAYS}:index",
         needs_index=True,
     ),
-    "index": Sharing("the network that sharing_index names for each agent", f"{_WAYS}:index", needs_index=True),
+    "index": Sharing("one network for each index in sharing_index", f"{_WAYS}:index", needs_index=True),
 }
 SHARINGS = Meanings("sharing", Sharing, None, _KNOWN_SHARINGS)
 """All ways of sharing."""

@@ -124,8 +124,8 @@ class TrainConfig:
     """Number of frames of the whole run."""
     stop_at_return: Annotated[float, Range()] | None = None
     """Mean return at which the run ends early; null: never. If ``evaluation.every_frames`` is set,
-    the latest evaluation counts. Otherwise the last ``evaluation.episodes`` training episodes
-    count."""
+    this is the return of the latest evaluation. Otherwise it is the mean of the last
+    ``evaluation.episodes`` training episodes."""
     frames_per_batch: Count = 6400
     """Frames per iteration; a multiple of ``env.num_envs``. Each copy of the environment takes
     ``frames_per_batch / env.num_envs`` steps per iteration."""

@@ -106,14 +106,14 @@ class LeagueConfig:
     ] = "none"
     """Distribution of partners within a team (fictitious co-play)."""
     self_play: Annotated[float, Range(0, 1)] = 0.5
-    """Share of the envs in which all seats learn. In each other env a single seat learns; the
-    seats have equally many of these envs."""
+    """Share of the envs in which the learning policy plays all seats. In the remaining envs it plays
+    one seat; each seat gets equally many of them."""
     weighting: Annotated[
         str,
         OneOf(
             {
-                "squared": "(1 - w) ** 2: prefers the strongest players",
-                "linear": "1 - w",
+                "squared": "(1 - w) ** 2: strongly prefers strong players",
+                "linear": "1 - w: prefers strong players",
                 "variance": "w * (1 - w): prefers players of about equal strength",
             }
         ),
@@ -121,13 +121,13 @@ class LeagueConfig:
     """Weighting of stored players in ``pfsp``, by the win rate w of the learning policy. For a
     partner, w is the return achieved with it, scaled to [0, 1]."""
     slots: Annotated[int, Range(1, 1000)] = 16
-    """Maximum number of stored players to draw from. When it is reached, each new player replaces
-    the one with the lowest probability."""
+    """Maximum number of stored players to draw from. Beyond this number, each new player
+    replaces the stored player with the lowest probability."""
     snapshot_every: Count | None = 100_000
     """Frames between two stored players; null: only the players of ``start_with``."""
     snapshot_at: Share | None = None
-    """Win rate against every stored player at which the policy is stored early. Null: it is stored
-    only every ``snapshot_every`` frames."""
+    """Win rate against every stored player at which the policy is stored early. Null: the
+    policy is stored only every ``snapshot_every`` frames."""
     exploiters: Annotated[int, Range(0)] = 0
     """Number of exploiters: policies that learn only against the main policy. An exploiter is
     stored when its win rate reaches ``snapshot_at`` (null: 0.7), at the latest after
@@ -138,7 +138,7 @@ class LeagueConfig:
     """Seats by name, each with the groups or agents that one player controls. Empty: one seat per
     group, or with a single group, one seat per agent."""
     start_with: list[str] = field(default_factory=list)
-    """Players stored before training; empty: the untrained policy. Each is a run folder, a file
+    """Players stored before training; empty: the untrained policy. Each entry is a run folder, a file
     of a stored player, a folder of such files, ``random`` or ``heuristic``."""
 
     @property
@@ -367,12 +367,12 @@ class EvolutionConfig:
     drawn: Annotated[int, Range(1), _TOURNAMENT] = 2
     """Number of members drawn for each ``tournament``."""
     elite: Annotated[int, Range(0), _TOURNAMENT] = 1
-    """Number of the best members, which ``tournament`` leaves unchanged."""
+    """Number of best members that stay unchanged in a ``tournament``."""
     factors: Annotated[list[float], _EVOLVING] = field(default_factory=lambda: [0.8, 1.25])
     """Mutation factors. A copied member multiplies each varied setting of its parent by one of
-    them, drawn at random."""
+    these factors, drawn at random."""
     resample: Annotated[float, Range(0, 1), _EVOLVING] = 0.25
-    """Probability of resampling a varied setting of a copy from its range instead."""
+    """Probability that a varied setting of a copy is drawn from its range instead."""
 
     def check(self, at: str = "") -> None:
         """Refuses factors of 0 or less, and an empty list.
