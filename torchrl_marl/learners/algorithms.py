@@ -121,7 +121,8 @@ ALGORITHMS = Algorithms(
     "torchrl_marl.algorithms",
     {
         "mappo": Algorithm(
-            "PPO with a central critic, which reads all observations of the group, or the state", *_PPO
+            "PPO with a central critic, which reads all observations of the group, or the state",
+            *_PPO,
         ),
         "ippo": Algorithm("PPO with a critic that reads only the agent's observation", *_PPO),
         "happo": Algorithm(
@@ -170,9 +171,7 @@ ALGORITHMS = Algorithms(
             "target networks, any mixer",
             *_PARALLEL_Q,
         ),
-        "random": Algorithm(
-            "random actions without learning, for a group of opponents", *_RANDOM
-        ),
+        "random": Algorithm("random actions without learning, for a group of opponents", *_RANDOM),
     },
 )
 """All known algorithms."""

@@ -221,9 +221,13 @@ _CENTRAL = {"ippo": "mappo", "iddpg": "maddpg", "itd3": "matd3", "isac": "masac"
 
 LearningRate = Annotated[Positive, AlsoCalled("learning_rate", "learning_rates")]
 Schedule = Annotated[
-    str, OneOf({"constant": "stays the same", "linear": "falls linearly to 0 at the end of training"})
+    str,
+    OneOf({"constant": "stays the same", "linear": "falls linearly to 0 at the end of training"}),
 ]
-Bootstrap = Annotated[str, OneOf({"team": "the team's done flag, for a shared reward", "agent": "each agent's done flag"})]
+Bootstrap = Annotated[
+    str,
+    OneOf({"team": "the team's done flag, for a shared reward", "agent": "each agent's done flag"}),
+]
 CentralInput = Annotated[
     str,
     OneOf(

@@ -400,7 +400,7 @@ class ValueConfig(MixesValues, ReplayLearnerConfig):
     exploration: EpsilonConfig = field(default_factory=EpsilonConfig)
     """Exploration while collecting."""
     double_q: bool = True
-    """Double Q-learning: the online network selects the action that the target network evaluates."""
+    """Double Q-learning: the online network selects the action, the target network evaluates it."""
     negative_weight: Positive = 1.0
     """Loss weight of values above their target. Below 1, agents expect that their teammates will
     improve."""

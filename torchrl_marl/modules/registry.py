@@ -131,7 +131,7 @@ _KNOWN_SHARINGS = {
         f"{_WAYS}:index",
         needs_index=True,
     ),
-    "index": Sharing("one network for each index in sharing_index", f"{_WAYS}:index", needs_index=True),
+    "index": Sharing("one network per index in sharing_index", f"{_WAYS}:index", needs_index=True),
 }
 SHARINGS = Meanings("sharing", Sharing, None, _KNOWN_SHARINGS)
 """All ways of sharing."""

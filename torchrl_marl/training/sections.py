@@ -61,7 +61,7 @@ class EvaluationConfig:
     both: bool = True
     """Evaluate with deterministic and with sampled actions at the end, and report a difference."""
     gif: bool = False
-    """Write ``episode.gif`` at the end of the run: an animation of the first evaluation episodes."""
+    """Write an animation of the first evaluation episodes to ``episode.gif`` after the run."""
     animate_every: Count | None = None
     """Training frames between two animations, which are written to ``animations/``; null: none."""
     episodes_shown: Annotated[int, Range(1, 16)] = 1
@@ -106,8 +106,8 @@ class LeagueConfig:
     ] = "none"
     """Distribution of partners within a team (fictitious co-play)."""
     self_play: Annotated[float, Range(0, 1)] = 0.5
-    """Share of the envs in which the learning policy plays all seats. In the remaining envs it plays
-    one seat; each seat gets equally many of them."""
+    """Share of the envs in which the learning policy plays all seats. In the remaining envs it
+    plays one seat; each seat gets equally many of them."""
     weighting: Annotated[
         str,
         OneOf(
@@ -135,11 +135,11 @@ class LeagueConfig:
     exploited: Share = 0.25
     """Total share of the envs used by all exploiters."""
     seats: dict[str, Any] = field(default_factory=dict)
-    """Seats by name, each with the groups or agents that one player controls. Empty: one seat per
-    group, or with a single group, one seat per agent."""
+    """Seats by name, each with the groups or agents that one player controls. Empty: one seat
+    per group, or with a single group, one seat per agent."""
     start_with: list[str] = field(default_factory=list)
-    """Players stored before training; empty: the untrained policy. Each entry is a run folder, a file
-    of a stored player, a folder of such files, ``random`` or ``heuristic``."""
+    """Players stored before training; empty: the untrained policy. Each entry is a run folder, a
+    file of a stored player, a folder of such files, ``random`` or ``heuristic``."""
 
     @property
     def enabled(self) -> bool:
@@ -201,9 +201,9 @@ class PopulationConfig:
     """Number of members, with seeds ``seed``, ``seed + 1`` and so on; 1: an ordinary run. Each
     member has ``env.num_envs`` envs, ``total_frames`` frames and its own run folder."""
     vary: dict[str, Any] = field(default_factory=dict)
-    """Learner settings that differ between members, each with a list or a range of values. A list has
-    one value per member. A range ``{low: 1e-4, high: 1e-2, log: true}`` gives the members evenly
-    spaced values."""
+    """Learner settings that differ between members, each with a list or a range of values. A list
+    has one value per member. A range ``{low: 1e-4, high: 1e-2, log: true}`` gives the members
+    evenly spaced values."""
     share_replay: bool = False
     """Share one replay buffer among all members; off-policy algorithms only."""
 
@@ -341,7 +341,7 @@ class EvolutionConfig:
             {
                 "none": "no selection",
                 "pbt": "the worst members become copies of the best (population-based training)",
-                "tournament": "each member becomes a copy of the best of a few randomly drawn members",
+                "tournament": "each member becomes a copy of the best of some randomly drawn ones",
             }
         ),
     ] = "none"
@@ -353,9 +353,9 @@ class EvolutionConfig:
         _EVOLVING,
         OneOf(
             {
-                "return": "mean return of the training episodes that began after the last selection",
+                "return": "mean return of training episodes that began after the last selection",
                 "evaluation": "mean return of an evaluation before the selection",
-                "rating": "Bradley-Terry rating from games between members (environments with two sides)",
+                "rating": "Bradley-Terry rating of games between members (two-sided environments)",
             }
         ),
     ] = "return"
@@ -398,7 +398,7 @@ class DistributedConfig:
 
     backend: Annotated[
         str,
-        OneOf({"none": "in the training process", "ray": "in Ray actors, on this machine or a cluster"}),
+        OneOf({"none": "in the training process", "ray": "in Ray actors, here or on a cluster"}),
     ] = "none"
     """Processes in which the shards run. The choice does not affect the results."""
     collectors: Count | None = None
