@@ -237,7 +237,7 @@ MEMORIES = {
 MIXERS = {
     "none": "no mixing",
     "sum": "the sum of the agents' values",
-    "monotonic": "network monotonic in each agent's value, with weights computed from central_input",
+    "monotonic": "network monotonic in each agent's value; its weights depend on central_input",
 }
 REMEMBERING = ("group", "full", "none", "index", "clusters", "trunk", "agent_id")
 """Ways of sharing that allow memory and communication."""

@@ -202,8 +202,8 @@ class PopulationConfig:
     member has ``env.num_envs`` envs, ``total_frames`` frames and its own run folder."""
     vary: dict[str, Any] = field(default_factory=dict)
     """Learner settings that differ between members, each with a list or a range of values. A list
-    has one value per member. A range ``{low: 1e-4, high: 1e-2, log: true}`` gives the members
-    evenly spaced values."""
+    has one value per member. A range ``{low: 1e-4, high: 1e-2, log: true}`` spreads the values
+    evenly, here on a logarithmic scale."""
     share_replay: bool = False
     """Share one replay buffer among all members; off-policy algorithms only."""
 
