@@ -40,26 +40,29 @@ from torchrl_marl.recipes import (
     read_config,
     recipe_names,
 )
-from torchrl_marl.settings import Setting, read_by_others, settings_of, shown
+from torchrl_marl.settings import ReadWhere, Setting, read_by_others, settings_of, shown
 from torchrl_marl.training.config import TrainConfig
 
 FOLDER = Path(__file__).resolve().parent
 RESULTS = FOLDER.parent / "benchmarks" / "results"
 CONFIGS = FOLDER.parent / "torchrl_marl" / "configs"
 
-SETTINGS = """\
+SETTINGS = f"""\
 # Settings
 
 <!-- written by `python docs/generate.py`; edit the fields of the dataclasses instead -->
 
-This page lists every setting with its default. To change one, name it on the command line or in a
-recipe:
+This page lists every setting with its default. A recipe overrides some defaults, and the command
+line overrides the recipe:
 
 ```bash
 torchrl-marl train vmas_balance_mappo seed=1 learner.lr=1e-3
 ```
 
-In Python, pass `seed=1` or `learner={"lr": 1e-3}` to `torchrl_marl.train`. In a YAML file,
+Without a recipe, `torchrl-marl train` uses `{DEFAULT_RECIPE}`, which also overrides some of these
+defaults.
+
+In Python, pass `seed=1` or `learner={{"lr": 1e-3}}` to `torchrl_marl.train`. In a YAML file,
 sections are nested:
 
 ```yaml
@@ -69,17 +72,21 @@ learner:
     lr: 1e-3
 ```
 
-- A recipe holds only the settings that differ from these defaults.
-- `torchrl-marl list settings RECIPE` shows the values of a recipe.
+- A recipe holds only settings that differ from these defaults.
+- `torchrl-marl list settings RECIPE` shows all values of a recipe.
 - `torchrl-marl list schema` prints a JSON schema for editors.
 - The `config.yaml` of a run has every setting.
 
-A section can be set by its first setting alone: `learner=qmix` is `learner.algorithm=qmix`. The
-settings of `learner` depend on the algorithm. Below are those of `mappo`. The differences of the
-other algorithms are at the end of the page.
+The name of a section alone stands for the first setting of its table: `learner=qmix` means
+`learner.algorithm=qmix`.
 
-To link to a setting, use its name as the anchor: `settings.html#learner.lr`. For another algorithm,
-append its name: `settings.html#learner.minibatch_size-qmix`.
+The settings of `learner` depend on the algorithm. The section `learner` lists those of `mappo` and
+`ippo`. The last sections list the differences of the other algorithms.
+
+A *frame* is one step of one copy of the environment, with all its agents. An *env* is such a copy.
+
+On the documentation site, the anchor of a setting is its name: `settings.html#learner.lr`. In the
+last sections, the name of the first algorithm follows: `settings.html#learner.minibatch_size-qmix`.
 
 """
 
@@ -127,7 +134,8 @@ def settings_page() -> str:
 
 
 _AS_OF_ACTORS = """\
-Options, notes and conditions that are missing below are those of [`learner.actor`](#learneractor).
+Options, notes and conditions that are not repeated here are the same as for
+[`learner.actor`](#learneractor).
 
 """
 
@@ -171,7 +179,7 @@ def settings_table(
         anchors (str, optional): suffix of the anchors in the rows; None: no anchors.
         known (collection of str): settings that are not named in conditions.
     """
-    short, notes, conditions = [], [], {}
+    short, notes, limited, conditions = [], [], [], {}
     for setting in settings:
         first, rest = _split_sentence(setting.markdown)
         short.append(dataclasses.replace(setting, help=first, notes=()))
@@ -181,12 +189,16 @@ def settings_table(
         if where := _conditions(setting, known):
             conditions.setdefault(where, []).append(f"`{setting.key}`")
     for where, names in conditions.items():
-        notes += [f"- Only if {where}: {', '.join(some)}." for some in _chunks(names)]
+        limited += [f"- {', '.join(some)}: if {where}" for some in _chunks(names)]
+    notes += [_LIMITED, *limited] if limited else []
     table = settings_markdown(short)
     if anchors is not None:
         row = rf'| <a id="\1{anchors}"></a>`\1` |'
         table = re.sub(r"^\| `([\w.]+)` \|", row, table, flags=re.M)
     return "\n".join([table, "", *notes]).rstrip()
+
+
+_LIMITED = "\nThese settings have an effect only under a condition:\n"
 
 
 def _split_sentence(text: str) -> tuple[str, str]:
@@ -195,7 +207,7 @@ def _split_sentence(text: str) -> tuple[str, str]:
     return first, "".join(rest)
 
 
-def _chunks(names: Sequence[str], size: int = 16) -> Iterator[Sequence[str]]:
+def _chunks(names: Sequence[str], size: int = 20) -> Iterator[Sequence[str]]:
     """Yields parts of a list, so that no sentence becomes too long."""
     yield from (names[i : i + size] for i in range(0, len(names), size))
 
@@ -206,10 +218,23 @@ def _conditions(setting: Setting, known: Collection[str]) -> str:
     found = []
     for where in setting.read_where():
         if where.key not in known:
-            key = f"{section}.{where.key}" if section else where.key
-            values = " or ".join(f"`{shown(value)}`".replace("'", "") for value in where.values)
-            found.append(f"`{key}` is {'not ' if where.but else ''}{values}")
+            at = f"{section}." if section else ""
+            if type(where).in_words is not ReadWhere.in_words:
+                names = re.sub(r"\w+(?:\.\w+)+", r"`\g<0>`", where.in_words(at))
+                value = r"\b(is|is not|or|above) (?!not |above )(\w+)(?=[ ,]|$)"
+                found.append(re.sub(value, r"\1 `\2`", names))
+                continue
+            values = _listed([f"`{shown(x)}`".replace("'", "") for x in where.values], where.but)
+            found.append(f"`{at}{where.key}` is {values}")
     return " and ".join(found)
+
+
+def _listed(values: Sequence[str], but: bool) -> str:
+    """Returns alternatives, or with ``but`` their exclusion, as part of a sentence."""
+    *others, last = values
+    if but:
+        return f"neither {', '.join(others)} nor {last}" if others else f"not {last}"
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def _families() -> dict[type, list[str]]:
@@ -236,7 +261,7 @@ def _family(schema: type, algorithms: list[str]) -> str:
     if schema is OnPolicyConfig or not differ:
         return ""
     names = ", ".join(f"`{name}`" for name in algorithms)
-    text = "These settings are new, or have another default or meaning than above:"
+    text = "Compared with `mappo`, these settings are new, or differ in default or meaning:"
     table = settings_table(differ, f"-{algorithms[0]}")
     lacking = _not_available([key for key in first if key not in own], own, "learner.")
     return f"## {names}\n\n{text}\n\n{table}\n{lacking and f'{chr(10)}{lacking}{chr(10)}'}"
@@ -319,7 +344,8 @@ def _all_settings(own: dict[str, Setting]) -> str:
     lacking = _not_available(sorted(of_networks.keys() - own.keys()), own)
     text = (
         "All settings are in the section `learner`, as in `learner.gamma=0.95`. Those of networks "
-        "are on [their page](networks.md); here are only those with another default or meaning."
+        "are on [their page](networks.md); listed here are only those with a different default or "
+        "meaning."
     )
     return "\n\n".join(filter(None, [text, _rows(rows), lacking]))
 
@@ -330,7 +356,7 @@ def _beside(own: dict[str, Setting], other: str) -> str:
     lacking = _not_available(sorted(others.keys() - own.keys()), own)
     text = f"The settings are those of [{other.upper()}]({other}.md#settings)."
     if rows:
-        text += f" These are new, or have another default or meaning:\n\n{_rows(rows)}"
+        text += f" These are new, or differ in default or meaning:\n\n{_rows(rows)}"
     return f"{text}\n\n{lacking}" if lacking else text
 
 
@@ -350,7 +376,7 @@ def _not_available(lacking: Iterable[str], present: Iterable[str], at: str = "")
         for section, leaves in names.items()
         for some in _chunks(list(leaves))
     ]
-    return "\n".join(["Not available:", "", *lines]) if lines else ""
+    return "\n".join(["These settings do not exist here:", "", *lines]) if lines else ""
 
 
 def _rows(settings: Iterable[Setting]) -> str:

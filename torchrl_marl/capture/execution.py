@@ -13,10 +13,10 @@ __all__ = ["EXECUTIONS", "Execution", "check_execution"]
 
 Execution = Literal["eager", "trace", "compile", "cudagraph"]
 EXECUTIONS = {
-    "eager": "operation by operation",
-    "trace": "graphs, run operation by operation",
+    "eager": "one operation at a time, without graphs",
+    "trace": "graphs that run one operation at a time, for debugging",
     "compile": "compiled graphs, on CPU or GPU",
-    "cudagraph": "compiled graphs that a GPU replays",
+    "cudagraph": "compiled graphs, replayed on a GPU as CUDA graphs",
 }
 """Execution mode -> description."""
 

@@ -84,36 +84,38 @@ class EnvConfig:
     library: Annotated[
         str, _NotAModule(), OneOf(LIBRARIES.words, form=OWN_ENVIRONMENT, advice=LIBRARIES.advice)
     ] = DEFAULT_LIBRARY
-    """Library of the environment; a custom one is ``module:Class`` or ``path/to/file.py:Class``."""
+    """Library of the environment. For a custom environment: ``module:Class`` or
+    ``path/to/file.py:Class``."""
     name: str = "balance"
     """Name of the environment in its library, such as ``balance`` or ``mpe2/simple_spread_v3``.
 
-    For VMAS also the path of a scenario's Python file."""
+    For VMAS, this can also be the path of a scenario's Python file."""
     num_envs: Annotated[Count, Formerly("n_envs")] = 64
     """Number of parallel copies of the environment."""
     max_steps: Annotated[Count | None, _TakenBy("max_steps")] = 100
-    """Time limit of an episode in steps, which truncates it; null: no limit."""
+    """Number of steps after which an episode is truncated; null: no limit."""
     continuous_actions: bool = True
-    """Continuous instead of discrete actions, in environments that have both."""
+    """Continuous instead of discrete actions, in environments that support both."""
     state: str | None = None
-    """Content of ``"state"`` for central critics: ``observations``, ``world`` or null.
+    """Content of ``"state"``, an input of central critics: ``observations``, ``world`` or null.
 
-    With ``observations`` it holds those of all agents, with ``world`` the environment's own
-    state."""
+    ``observations``: the observations of all agents. ``world``: the environment's own state.
+    Null: environments that always have a state keep it; the others have no ``"state"``."""
     info: Annotated[bool, _TakenBy("info")] = False
-    """Compute and collect the scenario's info."""
+    """Compute the environment's ``info`` entries and collect them in the batch."""
     group_map: Annotated[dict[str, Any], _TakenBy("group_map")] = field(default_factory=dict)
     """Names of the agents of each group, such as ``{team: [speaker_0, listener_0]}``.
 
-    Empty: the library's grouping; VMAS groups agents by the prefixes of their names."""
+    Empty: the library's grouping. VMAS groups agents by the prefixes of their names."""
     workers: Annotated[int, Range(0), _TakenBy("workers")] = 0
-    """Worker processes that run the copies of a Python environment; 0: run in this process."""
+    """Number of processes that run the copies of a Python environment; 0: the training process."""
     worker_timeout: Annotated[
         Positive, _TakenBy("worker_timeout"), ReadWhere("workers", 0, but=True)
     ] = 60.0
-    """Timeout for the answer of a worker, in seconds."""
+    """Seconds after which a worker that does not answer counts as hanging."""
     restart_workers: Annotated[bool, _TakenBy("restart_workers")] = False
-    """Restart and count crashed or hanging workers, instead of stopping the run."""
+    """Restart workers that crash or hang, instead of stopping the run. The metric
+    ``worker_restarts`` counts the restarts."""
     kwargs: Annotated[dict[str, Any], Arguments("library", LIBRARIES)] = field(default_factory=dict)
     """Keyword arguments of the environment, such as ``n_agents``."""
 

@@ -121,21 +121,22 @@ ALGORITHMS = Algorithms(
     "torchrl_marl.algorithms",
     {
         "mappo": Algorithm(
-            "PPO with a central critic of all observations of the group, or of the state", *_PPO
+            "PPO with a central critic, which reads all observations of the group, or the state",
+            *_PPO,
         ),
-        "ippo": Algorithm("PPO with a critic of each agent's observation", *_PPO),
+        "ippo": Algorithm("PPO with a critic that reads only the agent's observation", *_PPO),
         "happo": Algorithm(
-            "MAPPO with one policy per agent, updated sequentially in random order, with the "
-            "importance ratios of the agents before",
+            "MAPPO with one policy per agent, updated in random order; each update is weighted by "
+            "the importance ratios of the agents already updated",
             *_HAPPO,
         ),
         "maddpg": Algorithm(
-            "DDPG with a central critic of all observations and actions, or of the state and "
-            "actions",
+            "DDPG with a central critic, which reads all actions, and the group's observations or "
+            "the state",
             *_OFF_POLICY,
         ),
         "iddpg": Algorithm(
-            "DDPG with a critic of each agent's observation and action", *_OFF_POLICY
+            "DDPG with a critic that reads only the agent's observation and action", *_OFF_POLICY
         ),
         "matd3": Algorithm(
             "MADDPG with twin critics, delayed policy updates and target policy smoothing (TD3)",
@@ -146,33 +147,31 @@ ALGORITHMS = Algorithms(
             *_OFF_POLICY,
         ),
         "masac": Algorithm(
-            "soft actor-critic with a learned temperature and twin central critics, with the "
-            "inputs of MADDPG's",
+            "soft actor-critic with a learned temperature and twin central critics, which read the "
+            "same inputs as the critic of MADDPG",
             *_OFF_POLICY,
         ),
         "isac": Algorithm(
-            "soft actor-critic with twin critics of each agent's observation and action",
+            "MASAC with critics that read only the agent's observation and action",
             *_OFF_POLICY,
         ),
         "qmix": Algorithm(
-            "Q-learning of discrete actions; a network that is monotonic in each agent's value "
-            "mixes them into Q_tot",
+            "Q-learning for discrete actions; a monotonic network mixes the agents' values into "
+            "Q_tot",
             *_VALUES,
         ),
         "vdn": Algorithm(
-            "Q-learning of discrete actions; Q_tot is the sum of the agents' values", *_VALUES
+            "Q-learning for discrete actions; Q_tot is the sum of the agents' values", *_VALUES
         ),
         "iql": Algorithm(
-            "independent Q-learning of discrete actions: a DQN for each agent", *_VALUES
+            "independent Q-learning for discrete actions: a DQN for each agent", *_VALUES
         ),
         "pqn": Algorithm(
-            "Q(lambda) of discrete actions from each batch, without replay and target networks; "
-            "with any mixer",
+            "Q(lambda) for discrete actions, learned from each new batch; no replay buffer, no "
+            "target networks, any mixer",
             *_PARALLEL_Q,
         ),
-        "random": Algorithm(
-            "random actions without learning, for a group that the others play against", *_RANDOM
-        ),
+        "random": Algorithm("random actions without learning, for a group of opponents", *_RANDOM),
     },
 )
 """All known algorithms."""

@@ -221,16 +221,20 @@ _CENTRAL = {"ippo": "mappo", "iddpg": "maddpg", "itd3": "matd3", "isac": "masac"
 
 LearningRate = Annotated[Positive, AlsoCalled("learning_rate", "learning_rates")]
 Schedule = Annotated[
-    str, OneOf({"constant": "stays the same", "linear": "falls to 0 at the end of training"})
+    str,
+    OneOf({"constant": "stays the same", "linear": "falls linearly to 0 at the end of training"}),
 ]
-Bootstrap = Annotated[str, OneOf({"team": "the team's (shared reward)", "agent": "each agent's"})]
+Bootstrap = Annotated[
+    str,
+    OneOf({"team": "the team's done flag, for a shared reward", "agent": "each agent's done flag"}),
+]
 CentralInput = Annotated[
     str,
     OneOf(
         {
             "observations": "observations of all agents of the group",
             "team": "observations of all agents of all groups",
-            "state": "the environment's state",
+            "state": "the environment's state (see env.state)",
         }
     ),
 ]
@@ -291,7 +295,7 @@ class TrainedConfig(LearnerConfig):
     adam_eps: Positive = 1e-5
     """Adam's epsilon."""
     max_grad_norm: Positive | None = 10.0
-    """Maximum gradient norm of each group's networks; null for no clipping."""
+    """Maximum gradient norm of each group's networks; null: no clipping."""
     normalize_observations: bool = False
     """Normalize observations by their running mean and variance over living agents."""
     precision: Annotated[
@@ -299,8 +303,8 @@ class TrainedConfig(LearnerConfig):
         OneOf(
             {
                 "float32": "full precision",
-                "tf32": "matrix products of the learner in TF32, on a GPU that has it",
-                "bf16": "forward and backward in bfloat16, also in acting",
+                "tf32": "the learner's matrix products in TF32, on a GPU that supports it",
+                "bf16": "forward and backward passes in bfloat16, in training and acting",
             }
         ),
     ] = "float32"
@@ -438,29 +442,30 @@ class OnPolicyConfig(OnBatches, ActorCriticConfig):
     ] = field(default_factory=RecurrentCriticConfig)
     """The critic's network."""
     window: Annotated[Count, NeedsMemory()] = 16
-    """Steps per training window of a network with memory; batches hold whole windows."""
+    """Steps per training window of a network with memory. The steps of an env in a batch, and
+    ``minibatch_size``, must be multiples of the window."""
     burn_in: Annotated[int, Range(0), NeedsMemory()] = 0
-    """Steps at the start of a window that only refresh the hidden state; they have no loss."""
+    """Steps at the start of a window that only refresh the hidden state, without a loss."""
     unshare_at: Annotated[Share | None, ReadWhere("algorithm", "mappo", "ippo")] = None
-    """Fraction of the run after which every agent trains its own copy of the shared networks; null
-    for never."""
+    """Fraction of the run after which each agent trains its own copy of shared networks; null:
+    never."""
     estimator: Annotated[
         str,
         OneOf(
             {
-                "gae": "GAE, which assumes on-policy data",
+                "gae": "generalized advantage estimation, which assumes on-policy data",
                 "vtrace": "V-trace, which corrects for the policy that collected the data",
             }
         ),
     ] = "gae"
     """Estimator of advantages and value targets."""
     rho_clip: Annotated[Positive | None, ReadWhere("estimator", "vtrace")] = 1.0
-    """V-trace's limit rho of the importance ratio in the value target; null for no limit."""
+    """V-trace's limit rho of the importance ratio in the value target; null: no limit."""
     c_clip: Annotated[Positive | None, ReadWhere("estimator", "vtrace")] = 1.0
-    """V-trace's limit c of the importance ratio that weights later steps; null for no limit."""
+    """V-trace's limit c of the importance ratio that weights later steps; null: no limit."""
     ratio: Annotated[
         str,
-        OneOf({"agent": "the agent's", "joint": "the product over its group's acting agents"}),
+        OneOf({"agent": "the agent's ratio", "joint": "product over the group's acting agents"}),
         ReadWhere("estimator", "vtrace"),
     ] = "agent"
     """Importance ratio that corrects an agent's estimates."""
@@ -471,22 +476,22 @@ class OnPolicyConfig(OnBatches, ActorCriticConfig):
     lr_schedule: Schedule = "constant"
     """Schedule of the learning rate."""
     num_epochs: Count = 6
-    """Passes over a batch."""
+    """Number of passes over each batch."""
     minibatch_size: Count = 1200
-    """Env steps of a minibatch; the agents of a step stay together."""
+    """Frames per minibatch. All agents of a frame are in the same minibatch."""
     clip_epsilon: Positive = 0.2
     """Clip range of the importance ratio in PPO's loss."""
     clip_value: bool = False
-    """Clip the change of the value to ``clip_epsilon``, too."""
+    """Also clip the change of the value, by ``clip_epsilon``."""
     critic_coeff: Weight = 1.0
     """Weight of the critic's loss."""
     loss_critic_type: Annotated[
         str,
         OneOf(
             {
-                "huber": "quadratic up to huber_delta, linear beyond",
+                "huber": "quadratic up to an error of huber_delta, then linear",
                 "l2": "squared error",
-                "smooth_l1": "quadratic up to 1, linear beyond",
+                "smooth_l1": "quadratic up to an error of 1, then linear",
             }
         ),
     ] = "huber"
@@ -498,14 +503,14 @@ class OnPolicyConfig(OnBatches, ActorCriticConfig):
     entropy_schedule: Annotated[Schedule, ReadWhere("entropy_coeff", 0, but=True)] = "constant"
     """Schedule of the entropy bonus."""
     target_kl: Positive | None = None
-    """KL divergence from the old policy at which a batch's epochs stop; null for never."""
+    """KL divergence from the old policy that ends the training on a batch early; null: never."""
     normalize_advantage: Annotated[
         str,
         OneOf(
             {
-                "pooled": "over all living agents",
-                "agent": "over each agent's advantages",
-                "none": "not at all",
+                "pooled": "over all living agents together",
+                "agent": "for each agent separately",
+                "none": "no standardization",
             }
         ),
     ] = "pooled"
@@ -517,7 +522,7 @@ class OnPolicyConfig(OnBatches, ActorCriticConfig):
     )
     """EMA decay of the return statistics, per batch."""
     value_centering: Annotated[bool, ReadWhere("value_norm", True)] = False
-    """Before each update, shift all values by a constant so that values and targets agree on
+    """Shift all values by a constant before each update, so that they agree with the targets on
     average."""
 
     def __post_init__(self) -> None:

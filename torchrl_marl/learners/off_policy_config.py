@@ -55,13 +55,13 @@ class ReplayConfig:
     """
 
     capacity: Count = 200_000
-    """Capacity in env steps, each with all agents; new steps overwrite the oldest."""
+    """Capacity in frames, each with all agents; new frames overwrite the oldest."""
     alpha: Share = 0.0
     """Priority exponent of prioritized replay; 0 samples uniformly."""
     beta: Annotated[Share, ReadWhere("alpha", 0, but=True)] = 0.4
     """Importance-sampling exponent of prioritized replay; 1 corrects the sampling bias in full."""
     beta_end: Annotated[Share | None, ReadWhere("alpha", 0, but=True)] = None
-    """Final value of beta, reached linearly, usually 1; null for a constant beta."""
+    """Final value of beta, usually 1; beta changes to it linearly. Null: beta is constant."""
 
 
 @dataclass(frozen=True)
@@ -73,22 +73,23 @@ class ReplayLearnerConfig(TrainedConfig):
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     """The replay buffer."""
     unshare_at: Share | None = None
-    """Fraction of the run after which every agent trains its own copy of the shared networks; null
-    for never."""
+    """Fraction of the run after which each agent trains its own copy of shared networks; null:
+    never."""
     learning_starts: Annotated[int, Range(0)] = 10_000
     """Frames with random actions before the first update."""
     updates_per_frame: Annotated[float, Range(0, 1_000, above=True)] = 0.1
-    """Updates per frame once learning has started. The batch that reaches ``learning_starts``
-    counts in full."""
+    """Updates per frame once learning has started. All frames of the batch that reaches
+    ``learning_starts`` count toward the number of updates."""
     minibatch_size: Count = 256
-    """Env steps of an update, sampled from the replay buffer; the agents of a step stay
-    together."""
+    """Frames per update, sampled from the replay buffer. All agents of a frame are in the same
+    minibatch."""
     window: Annotated[Count, NeedsMemory(critic=False)] = 16
-    """Steps per training window of a network with memory; minibatches hold whole windows."""
+    """Steps per training window of a network with memory. ``minibatch_size`` must be a multiple of
+    the window."""
     burn_in: Annotated[int, Range(0), NeedsMemory(critic=False)] = 0
-    """Steps at the start of a window that only refresh the hidden state; they have no loss."""
+    """Steps at the start of a window that only refresh the hidden state, without a loss."""
     n_step: Count = 1
-    """Rewards summed in a target before it bootstraps."""
+    """Number of rewards in a target before it bootstraps."""
     tau: Annotated[float, Range(0, 1, above=True)] = 0.005
     """Soft-update rate of the target networks, applied after each update."""
 
@@ -194,12 +195,12 @@ class ExplorationConfig:
     """
 
     sigma: Weight = 0.2
-    """Initial standard deviation of the noise on continuous actions, relative to half their
+    """Standard deviation of the noise on continuous actions at the start, relative to half their
     range."""
     sigma_end: Weight = 0.05
     """Standard deviation of the noise at the end of the schedule."""
     epsilon: Share = 0.0
-    """Probability of a random action when learning starts."""
+    """Probability of a random discrete action at the start."""
     epsilon_end: Share = 0.0
     """Probability of a random action at the end of the schedule."""
     annealing: Share = 1.0
@@ -226,7 +227,7 @@ learner.replay.capacity, 100; use learner.replay.capacity=512.
     central_input: Annotated[CentralInput, ReadWhere("algorithm", "maddpg", "matd3", "masac")] = (
         "observations"
     )
-    """Input of a central critic, besides the actions."""
+    """Input of a central critic, in addition to the actions."""
     actor: RecurrentNetworkConfig = field(default_factory=RecurrentNetworkConfig)
     """The actor's network."""
     critic: Annotated[
@@ -251,29 +252,30 @@ learner.replay.capacity, 100; use learner.replay.capacity=512.
         str,
         OneOf(
             {
-                "bootstrap": "the same as `bootstrap`",
-                "team": "the mean of all values of the group",
-                "agent": "the acting agent's value",
+                "bootstrap": "team or agent, as set in learner.bootstrap",
+                "team": "the mean of the values of all agents of the group",
+                "agent": "only the value of this agent",
             }
         ),
     ] = "bootstrap"
-    """Values that an agent's actor maximizes."""
+    """Value that an agent's actor maximizes."""
     saturation_coeff: Annotated[Weight, ReadWhere("algorithm", *_SAC, but=True)] = 1e-3
-    """Weight of the penalty on the actor's squared outputs before the tanh, or on its logits."""
+    """Weight of the penalty on the actor's squared outputs: values before the tanh, or logits."""
     actor_interval: Annotated[Count, ReadWhere("algorithm", *_TD3)] = 2
-    """Critic updates per update of the actor and the targets (TD3's policy delay)."""
+    """Number of critic updates per update of the actor and the target networks (policy delay)."""
     target_noise: Annotated[Weight, ReadWhere("algorithm", *_TD3)] = 0.2
-    """Standard deviation of noise on target actions, relative to half their range."""
+    """Standard deviation of the noise on target actions, relative to half their range."""
     target_noise_clip: Annotated[Weight, ReadWhere("algorithm", *_TD3)] = 0.5
     """Bound of the noise on target actions, relative to half their range."""
 
     alpha_lr: Annotated[Positive, ReadWhere("algorithm", *_SAC)] = 3e-3
     """Learning rate of the temperature's Adam."""
     alpha_init: Annotated[Positive, ReadWhere("algorithm", *_SAC)] = 1.0
-    """Initial temperature: the weight of the policy's entropy."""
+    """Initial temperature, which is the weight of the policy's entropy."""
     target_entropy: Annotated[float | None, Range(), ReadWhere("algorithm", *_SAC)] = None
-    """Target entropy per action feature in [-1, 1] (null: -1); for discrete actions, fraction of
-    the uniform entropy (null: 0.5)."""
+    """Target entropy of the policy. Continuous actions: per action dim, with actions scaled to
+    [-1, 1]; null: -1. Discrete actions: as a fraction of the uniform policy's entropy; null:
+    0.5."""
 
     def __post_init__(self) -> None:
         self._take_plain(actor=RecurrentNetworkConfig, critic=CriticConfig)
@@ -328,7 +330,7 @@ learner.replay.capacity, 100; use learner.replay.capacity=512.
 
 MIXED = {
     "group": "the agents of each group",
-    "team": "the agents of all groups with equal settings and a common reward",
+    "team": "the agents of all groups that have equal settings and a common reward",
 }
 _MIXERS = {"iql": "none", "vdn": "sum", "qmix": "monotonic"}
 
@@ -338,7 +340,7 @@ class TeamMixerConfig(MixerConfig):
     """Settings of a mixer and of the agents that it mixes."""
 
     over: Annotated[str, OneOf(MIXED)] = "group"
-    """Agents mixed into one Q_tot: per group or the whole team."""
+    """Agents mixed into one Q_tot: one group or the whole team."""
 
 
 class MixesValues:
@@ -398,10 +400,10 @@ class ValueConfig(MixesValues, ReplayLearnerConfig):
     exploration: EpsilonConfig = field(default_factory=EpsilonConfig)
     """Exploration while collecting."""
     double_q: bool = True
-    """Double Q-learning: the online network selects the target's action, not the target network."""
+    """Double Q-learning: the online network selects the action, the target network evaluates it."""
     negative_weight: Positive = 1.0
-    """Loss weight of values above their target. Below 1, agents are optimistic that their teammates
-    will improve."""
+    """Loss weight of values above their target. Below 1, agents expect that their teammates will
+    improve."""
 
     def __post_init__(self) -> None:
         self._take_plain(actor=QNetworkConfig, mixer=TeamMixerConfig)
@@ -427,7 +429,7 @@ class AnyTeamMixerConfig(AnyMixerConfig):
     """Settings of a mixer of any kind and of the agents that it mixes."""
 
     over: Annotated[str, OneOf(MIXED), ReadWhere("kind", "none", but=True)] = "group"
-    """Agents mixed into one Q_tot: per group or the whole team."""
+    """Agents mixed into one Q_tot: one group or the whole team."""
 
 
 @dataclass(frozen=True)
@@ -447,10 +449,10 @@ class ParallelQConfig(MixesValues, OnBatches, TrainedConfig):
     mixer: AnyTeamMixerConfig = field(default_factory=lambda: AnyTeamMixerConfig("sum"))
     """Mixer of the agents' values into one."""
     max_grad_norm: Positive | None = 1.0
-    """Maximum gradient norm of each group's networks; null for no clipping."""
+    """Maximum gradient norm of each group's networks; null: no clipping."""
     unshare_at: Share | None = None
-    """Fraction of the run after which every agent trains its own copy of the shared networks; null
-    for never."""
+    """Fraction of the run after which each agent trains its own copy of shared networks; null:
+    never."""
     lmbda: Share = 0.65
     """Lambda of the Q(lambda) target: weight of longer returns."""
     lr: LearningRate = 5e-4
@@ -458,13 +460,14 @@ class ParallelQConfig(MixesValues, OnBatches, TrainedConfig):
     lr_schedule: Schedule = "linear"
     """Schedule of the learning rate."""
     num_epochs: Count = 4
-    """Passes over a batch."""
+    """Number of passes over each batch."""
     minibatch_size: Count = 400
-    """Env steps of a minibatch; the agents of a step stay together."""
+    """Frames per minibatch. All agents of a frame are in the same minibatch."""
     window: Annotated[Count, NeedsMemory(critic=False)] = 16
-    """Steps per training window of a network with memory; batches hold whole windows."""
+    """Steps per training window of a network with memory. The steps of an env in a batch, and
+    ``minibatch_size``, must be multiples of the window."""
     burn_in: Annotated[int, Range(0), NeedsMemory(critic=False)] = 0
-    """Steps at the start of a window that only refresh the hidden state; they have no loss."""
+    """Steps at the start of a window that only refresh the hidden state, without a loss."""
     exploration: EpsilonConfig = field(
         default_factory=lambda: EpsilonConfig(epsilon_end=0.1, annealing=0.1)
     )

@@ -43,20 +43,20 @@ COMMUNICATIONS = {
     "none": "no communication",
     "commnet": "mean of the other agents' messages (CommNet)",
     "tarmac": "attention over the other agents' messages (TarMAC)",
-    "graph": "attention as in tarmac, with relative positions as edge features",
-    "bicnet": "bidirectional recurrent network along the agents (BicNet)",
+    "graph": "attention as in tarmac, which also reads relative positions",
+    "bicnet": "bidirectional recurrent network over the sequence of agents (BicNet)",
 }
 LINKS = {
-    "all": "everybody hears everybody",
-    "env": "links given by the environment under (group, links), [N, N]",
+    "all": "each agent hears all others",
+    "env": "pairs given by the environment, as a matrix [N, N] under (group, links)",
     "ring": "each agent hears its two neighbors in agent order",
-    "radius": "each agent hears the agents within radius",
+    "radius": "each agent hears the agents within the radius",
     "nearest": "each agent hears its nearest agents",
 }
 DISCRETE = {
-    "none": "messages are numbers",
-    "gumbel": "one of message_size symbols (Gumbel-softmax, straight-through)",
-    "dial": "message_size bits; noisy continuous values in training (DIAL)",
+    "none": "messages are continuous",
+    "gumbel": "one of message_size symbols per message (straight-through Gumbel-softmax)",
+    "dial": "message_size bits per message; in training, noisy continuous values (DIAL)",
 }
 _BROADCAST = ("commnet", "tarmac", "graph")
 _ATTENDING = ("tarmac", "graph")
@@ -84,10 +84,10 @@ class CriticCommunicationConfig:
     kind: Annotated[str, OneOf(COMMUNICATIONS)] = "none"
     """Communication method."""
     rounds: Annotated[Count, ReadWhere("kind", *_BROADCAST)] = 1
-    """Rounds of messages per step. Each round has separate weights."""
+    """Rounds of messages per step, each with separate weights."""
     message_size: Annotated[Count, ReadWhere("kind", "none", but=True)] = 32
-    """Message size. Attention keys are sent in addition; for ``bicnet`` it is the recurrent
-    network's hidden size."""
+    """Number of features of a message. Attention keys are sent in addition. For ``bicnet``, the
+    message size is the hidden size of the recurrent network."""
     key_size: Annotated[Count, ReadWhere("kind", *_ATTENDING)] = 16
     """Dimension of attention keys and queries."""
     cell: Annotated[
@@ -95,13 +95,13 @@ class CriticCommunicationConfig:
         OneOf({"gru": "gated recurrent units", "lstm": "long short-term memory"}),
         ReadWhere("kind", "bicnet"),
     ] = "gru"
-    """Recurrent network along the agents."""
+    """Type of the recurrent cell of ``bicnet``."""
     links: Annotated[str, OneOf(LINKS), ReadWhere("kind", *_BROADCAST)] = "all"
     """Communication graph: pairs of agents that hear each other."""
     radius: Annotated[
         float | None, Range(0, above=True, advised=0.5), ReadWhere("links", "radius")
     ] = None
-    """Communication range."""
+    """Communication range, in the unit of the positions; ``links: radius`` requires it."""
     nearest: Annotated[Count, ReadWhere("links", "nearest")] = 1
     """Number of nearest agents that each agent hears."""
     position: Annotated[list[int], Each(Range(0), "columns"), _NeedsPosition()] = field(
@@ -109,13 +109,13 @@ class CriticCommunicationConfig:
     )
     """Observation columns that hold the agent's position."""
     across_groups: Annotated[bool, ReadWhere("kind", "none", but=True)] = False
-    """Communication across groups that are trained as one."""
+    """Communication between agents of different groups that are trained as one."""
     order: Annotated[
         str,
         OneOf({"before": "communication, then memory", "after": "memory, then communication"}),
         ReadWhere("kind", "none", but=True),
     ] = "before"
-    """Place of communication: before or after the memory."""
+    """Order of communication and memory in the network."""
 
     def check(self, at: str = "") -> None:
         """Refuses communication settings that contradict each other or are incomplete.
@@ -167,7 +167,7 @@ class DrawnCommunicationConfig(CommunicationConfig):
     """Communication with random parts: gates, link dropout, noise on messages."""
 
     gate: Annotated[bool, ReadWhere("kind", "none", but=True)] = False
-    """Gate that decides in each step if an agent sends, as one more action (IC3Net)."""
+    """Additional action by which an agent decides in each step whether to send (IC3Net)."""
     dropout: Annotated[float, Range(0, 1, below=True), ReadWhere("kind", *_BROADCAST)] = 0.0
     """Share of links dropped in each training step."""
     discrete: Annotated[str, OneOf(DISCRETE), ReadWhere("kind", *_BROADCAST)] = "none"
@@ -226,25 +226,25 @@ ACTIVATIONS = {
     "silu": "sigmoid linear unit",
 }
 CHANNELS = {"first": "[C, H, W]", "last": "[H, W, C]"}
-AGENT_IDS = {"onehot": "a column for each agent", "embedding": "a few features, learned"}
+AGENT_IDS = {"onehot": "one column per agent", "embedding": "a few learned features"}
 MEMORIES = {
     "none": "no memory",
     "gru": "gated recurrent units",
     "lstm": "long short-term memory",
     "mingru": "gated recurrent units whose gates do not read the hidden state",
-    "lru": "linear recurrent units: complex states that rotate and decay",
+    "lru": "linear recurrent units, with complex states that rotate and decay",
 }
 MIXERS = {
     "none": "no mixing",
     "sum": "the sum of the agents' values",
-    "monotonic": "a network monotonic in each agent's value, with weights made from the state",
+    "monotonic": "network monotonic in each agent's value; its weights depend on central_input",
 }
 REMEMBERING = ("group", "full", "none", "index", "clusters", "trunk", "agent_id")
 """Ways of sharing that allow memory and communication."""
 ARCHITECTURES = {
     "mlp": "a multi-layer perceptron over the concatenated agents",
-    "set": "mean over the set of living agents",
-    "attention": "attention over a set of living agents",
+    "set": "mean over the living agents",
+    "attention": "attention over the living agents",
 }
 
 
@@ -276,31 +276,31 @@ class NetworkConfig:
     layer_norm: bool = False
     """Layer normalization before each activation."""
     body: Annotated[str, OneOf(BODIES.words)] = "mlp"
-    """Type of network between observations and outputs."""
+    """Type of the network between observations and outputs."""
     channels: Annotated[str | None, OneOf(CHANNELS), ReadWhere("body", "cnn")] = None
-    """Channel dim of images. Null: the smaller of the outer dims, or the last if they are
+    """Channel dim of images. Null: the smaller of the first and the last dim; the last if they are
     equal."""
     sharing: Annotated[str, OneOf(SHARINGS.words)] = "group"
     """Parameter sharing between agents."""
     sharing_index: Annotated[list[int] | None, _NeedsIndex()] = None
-    """Index of each agent's network, from 0."""
+    """Index of the network of each agent, from 0, such as ``[0, 0, 1]``."""
     agent_id: Annotated[str, OneOf(AGENT_IDS), ReadWhere("sharing", "agent_id")] = "onehot"
-    """Encoding of the agent id."""
+    """Encoding of the agent's id."""
     agent_id_size: Annotated[
         Count, ReadWhere("sharing", "agent_id"), ReadWhere("agent_id", "embedding")
     ] = 8
-    """Size of the agent embedding."""
+    """Number of features of the embedding."""
     mask_ratio: Annotated[float, Range(0, 1, below=True), ReadWhere("sharing", "masks")] = 0.1
     """Share of hidden units pruned for each agent."""
     mask_seed: Annotated[Seed, ReadWhere("sharing", "masks")] = 0
     """Random seed of each agent's pruning mask."""
     n_clusters: Annotated[Count, ReadWhere("sharing", "clusters")] = 2
-    """Number of clusters, each with a network."""
+    """Number of clusters; each has its own network."""
     clustering_frames: Annotated[Count, ReadWhere("sharing", "clusters")] = 20000
     """Frames collected to find the clusters."""
     share_params: bool | None = None
-    """TorchRL's name for sharing: true is ``sharing: group``, false ``none``. Null: ``sharing``
-    decides."""
+    """TorchRL's name for sharing: true means ``sharing: group``, false ``sharing: none``. Null:
+    ``sharing`` decides."""
     communication: CommunicationConfig = field(default_factory=CommunicationConfig)
     """Communication between the agents of a group."""
 
@@ -334,11 +334,11 @@ class CriticConfig(NetworkConfig):
     """Network of a critic."""
 
     architecture: Annotated[str, OneOf(ARCHITECTURES)] = "mlp"
-    """Network of a centralized critic."""
+    """Type of network of a central critic."""
     value_per: Annotated[
-        str, OneOf({"agent": "a value for each agent", "team": "one value for its group"})
+        str, OneOf({"agent": "one value per agent", "team": "one value for the whole group"})
     ] = "agent"
-    """Values of a centralized critic: one per agent or one per group."""
+    """Number of values of a central critic: one per agent or one per group."""
     communication: CriticCommunicationConfig = field(  # type: ignore[assignment]
         default_factory=CriticCommunicationConfig
     )
@@ -369,9 +369,9 @@ class MemoryConfig:
     """Memory of an agent, between the hidden layers and the last one."""
 
     kind: Annotated[str, OneOf(MEMORIES)] = "none"
-    """Type of recurrent cell."""
+    """Type of the recurrent cell."""
     size: Annotated[Count, ReadWhere("kind", "none", but=True)] = 64
-    """Units of each memory layer."""
+    """Number of units of each memory layer."""
     layers: Annotated[Count, ReadWhere("kind", "none", but=True)] = 1
     """Number of memory layers."""
 
@@ -441,7 +441,7 @@ class QNetworkConfig(RecurrentNetworkConfig):
     """Q-network of the agents; they act by its highest value."""
 
     dueling: bool = False
-    """Dueling network: a state value plus advantages of the actions."""
+    """Dueling network: the sum of a state value and the advantages of the actions."""
 
 
 @dataclass(frozen=True)
@@ -449,7 +449,7 @@ class MixerConfig:
     """Mixing network, which mixes the agents' action values into one Q_tot."""
 
     hidden: Count = 32
-    """Hidden units of the mixer."""
+    """Number of hidden units of the mixer."""
     init_scale: Positive | None = None
     """Gain of the orthogonal initialization of the mixer's hypernetworks. Null: PyTorch's default
     initialization."""
@@ -462,7 +462,7 @@ class AnyMixerConfig:
     kind: Annotated[str, OneOf(MIXERS)] = "none"
     """Type of mixer."""
     hidden: Annotated[Count, ReadWhere("kind", "monotonic")] = 32
-    """Hidden units of the mixer."""
+    """Number of hidden units of the mixer."""
     init_scale: Annotated[Positive | None, ReadWhere("kind", "monotonic")] = None
     """Gain of the orthogonal initialization of the mixer's hypernetworks. Null: PyTorch's default
     initialization."""

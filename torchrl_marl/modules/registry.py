@@ -118,20 +118,20 @@ BODIES = Meanings("body", Body, None, _KNOWN_BODIES)
 _KNOWN_SHARINGS = {
     "none": Sharing("a network for each agent", f"{_WAYS}:none"),
     "full": Sharing("one network for all agents", f"{_WAYS}:full"),
-    "group": Sharing("a network for each group and kind", f"{_WAYS}:group"),
-    "trunk": Sharing("shared hidden layers, a last layer for each agent", f"{_WAYS}:trunk"),
+    "group": Sharing("a network for each group and each kind of agent in it", f"{_WAYS}:group"),
+    "trunk": Sharing("shared hidden layers, and a last layer for each agent", f"{_WAYS}:trunk"),
     "agent_id": Sharing(
         "one network for all agents, which also reads the agent's id", f"{_WAYS}:agent_id"
     ),
     "masks": Sharing(
-        "one network for all agents, with a pruning mask for each (SNP)", f"{_WAYS}:masks"
+        "one network for all agents, with a pruning mask for each agent (SNP)", f"{_WAYS}:masks"
     ),
     "clusters": Sharing(
         "a network for each cluster of agents, found before training (SePS)",
         f"{_WAYS}:index",
         needs_index=True,
     ),
-    "index": Sharing("as sharing_index says", f"{_WAYS}:index", needs_index=True),
+    "index": Sharing("one network per index in sharing_index", f"{_WAYS}:index", needs_index=True),
 }
 SHARINGS = Meanings("sharing", Sharing, None, _KNOWN_SHARINGS)
 """All ways of sharing."""

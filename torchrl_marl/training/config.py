@@ -56,16 +56,16 @@ __all__ = [
 
 
 CHOICES = {
-    "auto": "compile (cudagraph on a GPU) where it saves time, else eager; the choice is stored in "
-    "config.yaml",
+    "auto": "compile (on a GPU, cudagraph) if it saves time, else eager; config.yaml records the "
+    "choice",
     **EXECUTIONS,
 }
 """Execution -> its meaning."""
 
 BACKENDS = {
-    "tensorboard": "files in the run's folder",
+    "tensorboard": "files in the run folder",
     "wandb": "Weights & Biases",
-    "mlflow": "MLflow, in the run's folder or at MLFLOW_TRACKING_URI",
+    "mlflow": "MLflow, at MLFLOW_TRACKING_URI if it is set, else in the run folder",
 }
 """Logger -> destination of the metrics."""
 
@@ -75,12 +75,12 @@ class CheckpointConfig:
     """Checkpoints from which a run can be resumed."""
 
     every_iterations: Annotated[int, Range(0)] = 50
-    """Iterations between two checkpoints; 0: only ``every_minutes`` counts."""
-    every_minutes: Positive | None = 5.0
-    """Minutes between two checkpoints; null: only ``every_iterations`` counts. A checkpoint is also
+    """Iterations between two checkpoints; 0: only ``every_minutes`` counts. A checkpoint is always
     written before the first iteration and at the end."""
+    every_minutes: Positive | None = 5.0
+    """Minutes between two checkpoints; null: only ``every_iterations`` counts."""
     keep: Count = 2
-    """Number of latest checkpoints to keep."""
+    """Number of checkpoints to keep; older ones are deleted."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class LoggingConfig:
     backends: Annotated[list[str], AnyOf(BACKENDS)] = field(default_factory=list)
     """Loggers that receive the metrics."""
     project: str = "torchrl_marl"
-    """Project or experiment name of the loggers."""
+    """Project name (``wandb``) or experiment name (``mlflow``) of the loggers."""
     progress: bool = True
     """Show a progress bar."""
 
@@ -116,17 +116,19 @@ class TrainConfig:
     device: Annotated[str, Matches(r"cpu|cuda(:\d+)?", "'cpu', 'cuda' or 'cuda:1'")] = "cpu"
     """Torch device: ``cpu``, ``cuda`` or ``cuda:1``."""
     threads: Count | None = None
-    """Number of CPU threads of torch; null: torch's default. Small networks run best on one."""
+    """Number of CPU threads of torch; null: torch's default. Small networks are fastest with one
+    thread."""
     execution: Annotated[str, OneOf(CHOICES)] = "auto"
-    """Execution mode of simulator, policy and update."""
+    """Execution mode of the simulator, the policy and the update."""
     total_frames: Count = 1_000_000
-    """Environment steps of the whole run."""
+    """Number of frames of the whole run."""
     stop_at_return: Annotated[float, Range()] | None = None
-    """Mean return at which the run ends early; null: never. It is the return of an evaluation where
-    ``evaluation.every_frames`` is set, else of the last ``evaluation.episodes`` training episodes.
-    """
+    """Mean return at which the run ends early; null: never. If ``evaluation.every_frames`` is set,
+    this is the return of the latest evaluation. Otherwise it is the mean of the last
+    ``evaluation.episodes`` training episodes."""
     frames_per_batch: Count = 6400
-    """Environment steps per iteration; a multiple of ``env.num_envs``."""
+    """Frames per iteration; a multiple of ``env.num_envs``. Each copy of the environment takes
+    ``frames_per_batch / env.num_envs`` steps per iteration."""
     folder: str | None = None
     """Run folder; null: a new folder under ``runs/``."""
     env: EnvConfig = field(default_factory=EnvConfig)
@@ -136,7 +138,7 @@ class TrainConfig:
     groups: Annotated[dict[str, Any], Overrides("learner", example="lr")] = field(
         default_factory=dict
     )
-    """Group -> settings of its learner that differ from ``learner``."""
+    """Settings that differ from those of ``learner``, by group, such as ``{team: {lr: 1e-3}}``."""
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     """Evaluation of the policy."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)

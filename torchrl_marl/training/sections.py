@@ -57,24 +57,24 @@ class EvaluationConfig:
     episodes: Annotated[int, Range(0)] = 200
     """Number of whole episodes per evaluation, played in parallel; 0: no evaluation."""
     deterministic: bool = True
-    """Evaluate the most likely action; false: sampled actions."""
+    """Evaluate with the most likely actions; false: with sampled actions."""
     both: bool = True
-    """Evaluate both deterministic and sampled actions at the end, and report where they differ."""
+    """Evaluate with deterministic and with sampled actions at the end, and report a difference."""
     gif: bool = False
-    """Write an animation of the first episodes at the end of the run: ``episode.gif``."""
+    """Write an animation of the first evaluation episodes to ``episode.gif`` after the run."""
     animate_every: Count | None = None
-    """Frames of training between two animations, written to ``animations/``; null: none."""
+    """Training frames between two animations, which are written to ``animations/``; null: none."""
     episodes_shown: Annotated[int, Range(1, 16)] = 1
     """Number of episodes in one animation."""
 
 
 MATCHES = {
-    "none": "no league",
+    "none": "no stored players",
     "self": "the current policy (self-play); players are stored, but not played",
     "latest": "the most recently stored player",
     "uniform": "stored players with equal probability (fictitious play)",
-    "pfsp": "stored players by their win rates (prioritized fictitious self-play)",
-    "nash": "stored players by their Nash equilibrium (PSRO)",
+    "pfsp": "stored players, weighted by win rates (prioritized fictitious self-play)",
+    "nash": "stored players with the probabilities of a Nash equilibrium (PSRO)",
 }
 """Distribution of opponents or partners -> its meaning."""
 
@@ -100,45 +100,46 @@ class LeagueConfig:
     """Stored players that act in some envs and seats in place of the learning policy."""
 
     opponents: Annotated[str, OneOf(MATCHES)] = "none"
-    """Distribution of opponents, in environments with several sides."""
+    """Distribution of opponents, in environments with several opposing groups."""
     partners: Annotated[
         str, OneOf({name: meaning for name, meaning in MATCHES.items() if name != "nash"})
     ] = "none"
-    """Distribution of teammates in one team (fictitious co-play)."""
+    """Distribution of partners within a team (fictitious co-play)."""
     self_play: Annotated[float, Range(0, 1)] = 0.5
-    """Share of the envs in which all seats learn. The other envs are split evenly: one seat learns
-    in each."""
+    """Share of the envs in which the learning policy plays all seats. In the remaining envs it
+    plays one seat; each seat gets equally many of them."""
     weighting: Annotated[
         str,
         OneOf(
             {
-                "squared": "(1 - w) ** 2 for win rate w: prefers the hardest",
-                "linear": "1 - w",
-                "variance": "w * (1 - w): prefers equal opponents",
+                "squared": "(1 - w) ** 2: strongly prefers strong players",
+                "linear": "1 - w: prefers strong players",
+                "variance": "w * (1 - w): prefers players of about equal strength",
             }
         ),
     ] = "squared"
-    """Weighting of stored players in ``pfsp``, by the win rate w of the learning policy. For
-    partners, w is the return with them, scaled to [0, 1]."""
+    """Weighting of stored players in ``pfsp``, by the win rate w of the learning policy. For a
+    partner, w is the return achieved with it, scaled to [0, 1]."""
     slots: Annotated[int, Range(1, 1000)] = 16
-    """Largest number of stored players to draw from. A new one replaces the least probable one."""
+    """Maximum number of stored players to draw from. Beyond this number, each new player
+    replaces the stored player with the lowest probability."""
     snapshot_every: Count | None = 100_000
     """Frames between two stored players; null: only the players of ``start_with``."""
     snapshot_at: Share | None = None
-    """Win rate against every stored player at which the next one is stored early; null: store by
-    ``snapshot_every`` alone."""
+    """Win rate against every stored player at which the policy is stored early. Null: the
+    policy is stored only every ``snapshot_every`` frames."""
     exploiters: Annotated[int, Range(0)] = 0
     """Number of exploiters: policies that learn only against the main policy. An exploiter is
-    stored when its win rate reaches ``snapshot_at`` (null: 0.7), or after ``snapshot_every``
-    frames. It then restarts as a copy of the main policy."""
+    stored when its win rate reaches ``snapshot_at`` (null: 0.7), at the latest after
+    ``snapshot_every`` frames. It then restarts as a copy of the main policy."""
     exploited: Share = 0.25
-    """Share of the envs in which exploiters play, all together."""
+    """Total share of the envs used by all exploiters."""
     seats: dict[str, Any] = field(default_factory=dict)
-    """Seat -> groups, or agents of one group, that one player controls. Empty: a seat for each
-    group, or for each agent of a single group."""
+    """Seats by name, each with the groups or agents that one player controls. Empty: one seat
+    per group, or with a single group, one seat per agent."""
     start_with: list[str] = field(default_factory=list)
-    """Players stored before training; empty: the untrained policy. Each is a run folder, a file
-    of a stored player, a folder of such files, ``random`` or ``heuristic``."""
+    """Players stored before training; empty: the untrained policy. Each entry is a run folder, a
+    file of a stored player, a folder of such files, ``random`` or ``heuristic``."""
 
     @property
     def enabled(self) -> bool:
@@ -197,11 +198,12 @@ class PopulationConfig:
     """Several runs (members) trained in parallel, in one program."""
 
     size: Count = 1
-    """Number of members, with seeds ``seed``, ``seed + 1`` and so on; 1: an ordinary run. Each has
-    ``env.num_envs`` envs, ``total_frames`` frames and a run folder."""
+    """Number of members, with seeds ``seed``, ``seed + 1`` and so on; 1: an ordinary run. Each
+    member has ``env.num_envs`` envs, ``total_frames`` frames and its own run folder."""
     vary: dict[str, Any] = field(default_factory=dict)
-    """Setting of the learner -> its values by member. A list has one value for each member; a range
-    ``{low: 1e-4, high: 1e-2, log: true}`` is divided evenly among the members."""
+    """Learner settings that differ between members, each with a list or a range of values. A list
+    has one value per member. A range ``{low: 1e-4, high: 1e-2, log: true}`` spreads the values
+    evenly, here on a logarithmic scale."""
     share_replay: bool = False
     """Share one replay buffer among all members; off-policy algorithms only."""
 
@@ -339,37 +341,38 @@ class EvolutionConfig:
             {
                 "none": "no selection",
                 "pbt": "the worst members become copies of the best (population-based training)",
-                "tournament": "each member becomes a copy of the best of a few drawn members",
+                "tournament": "each member becomes a copy of the best of some randomly drawn ones",
             }
         ),
     ] = "none"
-    """Selection rule: PBT truncation or tournament."""
+    """Rule that selects the members to copy."""
     every_frames: Annotated[int, Range(1), _EVOLVING] = 200_000
-    """Environment steps of a member between two selections."""
+    """Frames of each member between two selections."""
     fitness: Annotated[
         str,
         _EVOLVING,
         OneOf(
             {
-                "return": "mean return of training episodes that began since the last selection",
-                "evaluation": "mean return of an evaluation",
+                "return": "mean return of training episodes that began after the last selection",
+                "evaluation": "mean return of an evaluation before the selection",
                 "rating": "Bradley-Terry rating of games between members (two-sided environments)",
             }
         ),
     ] = "return"
     """Fitness by which members are compared."""
     least_episodes: Annotated[int, Range(1), _EVOLVING, ReadWhere("fitness", "return")] = 10
-    """Smallest number of finished episodes of every member; the selection waits for them."""
+    """Minimum number of episodes that every member must finish before a selection."""
     worst: Annotated[float, Range(0, 0.5), ReadWhere("method", "pbt")] = 0.25
-    """Share of members that ``pbt`` replaces."""
+    """Share of the members that ``pbt`` replaces."""
     drawn: Annotated[int, Range(1), _TOURNAMENT] = 2
     """Number of members drawn for each ``tournament``."""
     elite: Annotated[int, Range(0), _TOURNAMENT] = 1
-    """Number of best members that ``tournament`` leaves unchanged."""
+    """Number of best members that stay unchanged in a ``tournament``."""
     factors: Annotated[list[float], _EVOLVING] = field(default_factory=lambda: [0.8, 1.25])
-    """Factors of mutation: a varied setting of a copy is its parent's value times one of them."""
+    """Mutation factors. A copied member multiplies each varied setting of its parent by one of
+    these factors, drawn at random."""
     resample: Annotated[float, Range(0, 1), _EVOLVING] = 0.25
-    """Probability that a varied setting of a copy is resampled from its range instead."""
+    """Probability that a varied setting of a copy is drawn from its range instead."""
 
     def check(self, at: str = "") -> None:
         """Refuses factors of 0 or less, and an empty list.
@@ -395,38 +398,39 @@ class DistributedConfig:
 
     backend: Annotated[
         str,
-        OneOf({"none": "in this process", "ray": "on actors of Ray, here or in a cluster"}),
+        OneOf({"none": "in the training process", "ray": "in Ray actors, here or on a cluster"}),
     ] = "none"
-    """Placement of the shards; it does not affect the results."""
+    """Processes in which the shards run. The choice does not affect the results."""
     collectors: Count | None = None
-    """Number of shards: equal parts of the envs, each with a random state. It affects the results.
-    With null: no shards, or one for each process of ``torchrun``."""
+    """Number of shards: equal parts of the envs, each with its own random generator. The number
+    affects the results. Null: one shard per process of ``torchrun``, and no shards without it."""
     overlap: Annotated[int, Range(0, 100)] = 0
-    """Number of batches that collection runs ahead of learning. Above 1, use
+    """Number of batches by which collection runs ahead of learning. Above 1, use
     ``learner.estimator=vtrace``."""
     asynchronous: Annotated[bool, _ON_RAY] = False
-    """Actors never wait, and a batch holds the first fragments to arrive. Faster where actors
-    differ in speed, but not reproducible. Best with ``learner.estimator=vtrace``."""
+    """Asynchronous collection, in which actors never wait for each other. A batch holds the
+    trajectory fragments that arrive first. This is faster if actors differ in speed, but not
+    reproducible. Use it with ``learner.estimator=vtrace``."""
     max_lag: Annotated[Count, _ON_RAY, ReadWhere("asynchronous", True)] = 4
-    """Largest policy lag of a fragment, in batches; older fragments are dropped."""
+    """Maximum age of a fragment's policy, in batches; older fragments are dropped."""
     actors: Annotated[Count | None, _ON_RAY] = None
-    """Number of actor processes; null: one for each shard, limited by the number of CPUs."""
+    """Number of actor processes; null: one per shard, at most the number of CPUs."""
     address: Annotated[str | None, _ON_RAY] = None
-    """Address of a Ray cluster: ``auto``, ``host:6379`` or ``ray://host:10001``. With null:
-    the one in ``RAY_ADDRESS``, or else a Ray that the run starts on this machine."""
+    """Address of a Ray cluster: ``auto``, ``host:6379`` or ``ray://host:10001``. Null: the
+    address in ``RAY_ADDRESS``; if that is not set, the run starts Ray on this machine."""
     cpus_per_actor: Annotated[float, Range(0), _ON_RAY] = 1.0
     """Number of CPUs that Ray reserves for each actor."""
     gpus_per_actor: Annotated[float, Range(0), _ON_RAY] = 0.0
     """Number of GPUs that Ray reserves for each actor; 0: actors run on the CPU."""
     spares: Annotated[int, Range(0, 100), _ON_RAY] = 1
-    """Number of spare processes, with all imports done, to replace actors that die."""
+    """Number of spare processes that can replace a dead actor; their imports are already done."""
     timeout: Annotated[Positive, _ON_RAY] = 300.0
-    """Seconds after which an actor without a finished batch counts as dead."""
+    """Seconds after which an actor that has not finished its batch counts as dead."""
     max_restarts: Annotated[int, Range(0), _ON_RAY] = 10
-    """Largest number of replaced actors in one batch; beyond it the run stops."""
+    """Maximum number of actors replaced during one batch; one more stops the run."""
     snapshot_every: Annotated[int, Range(0), _ON_RAY] = 1
-    """Batches between two snapshots of a shard. A lost shard is restored from the last one; 0: it
-    starts with new episodes."""
+    """Batches between two snapshots of a shard; 0: no snapshots. A lost shard is restored from its
+    latest snapshot. Without snapshots it starts new episodes."""
 
     @property
     def enabled(self) -> bool:
