@@ -81,9 +81,11 @@ def constant_policy():
     return TensorDictModule(act, [("agents", "observation")], [("agents", "action")])
 
 
-def test_init_random_frames():
+@pytest.mark.parametrize("frames", [30, 40])
+def test_init_random_frames(frames):
+    """Of batches of 20, those that begin before: two."""
     collector = RolloutCollector(
-        make_arena(), constant_policy(), frames_per_batch=20, init_random_frames=30
+        make_arena(), constant_policy(), frames_per_batch=20, init_random_frames=frames
     )
     batches = collect(collector, 4)
     constant = [bool((b["agents", "action"] == 2).all()) for b in batches]

@@ -292,7 +292,7 @@ def test_saved_rows_of_a_bank_are_used_after_loading():
     simulator, fresh = bank_and_simulator()
     fresh.load_state_dict(state, saved)
     fresh.draw(torch.tensor([False, True, True, False]))
-    assert torch.equal(simulator.pos[1:3], saved["twin"]["pos",][1:3])
+    assert torch.equal(simulator.pos[1:3], saved["twin"]["batched", "pos"][1:3])
 
 
 def test_running_envs_are_put_back():
