@@ -238,6 +238,7 @@ def test_a_newcomer_reads_a_short_page_that_leads_to_all_others():
     assert set(PAGES) == reached
 
 
+@pytest.mark.pages
 def test_generated_pages_are_up_to_date():
     """Otherwise: ``python docs/generate.py``."""
     spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")

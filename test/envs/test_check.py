@@ -161,6 +161,7 @@ def test_what_is_no_environment():
         check_marl_env({})
 
 
+@pytest.mark.environments
 @pytest.mark.parametrize("name", TOY_ENVS)
 def test_toys_pass(name):
     def make():

@@ -64,6 +64,7 @@ CASES = {
 }
 
 
+@pytest.mark.environments
 class TestContract(EnvContract):
     @pytest.fixture(scope="class", params=CASES)
     def case(self, isaac, request):

@@ -187,6 +187,7 @@ def test_foraging():
     assert td["next", "truncated"].any()  # six steps, with food left
 
 
+@pytest.mark.environments
 @pytest.mark.parametrize("group_map", [None, MarlGroupMapType.ALL_IN_ONE_GROUP])
 def test_stock_vmas(group_map):
     raw = stock_vmas(group_map=group_map)

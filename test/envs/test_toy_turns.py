@@ -38,6 +38,7 @@ def mean_returns(env, act, episodes):
     return evaluate(env, act, TeamSpec.from_env(env), episodes=episodes)
 
 
+@pytest.mark.learning
 @pytest.mark.parametrize("kwargs", [{}, {"stones": 7, "most": 2}, {"stones": 4, "most": 4}])
 def test_nim_has_the_returns_that_it_states(kwargs):
     env = Nim(4000, seed=0, **kwargs)

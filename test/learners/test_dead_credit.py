@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.tiers import later
 from tensordict import TensorDict
 from torchrl.data import Categorical, Unbounded
 
@@ -72,13 +73,16 @@ def credit(groups=1, iterations=15, **settings):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"algorithm": "ippo"},
         {"algorithm": "mappo"},
-        {"algorithm": "mappo", "central_input": "state"},
-        {"algorithm": "mappo", "critic": CriticConfig([32, 32], architecture="attention")},
+        *later(
+            "learning",
+            {"algorithm": "ippo"},
+            {"algorithm": "mappo", "central_input": "state"},
+            {"algorithm": "mappo", "critic": CriticConfig([32, 32], architecture="attention")},
+        ),
         {"algorithm": "ippo", "groups": 2},
     ],
-    ids=["ippo", "mappo", "state", "attention", "two groups as one"],
+    ids=["mappo", "ippo", "state", "attention", "two groups as one"],
 )
 def test_the_dead_settle_at_what_their_team_earns(settings):
     assert round(RETURN, 2) == 18.21

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from support.tiers import later
 
 from torchrl_marl import TeamSpec
 from torchrl_marl.collectors import RolloutCollector, TeamPolicy
@@ -81,7 +82,7 @@ def test_a_member_learns_as_it_would_alone(algorithm, execution):
     assert_as_alone(world(), config, DIFFERENT, execution)
 
 
-@pytest.mark.parametrize("kind", ["sum", "monotonic"])
+@pytest.mark.parametrize("kind", [*later("runs", "sum"), "monotonic"])
 @pytest.mark.parametrize("env", [{}, {"n_groups": 2, "n_agents": 4}], ids=["one", "groups"])
 def test_so_do_members_of_facmac(env, kind):
     mixer = dataclasses.replace(CONFIG.mixer, kind=kind)

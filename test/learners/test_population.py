@@ -5,6 +5,7 @@ import dataclasses
 
 import pytest
 import torch
+from support.tiers import later
 
 from torchrl_marl import TeamSpec
 from torchrl_marl.collectors import RolloutCollector, TeamPolicy
@@ -136,7 +137,7 @@ PQN = ParallelQConfig(actor=RecurrentNetworkConfig(**NETWORK), minibatch_size=20
 
 
 @pytest.mark.parametrize("execution", ["eager", "trace"])
-@pytest.mark.parametrize("mixer", ["none", "sum", "monotonic"])
+@pytest.mark.parametrize("mixer", [*later("runs", "none", "sum"), "monotonic"])
 @pytest.mark.parametrize("env", [{}, {"n_groups": 2, "n_agents": 4}], ids=["one", "groups"])
 def test_so_do_members_of_pqn(env, mixer, execution):
     config = dataclasses.replace(PQN, mixer=dataclasses.replace(PQN.mixer, kind=mixer))

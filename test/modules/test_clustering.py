@@ -75,6 +75,7 @@ def test_the_dead_are_not_heard(value):
     assert clusters_of(kinds, bad, mask=mask) == kinds
 
 
+@pytest.mark.learning
 @pytest.mark.parametrize("value", POISON)
 def test_padded_features_are_not_heard(value):
     kinds = (0, 1, 0, 1)

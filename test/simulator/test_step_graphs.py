@@ -144,6 +144,7 @@ def test_what_a_step_gave_may_be_written_to():
 # ----------------------------------------------------------------- structure: which is the goal
 
 
+@pytest.mark.environments
 @pytest.mark.parametrize("scenario", GOALS)
 def test_the_graph_follows_the_goal_that_a_full_reset_chooses(scenario):
     env, eager = both(scenario, num_envs=4)

@@ -270,6 +270,7 @@ def test_an_evolution_that_selects_nobody_says_so(tmp_path, capsys):
     assert not (run.folder / "evolution.csv").exists()
 
 
+@pytest.mark.runs
 def test_evolution_resumes_exactly(tmp_path):
     settings = {"evolution": EVOLVING, "total_frames": 240}
     whole = train(tmp_path / "whole", **settings)

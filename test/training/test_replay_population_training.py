@@ -85,6 +85,7 @@ def test_a_member_goes_on_alone_with_its_own_steps(tmp_path):
     assert [row["agents/stored"] for row in rows] == ["40", "80", "100", "100"]
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize(
     ("recipe", "env"),
     [

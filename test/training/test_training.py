@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from runs import assert_equal, assert_same_run, final_state, small_config, table
+from support.tiers import later
 from torchrl.envs import TransformedEnv
 from torchrl.envs.transforms import RewardSum
 
@@ -231,7 +232,9 @@ BROKEN = {"n_agents": 3, "years": 4, "lives": 2, "max_steps": 13, "seed": 0}
 
 
 @pytest.mark.parametrize("what", ["observation", "reward", "state"])
-@pytest.mark.parametrize("when", [24, 30, 39, 40])  # evaluation before training takes up to 13
+@pytest.mark.parametrize(
+    "when", [24, *later("runs", 30, 39), 40]
+)  # evaluation before training takes up to 13
 def test_an_environment_that_turns_nan(what, when, tmp_path):
     config = at(WORLDS["arena"](), tmp_path / "run", **{"checkpoint.every_iterations": 1})
     env = Broken(8, what=what, when=when, **BROKEN)

@@ -92,6 +92,7 @@ class TestObservations:
         assert_alone(team, make_actor, config=NetworkConfig([8], body="cnn", sharing="none"))
 
 
+@pytest.mark.clients
 class TestSharing:
     @pytest.mark.parametrize("kinds", [1, 2])
     @pytest.mark.parametrize("way", SETTINGS)
@@ -123,6 +124,7 @@ class TestSharing:
         assert_equal_to(actor, group, agent, random_data(group))
 
 
+@pytest.mark.clients
 class TestMemory:
     @pytest.mark.parametrize("kind", MEMORIES)
     def test_every_memory(self, kind):

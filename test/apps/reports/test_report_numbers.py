@@ -277,6 +277,7 @@ def test_tables_of_others_join_the_tasks(suite, report, tmp_path):
     assert list(both["elsewhere"].teams) == ["Other MAPPO"]
 
 
+@pytest.mark.pictures
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
@@ -355,6 +356,7 @@ def test_tables_that_were_cut_are_named(tmp_path):
     assert "/a has a metrics.csv that ends at frame 1,000; later evaluations have no agent" in said
 
 
+@pytest.mark.pictures
 def test_the_same_runs_give_the_same_report(suite, report):
     assert markdown(make_report(suite)) == markdown(report)
 
