@@ -296,7 +296,9 @@ class TestRecipes:
     def test_an_algorithm_leads_to_a_recipe(self, capsys):
         line = said_by(capsys, "train", "mappo")
         assert "'mappo' is an algorithm, expected a recipe; use a recipe with it" in line
-        assert "such as vmas_balance_mappo, or add learner.algorithm=mappo to another recipe." in line
+        assert (
+            "such as vmas_balance_mappo, or add learner.algorithm=mappo to another recipe." in line
+        )
         for command in (["tune", "mappo", "learner.lr=1e-4..1e-3"], ["list", "settings", "mappo"]):
             assert "'mappo' is an algorithm" in said_by(capsys, *command)
         with pytest.raises(ConfigError, match="'mappo' is an algorithm"):
