@@ -198,6 +198,6 @@ def test_nothing_is_suggested_where_nothing_is_near(key):
 def test_worlds_are_listed(capsys):
     assert main(["list", "worlds"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("worlds:\n")
+    assert out.startswith("environments:\n")
     assert "speaker_listener" in out
     assert "module:Class" in out

@@ -33,7 +33,7 @@ def test_two_runs_that_start_in_the_same_second_have_a_folder_each(tmp_path, mon
 
 def test_a_folder_is_one_trainings_until_it_is_released(tmp_path):
     first = RunFolder(tmp_path)
-    with pytest.raises(CheckpointError, match="in use: another training of this process trains"):
+    with pytest.raises(CheckpointError, match="in use by another training of this process"):
         RunFolder(tmp_path)
     first.release()
     second = RunFolder(tmp_path)
@@ -55,7 +55,9 @@ def test_another_process_has_it_until_it_is_killed(tmp_path):
     command = [sys.executable, "-c", HOLD, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout.readline() == "has it\n"
-        with pytest.raises(CheckpointError, match=f"in use: process {holder.pid} on .* try again"):
+        with pytest.raises(
+            CheckpointError, match=f"in use by process {holder.pid} on .* try again"
+        ):
             RunFolder(tmp_path)
         holder.send_signal(signal.SIGKILL)
         holder.wait()

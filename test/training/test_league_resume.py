@@ -74,7 +74,7 @@ def test_a_table_that_lost_its_players_is_refused(tmp_path):
     first = player_files(tmp_path / "run")[0]
     content = first.read_bytes()
     first.write_bytes(player_files(tmp_path / "run")[1].read_bytes())
-    with pytest.raises(CheckpointError, match="SHA-256 differs from that in players.csv"):
+    with pytest.raises(CheckpointError, match="SHA-256 differs from the one in players.csv"):
         Run.load(tmp_path / "run").players()
     first.write_bytes(content)
     torchrl_marl.resume(tmp_path / "run", total_frames=512)

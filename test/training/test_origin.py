@@ -90,7 +90,7 @@ def test_a_stranger_s_cluster_is_not_dialed(tmp_path, port, capsys):
     rewritten(folder, distributed=on_ray(config, address))
     for way in (resume, trainer.resume):
         with pytest.raises(
-            TrustError, match=f"connect to the Ray cluster '{address}', as its dist"
+            TrustError, match=f"connect to the Ray cluster '{address}' .distributed"
         ):
             way(folder)
     assert main(["train", "--resume", str(folder)]) == 2
@@ -130,7 +130,7 @@ def test_own_addresses_and_given_ones_are_used(tmp_path, another_user):
 @pytest.mark.parametrize(
     ("settings", "deed"),
     [
-        ({"env": {"kwargs": {"host": "0.0.0.0"}}}, r"listen at '0\.0\.0\.0', as its env\.kwargs"),
+        ({"env": {"kwargs": {"host": "0.0.0.0"}}}, r"listen at '0\.0\.0\.0' .env\.kwargs"),
         ({"env": {"kwargs": {"token_file": "/home/me/.netrc"}}}, "read the token_file from '/home"),
         ({"env": {"kwargs": {"tls_certificate": "/x.pem"}}}, "read the tls_certificate"),
         ({"logging": {"backends": ["tensorboard", "wandb"]}}, "send its metrics to 'wandb'"),

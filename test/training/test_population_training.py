@@ -266,7 +266,7 @@ def test_evolution_replaces_the_worst_by_the_best(tmp_path):
 
 def test_an_evolution_that_selects_nobody_says_so(tmp_path, capsys):
     run = train(tmp_path / "all", total_frames=80, evolution=EVOLVING | {"every_frames": 80})
-    assert "every_frames is 80 and total_frames 80: nobody" in capsys.readouterr().err
+    assert "every_frames is 80 and total_frames 80: no selection" in capsys.readouterr().err
     assert not (run.folder / "evolution.csv").exists()
 
 

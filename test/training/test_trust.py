@@ -50,7 +50,7 @@ def module(tmp_path, monkeypatch):
     place, mark = tmp_path / "modules" / "secret_meadow", tmp_path / "mark"
     place.mkdir(parents=True)
     (place / "__init__.py").touch()
-    (place / "environment.py").write_text(WORLD.format(mark=mark))
+    (place / "world.py").write_text(WORLD.format(mark=mark))
     monkeypatch.syspath_prepend(str(place.parent))
 
     def forget():
