@@ -190,7 +190,7 @@ class TestTrain:
         ("setting", "message"),
         [
             ("learner.lr=1", "learner.lr was 0.0005 when this run was made and 1.0 is asked for: "),
-            ("seed=3", "seed was 0 when this run was made and 3 is asked for: a resumed run goes"),
+            ("seed=3", "seed was 0 when this run was made and 3 is asked for: a resumed run keeps"),
             ("env.max_steps=3", "env.max_steps was 100 when this run was made and 3 is asked for"),
             ("folder=x", "folder was null when this run was made and 'x' is asked for"),
             ("total_frames=1", "total_frames is 1, expected at least frames_per_batch"),

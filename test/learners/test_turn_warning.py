@@ -48,7 +48,7 @@ def test_the_tutorial_says_what_turns_need():
     text = (Path(__file__).parents[2] / "tutorials" / "05_your_environment.ipynb").read_text(
         "utf-8"
     )
-    section = text.partition("## 3. Games with turns")[2].partition("## 4.")[0]
+    section = text.partition("## 3. Turn-based games")[2].partition("## 4.")[0]
     assert "`learner.bootstrap=agent`" in section and "nothing to be set" not in section
     (told,) = learn(make_env("pettingzoo/classic/connect_four_v3", num_envs=4, seed=0), "team")
     assert "use learner.bootstrap=agent" in told and OnPolicyConfig().bootstrap == "team"

@@ -103,7 +103,7 @@ class TestWhereTheyEnter:
 
     @pytest.mark.parametrize("name", [*LEADING_OUT, *UNSEEN, "red/0", ".x", "", 3])
     def test_agents_of_an_external_simulator(self, name):
-        with pytest.raises(ConfigError, match=r"^a kind of agents is called .*, expected a word: "):
+        with pytest.raises(ConfigError, match=r"^a kind of agents is named .*, expected a word: "):
             Declared.read({name: {"n": 2, "observation": 3, "action": 1}})
 
     def test_players_of_a_run(self, tmp_path):

@@ -190,7 +190,7 @@ BAD = [
         {
             "distributed": {"backend": "ray", "collectors": 2, "overlap": 1, "snapshot_every": 0},
         },
-        "snapshot_every is 0, expected 1 or more beside distributed.overlap=1",
+        "snapshot_every is 0, expected 1 or more with distributed.overlap=1",
     ),
     (
         {"distributed": {"collectors": 2, "overlap": 1}, "learner.unshare_at": 0.5},

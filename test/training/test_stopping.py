@@ -54,7 +54,7 @@ def test_a_run_ends_early_by_its_evaluations(tmp_path, capsys):
     assert rows == table(whole.folder / "evaluation.csv")[:2]
     # It is finished, and goes on where nothing stops it.
     resume(run.folder)
-    assert "is finished, with 160 frames; a higher stop_at_return" in capsys.readouterr().err
+    assert "is finished, with 160 frames; add a higher stop_at_return" in capsys.readouterr().err
     resumed = resume(run.folder, stop_at_return=None)
     assert resumed.summary["frames"] == 480
     for name in ("metrics.csv", "evaluation.csv"):
