@@ -84,7 +84,7 @@ class EnvConfig:
     library: Annotated[
         str, _NotAModule(), OneOf(LIBRARIES.words, form=OWN_ENVIRONMENT, advice=LIBRARIES.advice)
     ] = DEFAULT_LIBRARY
-    """Library of the environment. For a custom environment: ``module:Class`` or
+    """Library of the environment. A custom environment is given as ``module:Class`` or
     ``path/to/file.py:Class``."""
     name: str = "balance"
     """Name of the environment in its library, such as ``balance`` or ``mpe2/simple_spread_v3``.

@@ -119,7 +119,7 @@ _KNOWN_SHARINGS = {
     "none": Sharing("a network for each agent", f"{_WAYS}:none"),
     "full": Sharing("one network for all agents", f"{_WAYS}:full"),
     "group": Sharing("a network for each group and each kind of agent in it", f"{_WAYS}:group"),
-    "trunk": Sharing("shared hidden layers, and a last layer for each agent", f"{_WAYS}:trunk"),
+    "trunk": Sharing("shared hidden layers, a last layer for each agent", f"{_WAYS}:trunk"),
     "agent_id": Sharing(
         "one network for all agents, which also reads the agent's id", f"{_WAYS}:agent_id"
     ),

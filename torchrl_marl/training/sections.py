@@ -118,7 +118,7 @@ class LeagueConfig:
             }
         ),
     ] = "squared"
-    """Weighting of stored players in ``pfsp``, by the win rate w of the learning policy. For a
+    """Weighting of stored players in ``pfsp``, by the win rate w of the policy against each. For a
     partner, w is the return achieved with it, scaled to [0, 1]."""
     slots: Annotated[int, Range(1, 1000)] = 16
     """Maximum number of stored players to draw from. Beyond this number, each new player
@@ -369,8 +369,8 @@ class EvolutionConfig:
     elite: Annotated[int, Range(0), _TOURNAMENT] = 1
     """Number of best members that stay unchanged in a ``tournament``."""
     factors: Annotated[list[float], _EVOLVING] = field(default_factory=lambda: [0.8, 1.25])
-    """Mutation factors. A copied member multiplies each varied setting of its parent by one of
-    these factors, drawn at random."""
+    """Mutation factors of the varied settings. A copied member multiplies each varied setting of
+    its parent by one of these factors, drawn at random."""
     resample: Annotated[float, Range(0, 1), _EVOLVING] = 0.25
     """Probability that a varied setting of a copy is drawn from its range instead."""
 
