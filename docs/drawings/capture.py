@@ -55,7 +55,7 @@ def _captured(drawing: Drawing, y: float) -> None:
 
 def _kept(drawing: Drawing, y: float) -> None:
     lines = [
-        "Python does the rest: initial states (sampled in advance), advantages, logging, evaluation,",
+        "Python does the rest: initial states (in advance), advantages, logging, evaluation,",
         "checkpoints. A step whose Python code depends on the state runs eagerly.",
     ]
     for i, line in enumerate(lines):

@@ -17,7 +17,7 @@ def draw() -> Drawing:
     """The team earns 1 in each of 40 steps; one of its agents dies in the first."""
     drawing = Drawing(760, 268, "Credit of an agent that dies in the first step")
     drawing.words(
-        20, 30, "An agent dies in the first of 40 steps; its team earns 1 per step", size=16, bold=True
+        20, 30, "An agent dies in the first of 40 steps; its team earns on", size=16, bold=True
     )
     credits = credit()
     rows = [

@@ -24,7 +24,7 @@ def draw() -> Drawing:
         _agent(drawing, 64 + i * ROW, name, born, end)
     y = 64 + len(AGENTS) * ROW + 8
     drawing.words(20, y + 18, "the team", bold=True)
-    drawing.box(LEFT, y, STEPS * CELL, ROW - 8, "empty", "the episode ends when the last agent has ended")
+    drawing.box(LEFT, y, STEPS * CELL, ROW - 8, "empty", "the episode ends with the last agent")
     drawing.box(LEFT + STEPS * CELL + 6, y, 84, ROW - 8, "red", "root done")
     _legend(drawing, y + 46)
     _ends(drawing, y + 80)
