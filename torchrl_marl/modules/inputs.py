@@ -73,7 +73,7 @@ class Features:
     Args:
         width (int): number of features.
         pictures (tuple of Picture, optional): positions of the images; None if they differ
-        between agents of one network.
+            between agents of one network.
 
     Examples:
         >>> Features(4).wider(2)
