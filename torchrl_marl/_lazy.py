@@ -52,7 +52,7 @@ def attach(
 
 
 def _imported_for_type_checkers(package: str) -> dict[str, str]:
-    """Returns name -> module, of a package's imports under ``if TYPE_CHECKING``."""
+    """Returns the names that a package imports under ``if TYPE_CHECKING``, with their modules."""
     import ast  # late: `python -m torchrl_marl` first removes the current folder from the path
 
     loader: Any = sys.modules[package].__spec__.loader  # type: ignore[union-attr]
@@ -63,7 +63,7 @@ def _imported_for_type_checkers(package: str) -> dict[str, str]:
     return {alias.name: str(line.module) for line in imports for alias in line.names}
 
 
-# Modules and packages that moved into a folder under their own names.
+# Folder -> modules and packages that moved into it without a change of name.
 _MOVED_INTO = {
     "apps": "choosing console export players plotting reports serving suites",
     "apps.cli": "arguments evaluating",

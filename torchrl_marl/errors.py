@@ -25,7 +25,7 @@ __all__ = [
 
 
 class UserError(Exception):
-    """A request that cannot be met; the message contains the fix."""
+    """A request that cannot be met; the message says how to fix it."""
 
 
 class ConfigError(UserError, ValueError):
@@ -56,7 +56,7 @@ class CaptureError(UserError, RuntimeError):
 
 
 class GraphCheckError(CaptureError, AssertionError):
-    """A failed check of a simulator that a graph had deferred."""
+    """A failed check of a simulator, reported late because the step ran as a graph."""
 
 
 class CheckpointError(UserError, RuntimeError):
@@ -64,11 +64,11 @@ class CheckpointError(UserError, RuntimeError):
 
 
 class SimulatorStateError(UserError, RuntimeError):
-    """A simulator without access to its state as tensors."""
+    """A simulator from which the state cannot be read as tensors."""
 
 
 class SpecError(UserError, ValueError):
-    """An environment with output that differs from its specs."""
+    """A mismatch between the specs and the output of an environment or policy."""
 
 
 class WorkerError(UserError, RuntimeError):
@@ -80,7 +80,7 @@ class RankError(UserError, RuntimeError):
 
 
 class TrustError(UserError):
-    """Code of another user that would run without consent."""
+    """Code or services of another user that would be used without consent."""
 
 
 class WriteError(UserError, OSError):

@@ -52,7 +52,7 @@ DEFAULT_RECIPE = "vmas_balance_mappo"
 """Default recipe of ``torchrl-marl train``."""
 
 _FOLDER = Path(__file__).parent / "configs"
-# Only the file of a run has all of these; recipes written by hand do not.
+# The settings file of a run has all of these; a recipe written by hand does not.
 _OF_A_RUN = {"recipe", "seed", "folder", "device", "env", "learner", "checkpoint", "logging"}
 
 
@@ -90,7 +90,7 @@ def load_config(
     """
     config, *idle = _read(recipe, overrides)
     if isinstance(recipe, (str, Path)) and _is_complete(recipe):
-        # The file of a run, possibly of another user's run.
+        # The settings file of a run, possibly of another user's run.
         given = flatten(_given(overrides))
         check_origin(Path(recipe), config, given=given, own_env=own_env)
     try:
@@ -125,7 +125,8 @@ def validate(
             suggest the defaults.
 
     Raises:
-        ConfigError: naming the setting, what was found, what was expected and the fix.
+        ConfigError: a value is wrong; the message names the setting, the value that was found,
+            the expected values and the fix.
         MissingExtraError: the environment or a logging backend is not installed.
 
     Examples:
@@ -141,7 +142,7 @@ use device=cpu.
 
 
 class _Read(NamedTuple):
-    """A config, with messages about given settings that do not apply or have no effect."""
+    """A config, and messages about given settings that do not apply or have no effect."""
 
     config: TrainConfig
     inapplicable: dict[str, str]
@@ -166,7 +167,7 @@ def _read(recipe: Recipe, overrides: GivenSettings) -> _Read:
 
 
 def _merged(base: dict[str, Any], own: dict[str, Any], *, complete: bool = False) -> _Read:
-    """Reads a recipe with overrides; default values in a complete recipe count as not given."""
+    """Reads a recipe with overrides; a complete recipe's default values count as not given."""
     reader = Reader(TrainConfig, hints=_scenario_hints(base, own))
     config = reader.read(base, own)
     config = dataclasses.replace(config, env=_found_from_anywhere(config.env))
@@ -176,7 +177,7 @@ def _merged(base: dict[str, Any], own: dict[str, Any], *, complete: bool = False
 
 
 def _is_complete(recipe: Any) -> bool:
-    """Returns whether a recipe has every setting, as the file of a run and its copies have."""
+    """Returns whether a recipe has every setting, like a run's settings file or a copy of it."""
     if not isinstance(recipe, (str, Path)) or recipe in recipe_names():
         return False
     return Path(recipe).name == "config.yaml" or read_yaml(Path(recipe)).keys() >= _OF_A_RUN
@@ -190,7 +191,7 @@ def _given(overrides: GivenSettings) -> dict[str, Any]:
 
 
 def _with_environment(settings: dict[str, Any], before: str) -> dict[str, Any]:
-    """Returns settings with ``env=vmas/wheel`` split into library and name."""
+    """Returns settings in which ``env=vmas/wheel`` is split into library and name."""
     env = settings.get("env", {})
     text = env.get("library") if isinstance(env, Mapping) else None
     if not isinstance(text, str) or "/" not in text or ":" in text or text.endswith(".py"):
@@ -212,7 +213,7 @@ def environment_settings(library: str, name: str, before: str) -> dict[str, Any]
 
     Args:
         library, name (str): library and name of the environment.
-        before (str): library of the recipe. Environments of this library keep the recipe's limit.
+        before (str): library of the recipe; its environments keep the recipe's time limit.
 
     Examples:
         >>> environment_settings("vmas", "wheel", "vmas")
@@ -237,10 +238,10 @@ def save_config(config: TrainConfig, path: str | Path) -> None:
 
 
 def explain(config: TrainConfig | None = None) -> list[Setting]:
-    """Returns every setting with its dotted key, type, value and meaning.
+    """Returns every setting, with its dotted key, type, value and meaning.
 
     Args:
-        config (TrainConfig, optional): config with the values; otherwise the defaults.
+        config (TrainConfig, optional): config with the values; by default, the defaults are listed.
 
     Examples:
         >>> explain()[1].key, explain()[1].default
@@ -279,7 +280,7 @@ def _settings(recipe: Recipe) -> dict[str, Any]:
 
 
 def _unknown_recipe(text: str) -> ConfigError:
-    """Returns the error for an unknown recipe, with a fix for names of environments and such."""
+    """Returns the error for an unknown recipe; adds advice for environments and algorithms."""
     names = recipe_names()
     library, slash, environment = (text if "/" in text else f"{DEFAULT_LIBRARY}/{text}").partition(
         "/"
@@ -322,19 +323,19 @@ def _scenarios() -> Collection[str]:
 
 
 def _recipes_with(section: str, values: tuple[str, ...]) -> list[str]:
-    """Returns the recipes with these values of the first settings of a section, default first."""
+    """Returns the recipes with these values of a section's first settings, the default first."""
     fields = dataclasses.fields({"env": EnvConfig, "learner": OnPolicyConfig}[section])
     found = []
     for name in recipe_names():
         own = normalized(TrainConfig, read_yaml(_FOLDER / f"{name}.yaml")).get(section, {})
         if tuple(own.get(one.name, one.default) for one, _ in zip(fields, values)) == values:
             found.append(name)
-    # Then the simplest recipe, which has the shortest name.
+    # Shorter names come next, since they belong to simpler recipes.
     return sorted(found, key=lambda name: (name != DEFAULT_RECIPE, len(name)))
 
 
 def _without_foreign_arguments(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """Drops the recipe's arguments and agents' names where another environment is chosen."""
+    """Drops the recipe's arguments and agent names if another environment is chosen."""
     before = {"env.library": EnvConfig.library, "env.name": EnvConfig.name}
     before |= flatten(base)
     after = before | flatten(own)
@@ -352,7 +353,7 @@ def _without_foreign_arguments(base: dict[str, Any], own: dict[str, Any]) -> dic
 
 
 def _found_from_anywhere(env: EnvConfig) -> EnvConfig:
-    """Returns the settings with absolute paths, so that a run can be resumed from any folder."""
+    """Returns the settings with absolute paths, which allows resuming a run from any folder."""
     place, colon, kind = env.library.partition(":")
     if colon:
         place = os.path.abspath(place) if place.endswith(".py") else place

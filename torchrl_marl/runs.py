@@ -1,4 +1,4 @@
-"""Training, iterating over, resuming and plotting runs."""
+"""Functions that train, resume and plot runs."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def train(recipe: Recipe = DEFAULT_RECIPE, *, env: Any = None, **overrides: Any)
             ``**{"learner.lr": 1e-3}``.
 
     Raises:
-        UserError: the request cannot be met; the message names the fix.
+        UserError: the request cannot be met; the message says how to fix it.
 
     Examples:
         >>> import torchrl_marl
@@ -76,9 +76,9 @@ def train(recipe: Recipe = DEFAULT_RECIPE, *, env: Any = None, **overrides: Any)
 
 
 def iterate(recipe: Recipe = DEFAULT_RECIPE, *, env: Any = None, **overrides: Any) -> Iterator[Any]:
-    """Trains as :func:`train`, as a generator that yields after every iteration.
+    """Trains like :func:`train`, but as a generator that yields after every iteration.
 
-    The settings are checked at the call, before the first iteration.
+    The settings are checked when it is called, before the first iteration.
     """
     config, env = _prepared(recipe, env, overrides)
     from torchrl_marl.training import trainer
@@ -99,17 +99,17 @@ def resume(
     Args:
         folder (str or Path): folder of the run.
         env (EnvBase, optional): the environment, if the run was started with an object.
-        trust (bool): whether to trust a run of another user. It then runs the module of the
-            environment and loads pickled PettingZoo environments, which otherwise start new
-            episodes. It also follows links out of the folder, and uses the cluster, addresses and
-            services in the settings.
-        overrides: settings to change from now on, also in ``config.yaml``: ``total_frames``,
+        trust (bool): whether to trust a run of another user. If True, the environment's module is
+            imported, pickled PettingZoo environments are loaded (otherwise they start new
+            episodes), links out of the folder are followed, and the cluster, addresses and
+            services in the settings are used.
+        overrides: settings to change, which are also written to ``config.yaml``: ``total_frames``,
             ``stop_at_return``, ``evaluation``, ``checkpoint``, ``logging``, ``device``,
             ``threads``, ``execution`` and ``distributed`` (except the number of shards). Linear
             schedules and ``unshare_at`` follow the new ``total_frames``.
 
     Raises:
-        UserError: the request cannot be met; the message names the fix.
+        UserError: the request cannot be met; the message says how to fix it.
     """
     if isinstance(env, Mapping):
         overrides, env = {**overrides, "env": env}, None
@@ -146,7 +146,7 @@ def _check_given(folder: Path, before: TrainConfig, config: TrainConfig) -> None
     """Refuses settings that differ from those of the run, before anything is built.
 
     Raises:
-        ConfigError: naming each setting, and its value in the run.
+        ConfigError: a setting differs; the message names each one, and its value in the run.
     """
     made = None
     if has_checkpoint(folder):
@@ -161,7 +161,7 @@ def check_device(config: TrainConfig) -> None:
     """Refuses a missing CUDA device; imports torch only for a CUDA device.
 
     Raises:
-        ConfigError: naming the available devices.
+        ConfigError: the device is missing; the message names the available devices.
     """
     if not config.device.startswith("cuda"):
         return
@@ -180,7 +180,7 @@ def check_compiler_cache() -> None:
     """Refuses a compiler cache that cannot be written, before torch uses it.
 
     Raises:
-        WriteError: naming the environment variable of the cache.
+        WriteError: the cache cannot be written; the message names its environment variable.
     """
     folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     if not folder:
@@ -237,7 +237,7 @@ def _prepared(
 
 
 def _refuse_beside(overrides: Mapping[str, Any], idle: str, what: str) -> None:
-    """Refuses settings that have no effect with the given ``env``."""
+    """Refuses overrides that have no effect on an environment given by the caller."""
     for key in flatten(unfold(overrides)):
         if key.startswith(idle):
             raise ConfigError(

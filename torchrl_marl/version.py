@@ -1,4 +1,4 @@
-"""The package's version, known without an installation: code may run from its folder."""
+"""The package's version, stored here because code may run from its folder, not installed."""
 
 __all__ = ["__version__"]
 

@@ -1,4 +1,4 @@
-"""Collectors, which step environments with a policy and return batches."""
+"""Collectors: they step environments with a policy and return batches."""
 
 from typing import TYPE_CHECKING
 

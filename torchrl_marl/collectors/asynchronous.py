@@ -1,6 +1,6 @@
-"""Asynchronous collecting: batches of the fragments that arrive first.
+"""Asynchronous collection: a batch consists of the fragments that arrive first.
 
-Shapes: E envs of a batch, T steps.
+Shapes: E envs in a batch, T steps.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ __all__ = ["AsynchronousCollector"]
 class AsynchronousCollector:
     """Collects batches ``[E, T]`` from shards on Ray actors that never wait for each other.
 
-    An actor that has finished a fragment starts the next at once, with the newest weights. A batch
-    has as many fragments as there are shards, and a fast shard may contribute several. Fragments
-    by a policy that is too old are dropped and counted. A batch depends on timing, so no two runs
-    are equal; :class:`~torchrl_marl.collectors.sharded.ShardedCollector` is reproducible.
+    A *fragment* is T steps of one shard. An actor that has finished its fragments starts new ones
+    at once, with the newest weights. A batch has as many fragments as there are shards, and a fast
+    shard may contribute several. Fragments of too old a policy are dropped and counted. Batches
+    depend on timing, so runs cannot be repeated exactly;
+    :class:`~torchrl_marl.collectors.sharded.ShardedCollector` is reproducible.
 
     Args:
-        placement (OnRay): the shards, which write the running episodes' sums.
+        placement (OnRay): the shards, which write the sums of unfinished episodes into batches.
         policy (nn.Module): policy of the learner.
-        max_lag (int): maximum number of batches learned from between a fragment's weights and its
-            batch.
+        max_lag (int): maximum age of a fragment's weights, in batches that were learned from since.
         device (torch.device, optional): device of batches.
 
     Attributes:
-        follows (bool): False: rows do not continue those of the batch before.
+        follows (bool): False, since the rows of a batch do not continue those of the last batch.
 
     Keys:
-        - writes: ``("collector", "policy_version")``: the number of batches that the policy had
-          learned from, ``[E, T]``
+        - writes: ``("collector", "policy_version")``: the number of batches from which the acting
+          policy had learned, ``[E, T]``
     """
 
     follows = False
@@ -71,7 +71,7 @@ class AsynchronousCollector:
         """Collects one batch; waits for as many fragments as there are shards.
 
         Raises:
-            NonFiniteError: naming the entry that is not finite.
+            NonFiniteError: a value is NaN or infinite; the message names the entry.
             WorkerError: a shard cannot be restored.
         """
         weights = self._weights()
@@ -91,7 +91,7 @@ class AsynchronousCollector:
         return batch
 
     def _fresh(self, shard: int, version: int, played: ShardResult) -> list[TensorDictBase]:
-        """Returns a fragment with its policy's version, or nothing if that is too old."""
+        """Returns a list with the fragment and its policy version; empty for too old a policy."""
         if self.version - version > self.max_lag:
             self.dropped += 1
             return []
@@ -110,7 +110,7 @@ class AsynchronousCollector:
         self._playing[self.placement.play(a, entry)] = a, self.version, entry
 
     def _wait(self, weights: Weights) -> None:
-        """Receives the next fragments that are ready, and restarts their actor."""
+        """Waits for an actor to finish its fragments, takes them, and starts it again."""
         call = self.placement.first(list(self._playing))
         a, version, entry = self._playing.pop(call)
         journal = ReplayLog(keeps=all(state is not None for state in self._snapshots))
@@ -125,7 +125,7 @@ class AsynchronousCollector:
         """Does nothing: each shard has checked its part of the batch."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the shards' last snapshots; fragments in progress are replayed on resuming."""
+        """Returns the shards' last snapshots; after resuming, pending fragments start again."""
         known = all(state is not None for state in self._snapshots)
         numbers = {"frames": self.frames, "version": self.version, "dropped": self.dropped}
         return {**numbers, "shards": list(self._snapshots) if known else None}
@@ -134,7 +134,7 @@ class AsynchronousCollector:
         """Restores a saved state; an empty one starts new episodes.
 
         Returns:
-            bool: False, since rows do not continue those of the batch before.
+            bool: False, since rows do not continue those of the last batch.
         """
         self.frames = state.get("frames", self.frames)
         self.version, self.dropped = state.get("version", 0), state.get("dropped", 0)

@@ -1,4 +1,4 @@
-"""Rollouts captured as one graph."""
+"""Rollouts with steps that are captured as a graph."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _SCALARS = (bool, int, float, str, type(None))
 
 
 def fingerprint(thing: Any) -> tuple:
-    """Returns an identity of a policy or a transform, from its modules, tensors and attributes.
+    """Returns a fingerprint of a policy or transform: its modules, tensors and attributes.
 
-    The values of tensors do not count: a graph reads them where they are.
+    The values of tensors are left out, since a graph reads the tensors' current values.
 
     Args:
         thing (callable): a policy or a transform.
@@ -41,7 +41,7 @@ def fingerprint(thing: Any) -> tuple:
         >>> fingerprint(net) == before, fingerprint(net.eval()) == before
         (True, False)
     """
-    thing = getattr(thing, "__self__", thing)  # of a bound method
+    thing = getattr(thing, "__self__", thing)  # the object of a bound method
     if not isinstance(thing, nn.Module):
         return (id(thing), *_plain(thing))
     marks: list[Any] = []
@@ -67,10 +67,10 @@ class CapturedRollout:
     """Steps an environment T times with a policy, without waiting for the device.
 
     Args:
-        env (EnvBase): an environment with a simulator that can be captured, and with transforms
-            that hold no tensors.
+        env (EnvBase): environment with a simulator that can be captured. Its transforms must keep
+            no tensors from step to step.
         execution (str): execution of the graphs.
-        n_steps (int): number T of steps of a batch.
+        n_steps (int): number T of steps in a batch.
 
     Shapes:
         - a batch: ``[E, T]``
@@ -97,14 +97,14 @@ class CapturedRollout:
         )
         self._remembered = remembered_keys(env)
         self._prepared = False
-        self._seen_through: Any = None  # the transforms
+        self._seen_through: Any = None  # fingerprints of the transforms
         self._random_policy = _random_policy(env)
         self._programs: dict[Any, tuple[Program, TensorDictLayout, Loop, OuterTensors, Policy]] = {}
 
     def _twin(self, num_envs: int) -> tuple[EnvBase, Any]:
         base = self._base.twin(num_envs)
         simulator = base.simulator
-        # Hidden states start with zeros: they are not drawn, and the pool has no rows of them.
+        # Hidden states start at zero: they are not drawn, and the pool does not store them.
         parts = [part for part in _transforms(self.env) if not isinstance(part, Remember)]
         if not parts:
             return base, simulator
@@ -116,12 +116,12 @@ class CapturedRollout:
         carry: TensorDictBase,
         exploration: ExplorationType,
     ) -> tuple[TensorDict, TensorDict]:
-        """Returns a batch and the step to continue from.
+        """Returns a batch, and the step from which the next batch continues.
 
         Args:
-            policy (callable, optional): acts for all groups; random actions by default.
-            carry (TensorDictBase): the step to start from, ``[E]``.
-            exploration (ExplorationType): sampling of the policy's actions.
+            policy (callable, optional): policy that acts for all groups; by default random actions.
+            carry (TensorDictBase): the step from which the batch starts, ``[E]``.
+            exploration (ExplorationType): how the policy's actions are sampled.
         """
         policy = self._random_policy if policy is None else policy
         random = {} if self._programs else self._base.random_state.state_dict()
@@ -133,7 +133,7 @@ class CapturedRollout:
             program, nesting, loop, outer = self._program(policy, exploration, state, now)
             outer.refresh(program, self.captured.simulator)
         except CaptureError:
-            if random:  # undo the draws of the attempt
+            if random:  # undo the random draws of the failed attempt
                 self._base.random_state.load_state_dict(random)
             raise
         inputs = [*state, *now, self.pool.tensors["used"], *self._pool_leaves()]
@@ -148,7 +148,7 @@ class CapturedRollout:
         return batch, self._carried().build(now, size)
 
     def _carried(self) -> TensorDictLayout:
-        """Returns the layout of a step: that of an episode's start, and the hidden states."""
+        """Returns the layout of a step: the entries of a reset, and the hidden states."""
         nesting = self.pool.nesting
         if not self._remembered:
             return nesting
@@ -156,8 +156,8 @@ class CapturedRollout:
         return TensorDictLayout.of(keys, nesting.inner, nesting.device)
 
     def _loop(self, program: Program, n_state: int, n_carry: int) -> Loop:
-        """Returns T steps as a function of flat tensors; on a GPU one graph."""
-        moving = n_state + n_carry + 1  # with the starts that were used
+        """Returns a function of flat tensors that makes T steps, on a GPU in one graph."""
+        moving = n_state + n_carry + 1  # 1: the number of initial states used
 
         def loop(*inputs: Tensor) -> list[Tensor]:
             now: Sequence[Tensor] = inputs[:moving]
@@ -177,14 +177,14 @@ class CapturedRollout:
         return CudaGraph(loop, mutated=(), name="a rollout")
 
     def prepare(self) -> None:
-        """Refills the pool of episode starts; waits for the device, so call it between batches.
+        """Refills the pool of initial states; waits for the device, so call it between batches.
 
         Raises:
             CaptureError: the twin environment, with its transforms, cannot be reset.
         """
         transforms = [(fingerprint(x), _versions(x)) for x in self._parts()]
         changed = self._seen_through is not None and transforms != self._seen_through
-        # Starts may be outdated, such as after a change of the goal or of a transform.
+        # Initial states may be outdated, for example if the goal or a transform has changed.
         self.pool.keep_to(self.captured.structure())
         if changed or self.pool.is_outdated():
             self.pool.empty()
@@ -215,9 +215,9 @@ class CapturedRollout:
                 raise CaptureError("the policy or a transform changes attributes when it is called")
             outer.belong_to(program)
             loop = self._loop(program, len(state), len(now))
-            # Only the capture finds the values that its path depends on.
+            # Capturing finds the tensors that the path depends on, which change the signature.
             key = (*acts, self.captured.signature())
-            # The policy is held, so that no other object gets its id.
+            # A reference to the policy is kept, so that no other object gets its id.
             self._programs[key] = program, nesting, loop, outer, policy
             while len(self._programs) > _MOST_PROGRAMS:
                 del self._programs[next(iter(self._programs))]
@@ -243,7 +243,7 @@ class CapturedRollout:
             with set_exploration_type(exploration):
                 stepped = self.env.step(policy(carry))
             following = self.env.step_mdp(stepped)
-            if self._remembered:  # the next step holds them
+            if self._remembered:  # the next step has them
                 stepped = stepped.exclude(*(("next", *key) for key in self._remembered))
             if not found:
                 found.append(TensorDictLayout(stepped))
@@ -254,7 +254,7 @@ class CapturedRollout:
         def finish(state: list[Tensor], output: Any) -> list[Tensor]:
             ended, after, drawn, leaves = output
             state, after, used = begin_episodes(ended, state, after, drawn)
-            # Inputs of the next step have one layout, which compiled graphs require.
+            # Compiled graphs require inputs that have the same memory layout in every step.
             return [*(x.contiguous() for x in (*state, *after.values(), used)), *leaves]
 
         program = self.captured.capture(
@@ -270,7 +270,7 @@ class CapturedRollout:
         return program, found[0]
 
     def _try(self, policy: Policy, exploration: ExplorationType, now: list[Tensor]) -> None:
-        """Checks by two eager steps that all groups act and that the policy keeps no state."""
+        """Checks in two eager steps that the policy acts for all groups and keeps no state."""
         captured, nesting = self.captured, self._carried()
         size = self.env.batch_size
 
@@ -294,7 +294,7 @@ class CapturedRollout:
                     )
 
     def _as_given(self, acted: TensorDictBase) -> TensorDictBase:
-        """Returns a step in the form that the environment below the transforms receives."""
+        """Returns a step as the environment receives it from its transforms."""
         if not isinstance(self.env, TransformedEnv):
             return acted
         return self.env.transform.inv(acted.copy())
@@ -309,17 +309,17 @@ class CapturedRollout:
         }
 
     def raise_failed(self) -> None:
-        """Raises the errors that a simulator's own checks found; waits for the device.
+        """Raises the errors of the simulator's deferred checks; waits for the device.
 
         Raises:
-            GraphCheckError: naming the line of the simulator.
+            GraphCheckError: a check failed; the message names the line of the simulator.
         """
         for program, *_ in self._programs.values():
             program.raise_failed()
 
 
 def _tried(call: Callable[[], Any], what: str) -> Any:
-    """Calls a function, and raises its errors as :class:`CaptureError`, to run eagerly instead."""
+    """Calls a function; turns its errors into :class:`CaptureError`, so that steps run eagerly."""
     try:
         return call()
     except UserError:
@@ -344,11 +344,11 @@ def _versions(module: torch.nn.Module) -> list[int]:
 
 
 def _random_policy(env: EnvBase) -> Policy:
-    """Returns a policy equal to ``env.rand_action``, without its check of the actions."""
+    """Returns a policy that acts like ``env.rand_action``, but does not check the actions."""
     team = TeamSpec.from_env(env)
     try:
         return TeamPolicy(RandomActor(group, env.device) for group in team.groups.values())
-    except ValueError:  # actions of a type that only their spec can sample
+    except ValueError:  # only the spec can sample these actions
         return env.rand_action
 
 
@@ -363,6 +363,6 @@ def _refuse_stateful(env: EnvBase) -> None:
                 "use torchrl_marl.envs.Remember"
             )
         for name, value in vars(part).items():
-            # Buffers are read where they are; a graph refuses to write to them.
+            # A graph can read a module's buffers, but refuses to write to them.
             if isinstance(value, (Tensor, TensorDictBase)) or hasattr(value, "acquire"):
                 raise CaptureError(f"the transform {type(part).__name__} keeps a state, {name}")

@@ -1,4 +1,4 @@
-"""The protocol of a collector, used by training."""
+"""Protocol of the collectors that training uses."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ __all__ = ["Collector", "Interrupted"]
 
 
 class Interrupted(Exception):
-    """Raised when waiting for a batch is interrupted from outside."""
+    """Raised if the user interrupts the run while it waits for a batch."""
 
 
 @runtime_checkable
 class Collector(Protocol):
     """Steps environments with a policy and returns batches ``[E, T]``.
 
-    Episodes continue from one batch to the next. The environments may be in this process, in others
-    or on other machines, and run eagerly or as graphs; training does not depend on it.
+    Episodes continue from one batch to the next. The environments may be in this process, in other
+    processes or on other machines, and run eagerly or as graphs; training code is the same.
 
     Attributes:
-        follows (bool): whether rows continue those of the batch before.
-        renewed (Tensor, optional): envs with running episodes lost before the last batch, bool
-            ``[E]``; None if there are none.
+        follows (bool): whether the rows of a batch continue those of the last batch.
+        renewed (Tensor, optional): mask of the envs that lost their running episodes before the
+            last batch, bool ``[E]``; None if no env did.
     """
 
     follows: bool
@@ -33,7 +33,7 @@ class Collector(Protocol):
 
     @property
     def frames(self) -> int:
-        """Number of env steps so far."""
+        """Number of environment steps so far."""
 
     @property
     def counters(self) -> Mapping[str, int]:
@@ -43,7 +43,8 @@ class Collector(Protocol):
         """Collects one batch.
 
         Raises:
-            NonFiniteError: an entry of the environment is NaN or infinite, if already checked.
+            NonFiniteError: an entry of the environment is NaN or infinite. Some collectors check
+                this only in :meth:`finish`.
         """
 
     def finish(self, batch: TensorDictBase) -> None:
@@ -55,7 +56,7 @@ class Collector(Protocol):
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state for resuming in mid-episode, with ``frames``."""
+        """Returns the state for resuming in mid-episode, including ``frames``."""
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
         """Restores a saved state; an empty one starts new episodes.

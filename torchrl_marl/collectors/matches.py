@@ -1,6 +1,8 @@
-"""Matches between the policy that learns and stored players.
+"""Matches between the learning policy and stored players.
 
-Shapes: E envs, R of them with stored players, N agents of a group, S slots, K players.
+A *seat* is the agents that one player controls.
+
+Shapes: E envs, R envs with stored players, N agents of a group, S slots, K players.
 """
 
 from __future__ import annotations
@@ -26,52 +28,53 @@ Seat = Mapping[str, Sequence[int]]
 
 
 class MatchPolicy(TensorDictModuleBase):
-    """The policy that learns, with stored players as opponents in some envs and seats.
+    """The learning policy, with stored players in some seats of some envs.
 
-    The seats of the policy are a fixed split of the envs: in the first envs it has all seats, in
-    the next only the first seat, then only the second, and so on. The opponents are data: each env
-    samples one player by ``chances`` at the start of an episode. It plays all other seats to the
-    end. Neither new players nor other probabilities need a new graph.
+    The envs are split once: in the first envs the policy plays all seats, in the next ones only the
+    first seat, then only the second, and so on. In these, each env samples one player by
+    ``chances`` at the start of an episode, which plays all other seats until the episode ends.
+    Players and probabilities are data of the graph, so changes do not need a new graph.
 
     Args:
-        policy (TeamPolicy): the policy that learns; acts for all groups.
+        policy (TeamPolicy): the learning policy, which acts for all groups.
         team (TeamSpec): the groups.
         seats (sequence of mapping): for each seat, group -> indices of its agents; each agent of
             the team belongs to one seat.
-        envs (sequence of int): number of envs with the policy in all seats, then in each seat.
+        envs (sequence of int): number of envs in which the policy plays all seats, followed by the
+            numbers in which it plays only the first seat, only the second, and so on.
 
     Keyword Args:
-        n_slots (int): number S of stored copies.
-        guests (sequence of callable): other policies, called in order: players S, S + 1, ...
-        exploiters (sequence of TeamPolicy): policies that only learn to beat this one. Each gets
-            equally many of the first envs and plays one seat there. This policy plays the other
-            seats and does not learn there.
-        exploited (sequence of int): number of envs per seat of each exploiter.
-        block (int): rows of a block of one player, see :class:`~torchrl_marl.modules.Players`.
+        n_slots (int): number S of slots for stored players.
+        guests (sequence of callable): other policies, which are players S, S + 1 and so on.
+        exploiters (sequence of TeamPolicy): policies that learn only to beat this one. Each has
+            the same number of envs, taken from the first ones, and plays one seat in each. This
+            policy plays the other seats there, without learning.
+        exploited (sequence of int): number of envs in which an exploiter plays each seat.
+        block (int): number of rows per block, see :class:`~torchrl_marl.modules.Players`.
 
     Attributes:
-        players (list of Players): stored players of each actor of the policy.
-        chances (Tensor): probabilities of the K = S + G players, for each seat that learns,
-            ``[n_seats, K]``; written in place.
-        learns (dict): group -> mask of the agents that the policy acts for, ``[E, N]``.
-        rows (Tensor): envs with stored players, ``[R]``.
-        seat (Tensor): the seat that learns in each of them, ``[R]``.
+        players (list of Players): stored players' parameters, for each actor of the policy.
+        chances (Tensor): probability of each of the K players (S stored players, then the guests)
+            for each learning seat, ``[n_seats, K]``. Change it in place.
+        learns (dict): group -> mask of the agents for which the policy acts, ``[E, N]``.
+        rows (Tensor): indices of the envs with stored players, ``[R]``.
+        seat (Tensor): learning seat in each of these envs, ``[R]``.
         n_exploited (int): number of envs of one exploiter.
-        exploited_seat (Tensor): seat of the exploiter in each of them, ``[n_exploited]``.
+        exploited_seat (Tensor): seat of the exploiter in each of its envs, ``[n_exploited]``.
 
     Shapes:
-        - ``(group, "player")``: int64 ``[E, N]``: 0 for the policy or a new episode, k for stored
-          player k - 1
+        - ``(group, "player")``: int64 ``[E, N]``: k for player k - 1, 0 for the policy or for a
+          player that is not sampled yet
         - ``(group, "learns")``: bool ``[E, N]``
 
     Keys:
-        - reads: the inputs of policy and guests, and ``(group, "player")`` of an environment with
-          :class:`~torchrl_marl.envs.remember.WhoPlays`
-        - writes: the outputs of the policy, ``(group, "player")``, here and under ``"next"``, and
+        - reads: the inputs of the policy and the guests, and ``(group, "player")``, which the
+          environment carries by :class:`~torchrl_marl.envs.remember.WhoPlays`
+        - writes: the outputs of the policy, ``(group, "player")``, also under ``"next"``, and
           ``(group, "learns")``
 
     Raises:
-        ValueError: seats and envs that do not match.
+        ValueError: the seats do not fit the team, or ``envs`` does not fit the seats.
 
     Reduces to: the policy, if every player is a copy of it.
 
@@ -128,7 +131,7 @@ class MatchPolicy(TensorDictModuleBase):
         for name, group in team.groups.items():
             learns = _learns(seats, learning_seat, name, group.n_agents)
             self.register_buffer(f"_learns_{name}", learns, persistent=False)
-        # For each actor, the envs in which a stored player acts for some of its agents.
+        # For each actor, positions in `rows` of the envs in which it does not act for all agents.
         self._groups = [[own.name for own in one.group.sources] for one in self.players]
         for i, names in enumerate(self._groups):
             acts = torch.stack([~self.learns[name][self.rows].all(-1) for name in names]).any(0)
@@ -157,7 +160,7 @@ class MatchPolicy(TensorDictModuleBase):
 
     @property
     def learns(self) -> dict[str, Tensor]:
-        """Mask of the agents that the policy acts for, by group, ``[E, N]``."""
+        """Mask of the agents for which the policy acts, by group, ``[E, N]``."""
         return {name: self.get_buffer(f"_learns_{name}") for name in self.team.groups}
 
     @property
@@ -166,7 +169,7 @@ class MatchPolicy(TensorDictModuleBase):
         return [cast(Players, one) for one in self._players]
 
     def in_use(self, carry: TensorDictBase | None) -> set[int]:
-        """Returns the players of running episodes; waits for the device.
+        """Returns the indices of the players in running episodes; waits for the device.
 
         Args:
             carry (TensorDictBase, optional): current step of the collector, ``[E]``.
@@ -176,7 +179,7 @@ class MatchPolicy(TensorDictModuleBase):
         return set((self._playing(carry).unique() - 1).tolist()) - {-1}
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Acts for all agents: by the policy, stored players, guests and exploiters."""
+        """Acts for all agents, with the policy, stored players, guests and exploiters."""
         learns = next(iter(self.learns.values()))
         if tensordict.shape != learns.shape[:1]:
             raise SpecError(
@@ -201,7 +204,7 @@ class MatchPolicy(TensorDictModuleBase):
         return acted
 
     def _playing(self, tensordict: TensorDictBase) -> Tensor:
-        """Returns the player of each env, ``[R]``, 0 if none is sampled yet."""
+        """Returns the player of each env, ``[R]``, counted from 1; 0 if none is sampled yet."""
         found = []
         for group in self.team.groups.values():
             player = tensordict.get(group.key("player"), None)
@@ -214,7 +217,7 @@ class MatchPolicy(TensorDictModuleBase):
         return torch.stack(found).amax(0)[self.rows]
 
     def _draw(self, tensordict: TensorDictBase) -> Tensor:
-        """Returns the player of each env, ``[R]``, from 1; samples one where an episode begins."""
+        """Returns the player of each env, ``[R]``, from 1; samples it if an episode begins."""
         playing = self._playing(tensordict)
         reach = self.chances.cumsum(-1)[self.seat]
         point = torch.rand(reach[:, :1].shape, dtype=reach.dtype, device=reach.device)
@@ -229,13 +232,14 @@ class MatchPolicy(TensorDictModuleBase):
         groups: Sequence[str],
         own: Tensor | None = None,
     ) -> None:
-        """Replaces the policy's outputs for agents of another player.
+        """Replaces the policy's outputs for agents that other players control.
 
         Args:
             acted (TensorDictBase): outputs of the policy, ``[E]``.
-            theirs (TensorDictBase): outputs of the players, in the envs at ``place`` of ``rows``.
-            groups (sequence of str): groups that they act for.
-            own (Tensor, optional): bool, mask of these envs.
+            theirs (TensorDictBase): outputs of the players in the envs ``self.rows[place]``.
+            place (Tensor or slice): positions of these envs in ``self.rows``.
+            groups (sequence of str): groups for which the players act.
+            own (Tensor, optional): mask of the envs of one player among them, bool; default: all.
         """
         rows = self.rows[place]
         others = {name: ~self.learns[name][rows] for name in groups}
@@ -244,7 +248,7 @@ class MatchPolicy(TensorDictModuleBase):
         _replace(acted, theirs, rows, others)
 
     def _note(self, acted: TensorDictBase, player: Tensor) -> None:
-        """Writes each agent's player, and whether it learns."""
+        """Writes each agent's player, and whether the learning policy controls the agent."""
         size = acted.batch_size[0]
         everywhere = player.new_zeros(size).index_copy(0, self.rows, player)
         for name, learns in self.learns.items():
@@ -256,7 +260,7 @@ class MatchPolicy(TensorDictModuleBase):
     def _exploit(
         self, acted: TensorDictBase, before: TensorDictBase, exploiter: nn.Module, rows: Tensor
     ) -> None:
-        """Acts by an exploiter for its seat in its envs, where only it learns."""
+        """Writes an exploiter's actions for its seat in its envs; only it learns there."""
         learns = {name: self.get_buffer(f"_exploits_{name}") for name in self.team.groups}
         _replace(acted, exploiter(before[rows]), rows, learns)
         for name, own in learns.items():
@@ -267,13 +271,13 @@ class MatchPolicy(TensorDictModuleBase):
 def _replace(
     acted: TensorDictBase, theirs: TensorDictBase, rows: Tensor, others: Mapping[str, Tensor]
 ) -> None:
-    """Replaces a policy's outputs for agents of another policy.
+    """Replaces a policy's outputs for agents that another policy controls.
 
     Args:
         acted (TensorDictBase): outputs of the policy, ``[E]``.
         theirs (TensorDictBase): outputs of the other policy, ``[R]``.
-        rows (Tensor): envs of the other policy, ``[R]``.
-        others (mapping): group -> mask of the agents that it acts for, ``[R, N]``.
+        rows (Tensor): indices of the envs of the other policy, ``[R]``.
+        others (mapping): group -> mask of the agents that the other policy controls, ``[R, N]``.
     """
     for name, other in others.items():
         for key in _written(name, theirs):
@@ -298,13 +302,13 @@ def _check_seats(team: TeamSpec, seats: Sequence[Seat]) -> None:
 
 
 def _learns(seats: Sequence[Seat], learning_seat: Tensor, group: str, n_agents: int) -> Tensor:
-    """Returns a mask of the agents of a group that the policy acts for, ``[E, N]``.
+    """Returns a mask of the agents of a group for which a policy acts, ``[E, N]``.
 
     Args:
         seats: as in :class:`MatchPolicy`.
-        learning_seat (Tensor): the seat that learns in each env, -1 for all, ``[E]``.
+        learning_seat (Tensor): index of the policy's seat in each env, -1 for all seats, ``[E]``.
         group (str): name of the group.
-        n_agents (int): number of its agents.
+        n_agents (int): number of agents of the group.
     """
     seat = torch.full((n_agents,), -1)
     for i, own in enumerate(seats):

@@ -26,9 +26,9 @@ class ActorFailure:
     """Reason why an actor has not answered.
 
     Args:
-        reason (str): one line, part of a sentence.
-        lost (bool): True if its process is dead, silent or unreachable; False if its environment's
-            code raised an error.
+        reason (str): one line that continues a sentence about the actor.
+        lost (bool): True if the actor's process is dead, silent or unreachable; False if the code
+            of its environment raised an error.
         traceback (str): traceback in the actor's process.
     """
 
@@ -51,11 +51,11 @@ def answer_of(ray: Any, result: Any, ready: bool, timeout: float, who: str = "")
         ray (module): Ray.
         result (ObjectRef): result of the call.
         ready (bool): whether the call has ended.
-        timeout (float): seconds waited for it.
-        who (str): prefix of users' errors.
+        timeout (float): time waited for the call, in seconds.
+        who (str): prefix of the message of a :class:`UserError`.
 
     Raises:
-        UserError: an error that the user can correct, from the actor.
+        UserError: the actor raised one, which the user can correct.
     """
     if not ready:
         return ActorFailure(f"was silent for {timeout:g} s (distributed.timeout)", lost=True)
@@ -75,13 +75,13 @@ def _named(cause: UserError, who: str, traceback: str) -> UserError:
     if not who:
         return cause
     kind = type(cause)
-    error = kind.__new__(kind, f"{who}: {cause}")  # its __init__ may ask for anything
+    error = kind.__new__(kind, f"{who}: {cause}")  # its __init__ may have other arguments
     error.add_note(f"There:\n{traceback}")
     return error
 
 
 def _raised(error: Any) -> str:
-    """``"raised ValueError: it broke (environment.py, line 3)"``."""
+    """Describes an error, as in ``"raised ValueError: it broke (environment.py, line 3)"``."""
     text = " ".join(str(error.cause).split())[:500]
     places = re.findall(r'File "([^"]+)", line (\d+)', str(error))
     where = f" ({places[-1][0]}, line {places[-1][1]})" if places else ""
@@ -94,26 +94,28 @@ _TO_IMPORT = 300.0  # minimum timeout, in seconds, for an actor to import and bu
 class OnRay:
     """Shards on Ray actors, which are replaced if they die, fail or stop answering.
 
-    A lost shard is restored from its last snapshot and replays the batches since. A run with
-    failures therefore equals one without, to the bit. Without a snapshot, the shard begins new
-    episodes. Restarts and lost episodes are counted.
+    A lost shard is restored from its last snapshot and replays the batches since then, so failures
+    do not change a run by a single bit. Without a snapshot, the shard begins new episodes. Restarts
+    and lost episodes are counted.
 
     Args:
-        makers (sequence of callable): ``maker(life)`` builds a shard in any process.
-        actors (int, optional): number of actors; by default one for each shard, if the CPUs allow.
+        makers (sequence of callable): ``maker(life)`` builds a shard, in any process.
+        actors (int, optional): number of actors; by default one per shard, if there
+            are enough CPUs.
         address (str, optional): address of a cluster; by default ``RAY_ADDRESS``, or a local Ray
             started for the run.
         cpus (float): CPUs reserved for each actor.
         gpus (float): GPUs reserved for each actor.
-        spares (int): number of idle actors kept to replace a lost one.
-        timeout (float): seconds after which an actor without an answer counts as dead.
-        max_restarts (int): maximum number of replacements for one batch.
+        spares (int): number of idle actors that are kept ready to replace lost ones.
+        timeout (float): seconds without an answer after which an actor counts as dead.
+        max_restarts (int): maximum number of restarts of an actor within one batch.
 
     Attributes:
-        counters (dict): ``collector_restarts`` and ``episodes_lost``.
+        counters (dict): counts of restarts and lost episodes, under ``collector_restarts`` and
+            ``episodes_lost``.
 
     Raises:
-        ConfigError: Ray is not there, or has too few CPUs for the actors.
+        ConfigError: Ray cannot be reached, or has too few CPUs or GPUs for the actors.
         WorkerError: an actor cannot build its shards.
     """
 
@@ -176,7 +178,7 @@ class OnRay:
         self._pending.append([actor.play.remote(sent, with_state) for actor in self.actors])
 
     def take(self, journal: ReplayLog) -> list[ShardResult]:
-        """Returns every shard's part of the oldest batch begun."""
+        """Returns every shard's part of the oldest batch in progress."""
         first = "the actors build their environments, compile graphs, and play a first batch"
         with contextlib.nullcontext() if self._seen else announce(first):
             answers = self._answers(self._pending.popleft())
@@ -186,7 +188,7 @@ class OnRay:
         return played
 
     def play(self, a: int, entry: WeightsRecord) -> Any:
-        """Starts a batch on one actor; returns the call."""
+        """Starts a batch on one actor, and returns the pending call."""
         return self.actors[a].play.remote(self._ray.put(to_arrays(entry.weights)), entry.with_state)
 
     def first(self, calls: Sequence[Any]) -> Any:
@@ -199,7 +201,7 @@ class OnRay:
 
         Args:
             a (int): index of the actor.
-            call (ObjectRef): a call from :meth:`play`.
+            call (ObjectRef): pending call from :meth:`play`.
             journal (ReplayLog): log from which lost shards are restored.
         """
         (answer,) = self._answers([call])
@@ -208,7 +210,7 @@ class OnRay:
         return played
 
     def _played(self, a: int, answer: Any, journal: ReplayLog) -> list[ShardResult]:
-        """Returns the batches of an actor's shards; replaces the actor first if it failed."""
+        """Returns the batches of an actor's shards; if it failed, they are played again first."""
         if isinstance(answer, ActorFailure):
             answer = self._put_back(a, answer, journal)
         own = zip(self.own[a], answer)
@@ -218,7 +220,7 @@ class OnRay:
         return played
 
     def _answers(self, results: Sequence[Any], patience: float = 0.0, what: str = "") -> list[Any]:
-        """Waits for calls to all actors, or to one; returns their answers or failures."""
+        """Waits for calls to actors, and returns the answer or failure of each."""
         results, timeout = list(results), max(self.timeout, patience)
         ended, _ = self.connection.wait(results, len(results), timeout)
         ready = set(ended)
@@ -228,7 +230,7 @@ class OnRay:
     # -------------------------------------------------------------------------------- deaths
 
     def _put_back(self, a: int, failure: ActorFailure, journal: ReplayLog) -> Any:
-        """Replaces an actor, or its shards; returns its part of the oldest batch begun."""
+        """Restores a failed actor's shards; returns their part of the oldest batch in progress."""
         tries = 1
         while tries <= self.max_restarts:
             self._replace(a, failure)
@@ -246,7 +248,7 @@ class OnRay:
         )
 
     def _replace(self, a: int, failure: ActorFailure) -> None:
-        """Counts a restart, and replaces the actor if its process is lost."""
+        """Counts a restart; replaces the actor if its process is lost."""
         self.counters["collector_restarts"] += 1
         warnings.warn(
             f"the actor of shard {_listed(self.own[a])} {failure.reason}; its shards are restored.",
@@ -257,7 +259,7 @@ class OnRay:
             self.actors[a] = self._spares.pop() if self._spares else self._new_actor()
 
     def _play_again(self, a: int, journal: ReplayLog) -> Any:
-        """Rebuilds an actor's shards, replays their batches, and restarts the pending ones."""
+        """Rebuilds an actor's shards, replays their batches, and starts the pending ones again."""
         making = self._make(a, self._states_of(a, journal), trust=True)
         (made,) = self._answers([making], _TO_IMPORT)
         if isinstance(made, ActorFailure):
@@ -272,9 +274,9 @@ class OnRay:
         return self._answers(results[:1])[0]
 
     def _states_of(self, a: int, journal: ReplayLog) -> dict[int, Mapping[str, Any]]:
-        """Returns the snapshots of an actor's shards; shards without one begin new episodes."""
+        """Returns the snapshots of an actor's shards; a shard without one begins new episodes."""
         if journal.keeps and journal.snapshots is None:
-            return {}  # as they were made
+            return {}  # the shards' initial states
         states = {}
         for i in self.own[a]:
             if journal.keeps and is_exact(journal.snapshots[i]):  # type: ignore[index]
@@ -300,7 +302,7 @@ class OnRay:
             self._spares.append(spare)
 
     def _make(self, a: int, states: Mapping[int, Mapping[str, Any]], trust: bool) -> Any:
-        """Starts building an actor's shards; the answer flags the shards without lost episodes."""
+        """Starts to build an actor's shards; the answer says which ones lost no episodes."""
         makers = {i: self.makers[i] for i in self.own[a]}
         lives = {i: self._lives[i] for i in makers}
         own = {i: states[i] for i in makers if i in states}
@@ -312,10 +314,10 @@ class OnRay:
         trust: bool = False,
         only: Sequence[int] | None = None,
     ) -> dict[int, bool]:
-        """Builds the shards of all or some actors; returns a flag for shards without lost episodes.
+        """Builds the shards of some or all actors; returns, per shard, whether it lost no episodes.
 
         Raises:
-            WorkerError: naming the shards, with the actor's traceback.
+            WorkerError: an actor fails; the message names its shards, with its traceback.
         """
         kept: dict[int, bool] = {}
         which = range(len(self.actors)) if only is None else only
@@ -333,7 +335,7 @@ class OnRay:
     # ---------------------------------------------------------------------------------- state
 
     def states(self) -> list[dict[str, Any]]:
-        """Returns the states of the shards after the last batch begun."""
+        """Returns the states of the shards after the last batch that has begun."""
         found: dict[int, dict[str, Any]] = {}
         answers = self._answers([actor.states.remote() for actor in self.actors])
         for a, answer in enumerate(answers):
@@ -341,7 +343,7 @@ class OnRay:
         return [found[i] for i in range(len(self.makers))]
 
     def _restart(self, a: int, failure: ActorFailure) -> dict[int, dict[str, Any]]:
-        """Rebuilds an actor's shards without a snapshot; returns their states."""
+        """Rebuilds an actor's shards with new episodes, and returns their states."""
         self._replace(a, failure)
         for i in self.own[a]:
             self._lose(i)
@@ -352,7 +354,7 @@ class OnRay:
         return answer
 
     def load(self, states: Sequence[Mapping[str, Any]] | None) -> list[bool]:
-        """Restores the shards, or starts new episodes in all."""
+        """Restores the shards; without states, starts new episodes in all of them."""
         self._pending.clear()
         given: dict[int, Mapping[str, Any]] = {}
         for i in range(len(self.makers)):
@@ -365,7 +367,7 @@ class OnRay:
         return [i in given and kept[i] for i in range(len(self.makers))]
 
     def close(self) -> None:
-        """Stops the actors, and Ray if it was started for them."""
+        """Stops the actors; also stops Ray if it was started for them."""
         # At exit Ray may be down already, and a call would start it again.
         for actor in (*self.actors, *self._spares) if self._ray.is_initialized() else ():
             self._ray.kill(actor)

@@ -1,4 +1,4 @@
-"""The connection to Ray, shared by all runs of a process and closed by the last."""
+"""The connection to Ray, which all runs of a process share and the last one closes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from torchrl_marl.runtime.random_state import RandomState
 __all__ = ["Connection", "connect"]
 
 _MANY_MACHINES = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""Environment variable. If unset, Ray stays at 127.0.0.1; if set, Ray replaces 127.0.0.1."""
+"""Environment variable of Ray; if it is enabled, Ray replaces 127.0.0.1 by another address."""
 _GLANCE = 2.0
 """Seconds between two checks that Ray is alive."""
 _users = 0
@@ -57,7 +57,8 @@ class Connection:
             timeout (float): maximum number of seconds.
 
         Raises:
-            WorkerError: a Ray started by this process has died, which ``ray.wait`` does not notice.
+            WorkerError: the Ray that this process started has died, which ``ray.wait`` does not
+                notice.
         """
         until = time.monotonic() + timeout
         while True:
@@ -71,16 +72,16 @@ class Connection:
                 raise WorkerError("the Ray that was started here has died; resume with --resume.")
 
     def report_death(self, text: str) -> None:
-        """Prints a text if a Ray started by this process dies while it is in use.
+        """Prints a text if the Ray that this process started dies while it is in use.
 
-        Ray then ends this process from C++, without an exception.
+        In this case Ray ends this process from C++, without an exception.
 
         Args:
             text (str): one sentence.
         """
         pid = _raylet(self.ray) if _started_here else None
         if pid is not None and hasattr(os, "pidfd_open"):
-            atexit.register(self._leave)  # before Ray's own, which ends its processes
+            atexit.register(self._leave)  # runs before Ray's exit handler, which ends its processes
             threading.Thread(target=self._watch, args=(pid, text), daemon=True).start()
 
     def _leave(self) -> None:
@@ -115,7 +116,7 @@ def connect(address: str | None, cpus: float = 0.0) -> Connection:
     Args:
         address (str, optional): address of a cluster; by default ``RAY_ADDRESS``, or a local Ray
             that other machines cannot reach.
-        cpus (float): number of CPUs needed; a local Ray claims to have at least as many.
+        cpus (float): number of CPUs needed; a local Ray is started with at least this number.
 
     Raises:
         MissingExtraError: Ray is not installed.
@@ -146,11 +147,11 @@ def _start(ray: Any, address: str | None, cpus: float) -> None:
         options["address"] = address
     if not (address or "").startswith("ray://"):
         options["job_config"] = _job(ray)
-    # Ray ends a process on SIGTERM at once; a run is saved first.
+    # Ray would end the process at once on SIGTERM, but a run must be saved first.
     ours = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGTERM) if ours else None
     try:
-        # Ray draws ports from Python's generator, which is the run's own while it works.
+        # Ray draws ports from Python's random generator, which must not change the run's.
         with RandomState(secrets.randbits(32)).active():
             _reach(address)
             with _on_loopback() if address is None else contextlib.nullcontext():
@@ -182,7 +183,8 @@ def _raylet(ray: Any) -> int | None:
 def _on_loopback() -> Iterator[None]:
     """Makes a Ray started within the context listen at 127.0.0.1 only.
 
-    ``_node_ip_address="127.0.0.1"`` alone is replaced by the machine's address in the network.
+    The option ``_node_ip_address="127.0.0.1"`` is not enough: Ray replaces it by the machine's
+    network address.
     """
     from ray._private import ray_constants
 
@@ -198,12 +200,12 @@ def _on_loopback() -> Iterator[None]:
 
 
 def _job(ray: Any) -> Any:
-    """Returns a job config with this process's search path for its workers.
+    """Returns a job config that gives workers the import path of this process.
 
-    By default Ray puts the current folder first, even if this process does not search it.
+    By default Ray puts the current folder first, even if it is not on this process's path.
     """
 
-    class Job(ray.job_config.JobConfig):  # Ray leaves paths alone where the job has its own folder
+    class Job(ray.job_config.JobConfig):  # Ray keeps paths if the job has a working folder
         def _runtime_env_has_working_dir(self) -> bool:
             return True
 
@@ -216,7 +218,7 @@ def _job(ray: Any) -> Any:
 
 
 def _reach(address: str | None, seconds: float = 10.0) -> None:
-    """Checks that a cluster listens at the address, which takes Ray itself minutes.
+    """Checks quickly that a cluster listens at the address; Ray itself would wait for minutes.
 
     Raises:
         OSError: no process listens there.
@@ -227,7 +229,7 @@ def _reach(address: str | None, seconds: float = 10.0) -> None:
 
 
 def _init(ray: Any, options: dict[str, Any], tries: int) -> None:
-    """Starts Ray; tries again if its processes start too slowly, as on a busy machine."""
+    """Starts Ray; tries again if its processes start too slowly, for example on a busy machine."""
     for left in reversed(range(tries)):
         try:
             ray.init(**options)

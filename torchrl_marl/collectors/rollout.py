@@ -52,8 +52,8 @@ def check_finite(team: TeamSpec, data: TensorDictBase) -> None:
         data (TensorDictBase): a batch ``[E, T]``, or one step ``[E]``.
 
     Raises:
-        NonFiniteError: naming group, key, env and step.
-        SpecError: naming group, agent, env and step.
+        NonFiniteError: a value is not finite; the message names group, key, env and step.
+        SpecError: an agent has no legal action; the message names group, agent, env and step.
     """
     stuck = list(_stuck(team, data))
     found = [
@@ -82,13 +82,13 @@ def check_finite(team: TeamSpec, data: TensorDictBase) -> None:
 
 
 def _place(broken: Tensor, data: TensorDictBase) -> str:
-    """Returns the env and step of the first flag of a batch ``[E, T]``, or of a step ``[E]``."""
+    """Describes the env and step of the first True in a batch ``[E, T]`` or step ``[E]``."""
     where = broken.nonzero()[0].tolist()[: data.ndim]
     return ", ".join(f"{n} {i}" for n, i in zip(("env", "step"), where))
 
 
 def _stuck(team: TeamSpec, data: TensorDictBase) -> Iterator[tuple[GroupSpec, Tensor]]:
-    """Yields groups with action masks, and a flag of agents without a legal action, ``[*B, N]``."""
+    """Yields groups with action masks, and masks of agents without legal actions, ``[*B, N]``."""
     for group in team.groups.values():
         if group.action_mask_key is not None:
             stuck = ~data.get(group.action_mask_key).any(-1)
@@ -99,7 +99,7 @@ def _stuck(team: TeamSpec, data: TensorDictBase) -> Iterator[tuple[GroupSpec, Te
 def _checked_entries(
     team: TeamSpec, data: TensorDictBase
 ) -> Iterator[tuple[str, NestedKey, Tensor | None, Padding | None]]:
-    # Observations after the last step of a batch or of an episode are under "next" only.
+    # The observations after the last step of a batch or episode are only under "next".
     for group in team.groups.values():
         mask_key = group.mask_key
         mask, next_mask = (
@@ -124,7 +124,7 @@ def _padding(group: GroupSpec, key: NestedKey) -> Padding | None:
 def _broken(
     value: Tensor, mask: Tensor | None, padding: Padding | None, data: TensorDictBase
 ) -> Tensor:
-    """Returns a flag of steps where a living agent's value is not finite, of the data's shape."""
+    """Returns a mask of the steps in which a living agent's value is not finite, ``[*B]``."""
     broken = ~torch.isfinite(value)
     if padding is not None:
         broken = broken & padding.mask(value.device)
@@ -140,30 +140,31 @@ def _as_tuple(key: Any) -> tuple[str, ...]:
 class RolloutCollector:
     """Steps an environment with a policy and returns batches, like TorchRL's ``Collector``.
 
-    Episodes continue from one batch to the next. :meth:`state_dict` holds them, so that a run
-    resumes in mid-episode. A trajectory ends with the root's ``done``; the death of an agent does
-    not end it.
+    Episodes continue from one batch to the next. :meth:`state_dict` includes them, so a run can be
+    resumed in mid-episode. A trajectory ends with the ``done`` at the root of the TensorDict, not
+    with the death of an agent.
 
     Args:
         env (EnvBase or callable): an environment, or a function that builds one.
-        policy (callable, optional): TensorDict in, TensorDict out; random actions by default.
+        policy (callable, optional): function from TensorDict to TensorDict; by default, actions
+            are random.
 
     Keyword Args:
-        frames_per_batch (int): env steps of a batch; rounded up to whole steps of all envs.
-        total_frames (int): env steps after which the iteration ends; -1 for no end.
-        init_random_frames (int): number of frames with random actions at the start.
-        exploration_type (ExplorationType): sampling of the policy's actions.
-        reset_at_each_iter (bool): start every batch with a reset.
-        postproc (callable, optional): applied to every batch.
-        replay_buffer (ReplayBuffer, optional): extended by every batch; the iteration then yields
-            None.
+        frames_per_batch (int): environment steps per batch, rounded up to whole steps of all envs.
+        total_frames (int): environment steps after which iteration ends; -1 for no end.
+        init_random_frames (int): number of first environment steps with random actions.
+        exploration_type (ExplorationType): how the policy's actions are sampled.
+        reset_at_each_iter (bool): whether every batch starts with a reset.
+        postproc (callable, optional): function that is applied to every batch.
+        replay_buffer (ReplayBuffer, optional): buffer to which every batch is added. Iteration then
+            yields None.
         storing_device (torch.device, optional): device of batches.
-        execution ("eager", "trace", "compile" or "cudagraph"): execution of a step of policy and
-            environment: eager, or one graph that includes resets. A graph is run operation by
-            operation, compiled, or replayed by a GPU. The first batch captures it. An environment
-            that cannot be captured runs eagerly, with a warning.
-        team (TeamSpec, optional): groups whose observations and rewards :meth:`rollout` and
-            :meth:`finish` check to be finite.
+        execution ("eager", "trace", "compile" or "cudagraph"): how steps of policy and environment
+            are executed: eagerly, or as a graph that includes resets. The graph is run operation
+            by operation, compiled, or replayed by a GPU. The first batch captures it. An
+            environment that cannot be captured runs eagerly, with a warning.
+        team (TeamSpec, optional): groups whose observations and rewards must be finite;
+            :meth:`rollout` and :meth:`finish` check this.
 
     Shapes:
         - every entry of a batch: ``[E, T, ...]``; ``("collector", "traj_ids")``: ``[E, T]``
@@ -241,7 +242,7 @@ class RolloutCollector:
         while self.total_frames < 0 or self.frames < self.total_frames:
             batch = self.rollout()
             if self.env.device is None or self.env.device.type == "cpu":
-                self.raise_failed()  # on a GPU, this would wait
+                self.raise_failed()  # on a GPU, this would wait for the device
             if self.replay_buffer is not None:
                 self.replay_buffer.extend(batch.reshape(-1))
                 yield None
@@ -263,20 +264,20 @@ class RolloutCollector:
         except StopIteration:
             raise
         except Exception:
-            self._iterator = None  # iteration may continue once the cause is repaired
+            self._iterator = None  # iteration may continue once the cause is removed
             raise
 
     def rollout(self) -> TensorDictBase:
-        """Collects one batch, also after ``total_frames``.
+        """Collects one batch, even after ``total_frames``.
 
         Raises:
-            NonFiniteError: naming the entry that is not finite, if a ``team`` is given; for graphs,
-                :meth:`finish` raises it.
+            NonFiniteError: a value is NaN or infinite, and ``team`` is given; the message names the
+                entry. For graphs, :meth:`finish` raises this error.
         """
         try:
             batch = self._collect()
         except Exception:
-            # A simulator may fail anywhere on NaN actions: name their cause.
+            # NaN actions can make a simulator fail anywhere: report what caused them instead.
             if self.team is not None and self._carry is not None:
                 check_finite(self.team, self._carry)
             raise
@@ -287,12 +288,13 @@ class RolloutCollector:
     def finish(self, batch: TensorDictBase) -> None:
         """Checks a batch that has been learned from, and prepares the next one.
 
-        It waits for the device, which a batch of graphs does not: it reads the simulator's deferred
-        checks, checks the batch, and refills the pool of episode starts.
+        It reads the simulator's deferred checks, checks the batch, and refills the pool of initial
+        states. Unlike the collection of a batch by graphs, it waits for the device.
 
         Raises:
             GraphCheckError: a check of the simulator failed in the batch.
-            NonFiniteError: naming the entry that is not finite, if a ``team`` is given.
+            NonFiniteError: a value is NaN or infinite, and ``team`` is given; the message names the
+                entry.
         """
         if self.execution != "eager":
             self.raise_failed()
@@ -328,7 +330,7 @@ class RolloutCollector:
         return LazyStackedTensorDict.maybe_dense_stack(steps, len(self.env.batch_size))
 
     def _run_graph(self, policy: Any) -> TensorDictBase | None:
-        """Returns a batch by graphs, or None if the environment cannot be captured."""
+        """Collects a batch by graphs; returns None if the environment cannot be captured."""
         try:
             self.raise_failed()
             if self._captured is None:
@@ -353,19 +355,19 @@ class RolloutCollector:
         )
 
     def raise_failed(self) -> None:
-        """Raises the errors of the simulator's checks that a graph has deferred.
+        """Raises the errors of the simulator's checks that graphs have deferred.
 
         Raises:
-            GraphCheckError: naming the line of the simulator.
+            GraphCheckError: a check failed; the message names the line of the simulator.
         """
         if self._captured is not None:
             self._captured.raise_failed()
 
     def prepare(self) -> None:
-        """Reads the simulator's deferred checks, and refills the pool of episode starts.
+        """Reads the simulator's deferred checks, and refills the pool of initial states.
 
-        It waits for the device, and is called between batches. Without this call, the next batch
-        does it.
+        It waits for the device, so call it between batches. Without this call, the next batch does
+        the same at its start.
 
         Raises:
             GraphCheckError: a check of the simulator failed in the last batch.
@@ -374,7 +376,7 @@ class RolloutCollector:
         if self._captured is not None:
             try:
                 self._captured.prepare()
-            except (CaptureError, SimulatorStateError) as refusal:  # in new settings
+            except (CaptureError, SimulatorStateError) as refusal:  # caused by new settings
                 self._switch_to_eager(refusal)
 
     def _check_actions(self, acted: TensorDictBase) -> None:
@@ -384,7 +386,7 @@ class RolloutCollector:
 
     @property
     def carry(self) -> TensorDictBase | None:
-        """The step to continue from, ``[E]``; None before the first batch."""
+        """The step from which the next batch continues, ``[E]``; None before the first batch."""
         return self._carry
 
     def _start(self) -> None:
@@ -395,17 +397,17 @@ class RolloutCollector:
         self._traj_ids = ids + first
 
     def _name_trajectories(self, batch: TensorDictBase) -> None:
-        """Numbers the episodes of all envs and steps at once."""
+        """Writes the number of the episode of every env and step."""
         assert self._traj_ids is not None  # set by the reset
         done = self._ends(batch).reshape(-1, self.n_steps).transpose(0, 1)
         numbers = done.flatten().cumsum(0).view_as(done) + self._traj_ids.max()
-        after = torch.where(done, numbers, 0)  # the episode that starts after a step
+        after = torch.where(done, numbers, 0)  # number of the episode that starts after a step
         ids = torch.cat([self._traj_ids.unsqueeze(0), after]).cummax(0).values
         self._traj_ids = ids[-1]
         batch.set(("collector", "traj_ids"), ids[:-1].transpose(0, 1).reshape(batch.shape))
 
     def _ends(self, batch: TensorDictBase) -> Tensor:
-        """Returns the ends of episodes: the root's ``done``, or if absent, all agents' ``done``."""
+        """Returns the ends of episodes: ``done`` at the root, or else where all agents are done."""
         keys = ["done"] if "done" in self.env.done_keys else self.env.done_keys
         ends = [batch.get(("next", key)).reshape(*batch.shape, -1).all(-1) for key in keys]
         return torch.stack(ends).all(0)
@@ -418,7 +420,7 @@ class RolloutCollector:
         return self.env.set_seed(seed, static_seed=static_seed)
 
     def update_policy_weights_(self, policy_or_weights: Any = None, **kwargs: Any) -> None:
-        """Loads new weights into the policy; without weights, the policy is the learner's."""
+        """Loads new weights into the policy; does nothing without weights."""
         if policy_or_weights is None:
             return
         weights = policy_or_weights
@@ -431,7 +433,7 @@ class RolloutCollector:
         cast(torch.nn.Module, self.policy).load_state_dict(weights)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state for resuming, in mid-episode if the environment has a snapshot."""
+        """Returns the state for resuming, with running episodes if snapshots are possible."""
         # No snapshot before the first batch: taking one may start an episode in some envs.
         begun = self._carry is not None
         state: dict[str, Any] = {
@@ -451,7 +453,7 @@ class RolloutCollector:
         """Restores a saved state; an empty one starts new episodes.
 
         Returns:
-            bool: whether episodes continue; without a snapshot of the env, new ones start.
+            bool: whether episodes continue; without a snapshot of the environment, new ones start.
         """
         self.frames = state.get("frames", self.frames)
         if "policy_state_dict" in state and isinstance(self.policy, torch.nn.Module):
@@ -480,7 +482,7 @@ class RolloutCollector:
 
 
 def _has(tensordict: TensorDictBase, key: NestedKey) -> bool:
-    """Returns whether an entry exists; for a lazily stacked group, in its first agent."""
+    """Returns whether an entry exists; in a lazily stacked group, the first agent is checked."""
     if not isinstance(key, tuple):
         return key in tensordict.keys()
     group = tensordict.get(key[:-1], None)

@@ -54,8 +54,8 @@ def shard_seed(seed: int, shard: int, life: int = 0) -> int:
     Args:
         seed (int): random seed of the run.
         shard (int): index of the shard.
-        life (int): number of restarts without a snapshot; it changes the seed, so that the first
-            episodes are not repeated.
+        life (int): number of restarts without a snapshot. It changes the seed, to avoid repeating
+            the first episodes.
 
     Examples:
         >>> len({shard_seed(0, 0), shard_seed(0, 1), shard_seed(1, 0), shard_seed(0, 0, 1)})
@@ -67,20 +67,20 @@ def shard_seed(seed: int, shard: int, life: int = 0) -> int:
 class Shard:
     """Part of a run's environments, with a collector and a separate random state.
 
-    The unit of determinism: a shard plays the same in any process and beside any other shards,
-    because it has its own random state and its own number of threads.
+    A shard gives the same results in any process, next to any other shards, because it has its own
+    random state and number of threads.
 
     Args:
         env (EnvBase): environment with dense groups.
-        policy (TensorDictModuleBase): policy of the team: the learner's, or a copy that loads its
-            weights.
+        policy (TensorDictModuleBase): policy of the team: the learner's own, or a copy that loads
+            the learner's weights.
         random (RandomState): random state in which the environment was built.
-        frames_per_batch (int): env steps of this shard per batch.
+        frames_per_batch (int): environment steps of this shard per batch.
         execution (str): as in :class:`RolloutCollector`.
         team (TeamSpec): groups whose observations and rewards must be finite.
         life (int): number of restarts without a snapshot.
-        threads (int): number of torch's CPU threads.
-        note (Note, optional): adds entries to every batch.
+        threads (int): number of CPU threads of torch.
+        note (Note, optional): callable that adds entries to every batch.
 
     Examples:
         >>> from torchrl_marl.envs import VmasEnv
@@ -128,10 +128,10 @@ class Shard:
         """Collects a batch and checks it.
 
         Args:
-            weights (mapping, optional): weights of the policy; None if it is the learner's.
+            weights (mapping, optional): weights to load; None if the policy is the learner's own.
 
         Raises:
-            NonFiniteError: naming the entry that is not finite.
+            NonFiniteError: a value is NaN or infinite; the message names the entry.
             GraphCheckError: a check of the simulator failed.
         """
         if weights is not None:
@@ -157,7 +157,8 @@ class Shard:
         """Restores a saved state.
 
         Returns:
-            bool: whether no episode is lost; without a snapshot of the env, new episodes start.
+            bool: True if no episode is lost; without a snapshot of the environment, new episodes
+                start.
         """
         state = copy.deepcopy(dict(state))
         with self._active():
@@ -182,7 +183,7 @@ def is_exact(state: Mapping[str, Any]) -> bool:
 
 
 def to_arrays(tensors: Mapping[Any, Tensor]) -> dict[Any, tuple[np.ndarray, bool]]:
-    """Returns tensors as arrays, with a flag for ``bfloat16``, which numpy lacks.
+    """Returns tensors as arrays, each with a flag for ``bfloat16``, which numpy lacks.
 
     Examples:
         >>> sent = to_arrays({"a": torch.ones(2), "b": torch.ones(2, dtype=torch.bfloat16)})
@@ -193,7 +194,7 @@ def to_arrays(tensors: Mapping[Any, Tensor]) -> dict[Any, tuple[np.ndarray, bool
 
 
 def from_arrays(arrays: Mapping[Any, tuple[np.ndarray, bool]]) -> dict[Any, Tensor]:
-    """Returns tensors that are views of arrays; views of Ray's arrays must not be written to."""
+    """Returns tensors as views of arrays; do not write to them if the arrays belong to Ray."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writ")
         found = {key: (torch.from_numpy(array), half) for key, (array, half) in arrays.items()}
@@ -201,7 +202,7 @@ def from_arrays(arrays: Mapping[Any, tuple[np.ndarray, bool]]) -> dict[Any, Tens
 
 
 def pack(batch: TensorDictBase) -> dict[str, Any]:
-    """Returns a TensorDict as arrays, with its batch size and those of nested TensorDicts.
+    """Returns a TensorDict as arrays and batch sizes, including those of nested TensorDicts.
 
     Examples:
         >>> batch = TensorDict({"cars": TensorDict({"x": torch.ones(2, 3)}, [2, 3])}, [2])
@@ -215,7 +216,7 @@ def pack(batch: TensorDictBase) -> dict[str, Any]:
 
 
 def unpack(packed: Mapping[str, Any]) -> TensorDict:
-    """Returns the TensorDict that :func:`pack` packed, of views as in :func:`from_arrays`."""
+    """Inverts :func:`pack`; the tensors are views of the arrays, as for :func:`from_arrays`."""
     sizes = dict(packed["sizes"])
     batch = TensorDict({}, sizes.pop(()))
     for key, size in sizes.items():
@@ -232,7 +233,7 @@ def _to_array(value: Tensor) -> tuple[np.ndarray, bool]:
 
 
 class ShardActor:
-    """Actor that runs some of a run's shards in a separate process.
+    """Ray actor: a separate process for some of a run's shards.
 
     Examples:
         >>> ShardActor().ready()
@@ -243,11 +244,11 @@ class ShardActor:
         self.shards: dict[int, Shard] = {}
 
     def ready(self, *makers: Callable[[int], Shard]) -> bool:
-        """Returns True once the process has imported the modules of the shards' makers."""
+        """Returns True; the call makes the process import the modules that the makers need."""
         return True
 
     def process(self) -> int:
-        """Returns the ID of its process, for tests and tools."""
+        """Returns the actor's process ID, for tests and tools."""
         return os.getpid()
 
     def make(
@@ -262,11 +263,11 @@ class ShardActor:
         Args:
             makers (mapping): index of a shard -> ``maker(life)``.
             lives (mapping): index -> number of restarts without a snapshot.
-            states (mapping): index -> saved state, if there is one.
-            trust (bool): unpickle environments in states.
+            states (mapping): index -> saved state, for shards that have one.
+            trust (bool): whether to unpickle environments in the states.
 
         Returns:
-            dict: index -> whether no episode of the shard is lost.
+            dict: index -> True if the shard has lost no episode.
         """
         for shard in self.shards.values():
             shard.close()
@@ -278,7 +279,7 @@ class ShardActor:
         return kept
 
     def play(self, weights: Mapping[str, Any], with_state: bool) -> list[tuple[dict, dict | None]]:
-        """Returns a batch of each shard as arrays, and its state if ``with_state``."""
+        """Returns a batch of each shard as arrays; if ``with_state``, also the shard's state."""
         given = from_arrays(weights)
         played = []
         for shard in self.shards.values():
@@ -287,7 +288,7 @@ class ShardActor:
         return played
 
     def states(self) -> dict[int, dict[str, Any]]:
-        """Returns the states of its shards."""
+        """Returns the states of the actor's shards."""
         return {i: shard.state_dict() for i, shard in self.shards.items()}
 
     def close(self) -> None:

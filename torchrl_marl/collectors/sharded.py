@@ -1,4 +1,4 @@
-"""Collecting from shards in this process or elsewhere."""
+"""Collection of batches from shards, in this process or elsewhere."""
 
 from __future__ import annotations
 
@@ -29,27 +29,28 @@ Weights = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class WeightsRecord:
-    """Record of a batch that has begun."""
+    """Description of a batch that has begun."""
 
     weights: Weights
-    """Weights of the policy that plays the batch."""
+    """Weights of the policy in this batch."""
     with_state: bool = False
-    """True to return the shards' states after the batch."""
+    """True if the shards' states after the batch are returned."""
 
 
 class ReplayLog:
-    """Snapshots of all shards, and the batches begun since.
+    """Snapshots of all shards, and a record of the batches that have begun since.
 
-    A lost shard is restored from its snapshot and replays the batches of ``entries``. The first
-    ``taken`` of them have already been learned from.
+    A lost shard is restored from its snapshot and replays the batches of ``entries``. The learner
+    has already taken the first ``taken`` of them.
 
     Args:
-        keeps (bool): False if lost shards begin new episodes; taken batches are then dropped.
+        keeps (bool): whether to keep records of batches that were taken. False if lost shards begin
+            new episodes.
 
     Attributes:
         snapshots (list of dict, optional): snapshots of the shards; None for their initial states.
-        entries (list of WeightsRecord): batches begun since.
-        taken (int): number of these batches already taken.
+        entries (list of WeightsRecord): batches that have begun since the snapshots.
+        taken (int): number of these batches that were taken.
 
     Examples:
         >>> journal = ReplayLog()
@@ -77,7 +78,7 @@ class ReplayLog:
         """Records that the oldest batch has been taken.
 
         Args:
-            snapshots (sequence of dict, optional): states of the shards after it.
+            snapshots (sequence of dict, optional): states of the shards after this batch.
         """
         self.taken += 1
         if snapshots is not None:
@@ -87,25 +88,25 @@ class ReplayLog:
             self.taken = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the snapshots, and the weights of the batches begun since."""
+        """Returns the snapshots, and the weights of the batches that have begun since."""
         entries = [dict(entry.weights) for entry in self.entries]
         return {"shards": self.snapshots, "weights": entries, "taken": self.taken}
 
 
 @dataclass
 class ShardResult:
-    """Result of a shard's batch."""
+    """A shard's part of a batch."""
 
     batch: TensorDictBase
-    """The batch, ``[E, T]``."""
+    """The data, ``[E, T]``."""
     state: dict[str, Any] | None = None
     """State of the shard after the batch, if requested."""
     lost: bool = False
-    """True if running episodes were lost before the batch, which then begins new ones."""
+    """True if running episodes were lost, so that the batch begins new ones."""
 
 
 class Placement(Protocol):
-    """Protocol of shards in this process or elsewhere; batches are taken in the order begun.
+    """Protocol of shards in this process or elsewhere; the batch begun first is taken first.
 
     Attributes:
         counters (dict): counts of restarts and lost episodes, for the metrics.
@@ -117,29 +118,30 @@ class Placement(Protocol):
         """Starts a batch on every shard.
 
         Args:
-            weights (mapping, optional): weights of the policy; None if shards use the learner's.
-            with_state (bool): also return the shards' states.
+            weights (mapping, optional): weights of the policy; None if the shards use the learner's
+                policy itself.
+            with_state (bool): whether to return the shards' states, too.
         """
 
     def take(self, journal: ReplayLog) -> list[ShardResult]:
-        """Returns every shard's part of the oldest batch begun, in the shards' order.
+        """Returns every shard's part of the oldest batch in progress, in the shards' order.
 
         Args:
             journal (ReplayLog): log from which lost shards are restored.
 
         Raises:
-            NonFiniteError: naming the entry that is not finite.
+            NonFiniteError: a value is NaN or infinite; the message names the entry.
             WorkerError: a shard cannot be restored.
         """
 
     def states(self) -> list[dict[str, Any]]:
-        """Returns the states of the shards after the last batch begun."""
+        """Returns the states of the shards after the last batch that has begun."""
 
     def load(self, states: Sequence[Mapping[str, Any]] | None) -> list[bool]:
-        """Restores the shards, or starts new episodes in all.
+        """Restores the shards; without states, starts new episodes in all of them.
 
         Returns:
-            list of bool: for each shard, whether no episode is lost.
+            list of bool: for each shard, True if no episode is lost.
         """
 
     def close(self) -> None:
@@ -147,7 +149,7 @@ class Placement(Protocol):
 
 
 class LocalPlacement:
-    """Shards in this process, played sequentially.
+    """Shards in this process, which collect sequentially.
 
     Args:
         makers (sequence of callable): ``maker(life)`` builds a shard.
@@ -156,11 +158,11 @@ class LocalPlacement:
     def __init__(self, makers: Sequence[Callable[[int], Shard]]) -> None:
         self.makers = list(makers)
         self.shards = [make(0) for make in makers]
-        self.counters = {"collector_restarts": 0, "episodes_lost": 0}  # as everywhere
+        self.counters = {"collector_restarts": 0, "episodes_lost": 0}  # always 0 here
         self._played: deque[list[ShardResult]] = deque()
 
     def begin(self, weights: Weights | None, with_state: bool = False) -> None:
-        """Plays a batch on every shard."""
+        """Collects a batch from every shard."""
         played = [ShardResult(shard.rollout(weights)) for shard in self.shards]
         for shard, own in zip(self.shards, played):
             own.state = shard.state_dict() if with_state else None
@@ -175,7 +177,7 @@ class LocalPlacement:
         return [shard.state_dict() for shard in self.shards]
 
     def load(self, states: Sequence[Mapping[str, Any]] | None) -> list[bool]:
-        """Restores the shards, or starts new episodes in all."""
+        """Restores the shards; without states, starts new episodes in all of them."""
         self._played.clear()
         if states is None:
             for shard in self.shards:
@@ -199,25 +201,25 @@ class LocalPlacement:
 class ShardedCollector:
     """Collects batches ``[E, T]`` from shards, with the envs in the order of the shards.
 
-    Shards in other processes, or that play ahead, use the policy's weights at the start of their
-    batch: the batch of iteration ``k`` begins when iteration ``k - overlap`` has ended. Batches
-    depend on nothing else, and so not on the placement of the shards.
+    Shards that are in other processes or collect ahead use the policy's weights at the start of
+    their batch. The batch of iteration ``k`` begins when iteration ``k - overlap`` has ended, so
+    batches do not depend on the placement of the shards.
 
     Args:
         placement (Placement): the shards.
         policy (nn.Module): policy of the learner.
-        overlap (int): number of batches begun ahead.
-        snapshot_every (int): batches between two snapshots, from which lost shards are restored; 0
-            keeps none, and asks the shards for their states when needed.
-        live (bool): shards use the learner's policy itself.
+        overlap (int): number of batches that are begun ahead of learning.
+        snapshot_every (int): number of batches between two snapshots, from which lost shards are
+            restored. 0: no snapshots; the shards are asked for their states when a run is saved.
+        live (bool): whether the shards use the learner's policy itself.
         device (torch.device, optional): device of batches; by default that of the shards.
 
     Attributes:
-        renewed (Tensor, optional): envs with running episodes lost before the last batch, bool
-            ``[E]``.
+        renewed (Tensor, optional): mask of the envs that lost their running episodes before the
+            last batch, bool ``[E]``; None if no env did.
 
     Keys:
-        - writes: ``("collector", "traj_ids")`` ``[E, T]``, which differ between shards
+        - writes: ``("collector", "traj_ids")``, ``[E, T]``, unique over all shards
 
     Examples:
         >>> from functools import partial
@@ -271,7 +273,7 @@ class ShardedCollector:
         """Collects one batch.
 
         Raises:
-            NonFiniteError: naming the entry that is not finite.
+            NonFiniteError: a value is NaN or infinite; the message names the entry.
             WorkerError: a shard cannot be restored.
         """
         if not self._ahead:
@@ -317,7 +319,7 @@ class ShardedCollector:
         """Does nothing: each shard has checked its part of the batch."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state of the shards, also of those that play ahead."""
+        """Returns the state of the shards, including batches that were begun ahead."""
         if not self._begun:
             return {"frames": self.frames}
         state = self._journal.state_dict()
@@ -351,7 +353,7 @@ class ShardedCollector:
         return begun and all(continues)
 
     def _play_again(self, entries: list[Weights], taken: int) -> None:
-        """Replays the batches since the shards' snapshots."""
+        """Replays the batches that began after the shards' snapshots."""
         for i, weights in enumerate(entries):
             self._journal.begin(WeightsRecord(weights))
             self.placement.begin(weights)

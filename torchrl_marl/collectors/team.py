@@ -30,13 +30,13 @@ class TeamPolicy(TensorDictSequential):
     """The actors of all groups of a team, called in order on one TensorDict.
 
     Args:
-        actors (iterable of TensorDictModuleBase): one actor for each group, with different keys.
-            The parts of a joined actor act together, in one call.
+        actors (iterable of TensorDictModuleBase): one actor for each group, with different output
+            keys. The parts of a joined actor are called together, once.
         team (TeamSpec, optional): team whose groups must all have an actor.
 
     Raises:
         ValueError: two actors write the same entry, there are no actors, or a group of the team has
-            none.
+            no actor.
 
     Examples:
         >>> from torchrl.data import Bounded, Unbounded
@@ -67,14 +67,14 @@ class TeamPolicy(TensorDictSequential):
 
 
 def check_actions(written: Sequence[NestedKey], needed: Sequence[NestedKey]) -> None:
-    """Refuses a policy that leaves out a group.
+    """Refuses a policy that does not act for every group.
 
     Args:
         written (sequence of NestedKey): keys that the policy writes.
         needed (sequence of NestedKey): the action keys of all groups.
 
     Raises:
-        SpecError: naming the group and its action key.
+        SpecError: a group has no action; the message names it and its action key.
     """
     known = [unravel_key(key) for key in written]
     missing = [key for key in map(unravel_key, needed) if key not in known]
@@ -90,7 +90,7 @@ def check_actions(written: Sequence[NestedKey], needed: Sequence[NestedKey]) -> 
 
 
 def snapshot_env(env: EnvBase) -> dict[str, Any] | None:
-    """Returns a snapshot of an environment and its transforms, or None if it has none."""
+    """Returns a snapshot of an environment and its transforms; None if it does not support that."""
     base = env.base_env if isinstance(env, TransformedEnv) else env
     if not hasattr(type(base), "snapshot"):
         return None
@@ -136,7 +136,7 @@ def carry_from_dict(
 
 
 def check_carry(carry: TensorDictBase, env: EnvBase) -> None:
-    """Refuses a saved step of another environment, before a policy acts on it."""
+    """Refuses a saved step that does not fit the environment, before a policy acts on it."""
     expected = [*env.full_observation_spec.items(True, True), *env.full_done_spec.items(True, True)]
     for key, spec in expected:
         group = carry.get(key[0]) if isinstance(key, tuple) else None

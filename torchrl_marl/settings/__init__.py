@@ -1,4 +1,4 @@
-"""Settings, declared once as fields of a frozen dataclass with types, rules and meanings.
+"""Settings, declared once as fields of frozen dataclasses with types, rules and meanings.
 
 Reading, checks, help, YAML, JSON schema and error messages are derived from the fields.
 """

@@ -1,4 +1,4 @@
-"""Checks of a config: rules of values, contradictions, and settings without effect."""
+"""Checks of a config for wrong values, contradictions, and settings without effect."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ def check(config: Any, at: str = "", skip: Collection[str] = (), like: Any = Non
         at (str): prefix of the names in messages.
         skip (collection of str): fields to leave out.
         like (dataclass, optional): config with values that messages suggest in place of wrong
-            ones; where it has the same value or is None, the default is suggested.
+            ones. The default is suggested if ``like`` is None or has the same wrong value.
 
     Raises:
-        ConfigError: naming the setting, what was found, what was expected and the fix.
+        ConfigError: a value is wrong; the message names the setting, the value that was found,
+            the expected values and the fix.
     """
     like = like if type(like) is type(config) else None
     known = {k: s for k, s in settings_within(type(config)).items() if k not in skip}
@@ -52,12 +53,12 @@ def check(config: Any, at: str = "", skip: Collection[str] = (), like: Any = Non
 
 
 def override(config: Any, field: str, name: str) -> Any:
-    """Returns the section that ``field`` overrides, with the overrides of ``name`` applied.
+    """Returns the section that ``field`` overrides, with the overrides for ``name`` applied.
 
     Args:
         config (dataclass): config with the section and the overrides.
         field (str): name of a mapping of overrides, such as ``groups``.
-        name (str): a name in it; for any other name the section is returned unchanged.
+        name (str): key in this mapping; for a missing key the section is returned unchanged.
     """
     known = settings_within(type(config))
     note = known[field].note(Overrides)
@@ -68,20 +69,21 @@ def override(config: Any, field: str, name: str) -> Any:
 
 
 def unread(config: Any, at: str = "", *, defaults: bool = False) -> dict[str, str]:
-    """Returns settings without effect: not read, although they differ from their defaults.
+    """Returns the settings without effect: they differ from their defaults but are not read.
 
-    A setting in a section with overrides counts as read if the section of any override reads it.
-    Settings that an override inherits are not listed under its name.
+    If a section has overrides (such as ``groups``), a setting of it counts as read if any of the
+    overridden sections reads it. A setting that an override inherits is not listed under the
+    override's name.
 
     Args:
         config (dataclass): config to check.
         at (str): prefix of the names in messages.
 
     Keyword Args:
-        defaults (bool): whether to include settings that have their defaults.
+        defaults (bool): whether to include settings that have their default values.
 
     Returns:
-        dict: dotted key -> sentence with the value, and the condition under which it is read.
+        dict: dotted key -> sentence with the value, and the condition for reading the setting.
     """
     found: dict[str, str] = {}
     for name, setting in settings_within(type(config)).items():
@@ -108,10 +110,10 @@ def unread(config: Any, at: str = "", *, defaults: bool = False) -> dict[str, st
 
 
 def read_by_others(config: Any) -> set[str]:
-    """Returns settings and sections that are read only with other values of their section's tag.
+    """Returns settings and sections that are read only if their section's tag has another value.
 
     Args:
-        config (dataclass): config with sections that have a tag.
+        config (dataclass): config with sections that have a tag, such as ``learner.algorithm``.
 
     Examples:
         >>> from torchrl_marl.recipes import read_config
@@ -149,7 +151,7 @@ def _unread_by_any(
 def _idle_within(
     config: Any, setting: Setting, at: str, defaults: bool
 ) -> Iterator[tuple[str, str]]:
-    """Yields settings that a condition on their section leaves without effect."""
+    """Yields settings that are not read because of a condition on their section."""
     for where in setting.read_where():
         section = getattr(config, setting.key)
         for key in where.of:
@@ -178,7 +180,7 @@ def _sentence(key: str, value: Any, conditions: Collection[ReadWhere], at: str) 
 
 
 def _check_value(setting: Setting, key: str, value: Any, before: Any = None) -> None:
-    """Refuses a wrong value; the message suggests the value before, or the default."""
+    """Refuses a wrong value; the message suggests ``before``, or else the default."""
     advised = setting.default if before in (None, value) else before
     for note in setting.notes:
         misfit = getattr(note, "misfit", None)
@@ -188,7 +190,7 @@ def _check_value(setting: Setting, key: str, value: Any, before: Any = None) -> 
 
 
 def _typed_arguments(setting: Setting, config: Any) -> tuple[Any, dict[str, Setting]] | None:
-    """Returns the typed arguments, as a section and as settings."""
+    """Returns a setting's arguments as a section, and their settings; None if it is untyped."""
     note = setting.note(Arguments)
     schema = None if note is None else note.variants.schema(getattr(config, note.by))
     if schema is None:

@@ -1,4 +1,4 @@
-"""The fields of settings, and their JSON schema."""
+"""The settings that a dataclass declares, and their JSON schema."""
 
 from __future__ import annotations
 
@@ -47,12 +47,13 @@ class Setting:
 
     Args:
         key (str): dotted name.
-        kind (type): type without ``None`` and ``Annotated``; a dataclass for a section.
+        kind (type): type of its value, without ``None`` and ``Annotated``; a dataclass for a
+            section.
         default: its default, or its value in a given config.
         help (str): its meaning.
         optional (bool): whether it may be ``None``.
-        notes (tuple): annotations: rules, conditions and other names.
-        markdown (str): its meaning, with code spans.
+        notes (tuple): its annotations, such as rules, conditions and other names.
+        markdown (str): its meaning, with Markdown code spans.
     """
 
     key: str
@@ -70,32 +71,32 @@ class Setting:
 
     @property
     def words(self) -> Mapping[str, str]:
-        """Word -> meaning, of a choice among words; else empty."""
+        """Allowed word -> its meaning; empty if the setting is not a choice among words."""
         rule = self.note(OneOf)
         return {} if rule is None else rule.words
 
     @property
     def explanation(self) -> str:
-        """The meaning, with the list of allowed words."""
+        """The meaning of the setting, followed by the list of allowed words."""
         if not self.words:
             return self.help
         number = "Any" if self.note(AnyOf) else "One"
         return f"{self.help} {number} of {', '.join(self.words)}."
 
     def note(self, kind: type[_Note]) -> _Note | None:
-        """Returns its annotation of a kind, or None."""
+        """Returns its annotation of a given class, or None."""
         return next((note for note in self.notes if isinstance(note, kind)), None)
 
     def read_where(self) -> list[ReadWhere]:
-        """Returns the conditions under which it is read."""
+        """Returns the conditions under which the setting is read."""
         return [note for note in self.notes if isinstance(note, ReadWhere)]
 
     def former_names(self) -> list[str]:
-        """Returns its former names in its section."""
+        """Returns the former names of the setting in its section."""
         return [n for note in self.notes if isinstance(note, Formerly) for n in note.names]
 
     def other_names(self) -> list[str]:
-        """Returns its names in other libraries."""
+        """Returns the names of the setting in other libraries."""
         return [n for note in self.notes if isinstance(note, AlsoCalled) for n in note.names]
 
 
@@ -124,13 +125,14 @@ def _read_fields(schema: Any) -> dict[str, Setting]:
 
 
 def settings_of(schema: Any) -> dict[str, Setting]:
-    """Returns all settings of a dataclass and of the sections in it, by their dotted names.
+    """Returns all settings of a dataclass and of its sections, by dotted name.
 
-    A section with a tag has the settings of its default schema, or of the config's schema.
+    A section with a tag has the settings of its default schema; if a config is given, those of the
+    schema in the config.
 
     Args:
-        schema (type or config): a dataclass with a string below each field that explains it; or
-            a config, with its values in place of the defaults.
+        schema (type or config): a dataclass with an explanatory string below each field, or a
+            config, whose values then take the place of the defaults.
 
     Examples:
         >>> from torchrl_marl.training.config import TrainConfig
@@ -151,7 +153,7 @@ def settings_of(schema: Any) -> dict[str, Setting]:
 
 
 def all_settings(schema: type) -> dict[str, Setting]:
-    """Returns the settings of :func:`settings_of`, and those of every other variant."""
+    """Returns the settings of :func:`settings_of`, and those of all other variants of sections."""
     found: dict[str, Setting] = {}
     for name, setting in settings_within(schema).items():
         if not setting.is_section:
@@ -163,7 +165,7 @@ def all_settings(schema: type) -> dict[str, Setting]:
 
 
 def schemas_of(setting: Setting) -> Iterator[type]:
-    """Yields the possible schemas of a section or a mapping of arguments, the default first."""
+    """Yields the possible schemas of a section or mapping of arguments, the default first."""
     if setting.is_section:
         yield type(setting.default)
     note: Tagged | Arguments | None = setting.note(Tagged) or setting.note(Arguments)
@@ -172,7 +174,7 @@ def schemas_of(setting: Setting) -> Iterator[type]:
 
 
 def schemas_by_word(variants: Variants) -> dict[str, type]:
-    """Returns word -> schema, of the words with a schema."""
+    """Returns the schema of each word that has one."""
     found = {word: variants.schema(word) for word in variants.words()}
     return {word: schema for word, schema in found.items() if schema is not None}
 
@@ -206,7 +208,7 @@ def _strings_below(schema: type) -> dict[str, str]:
     for cls in reversed(schema.__mro__[:-1]):
         try:
             source = textwrap.dedent(inspect.getsource(cls))
-        except (OSError, TypeError):  # typed into an interpreter
+        except (OSError, TypeError):  # a class that was typed into an interpreter
             continue
         body = ast.parse(source).body[0].body  # type: ignore[attr-defined]
         for node, below in zip(body, body[1:]):
@@ -224,7 +226,7 @@ def json_schema(schema: type, title: str = "") -> dict[str, Any]:
     """Returns the JSON schema (draft 2020-12) of a file that holds settings.
 
     Args:
-        schema (type): a dataclass, as :func:`~torchrl_marl.settings.settings_of` takes it.
+        schema (type): a dataclass, as for :func:`~torchrl_marl.settings.settings_of`.
         title (str): title of the schema.
 
     Examples:
@@ -237,7 +239,7 @@ def json_schema(schema: type, title: str = "") -> dict[str, Any]:
 
 
 def _section(schema: Any) -> dict[str, Any]:
-    """Returns the schema of a section, given as a dataclass or as a config with other defaults."""
+    """Returns the JSON schema of a section; a given config provides the defaults."""
     known = settings_within(schema if isinstance(schema, type) else type(schema))
     if not isinstance(schema, type):
         known = {name: replace(one, default=getattr(schema, name)) for name, one in known.items()}
@@ -252,7 +254,7 @@ def _property(setting: Setting, known: dict[str, Setting]) -> dict[str, Any]:
     if setting.is_section:
         first = next(iter(settings_within(setting.kind).values()))
         section = _section(setting.default)
-        if first.kind is str:  # a plain word sets it
+        if first.kind is str:  # a string in place of the section sets it
             section = {"anyOf": [_value(first), section]}
         return {**about, **section}
     if overrides := setting.note(Overrides):
@@ -269,7 +271,7 @@ def _property(setting: Setting, known: dict[str, Setting]) -> dict[str, Any]:
 
 
 def _tagged(note: Tagged, default: type) -> dict[str, Any]:
-    """Returns a section with a tag as a chain of conditions that ends in the default schema."""
+    """Returns the JSON schema of a section with a tag: one condition per tag, then the default."""
     chosen = _section(default)
     for word, schema in schemas_by_word(note.variants).items():
         if schema is not default:

@@ -17,7 +17,7 @@ from torchrl_marl.settings.layers import UNFIT, merged, plain, unfold
 
 __all__ = ["parse_overrides", "read_yaml", "to_yaml"]
 
-# Errors of broken YAML: unknown tags, numbers of 5,000 digits, a thousand brackets.
+# Errors that broken YAML causes: unknown tags, numbers of 5,000 digits, a thousand brackets.
 _UNREADABLE = (yaml.YAMLError, ValueError, TypeError, AttributeError, RecursionError)
 _MOST_VALUES = 100_000
 _FLOAT = re.compile(
@@ -31,7 +31,7 @@ _FLOAT = re.compile(
 
 
 class _Loader(yaml.SafeLoader):
-    """Loader of YAML with ``1e-3`` as a number and dates as strings, without duplicate keys."""
+    """YAML loader that reads ``1e-3`` as a number and dates as strings; refuses duplicate keys."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         keys = [key.value for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
@@ -44,7 +44,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writer of YAML for :class:`_Loader`."""
+    """Writer of YAML that :class:`_Loader` can read."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -61,7 +61,7 @@ for _kind in (_Loader, _Dumper):
 
 
 def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
-    """Parses ``["learner.lr=1e-3"]`` to ``{"learner": {"lr": 0.001}}``, with YAML values.
+    """Parses ``["learner.lr=1e-3"]``, with values in YAML, to ``{"learner": {"lr": 0.001}}``.
 
     Raises:
         ConfigError: a text is not ``key=value``.
@@ -114,7 +114,7 @@ def to_yaml(config: Any) -> str:
 
 
 def _loaded(text: str) -> Any:
-    """Parses YAML text; raises a ValueError for unsupported types and too many values."""
+    """Parses YAML text; raises a ValueError if it has unsupported types or too many values."""
     value = yaml.load(text, _Loader)
     waiting, n = [value], 0
     while waiting:

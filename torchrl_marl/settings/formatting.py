@@ -1,4 +1,4 @@
-"""Text of values, types and unknown names for messages."""
+"""Formatting of values, types and unknown names for messages."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def shown(value: Any) -> str:
 
 
 def listed(words: Iterable[str]) -> str:
-    """Returns words as an enumeration in a sentence.
+    """Returns words as a list in a sentence.
 
     Examples:
         >>> listed(["a", "b", "c"]), listed(["a"])
@@ -56,7 +56,7 @@ def unknown_setting(
 
     Args:
         key (str): name as it was given.
-        known (mapping): dotted names of all settings, each with its names in other libraries.
+        known (mapping): dotted name of each setting -> its names in other libraries.
         at (str): prefix of the names in messages, such as ``"groups.agents."``.
         first (container of str): settings that the chosen algorithm reads, which are suggested
             first.
@@ -78,7 +78,7 @@ def _likeness(word: str, other: str) -> float:
 
 
 def _meant(key: str, known: Mapping[str, Iterable[str]], first: Container[str]) -> list[str]:
-    """Returns suggestions: names with an equal last part, else with a similar one."""
+    """Returns names with the same last part as the key, or else names with a similar last part."""
     inside, _, leaf = key.rpartition(".")
     if inside in known:
         return [inside]
@@ -88,7 +88,7 @@ def _meant(key: str, known: Mapping[str, Iterable[str]], first: Container[str]) 
     names = [name for name in equal if name in rather] or equal
     if not names:
         near = [closest(leaf, [leaves[name] for name in among]) for among in (rather, known)]
-        # A setting that the algorithm does not read has to be a closer match.
+        # A setting that the algorithm does not read is suggested only for a closer match.
         best = max(filter(None, near), key=lambda x: _likeness(leaf, x), default=None)
         among = rather if best is not None and best == near[0] else list(known)
         names = [name for name in among if leaves[name] == best]

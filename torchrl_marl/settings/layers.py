@@ -1,4 +1,4 @@
-"""Layers of settings, and conversion of values."""
+"""Layers of settings, such as a recipe and its overrides, and conversion of values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, get_args, get_origin
 __all__ = ["UNFIT", "WORD", "converted", "flatten", "merged", "plain", "unfold"]
 
 WORD = ""
-"""Key of the plain word of a section in ``learner=ippo learner.lr=1``."""
+"""Key for ``ippo`` in ``learner=ippo learner.lr=1``, where a string stands for a section."""
 
 
 def unfold(layer: Mapping[str, Any]) -> dict[str, Any]:
@@ -57,12 +57,12 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
 def flatten(
     nested: Mapping[str, Any], prefix: str = "", stop: Container[str] = ()
 ) -> dict[str, Any]:
-    """Returns ``{"a": {"b": 1}}`` as ``{"a.b": 1}``; an empty mapping stays as it is.
+    """Returns ``{"a": {"b": 1}}`` as ``{"a.b": 1}``; an empty mapping is left unchanged.
 
     Args:
         nested (mapping): settings.
         prefix (str): prefix of the keys.
-        stop (container of str): keys whose values stay as they are.
+        stop (container of str): dotted keys of mappings that are not flattened.
 
     Examples:
         >>> flatten({"a": {"b": 1}, "c": {}})
@@ -86,10 +86,10 @@ _TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "
 
 
 def converted(kind: Any, value: Any) -> Any:
-    """Converts a value to a type; returns ``UNFIT`` where it does not fit.
+    """Converts a value to a type; returns ``UNFIT`` if that is impossible.
 
-    Whole floats become integers, numbers become strings and strings become numbers. Words
-    separated by commas become a list of strings.
+    Whole floats can become integers, numbers strings, and strings numbers. Words separated by
+    commas can become a list of strings.
 
     Examples:
         >>> converted(int, 1e3), converted(float, 1), converted(list[int], (1, 2.0))
@@ -115,13 +115,13 @@ def converted(kind: Any, value: Any) -> Any:
 
 
 def _words(text: str) -> Any:
-    """Splits words at commas, or returns ``UNFIT``."""
+    """Splits a text at commas; returns ``UNFIT`` if a part is empty or has brackets."""
     words = [word.strip() for word in text.split(",")]
     return words if all(words) and not set("[]{}") & set(text) else UNFIT
 
 
 def plain(value: Any) -> Any:
-    """Returns a value as plain YAML types, or ``UNFIT``."""
+    """Returns a value as plain YAML types; returns ``UNFIT`` if that is impossible."""
     if isinstance(value, Mapping):
         read = {key: plain(x) for key, x in value.items() if key != WORD or len(value) == 1}
         known = all(isinstance(key, (str, int, float)) for key in read)

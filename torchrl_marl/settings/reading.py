@@ -1,4 +1,4 @@
-"""Reading of layers of plain values into a typed config."""
+"""Reads layers of settings, given as plain values, into a typed config."""
 
 from __future__ import annotations
 
@@ -30,12 +30,13 @@ def with_new_names(
 ) -> dict[str, Any]:
     """Replaces former names of settings (:class:`Formerly`) by the current ones.
 
-    A setting that moved into a mapping of arguments is moved, or dropped if it has its default.
+    If a setting has become an entry of a mapping of arguments, its value is moved there; a default
+    value is dropped.
 
     Args:
         schema (type): a dataclass.
         layer (mapping): nested settings.
-        warn (bool): whether former names give a warning; False for files that a program wrote.
+        warn (bool): whether to warn about former names; False for files that a program wrote.
         path (str): prefix of the names in messages.
 
     Raises:
@@ -100,12 +101,12 @@ def _refuse_both(both: bool, old: str, new: str) -> None:
 
 
 def normalized(schema: type, layer: Mapping[str, Any], *, warn: bool = True) -> dict[str, Any]:
-    """Returns a layer as nested settings, with current names and without plain words of sections.
+    """Returns a layer as nested settings, with current names and no strings in place of sections.
 
     Args:
         schema (type): a dataclass.
         layer (mapping): nested settings, dotted keys, or both.
-        warn (bool): whether former names give a warning.
+        warn (bool): whether to warn about former names.
 
     Examples:
         >>> from torchrl_marl.training.config import TrainConfig
@@ -116,7 +117,7 @@ def normalized(schema: type, layer: Mapping[str, Any], *, warn: bool = True) -> 
 
 
 def _words_in_place(schemas: Iterable[type], layer: Mapping[str, Any]) -> dict[str, Any]:
-    """Replaces the plain word of a section by the value of the section's first setting.
+    """Replaces a string in place of a section by the section with its first setting.
 
     Args:
         schemas (iterable of type): possible schemas of the layer.
@@ -178,13 +179,13 @@ def read(schema: type[T], *layers: Mapping[str, Any], at: str = "", hints: Itera
 def overridden(note: Tagged, base: Any, own: Mapping[str, Any], at: str = "") -> Any:
     """Returns a section with some settings replaced; a new tag changes its schema.
 
-    If ``base`` has another schema, settings that both schemas have (those of a common base class,
-    if any) are kept where they differ from their defaults.
+    If the schema changes, settings that both schemas have are kept if they differ from their
+    defaults. If the schemas have a common base class, only its settings are kept.
 
     Args:
-        note (Tagged): annotation of the section.
+        note (Tagged): annotation that lists the section's schemas.
         base (config): the section.
-        own (mapping): settings to replace.
+        own (mapping): settings that replace those of ``base``.
         at (str): as in :func:`read`.
 
     Raises:
@@ -196,7 +197,7 @@ def overridden(note: Tagged, base: Any, own: Mapping[str, Any], at: str = "") ->
 
 
 def _taken_over(base: Any, schema: type) -> dict[str, Any]:
-    """Returns the settings of a section that another schema keeps, with dotted keys."""
+    """Returns the settings of a section that are kept under another schema, by dotted key."""
     values = {key: one.default for key, one in settings_of(base).items()}
     if type(base) is schema:
         return values
@@ -208,9 +209,10 @@ def _taken_over(base: Any, schema: type) -> dict[str, Any]:
 class Reader:
     """Reader of layers of settings.
 
-    After :meth:`read`, ``inapplicable`` holds the given settings that the chosen algorithm or
-    library does not have: dotted key -> beginning of a sentence. They are left out of the config.
-    ``by_default`` holds those that have the default value of another algorithm or library.
+    After :meth:`read`, ``inapplicable`` lists the given settings that the chosen algorithm or
+    library does not have: dotted key -> beginning of a sentence about it. They are left out of the
+    config. ``by_default`` holds the keys of those that have the default value of another algorithm
+    or library.
 
     Args:
         schema, at, hints: as in :func:`read`.
@@ -228,7 +230,7 @@ class Reader:
 
         Args:
             layers (mapping): nested settings, dotted keys, or both.
-            warn (bool): whether former names give a warning.
+            warn (bool): whether to warn about former names.
         """
         try:
             for layer in layers:
@@ -279,7 +281,7 @@ class Reader:
     def _variant(
         self, note: Tagged, base: Any, layer: Mapping[str, Any], path: str
     ) -> tuple[type, dict[str, Any], dict[str, Any]]:
-        """Returns the schema of a layer, its settings, and given settings of other schemas."""
+        """Returns the schema that a layer selects, and the result of :func:`_applicable`."""
         word = self._given(layer.get(note.by, getattr(base, note.by)), f"{path}{note.by}")
         schema = _schema(note, word, f"{self.at}{path}{note.by}")
         own, foreign = _applicable(note.variants, schema, layer)
@@ -310,7 +312,7 @@ class Reader:
         return read
 
     def _of_another(self, section: str, known: Mapping[str, Setting]) -> dict[str, Any]:
-        """Returns the settings in a section for groups with another algorithm."""
+        """Returns a section's given settings that only a group's algorithm (``known``) has."""
         found = {}
         for key, value in self._foreign.get(section, {}).items():
             if key in known:
@@ -344,7 +346,7 @@ class Reader:
     def _name_namesakes(
         self, note: Tagged, field: str, name: str, foreign: Iterable[str], layer: Mapping[str, Any]
     ) -> None:
-        """Adds a hint to inapplicable settings where a similar name would read them."""
+        """Adds a hint to inapplicable settings of a name if a similar name would read them."""
         near = closest(name, [other for other in layer if other != name])
         own = layer.get(near or "")
         word = own.get(note.by) if isinstance(own, Mapping) else None
@@ -370,7 +372,7 @@ class Reader:
         raise self._wrong(setting, value, key)
 
     def _given(self, value: Any, key: str) -> Any:
-        """Returns a value as plain Python, with references ``${...}`` replaced."""
+        """Returns a value as plain Python types, with references ``${...}`` replaced."""
         if isinstance(value, os.PathLike):
             value = os.fspath(value)
         if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
@@ -448,10 +450,10 @@ class Reader:
 
 
 def _schema(note: Tagged, word: Any, key: str) -> type:
-    """Returns the schema of a word.
+    """Returns the schema of the settings that a value of the tag selects.
 
     Raises:
-        ConfigError: the word is unknown.
+        ConfigError: the value is unknown.
     """
     schema = note.variants.schema(word) if isinstance(word, str) else None
     if schema is None:
@@ -462,7 +464,7 @@ def _schema(note: Tagged, word: Any, key: str) -> type:
 def _applicable(
     variants: Variants, schema: type, layer: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Splits a layer into settings of a schema (and unknown ones) and those of other schemas."""
+    """Splits a layer: returns settings that only other schemas have second, and the rest first."""
     known = settings_of(schema)
     flat = flatten(layer, stop=known)
     others = {key for other in schemas_by_word(variants).values() for key in settings_of(other)}
@@ -471,7 +473,7 @@ def _applicable(
 
 
 def _is_read_by(setting: Setting, tag: str, word: str) -> bool:
-    """Returns whether the conditions of a setting hold for a value of the tag."""
+    """Returns whether a setting is read if the tag has the given value."""
     conditions = (where for where in setting.read_where() if where.key == tag)
     return all((word in where.values) is not where.but for where in conditions)
 

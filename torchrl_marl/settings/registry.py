@@ -1,4 +1,4 @@
-"""Registries of named records from this package, user code or installed packages."""
+"""Registries of named objects from this package, user code or installed packages."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ def entry_points(group: str) -> tuple[EntryPoint, ...]:
 
 
 class Registry(Generic[T]):
-    """Words with a record each, imported on first use.
+    """Registry of objects by the names that settings use, imported on first use.
 
-    A word is registered in ``known``, by :meth:`add`, or by an entry point of an installed
-    package, ``word = module:NAME``.
+    A name is registered in ``known``, by :meth:`add`, or by an entry point of an installed
+    package, ``name = module:NAME``.
 
     Args:
-        what (str): noun for a word in messages, such as ``"algorithm"``.
-        kind (type): class of the records.
-        group (str, optional): group of the entry points; None: packages add no words.
-        known (mapping): word -> record, or its place ``"module:NAME"``.
+        what (str): what a registered object is called in messages, such as ``"algorithm"``.
+        kind (type): class of the registered objects.
+        group (str, optional): group of the entry points; None if packages cannot add names.
+        known (mapping): name -> object, or the path for its import, ``"module:NAME"``.
     """
 
     def __init__(
@@ -41,21 +41,21 @@ class Registry(Generic[T]):
         self._known: dict[str, T | str] = dict(known)
 
     def names(self) -> tuple[str, ...]:
-        """Returns all words, with those of installed packages last."""
+        """Returns all names, with those of installed packages last."""
         return tuple(dict.fromkeys([*self._known, *self._points()]))
 
     def items(self) -> Iterator[tuple[str, T]]:
-        """Yields every word and its record."""
+        """Yields every name and its object."""
         for word in self.names():
             found = self.find(word)
             assert found is not None
             yield word, found
 
     def find(self, word: str) -> T | None:
-        """Returns the record of a word, or None for an unknown one.
+        """Returns the object of a name, or None if the name is unknown.
 
         Raises:
-            ConfigError: the record cannot be imported, or has another type.
+            ConfigError: the object cannot be imported, or has the wrong type.
         """
         found: Any = self._known.get(word)
         if found is None:
@@ -76,7 +76,7 @@ class Registry(Generic[T]):
         """Imports the object at ``"module:NAME"``.
 
         Raises:
-            ConfigError: the module cannot be imported, or does not have the name.
+            ConfigError: the module cannot be imported, or does not define ``NAME``.
         """
         module, _, name = place.partition(":")
         try:
@@ -90,10 +90,10 @@ class Registry(Generic[T]):
             ) from error
 
     def add(self, word: str, record: T) -> None:
-        """Registers a word.
+        """Registers an object under a name.
 
         Raises:
-            ConfigError: the word is taken.
+            ConfigError: the name is taken.
         """
         taken = self._known.get(word, record) != record or word in self._points()
         if taken:
@@ -103,7 +103,7 @@ class Registry(Generic[T]):
         self._known[word] = record
 
     def remove(self, word: str) -> None:
-        """Removes a registered word."""
+        """Removes a registered name."""
         del self._known[word]
 
     def _points(self) -> dict[str, EntryPoint]:

@@ -1,4 +1,4 @@
-"""Rules for the values of settings beyond their type, given in ``Annotated``.
+"""Rules for the values of settings, given in ``Annotated`` in addition to a type.
 
 Examples:
     >>> from typing import Annotated
@@ -44,18 +44,18 @@ class Rule(Protocol):
     """A rule for the values of one setting."""
 
     def misfit(self, key: str, value: Any, default: Any) -> str | None:
-        """Returns an error message of one sentence for a wrong value, or None for a right one."""
+        """Returns an error message of one sentence for a wrong value, or None for a valid one."""
 
 
 class OneOf:
     """A choice among several words.
 
     Args:
-        words (mapping, or function that returns one): word -> meaning.
-        form (str, optional): form of further values, such as ``"module:Class"``. Any text with a
-            colon has this form.
+        words (mapping, or function that returns one): allowed word -> its meaning.
+        form (str, optional): form of further allowed values, such as ``"module:Class"``. Any text
+            with a colon is taken to have this form.
         advice (callable, optional): ``advice(word)`` returns the end of the error message for a
-            word of another library, or None. ``{at}`` in it is replaced by the section's name.
+            name from another library, or None. ``{at}`` in it is replaced by the section's name.
     """
 
     def __init__(
@@ -68,15 +68,15 @@ class OneOf:
 
     @property
     def words(self) -> Mapping[str, str]:
-        """Word -> meaning."""
+        """Allowed word -> its meaning."""
         return self._words() if callable(self._words) else self._words
 
     def word_of(self, value: Any) -> Any:
-        """Returns ``form`` for a value of this form, else the value."""
+        """Returns ``form`` if the value has this form, else the value."""
         return self.form if self.form and ":" in str(value) else value
 
     def misfit(self, key: str, value: Any, default: Any) -> str | None:
-        """Returns an error message if the value is none of the words."""
+        """Returns an error message if the value is not allowed."""
         words = list(self.words)
         if value in words or (self.form is not None and self.word_of(value) == self.form):
             return None
@@ -89,7 +89,7 @@ class OneOf:
 
 
 class AnyOf(OneOf):
-    """A list of words."""
+    """A list of allowed words."""
 
     def misfit(self, key: str, value: Any, default: Any) -> str | None:
         """Returns an error message if the list holds an unknown word."""
@@ -109,8 +109,8 @@ class Range:
 
     Args:
         low, high (float): the bounds.
-        above, below (bool): exclude ``low``, exclude ``high``.
-        advised (float, optional): value that error messages suggest where the default is null.
+        above, below (bool): whether ``low`` and ``high`` themselves are excluded.
+        advised (float, optional): value that error messages suggest if the default is null.
     """
 
     low: float = -math.inf
@@ -149,7 +149,7 @@ class Each:
 
     Args:
         range (Range): range of every number.
-        what (str): plural noun for the numbers in messages.
+        what (str): plural noun by which messages call the numbers.
     """
 
     def __init__(self, range: Range, what: str = "numbers") -> None:
@@ -182,13 +182,13 @@ class Matches:
 
 
 class ReadWhere:
-    """Condition under which a setting is read: certain values of another setting in its section.
+    """Condition for reading a setting: another setting of its section has certain values.
 
     Args:
         key (str): name of the other setting.
-        values: values of it with which this setting is read.
-        but (bool): whether ``values`` are those with which it is *not* read.
-        of (tuple of str): for a section: settings in it that the condition applies to.
+        values: values of the other setting for which this setting is read.
+        but (bool): True if ``values`` are those for which this setting is *not* read.
+        of (tuple of str): settings to which the condition applies, if it annotates a section.
     """
 
     def __init__(self, key: str, *values: Any, but: bool = False, of: tuple[str, ...] = ()) -> None:
@@ -199,7 +199,7 @@ class ReadWhere:
         return (value_of(attrgetter(self.key)(section)) in self.values) is not self.but
 
     def in_words(self, at: str) -> str:
-        """Returns the condition as part of a sentence."""
+        """Returns the condition as a clause of a sentence."""
         values = " or ".join(shown(value).strip("'") for value in self.values)
         return f"{at}{self.key} is {'not ' if self.but else ''}{values}"
 
@@ -212,28 +212,28 @@ class Formerly:
 
 
 class AlsoCalled:
-    """Names of a setting in other libraries, which error messages translate."""
+    """Names of a setting in other libraries, for which error messages suggest this setting."""
 
     def __init__(self, *names: str) -> None:
         self.names = names
 
 
 class Variants(Protocol):
-    """Words with a schema each: a registry of algorithms or of libraries."""
+    """Protocol of a registry (of algorithms or libraries) in which a name can have a schema."""
 
     def words(self) -> Mapping[str, str]:
-        """Returns word -> meaning."""
+        """Returns the meaning of each name."""
 
     def schema(self, word: str) -> type | None:
-        """Returns the dataclass of a word's settings, or None if it has none."""
+        """Returns the dataclass of a name's settings, or None if it has none."""
 
 
 class Tagged:
-    """A section with a schema for each value of one of its settings, the tag.
+    """A section that has a schema for each value of one of its settings, the tag.
 
     Args:
         by (str): name of the tag, the first field of each schema.
-        variants (Variants): word -> schema, optionally with ``advice`` for :class:`OneOf`.
+        variants (Variants): registry of schemas, optionally with ``advice`` for :class:`OneOf`.
     """
 
     def __init__(self, by: str, variants: Variants) -> None:
@@ -241,7 +241,7 @@ class Tagged:
 
     @property
     def rule(self) -> OneOf:
-        """The rule of the tag: one of the variants' words."""
+        """Rule that allows only the names of the variants as the tag."""
         return OneOf(self.variants.words, advice=getattr(self.variants, "advice", None))
 
 
@@ -250,7 +250,7 @@ class Overrides:
 
     Args:
         of (str): name of the other section.
-        example (str): one of its settings, as an example in messages.
+        example (str): one setting of that section, as an example in messages.
     """
 
     def __init__(self, of: str, example: str) -> None:
@@ -258,13 +258,13 @@ class Overrides:
 
 
 class Arguments:
-    """A mapping of arguments, typed by a schema that depends on another setting.
+    """A mapping of arguments, with types from a schema that depends on another setting.
 
-    Arguments that are not in the schema are passed unchanged.
+    Arguments that are not in the schema are passed on unchanged.
 
     Args:
         by (str): name of the other setting, in the same section.
-        variants (Variants): word -> schema, or None where the arguments are not known.
+        variants (Variants): registry of schemas; None in it means that arguments are not checked.
     """
 
     def __init__(self, by: str, variants: Variants) -> None:

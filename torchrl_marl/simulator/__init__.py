@@ -1,4 +1,4 @@
-"""Simulators of other libraries as a state, a pure step and fresh starts."""
+"""Access to other libraries' simulators: state, step as a pure function, new initial states."""
 
 from typing import TYPE_CHECKING
 

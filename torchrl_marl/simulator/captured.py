@@ -3,7 +3,7 @@
 This works for any simulator object whose tensors have the envs in their first dim
 (:class:`~torchrl_marl.simulator.state.SimulatorState`).
 
-Shapes: E envs, K numbers of an env.
+Shapes: E envs, K numbers per env.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from torchrl_marl.simulator.state import (
 
 __all__ = ["CapturedSimulator"]
 
-_COMPARED = 4  # steps in which a graph is compared with the simulator
-_LARGEST_ARRAY = 1000  # elements of a numpy array that is checked for changes
+_COMPARED = 4  # number of steps in which a graph is compared with the simulator
+_LARGEST_ARRAY = 1000  # most elements of a numpy array that is checked for changes
 
 State = list[Tensor]
 Structure = dict[tuple[str, str], Any]
@@ -43,22 +43,22 @@ Finish = Callable[[State, Any], list[Tensor]]
 
 
 class CapturedSimulator:
-    """Simulator that graphs step, and that can be read between graphs.
+    """Simulator with a state outside of its object, for steps as graphs.
 
-    While graphs run, the state is in :attr:`state`. :meth:`release` writes it back into the
-    simulator, from which :attr:`state` is read the next time.
+    Graphs read and write :attr:`state`. :meth:`release` writes it back into the simulator's object,
+    from which :attr:`state` is read when it is needed again.
 
     Args:
         simulator: the simulator, after a reset and a step.
-        state (SimulatorState): layout of its state.
+        state (SimulatorState): layout of the simulator's state.
         step (callable): ``step()`` makes one eager step with any actions.
         random_state (RandomState): random state of the simulator.
         branchless (callable, optional): ``branchless()`` is a context in which the simulator
             takes one path for all states, with the same results.
 
     Attributes:
-        in_graph (bool): a step is being recorded, which must not change random states.
-        ahead (bool): :attr:`state` is newer than the simulator.
+        in_graph (bool): True while a step is recorded or tried; it must not change random states.
+        ahead (bool): True if :attr:`state` is newer than the simulator's tensors.
 
     Shapes:
         - state: a list of ``[K, E]``, one per dtype, followed by the tensors shared by all envs
@@ -110,11 +110,11 @@ class CapturedSimulator:
         shared = [path for path in written if path not in batched]
         return Packing(self.simulator, self.simulator_state, shared, apart, written)
 
-    # ---------------------------------------------------------------- the state and its place
+    # ---------------------------------------------------------------- access to the state
 
     @property
     def state(self) -> State:
-        """The state as matrices; read from the simulator after :meth:`release`."""
+        """The state as matrices; after :meth:`release`, it is read from the simulator again."""
         if not self.ahead:
             self._state = self.packing.read(self.simulator)
         return self._state
@@ -131,17 +131,17 @@ class CapturedSimulator:
         return self.simulator
 
     def structure(self) -> str:
-        """Returns the simulator's numbers and references, without tensors, as text."""
+        """Returns the simulator's numbers and references, but not its tensors, as text."""
         return repr(self._structure())
 
     def signature(self) -> str:
-        """Returns the structure and the values of :meth:`read_assumed`, on which a graph relies."""
+        """Returns the structure and the values of :meth:`read_assumed`; a graph relies on both."""
         return repr({**self._structure(), **self._values})
 
     def read_assumed(self) -> None:
-        """Reads the tensors that determined the path of a step; waits for the device.
+        """Reads the tensors that determined a step's path through the code; waits for the device.
 
-        Such as a gravity, which the simulator compares with zero.
+        An example is the gravity, if the simulator compares it with zero.
         """
         if self._assumed:
             tensors = walk_simulator(self.simulator, self.simulator_state.exclude).tensors
@@ -190,7 +190,7 @@ class CapturedSimulator:
         """Context in which a step is recorded; restores the simulator on exit.
 
         Raises:
-            CaptureError: if the step writes anything outside of the state.
+            CaptureError: if the step writes anything that is not part of the state.
         """
         self.release()
         walk = walk_simulator(self.simulator, self.simulator_state.exclude)
@@ -246,9 +246,9 @@ class CapturedSimulator:
         execution: Literal["trace", "compile", "cudagraph"],
         finish: Finish = lambda state, output: [*state, *output],
     ) -> Program:
-        """Captures a function that steps the simulator as a function of its state and inputs.
+        """Captures a function that steps the simulator, as a function of state and inputs.
 
-        The graph must equal the simulator to the bit in a few steps before it is compiled.
+        Before it is compiled, the graph must equal the simulator to the bit in a few steps.
 
         Args:
             function (callable): function of the inputs that steps the simulator.
@@ -307,7 +307,7 @@ class CapturedSimulator:
     def _compiled(
         self, traced: Trace, inputs: tuple[Tensor, ...], name: str, execution: Any
     ) -> Program:
-        """Compiles a graph and compares both; uses torch's rounding if steps amplify errors."""
+        """Compiles a graph, with torch's exact rounding if steps amplify rounding errors."""
         state = self.state
         program = compile_trace(traced, state, *inputs, name=name, execution=execution)
         if execution != "compile" or self.packing.device.type != "cpu":

@@ -1,4 +1,4 @@
-"""Packing of a state's tensors into a few matrices, and a pool of fresh starts."""
+"""Packing of a state's tensors into a few matrices, and a pool of new initial states."""
 
 from __future__ import annotations
 
@@ -29,25 +29,26 @@ __all__ = ["Packing", "ResetPool", "TensorDictLayout", "begin_episodes", "put_ba
 
 @dataclass(frozen=True)
 class _Slot:
-    """Slots of a simulator that hold one tensor, with its shape and dtype."""
+    """Paths in a simulator at which one tensor is held, with its shape and dtype."""
 
     paths: tuple[Path, ...]
-    shape: torch.Size  # without the envs
+    shape: torch.Size  # without the dim of the envs
     dtype: torch.dtype
 
 
 class Packing:
     """Packing of a simulator's tensors into matrices ``[K, E]``, one per dtype.
 
-    The envs are contiguous in memory: an operation on all of them is one sweep, and new starts for
-    some of them take one ``torch.where`` per matrix. Tensors shared by all envs follow unpacked.
+    The envs are contiguous in memory, so an operation on all envs is one sweep. New initial states
+    for some envs take one ``torch.where`` per matrix. Tensors that all envs share follow the
+    matrices, unpacked.
 
     Args:
         simulator: the simulator, after a reset and a step.
-        state (SimulatorState): layout of its state.
-        shared (iterable of Path): tensors shared by all envs that a step writes.
-        apart (iterable of Path): slots that share a tensor with another slot now, but may not
-            later.
+        state (SimulatorState): layout of the simulator's state.
+        shared (iterable of Path): tensors that all envs share and a step writes.
+        apart (iterable of Path): slots that hold the same tensor as another slot now, but possibly
+            not after a step.
         written (iterable of Path): all slots that a step writes.
 
     Attributes:
@@ -88,7 +89,7 @@ class Packing:
         )
 
     def read(self, simulator: Any) -> list[Tensor]:
-        """Returns the state in new tensors.
+        """Returns a copy of the state.
 
         Raises:
             CaptureError: if a tensor is missing or has another shape than before.
@@ -122,7 +123,7 @@ class Packing:
             find.set(paths, x.clone())
 
     def rows_of(self, written: frozenset[Path], device: torch.device) -> list[Tensor]:
-        """Marks each matrix's rows that belong to slots with a path in ``written``.
+        """Marks the rows of each matrix that belong to slots with a path in ``written``.
 
         Shapes:
             - returns: ``[K, 1]`` bool per matrix
@@ -139,7 +140,7 @@ class Packing:
 
 
 class _Finder:
-    """Access to a simulator's tensors by path; each holder is looked up once."""
+    """Access to a simulator's tensors by path; each object on the way is looked up only once."""
 
     def __init__(self, simulator: Any) -> None:
         self._holders: dict[Path, Any] = {(): simulator}
@@ -164,7 +165,7 @@ class _Finder:
 
 
 def put_back(simulator: Any, tensors: dict[Path, Tensor]) -> None:
-    """Writes tensors, not copies of them, into a simulator's slots."""
+    """Writes the given tensors themselves, not copies, into a simulator's slots."""
     find = _Finder(simulator)
     for path, x in tensors.items():
         find.set((path,), x)
@@ -181,7 +182,7 @@ def _group(walk, wanted: Iterable[Path], apart: frozenset[Path]) -> list[tuple[P
 
 
 def _rows(slot: _Slot, x: Tensor) -> Tensor:
-    """Returns ``[E, ...]`` as ``[K, E]``."""
+    """Reshapes a slot's tensor ``[E, ...]`` to matrix rows ``[K, E]``."""
     if x.ndim == 0 or x.shape[1:] != slot.shape or x.dtype != slot.dtype:
         raise CaptureError(
             f"{path_name(slot.paths[0])} is {x.dtype} {list(x.shape[1:])} of an env now, "
@@ -191,7 +192,7 @@ def _rows(slot: _Slot, x: Tensor) -> Tensor:
 
 
 class TensorDictLayout:
-    """Keys of a TensorDict ``[E]``, and batch sizes of the TensorDicts in it.
+    """Keys of a TensorDict ``[E]``, and batch sizes of its nested TensorDicts.
 
     Args:
         example (TensorDictBase): example of the layout.
@@ -213,7 +214,7 @@ class TensorDictLayout:
         self.device = example.device
         self._batch = example.batch_size
         self.keys: list[NestedKey] = []
-        # TensorDicts within -> their batch dims beyond those of the whole.
+        # Path of a nested TensorDict -> its batch dims beyond those of the outer one.
         self.inner: dict[tuple[str, ...], torch.Size] = {}
         self._enter(example, ())
 
@@ -247,7 +248,7 @@ class TensorDictLayout:
         return [td.get(key) for key in self.keys]
 
     def build(self, leaves: Sequence[Tensor], batch_size: Sequence[int]) -> TensorDict:
-        """Builds the TensorDict of these leaves.
+        """Builds a TensorDict with this layout from its tensors.
 
         Args:
             leaves (sequence of Tensor): tensors in the order of :attr:`keys`.
@@ -265,7 +266,7 @@ class TensorDictLayout:
         return made[()]
 
 
-# Largest number of values in a pool, and number of envs of its twin (CPU, GPU).
+# Largest number of values in a pool; largest number of envs of its twin (CPU, GPU).
 _NUMBERS = 2**24
 _DRAWN_AT_ONCE = (2**13, 2**17)
 
@@ -273,34 +274,37 @@ Carry = dict[Any, Tensor]
 
 
 class ResetPool:
-    """Pool of fresh starts for the next D episodes of every env, drawn in batched resets.
+    """Pool of initial states for the next D episodes of every env, drawn in batched resets.
 
-    A twin of the environment, several times as large, is reset as a whole. An env takes only the
-    values that such a reset writes. A graph counts in ``used`` the starts that each env took, and
-    never waits. An env that needs more than D between two refills gets its starts again in the same
-    order, with one warning.
+    The initial states come from resets of a *twin*, a copy of the environment with several times as
+    many envs. An env that ends takes over only the values that such a reset writes. A graph counts
+    in ``used`` how many initial states each env has taken, without waiting for the device. If an
+    env needs more than D of them between two refills, they are repeated in the same order, and a
+    warning is given once.
 
-    Eager steps may wait, so :class:`~torchrl_marl.simulator.resets.ResetBank` draws one start per
-    env on demand. The two draw different random numbers and are not interchangeable.
+    Eager steps may wait, so :class:`~torchrl_marl.simulator.resets.ResetBank` draws one initial
+    state per env, on demand. The two draw different random numbers and are not interchangeable.
 
     Args:
         packing (Packing): packing of the running simulator, also used for the twin.
         simulator: the running simulator; its settings are copied to the twin.
-        make_twin (callable): ``make_twin(n)`` returns an environment of n envs that shares the
-            running one's random state, and its simulator.
+        make_twin (callable): ``make_twin(n)`` returns a twin with n envs and its simulator. The
+            twin shares the random state of the running environment.
         num_envs (int): number E of envs.
-        depth (int): number D of starts per env, at least the number of episodes that end before
-            the next refill. Reduced for very large states, to at least 8.
+        depth (int): number D of initial states per env. It should be at least the number of
+            episodes of an env that end between two refills. For very large states it is reduced,
+            but not below 8.
 
     Shapes:
         - ``state``: ``[D, K, E]`` per matrix; ``carry``: ``[D, E, ...]`` per entry of the reset
         - ``written``: ``[K, 1]`` bool per matrix; ``used``: ``[E]``
 
     Attributes:
-        is_stale (bool): the starts are discarded; :meth:`prepare` draws new ones.
+        is_stale (bool): True if the initial states are discarded; :meth:`prepare` then draws new
+            ones.
 
     Raises:
-        CaptureError: if starts depend on an env's state before the reset; raised by refills.
+        CaptureError: by refills, if an initial state depends on the env's state before the reset.
     """
 
     def __init__(
@@ -321,18 +325,18 @@ class ResetPool:
         many = _DRAWN_AT_ONCE[packing.device.type == "cuda"]
         self._at_once = min(self.depth, max(1, many // num_envs))
         self._warned = False
-        self._most = 0  # largest number of ends of an env between two refills
+        self._most = 0  # largest number of episodes of an env that ended between two refills
         self._used_before = 0
         self._twin: Any = None
-        self._small: tuple[Any, Any] | None = None  # another twin, for trials
+        self._small: tuple[Any, Any] | None = None  # a small twin, for trial resets
         self.is_stale = True
-        self._drawn_for = ""  # structure of the simulator
+        self._drawn_for = ""  # the structure of the simulator for which the states were drawn
         self._settings: Settings | None = None
         self._checked = False
         self.tensors: dict[str, Any] = {}
 
     def refill(self, n_rows: int | None = None) -> None:
-        """Redraws the first rows, or all of them."""
+        """Redraws the first ``n_rows`` initial states of every env, by default all."""
         if not self._checked or self.is_outdated():
             self._refuse_dependence()
         n_rows = self.depth if n_rows is None or not self.tensors else min(n_rows, self.depth)
@@ -362,7 +366,7 @@ class ResetPool:
         self._settings = Settings(self._simulator, self._packing.exclude, moving)
 
     def _refuse_dependence(self) -> None:
-        """Raises for dependent starts, found by resets of a small twin."""
+        """Raises if initial states depend on earlier state, as resets of a small twin show."""
         if self._small is None:
             self._small = self._make_twin(SimulatorState.PROBES[1])
         twin, simulator = self._small
@@ -383,7 +387,7 @@ class ResetPool:
         self._checked = True
 
     def _draw(self) -> list[Tensor]:
-        """Draws starts for every env, ``[n, K, E]`` and ``[n, E, ...]``."""
+        """Draws n initial states for every env, ``[n, K, E]`` and ``[n, E, ...]``."""
         if self._twin is None:
             self._twin, self._twin_simulator = self._make_twin(self._at_once * self.num_envs)
         getattr(self._twin, "base_env", self._twin)._follow_leader()
@@ -403,14 +407,14 @@ class ResetPool:
         ]
 
     def empty(self) -> None:
-        """Discards the remaining starts, as after a new seed."""
+        """Discards the remaining initial states, for example after a new seed."""
         self.is_stale = True
 
     def keep_to(self, structure: str) -> None:
-        """Discards starts that were drawn for another structure of the simulator.
+        """Discards initial states that were drawn for another structure of the simulator.
 
         Args:
-            structure (str): return value of :meth:`CapturedSimulator.structure`.
+            structure (str): current structure, from :meth:`CapturedSimulator.structure`.
         """
         if structure != self._drawn_for:
             self.empty()
@@ -421,11 +425,11 @@ class ResetPool:
         self._twin = self._small = None
 
     def prepare(self) -> None:
-        """Refills starts that may run out; waits for the device, so call it between rollouts."""
+        """Refills the pool in time. It waits for the device, so call it between rollouts."""
         if self.is_stale or self.is_outdated():
             self.refill()
             return
-        if self._settings is None:  # saved starts
+        if self._settings is None:  # the initial states were restored
             self._note_settings()
         # On a GPU this waits for the device.
         used = int(self.tensors["used"].max().cpu())
@@ -442,16 +446,16 @@ class ResetPool:
             self.refill(used)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the remaining starts, and the structure for which they were drawn."""
+        """Returns the remaining initial states, and the structure for which they were drawn."""
         return {"pool": self._starts(), "drawn_for": self._drawn_for}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores saved starts; draws new ones if there are none."""
+        """Restores saved initial states; without any, new ones will be drawn."""
         self._load_starts(state.get("pool", {}))
         self._drawn_for = state.get("drawn_for", "")
 
     def _starts(self) -> dict[str, Any]:
-        """Returns the starts as tensors, with their description as JSON."""
+        """Returns the initial states as tensors, with a description in JSON; empty if outdated."""
         if self.is_stale or self.is_outdated():
             return {}
         about = {
@@ -467,7 +471,7 @@ class ResetPool:
         return {"about": json.dumps(about), "used": self.tensors["used"].clone(), "drawn": drawn}
 
     def _load_starts(self, state: dict[str, Any]) -> None:
-        self._settings = None  # those of the simulator when it continues
+        self._settings = None  # read from the simulator when it continues
         if not state:
             self.is_stale = True
             return
@@ -491,18 +495,17 @@ class ResetPool:
 def begin_episodes(
     ended: Tensor, state: list[Tensor], carry: Carry, pool: dict[str, Any]
 ) -> tuple[list[Tensor], Carry, Tensor]:
-    """Replaces the state by new starts where episodes ended; also usable inside of graphs.
+    """Replaces the state of ended envs by new initial states; also usable inside of graphs.
 
     Args:
-        ended (Tensor): ended envs, bool ``[E]``.
-        state (list of Tensor): state of the running envs, ``[K, E]`` per matrix, shared tensors
-            last.
-        carry (dict): input of the next step, ``[E, ...]`` per entry; entries missing in the pool
-            start with zeros.
+        ended (Tensor): mask of the ended envs, bool ``[E]``.
+        state (list of Tensor): state of all envs, ``[K, E]`` per matrix, shared tensors last.
+        carry (dict): input of the next step, ``[E, ...]`` per entry. Entries that the pool does not
+            have become zero in the ended envs.
         pool (dict): ``ResetPool.tensors``.
 
     Returns:
-        tuple: state, carry and number of starts that each env took.
+        tuple: new state, new carry, and number of initial states that each env has taken.
     """
     row = pool["used"] % pool["state"][0].shape[0]
     fresh = [
@@ -526,7 +529,7 @@ def _pick(starts: Tensor, row: Tensor, dim: int) -> Tensor:
 
 
 def _wide(x: Tensor, like: Tensor, dim: int) -> Tensor:
-    """Reshapes ``[E]`` to broadcast along a dim of another tensor."""
+    """Reshapes ``[E]`` to broadcast with another tensor that has the envs in ``dim``."""
     shape = [1] * like.ndim
     shape[dim] = -1
     return x.view(shape)

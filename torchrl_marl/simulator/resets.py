@@ -1,4 +1,4 @@
-"""Partial resets of a simulator: in place, or from a bank of fresh starts."""
+"""Partial resets of a simulator: in place, or from a bank of new initial states."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class EnvSlots:
         return frozenset(p for p, x in found.items() if x.untyped_storage().data_ptr() in shared)
 
     def get(self, path: Path) -> Tensor | None:
-        """Returns the tensor; None if the simulator currently has none there."""
+        """Returns the tensor at a path; None if the simulator currently has none there."""
         try:
             return child(self._holder(path), path[-1])
         except LookupError:
@@ -66,7 +66,7 @@ class EnvSlots:
         return holder
 
     def merge(self, values: dict[Path, Any], envs: Tensor) -> None:
-        """Writes the values to the rows ``envs``; tensors that share memory keep sharing it."""
+        """Writes values for the envs of a mask; tensors that share memory continue to share it."""
         merged: dict[tuple[int, int], Tensor] = {}
         found = {path: self.get(path) for path in values}
         old = {p: x for p, x in found.items() if x is not None and values[p] is not None}
@@ -88,18 +88,18 @@ def _with_rows(x: Tensor, values: Tensor, envs: Tensor, in_place: bool) -> Tenso
 
 
 class RunningEnvs:
-    """Saved values of running envs, for a reset of all envs in which only some end.
+    """Saved values of running envs, for simulators that can only reset all envs at once.
 
-    Used without a twin: the values are read before the reset and written back for running envs.
+    The values are saved before the reset, and then written back for the envs that have not ended.
     All tensors that a reset writes must have the envs in their first dim.
 
     Args:
-        simulator: simulator to reset.
+        simulator: simulator that will be reset.
         num_envs (int): number E of envs.
         exclude (iterable of str or Path): attributes to skip.
-        slots (mapping, optional): path -> True if the first dim is the envs, as returned by
-            :func:`~torchrl_marl.simulator.state.slots_of_envs`. None: all tensors with E rows are
-            assumed to be batched.
+        slots (mapping, optional): path of a tensor -> whether its first dim is the envs, from
+            :func:`~torchrl_marl.simulator.state.slots_of_envs`. By default this is assumed of all
+            tensors with E rows.
 
     Examples:
         >>> class Walk:
@@ -193,14 +193,14 @@ class RunningEnvs:
 
 
 class UndoWrites:
-    """Protects some envs from the writes of an observation of all envs.
+    """Undoes, in some envs, the writes of a computation of all observations.
 
     Computing observations may write, for example append to a history. The first use finds the
     tensors that are written in place; later uses copy only these.
 
     Args:
-        simulator: simulator to observe.
-        state (SimulatorState): layout of its state.
+        simulator: simulator that is observed.
+        state (SimulatorState): layout of the simulator's state.
 
     Examples:
         >>> class Counter:
@@ -220,7 +220,7 @@ class UndoWrites:
 
     @contextlib.contextmanager
     def where(self, envs: Tensor) -> Iterator[None]:
-        """Undoes the writes within this context in the envs where ``envs`` ``[E]`` is True."""
+        """Context that undoes its writes on exit in the envs where ``envs`` ``[E]`` is True."""
         slots = self._slots
         found = {path: slots.get(path) for path in slots.paths}
         before = {path: (x, x._version) for path, x in found.items() if x is not None}
@@ -235,26 +235,26 @@ class UndoWrites:
 
 
 class ResetBank:
-    """Bank of fresh starts of a simulator, one per env, taken without a loop over envs.
+    """Bank of new initial states of a simulator, one per env, used without a loop over envs.
 
-    A twin of the simulator is reset as a whole, once for many episodes. An env that ends takes
-    its row by ``torch.where``. Only tensors that the reset writes are taken, so that constants and
-    the structure of the running simulator stay. Each row is used once; when an env needs a second
-    one, the twin is reset again.
+    They are the state of a *twin*, a copy of the simulator, after a reset of all its envs. An env
+    that ends takes its row by ``torch.where``. Only tensors that the reset writes are taken, so
+    constants and the structure of the running simulator do not change. Each row is used once; when
+    an env needs another one, the twin is reset again.
 
     Args:
         state (SimulatorState): layout of the simulator's state.
         simulator: the running simulator.
         twin: simulator of the same size, after a reset and one step.
-        reset (callable): ``reset(twin)`` draws new starts for all envs.
+        reset (callable): ``reset(twin)`` draws new initial states for all envs.
         num_envs (int): number E of envs.
         device (torch.device): device of the simulator.
 
     Keyword Args:
-        step (callable): ``step(twin)`` makes a step, to tell state from settings.
+        step (callable): ``step(twin)`` makes a step; tensors that it writes are no settings.
 
     Raises:
-        SimulatorStateError: if starts depend on the envs' state before the reset.
+        SimulatorStateError: if initial states depend on the envs' state before the reset.
     """
 
     def __init__(
@@ -284,7 +284,7 @@ class ResetBank:
             self.empty()
         if bool((self.used & envs).any()):
             self._refill()
-        elif self._settings is None:  # saved rows
+        elif self._settings is None:  # the rows were restored
             self._find_moving()
             self._note_settings()
         self.used |= envs
@@ -292,7 +292,7 @@ class ResetBank:
         self._running.merge(starts, envs)
 
     def empty(self) -> None:
-        """Discards the remaining rows, as after a new seed."""
+        """Discards the remaining rows, for example after a new seed."""
         self.used.fill_(True)
 
     def _is_outdated(self) -> bool:
@@ -316,13 +316,13 @@ class ResetBank:
         self._settings = Settings(simulator, exclude, self._moving | self._paths)
 
     def _find_moving(self) -> None:
-        """Finds the slots that a step of the twin writes, which are not settings."""
+        """Finds the slots that a step of the twin writes; these are not settings."""
         twin, exclude = copy.deepcopy(self._twin), self._running.exclude
         with RandomState(0, self.used.device).active():
             self._moving = written_by(twin, exclude, lambda: self._step(twin))
 
     def _refuse_dependence(self) -> None:
-        """Raises for dependent starts, found by resets of a copy of the twin."""
+        """Raises if initial states depend on earlier state, as resets of a copied twin show."""
         twin, random = copy.deepcopy(self._twin), RandomState(0, self.used.device)
 
         def reset() -> dict[str, Tensor]:
@@ -352,7 +352,7 @@ class ResetBank:
         state.write(self._twin, saved["twin"])
         self.used.copy_(saved["used"])
         self._paths = frozenset(tuple(path) for path in json.loads(saved["paths"]))
-        self._settings = None  # those of the simulator when it continues
+        self._settings = None  # read from the simulator when it continues
 
 
 def random_draws(call: Callable[[], Any]) -> list[torch.Size]:

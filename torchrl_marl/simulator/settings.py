@@ -1,4 +1,4 @@
-"""Settings of a simulator, dependence of its resets on earlier state, and shared tables."""
+"""Checks of a simulator: changed settings, resets that depend on earlier state, shared tables."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ _MISSING = object()
 
 
 class Settings:
-    """Record of a simulator's settings, numbers and tensors, which detects later changes.
+    """Record of a simulator's settings (numbers and tensors), which detects later changes.
 
     Args:
         simulator: simulator whose settings may change later.
         exclude (iterable of str or Path): attributes to skip.
-        moving (iterable of Path): slots that steps and resets write, which are not settings.
+        moving (iterable of Path): slots that steps and resets write; these are not settings.
 
     Examples:
         >>> class Race:
@@ -79,7 +79,7 @@ class Settings:
                 self._numbers.append((holder, path[-1], value))
 
     def changed(self) -> bool:
-        """Returns whether any setting changed; does not read unchanged tensors."""
+        """Returns whether any setting has changed; reads only tensors that were written to."""
         for path, holder, known in self._known:
             new = vars(holder).keys() - known if len(vars(holder)) > len(known) else ()
             if any(not {key, (*path, key)} & self._exclude for key in new):
@@ -114,7 +114,7 @@ def _is_as(x: Tensor, before: tuple[Tensor, int] | None) -> bool:
 
 
 def _others(walk: SimulatorWalk) -> dict[Path, Any]:
-    """Maps slots to their numbers, or to the names of the objects that they reference."""
+    """Maps slots that hold no tensor to their numbers, or to names of the referenced objects."""
     others: dict[Path, Any] = {}
     for path, value in walk.slots():
         if isinstance(value, SCALARS):
@@ -132,16 +132,16 @@ def refuse_dependent_starts(
     step: Callable[[], Any],
     refusal: type[Exception],
 ) -> None:
-    """Raises if new starts of a simulator depend on an env's state before the reset.
+    """Raises if a simulator's initial states depend on an env's state before the reset.
 
     Args:
         simulator, exclude, step: as in :func:`find_dependence`.
         random (RandomState): random state of ``reset``.
-        reset (callable): as in :func:`find_dependence`, with any random numbers.
+        reset (callable): as in :func:`find_dependence`, but with any random numbers.
         refusal (type): type of the exception.
 
     Raises:
-        Exception: the refusal, naming a value that depends on the earlier state.
+        Exception: of type ``refusal``; the message names a value that depends on earlier state.
     """
 
     def begin() -> dict[str, Tensor]:
@@ -160,17 +160,17 @@ def find_dependence(
     reset: Callable[[], dict[str, Tensor]],
     step: Callable[[], Any],
 ) -> str | None:
-    """Returns the name of a value in new starts that depends on the earlier state, or None.
+    """Returns the name of a value in initial states that depends on earlier state, or None.
 
-    The simulator is reset from several states with the same random numbers. Tensors that steps and
-    resets write are left unchanged in the first state, set to zero in the second, and increased in
-    the third.
+    The simulator is reset from three states with the same random numbers. In the first state, the
+    tensors that steps and resets write are unchanged; they are zero in the second, and increased
+    in the third.
 
     Args:
-        simulator: simulator that may be modified.
+        simulator: simulator, which will be modified.
         exclude (iterable of str or Path): attributes to skip.
         reset (callable): ``reset()`` resets all envs, with the same random numbers each time, and
-            returns further tensors of a start.
+            returns further tensors of the initial states.
         step (callable): ``step()`` makes an eager step.
     """
     moving = written_by(simulator, exclude, reset)
@@ -192,7 +192,7 @@ def find_dependence(
 def _start(
     simulator: Any, exclude: Exclude, reset: Callable[[], dict[str, Tensor]]
 ) -> tuple[dict[str, Any], set[str]]:
-    """Returns the state after a reset by name, and the names that the reset wrote."""
+    """Returns the values after a reset by name, and the names of values that the reset wrote."""
     output: dict[str, Tensor] = {}
     written = written_by(simulator, exclude, lambda: output.update(reset()))
     walk = walk_simulator(simulator, exclude)
@@ -228,7 +228,7 @@ def _more(x: Tensor) -> Tensor:
         return ~x
     if x.is_floating_point() or x.is_complex() or not x.numel():
         return x + 1
-    return (x + 1).clamp(max=max(int(x.max()), 1))  # too large an index aborts on a GPU
+    return (x + 1).clamp(max=max(int(x.max()), 1))  # an index that is too large aborts on a GPU
 
 
 def _get(holder: Any, key: str) -> Any:
@@ -258,20 +258,23 @@ def copy_settings(
     rows: Iterable[Path] = (),
     moving: Iterable[Path] | None = None,
 ) -> None:
-    """Copies a leader's settings to its twin: numbers, tensors and references.
+    """Copies the settings (numbers, tensors and references) of a simulator to its twin.
 
-    For equal states the twin then returns the leader's observations.
+    In equal states, the twin then gives the same observations as the leader, the running simulator.
 
     Args:
-        twin, leader: simulators built with the same arguments and different numbers of envs.
-        sizes (tuple): numbers of envs of twin and leader. Values proportional to them are kept.
+        twin, leader: simulators built with the same arguments, possibly for different numbers of
+            envs.
+        sizes (tuple): numbers of envs of twin and leader. Numbers in proportion to them are not
+            copied.
         exclude (iterable of str or Path): names of attributes to skip.
         rows (iterable of Path): tensors with the envs in the first dim.
-        moving (iterable of Path, optional): those of ``rows`` that steps write, which are not
-            copied; of the others the twin gets the leader's rows. None: none of ``rows`` is copied.
+        moving (iterable of Path, optional): tensors among ``rows`` that steps write, which are not
+            copied. The other ``rows`` are copied and repeated to the twin's size. If None, none
+            of ``rows`` is copied.
 
     Raises:
-        SimulatorStateError: if a new tensor may or may not have the envs in its first dim.
+        SimulatorStateError: if it is unknown whether a new tensor has the envs in its first dim.
 
     Examples:
         >>> class Race:
@@ -323,7 +326,7 @@ def copy_settings(
 
 
 def _may_hold_envs(path: Path, x: Tensor, value: Any, sizes: tuple[int, int], probed: bool) -> bool:
-    """Returns whether a leader's tensor may have the envs in its first dim, unknown to probes."""
+    """Returns whether a leader's tensor unknown to probes may have the envs in its first dim."""
     if isinstance(value, Tensor):
         return x.shape != value.shape and (not probed or x.shape[:1] == (sizes[1],))
     if sizes[0] == sizes[1] or x.shape[:1] != (sizes[1],):
@@ -351,10 +354,10 @@ def shared_tables(
     reset: Callable[[Any], Any],
     step: Callable[[Any], TensorDictBase],
 ) -> list[str]:
-    """Returns tensors with a row per env of which an env also reads other envs' rows.
+    """Returns the names of tensors with a row per env in which an env also reads others' rows.
 
-    They are found by a step of a copy in which all rows equal one env's row. That env's output must
-    not change.
+    In a copy of the environment, all rows of a tensor are set to one env's row. If a step then
+    changes that env's output, the env reads other rows.
 
     Args:
         env: environment to copy.
@@ -386,7 +389,7 @@ def shared_tables(
     found = {
         path_name(path)
         for path, x in rows.items()
-        # In a minimum over rows one row may decide alone, so that two are tested.
+        # Two envs are tested: in a minimum over rows, for example, one row may decide alone.
         for env in (0, -1)
         if not _same_table(expected[env], step(_with(started, path, _as_row(x, env), exclude))[env])
     }

@@ -1,7 +1,8 @@
-"""A simulator's state as a TensorDict, read and written without changes to its code.
+"""A simulator's state as a TensorDict, read and written without changes to the simulator's code.
 
-A simulator is any Python object. Its state is the reachable tensors, batched over E envs or shared
-by all, and its *structure*: all other attributes, such as numbers and references between objects.
+A simulator is any Python object. Its state consists of all tensors reachable from it, which are
+batched over E envs or shared by all, and of its *structure*, all other attributes, such as numbers
+and references between objects.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ __all__ = [
 
 Path = tuple[str, ...]
 Exclude = Collection[str | Path]
-"""Names of attributes to skip, or paths of single ones."""
+"""Attributes to skip, by name anywhere or by full path."""
 
 _OPAQUE = (
     type,
@@ -58,16 +59,16 @@ class SimulatorState:
     """Layout of a simulator's tensors, with functions that read and write them.
 
     Args:
-        probe (callable): ``probe(num_envs)`` returns a simulator of ``num_envs`` envs, after a
+        probe (callable): ``probe(num_envs)`` returns a simulator with ``num_envs`` envs, after a
             reset and one step, since some tensors appear only then. It is called for 7 and 11
-            envs; the dim in which a tensor differs is its batch dim. None: states are read and
-            written as a whole, without batch dims.
-        exclude (iterable of str or Path): names of attributes to skip, such as a viewer, or paths
-            of single ones.
+            envs; the dim in which a tensor's shapes differ is its batch dim. If None, states are
+            read and written as a whole, without batch dims.
+        exclude (iterable of str or Path): attributes to skip, such as a viewer, by name anywhere or
+            by full path.
 
     Raises:
-        SimulatorStateError: if a tensor's batch dim is not the first, or a batched tensor is in a
-            ring buffer.
+        SimulatorStateError: if a tensor's batch dim is not the first, or a ring buffer (``deque``)
+            holds a batched tensor.
 
     Examples:
         >>> class Counter:
@@ -135,10 +136,10 @@ class SimulatorState:
         )
 
     def write(self, simulator: Any, state: TensorDict) -> None:
-        """Restores a state read earlier, structure included.
+        """Restores a state from :meth:`read`, including the structure.
 
         Raises:
-            SimulatorStateError: if the state is of another simulator or number of envs.
+            SimulatorStateError: if the state is from another simulator or number of envs.
         """
         structure = json.loads(state["structure"])
         saved = {**dict(state["batched"].items()), **dict(state["shared"].items())}
@@ -147,9 +148,9 @@ class SimulatorState:
 
 
 def slots_of_envs(probe: Callable[[int], Any], exclude: Exclude = ()) -> dict[Path, bool]:
-    """Returns for each slot whether its first dim is the envs, by probes with 7 and 11 envs.
+    """Returns whether each tensor has the envs in its first dim, from probes with 7 and 11 envs.
 
-    Slots missing in one of the probes are omitted. ``probe`` and ``exclude`` are as in
+    Tensors that one of the probes does not have are omitted. ``probe`` and ``exclude`` are as in
     :class:`SimulatorState`.
     """
     sizes = SimulatorState.PROBES
@@ -168,7 +169,7 @@ def read_tensors(simulator: Any, exclude: Exclude = ()) -> dict[Path, Tensor]:
 
 
 def write_tensors(simulator: Any, tensors: dict[Path, Tensor], exclude: Exclude = ()) -> None:
-    """Restores copied tensors in slots that still have a tensor of the same shape."""
+    """Writes tensors of :func:`read_tensors` to all slots with a tensor of the same shape."""
     walk = walk_simulator(simulator, exclude)
     first = walk.first_slots()
     copies = _Copies(walk.tensors.values())
@@ -207,7 +208,7 @@ class SimulatorWalk:
                         yield (*path, key), value
 
     def enters(self, slot: Path) -> bool:
-        """Returns whether a slot belongs to the state."""
+        """Returns whether a slot belongs to the state, because it is not excluded."""
         return slot[-1] not in self.exclude and slot not in self.exclude
 
     def structure(self) -> dict[str, dict[str, Any]]:
@@ -226,7 +227,7 @@ class SimulatorWalk:
         return structure
 
     def restore_structure(self, structure: dict[str, dict[str, Any]]) -> None:
-        """Restores changed scalars and references, and removes tensors created since."""
+        """Restores changed scalars and references, and removes tensors that the structure lacks."""
         objects = {path_name(path): x for path, x in self.objects.items()}
         for path, value in list(self.slots()):
             holder, key = self.objects[path[:-1]], path[-1]
@@ -240,7 +241,7 @@ class SimulatorWalk:
                 set_child(holder, key, objects[saved])
 
     def write(self, saved: dict[str, Tensor], structure: dict[str, dict[str, Any]]) -> None:
-        """Writes tensors; slots that shared one tensor when saved share one again."""
+        """Writes saved tensors; slots that shared a tensor when it was saved share it again."""
         device = next(iter(self.tensors.values())).device
         copies = _Copies(self.tensors.values())
         written: dict[str, Tensor] = {}
@@ -268,7 +269,7 @@ class SimulatorWalk:
 
 
 class _Copies:
-    """Copies of saved tensors that share memory where the replaced tensors do."""
+    """Copies of saved tensors, which share memory if the tensors that they replace do."""
 
     def __init__(self, replaced: Iterable[Tensor]) -> None:
         self._shared = shared_storages(replaced)
@@ -286,7 +287,7 @@ class _Copies:
 
 
 def shared_storages(tensors: Iterable[Tensor]) -> set[int]:
-    """Returns the addresses of memory shared by several tensors, to be written in place."""
+    """Returns the addresses of memory that several tensors share; it must be written in place."""
     distinct = {id(x): x for x in tensors}.values()
     pointers = [x.untyped_storage().data_ptr() for x in distinct if is_writable(x)]
     count = Counter(pointers)
@@ -294,15 +295,15 @@ def shared_storages(tensors: Iterable[Tensor]) -> set[int]:
 
 
 def is_writable(x: Tensor) -> bool:
-    """Returns whether each element has separate memory, unlike in an expanded tensor."""
+    """Returns whether each element has its own memory, unlike in an expanded tensor."""
     return all(stride or size < 2 for stride, size in zip(x.stride(), x.shape))
 
 
 def walk_simulator(root: Any, exclude: Exclude = ()) -> SimulatorWalk:
-    """Walks breadth first, but enters lists and dicts immediately.
+    """Walks a simulator breadth first, except that lists and dicts are entered immediately.
 
-    An object in a list is thus named by its index (``landmarks.0``) and not by a reference to it
-    that may change later (``goal``).
+    Therefore an object in a list is named by its index (``landmarks.0``), not by a reference that
+    may change later (``goal``).
     """
     walk = SimulatorWalk(frozenset(exclude))
     queue: deque[tuple[Path, Any]] = deque([((), root)])
@@ -370,7 +371,7 @@ def _delete_child(holder: Any, key: str) -> None:
 
 
 def _key_name(index: int, key: Any) -> str:
-    """Returns a dict's key as text: itself, ``#`` and a literal, or ``@`` and its index."""
+    """Returns a dict's key as text: a string, ``#`` and a literal, or ``@`` and its index."""
     if isinstance(key, str):
         return key
     literal = isinstance(key, SCALARS) or (

@@ -1,4 +1,4 @@
-"""Steps and partial resets of a simulator as graphs."""
+"""Runs steps and partial resets of a simulator, with each step captured as a graph."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ __all__ = ["OuterTensors", "StepGraphs", "refuse_many_structures"]
 
 
 class OuterTensors:
-    """Paths in the simulator of a graph's outer tensors (``Trace.captured``).
+    """Paths of the simulator's tensors that a graph reads directly (``Trace.captured``).
 
-    A graph reads tensors that all envs share, such as a wind, from the objects that existed when
-    it was recorded. A reset of all envs, or a user, may replace them.
+    A graph reads tensors that all envs share, such as the wind, where they were when it was
+    recorded. A reset of all envs, or the user, may replace them by other tensors.
 
     Args:
-        simulator: simulator to be recorded.
+        simulator: simulator before the recording.
         exclude (iterable of str or Path): attributes to skip.
     """
 
@@ -67,23 +67,23 @@ class OuterTensors:
             program.traced.captured[i] = new
 
 
-_MOST_STRUCTURES = 12  # simple_reference has 9: one of three goals for each of two agents
+_MOST_STRUCTURES = 12  # simple_reference has 9: each of two agents has one of three goals
 
 
 @dataclass(eq=False)
 class StepGraphs:
-    """Steps and partial resets of an environment by graphs.
+    """Runs an environment's steps as graphs, and its partial resets from a pool.
 
-    One graph is recorded per *structure* of the simulator, which is its numbers and references,
-    such as the landmark that is the goal. The structure is read again after the state was outside
-    of graphs, as in a reset of all envs.
+    One graph is recorded per *structure* of the simulator, its numbers and references, for example
+    the landmark that is the goal. The structure is read again whenever other code may have changed
+    the state, as in a reset of all envs.
 
     Args:
         captured (CapturedSimulator): the environment's simulator.
         advance (callable): ``advance(tensordict)`` makes an eager step, ``[E]``.
         read (callable): ``read()`` returns the output of a reset for the current state.
         actions (mapping): key of an action -> its spec.
-        pool (ResetPool): fresh starts.
+        pool (ResetPool): initial states of new episodes.
         random (RandomState): random state of the simulator.
         name (str): name of the environment, for messages.
         execution (str): execution of the graphs.
@@ -107,13 +107,13 @@ class StepGraphs:
         self._last: TensorDictBase | None = None
 
     def step(self, tensordict: TensorDictBase) -> TensorDict:
-        """Makes a step, with the results of the simulator.
+        """Makes a step, with the same results as the simulator.
 
         Raises:
             CaptureError: if the simulator cannot be captured.
-            GraphCheckError: if a check of the simulator failed; the state is that before the step.
-                On a GPU only :meth:`begin` and :meth:`raise_failed` raise it.
-            SpecError: if an action has another shape.
+            GraphCheckError: if a check of the simulator failed; the state is then as before the
+                step. On a GPU only :meth:`begin` and :meth:`raise_failed` raise this error.
+            SpecError: if an action is missing, or its shape differs from its spec.
         """
         actions = [self._action(tensordict, key) for key in self.actions]
         state = self._read_state()
@@ -131,7 +131,7 @@ class StepGraphs:
         return self._last.copy()
 
     def begin(self, ended: Tensor) -> TensorDict:
-        """Starts new episodes where ``ended`` ``[E]``.
+        """Starts new episodes in the envs where ``ended`` ``[E]`` is True.
 
         Raises:
             CaptureError: if the simulator's state cannot be packed.
@@ -181,7 +181,7 @@ class StepGraphs:
         if self._signature not in self._programs:
             refuse_many_structures([*self._programs, self._signature])
             recorded = self._record(state, actions)
-            # Only the recording shows the values that the path depends on.
+            # Recording finds the tensors that the path depends on, which change the signature.
             self._signature = self.captured.signature()
             self._programs[self._signature] = recorded
         return self._programs[self._signature]
@@ -205,22 +205,22 @@ class StepGraphs:
         return _Step(program, found[0], outer)
 
     def raise_failed(self) -> None:
-        """Raises the failed checks of all graphs; waits for the device.
+        """Raises the errors of failed checks in all graphs; waits for the device.
 
         Raises:
-            GraphCheckError: naming the line of the simulator.
+            GraphCheckError: a check failed; the message names the line of the simulator.
         """
         for step in self._programs.values():
             step.program.raise_failed()
 
 
 class _Step:
-    """A captured step.
+    """A step captured as a graph.
 
     Args:
         program (Program): the graph.
-        nesting (TensorDictLayout): layout of its output.
-        outer (OuterTensors): tensors that it reads from the simulator.
+        nesting (TensorDictLayout): layout of the graph's output.
+        outer (OuterTensors): tensors that the graph reads directly from the simulator.
     """
 
     def __init__(self, program: Program, nesting: TensorDictLayout, outer: OuterTensors) -> None:
@@ -234,13 +234,13 @@ class _Step:
 
 
 def refuse_many_structures(signatures: Collection[str]) -> None:
-    """Raises if a simulator would be captured too many times.
+    """Raises if a simulator changes so often that too many graphs would be recorded.
 
     Args:
         signatures (collection of str): signatures of its structures, including the next one.
 
     Raises:
-        CaptureError: naming the differences between the last two.
+        CaptureError: there are too many; the message names the difference between the last two.
     """
     if len(signatures) <= _MOST_STRUCTURES:
         return
@@ -255,7 +255,7 @@ def refuse_many_structures(signatures: Collection[str]) -> None:
 
 
 def _slots(signature: str) -> dict[str, str]:
-    """Maps numbers and references to their values as text, which may be ``inf``."""
+    """Maps the names in a signature to their values as text (``inf`` is no Python literal)."""
     slots = ast.parse(signature, mode="eval").body
     assert isinstance(slots, ast.Dict)
     names = [ast.literal_eval(key) for key in slots.keys if key is not None]
