@@ -1,4 +1,4 @@
-"""TorchRL environments: adapters of simulators, and base classes of custom environments."""
+"""TorchRL environments: adapters for simulators, and base classes for custom environments."""
 
 from typing import TYPE_CHECKING
 

@@ -32,9 +32,9 @@ def is_module(name: str) -> bool:
 
 
 def own_environment_hint(name: str) -> str:
-    """Returns advice for a custom environment that is given as a name; empty for other names.
+    """Returns advice if a name refers to a custom environment, otherwise an empty text.
 
-    Recognizes modules and ``module:Class``; imports nothing.
+    Recognizes names of modules and ``module:Class``; imports nothing.
 
     Examples:
         >>> own_environment_hint("mine:Reach")
@@ -72,7 +72,7 @@ class _TakenBy(ReadWhere):
 
     @property
     def values(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Returns the libraries that read the setting, and the form of custom names."""
+        """Returns the libraries that read the setting, and ``"module:Class"`` for custom ones."""
         taking = (name for name, library in LIBRARIES.items() if self._setting in library.settings)
         return (*taking, OWN_ENVIRONMENT)
 
@@ -121,7 +121,7 @@ class EnvConfig:
 
     @property
     def record(self) -> Library | None:
-        """Record of the library; None for a custom environment."""
+        """Description of the environment's library; None for a custom environment."""
         return LIBRARIES.find(self.library)
 
     @property
@@ -131,7 +131,7 @@ class EnvConfig:
 
     @property
     def is_stateless(self) -> bool:
-        """True if environments return no ``"state"``, neither requested nor built in."""
+        """True if environments certainly return no ``"state"``: none is requested or built in."""
         return (
             self.state is None
             and self.record is not None
@@ -142,7 +142,7 @@ class EnvConfig:
         """Raises an error for a ``state`` that the library does not have.
 
         Raises:
-            ConfigError: unknown state; names the library's states.
+            ConfigError: unknown state; the message lists the library's states.
         """
         library = self.record
         if self.state is None or library is None or self.state in library.states:

@@ -1,4 +1,4 @@
-"""Custom environments: by ``module:Class`` or file, or as an existing object."""
+"""Custom environments, given as ``module:Class``, as ``file.py:Class`` or as an existing object."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ __all__ = [
 
 
 def external_code(env: EnvConfig) -> str | None:
-    """Returns the external module or file that an environment runs; None in a known library.
+    """Returns the external module or file that an environment runs; None if it runs none.
 
     Imports nothing.
 
@@ -69,10 +69,12 @@ def _file(path: str) -> str:
 
 
 def check_own(library: str) -> None:
-    """Raises an error for a ``module:Class`` without an existing module or file; imports nothing.
+    """Raises an error if the module or file of a ``module:Class`` does not exist.
+
+    Imports nothing.
 
     Raises:
-        ConfigError: missing module or file, or a malformed name.
+        ConfigError: the module or file does not exist, or the name is malformed.
     """
     place, _, name = library.partition(":")
     if not name.isidentifier():
@@ -99,7 +101,7 @@ def import_own(library: str) -> Any:
     """Imports the class or function of ``module:Class`` or ``file.py:Class``.
 
     Raises:
-        ConfigError: it does not exist, or the import raises.
+        ConfigError: the class or function does not exist, or the import raises an error.
 
     Examples:
         >>> import_own("torchrl_marl.envs.toy:MatrixGame").__name__
@@ -122,13 +124,13 @@ def import_own(library: str) -> Any:
 
 
 def import_file(path: Path) -> ModuleType:
-    """Imports a Python file as a new module; runs it on every call.
+    """Imports a Python file as a new module; every call runs the file again.
 
     Raises:
-        ConfigError: the file raises.
+        ConfigError: the file raises an error.
     """
     path = path.resolve()
-    # Registered for inspect and pickle.
+    # inspect and pickle find a module only if it is registered.
     name = f"{path.stem}_{zlib.crc32(str(path).encode()):08x}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
@@ -158,7 +160,7 @@ def build_own(
         device (torch.device): device of the environment.
 
     Raises:
-        ConfigError: a setting that the class does not take, or a result that is no environment.
+        ConfigError: the class does not take a setting, or does not make an environment.
     """
     from torchrl.envs import EnvBase
 
@@ -177,7 +179,7 @@ def build_own(
             continue
         offered[field.name] = value
         unused = None if field.name == "max_steps" else getattr(defaults, field.name)
-        # The type of its actions is known only after it is built.
+        # Whether the actions are continuous is known only after the environment is built.
         if field.name not in {*taken, "continuous_actions"} and value != unused:
             raise ConfigError(
                 f"env.{field.name} is {quoted(value)}, but {maker.__name__} takes no "
@@ -198,7 +200,7 @@ def build_own(
 
 
 def _arguments_of(maker: Any) -> set[str]:
-    """Returns the argument names of a class or function, with those forwarded to parents."""
+    """Returns a class's or function's argument names, including those passed on to parents."""
     names: set[str] = set()
     inits = [vars(c).get("__init__") for c in maker.__mro__] if inspect.isclass(maker) else [maker]
     for init in filter(None, inits):
@@ -229,17 +231,18 @@ def adapted(env: Any, library: str, **settings: Any) -> EnvBase:
 
     Args:
         env (environment, class, callable or module): the environment, or a function that makes it.
-        library (str): its library, from :func:`~torchrl_marl.envs.libraries.library_of`.
+        library (str): name of the environment's library, as returned by
+            :func:`~torchrl_marl.envs.libraries.library_of`.
         **settings: arguments of the adapter.
     """
     return find_library(library).make(env, settings, {})
 
 
 def as_environment(env: Any, config: EnvConfig, device: torch.device | str) -> EnvBase:
-    """Returns a TorchRL environment unchanged; wraps another library's in its adapter.
+    """Wraps an environment in its library's adapter; returns TorchRL environments unchanged.
 
     Raises:
-        ConfigError: not an environment.
+        ConfigError: the object is not an environment.
     """
     library = library_of(env)
     if library is None:

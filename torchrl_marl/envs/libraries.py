@@ -1,7 +1,8 @@
-"""Registry of environment libraries, with a description of each that needs no import.
+"""Registry of environment libraries; it describes each one without importing it.
 
-Imports neither torch nor a library. A new library is a folder with an adapter and a record. It is
-registered below, by :func:`register_library`, or in the ``setup.py`` of your package::
+Imports neither torch nor a library. A new library is a folder with an adapter and a
+:class:`Library`, its description. Register it in ``LIBRARIES`` below, with
+:func:`register_library`, or in the ``setup.py`` of your package::
 
     entry_points={"torchrl_marl.libraries": ["grid = my_package.library:LIBRARY"]}
 """
@@ -38,9 +39,9 @@ __all__ = [
 
 
 DEFAULT_LIBRARY = "vmas"
-"""Default library of an environment name."""
+"""Library that is used if none is named."""
 MAKERS_LIBRARY = "pettingzoo"
-"""Library of functions and of classes with ``reset`` and ``step`` that no other library owns."""
+"""Library for functions, and for classes with ``reset`` and ``step``, that no other one owns."""
 
 
 @dataclass(frozen=True)
@@ -48,16 +49,16 @@ class Library:
     """Description of an environment library, available before the library is imported.
 
     Args:
-        meaning (str): one line for ``torchrl-marl list settings``.
+        meaning (str): one-line summary, shown by ``torchrl-marl list settings``.
         adapter (str): ``"module:Class"`` of the environment (or a function), called as
             ``adapter(name, seed=, device=, **settings, **env.kwargs)``.
         settings (tuple of str): fields of :class:`EnvConfig` that the adapter takes.
         of_objects (tuple of str): the subset of ``settings`` that also applies to an existing
             environment or to a function that makes one.
-        states (tuple of str): values of ``env.state``, beside null.
-        environments (callable, optional): returns the names of the environments. Other names are
-            refused.
-        unlisted (bool): accept names beside those of ``environments``.
+        states (tuple of str): valid values of ``env.state``, besides null.
+        environments (callable, optional): function that returns the names of the environments. By
+            default other names are refused.
+        unlisted (bool): True to also accept names that ``environments`` does not list.
         own_limit (bool): the environments have their own time limit, so none is set by default.
         owns (callable, optional): ``owns(environment)`` returns True for this library's
             environments, and for functions that make them.
@@ -65,20 +66,22 @@ class Library:
             arguments.
         foreign (callable, optional): ``foreign(config)`` returns the module or ``.py`` file of
             external code that a name would run, or None.
-        arguments (str, optional): ``"module:Class"`` of a dataclass with the adapter's settings in
-            ``env.kwargs``: types, ranges and docs.
-        captured (bool): the steps can be compiled, by the ``captured()`` of the adapter.
-        drawn (bool): the adapter takes ``drawn=True``, for environments with their own renderer.
-        clients (bool): the simulators connect as clients, which then declare their agents.
-        files (bool): the name may be the path of a Python file.
-        one_per_process (bool): at most one simulation per process.
+        arguments (str, optional): ``"module:Class"`` of a dataclass that defines the adapter's
+            settings in ``env.kwargs``, with their types, ranges and docs.
+        captured (bool): True if the steps can be compiled; the adapter then has a method
+            ``captured()``.
+        drawn (bool): True if the adapter takes ``drawn=True``, for environments with their own
+            renderer.
+        clients (bool): True if the simulators connect as clients, which declare their agents.
+        files (bool): True if an environment's name may be the path of a Python file.
+        one_per_process (bool): True if a process can run only one simulation.
         collector (str, optional): ``"module:function"`` that makes the collector of a run, called
             as ``collector(config, env, policy, remembers, asked)``.
-        declared (str, optional): ``"module:function"`` that adds the settings an environment
-            declares to those of a run, called as ``declared(config, env)``.
+        declared (str, optional): ``"module:function"`` that adds an environment's declared
+            settings to the settings of a run, called as ``declared(config, env)``.
         packages (tuple of str): packages that the adapter imports, never from the current folder.
         kwargs_name (str, optional): the adapter's argument that takes ``env.kwargs`` as a dict. By
-            default they are keyword arguments.
+            default the entries of ``env.kwargs`` are passed as keyword arguments.
 
     Examples:
         >>> find_library("vmas").states
@@ -129,7 +132,7 @@ class Library:
             config (EnvConfig): the settings.
 
         Raises:
-            ConfigError: unknown name or argument; names the nearest known one.
+            ConfigError: unknown name or argument; the message names the nearest known one.
         """
         if self.check is not None:
             self.check(config)
@@ -146,7 +149,7 @@ class Library:
 
         Args:
             config (EnvConfig): the settings.
-            of_object (bool): for an existing environment, or a function that makes one.
+            of_object (bool): True for an existing environment, or a function that makes one.
         """
         names = self.of_objects if of_object else self.settings
         read = {name: getattr(config, name) for name in names}
@@ -160,7 +163,7 @@ _SMAX = "JaxMARL has SMAC's battles as SMAX: use env=jaxmarl/HeuristicEnemySMAX"
 _MPE = "use env=pettingzoo/mpe2/simple_spread_v3"
 _ROBOTS = "they are in gymnasium_robotics: use env=pettingzoo/gymnasium_robotics/Ant"
 _TORCHRL = "pass the TorchRL environment in Python: train(RECIPE, env={})".format
-# Advice for names under which people look for an environment.
+# Advice for names that are no library here, but that users may try.
 _ELSEWHERE = {
     **dict.fromkeys(("smac", "smacv2", "smax", "starcraft"), _SMAX),
     **dict.fromkeys(("mpe", "mpe2"), _MPE),
@@ -179,14 +182,14 @@ _ELSEWHERE = {
 
 
 class Libraries(Registry[Library]):
-    """Registry of libraries, which select the schema of ``env.kwargs``."""
+    """Registry of libraries; the chosen library determines the schema of ``env.kwargs``."""
 
     def words(self) -> dict[str, str]:
         """Returns the name and summary of every library."""
         return {name: library.meaning for name, library in self.items()}
 
     def advice(self, word: str) -> str | None:
-        """Returns advice for a common name that is not registered, or None."""
+        """Returns advice if an unregistered name is a common one, otherwise None."""
         return _ELSEWHERE.get(word.lower())
 
     def hook(self, word: str, name: str) -> Any:
@@ -201,7 +204,7 @@ class Libraries(Registry[Library]):
         return None if place is None else self.load(word, place)
 
     def schema(self, word: str) -> type | None:
-        """Returns the dataclass of the adapter's arguments, or None."""
+        """Returns the dataclass of a library's adapter arguments; None if it has none."""
         library = self.find(word)
         if library is None or library.arguments is None:
             return None
@@ -225,11 +228,11 @@ LIBRARIES = Libraries(
 
 
 def register_library(name: str, library: Library) -> None:
-    """Registers an environment library, under which environments are ``"name/environment"``.
+    """Registers an environment library; its environments are then named ``"name/environment"``.
 
     Args:
-        name (str): the value of ``env.library``.
-        library (Library): the record.
+        name (str): value of ``env.library`` that selects the library.
+        library (Library): description of the library.
 
     Raises:
         ConfigError: the name is taken.
@@ -244,10 +247,10 @@ def register_library(name: str, library: Library) -> None:
 
 
 def find_library(name: str) -> Library:
-    """Returns the record of a library.
+    """Returns the description of a library.
 
     Raises:
-        ConfigError: unknown name.
+        ConfigError: unknown library.
     """
     library = LIBRARIES.find(name)
     if library is None:
@@ -264,14 +267,14 @@ def find_library(name: str) -> Library:
 
 
 def check_kinds(arguments: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
-    """Raises an error for text in arguments with a number or bool as default.
+    """Raises an error if an argument is text, but its default is a number or bool.
 
     Args:
-        arguments (mapping): ``env.kwargs``.
+        arguments (mapping): values of ``env.kwargs``.
         defaults (mapping): known defaults, by argument name.
 
     Raises:
-        ConfigError: text instead of a number or bool; names the argument.
+        ConfigError: an argument is text instead of a number or bool; the message names it.
 
     Examples:
         >>> check_kinds({"n_agents": 3, "payoff": "climbing"}, {"n_agents": 2, "payoff": "penalty"})
@@ -287,7 +290,9 @@ def check_kinds(arguments: Mapping[str, Any], defaults: Mapping[str, Any]) -> No
 
 
 def library_of(env: Any) -> str | None:
-    """Returns the library of an environment, or of a function that makes one; None for others.
+    """Returns the library of an environment, or of a function that makes one.
+
+    Returns None if no library owns the object.
 
     Examples:
         >>> library_of(3), library_of(lambda: "an environment")
@@ -297,7 +302,7 @@ def library_of(env: Any) -> str | None:
     modules = {cls.__module__.partition(".")[0] for cls in kind.__mro__}
     if {"torchrl", "torchrl_marl"} & modules:
         return None
-    # Its test is the broadest, so it comes last.
+    # PettingZoo accepts the most objects, so its test comes last.
     for name in sorted(LIBRARIES.names(), key=lambda name: name == MAKERS_LIBRARY):
         owns = find_library(name).owns
         if owns is not None and owns(env):
@@ -306,7 +311,7 @@ def library_of(env: Any) -> str | None:
 
 
 def environment_rows() -> list[tuple[str, str]]:
-    """Returns rows of library and environment names, for ``torchrl-marl list environments``."""
+    """Returns pairs of library and environment, for ``torchrl-marl list environments``."""
     rows = []
     for name, library in LIBRARIES.items():
         try:

@@ -36,14 +36,15 @@ def make_env(
 
             - a name: ``"library/environment"``, such as ``"vmas/balance"``, or ``"module:Class"``;
             - a config;
-            - a TorchRL environment, whose life cycle is corrected where necessary;
+            - a TorchRL environment, whose masks and done flags are corrected where necessary;
             - a PettingZoo or JaxMARL environment, or a function that makes one, which is copied
               ``num_envs`` times.
 
     Keyword Args:
         seed (int, optional): random seed of the environment; random if None.
-        device (torch.device): device of the simulation, or of its tensors.
-        num_envs (int, optional): number E of envs; the config's by default.
+        device (torch.device): device of the simulation; for one that runs on CPU only, device of
+            the returned tensors.
+        num_envs (int, optional): number E of envs; by default that of the config.
         drawn (bool): build the environment with its own renderer (PettingZoo).
         **settings: with a name, other fields of :class:`EnvConfig` and arguments of the
             environment; with an environment object, arguments of its adapter.
@@ -110,7 +111,7 @@ def _built(
         why = " ".join(f"{type(error).__name__} {error}".split())[:500]
         texts = [name for name, value in env.kwargs.items() if isinstance(value, str)]
         given, check = f"env.kwargs={quoted(dict(env.kwargs))}", "check these values"
-        if len(texts) == 1:  # more likely wrong than the numbers
+        if len(texts) == 1:  # the text is more likely wrong than the numbers
             given = f"env.kwargs.{texts[0]}={quoted(env.kwargs[texts[0]])}"
             check = "check it; a number may be needed"
         raise ConfigError(
@@ -124,10 +125,10 @@ def check_environment_name(env: EnvConfig) -> None:
     Imports neither torch nor the environment.
 
     Args:
-        env (EnvConfig): a custom environment, or one of a registered library.
+        env (EnvConfig): settings of a custom environment, or of one in a registered library.
 
     Raises:
-        ConfigError: unknown name or argument; names the nearest known one.
+        ConfigError: unknown name or argument; the message names the nearest known one.
         MissingExtraError: the library is not installed.
     """
     if ":" in env.library:
@@ -150,10 +151,12 @@ def _check_settings(env: EnvConfig) -> None:
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """Splits a name into library and environment; ``"mine:Reach"`` is its own library.
+    """Splits the name of an environment into its library and its name there.
+
+    The library of ``"mine:Reach"`` is the whole name, ``"mine:Reach"``.
 
     Raises:
-        ConfigError: neither ``"library/environment"`` nor ``"module:Class"``.
+        ConfigError: the name is neither ``"library/environment"`` nor ``"module:Class"``.
     """
     if ":" in name:
         return name, name.rpartition(":")[2]
@@ -168,14 +171,16 @@ def split_name(name: str) -> tuple[str, str]:
 
 
 def named_config(name: str, **settings: Any) -> EnvConfig:
-    """Returns the settings of a named environment, with the time limit of its library.
+    """Returns the settings of a named environment.
+
+    No time limit is set by default if the library's environments have their own.
 
     Args:
         name (str): ``"library/environment"`` or ``"module:Class"``.
         **settings: fields of :class:`EnvConfig`, and arguments of the environment.
 
     Raises:
-        ConfigError: not such a name.
+        ConfigError: the name is neither ``"library/environment"`` nor ``"module:Class"``.
 
     Examples:
         >>> named_config("toy/arena", num_envs=3, n_agents=2).kwargs
@@ -192,7 +197,7 @@ def named_config(name: str, **settings: Any) -> EnvConfig:
 
 
 def _check_bools(env: EnvConfig) -> None:
-    """Raises an error for text in bool settings, which Python would take as true."""
+    """Raises an error if a bool setting is text, which Python would take as true."""
     for name in ("continuous_actions", "restart_workers"):
         value = getattr(env, name)
         if not isinstance(value, bool):

@@ -28,19 +28,19 @@ __all__ = [
 
 
 class Remember(Transform):
-    """Carries the hidden states ``(group, "hidden")``, which are 0 after a reset.
+    """Carries hidden states ``(group, "hidden")`` from step to step; sets them to 0 at a reset.
 
-    The policy writes ``("next", group, "hidden")``. Without that, such as with random actions, the
-    state does not change. The transform has no tensors and no fixed batch size, unlike TorchRL's
-    ``TensorDictPrimer``, so it fits any number of envs and can be captured.
+    The policy writes ``("next", group, "hidden")``. If nothing writes it, as with random actions,
+    the hidden state does not change. Unlike TorchRL's ``TensorDictPrimer``, the transform has no
+    tensors and no fixed batch size, so it fits any number of envs and can be part of a CUDA graph.
 
     Args:
         sizes (mapping): number S of hidden units of an agent, by group.
 
     Shapes:
-        - ``(group, "hidden")``: ``[E, N, S]``, dense; here and under ``"next"``
+        - ``(group, "hidden")``, also under ``"next"``: ``[E, N, S]``, dense
 
-    Reduces to: the identity, without groups.
+    Reduces to: the identity, if ``sizes`` is empty.
 
     Examples:
         >>> from torchrl.envs import TransformedEnv
@@ -86,7 +86,7 @@ class Remember(Transform):
         return next_tensordict
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        """Adds the carried entries to the spec."""
+        """Adds the entries that the transform carries to the spec."""
         for name, shape in self.shapes.items():
             observation_spec[name, self.leaf] = Unbounded(
                 (*observation_spec.shape, *shape), device=observation_spec.device, dtype=self.dtype
@@ -95,16 +95,16 @@ class Remember(Transform):
 
 
 class WhoPlays(Remember):
-    """Carries the player index of each agent, ``(group, "player")``; 0 at the reset.
+    """Carries the player index of each agent, ``(group, "player")``; sets it to 0 at a reset.
 
-    There :class:`~torchrl_marl.collectors.matches.MatchPolicy` draws a past player, which plays to
-    the end of the episode.
+    At the start of an episode, :class:`~torchrl_marl.collectors.matches.MatchPolicy` draws a past
+    player, which plays until the episode ends.
 
     Args:
         groups (iterable of str): groups with player indices.
 
     Shapes:
-        - ``(group, "player")``: int64 ``[E, N]``; here and under ``"next"``
+        - ``(group, "player")``, also under ``"next"``: int64 ``[E, N]``
 
     Examples:
         >>> from torchrl_marl.envs.toy import Arena
@@ -123,7 +123,7 @@ class WhoPlays(Remember):
 
 
 def with_players(env: EnvBase, groups: Iterable[str]) -> EnvBase:
-    """Adds player indices of some groups to an environment; see :class:`WhoPlays`.
+    """Adds the player indices of some groups to an environment; see :class:`WhoPlays`.
 
     Raises:
         SpecError: unknown group.
@@ -143,12 +143,12 @@ def with_memory(env: EnvBase, policy: nn.Module | Mapping[str, int]) -> EnvBase:
 
     Args:
         env (EnvBase): environment with dense or padded groups.
-        policy (nn.Module or mapping): a policy of :func:`~torchrl_marl.modules.make_actor` or of a
-            run, or the number of hidden units by group. Without memory the environment is
-            returned unchanged.
+        policy (nn.Module or mapping): a policy made by :func:`~torchrl_marl.modules.make_actor` or
+            trained by a run, or the number of hidden units by group. For a policy without memory,
+            the environment is returned unchanged.
 
     Keys:
-        - adds ``(group, "is_init")`` in every group, and ``(group, "hidden")`` in recurrent ones
+        - adds ``(group, "is_init")`` in every group, ``(group, "hidden")`` in those with memory
 
     Examples:
         >>> from torchrl_marl import TeamSpec
@@ -170,7 +170,7 @@ def with_memory(env: EnvBase, policy: nn.Module | Mapping[str, int]) -> EnvBase:
 
 
 def remembered_by(policy: nn.Module) -> dict[str, int]:
-    """Returns the number of hidden units by group; empty for a policy without memory."""
+    """Returns the number of hidden units by group; an empty dict for a policy without memory."""
     found: dict[str, int] = {}
     for module in policy.modules():
         found |= getattr(module, "remembered", {})

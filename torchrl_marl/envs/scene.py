@@ -1,4 +1,4 @@
-"""Scenes: the contents of an environment's pictures."""
+"""Scenes, which are pictures of an environment, made of shapes."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class Shape:
 
     Roles: ``"agent"``, ``"object"`` (a landmark or obstacle with collisions), ``"goal"`` (a
     landmark without collisions) and ``"joint"`` (a connection of two entities). Kinds:
-    ``"circle"``, ``"box"``, ``"line"`` and ``"text"``. Lengths are in the environment's units; at
-    ``rotation=0`` the length lies along x.
+    ``"circle"``, ``"box"``, ``"line"`` and ``"text"``. Sizes are in the environment's units; at
+    ``rotation=0`` the length is measured along x.
 
     Raises:
         ConfigError: unknown role or kind.
@@ -53,9 +53,9 @@ class Shape:
     name: str
     """Name of the entity."""
     role: Role
-    """Agent, landmark with or without collisions, or connection."""
+    """Role of the entity; see above."""
     kind: Kind
-    """Geometric form; :func:`text` makes a text."""
+    """Geometric form; use :func:`text` to make a text."""
     x: float
     """Horizontal position of the center."""
     y: float
@@ -71,9 +71,9 @@ class Shape:
     width: float = 0.0
     """Width of a box."""
     hollow: bool = False
-    """Outline instead of a filled form."""
+    """True to draw only the outline."""
     text: str = ""
-    """Upright label at the center; its letters are as high as the ``width`` of a text."""
+    """Words of a text, drawn upright at the center, in letters as high as ``width``."""
     visible: bool = True
     """False hides the entity."""
 
@@ -88,7 +88,7 @@ class Shape:
 
     @property
     def reach(self) -> tuple[float, float]:
-        """Returns half the extent along x and y."""
+        """Half the extent along x and y."""
         if self.kind == "circle":
             return self.radius, self.radius
         if self.kind == "text":
@@ -111,7 +111,7 @@ class Stage:
     half_size: tuple[float, float]
     """Half the width and height of the scenario's view."""
     border: tuple[float, float] | None
-    """Half the width and height of the box around all centers; None without bounds."""
+    """Half the width and height of the box that no entity's center leaves; None without bounds."""
 
 
 Picture: TypeAlias = Sequence[Shape] | np.ndarray | str
@@ -127,12 +127,12 @@ def text(
     color: tuple[float, float, float] = (0.25, 0.25, 0.25),
     visible: bool = True,
 ) -> Shape:
-    """Returns a text as a shape.
+    """Returns a shape that shows a text.
 
     Args:
         name (str): name of the shape.
-        words (str): content.
-        x, y (float): center.
+        words (str): words to show.
+        x, y (float): position of the center.
 
     Keyword Args:
         height (float): height of the letters, in the environment's units.
@@ -148,9 +148,9 @@ def scene(env: EnvBase, index: int = 0, step: TensorDictBase | None = None) -> P
 
     Args:
         env (EnvBase): environment with a method ``scene``, such as
-            :class:`~torchrl_marl.envs.VmasEnv`, also under transforms.
+            :class:`~torchrl_marl.envs.VmasEnv`; it may be wrapped in transforms.
         index (int): index of the env.
-        step (TensorDictBase, optional): last step of that env.
+        step (TensorDictBase, optional): last step of that env, which some environments also draw.
 
     Raises:
         ConfigError: the environment cannot be drawn.
@@ -166,7 +166,7 @@ def scene(env: EnvBase, index: int = 0, step: TensorDictBase | None = None) -> P
 
 
 def stage(env: EnvBase) -> Stage | None:
-    """Returns the view of an environment and its border; None to show all entities.
+    """Returns the view and border of an environment; None if the view must fit all entities.
 
     Args:
         env (EnvBase): environment with a method ``scene``.
@@ -179,10 +179,10 @@ def stage(env: EnvBase) -> Stage | None:
 
 
 def check_scene(env: EnvBase) -> None:
-    """Raises an error for environments that cannot be drawn, before any step.
+    """Raises an error if an environment cannot be drawn, so it is found before the first step.
 
     Raises:
-        ConfigError: the environment cannot be drawn; names the missing method or package.
+        ConfigError: the environment cannot be drawn; the message names what is missing.
     """
     check = getattr(_drawable(env), "check_scene", None)
     if check is not None:
@@ -191,11 +191,11 @@ def check_scene(env: EnvBase) -> None:
 
 @contextlib.contextmanager
 def watched(env: EnvBase, number: int) -> Iterator[None]:
-    """Makes environments that reset within a step keep the last picture of each episode.
+    """Context in which envs that are reset within a step keep the last picture of each episode.
 
     Args:
         env (EnvBase): environment with a method ``scene``.
-        number (int): number of drawn envs, from the first.
+        number (int): number of envs to draw, counted from the first.
     """
     watch = getattr(_drawable(env), "watch", None)
     if watch is None:
@@ -231,10 +231,10 @@ class FinalFrames:
     _frames: tuple[Any, ...] = ()
 
     def watch(self, number: int) -> None:
-        """Starts to draw the first envs in each step.
+        """Draws the first envs in each step from now on.
 
         Args:
-            number (int): number of drawn envs; 0 stops.
+            number (int): number of envs to draw; 0 stops the drawing.
         """
         self._watched, self._frames = number, ()
 

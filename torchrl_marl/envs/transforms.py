@@ -24,16 +24,16 @@ __all__ = ["AgentInitTracker", "PadAgents", "with_dense_groups"]
 class PadAgents(Transform):
     """Pads lazily stacked groups of an environment to dense tensors.
 
-    Outputs are padded with zeros to the largest agent. Actions are cut to each agent's shape before
-    they reach the environment. Buffers, losses and compiled code need dense groups;
-    :class:`~torchrl_marl.specs.TeamSpec` still knows each agent's shapes.
+    Outputs are padded with zeros to the shape of the largest agent. Actions are cut to each agent's
+    shape before they reach the environment. Buffers, losses and compiled code need dense groups.
+    :class:`~torchrl_marl.specs.TeamSpec` finds each agent's shapes in spite of the padding.
 
     Homogeneous groups are not changed.
 
     Shapes:
-        - a leaf of a lazy group: ``[E, *own]`` per agent in, ``[E, N, *largest]`` out
+        - a leaf of a lazy group: from ``[E, *own]`` per agent to ``[E, N, *largest]``
 
-    Reduces to: the identity, without heterogeneous groups.
+    Reduces to: the identity, if no group is heterogeneous.
 
     Examples:
         >>> from torchrl.envs import TransformedEnv
@@ -47,14 +47,14 @@ class PadAgents(Transform):
 
     @cached_property
     def groups(self) -> dict[str, GroupSpec]:
-        """Returns the heterogeneous groups of the environment."""
+        """Heterogeneous groups of the environment."""
         parent = self.parent
         groups = {} if parent is None else TeamSpec.from_env(parent).groups
         return {name: group for name, group in groups.items() if group.paddings}
 
     @property
     def members(self) -> dict[str, tuple[Composite, ...]]:
-        """Returns the specs of each agent, by heterogeneous group."""
+        """Specs of each agent, by heterogeneous group."""
         return {n: group.members for n, group in self.groups.items() if group.members is not None}
 
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
@@ -73,7 +73,7 @@ class PadAgents(Transform):
         for name, spec in self.groups.items():
             group = tensordict.get(name, None)
             if group is not None and not is_lazy(group):
-                # All leaves, because other transforms read their sums and counts from here.
+                # All leaves, because other transforms read their sums and counts in this data.
                 tensordict.set(name, unpad_group(group, spec.paddings))
         return tensordict
 
@@ -100,18 +100,18 @@ class PadAgents(Transform):
 class AgentInitTracker(Transform):
     """Marks each agent's first step, at which recurrent policies reset their state.
 
-    ``(group, "is_init")`` is True from the reset through the agent's first own step, so also while
-    it is not born yet. TorchRL's ``InitTracker`` marks the same for the episode, at the root.
-    Groups may be dense, padded or stacked lazily. In a group without masks all agents start with
-    the episode.
+    ``(group, "is_init")`` is True from the reset up to and including the first step in which the
+    agent acts. So it is also True for agents that are not born yet. TorchRL's ``InitTracker``
+    marks only the first step of the episode. Groups may be dense, padded or stacked lazily. In a
+    group without masks all agents start with the episode.
 
     Args:
-        init_key (str): name of the leaf.
+        init_key (str): name of the leaf, such as ``"is_init"``.
 
     Shapes:
         - ``(group, "is_init")``: ``[E, N, 1]``, like the agents' done flags
 
-    Reduces to: the root's ``is_init``, in groups without masks.
+    Reduces to: TorchRL's ``InitTracker``, in groups without masks.
 
     Examples:
         >>> from torchrl.envs import TransformedEnv
@@ -146,7 +146,7 @@ class AgentInitTracker(Transform):
         for name, group in self._groups.items():
             before = tensordict.get((name, self.init_key), None)
             init = self._fresh(tensordict, group.n_agents)
-            # Agents of running envs may not be born yet.
+            # Some agents of running envs may not be born yet.
             init = init if before is None else init | before
             tensordict_reset.get(name).set(self.init_key, init)
         return tensordict_reset
@@ -181,10 +181,10 @@ def with_dense_groups(env: EnvBase) -> EnvBase:
 
 
 class _PaddedComposite(Composite):
-    """Spec of a padded group, equal to the lazily stacked spec that it pads.
+    """Spec of a padded group, which compares equal to the lazily stacked spec that it pads.
 
-    Under a transform, TorchRL uses the environment's own random actions only if the action specs
-    are equal. An environment with legal-action masks needs its own.
+    Under a transform, TorchRL calls the environment's ``rand_action`` only if the action specs are
+    equal. That method is needed in environments with legal-action masks.
     """
 
     def __eq__(self, other: object) -> bool:

@@ -20,7 +20,7 @@ class VmasScene:
     """Scene of a VMAS environment: its entities as shapes, and the scenario's view.
 
     Args:
-        env (VmasEnv): an environment of this package or of TorchRL.
+        env (VmasEnv): VMAS environment from this package or from TorchRL.
     """
 
     def __init__(self, env: torchrl.envs.VmasEnv) -> None:
@@ -75,7 +75,7 @@ def _talks(agent: Agent) -> bool:
 
 
 def _message(agent: Agent, index: int) -> Shape:
-    """Returns a label above an agent: index and value of its message's largest component."""
+    """Returns a label above an agent: index and value of the message's largest component."""
     message = agent.state.c[index].tolist()
     largest = max(range(len(message)), key=lambda i: abs(message[i]))
     label = f"{largest}: {message[largest]:.1f}" if message[largest] else ""

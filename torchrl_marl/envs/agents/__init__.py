@@ -1,4 +1,4 @@
-"""Declared agents of an environment, and their life cycle."""
+"""Declaration of an environment's agents, and their life cycle: masks and done flags."""
 
 from torchrl_marl._lazy import attach
 

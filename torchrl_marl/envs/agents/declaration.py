@@ -40,11 +40,11 @@ class Declaration:
         num_envs (int): number E of envs.
         kinds (dict of str to tuple of AgentSpec): kinds of agents by group.
         state (TensorSpec, optional): spec of the state, ``[S]``.
-        in_turns (bool): agents act in turns, see :class:`~torchrl_marl.specs.TeamSpec`.
+        in_turns (bool): True if agents act in turns; see :class:`~torchrl_marl.specs.TeamSpec`.
 
     Raises:
-        ConfigError: two kinds of the same name, or incompatible kinds in one group.
-        ValueError: reserved group name.
+        ConfigError: two kinds have the same name, or the kinds of a group are incompatible.
+        ValueError: a group's name is reserved.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Declaration:
         self.reader = OutputReader(owner, num_envs, self.groups, group_specs, kind_specs, state)
 
     def with_agent(self, spec: AgentSpec, group: str | None = None) -> Declaration:
-        """Returns the declaration with one more kind of agent."""
+        """Returns a copy of the declaration with one more kind of agent."""
         group = spec.name if group is None else group
         for name, kinds in self.kinds.items():
             if any(kind.name == spec.name for kind in kinds):
@@ -87,7 +87,7 @@ class Declaration:
         return Declaration(self.owner, self.num_envs, all_kinds, self.state, self.in_turns)
 
     def with_state(self, spec: TensorSpec) -> Declaration:
-        """Returns the declaration with a critic's state."""
+        """Returns a copy of the declaration with a state for the critic."""
         if self.state is not None:
             raise ConfigError(f"{self.owner}: a state is already registered; register one only.")
         simple = isinstance(spec, TensorSpec) and not isinstance(spec, Composite)
@@ -106,7 +106,7 @@ class Declaration:
         return sum(kind.n_agents * _n_features(kind.observation_spec) for kind in every)
 
     def _group_specs(self, name: str, kinds: dict[str, Composite]) -> Composite:
-        """Returns specs ``[N]`` of the leaves with equal specs in all kinds of a group."""
+        """Returns specs ``[N]`` of the leaves that have the same spec in all kinds of a group."""
         first = next(iter(kinds.values()))
         if len(kinds) == 1:
             return first
@@ -114,7 +114,7 @@ class Declaration:
         return pad_specs(self._members(name, leaves), f"group {name!r}")
 
     def _specs(self, groups: dict[str, Composite]) -> dict[str, Composite]:
-        """Returns TorchRL's specs without batch dims; stacked specs where shapes differ."""
+        """Returns TorchRL's specs without batch dims; groups with different shapes are stacked."""
         specs = {key: Composite() for key in ("observation", "action", "reward", "done")}
         for key in _FLAGS:
             specs["done"][key] = _flag(1)
@@ -144,7 +144,7 @@ class Declaration:
 
 
 def refuse_unknown(unknown: dict[str, Any], *classes: type) -> None:
-    """Raises an error for the first argument that no constructor of the classes has."""
+    """Raises an error for the first argument that none of the classes' constructors takes."""
     inits = (inspect.signature(cls.__init__) for cls in classes)  # type: ignore[misc]
     names = {name for init in inits for name in init.parameters}
     known = sorted(names - {"self", "args", "kwargs", "unknown"})
@@ -156,7 +156,7 @@ def refuse_unknown(unknown: dict[str, Any], *classes: type) -> None:
 
 
 def check_whole_numbers(owner: str, numbers: Mapping[str, Any], least: int = 1) -> None:
-    """Raises an error for arguments other than None and integers of at least the minimum."""
+    """Raises an error for arguments that are neither None nor whole numbers from ``least``."""
     for name, value in numbers.items():
         whole = isinstance(value, Integral) and not isinstance(value, bool)
         if value is not None and not (whole and value >= least):
@@ -175,7 +175,7 @@ def check_snapshot(of: str, own: str) -> None:
     """Raises an error for a snapshot of another environment.
 
     Raises:
-        SimulatorStateError: the environments differ; names both.
+        SimulatorStateError: the environments differ; the message names both.
     """
     if of != own:
         raise SimulatorStateError(
@@ -189,7 +189,7 @@ def check_least(owner: str, **numbers: tuple[float, float]) -> None:
 
     Args:
         owner (str): name of the environment in error messages.
-        **numbers: pairs of the number and its minimum.
+        **numbers: pairs of a number and its minimum, by name of the argument.
 
     Examples:
         >>> check_least("Arena", lives=(3, 1), years=(5, 1))
@@ -240,7 +240,7 @@ def _n_features(spec: TensorSpec) -> int:
 
 
 def _agent_specs(kind: AgentSpec) -> Composite:
-    """Returns the specs of one agent, relative to its group."""
+    """Returns the specs of one agent's leaves, as they are named in its group."""
     own = {
         "observation": kind.observation_spec,
         "action": kind.action_spec,

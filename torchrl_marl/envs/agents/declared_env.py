@@ -1,4 +1,4 @@
-"""Base classes of environments with declared agents, and of adapters that reset automatically."""
+"""Base classes: environments with declared agents, and adapters that reset automatically."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _draw_group(
     batch_size: torch.Size,
     device: torch.device | None,
 ) -> TensorDictBase:
-    """Draws random actions of a group, ``[E, N]`` with the leaf ``"action"``."""
+    """Draws random actions of a group, as a TensorDict ``[E, N]`` with the leaf ``"action"``."""
     masks = dict.fromkeys(kinds.names)
     if group is not None and "action_mask" in group.keys():
         own = kinds.split(group.select("action_mask"))
@@ -61,7 +61,7 @@ def _draw(
 
 
 class DeclaredEnv(EnvBase):
-    """Vectorized environment with specs, groups and random actions from a declaration."""
+    """Vectorized environment that takes specs, groups and random actions from a declaration."""
 
     _declaration: Declaration
     group_map: dict[str, list[str]]
@@ -69,11 +69,11 @@ class DeclaredEnv(EnvBase):
     def _set_declaration(
         self, declaration: Declaration, info: Mapping[str, Composite] | None = None
     ) -> None:
-        """Sets the specs and groups of a declaration.
+        """Sets the environment's specs and groups from a declaration.
 
         Args:
-            declaration (Declaration): the agents and the state.
-            info (dict of str to Composite, optional): specs of ``"info"`` by group, ``[N]``.
+            declaration (Declaration): declaration of the agents and the state.
+            info (dict of str to Composite, optional): specs ``[N]`` of ``"info"``, by group.
         """
         self._declaration = declaration
         self.group_map = {n: list(g.agent_names) for n, g in declaration.team.groups.items()}
@@ -98,11 +98,11 @@ class DeclaredEnv(EnvBase):
         return self.batch_size[0]
 
     def rand_action(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
-        """Draws random actions of the team, which are legal by the action masks.
+        """Draws random actions for all agents, which the action masks allow.
 
         Args:
-            tensordict (TensorDictBase, optional): holds the action masks and receives the actions.
-                Actions are padded with zeros if a heterogeneous group is dense in it.
+            tensordict (TensorDictBase, optional): data that hold the action masks, and receive the
+                actions. Actions are padded with zeros if a heterogeneous group is dense in them.
         """
         size, device = self.batch_size, self.device
         if tensordict is None:
@@ -121,25 +121,26 @@ class DeclaredEnv(EnvBase):
 class AutoResetEnv(DeclaredEnv):
     """Base class of vectorized adapters, which reset ended envs within the step.
 
-    An adapter declares its agents and writes two methods. Both return nested dicts from group to
-    leaf to tensor, with all leaves of the specs and flags. In a heterogeneous group the kind is
-    between group and leaf.
+    An adapter declares its agents and defines two methods. Both return nested dicts of tensors, by
+    group and leaf, with all leaves of the specs and flags. In a heterogeneous group, leaves with
+    different shapes are under the name of their kind.
 
-    - ``_start(fresh)`` resets the envs ``fresh`` ``[E]``, or all (None), and returns the outputs
-      of all E envs.
-    - ``_play(actions)`` makes a step. It returns the outputs of the step with its rewards, and the
-      inputs of the next step. These differ only in ended envs, where they are those of a reset.
+    - ``_start(fresh)`` resets the envs where the mask ``fresh`` ``[E]`` is True, or all envs if it
+      is None. It returns the outputs of all E envs.
+    - ``_play(actions)`` makes a step. It returns the outputs of the step, with its rewards, and
+      the inputs of the next step. The two differ only in ended envs, whose next step starts a new
+      episode.
 
-    So an episode's end needs no second call of the simulator, neither in
-    :meth:`step_and_maybe_reset` nor when TorchRL resets the ended envs. Outputs are never written
-    to later.
+    So the end of an episode needs no second call of the simulator, neither in
+    :meth:`step_and_maybe_reset` nor when TorchRL resets the ended envs. The adapter must not write
+    to tensors that it has returned.
 
     Args:
-        declaration (Declaration): the agents and the state.
+        declaration (Declaration): declaration of the agents and the state.
 
     Keyword Args:
         device (torch.device): device of all outputs.
-        info (dict of str to Composite, optional): specs of ``"info"`` by group, ``[N]``.
+        info (dict of str to Composite, optional): specs ``[N]`` of ``"info"``, by group.
     """
 
     def __init__(
@@ -190,9 +191,9 @@ class AutoResetEnv(DeclaredEnv):
     def step_and_maybe_reset(
         self, tensordict: TensorDictBase
     ) -> tuple[TensorDictBase, TensorDictBase]:
-        """Makes a step; returns it with the root of the next step, where ended envs are reset.
+        """Makes a step; returns it, and the input of the next step, in which ended envs are reset.
 
-        Reduces to: TorchRL's method, with one call of the simulator.
+        Reduces to: TorchRL's method, but calls the simulator only once.
         """
         if not {"next", "_step"}.isdisjoint(tensordict.keys()):
             return super().step_and_maybe_reset(tensordict)
@@ -214,9 +215,9 @@ class AutoResetEnv(DeclaredEnv):
 
 
 def _updated(before: TensorDictBase, new: TensorDictBase) -> TensorDictBase:
-    """Returns a shallow copy with new leaves.
+    """Returns a shallow copy of a TensorDict with new leaves.
 
-    Reduces to: ``before.clone(recurse=False).update(new)``, in a fifth of the time.
+    Reduces to: ``before.clone(recurse=False).update(new)``, but takes a fifth of the time.
     """
     if type(before) is not TensorDict or type(new) is not TensorDict:
         return before.clone(recurse=False).update(new)

@@ -27,8 +27,8 @@ class GroupKinds:
     Args:
         names (tuple of str): names of the kinds.
         sizes (tuple of int): number M of agents of each kind.
-        paddings (mapping): padding of each leaf with different shapes in the kinds. A group with
-            such leaves is stacked lazily.
+        paddings (mapping): padding of each leaf whose shape differs between the kinds. A group
+            with such leaves is stacked lazily.
     """
 
     names: tuple[str, ...]
@@ -48,17 +48,21 @@ class GroupKinds:
 
     @property
     def slices(self) -> dict[str, slice]:
-        """Slice of the group's agents, by kind."""
+        """Slice of the kind's agents in the group, by kind."""
         ends = [sum(self.sizes[: i + 1]) for i in range(len(self.sizes))]
         places = (slice(end - n, end) for end, n in zip(ends, self.sizes))
         return dict(zip(self.names, places))
 
     def ragged(self, leaf: str) -> bool:
-        """Returns True if a leaf, or one inside it, has different shapes in the kinds."""
+        """Returns True if the shape of a leaf, or of one nested in it, differs between kinds."""
         return any(leaf == (key if isinstance(key, str) else key[0]) for key in self.paddings)
 
     def parts(self, leaves: Mapping[str, Any], leaf: str) -> dict[str, Any]:
-        """Returns a leaf by kind ``[E, M, ...]``, or of all agents ``[E, N, ...]`` under ``""``."""
+        """Returns a dict with one tensor ``[E, M, ...]`` of a leaf for each kind.
+
+        A leaf that is stored for the whole group is returned as one tensor ``[E, N, ...]`` under
+        the key ``""``.
+        """
         if leaf in leaves:
             return {"": leaves[leaf]}
         return {name: leaves[name][leaf] for name in self.names}
@@ -74,10 +78,10 @@ class GroupKinds:
         return zeroed
 
     def split(self, group: TensorDictBase) -> dict[str, TensorDictBase]:
-        """Splits a lazy, padded or dense group into dense data by kind.
+        """Splits the data of a lazy, padded or dense group into dense data for each kind.
 
         Shapes:
-            - group: ``[*B, N]``; returns ``[*B, M]`` per kind
+            - group: ``[*B, N]``; returns: ``[*B, M]`` per kind
         """
         last = group.ndim - 1
         if self.lazy and not is_lazy(group):
@@ -90,12 +94,12 @@ class GroupKinds:
     def stacked(
         self, leaves: Mapping[str, Any], batch_size: torch.Size, device: torch.device | None
     ) -> LazyStackedTensorDict:
-        """Stacks the agents of a group lazily, as views.
+        """Stacks the data of a group's agents lazily, as views.
 
         Args:
-            leaves (mapping): leaves of all agents ``[E, N, ...]``, and leaves by kind
-                ``[E, M, ...]``.
-            batch_size (torch.Size): ``[E]``.
+            leaves (mapping): leaves of all agents ``[E, N, ...]``, and leaves of a kind
+                ``[E, M, ...]`` under its name.
+            batch_size (torch.Size): batch size ``[E]``.
             device (torch.device, optional): device of the data.
         """
         shared = {key: x for key, x in leaves.items() if key not in self.names}
@@ -108,7 +112,7 @@ class GroupKinds:
         return LazyStackedTensorDict(*members, stack_dim=len(batch_size))
 
     def written(self, group: TensorDictBase, leaves: Mapping[str, Any]) -> TensorDictBase:
-        """Returns a copy of a group with new leaves, for all agents or by kind."""
+        """Returns a copy of a group's data with new leaves, given for all agents or by kind."""
         if not self.lazy:
             return group.clone(recurse=False).update(dict(leaves))
         own = self.stacked(leaves, group.batch_size[:-1], group.device).unbind(1)
@@ -130,14 +134,14 @@ def map_leaves(nested: Mapping[str, Any], function: Any) -> dict[str, Any]:
 
 
 def joined(values: Sequence[Any]) -> Any:
-    """Concatenates leaves ``[E, M, ...]`` of the kinds, or dicts of them, to ``[E, N, ...]``."""
+    """Concatenates the kinds' tensors ``[E, M, ...]``, or dicts of these, to ``[E, N, ...]``."""
     if isinstance(values[0], Tensor):
         return torch.cat(list(values), 1)
     return {key: joined([value[key] for value in values]) for key in values[0]}
 
 
 def batched(spec: TensorSpec, batch_size: torch.Size) -> TensorSpec:
-    """Adds leading batch dims to a spec; keeps its mask, unlike TorchRL's ``expand``."""
+    """Adds leading batch dims to a spec; unlike TorchRL's ``expand``, it keeps the spec's mask."""
     if isinstance(spec, (Stacked, StackedComposite)):
         members = [batched(member, batch_size) for member in spec.unbind(spec.dim)]
         return torch.stack(members, spec.dim + len(batch_size))
@@ -159,15 +163,15 @@ Path = tuple[str, ...]
 
 @dataclass(frozen=True)
 class OutputReader:
-    """Reader of the output of ``_reset`` and ``_step``, and of the actions of a step.
+    """Checks and reads the outputs of ``_reset`` and ``_step``, and the actions of a step.
 
     Args:
         owner (str): name of the environment in error messages.
         num_envs (int): number E of envs.
         groups (dict of str to GroupKinds): kinds of the agents, by group.
-        specs (dict of str to Composite): specs of each group ``[N]``: observation, masks, action,
-            reward and flags, without leaves of different shapes.
-        kind_specs (dict): specs of each kind ``[M]``, by group and kind.
+        specs (dict of str to Composite): specs ``[N]`` of each group's observation, masks, action,
+            reward and flags, without the leaves whose shape differs between kinds.
+        kind_specs (dict): specs ``[M]`` of each kind, by group and kind.
         state (TensorSpec, optional): spec of the state, ``[S]``.
     """
 
@@ -183,15 +187,15 @@ class OutputReader:
     def read(self, output: Any, method: str) -> dict[str, Any]:
         """Checks the output of ``_reset`` or ``_step`` and returns it as nested dicts.
 
-        A leaf of different shapes is under its kind, as ``(group, kind, "observation")``. All
-        other leaves are under the group.
+        A leaf whose shape differs between kinds is returned under each kind, such as
+        ``(group, kind, "observation")``. All other leaves are returned under the group.
 
         Args:
-            output: a TensorDict or dict by group.
+            output: TensorDict or dict of the environment's output, by group.
             method (str): ``"_reset"`` or ``"_step"``. Only a step has rewards and done flags.
 
         Raises:
-            SpecError: missing or unknown key, or wrong shape or dtype.
+            SpecError: a key is missing or unknown, or a shape or dtype is wrong.
         """
         where = f"{self.owner}.{method}"
         step = method == "_step"
@@ -234,13 +238,13 @@ class OutputReader:
         return source
 
     def _wanted(self, name: str, step: bool) -> set[str]:
-        """Returns the names of a group's possible leaves."""
+        """Returns the names of all leaves that a group's output may have."""
         kind = next(iter(self.kind_specs[name].values()))
         outputs = {"reward", *_ENDS}
         return set(kind.keys()) - {"action", "done", *(() if step else outputs)}
 
     def _by_kind(self, where: str, name: str, output: Any) -> tuple[Any, dict[str, Any]]:
-        """Splits a group's output into leaves for all agents and leaves by kind."""
+        """Splits a group's output into leaves for the whole group and leaves of single kinds."""
         kinds = self.groups[name]
         if not isinstance(output, (TensorDictBase, Mapping)):
             self._check_keys(where, (name,), output, set())
@@ -257,7 +261,7 @@ class OutputReader:
         return {key: output.get(key) for key in output.keys() if key not in own}, own
 
     def _read_kinds(self, where: str, name: str, leaf: str, own: dict[str, Any]) -> dict[str, Any]:
-        """Returns an output leaf by kind; empty if it is optional and missing in all kinds."""
+        """Returns an output leaf by kind; empty if no kind has it and it is optional."""
         present = [kind for kind, mapping in own.items() if leaf in mapping.keys()]
         if leaf in _OPTIONAL and not present:
             return {}
@@ -293,7 +297,7 @@ class OutputReader:
         """Checks the actions and returns them by group; in lazily stacked groups also by kind.
 
         Raises:
-            SpecError: missing actions, or actions of a wrong shape or type.
+            SpecError: actions are missing, or have a wrong shape or type.
         """
         where, actions = f"{self.owner}.step", {}
         for name, kinds in self.groups.items():
@@ -330,7 +334,7 @@ class OutputReader:
 
     def _check_action(self, where: str, key: Path, value: Any, spec: TensorSpec) -> None:
         self._check_tensor(where, key, value, (self.num_envs, *spec.shape), None)
-        # Policies return discrete actions as one-hot vectors or as indices of several dtypes.
+        # Policies return discrete actions as one-hot vectors or indices, in different dtypes.
         index = spec.domain == "discrete" and spec.dtype != torch.bool
         if spec.dtype.is_floating_point > value.is_floating_point() or (
             index and not spec.dtype.is_floating_point and value.is_floating_point()

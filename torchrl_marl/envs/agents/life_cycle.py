@@ -22,7 +22,8 @@ class GroupFlags:
     """Flags of the agents of one group after a step.
 
     Args:
-        terminated, truncated (Tensor): done flags of the agents, True until the episode's reset.
+        terminated, truncated (Tensor): done flags of the agents; once True, they stay True until
+            the episode's reset.
         mask (Tensor): True for agents that are alive and act in the next step.
 
     Shapes:
@@ -37,18 +38,18 @@ class GroupFlags:
     def living(
         cls, batch_size: torch.Size, n_agents: int, device: torch.device | None
     ) -> GroupFlags:
-        """Returns the flags of agents that are all alive and act."""
+        """Returns the flags of a group in which all agents are alive and act."""
         shape = (*batch_size, n_agents)
         false = torch.zeros(*shape, 1, dtype=torch.bool, device=device)
         return cls(false, false.clone(), torch.ones(shape, dtype=torch.bool, device=device))
 
     @property
     def done(self) -> Tensor:
-        """Done flag: terminated or truncated, ``[E, N, 1]``."""
+        """Mask ``[E, N, 1]`` of agents that are terminated or truncated."""
         return self.terminated | self.truncated
 
     def ended_by(self, terminated: Tensor | None, truncated: Tensor | None) -> GroupFlags:
-        """Adds the ends of agents in a step; ignores flags after an agent's end."""
+        """Adds the flags of agents that end in a step; ignores agents that ended earlier."""
         living = ~self.done
         now_terminated, now_truncated = self.terminated, self.truncated
         if terminated is not None:
@@ -60,12 +61,12 @@ class GroupFlags:
     def closed_by(self, root: TeamFlags, acts: Tensor | None) -> GroupFlags:
         """Adds the end of the episode, and sets the mask of the next step.
 
-        The mask is True for all living agents at a time limit, waiting or not, because their return
-        bootstraps from the last observation.
+        At a time limit the mask is True for all living agents, including waiting ones, because
+        their return is bootstrapped from the last observation.
 
         Args:
             root (TeamFlags): flags of the episode.
-            acts (Tensor, optional): False for agents that wait in the next step, ``[E, N]``.
+            acts (Tensor, optional): mask ``[E, N]``, False for agents that wait in the next step.
         """
         living = ~self.done
         alive = (living & ~root.terminated.unsqueeze(-2)).squeeze(-1)
@@ -78,14 +79,14 @@ class GroupFlags:
 
 @dataclass(frozen=True)
 class TeamFlags:
-    """Done flags of the episode, ``[E, 1]`` each; at most one is True."""
+    """Done flags of the episode, ``[E, 1]`` each; at most one of the two is True in an env."""
 
     terminated: Tensor
     truncated: Tensor
 
     @property
     def done(self) -> Tensor:
-        """Done flag: terminated or truncated, ``[E, 1]``."""
+        """Mask ``[E, 1]`` of episodes that are terminated or truncated."""
         return self.terminated | self.truncated
 
     @classmethod
@@ -103,13 +104,14 @@ class TeamFlags:
     ) -> TeamFlags:
         """Returns the flags after a step.
 
-        An episode is terminated if all its agents are, or if the env's flag is set. Other ends are
-        truncations.
+        An episode is terminated if all its agents are, or if the environment says so. Episodes
+        that end for another reason are truncated.
 
         Args:
             groups (sequence of GroupFlags): flags of all groups after the step.
-            terminated, truncated (Tensor, optional): the env's flags of the episode, ``[E, 1]``.
-            limit (Tensor, optional): True at the time limit, ``[E, 1]``.
+            terminated, truncated (Tensor, optional): flags ``[E, 1]`` of the whole episode, as the
+                environment returns them.
+            limit (Tensor, optional): mask ``[E, 1]`` of the envs at their time limit.
         """
         ended = torch.cat([group.terminated for group in groups], -2).all(-2)
         done = torch.cat([group.done for group in groups], -2).all(-2)
@@ -123,7 +125,7 @@ class TeamFlags:
 
 
 def begun(team: TeamSpec, root: TeamFlags, source: Mapping[str, Any]) -> dict[str, GroupFlags]:
-    """Returns the flags of each group at a reset, from the environment's masks."""
+    """Returns the flags of each group after a reset, with the masks that the environment gives."""
     size, device = root.terminated.shape[:-1], root.terminated.device
     living = {
         name: GroupFlags.living(size, group.n_agents, device) for name, group in team.groups.items()
@@ -149,12 +151,12 @@ def earned(reward: Tensor, before: GroupFlags, born: Tensor) -> Tensor:
     Waiting agents are alive and earn rewards.
 
     Args:
-        reward (Tensor): reward of the environment.
+        reward (Tensor): rewards from the environment.
         before (GroupFlags): flags at the start of the step.
-        born (Tensor): True for agents that have acted in the episode, or act in this step.
+        born (Tensor): True for agents that act in this step, or acted earlier in the episode.
 
     Shapes:
-        - reward, returns: ``[E, N, 1]``; born: ``[E, N]``
+        - reward and returned rewards: ``[E, N, 1]``; born: ``[E, N]``
     """
     return torch.where(born.unsqueeze(-1) & ~before.done, reward, torch.zeros_like(reward))
 
@@ -166,13 +168,13 @@ def episode_of(
     source: dict[str, Any],
     born: dict[str, Tensor],
 ) -> dict[str, Any]:
-    """Returns the state of the running episodes, and the env's output, as nested dicts."""
+    """Returns the state of the running episodes and the environment's output, as nested dicts."""
     output = {**source, "done": root.done, **root.__dict__}
     for name, flags in groups.items():
         output[name] = {**source[name], "done": flags.done, **flags.__dict__}
     return {
         "steps": steps,
-        # Copies, because users may write to the env's output.
+        # Copies, because users may write to the environment's output.
         "root": _cloned(root.__dict__),
         "groups": {name: _cloned(flags.__dict__) for name, flags in groups.items()},
         "born": {name: x.clone() for name, x in born.items()},
@@ -185,7 +187,7 @@ def _cloned(flags: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def where_fresh(fresh: Tensor, new: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
-    """Selects new values in the envs ``fresh`` ``[E]``, and old values in the others."""
+    """Selects new values where the mask ``fresh`` ``[E]`` is True, and old values elsewhere."""
     merged: dict[str, Any] = {}
     for key, x in new.items():
         if isinstance(x, dict):

@@ -1,4 +1,4 @@
-"""Conversion of spaces to specs, checks of bounds, and grouping of agents."""
+"""Conversion of spaces to specs, checks of values against specs, and grouping of agents."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = ["action_spec_of", "check_bounds", "check_values", "grouped", "spec_of
 def spec_of_space(
     where: str, space: Any, *, action: bool = False, one_hot: bool = False
 ) -> TensorSpec:
-    """Converts the space of one agent's observations or actions to a spec.
+    """Converts the observation or action space of one agent to a spec.
 
     Floats become float32; discrete values become int64.
 
@@ -40,11 +40,12 @@ def spec_of_space(
         space (gymnasium.Space): Box, Discrete, MultiDiscrete, MultiBinary, or a Dict of these.
 
     Keyword Args:
-        action (bool): True for actions, in which a single number has no dim.
-        one_hot (bool): one-hot encode discrete values.
+        action (bool): True for an action space; a single discrete action then has shape ``[]``
+            instead of ``[1]``.
+        one_hot (bool): True to one-hot encode the values of a Discrete space.
 
     Raises:
-        SpecError: the space has no fixed shape as a tensor.
+        SpecError: values of the space are not tensors of a fixed shape.
 
     Examples:
         >>> import gymnasium
@@ -64,7 +65,7 @@ def spec_of_space(
             return OneHot(n)
         return Categorical(n, shape=() if action else (1,))
     if kind == "MultiDiscrete":
-        # JaxMARL's spaces use another name.
+        # JaxMARL's spaces call the attribute num_categories.
         sizes = space.nvec if hasattr(space, "nvec") else space.num_categories
         return MultiCategorical(np.asarray(sizes).ravel().tolist())
     if kind == "MultiBinary":
@@ -78,10 +79,10 @@ def spec_of_space(
 
 
 def action_spec_of(where: str, space: Any, *, one_hot: bool = False) -> TensorSpec:
-    """Converts the space of one agent's actions, a single tensor; see :func:`spec_of_space`.
+    """Converts the action space of one agent to a spec; see :func:`spec_of_space`.
 
     Raises:
-        SpecError: the space is a Dict, or has no fixed shape as a tensor.
+        SpecError: the space is a Dict, or its values are not tensors of a fixed shape.
     """
     spec = spec_of_space(where, space, action=True, one_hot=one_hot)
     if isinstance(spec, Composite):
@@ -94,7 +95,7 @@ def action_spec_of(where: str, space: Any, *, one_hot: bool = False) -> TensorSp
 
 def _box(space: Any) -> TensorSpec:
     shape = tuple(space.shape) or (1,)
-    # A JaxMARL space may have one bound, of another type, for all of its entries.
+    # A JaxMARL space may have a single bound for all entries, of another type than the entries.
     bounds = (np.asarray(bound, space.dtype) for bound in (space.low, space.high))
     low, high = (torch.tensor(bound).expand(shape).clone() for bound in bounds)
     dtype = torch.float32 if low.is_floating_point() else low.dtype
@@ -120,8 +121,8 @@ def check_bounds(
     Args:
         where (str): name of the method in error messages.
         leaf (str): ``"observation"`` or ``"action"``.
-        output (mapping): leaf by group, for the whole group or by kind.
-        masks (mapping): agents to check, by group, ``[E, N]``.
+        output (mapping): leaves by group, for the whole group or by kind.
+        masks (mapping): mask ``[E, N]`` of the agents to check, by group.
         declaration (Declaration): agents of the environment.
     """
     reader = declaration.reader
@@ -137,7 +138,7 @@ def check_bounds(
 def check_values(
     where: str, key: tuple, spec: TensorSpec, value: Any, mask: Tensor, agents: Sequence[str]
 ) -> None:
-    """Raises an error for values of acting agents outside their spec, NaN included.
+    """Raises an error if a value of an acting agent is NaN or outside its spec.
 
     It reads values, so it waits for the device.
 
@@ -145,15 +146,15 @@ def check_values(
         where (str): name of the method in error messages.
         key (tuple of str): key of the value in error messages.
         spec (TensorSpec): spec of the agents, ``[M, ...]``.
-        value (Tensor): values; nested dicts of tensors for a Composite.
-        mask (Tensor): agents to check.
+        value (Tensor): values to check; nested dicts of tensors if the spec is a Composite.
+        mask (Tensor): mask of the agents to check.
         agents (sequence of str): names of the M agents.
 
     Shapes:
         - value: ``[E, M, ...]``; mask: ``[E, M]``
 
     Raises:
-        SpecError: value outside its spec; names the agent and the env.
+        SpecError: a value is outside its spec; the message names the agent and the env.
     """
     if isinstance(spec, Composite):
         for leaf in spec.keys():
@@ -171,7 +172,7 @@ def check_values(
 
 
 def _fits(spec: TensorSpec, value: Tensor) -> Tensor:
-    """Returns a mask of entries inside a spec; ``[E, M]`` for one-hot vectors."""
+    """Returns a mask of the entries inside a spec; a one-hot vector counts as one entry."""
     if isinstance(spec, Bounded) and value.dtype != torch.bool:
         low, high = (getattr(spec.space, side).to(value.device) for side in ("low", "high"))
         slack = _ROUNDING if value.is_floating_point() else 0
@@ -211,10 +212,10 @@ def grouped(
     Args:
         agents (sequence): ids of all agents of an environment.
         group_map (MarlGroupMapType or mapping, optional): grouping. By default ``bob_0`` and
-            ``bob_1`` form the group ``bob``, and an id without a number is a group.
+            ``bob_1`` form the group ``bob``, and an agent without a number in its id is a group.
 
     Raises:
-        ConfigError: an agent in no group or in two groups, or an unknown id.
+        ConfigError: an agent is in no group or in two groups, or an id is unknown.
 
     Examples:
         >>> grouped(["speaker_0", "rover_0", "rover_1"], None)

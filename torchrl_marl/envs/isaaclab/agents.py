@@ -24,15 +24,15 @@ Range = float | Mapping[str, float] | None
 
 @dataclass(frozen=True)
 class ActionRanges:
-    """Scale or clip of actions in unbounded spaces, by agent.
+    """Scale or clip of the actions in unbounded action spaces.
 
     A space that a task declares by its size, as ``action_spaces = {"cart": 1}``, is unbounded.
 
     Args:
-        scale (float or mapping, optional): factor of actions in [-1, 1]. One number, or by agent
-            or group.
-        clip (float or mapping, optional): largest absolute value of actions drawn from an
-            unbounded normal.
+        scale (float or mapping, optional): factor by which actions in [-1, 1] are multiplied: one
+            number for all agents, or a number by agent or group.
+        clip (float or mapping, optional): absolute value to which normally distributed actions are
+            clipped: one number for all agents, or a number by agent or group.
 
     Raises:
         ConfigError: if a value is not a positive number.
@@ -50,7 +50,7 @@ class ActionRanges:
                     raise ConfigError(f"action_{field} is {value!r}, expected a number above 0.")
 
     def check_names(self, groups: Mapping[str, Sequence[str]]) -> None:
-        """Raises for ranges of unknown agents and groups."""
+        """Raises an error if a range is given for an unknown agent or group."""
         known = {*groups, *(name for names in groups.values() for name in names)}
         for field, entry in self.__dict__.items():
             for name in entry if isinstance(entry, Mapping) else ():
@@ -61,7 +61,7 @@ class ActionRanges:
                     )
 
     def of(self, name: str, group: str) -> tuple[float | None, float | None]:
-        """Returns scale and clip of an agent."""
+        """Returns the scale and the clip of an agent's actions."""
         scale, clip = (
             entry.get(name, entry.get(group)) if isinstance(entry, Mapping) else entry
             for entry in (self.scale, self.clip)
@@ -72,8 +72,8 @@ class ActionRanges:
         """Returns the spec of an agent's actions, ``[A]``.
 
         Raises:
-            ConfigError: if an unbounded space has no range or two.
-            SpecError: if the space has no tensor form.
+            ConfigError: if an unbounded space has neither a scale nor a clip, or both.
+            SpecError: if values of the space are not tensors of a fixed shape.
         """
         where = f"the action space of {name!r}"
         spec = action_spec_of(where, space)
@@ -92,11 +92,11 @@ class ActionRanges:
 
 
 def groups_of(env: Any, group_map: Any = None) -> dict[str, list[str]]:
-    """Groups agents with a common prefix and equal spaces; every other agent is its own group.
+    """Groups agents with a common prefix and equal spaces; any other agent is a group by itself.
 
     Args:
         env (DirectMARLEnv): task with ``possible_agents`` and their spaces.
-        group_map (MarlGroupMapType or mapping, optional): groups to use instead.
+        group_map (MarlGroupMapType or mapping, optional): grouping to use instead.
 
     Raises:
         ConfigError: if an agent is in no group or in two, or an id is unknown.
@@ -118,7 +118,7 @@ def declared(
 
     Raises:
         ConfigError: if agents cannot be in one group, or actions have no range.
-        SpecError: if a space has no tensor form.
+        SpecError: if values of a space are not tensors of a fixed shape.
     """
     ranges.check_names(groups)
     declaration = Declaration(owner, env.num_envs)
@@ -142,10 +142,10 @@ def _spaces(env: Any, name: str) -> tuple[Any, Any]:
 
 @dataclass(frozen=True)
 class Agents:
-    """Conversion of the agents' tensors from a task to its team and back.
+    """Converts the tensors of single agents in a task to those of groups, and back.
 
     Args:
-        declaration (Declaration): declaration of the team.
+        declaration (Declaration): declaration of the agents.
         device (torch.device): device of all tensors.
         shapes (dict): agent -> shape of its action in the task.
         limits (dict): group -> clip and scale of its actions, ``[N, 1]`` each.
@@ -161,7 +161,7 @@ class Agents:
         """Builds the conversion from a task's spaces.
 
         Raises:
-            ConfigError: if there is a range, but no unbounded action space.
+            ConfigError: if a range is given, but no action space is unbounded.
         """
         device, shapes, limits = torch.device(env.device), {}, {}
         for group in declaration.team.groups.values():
@@ -190,7 +190,7 @@ class Agents:
 
     @property
     def places(self) -> dict[str, slice]:
-        """Maps each group to the slice of its agents among all agents."""
+        """Slice of each group's agents in the list of all agents, by group."""
         places, start = {}, 0
         for name, group in self.declaration.team.groups.items():
             places[name] = slice(start, start + group.n_agents)
@@ -200,10 +200,10 @@ class Agents:
     # ------------------------------------------------------------------------- output of a task
 
     def away(self, output: Mapping[str, Any]) -> Tensor | None:
-        """Returns the agents missing from a task's output, ``[1, N, 1]``; None if none is.
+        """Returns a mask ``[1, N, 1]`` of agents missing from a task's output; None if none is.
 
         Raises:
-            SpecError: if the output has an agent that is not among the possible ones.
+            SpecError: if the output has an agent that is not in ``possible_agents``.
         """
         names = self.names
         missing = [name not in output for name in names]
@@ -216,7 +216,7 @@ class Agents:
         return torch.tensor(missing, device=self.device).view(1, -1, 1) if any(missing) else None
 
     def numbers(self, output: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
-        """Stacks one number per agent, ``[E, N, 1]``; 0 for absent agents."""
+        """Stacks rewards or flags of all agents, ``[E, N, 1]``; they are 0 for absent agents."""
         expected = torch.Size([self.declaration.num_envs])
         rows = []
         for name in self.names:
@@ -230,10 +230,10 @@ class Agents:
         return torch.stack(rows, 1).unsqueeze(-1).to(dtype)
 
     def observations(self, output: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        """Returns each group's ``"observation"``, by kind where shapes differ.
+        """Returns each group's ``"observation"``; by kind if shapes differ in the group.
 
-        The leaves are stacked copies, which share no memory with the task's buffers. Absent agents
-        have zeros.
+        The tensors are copies, which share no memory with the task's buffers. Observations of
+        absent agents are zeros.
 
         Raises:
             SpecError: if a shape differs from the declared one.
@@ -271,7 +271,7 @@ class Agents:
             return torch.zeros(shape, device=self.device)
         if row.shape == shape:
             return row
-        if row.shape == shape[:1] and shape[1:] == (1,):  # a space of one number
+        if row.shape == shape[:1] and shape[1:] == (1,):  # the observation is a single number
             return row.unsqueeze(-1)
         raise SpecError(
             f"{self.declaration.owner}: the observation of {name!r} has shape {list(row.shape)}, "
@@ -281,7 +281,7 @@ class Agents:
     # -------------------------------------------------------------------------- input of a task
 
     def actions(self, chosen: Mapping[str, Any], mask: Tensor) -> dict[str, Tensor]:
-        """Returns each agent's action; zeros for inactive agents.
+        """Returns each agent's action as the task takes it; zeros for masked agents.
 
         Args:
             chosen (mapping): group -> ``"action"``, or group -> kind -> ``"action"``.

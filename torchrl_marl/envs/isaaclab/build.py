@@ -1,4 +1,4 @@
-"""Construction of Isaac Lab simulations from task names."""
+"""Builds Isaac Lab simulations from the names of tasks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _HOW = (
 
 
 class MissingSimulatorError(ConfigError, ImportError):
-    """Isaac Lab is not installed, or its simulator is not running."""
+    """Error that Isaac Lab is not installed, or that its simulator is not running."""
 
 
 def build_task(
@@ -39,11 +39,11 @@ def build_task(
         name (str): registered name, such as ``"Isaac-Cart-Double-Pendulum-Direct-v0"``.
 
     Keyword Args:
-        num_envs (int, optional): number E of envs; None: the task's default.
+        num_envs (int, optional): number E of envs; if None, the task's default.
         seed (int): random seed of the task.
-        device (torch.device, optional): device of the simulation; None: the task's default.
-        settings (mapping): settings of the task's config by name; nested mappings for nested
-            configs.
+        device (torch.device, optional): device of the simulation; if None, the task's default.
+        settings (mapping): settings of the task's config by name; settings of a nested config are
+            in a nested mapping.
 
     Raises:
         ConfigError: if the task or a setting is unknown, or the task is not multi-agent.

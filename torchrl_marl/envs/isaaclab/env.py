@@ -40,33 +40,34 @@ class IsaacLabEnv(AutoResetEnv):
 
     Isaac Lab resets an env within the step in which all its agents terminate or all time out, and
     returns the observation after the reset. Here ``("next", ...)`` holds the last observation and
-    state of the episode. They are read before the reset with ``_get_observations`` and ``state()``,
-    only in steps in which an env ends. The root's done flag is the task's ``reset_buf``. An agent
-    that ends earlier stays dead until the reset, even if the task clears its flag. Episodes whose
-    agents end in different ways or steps would never end in Isaac Lab. Here they end once no agent
-    is left, truncated unless all agents terminated.
+    state of the episode. They are read with ``_get_observations`` and ``state()`` before the reset,
+    only in steps in which an env ends. The episode's done flag is the task's ``reset_buf``. An
+    agent that ends earlier stays dead until the reset, even if the task clears its flag. Episodes
+    whose agents end in different ways or steps would never end in Isaac Lab. Here they end once no
+    agent is left; they are terminated if all agents are, otherwise truncated.
 
     Args:
-        env (DirectMARLEnv or str): built task, or name of a registered one, such as
-            ``"Isaac-Cart-Double-Pendulum-Direct-v0"``.
+        env (DirectMARLEnv or str): a task that is already built, or the name of a registered one,
+            such as ``"Isaac-Cart-Double-Pendulum-Direct-v0"``.
 
     Keyword Args:
-        num_envs (int, optional): number E of envs of a named task; None: the task's default.
-        max_steps (int, optional): time limit of an episode, in addition to the task's
-            (``episode_length_s``).
-        seed (int, optional): random seed; None: drawn from torch's global generator.
-        device (torch.device, optional): device of a named task; None: the task's default.
-        state ("observations" or "world", optional): the central critic's input: all agents'
-            observations concatenated, group by group, or the task's ``state()``.
+        num_envs (int, optional): number E of envs of a named task; if None, the task's default.
+        max_steps (int, optional): time limit of an episode in steps, in addition to the task's
+            limit (``episode_length_s``).
+        seed (int, optional): random seed; if None, it is drawn from torch's global generator.
+        device (torch.device, optional): device of a named task; if None, the task's default.
+        state ("observations" or "world", optional): the central critic's input: the concatenated
+            observations of all agents, group by group, or the result of the task's ``state()``.
         group_map (MarlGroupMapType or dict, optional): group -> its agents. By default agents
             with a common prefix (``robot_0``, ``robot_1``) and equal spaces form a group.
-        action_scale (float or dict, optional): factor of actions in [-1, 1], for unbounded action
-            spaces, which a task declares by their size. One number, or by agent or group.
-        action_clip (float or dict, optional): instead of a scale, largest absolute value of
-            normally distributed actions; ``math.inf`` does not clip.
+        action_scale (float or dict, optional): factor by which actions in [-1, 1] are multiplied
+            in unbounded action spaces, which a task declares by their size. It is one number for
+            all agents, or a number by agent or group.
+        action_clip (float or dict, optional): instead of a scale, the absolute value to which
+            normally distributed actions are clipped; ``math.inf`` does not clip.
         terminal_observations (bool): False for tasks that allow only one read of observations per
-            step. ``("next", ...)`` then repeats the observation before the last.
-        **kwargs: config settings of a named task, such as ``episode_length_s``.
+            step. At the end of an episode, ``("next", ...)`` then repeats the previous observation.
+        **kwargs: settings of a named task's config, such as ``episode_length_s``.
 
     Shapes:
         - ``(group, "observation")``: ``[E, N, O]``; ``("next", group, "reward")``: ``[E, N, 1]``
@@ -74,9 +75,10 @@ class IsaacLabEnv(AutoResetEnv):
         - ``done``, ``terminated``, ``truncated``: ``[E, 1]``; ``"state"``: ``[E, S]``
 
     Raises:
-        ConfigError: if a task, setting, group or agent is unknown, unbounded actions have no
-            range, the task has no state, or Isaac Sim is not running.
-        SpecError: if a space has no tensor form, or the task's output does not fit its spaces.
+        ConfigError: if a task, setting, group or agent is unknown, unbounded actions have neither
+            a scale nor a clip, the task has no state, or Isaac Sim is not running.
+        SpecError: if values of a space are not tensors of a fixed shape, or if the task's output
+            does not fit its spaces.
 
     Reference: Mittal et al., 2023, https://arxiv.org/abs/2301.04195.
 
@@ -160,7 +162,7 @@ class IsaacLabEnv(AutoResetEnv):
         return self._given(seen, self._running, flags)
 
     def _play(self, actions: dict[str, dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
-        assert self._flags is not None  # envs that were not reset do not play
+        assert self._flags is not None  # a step comes after a reset
         with self._random.active():
             step = self._simulation.step(actions, self._flags)
         reward = torch.where(self._flags.done, 0.0, step.reward)
@@ -181,7 +183,7 @@ class IsaacLabEnv(AutoResetEnv):
         return TeamFlags.running(self.batch_size, self.device)
 
     def _given(self, seen: dict[str, Any], root: TeamFlags, agents: GroupFlags) -> dict[str, Any]:
-        """Returns the output of a step or reset in groups."""
+        """Returns the output of a step or reset, with the flags of each group."""
         output = {**seen, "done": root.done, **root.__dict__}
         # A copy, since users may write to the output.
         flags = {key: x.clone() for key, x in {**agents.__dict__, "done": agents.done}.items()}
@@ -192,10 +194,10 @@ class IsaacLabEnv(AutoResetEnv):
     # ----------------------------------------------------------------------------- the object
 
     def to(self, device: torch.device | str) -> IsaacLabEnv:
-        """Returns the environment; a simulation cannot change its device.
+        """Returns the environment unchanged; a simulation cannot move to another device.
 
         Raises:
-            ConfigError: if the device is another one.
+            ConfigError: if the device differs from the simulation's.
         """
         if not _same_device(device, self.task.device):
             raise ConfigError(
@@ -205,13 +207,13 @@ class IsaacLabEnv(AutoResetEnv):
         return self
 
     def close(self, *, raise_if_closed: bool = True) -> None:
-        """Closes the simulation; another one can be built then."""
+        """Closes the simulation; after that, another one can be built."""
         super().close(raise_if_closed=raise_if_closed)
         self._simulation.close()
 
 
 def _chosen(envs: Tensor, new: GroupFlags, old: GroupFlags) -> GroupFlags:
-    """Selects the new flags in the envs ``[E]``, the old ones elsewhere."""
+    """Selects new flags where the mask ``envs`` ``[E]`` is True, and old flags elsewhere."""
     return replace(old, **where_fresh(envs, new.__dict__, old.__dict__))
 
 

@@ -1,4 +1,4 @@
-"""Description of Isaac Lab, readable without importing Isaac Lab."""
+"""Description of Isaac Lab, which can be read without importing Isaac Lab."""
 
 from __future__ import annotations
 

@@ -19,18 +19,20 @@ __all__ = ["Ends", "IsaacSimulation", "StateOf", "Step", "present"]
 
 @dataclass(frozen=True)
 class Ends:
-    """The agents' done flags of one step, with and without an end of the episode.
+    """Done flags of the agents after a step, for episodes that continue and for those that end.
 
-    A task may clear an agent's ``terminated`` while the episode continues. Here an agent that
-    ended stays so until the reset. Isaac Lab ends an episode only where all agents terminate or
-    all time out in the same step. An episode in which some terminated and others timed out would
-    never end, so :attr:`over` is also True where no agent is left or the time limit is reached.
+    A task may clear an agent's ``terminated`` while the episode continues. Here the flag of an
+    agent that ended stays True until the reset. Isaac Lab ends an episode only if all agents
+    terminate or all time out in the same step. An episode in which some terminated and others timed
+    out would never end, so :attr:`over` is also True if no agent is left or the time limit is
+    reached.
 
     Args:
-        running (GroupFlags): flags where the episode continues.
-        last (GroupFlags): flags where it ends; agents that time out in this step count as alive.
-        terminated (Tensor): if the episode ends, it is terminated.
-        over (Tensor): the episode must end.
+        running (GroupFlags): flags of the agents if the episode continues.
+        last (GroupFlags): flags of the agents if the episode ends; agents that time out in this
+            step count as alive.
+        terminated (Tensor): True if the episode, once it ends, is terminated.
+        over (Tensor): True if the episode must end.
 
     Shapes:
         - flags of ``running`` and ``last``: ``[E, N, 1]``; terminated, over: ``[E, 1]``
@@ -53,10 +55,11 @@ class Ends:
         """Computes the flags from those before a step and the task's flags after it.
 
         Args:
-            before (GroupFlags): flags before the step, with all ends since the last reset.
-            terminated, timed_out (Tensor): the task's flags, ``[E, N, 1]``.
-            limit (Tensor, optional): the adapter's time limit is reached, ``[E, 1]``.
-            away (Tensor, optional): agents currently absent from the task, ``[1, N, 1]``.
+            before (GroupFlags): flags before the step, True for all agents that have ended since
+                the last reset.
+            terminated, timed_out (Tensor): flags from the task, ``[E, N, 1]``.
+            limit (Tensor, optional): mask ``[E, 1]`` of the envs at the adapter's time limit.
+            away (Tensor, optional): mask ``[1, N, 1]`` of agents that the task left out.
         """
         last = before.ended_by(terminated, None)
         running = last.ended_by(None, timed_out)
@@ -69,8 +72,8 @@ class Ends:
         """Returns the flags of the episode and of the agents, with the mask of the next step.
 
         Args:
-            done (Tensor): True where the environment was reset, ``[E, 1]``.
-            away (Tensor, optional): agents currently absent from the task, ``[1, N, 1]``.
+            done (Tensor): mask ``[E, 1]`` of the envs that were reset.
+            away (Tensor, optional): mask ``[1, N, 1]`` of agents that the task left out.
         """
         terminated = done & self.terminated
         root = TeamFlags(terminated, done & ~terminated)
@@ -80,7 +83,7 @@ class Ends:
 
 
 def present(agents: GroupFlags, away: Tensor | None) -> GroupFlags:
-    """Masks out agents that are absent from the task."""
+    """Sets the mask of agents that are absent from the task to False."""
     if away is None:
         return agents
     return replace(agents, mask=agents.mask & ~away.squeeze(-1))
@@ -94,10 +97,10 @@ class Step:
     """Output of a step.
 
     Args:
-        seen (dict): observations by group and the state, after resets.
-        last (dict, optional): the same before the resets, in all envs; None if no env was reset
-            or it was not read.
-        was_reset (bool): at least one env was reset.
+        seen (dict): observations by group and the state, after ended envs were reset.
+        last (dict, optional): the same for all envs, before ended envs were reset. None if no env
+            was reset, or if last observations are not read.
+        was_reset (bool): True if at least one env was reset.
         reward (Tensor): rewards, ``[E, N, 1]``.
         root (TeamFlags): flags of the episodes.
         agents (GroupFlags): flags of all agents.
@@ -114,16 +117,16 @@ class Step:
 class IsaacSimulation:
     """Wrapper of a ``DirectMARLEnv`` that keeps the last observations of ended episodes.
 
-    Two methods of the instance are wrapped until :meth:`close`. ``_get_dones`` adds the episodes
-    that must end to the time-outs. ``_reset_idx`` reads an episode's last observation and state
-    before the reset.
+    Two methods of the instance are replaced until :meth:`close`. The new ``_get_dones`` reports
+    episodes that must end as timed out. The new ``_reset_idx`` reads an episode's last observation
+    and state before the reset.
 
     Args:
         env (DirectMARLEnv): the simulation.
-        agents (Agents): conversion of its agents' tensors.
-        state (str, optional): ``"world"`` or ``"observations"``.
-        max_steps (int, optional): time limit of an episode, in addition to the task's.
-        terminal_observations (bool): read the last observations.
+        agents (Agents): converter of its agents' tensors.
+        state (str, optional): source of the critic's state, ``"world"`` or ``"observations"``.
+        max_steps (int, optional): time limit of an episode in steps, in addition to the task's.
+        terminal_observations (bool): True to read the last observations.
     """
 
     def __init__(
@@ -151,13 +154,13 @@ class IsaacSimulation:
         self.env.close()
 
     def living(self) -> GroupFlags:
-        """Returns the flags of a new episode."""
+        """Returns the flags of all agents in a new episode."""
         size = torch.Size([self.agents.declaration.num_envs])
         flags = GroupFlags.living(size, len(self.agents.names), self.agents.device)
         return present(flags, self.agents.away(self.env.obs_dict))
 
     def start(self, envs: Tensor | None) -> dict[str, Any]:
-        """Resets the envs ``[E]``, or all if None; returns all envs' observations."""
+        """Resets the envs where the mask is True, or all if None; returns all observations."""
         if envs is None:
             self.env.reset()
         else:
@@ -176,7 +179,7 @@ class IsaacSimulation:
         output = self.env.step(self.agents.actions(actions, before.mask))
         self._before = None
         observations, rewards = output[:2]
-        assert self._ends is not None  # every step reads them
+        assert self._ends is not None  # every step sets it
         # A copy, since the task overwrites this buffer later.
         done = self.env.reset_buf.clone().unsqueeze(-1)
         root, agents = self._ends.flags(done, self.agents.away(observations))
@@ -184,7 +187,7 @@ class IsaacSimulation:
         return Step(self._seen(observations), self._last, self._was_reset, reward, root, agents)
 
     def _end(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Replaces ``_get_dones``."""
+        """Replaces the task's ``_get_dones``."""
         terminated, time_outs = self._get_dones()
         if self._before is None:
             return terminated, time_outs
@@ -202,7 +205,7 @@ class IsaacSimulation:
         return terminated, {name: flag.bool() | over for name, flag in time_outs.items()}
 
     def _begin(self, env_ids: Any) -> None:
-        """Replaces ``_reset_idx``."""
+        """Replaces the task's ``_reset_idx``."""
         in_step = self._before is not None
         if in_step and self.terminal_observations and self._last is None:
             self._last = self._read_present()
@@ -210,7 +213,7 @@ class IsaacSimulation:
         self._reset_idx(env_ids)
 
     def _read_present(self) -> dict[str, Any]:
-        """Returns the agents' current observations, processed as at the end of a step."""
+        """Returns the agents' current observations, with the noise that a step adds to them."""
         env = self.env
         observations = env._get_observations()
         if env.cfg.observation_noise_model:
@@ -218,7 +221,7 @@ class IsaacSimulation:
                 if name in observations:
                     observations[name] = noise(observations[name])
         before = getattr(env, "obs_dict", None)
-        env.obs_dict = observations  # the state is computed from it
+        env.obs_dict = observations  # the task may compute its state from them
         try:
             return self._seen(observations)
         finally:
@@ -254,5 +257,5 @@ def _release(env: Any) -> None:
         if isinstance(getattr(wrapped, "__self__", None), IsaacSimulation):
             delattr(env, name)
             earlier = getattr(wrapped.__self__, name)
-            if earlier != getattr(env, name):  # another wrapper had replaced it before
+            if earlier != getattr(env, name):  # it was replaced before the earlier wrapper was made
                 setattr(env, name, earlier)

@@ -1,4 +1,4 @@
-"""Base class of custom environments."""
+"""Base class for custom environments."""
 
 from typing import TYPE_CHECKING
 

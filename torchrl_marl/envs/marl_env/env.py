@@ -1,4 +1,4 @@
-"""Base class of custom environments."""
+"""Base class for custom environments."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ __all__ = ["MarlEnv", "completed", "forbid_inplace_writes"]
 
 
 def completed(method: Callable[..., Any], complete: str) -> Callable[..., Any]:
-    """Wraps a method so that it calls the env's ``complete(method, tensordict)`` instead.
+    """Wraps a method so that a call of it runs the env's ``complete(method, tensordict)``.
 
-    Inner calls, such as ``super()._step(...)`` in a subclass, run unchanged.
+    A call from within, such as ``super()._step(...)`` in a subclass, runs the method itself.
 
     Args:
-        method (callable): ``_reset`` or ``_step`` of an environment.
-        complete (str): name of the method that completes its output.
+        method (callable): method ``_reset`` or ``_step`` of an environment.
+        complete (str): name of the environment's method that completes the output of ``method``.
     """
 
     @functools.wraps(method)
@@ -64,7 +64,7 @@ _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, rand
 
 @contextlib.contextmanager
 def forbid_inplace_writes(episode: dict[str, Any], method: str) -> Iterator[None]:
-    """Raises an error for in-place writes to an earlier output, which rollouts may hold."""
+    """Context that raises an error for in-place writes to outputs that rollouts may still hold."""
     leaves = list(_leaves(episode.get("given", {})))
     versions = [x._version for _, x in leaves]
     yield
@@ -84,8 +84,8 @@ def _leaves(nested: dict[str, Any], path: Path = ()) -> Iterator[tuple[Path, Ten
             yield (*path, key), x
 
 
-# Attributes that EnvBase sets later. Beside those of EnvBase and of this class, all attributes are
-# the environment's state.
+# Attributes that EnvBase sets after __init__. All attributes that neither EnvBase nor this class
+# sets are the environment's state.
 _NOT_SIMULATOR = (
     "_cache_in_keys",
     "_state_keys",
@@ -97,13 +97,15 @@ _WORLD = {("_episode",), ("_buffers",), ("_modules",)}
 
 
 class MarlEnv(EnvGraphs, DeclaredEnv):
-    """Base class of vectorized multi-agent environments.
+    """Base class for vectorized multi-agent environments.
 
-    A subclass declares its agents in ``__init__`` and writes two methods, batched over E envs:
+    A subclass declares its agents in ``__init__`` and defines two methods, which handle all E envs
+    at once:
 
-    - ``_reset(tensordict)`` returns ``(group, "observation")`` of all envs. Optional entries are
-      ``(group, "mask")``, which is False for waiting agents, ``(group, "action_mask")`` and
-      ``"state"``. It draws starts for all E envs; running envs ignore theirs.
+    - ``_reset(tensordict)`` draws initial states for all E envs, and returns
+      ``(group, "observation")``. Optional entries are ``(group, "mask")``, which is False for
+      waiting agents, ``(group, "action_mask")`` and ``"state"``. If only some envs are reset, the
+      base class keeps the states and entries of the others.
     - ``_step(tensordict)`` returns the same entries of the next state, and ``(group, "reward")``.
       Optional entries are ``(group, "terminated")`` and ``(group, "truncated")`` of agents that
       end in this step, and ``"terminated"`` and ``"truncated"`` of the whole episode. Its input has
@@ -114,40 +116,41 @@ class MarlEnv(EnvGraphs, DeclaredEnv):
 
     - specs, ``group_map`` and masks;
     - the agents' done flags, which stay True until the episode's reset;
-    - the root's flags: terminated if all agents are, truncated if done otherwise;
-    - the time limit, which truncates;
+    - the episode's done flags, at the root: terminated if all agents are terminated, truncated if
+      it ends for another reason;
+    - the time limit, at which episodes are truncated;
     - random numbers: the global functions of torch, numpy and Python draw from the env's random
       state in both methods;
     - :meth:`snapshot` and :meth:`restore`.
 
-    An agent earns rewards from its birth, which is its first own step, to its end. Other rewards
-    become 0. A turn-based environment sets ``in_turns = True``: all agents are then born at the
-    reset, and may win or lose before their first turn.
+    An agent is born in the first step in which it acts, and earns rewards from then until its end.
+    Its rewards in other steps become 0. A turn-based environment sets ``in_turns = True``: all
+    agents are then born at the reset, and may win or lose before their first turn.
 
     Keep the state in tensor attributes with the E envs in the first dim. Never write in place to
-    an output of ``_step``. To find the state, the class is also built with 7 and 11 envs, so
-    ``__init__`` must take ``num_envs`` and pass it to ``super().__init__``.
+    an output of ``_step``. The base class also builds the environment with 7 and 11 envs, to find
+    the tensors of the state, so ``__init__`` must pass ``num_envs`` to ``super().__init__``.
 
-    A group may have several kinds of agents. Return their entries under the kind's name, or as a
-    lazily stacked group. Entries with one shape in the whole group may be returned for all agents
-    at once. :meth:`by_kind` reads the actions. If shapes differ between the kinds, the group is
-    heterogeneous: its specs are TorchRL's stacked specs, and its data a lazily stacked TensorDict
-    ``[E, N]``, which :class:`~torchrl_marl.envs.PadAgents` makes dense.
+    A group may have several kinds of agents. Return the entries of each kind under its name, or
+    return a lazily stacked group. Entries that have the same shape for all kinds may be returned
+    for the whole group. :meth:`by_kind` reads the actions. If shapes differ between the kinds, the
+    group is heterogeneous: its specs are TorchRL's stacked specs, and its data are a lazily stacked
+    TensorDict ``[E, N]``, which :class:`~torchrl_marl.envs.PadAgents` makes dense.
 
     A method ``scene(index)`` makes the environment drawable. It returns the shapes, the pixels or
     the text of one env; see :mod:`torchrl_marl.envs.scene`.
 
     Shapes and dtypes are checked in every step. Values are checked against the specs only in the
-    first reset and the first step, because that waits for the device.
+    first reset and the first step, because a check of values waits for the device.
 
     Args:
         num_envs (int): number E of parallel envs.
 
     Keyword Args:
-        max_steps (int, optional): time limit of an episode.
-        seed (int, optional): random seed; drawn from torch's global generator if None.
+        max_steps (int, optional): time limit of an episode, in steps.
+        seed (int, optional): random seed; if None, it is drawn from torch's global generator.
         device (torch.device, optional): device of the tensors; torch's default device if None.
-        check (bool): check observations and actions against their specs in every step.
+        check (bool): True to check observations and actions against their specs in every step.
 
     Shapes:
         - ``(group, "observation")``: ``[E, N, O]``; ``("next", group, "reward")``: ``[E, N, 1]``
@@ -155,7 +158,7 @@ class MarlEnv(EnvGraphs, DeclaredEnv):
         - ``done``, ``terminated``, ``truncated``: ``[E, 1]``, and ``[E, N, 1]`` per group
 
     Raises:
-        ConfigError: invalid agents.
+        ConfigError: the declared agents are invalid.
         SpecError: an output of ``_reset`` or ``_step`` differs from the declaration.
 
     Examples:
@@ -205,7 +208,7 @@ class MarlEnv(EnvGraphs, DeclaredEnv):
     in_turns = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        # Wrapped here, because transforms and batched envs call _reset and _step directly.
+        # The methods are wrapped, because transforms and batched envs call them directly.
         super().__init_subclass__(**kwargs)
         for name, complete in (("_reset", "_complete_reset"), ("_step", "_complete_step")):
             if name in vars(cls):
@@ -230,7 +233,7 @@ class MarlEnv(EnvGraphs, DeclaredEnv):
         super().__init__(device=device, batch_size=(num_envs,))
         self.max_steps, self.check = max_steps, check
         self._checked: set[str] = set()
-        # Groups whose mask _reset returned.
+        # Names of the groups for which _reset returned a mask.
         self._with_mask: set[str] = set()
         self.group_map: dict[str, list[str]] = {}
         self._declaration = Declaration(name, num_envs, in_turns=self.in_turns)
@@ -239,7 +242,7 @@ class MarlEnv(EnvGraphs, DeclaredEnv):
         self.random_state = RandomState(offset_seed(self._seed), self.device)
         self._captured = self._leader = None
         self._env_slots: Any = ...  # not yet probed
-        # The state that this class keeps itself; empty before the first reset.
+        # The state that the base class keeps; empty before the first reset.
         self._episode: dict[str, Any] = {}
         self._not_simulator = (
             frozenset((key,) for key in (*vars(self), *_NOT_SIMULATOR, "_not_simulator")) - _WORLD
@@ -248,26 +251,27 @@ class MarlEnv(EnvGraphs, DeclaredEnv):
     # ---------------------------------------------------------------------------- declaring
 
     def register_agent(self, spec: AgentSpec, group: str | None = None) -> None:
-        """Adds a kind of agent; called in ``__init__``.
+        """Adds a kind of agent; call it in ``__init__``.
 
         Args:
-            spec (AgentSpec): number of agents, and the specs of one of them.
-            group (str, optional): name of the group; the kind's name by default.
+            spec (AgentSpec): kind of agent: the number of agents, and the specs of one of them.
+            group (str, optional): name of the kind's group; the kind's name by default.
 
         Raises:
-            ConfigError: duplicate group or agent, or a call after ``__init__``.
-            ValueError: reserved group name.
+            ConfigError: the group or agent exists already, or ``__init__`` is over.
+            ValueError: the group's name is reserved.
         """
         self._declare(self._declaration.with_agent(spec, group), f"agent {spec.name!r}")
 
     def register_state(self, spec: TensorSpec) -> None:
-        """Adds ``"state"``, an input of the critic only; called in ``__init__``.
+        """Adds ``"state"``, an input for the critic only; call it in ``__init__``.
 
         Args:
             spec (TensorSpec): spec of one env's state, ``[S]``.
 
         Raises:
-            ConfigError: a call after ``__init__``.
+            ConfigError: the spec is not one of floats, there is a state already, or ``__init__``
+                is over.
         """
         self._declare(self._declaration.with_state(spec), "the state")
 
@@ -280,20 +284,21 @@ class MarlEnv(EnvGraphs, DeclaredEnv):
         self._set_declaration(declaration)
 
     def by_kind(self, tensordict: TensorDictBase, group: str) -> dict[str, TensorDictBase]:
-        """Returns dense data of a group by kind of agent.
+        """Returns the dense data of each kind of agent in a group.
 
         Args:
-            tensordict (TensorDictBase): data with the group, lazily stacked, padded or dense.
+            tensordict (TensorDictBase): data that contain the group, lazily stacked, padded or
+                dense.
             group (str): name of the group.
 
         Shapes:
-            - tensordict: ``[*B]``; returns ``[*B, M]`` per kind
+            - tensordict: ``[*B]``; returns: ``[*B, M]`` per kind
         """
         return self.group_kinds[group].split(tensordict.get(group))
 
     @property
     def steps(self) -> Tensor:
-        """Number of steps in the running episodes, ``[E]``."""
+        """Number of steps made in the current episode of each env, ``[E]``."""
         return self._episode["steps"]
 
     # ------------------------------------------------------------------------ reset and step
@@ -326,7 +331,7 @@ class MarlEnv(EnvGraphs, DeclaredEnv):
         return self._wrap(self._episode["given"])
 
     def _drawing(self) -> contextlib.AbstractContextManager[None]:
-        """Returns a context of the env's random state; in a graph, of torch's."""
+        """Context in which the env's random state is used; in a graph, torch's is used instead."""
         in_graph = self._captured is not None and self._captured.in_graph
         return contextlib.nullcontext() if in_graph else self.random_state.active()
 
@@ -378,7 +383,7 @@ class MarlEnv(EnvGraphs, DeclaredEnv):
         return self._wrap(self._episode["given"], rewards)
 
     def _prepare_step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Returns the input of ``_step``, with flags, and zeros as actions of masked agents."""
+        """Returns the input of ``_step``: adds flags, and sets actions of masked agents to 0."""
         actions = self._declaration.reader.read_actions(tensordict)
         self._check_values("step", "action", actions)
         tensordict = tensordict.clone(recurse=False)
@@ -390,7 +395,7 @@ class MarlEnv(EnvGraphs, DeclaredEnv):
         return tensordict
 
     def _check_values(self, method: str, leaf: str, output: dict[str, dict[str, Any]]) -> None:
-        """Checks values against their specs; optional, because it waits for the device."""
+        """Checks values against their specs, if it is the method's first call or ``check=True``."""
         if torch.compiler.is_compiling() or (method in self._checked and not self.check):
             return
         masks = {name: flags["mask"] for name, flags in self._episode["groups"].items()}
@@ -438,7 +443,7 @@ class MarlEnv(EnvGraphs, DeclaredEnv):
         """Restores a snapshot of an environment built with the same arguments.
 
         Raises:
-            SimulatorStateError: the snapshot is of another env or another number of envs.
+            SimulatorStateError: the snapshot has other state tensors or another number of envs.
         """
         if not self._episode:
             self.reset()

@@ -1,4 +1,4 @@
-"""Captured steps (graphs) of custom environments.
+"""Captures the steps of custom environments as graphs.
 
 Shapes: E envs.
 """
@@ -25,12 +25,12 @@ from torchrl_marl.simulator.state import Path, SimulatorState, slots_of_envs, wa
 
 __all__ = ["EnvGraphs"]
 
-# By class and signature of an environment: its tensors with the envs as first dim.
+# Tensors with the envs as first dim, by class of the environment and by the key of _probe_key.
 _known_slots: WeakKeyDictionary[type, dict[tuple, dict[Path, bool]]] = WeakKeyDictionary()
 
 
 class EnvGraphs:
-    """Part of :class:`~torchrl_marl.envs.MarlEnv` for captured graphs."""
+    """Part of :class:`~torchrl_marl.envs.MarlEnv` that captures its steps as graphs."""
 
     random_state: RandomState
     device: Any
@@ -58,11 +58,11 @@ class EnvGraphs:
 
     @property
     def simulator(self) -> Any:
-        """Holder of the state: the env itself."""
+        """Object that holds the simulation's state, which is the environment itself."""
         return self
 
     def captured(self) -> CapturedSimulator:
-        """Returns the environment, captured for graphs.
+        """Returns the environment in a form that can be captured as a graph.
 
         Raises:
             CaptureError, SimulatorStateError: the state cannot be packed.
@@ -71,8 +71,8 @@ class EnvGraphs:
             self.reset()
         if self._captured is None:
             random = self.random_state.state_dict()
-            with torch.random.fork_rng():  # probes must not change the random state
-                # A graph holds for one time limit only.
+            with torch.random.fork_rng():  # building other envs must not change the random state
+                # A graph is valid for one time limit only, so that is no part of the state.
                 exclude = self._not_simulator - {("max_steps",)}
                 state = SimulatorState(lambda n: self.twin(n)._after_a_step(), exclude)
             self.random_state.load_state_dict(random)
@@ -80,10 +80,12 @@ class EnvGraphs:
         return self._captured
 
     def twin(self, num_envs: int) -> Any:
-        """Builds the same environment with another number of envs and a shared random state.
+        """Builds a twin: the same environment with another number of envs.
+
+        The twin shares this environment's random state and copies its settings.
 
         Raises:
-            CaptureError: the class takes no ``num_envs``.
+            CaptureError: the class does not take ``num_envs``, or does not pass it on.
         """
         args, kwargs = list(self._made_with[0]), dict(self._made_with[1])
         at = _place_of_num_envs(type(self))
@@ -109,9 +111,9 @@ class EnvGraphs:
         return twin
 
     def _slots_of_envs(self) -> dict[Path, bool] | None:
-        """Finds the tensors with the envs as first dim, by building other numbers of envs.
+        """Finds the tensors with the envs as first dim, by building twins with other sizes.
 
-        None if the environment cannot be built with another number of envs.
+        Returns None if the environment cannot be built with another number of envs.
         """
         if self._env_slots is ...:
             exclude = {*self._not_simulator, ("_episode",)}
@@ -121,9 +123,9 @@ class EnvGraphs:
                 return self._env_slots
             random = self.random_state.state_dict()
             try:
-                with RandomState(0, self.device).active():  # probes must not change it
+                with RandomState(0, self.device).active():  # twins must not change the env's
                     self._env_slots = slots_of_envs(lambda n: self.twin(n)._after_a_step(), exclude)
-            # An environment may raise anything in a size that it does not support.
+            # An environment may raise any error for a number of envs that it does not support.
             except Exception:
                 self._env_slots = None
                 self._warn_of_tables(exclude)
@@ -134,10 +136,10 @@ class EnvGraphs:
         return self._env_slots
 
     def _probe_key(self, exclude: set[Path]) -> tuple | None:
-        """Returns a key under which the result of the probes can be reused.
+        """Returns a key under which :meth:`_slots_of_envs` can reuse its result.
 
-        It consists of the constructor's plain arguments and the shapes of all tensors. None if the
-        environment was built with other objects.
+        The key consists of the constructor's arguments and the shapes of all tensors. It is None
+        if an argument is not a plain value.
         """
         args, kwargs = self._made_with
         made = (*args, *((key, x) for key, x in kwargs.items() if key != "seed"))
@@ -148,7 +150,10 @@ class EnvGraphs:
         return repr(made), str(self.device), shapes
 
     def _warn_of_tables(self, exclude: set[Path]) -> None:
-        """Warns of shared tables with one row per env by coincidence, which resets would change."""
+        """Warns of tables shared by all envs that happen to have as many rows as there are envs.
+
+        A reset of some envs would change such a table for the others.
+        """
 
         def step(env: EnvGraphs) -> TensorDictBase:
             with RandomState(0, self.device).active():
@@ -158,7 +163,7 @@ class EnvGraphs:
             env = copy.deepcopy(self)
             env._inside = False
             tables = shared_tables(env, self.batch_size[0], exclude, type(self).reset, step)
-        except Exception:  # it cannot be copied, or fails with other rows
+        except Exception:  # the environment cannot be copied, or fails with changed tables
             return
         if tables:
             warnings.warn(
@@ -169,12 +174,12 @@ class EnvGraphs:
             )
 
     def _follow_leader(self) -> None:
-        """Copies the leader's settings to this twin, before each draw."""
+        """Copies the settings of the leader to this twin, which draws initial states for it."""
         if self._leader is not None:
             sizes = (self.batch_size[0], self._leader.batch_size[0])
             exclude = {*self._not_simulator, ("_episode",)}
             captured = self._leader._captured
-            if captured is None:  # a probe
+            if captured is None:  # this twin was built to find the state
                 copy_settings(self, self._leader, sizes, exclude)
             else:
                 packing = captured.packing
@@ -183,7 +188,7 @@ class EnvGraphs:
 
     @contextlib.contextmanager
     def _isolated(self, random: RandomState) -> Iterator[None]:
-        """Uses the leader's current settings and a separate random state in a twin."""
+        """Context in which a twin has its leader's settings, but a separate random state."""
         self._follow_leader()
         kept = self._leader, self.random_state
         self._leader, self.random_state = None, random
@@ -193,10 +198,10 @@ class EnvGraphs:
             self._leader, self.random_state = kept
 
     def check_actions(self, tensordict: TensorDictBase) -> None:
-        """Checks actions against their specs; waits for the device.
+        """Checks actions against their specs; this waits for the device.
 
         Raises:
-            SpecError: action outside its spec; names the agent and the env.
+            SpecError: an action is outside its spec; the message names the agent and the env.
         """
         actions = self._declaration.reader.read_actions(tensordict)
         self._checked.discard("step")
@@ -219,7 +224,10 @@ def _is_plain(value: Any) -> bool:
 
 
 def _place_of_num_envs(cls: type) -> int | None:
-    """Returns the position of the argument ``num_envs``, through ``*args`` too, or None."""
+    """Returns the position of the argument ``num_envs``; None if it has none.
+
+    A class with ``*args`` and no other positional arguments passes them on to its parent.
+    """
     for init in (vars(parent)["__init__"] for parent in cls.__mro__ if "__init__" in vars(parent)):
         parameters = list(inspect.signature(init).parameters.values())[1:]
         by_place = [x for x in parameters if x.kind in (x.POSITIONAL_ONLY, x.POSITIONAL_OR_KEYWORD)]

@@ -1,4 +1,4 @@
-"""Copies of an environment in worker processes, without torch."""
+"""Copies of an environment in worker processes, which do not import torch."""
 
 from torchrl_marl._lazy import attach
 

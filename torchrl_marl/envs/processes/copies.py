@@ -1,6 +1,6 @@
-"""Copies of an environment within one process, their rows of shared memory, and their failures.
+"""Copies of an environment within one process, their arrays in shared memory, and their failures.
 
-Imports no torch, to start fast.
+The module does not import torch, so workers start fast.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from torchrl_marl.errors import UserError, WorkerError
 __all__ = ["Copies", "EnvInstance", "Failure", "RowLayout", "Rows", "open_block", "row_of"]
 
 Rows = dict[str, np.ndarray]
-"""Arrays of all copies or of one, by field."""
+"""Arrays of all copies, or of one copy, by field."""
 
 ALIGNMENT = 64  # bytes: a cache line, and the alignment of torch's vector instructions
 
 
 @dataclass(frozen=True)
 class RowLayout:
-    """Layout of the arrays that the copies of an environment read and write, one row per copy.
+    """Layout of the arrays through which copies of an environment exchange data, a row per copy.
 
     Args:
-        fields (dict): shape of one copy's row and name of the numpy dtype, by field.
+        fields (dict): shape of one row, and name of the numpy dtype, by field.
 
     Examples:
         >>> layout = RowLayout({"action": ((2,), "float32"), "done": ((), "bool")})
@@ -45,12 +45,12 @@ class RowLayout:
     fields: dict[str, tuple[tuple[int, ...], str]]
 
     def n_bytes(self, n_copies: int) -> int:
-        """Returns the size in bytes of a block for some copies."""
+        """Returns the size in bytes of a memory block for ``n_copies`` copies."""
         end = max((end for *_, end in self._places(n_copies)), default=0)
         return -(-end // ALIGNMENT) * ALIGNMENT
 
     def views(self, buffer: mmap.mmap | bytearray | memoryview, n_copies: int) -> Rows:
-        """Returns the arrays of a buffer by field, ``[n_copies, *shape]``."""
+        """Returns arrays ``[n_copies, *shape]`` that are views of a buffer, by field."""
         return {
             name: np.ndarray((n_copies, *shape), dtype, buffer, start)
             for name, shape, dtype, start, _ in self._places(n_copies)
@@ -65,12 +65,12 @@ class RowLayout:
 
 
 def row_of(rows: Rows, number: int) -> Rows:
-    """Returns views of the rows of one copy, also of scalars."""
+    """Returns views of one copy's row in every array; a row of one number is also a view."""
     return {name: array[number, ...] for name, array in rows.items()}
 
 
 def open_block(n_bytes: int) -> int:
-    """Opens anonymous shared memory, filled with zeros; it is freed with its last process."""
+    """Opens anonymous shared memory, filled with zeros; it is freed when its last user ends."""
     if hasattr(os, "memfd_create"):
         block = os.memfd_create("torchrl_marl")
     else:
@@ -89,14 +89,14 @@ _WRONG = (
 
 @dataclass(frozen=True)
 class Failure:
-    """Error of a copy, or loss of its worker, as a message between processes.
+    """Message between processes about an error in a copy, or about the loss of its worker.
 
     Args:
         copy (int): index of the copy.
-        worker (int, optional): index of its worker process; None in this process.
+        worker (int, optional): index of its worker process; None if it runs in the main process.
         message (str): error message.
-        traceback (str): traceback, if known.
-        known (str, optional): class of ``torchrl_marl.errors``, for such an error.
+        traceback (str): traceback, empty if unknown.
+        known (str, optional): name of the error's class in ``torchrl_marl.errors``, if it is there.
         lost (bool): True if the worker died or does not answer.
         wrong (bool): True for a programming error, which a new copy would repeat.
     """
@@ -111,7 +111,7 @@ class Failure:
 
     @classmethod
     def of(cls, copy: int, worker: int | None, error: Exception) -> Failure:
-        """Builds a failure from an error."""
+        """Builds a failure from an exception."""
         ours = (c.__name__ for c in type(error).__mro__ if c.__module__ == errors.__name__)
         known, message = next(ours, None), str(error)
         if known is None:
@@ -122,22 +122,22 @@ class Failure:
 
     @property
     def repairable(self) -> bool:
-        """Returns True if a new copy may succeed; False after wrong settings, specs or code."""
+        """True if a new copy may succeed; False after an error in settings, specs or code."""
         return self.known in (None, "NonFiniteError") and not self.wrong
 
     def describe(self, env: str) -> str:
-        """Returns the failure in one line, with the copy and its worker."""
+        """Returns a one-line description, which names the copy and its worker."""
         if self.lost:
             return f"Worker {self.worker} of {env} {self.message} (in copy {self.copy})"
         where = "" if self.worker is None else f" (worker {self.worker})"
         return f"Copy {self.copy} of {env}{where}{':' if self.known else ''} {self.message}"
 
     def error(self, env: str) -> UserError:
-        """Returns the exception to raise."""
+        """Returns the exception to raise in the main process."""
         text = self.describe(env)
         if self.known:
             kind = getattr(errors, self.known)
-            error = kind.__new__(kind, text)  # its __init__ may have other arguments
+            error = kind.__new__(kind, text)  # the class's __init__ may have other arguments
         else:
             lost = "worker" if self.lost else "copy"
             hint = f"use restart_workers=True to restart the {lost} instead of stopping."
@@ -154,34 +154,34 @@ def _is_ours(error: Exception) -> bool:
 
 
 class EnvInstance(Protocol):
-    """Interface of one copy of an environment, made in the process in which it runs."""
+    """Interface of one copy of an environment, which is made in the process that runs it."""
 
     def begin(self, row: Rows, seed: int | None) -> None:
-        """Starts an episode and writes the row; without a seed the random generator continues."""
+        """Starts an episode and writes its row; if the seed is None, it is not seeded again."""
 
     def play(self, row: Rows) -> None:
-        """Reads the actions, makes a step and writes the row; resets ended episodes."""
+        """Reads the actions from its row, makes a step and writes the row; resets at an end."""
 
     def save(self) -> bytes:
         """Returns the whole state of the copy."""
 
     def load(self, state: bytes) -> None:
-        """Restores a saved state."""
+        """Restores a state that :meth:`save` returned."""
 
     def close(self) -> None:
         """Frees the environment's resources."""
 
 
 class Copies:
-    """Copies of an environment in one process, stepped in sequence.
+    """Copies of an environment in one process, which are stepped in sequence.
 
     An error in one copy does not stop the others; all errors are returned at the end.
 
     Args:
-        make (callable): makes a copy, from a seed if there are seeds.
+        make (callable): function that makes a copy; it receives a seed if seeds are given.
         rows (dict): arrays of the copies of all processes.
         numbers (sequence of int): indices of the copies of this process.
-        current (numpy.ndarray): ``[1]``, receives the index of the running copy.
+        current (numpy.ndarray): array ``[1]`` that receives the index of the running copy.
         worker (int, optional): index of the worker process; None in the main process.
     """
 
@@ -200,7 +200,7 @@ class Copies:
         self._turns: list[tuple[int, EnvInstance, Rows]] = []
 
     def play(self) -> list[Failure]:
-        """Steps each copy."""
+        """Steps each copy; returns the failures."""
         failures, current = [], self._current
         for i, copy, row in self._turns:
             current[0] = i
@@ -218,7 +218,7 @@ class Copies:
         Args:
             method (str): ``"make"``, ``"begin"``, ``"renew"`` (make and begin), ``"save"``,
                 ``"load"``, ``"watch"`` or ``"draw"``.
-            arguments (mapping): arguments by copy.
+            arguments (mapping): arguments of the method, by copy.
 
         Returns:
             dict and list: results by copy, and failures.
@@ -235,7 +235,7 @@ class Copies:
         return results, failures
 
     def close(self) -> None:
-        """Closes all copies; ignores their errors."""
+        """Closes all copies; errors in doing so are ignored."""
         for copy in self._copies.values():
             with contextlib.suppress(Exception):
                 copy.close()

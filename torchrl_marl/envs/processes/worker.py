@@ -1,8 +1,8 @@
 """Worker process for copies of an environment, and its handle in the parent. Imports no torch.
 
-The process is a fresh interpreter. It is not forked, because threads and CUDA would break, and not
-spawned by ``multiprocessing``, which would run the user's script again. A message is one byte for
-"play" and "done", or else a pickle after its length.
+The process is a fresh interpreter. It is not forked, because threads and CUDA would break. It is
+not spawned by ``multiprocessing``, which would run the user's script again. The messages "play" and
+"done" are one byte each; any other message is its length, followed by a pickle.
 """
 
 from __future__ import annotations
@@ -31,35 +31,36 @@ from torchrl_marl.runtime.import_path import child_path
 
 __all__ = ["Worker", "WorkerLost", "serve"]
 
-PLAY = DONE = None  # sent as a single byte
+PLAY = DONE = None  # messages that are sent as a single byte
 START = (
     "import sys; sys.path[:] = eval(sys.argv[1]); "
     "from torchrl_marl.envs.processes.worker import serve; serve(*eval(sys.argv[2]))"
 )
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 SHORTEST_START = 120.0  # seconds: many workers may import a large package at once
-PATIENCE = 5.0  # seconds for a worker to end after a request
+PATIENCE = 5.0  # seconds that a worker has to end after it is asked to
 
 
 class WorkerLost(Exception):
-    """Error of a worker that died or does not answer."""
+    """Error that a worker died or does not answer."""
 
 
 class Worker:
-    """Handle of a worker process with some of the copies.
+    """Handle of a worker process that runs some of the copies.
 
     Args:
         make (bytes): pickled function that makes a copy.
-        layout (RowLayout): layout of the block.
-        block (int): descriptor of the shared memory: all rows, then one number per worker.
+        layout (RowLayout): layout of the arrays in the shared memory.
+        block (int): descriptor of the shared memory, which holds the arrays of all copies, then
+            the index of each worker's running copy.
         n_copies (int): number of copies of all workers.
         n_workers (int): number of workers.
         number (int): index of this worker.
         timeout (float): seconds to wait for an answer.
 
     Attributes:
-        copies (range): copies of this worker.
-        traceback (str): traceback of a crash, or of a missing answer.
+        copies (range): indices of the worker's copies.
+        traceback (str): traceback of the process when it crashed or did not answer.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class Worker:
         self.traceback = ""
 
     def start(self) -> None:
-        """Starts the process; it makes its copies on request."""
+        """Starts the process; it makes its copies later, when it is asked to."""
         ours, theirs = socket.socketpair()
         self._socket, self._trace = ours, tempfile.TemporaryFile()  # noqa: SIM115
         handles = (theirs.fileno(), self._block, self._trace.fileno())
@@ -90,7 +91,7 @@ class Worker:
             stdin=subprocess.DEVNULL,
             pass_fds=handles,
             env={**os.environ, **dict.fromkeys(THREADS, "1")},
-            start_new_session=True,  # Ctrl-C reaches the parent only
+            start_new_session=True,  # so Ctrl-C interrupts only the parent
         )
         theirs.close()
         self._waiting = False
@@ -99,18 +100,18 @@ class Worker:
             send(self._socket, self._start_message)
 
     def send(self, message: Any) -> None:
-        """Sends a request; discards an earlier answer that Ctrl-C left unread."""
+        """Sends a request; first discards the previous answer if Ctrl-C prevented its reading."""
         if self._waiting:
             self.receive()
         self._waiting = True
-        with contextlib.suppress(OSError):  # receive raises the error
+        with contextlib.suppress(OSError):  # the following receive raises the error
             send(self._socket, message)
 
     def receive(self) -> tuple[dict[int, Any], list[Failure]]:
         """Returns the answer to a request.
 
         Raises:
-            WorkerLost: no answer; the process has ended.
+            WorkerLost: the process did not answer, or died; it is ended.
         """
         try:
             answer = receive(self._socket)
@@ -133,7 +134,7 @@ class Worker:
         return answer
 
     def ask_to_end(self) -> None:
-        """Requests the process to close its copies and end."""
+        """Asks the process to close its copies and end."""
         with contextlib.suppress(OSError):
             self._socket.settimeout(PATIENCE)
             self._socket.shutdown(socket.SHUT_WR)
@@ -145,7 +146,7 @@ class Worker:
         self.kill()
 
     def kill(self) -> None:
-        """Kills the process, and reads the traceback of a crash or of a missing answer."""
+        """Kills the process, and reads the traceback that it wrote when it crashed or hung."""
         self._process.kill()
         self._process.wait()
         self._socket.close()
@@ -165,7 +166,7 @@ class Worker:
 
 
 def copies_of(worker: int, n_workers: int, n_copies: int) -> range:
-    """Returns the copies of a worker."""
+    """Returns the indices of a worker's copies."""
     return range(worker * n_copies // n_workers, (worker + 1) * n_copies // n_workers)
 
 
@@ -176,14 +177,14 @@ def _how_it_ended(code: int) -> str:
 
 
 def serve(connection: int, block: int, trace: int) -> None:
-    """Main function of the process: serves requests until the parent ends.
+    """Runs in the process: answers requests until the parent closes the connection.
 
     Args:
         connection (int): descriptor of the socket to the parent.
         block (int): descriptor of the shared memory.
         trace (int): descriptor of the file for the traceback of a crash.
     """
-    for stop in (signal.SIGINT, signal.SIGTERM):  # the parent ends it after saving
+    for stop in (signal.SIGINT, signal.SIGTERM):  # the parent ends this process, after saving
         signal.signal(stop, signal.SIG_IGN)
     faulthandler.enable(file=trace, all_threads=False)
     faulthandler.register(signal.SIGUSR1, file=trace, all_threads=False)
@@ -225,13 +226,13 @@ def _answer(parent: socket.socket, copies: Copies) -> None:
             send(parent, copies.call(*message))
             if message[0] in ("make", "renew"):
                 gc.collect()
-                gc.freeze()  # packages and environments need no further collection
+                gc.freeze()  # the packages and environments need not be collected again
 
 
 def _end_with_parent(connection: int) -> None:
-    """Ends a busy or hanging process when its parent has ended."""
+    """Ends this process, even if it is busy or hangs, when its parent has ended."""
     gone = select.poll()
-    gone.register(connection, 0)  # reports only that the other end is closed
+    gone.register(connection, 0)  # poll then reports only that the other end is closed
     gone.poll()
     time.sleep(PATIENCE)
     os._exit(1)

@@ -21,10 +21,10 @@ __all__ = ["EnvInstance", "Repeats", "Workers"]
 
 
 class Repeats:
-    """Counter of each copy's steps and episodes since it was made, and of failures at one place.
+    """Counts each copy's steps and episodes since it was made, and its failures in the same step.
 
-    A copy that fails repeatedly in the same step, with other seeds, is broken: restarts do not
-    help.
+    A copy that fails again and again in the same step, with different seeds, is broken: restarts
+    do not help.
 
     Args:
         n_copies (int): number of copies.
@@ -40,7 +40,7 @@ class Repeats:
     """
 
     def __init__(self, n_copies: int) -> None:
-        self._at = np.zeros((n_copies, 2), np.int64)  # episodes, and steps in the running one
+        self._at = np.zeros((n_copies, 2), np.int64)  # episodes, and steps in the current one
         self._failed: dict[int, tuple[tuple[int, ...], int]] = {}
 
     def made(self, copies: Sequence[int]) -> None:
@@ -60,7 +60,7 @@ class Repeats:
             self.begun(np.flatnonzero(ended).tolist())
 
     def failed(self, copy: int) -> int:
-        """Counts a failure of a copy; returns the number of consecutive failures in this step."""
+        """Counts a failure of a copy; returns how often in a row it has failed in this step."""
         at = tuple(self._at[copy].tolist())
         last, times = self._failed.get(copy, (at, 0))
         self._failed[copy] = at, (times if last == at else 0) + 1
@@ -79,24 +79,25 @@ MOST_REPEATS = 3  # failures of a copy in the same step, after which it is broke
 class Workers:
     """E copies of an environment, in worker processes or in this process.
 
-    All copies read and write rows of one block of shared memory, so a step sends one byte to each
-    worker and one back. Workers are fresh interpreters. They are not forked, do not run the user's
-    script again (it needs no ``if __name__ == "__main__"``), and import no torch. They end when
-    this object is closed or deleted, and when this process ends.
+    Each copy has a row in arrays in shared memory, so a step sends only one byte to each worker and
+    one back. Workers are fresh interpreters. They are not forked, do not run the user's script
+    again (it needs no ``if __name__ == "__main__"``), and do not import torch. They end when this
+    object is closed or deleted, and when this process ends.
 
     Args:
-        make (callable): makes a copy in its process. It is pickled with ``cloudpickle``, so
-            lambdas and functions of notebooks work.
-        layout (RowLayout): layout of the rows.
+        make (callable): function that makes a copy, called in the copy's process. It is pickled
+            with ``cloudpickle``, so lambdas and functions defined in notebooks work.
+        layout (RowLayout): layout of the shared arrays.
         n_copies (int): number E of copies.
-        n_workers (int): number of workers, at most one per copy; 0 uses this process.
+        n_workers (int): number of workers, at most one per copy; 0 runs the copies in this process.
 
     Keyword Args:
-        timeout (float): seconds until a worker without an answer counts as lost. Starting may take
-            longer.
-        restart (bool): restart failed copies and lost workers, with a warning and new seeds. Not
-            after programming errors, nor after three failures of a copy in the same step.
-        seeds (sequence of int, optional): one per copy, passed to ``make``.
+        timeout (float): time in seconds after which a worker without an answer counts as lost. At
+            the start a worker has more time.
+        restart (bool): True to restart failed copies and lost workers, with a warning and new
+            seeds. There is no restart after a programming error, or after a copy has failed three
+            times in the same step.
+        seeds (sequence of int, optional): seeds of the copies, which are passed to ``make``.
         name (str): name of the environment in error messages.
 
     Attributes:
@@ -104,9 +105,9 @@ class Workers:
         restarts (int): number of restarts of copies and workers.
 
     Raises:
-        WorkerError: a copy failed, or a worker died or hangs. Its notes have the traceback. The
-            other copies can still be used.
-        UserError: an error of ``torchrl_marl.errors`` in a copy.
+        WorkerError: a copy failed, or a worker died or hangs. The error's notes contain the
+            traceback. The other copies can still be used.
+        UserError: a copy raised an error of ``torchrl_marl.errors``.
     """
 
     def __init__(
@@ -163,8 +164,8 @@ class Workers:
 
         Args:
             fresh (numpy.ndarray, optional): mask ``[E]`` of the copies to reset; all by default.
-            seeds (sequence of int or None, optional): one per copy; with None the copy's random
-                generator continues.
+            seeds (sequence of int or None, optional): seed of each copy; a copy whose seed is None
+                is not seeded again.
         """
         numbers = range(self._n_copies) if fresh is None else np.flatnonzero(fresh).tolist()
         new_seeds = [None] * self._n_copies if seeds is None else seeds
@@ -178,13 +179,13 @@ class Workers:
         """Steps all copies, with the actions in their rows.
 
         Returns:
-            numpy.ndarray or None: mask ``[E]`` of copies restarted after a failure, whose rows
-            hold the start of an episode. None without restarts.
+            numpy.ndarray or None: mask ``[E]`` of the copies that were restarted after a failure.
+            Their rows hold the start of an episode. None if no copy was restarted.
         """
         self._check_open()
         ended = self.rows.get("ended")
         if ended is not None:
-            ended[...] = False  # a copy may fail before or after it writes this
+            ended[...] = False  # a copy may fail before it writes this flag
         if self._here is not None:
             failures = self._here.play()
         else:
@@ -204,7 +205,7 @@ class Workers:
         return [results[i] for i in range(self._n_copies)]
 
     def load(self, states: Sequence[bytes]) -> None:
-        """Restores saved states, one per copy."""
+        """Restores the states that :meth:`save` returned, one per copy."""
         self._call("load", {i: (state,) for i, state in enumerate(states)})
 
     def watch(self, number: int) -> None:
@@ -276,7 +277,7 @@ class Workers:
             numbers = [i for failure in failures for i in self._restart_worker_of(failure)]
             restarted[numbers] = True
             self._repeats.made(numbers)
-            times = 2 if self._made_with_seed else 1  # to make it, and to begin
+            times = 2 if self._made_with_seed else 1  # seeds to make the copy, and to begin
             _, failures = self._ask("renew", {i: (self._fresh_seed(i),) * times for i in numbers})
         return restarted
 
@@ -321,7 +322,7 @@ class Workers:
         if seed is None:
             return None
         drawn = np.random.SeedSequence([seed, self.restarts]).generate_state(1)
-        return int(drawn[0]) >> 1  # some environments take 31 bits only
+        return int(drawn[0]) >> 1  # some environments accept seeds of 31 bits only
 
 
 def _check(n_copies: int, n_workers: int, timeout: float) -> None:
@@ -351,7 +352,7 @@ def _pickled(make: Callable[..., EnvInstance], name: str) -> bytes:
 
 def _end(workers: list[Worker], block: int, process: int) -> None:
     if os.getpid() != process:
-        return  # a fork of the process that owns these workers
+        return  # this process is a fork of the one that owns the workers
     for worker in workers:
         worker.ask_to_end()
     last = time.monotonic() + PATIENCE

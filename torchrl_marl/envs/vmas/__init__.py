@@ -1,4 +1,4 @@
-"""VMAS with its unmodified simulator, plus snapshots, batched resets and graphs."""
+"""VMAS scenarios on the unmodified simulator, with snapshots, batched resets and graphs."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Construction of VMAS environments, and reading of observations, rewards and flags."""
+"""Builds VMAS environments, and reads their observations, rewards and flags."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ StateOf = Literal["observations"] | Callable[["Environment"], Tensor] | None
 
 @dataclass(frozen=True)
 class ScenarioReader:
-    """Reader of a scenario's lists of agents, group by group.
+    """Reads a scenario's per-agent outputs, and stacks them by group.
 
     Args:
         groups (dict): group -> indices of its agents in VMAS's lists.
-        lazy (dict): group -> True if its agents differ and are stacked lazily.
-        state ("observations" or callable, optional): the central critic's input.
-        info (bool): read infos.
+        lazy (dict): group -> True if its agents differ in shape and are stacked lazily.
+        state ("observations" or callable, optional): source of the central critic's input.
+        info (bool): True to read infos.
         device (torch.device, optional): device of the TensorDicts.
 
     Shapes:
@@ -75,7 +75,7 @@ class ScenarioReader:
     device: torch.device | None
 
     def read(self, env: Environment, *, rewards: bool) -> TensorDict:
-        """Returns the output of a step, or without ``rewards`` of a reset."""
+        """Returns the output of a step if ``rewards`` is True, otherwise that of a reset."""
         found = env._get_from_scenario(
             get_observations=True, get_rewards=rewards, get_infos=self.info, get_dones=True
         )
@@ -131,12 +131,12 @@ class ScenarioReader:
             if infos[i]:
                 source["info"] = _entry(_floats(infos[i]), size)
             members.append(TensorDict(source, size, self.device))
-        # Lazily even if the observations agree, since the actions differ.
+        # Stacked lazily even if the observations have equal shapes, since the actions differ.
         return LazyStackedTensorDict(*members, stack_dim=1)
 
 
 def where_reset(reset: Tensor, new: TensorDictBase, old: TensorDictBase) -> TensorDictBase:
-    """Selects new rows where ``reset`` ``[E]`` is True, and old ones elsewhere."""
+    """Selects new data of the envs where ``reset`` ``[E]`` is True, and old data elsewhere."""
     if isinstance(new, LazyStackedTensorDict) and isinstance(old, LazyStackedTensorDict):
         pairs = zip(new.tensordicts, old.tensordicts)
         return LazyStackedTensorDict(*[where_reset(reset, *pair) for pair in pairs], stack_dim=1)
@@ -157,7 +157,7 @@ def action_rows(
     """Returns each agent's action in VMAS's format, ``[E, A]`` or ``[E]``.
 
     Raises:
-        SpecError: if a group has no actions.
+        SpecError: if the actions of a group are missing.
     """
     entry = tensordict.get(group)
     lazy = is_lazy(entry)
@@ -179,14 +179,14 @@ def _floats(info: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _entry(x: Any, size: torch.Size) -> Any:
-    """Returns one agent's entry: a tensor with at least one feature, or a TensorDict of them."""
+    """Returns one agent's entry: a tensor with a feature dim, or a TensorDict of such tensors."""
     if isinstance(x, Tensor):
         return x.unsqueeze(-1) if x.ndim == 1 else x
     return TensorDict({key: _entry(value, size) for key, value in x.items()}, size)
 
 
 def _stack(entries: Sequence[Any], size: torch.Size) -> Any:
-    """Stacks the agents' entries in dim 1: tensors ``[E, ...]`` or dicts of them."""
+    """Stacks the agents' entries along dim 1; they are tensors ``[E, ...]`` or dicts of these."""
     if isinstance(entries[0], Tensor):
         return torch.stack([_entry(x, size) for x in entries], 1)
     source = {key: _stack([entry[key] for entry in entries], size) for key in entries[0]}
@@ -203,7 +203,7 @@ VIEWER = ("viewer", "visible_display", "text_lines")
 
 
 def import_vmas() -> None:
-    """Imports VMAS, and suppresses the notice of its gym package.
+    """Imports VMAS, and suppresses the notice that the package gym prints.
 
     Raises:
         MissingExtraError: if VMAS is not installed.
@@ -225,7 +225,7 @@ def check_vmas(
     """Checks the arguments of a VMAS environment before it is built.
 
     Raises:
-        ConfigError: naming the invalid argument.
+        ConfigError: if an argument is invalid; the message names it.
         MissingExtraError: if VMAS is not installed.
     """
     check_scenario(scenario, scenario_kwargs)
@@ -245,7 +245,7 @@ def check_vmas(
 def make_simulator(
     scenario: str | BaseScenario, num_envs: int, device: torch.device, arguments: Mapping[str, Any]
 ) -> Environment:
-    """Creates a VMAS environment from the active random state, without a first step."""
+    """Creates a VMAS environment from the active random state, but makes no step."""
     import vmas
 
     with _active_random_state():
@@ -259,7 +259,7 @@ def build_simulator(
     arguments: Mapping[str, Any],
     info: bool,
 ) -> Environment:
-    """Builds a VMAS environment from the active random state, warmed up and reset."""
+    """Builds a VMAS environment from the active random state; makes a step and resets it."""
     env = make_simulator(scenario, num_envs, device, arguments)
     warm_up(env, info)
     env._reset(return_observations=False)
@@ -267,7 +267,7 @@ def build_simulator(
 
 
 def warm_up(env: Environment, info: bool) -> None:
-    """Makes one step with zero actions, since some scenarios create tensors only then."""
+    """Makes one step with zero actions, since some scenarios create tensors in a first step."""
     widths = [env.get_agent_action_size(agent) for agent in env.agents]
     advance(env, [torch.zeros(env.num_envs, n, device=env.device) for n in widths])
     env._get_from_scenario(True, True, info, True)
@@ -278,7 +278,7 @@ def advance(env: Environment, actions: Sequence[Tensor]) -> None:
 
     Args:
         env (Environment): VMAS environment of E envs.
-        actions (sequence of Tensor): ``[E, A]`` for each agent.
+        actions (sequence of Tensor): actions ``[E, A]`` of each agent.
     """
     for agent, action in zip(env.agents, actions):
         env._set_action(action, agent)
@@ -296,7 +296,7 @@ def reset_all(env: Environment) -> None:
 
 
 def reset_each(env: Environment) -> None:
-    """Starts new episodes env by env, for scenarios (passage) that share a layout otherwise."""
+    """Starts new episodes env by env, so each env draws its own layout (scenario ``passage``)."""
     for i in range(env.num_envs):
         env._reset_at(i, return_observations=False)
 
@@ -305,10 +305,10 @@ class VmasSimulators:
     """Factory of simulators of one scenario with fixed arguments.
 
     Args:
-        scenario (str or BaseScenario): the scenario; copied, since it belongs to one simulator.
-        seed (int): random seed of the construction.
+        scenario (str or BaseScenario): the scenario. It is copied for each simulator.
+        seed (int): random seed with which simulators are built.
         arguments (mapping): arguments of ``vmas.make_env`` and the scenario.
-        info (bool): read infos.
+        info (bool): True to read infos.
     """
 
     def __init__(
@@ -323,15 +323,15 @@ class VmasSimulators:
         self._state: SimulatorState | None = None
 
     def scenario(self) -> str | BaseScenario:
-        """Returns a copy of the scenario, for another simulator."""
+        """Returns a copy of the scenario, for use in another simulator."""
         return copy.deepcopy(self._scenario)
 
     def build(self, num_envs: int, device: torch.device) -> Environment:
-        """Builds a simulator from the active random state, warmed up and reset."""
+        """Builds a simulator from the active random state; makes a step and resets it."""
         return build_simulator(self.scenario(), num_envs, device, self._arguments, self._info)
 
     def describe(self, num_envs: int) -> str:
-        """Returns a description that two simulators must share to exchange states."""
+        """Returns a description; simulators can exchange states if their descriptions are equal."""
         arguments = {"num_envs": num_envs, **self._arguments}
         return f"{self.name}({', '.join(f'{k}={v!r}' for k, v in sorted(arguments.items()))})"
 
@@ -353,34 +353,36 @@ class VmasSimulators:
         return self._state
 
     def reset_bank(self, simulator: Environment) -> ResetBank:
-        """Builds a bank of fresh starts for a running simulator.
+        """Builds a bank of initial states, drawn in advance, for a running simulator.
 
         Raises:
             SimulatorStateError: if the scenario's state cannot be read.
         """
         state, n, device = self.state(), simulator.num_envs, simulator.device
-        # The twin is built from the same seed; its starts come from the env's random state.
+        # The second simulator is built from the same seed. Its initial states are drawn from the
+        # env's random state.
         with RandomState(self._stream, device).active():
             twin = self.build(n, device)
         step = functools.partial(warm_up, info=self._info)
         return ResetBank(state, simulator, twin, self.fresh_starts(), n, device, step=step)
 
     def fresh_starts(self) -> Callable[[Environment], None]:
-        """Returns a reset of all envs that draws a separate start for each env."""
+        """Returns a function that resets all envs and draws a separate initial state for each."""
         n = SimulatorState.PROBES[1]
         with RandomState(self._stream).active():
             probe = self.build(n, torch.device("cpu"))
             together = random_draws(lambda: reset_all(probe))
             alone = random_draws(lambda: probe._reset_at(0, return_observations=False))
         shared = [shape for shape in together if n not in shape]
-        # Only draws that a full reset makes in addition may be shared, such as the true goal.
+        # A full reset may share draws between envs only if a reset of one env does not make them,
+        # such as the choice of the true goal.
         draws_together = not shared or len(alone) <= len(together) - len(shared)
         return reset_all if draws_together else reset_each
 
 
 @contextlib.contextmanager
 def _active_random_state() -> Iterator[None]:
-    """Sets VMAS's class-wide random state to the active one, and restores it afterwards."""
+    """Context in which VMAS's class-wide random state is the active one; restored on exit."""
     from vmas.simulator.environment import Environment
 
     shared = Environment.vmas_random_state

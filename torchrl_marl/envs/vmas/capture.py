@@ -1,4 +1,4 @@
-"""Removal of data-dependent branches from VMAS steps, so that they can be traced."""
+"""Removes branches that depend on data from VMAS steps, so that the steps can be traced."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ __all__ = ["contact_lines", "without_branches"]
 
 
 def contact_lines(frame: FrameType) -> range | None:
-    """Returns the lines guarded by ``if ....collides(...):`` at a frame.
+    """Returns the lines in the body of the ``if ....collides(...):`` that a frame runs.
 
     Args:
         frame (FrameType): frame that calls ``collides``.
 
     Returns:
-        range: line numbers; None if the lines do more than write at contact.
+        range: line numbers; None if the body does more than write values of pairs in contact.
     """
     return _contacts(frame.f_code.co_filename).get(frame.f_lineno)
 
 
 @functools.cache
 def _contacts(file: str) -> dict[int, range]:
-    """Maps each line with a ``collides`` test to the lines that it guards."""
+    """Maps the line of each ``if`` that tests ``collides`` to the lines of its body."""
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except SyntaxError:
@@ -71,7 +71,7 @@ def _calls(x: ast.expr, method: str) -> bool:
 
 
 def _writes_at_contact(body: list[ast.stmt], distances: set[str]) -> bool:
-    """Returns whether statements only set local names and write at a small distance."""
+    """Returns True if statements only set local names, and write only at small distances."""
     for x in body:
         target: ast.expr | None = getattr(x, "target", None)
         if isinstance(x, ast.Assign):
@@ -98,7 +98,7 @@ def _writes_at_contact(body: list[ast.stmt], distances: set[str]) -> bool:
 
 
 def _is_contact(mask: ast.expr, distances: set[str]) -> bool:
-    """Returns whether a test is ``distance < c`` or ``distance <= c``."""
+    """Returns True if an expression is ``distance < c`` or ``distance <= c``."""
     if not isinstance(mask, ast.Compare) or not isinstance(mask.ops[0], (ast.Lt, ast.LtE)):
         return False
     left = mask.left
@@ -107,7 +107,7 @@ def _is_contact(mask: ast.expr, distances: set[str]) -> bool:
 
 
 def _is_plain(x: ast.expr) -> bool:
-    """Returns whether an expression has no calls and no assignments."""
+    """Returns True if an expression has no calls and no assignments."""
     return not any(
         isinstance(part, (ast.Call, ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom))
         for part in ast.walk(x)
@@ -115,7 +115,7 @@ def _is_plain(x: ast.expr) -> bool:
 
 
 def _is_private(node: ast.If, function: ast.FunctionDef) -> bool:
-    """Returns whether names set under the condition are read only under it."""
+    """Returns True if names that are set in the body of an ``if`` are read only there."""
     inside = {id(part) for statement in node.body for part in ast.walk(statement)}
     names = [part for part in ast.walk(function) if isinstance(part, ast.Name)]
     stored = {x.id for x in names if id(x) in inside and isinstance(x.ctx, ast.Store)}
@@ -136,12 +136,12 @@ _COLLISIONS = (
 
 @contextlib.contextmanager
 def without_branches(env: Environment) -> Iterator[None]:
-    """Context manager in which steps take one path for all states, with VMAS's results.
+    """Context in which a step runs the same code for all states, and gives VMAS's results.
 
-    Only this environment's ``World`` is patched, and it is restored on exit.
+    Only this environment's ``World`` is patched; the patch is removed on exit.
 
     Args:
-        env (Environment): VMAS environment to record.
+        env (Environment): VMAS environment to trace.
 
     Examples:
         >>> from torchrl_marl.envs import VmasEnv
@@ -168,18 +168,19 @@ def without_branches(env: Environment) -> Iterator[None]:
 
 
 class _Contacts:
-    """Branch-free replacements of the contact tests of VMAS's ``World``."""
+    """Replacements for the contact tests in VMAS's ``World``, without branches."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._forces = world._get_constraint_forces
         self._distance = world.get_distance
         self._pairs: list[tuple[Entity, Entity]] = []
-        # The scenario's last query: nearness, pair, frame and guarded lines.
+        # The scenario's last call of collides: mask of near envs, pair of entities, frame, and the
+        # lines that the test guards.
         self._query: tuple[Tensor, set[Entity], FrameType, range] | None = None
 
     def collides(self, a: Entity, b: Entity) -> bool | Tensor:
-        """Replaces ``World.collides``; for forces the test of nearness is omitted."""
+        """Replaces ``World.collides``; calls for forces skip the test of nearness."""
         if not self._may_collide(a, b):
             return False
         frame = sys._getframe(1)
@@ -193,7 +194,7 @@ class _Contacts:
         return True
 
     def distance(self, a: Entity, b: Entity, env_index: int | None = None) -> Tensor:
-        """Replaces ``World.get_distance``; infinite where VMAS would skip the guarded lines."""
+        """Replaces ``World.get_distance``; infinite if VMAS would skip the lines of the test."""
         distance = self._distance(a, b, env_index)
         if self._query is None:
             return distance
@@ -211,7 +212,7 @@ class _Contacts:
         return {type(a.shape), type(b.shape)} in self._world._collidable_pairs
 
     def of_pairs(self, collision: Callable[..., None]) -> Callable[..., None]:
-        """Wraps a collision function, to pass its pairs to :meth:`forces`."""
+        """Wraps a collision function, so that :meth:`forces` knows its pairs of entities."""
 
         def push(pairs: list[tuple[Entity, Entity]]) -> None:
             self._pairs = [] if all(map(_exact, pairs)) else pairs
@@ -221,16 +222,16 @@ class _Contacts:
         return push
 
     def forces(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Replaces ``World._get_constraint_forces``; zero for pairs that VMAS would skip."""
+        """Replaces ``World._get_constraint_forces``; forces are 0 for pairs that VMAS skips."""
         on_a, on_b = self._forces(*args, **kwargs)
-        if not self._pairs:  # joints, and pairs that need no test of nearness
+        if not self._pairs:  # the call is for joints, or for pairs that need no test of nearness
             return on_a, on_b
         near = _near(self._pairs).unsqueeze(-1)
         return torch.where(near, on_a, 0.0), torch.where(near, on_b, 0.0)
 
 
 def _near(pairs: list[tuple[Entity, Entity]]) -> Tensor:
-    """Returns whether each pair is near in any env, by VMAS's test; ``[P]``."""
+    """Returns a mask ``[P]`` of the pairs that VMAS's test finds near in at least one env."""
     a, b = (torch.stack([pair[i].state.pos for pair in pairs], -2) for i in (0, 1))
     reach = [_reach(*pair) for pair in pairs]
     distance = torch.linalg.vector_norm(a - b, dim=-1)
@@ -242,11 +243,11 @@ def _reach(a: Entity, b: Entity) -> float:
 
 
 def _exact(pair: tuple[Entity, Entity]) -> bool:
-    """Returns whether pairs in contact always pass the test of ``World.collides``."""
+    """Returns True if a pair in contact always passes the test in ``World.collides``."""
     from vmas.simulator.core import Sphere
 
     if not all(isinstance(entity.shape, Sphere) for entity in pair):
         return False
-    # In single precision, as in the forces.
+    # Summed in single precision, as VMAS does for forces.
     touching = sum(torch.tensor(entity.shape.radius) for entity in pair)
     return bool(touching <= torch.tensor(_reach(*pair)))

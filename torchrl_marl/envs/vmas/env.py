@@ -55,17 +55,17 @@ _ENV_ARGUMENTS = ("device", "batch_size", "frame_skip", "spec_locked")
 
 
 class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
-    """VMAS scenario; replaces :class:`torchrl.envs.VmasEnv`, which it extends.
+    """VMAS scenario; extends :class:`torchrl.envs.VmasEnv` and replaces it.
 
-    Differences from TorchRL's:
+    Differences from TorchRL's class:
 
-    - The time limit is ``truncated``, never ``terminated``.
+    - At the time limit episodes are ``truncated``, never ``terminated``.
     - Envs that end are reset in one batched operation.
-    - The environment has its own random state. A seed gives the same rollout whatever else runs
-      in the process.
+    - The environment has its own random state. A seed gives the same rollout, even if other code
+      in the process draws random numbers.
     - :meth:`snapshot` and :meth:`restore` save and restore the whole state.
-    - There can be a ``"state"`` for a central critic.
-    - Unknown scenario arguments raise.
+    - It can return a ``"state"`` for a central critic.
+    - Unknown scenario arguments raise an error.
 
     Args:
         scenario (str or BaseScenario): one of ``available_envs``, a scenario object, or the path
@@ -73,19 +73,21 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
 
     Keyword Args:
         num_envs (int): number E of vectorized envs.
-        continuous_actions (bool): continuous actions; otherwise discrete.
-        max_steps (int, optional): time limit of an episode.
-        categorical_actions (bool): discrete actions as an index; otherwise one-hot.
-        seed (int, optional): random seed; None: drawn from torch's global generator.
+        continuous_actions (bool): True for continuous actions, False for discrete ones.
+        max_steps (int, optional): time limit of an episode, in steps.
+        categorical_actions (bool): True if a discrete action is an index, False for one-hot.
+        seed (int, optional): random seed; if None, it is drawn from torch's global generator.
         group_map (MarlGroupMapType or dict, optional): grouping of the agents.
-        scenario_kwargs (dict, optional): arguments of the scenario, also as ``**kwargs``.
-        state ("observations" or callable, optional): the central critic's input: all agents'
-            observations concatenated, or ``state(vmas_environment)``, ``[E, S]``.
-        info (bool): compute and write ``(group, "info")``.
-        execution ("eager", "compile" or "cudagraph"): execution of a step: by the simulator, as a
+        scenario_kwargs (dict, optional): arguments of the scenario, which may also be given as
+            ``**kwargs``.
+        state ("observations" or callable, optional): the central critic's input ``[E, S]``: the
+            concatenated observations of all agents, or the result of ``state(vmas_environment)``.
+        info (bool): True to compute and return ``(group, "info")``.
+        execution ("eager", "compile" or "cudagraph"): whether a step runs in the simulator, as a
             compiled graph on CPU or GPU, or as a CUDA graph. The results are the same. A scenario
-            that cannot be captured warns and runs eagerly. Graphs hold the state in their own
-            memory; ``env._env`` writes it back, so do not keep a reference to VMAS's environment.
+            that cannot be captured warns and runs eagerly. A graph holds the state in its own
+            memory. Reading ``env._env`` writes the state back to VMAS's environment, so do not
+            keep a reference to that.
         device (torch.device, optional): device of the simulation.
 
     Shapes:
@@ -135,7 +137,7 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
         self._reset_envs = reset_all
         self._bank: ResetBank | None = None
         self._undo: UndoWrites | None = None
-        # The last output of a step or reset, and the step count for which it is valid.
+        # The last output of a step or reset, and the step count at which it was read.
         self._given: tuple[TensorDictBase, Tensor, int] | None = None
         self._refused: str | None = None
         self._captured, self._graphs, self._drawn = None, None, {}
@@ -174,7 +176,7 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
         self.random_state = RandomState(offset_seed(self._simulator_seed), device)
         with self.random_state.active():
             env = make_simulator(scenario, num_envs, device, arguments)
-            # Read before the first step, whose results depend on the seed.
+            # Read before the first step, because the results of a step depend on the seed.
             self._initial_tensors = read_tensors(env, VIEWER)
             warm_up(env, self._info)
             env._reset(return_observations=False)
@@ -206,7 +208,7 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
         if self._state_of is not None:
             observations = [env.scenario.observation(agent) for agent in agents]
             state = self._reader.central_state(env, observations)
-            # The unbatched spec of a lazily stacked group has wrong shapes in TorchRL.
+            # TorchRL computes wrong shapes for the unbatched spec of a lazily stacked group.
             spec = self.full_observation_spec.clone()  # type: ignore[has-type]
             spec["state"] = Unbounded(state.shape, device=self.device, dtype=state.dtype)
             self.full_observation_spec = spec
@@ -217,7 +219,7 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
 
     @property
     def _env(self) -> Environment:
-        """VMAS's environment, with the state of the graphs written back."""
+        """VMAS's environment; reading it writes the state of the graphs back to it."""
         captured = self.__dict__.get("_captured")
         return self.__dict__["_vmas"] if captured is None else captured.release()
 
@@ -242,7 +244,7 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
             return self._keep_output(self._read_after_reset(ended, output))
 
     def _read_after_reset(self, ended: Tensor, output: TensorDictBase | None) -> TensorDictBase:
-        """Reads the envs that were reset; running envs keep their last output."""
+        """Reads the outputs of the envs that were reset; running envs keep their last output."""
         with contextlib.nullcontext() if self._undo is None else self._undo.where(~ended):
             read = self._read()
         return read if output is None else where_reset(ended, read, output)
@@ -253,7 +255,7 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
         return output.copy()
 
     def _last_output(self) -> TensorDictBase | None:
-        """Returns the last output, unless the simulator was stepped elsewhere."""
+        """Returns the last output; None if other code has stepped the simulator since."""
         if self._given is None:
             return None
         output, steps, version = self._given
@@ -304,8 +306,8 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
     def _set_seed(self, seed: int | None) -> None:
         stream = offset_seed(0 if seed is None else seed)
         self.random_state.seed(stream)
-        # A reset does not overwrite everything that infos read, so that the leftovers of earlier
-        # episodes must depend on this seed, too.
+        # A reset does not overwrite everything that infos read, so what earlier episodes leave
+        # behind must depend on this seed, too.
         write_tensors(self._env, self._initial_tensors, VIEWER)
         with self.random_state.active():
             self._env._reset(return_observations=False)
@@ -316,14 +318,14 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
             self._bank.empty()
         self._drawn = {}
         if self._graphs is not None:
-            # A new pool, since the size to which the old one grew depends on its seed.
+            # A new pool is built, since the size of the old one depends on its seed.
             self._graphs.pool = self.reset_pool()
 
     def snapshot(self) -> TensorDict:
-        """Returns the whole state: simulator, random state and starts drawn in advance.
+        """Returns the whole state: simulator, random state and initial states drawn in advance.
 
         Returns:
-            TensorDict: input of :meth:`restore`; save it with ``torch.save(x.to_dict())``.
+            TensorDict: argument of :meth:`restore`; save it with ``torch.save(x.to_dict())``.
 
         Raises:
             SimulatorStateError: if the scenario's state cannot be read (``road_traffic``).
@@ -343,7 +345,7 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
         """Restores a snapshot of an environment that was built with the same arguments.
 
         Raises:
-            SimulatorStateError: if the snapshot is of another scenario or number of envs.
+            SimulatorStateError: if the snapshot has another scenario or number of envs.
         """
         check_snapshot(snapshot["of"], self._simulators.describe(self._env.num_envs))
         self._simulators.state().write(self._env, snapshot["simulator"])
@@ -358,7 +360,7 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
         self.random_state.load_state_dict(dict(snapshot["random"].items()))
 
     def _starts(self) -> ResetBank | None:
-        """Returns the bank of starts; None if the scenario's state cannot be read."""
+        """Returns the bank of initial states; None if the scenario's state cannot be read."""
         if self._bank is None and self._refused is None:
             try:
                 self._bank = self._simulators.reset_bank(self._env)
@@ -394,10 +396,10 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
         return VmasScene(self).stage()
 
     def close(self, *, raise_if_closed: bool = True) -> None:
-        """Closes the environment, which can still be read.
+        """Closes the environment; its attributes can still be read.
 
-        VMAS has nothing to close. Unlike TorchRL's ``close`` this does not access the simulator,
-        which at interpreter exit would write tensors into objects under destruction.
+        VMAS has nothing to close. Unlike TorchRL's ``close``, this does not access the simulator,
+        because at interpreter exit that would write tensors into objects that are being destroyed.
         """
         self.is_closed = True
 
@@ -406,7 +408,7 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
         if torch.device(device) == self.device:
             return self
         check_execution(self._execution, device, "VmasEnv.to")
-        self._env = self._env  # leave the graphs
+        self._env = self._env  # moves the state from the graphs to the simulator
         self._bank = self._undo = self._given = self._captured = self._graphs = None
         self._drawn = {}
         self.random_state = RandomState(offset_seed(self._simulator_seed), device)
@@ -417,10 +419,10 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
 
 
 def _heuristic_policy(env: VmasEnv) -> Callable[[TensorDictBase], TensorDictBase] | None:
-    """Returns the scenario's heuristic; None if it has none, or one that does not run.
+    """Returns the scenario's heuristic policy; None if there is none, or if it does not run.
 
     Args:
-        env (VmasEnv): environment with continuous actions; the heuristics support no others.
+        env (VmasEnv): environment with continuous actions; heuristics do not support discrete ones.
 
     Keys:
         - reads: ``(group, "observation")``
@@ -428,7 +430,7 @@ def _heuristic_policy(env: VmasEnv) -> Callable[[TensorDictBase], TensorDictBase
     """
     simulator = env._env
     module = inspect.getmodule(type(simulator.scenario))
-    if module is None:  # VMAS loads its scenarios without registering the modules
+    if module is None:  # VMAS does not register the modules of its scenarios
         scenarios = importlib.import_module("vmas.scenarios")
         module = scenarios.load(f"{env.scenario_name}.py")
     kind = getattr(module, "HeuristicPolicy", None)

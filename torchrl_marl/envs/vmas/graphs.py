@@ -1,4 +1,4 @@
-"""Execution of a VMAS environment's steps as graphs.
+"""Runs the steps of a VMAS environment as captured graphs.
 
 Shapes: E envs.
 """
@@ -32,12 +32,12 @@ __all__ = ["VmasGraphs"]
 
 
 class VmasGraphs:
-    """Mixin of :class:`~torchrl_marl.envs.VmasEnv` that runs graphs.
+    """Part of :class:`~torchrl_marl.envs.VmasEnv` that runs steps as captured graphs.
 
-    The current state is in the simulator or in the memory of the graphs.
+    The current state is either in the simulator or in the memory of the graphs.
     """
 
-    _env: Any  # the simulator, with the state written back
+    _env: Any  # the simulator; reading it writes the state back
 
     random_state: RandomState
     group_map: Any
@@ -51,9 +51,9 @@ class VmasGraphs:
     _execution: Execution
     _captured: CapturedSimulator | None
     _graphs: StepGraphs | None
-    _drawn: dict[str, Any]  # initial starts of the graphs' pool
-    _leader: Environment | None  # simulator for which a twin draws starts
-    _packing: Packing | None  # the leader's packing
+    _drawn: dict[str, Any]  # initial states with which the graphs' pool begins
+    _leader: Environment | None  # in a twin: the simulator for which it draws initial states
+    _packing: Packing | None  # in a twin: the packing of the leader's state
     _reset_envs: Callable[[Environment], None]
 
     @property
@@ -62,7 +62,7 @@ class VmasGraphs:
         return self._env
 
     def captured(self) -> CapturedSimulator:
-        """Returns the simulator, captured for graphs.
+        """Returns the simulator in a form that can be captured as a graph.
 
         Raises:
             CaptureError, SimulatorStateError: if the scenario's state cannot be packed.
@@ -81,9 +81,9 @@ class VmasGraphs:
         return self._captured
 
     def twin(self, num_envs: int) -> VmasEnv:
-        """Builds another environment with the same arguments, which draws starts for this one.
+        """Builds a twin: an environment that draws initial states for this one.
 
-        It shares this one's random state and settings.
+        The twin has the same arguments and settings, and shares this environment's random state.
         """
         make: Any = type(self)
         twin: VmasEnv = make(
@@ -103,9 +103,9 @@ class VmasGraphs:
 
     @contextlib.contextmanager
     def _isolated(self, random: RandomState) -> Iterator[None]:
-        """Context in which a twin has its leader's settings and its own random state.
+        """Context in which a twin has its leader's settings, but a separate random state.
 
-        Infos are off, since they may depend on the previous step.
+        Infos are not read, since they may depend on the previous step.
         """
         self._follow_leader()
         kept = self._leader, self._reader, self.random_state
@@ -117,7 +117,7 @@ class VmasGraphs:
             self._leader, self._reader, self.random_state = kept
 
     def reset_pool(self) -> ResetPool:
-        """Builds a pool of fresh starts for graphs."""
+        """Builds the pool from which graphs take initial states."""
 
         def make(num_envs: int) -> tuple[VmasEnv, Environment]:
             twin = self.twin(num_envs)
@@ -126,7 +126,7 @@ class VmasGraphs:
         return ResetPool(self.captured().packing, self._env, make, self._env.num_envs)
 
     def _by_graphs(self, call: Callable[[StepGraphs], TensorDict]) -> TensorDict | None:
-        """Returns the result of the graphs; None if the environment cannot be captured."""
+        """Calls a function with the graphs; returns None if the environment cannot be captured."""
         try:
             return call(self._step_graphs())
         except GraphCheckError:
@@ -166,24 +166,24 @@ class VmasGraphs:
         return self._graphs
 
     def _follow_leader(self) -> None:
-        """Copies the leader's settings to its twin, including those of single envs."""
+        """Copies the leader's settings to this twin, including those that differ between envs."""
         self._follow(rows=True)
 
     def _follow(self, rows: bool = False) -> None:
-        """Copies the leader's settings, including those that a reset of all envs draws."""
+        """Copies the leader's settings to this twin; with ``rows``, also those of single envs."""
         if self._leader is not None and self._packing is not None:
             sizes, packing = (self._env.num_envs, self._leader.num_envs), self._packing
             moving = packing.written if rows else None
             copy_settings(self._env, self._leader, sizes, VIEWER, packing.batched, moving)
 
     def _read(self) -> TensorDict:
-        """Returns the output of a reset in the simulator's current state."""
+        """Returns the simulator's current outputs, as those of a reset."""
         return self._reader.read(self._env, rewards=False)
 
     def _pool_state(self) -> dict[str, Any]:
         return self._drawn if self._graphs is None else self._graphs.pool.state_dict()
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy captures its graphs again, and continues with the same starts.
+        # A copy captures its graphs again, and continues with the same pool of initial states.
         state = {**self.__dict__, "_vmas": self._env, "_drawn": self._pool_state()}
         return {**state, "_captured": None, "_graphs": None, "_given": None}

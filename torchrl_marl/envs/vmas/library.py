@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LIBRARY", "check_scenario", "out_of_file", "scenario_arguments", "scenario_names"]
 
-# Arguments of vmas.make_env that TorchRL's VmasEnv passes on, so this one must, too.
+# Arguments of vmas.make_env that TorchRL's VmasEnv passes on, so VmasEnv must accept them, too.
 _SIMULATOR_ARGUMENTS = frozenset({"multidiscrete_actions", "clamp_actions", "grad_enabled"})
 
 
@@ -36,13 +36,13 @@ def scenario_arguments(scenario: str) -> frozenset[str] | None:
     """Returns the names of a scenario's arguments; None if they cannot be determined.
 
     Args:
-        scenario (str): name of a scenario, or path of a Python file with one.
+        scenario (str): name of a scenario, or path of a Python file that defines one.
     """
     return _read(_source_of(scenario)).known
 
 
 def _source_of(scenario: str) -> str:
-    """Returns the source of a scenario; raises if it cannot be parsed."""
+    """Returns the source code of a scenario; raises an error if it cannot be found or parsed."""
     if not scenario.endswith(".py"):
         return _scenario_files()[scenario].read_text()
     try:
@@ -54,10 +54,10 @@ def _source_of(scenario: str) -> str:
 
 
 def out_of_file(scenario: str | BaseScenario) -> str | BaseScenario:
-    """Loads the class ``Scenario`` of a Python file; returns other scenarios unchanged.
+    """Loads a scenario from the path of a Python file; returns other scenarios unchanged.
 
     Raises:
-        ConfigError: if the file raises, or has no such class.
+        ConfigError: if the file raises an error, or has no class ``Scenario``.
     """
     if not (isinstance(scenario, str) and scenario.endswith(".py")):
         return scenario
@@ -71,21 +71,22 @@ def out_of_file(scenario: str | BaseScenario) -> str | BaseScenario:
 
 
 def _read(source: str) -> _ArgumentReader:
-    """Reads the arguments that a scenario's source takes from its ``kwargs``."""
+    """Finds the arguments that a scenario's source code takes from its ``kwargs``."""
     reader = _ArgumentReader()
     reader.visit(ast.parse(source))
     return reader
 
 
 def check_scenario(scenario: str | BaseScenario, arguments: dict[str, Any]) -> None:
-    """Raises for an unknown scenario, and for arguments that the scenario does not read.
+    """Raises an error for an unknown scenario, or for arguments that it does not read.
 
     Args:
         scenario (str or BaseScenario): name, path of a Python file, or scenario object.
         arguments (dict): arguments of the scenario.
 
     Raises:
-        ConfigError: naming the unknown scenario or argument and the nearest known one.
+        ConfigError: if the scenario or an argument is unknown; the message names the nearest
+            known one.
         MissingExtraError: if VMAS is not installed.
     """
     if not isinstance(scenario, str):
@@ -109,10 +110,10 @@ def check_scenario(scenario: str | BaseScenario, arguments: dict[str, Any]) -> N
 
 
 def check_arguments(scenario: str, arguments: dict[str, Any], known: frozenset[str]) -> None:
-    """Raises for an argument that is not among the ``known`` ones.
+    """Raises an error for an argument that is not in ``known``.
 
     Raises:
-        ConfigError: naming the argument and the nearest known one.
+        ConfigError: if an argument is unknown; the message names it and the nearest known one.
     """
     for name in arguments:
         if name not in known and name not in _SIMULATOR_ARGUMENTS:
@@ -123,7 +124,7 @@ def check_arguments(scenario: str, arguments: dict[str, Any], known: frozenset[s
 
 
 def _arguments_of(scenario: type) -> frozenset[str] | None:
-    """Returns the argument names of a scenario's class and its bases; None if unknown."""
+    """Returns the arguments that a scenario's class and its bases take; None if unknown."""
     known: frozenset[str] = frozenset()
     for cls in scenario.__mro__:
         if cls is object or cls.__module__.startswith("vmas.simulator"):
@@ -148,7 +149,7 @@ def _scenario_files() -> dict[str, Path]:
 
 
 class _ArgumentReader(ast.NodeVisitor):
-    """Finds ``kwargs.pop("x")``, ``kwargs.get("x")``, ``kwargs["x"]`` and named arguments."""
+    """Finds ``x`` in ``kwargs.pop("x")``, ``kwargs.get("x")``, ``kwargs["x"]`` and signatures."""
 
     def __init__(self) -> None:
         self.names: set[str] = set()
@@ -159,7 +160,7 @@ class _ArgumentReader(ast.NodeVisitor):
 
     @property
     def known(self) -> frozenset[str] | None:
-        """Returns the names of all arguments; None if any name is accepted."""
+        """Names of all arguments; None if any name is accepted."""
         return None if self.open else frozenset(self.names)
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
@@ -219,7 +220,7 @@ class _ArgumentReader(ast.NodeVisitor):
 
 
 def _text(node: ast.expr) -> str | None:
-    """Returns the text of a literal, or None."""
+    """Returns the text of a string literal; None for other expressions."""
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
 
 
