@@ -1,4 +1,4 @@
-"""Optional parts for custom programs, unused by the rest of the package but tested like it."""
+"""Optional parts for custom programs; tested, but not used by the rest of the package."""
 
 from typing import TYPE_CHECKING
 

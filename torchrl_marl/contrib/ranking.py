@@ -14,7 +14,7 @@ __all__ = ["alpha_rank"]
 
 
 def alpha_rank(payoff: Tensor, *, alpha: float = 100.0, population: int = 50) -> Tensor:
-    r"""Returns the share of time that an evolving population spends with each player.
+    r"""Returns the fraction of time that an evolving population spends with each player.
 
     A mutant of player r takes over a population of player s with probability
 
@@ -22,13 +22,14 @@ def alpha_rank(payoff: Tensor, *, alpha: float = 100.0, population: int = 50) ->
               e^{-\alpha (f_r(k) - f_s(k))}\Big)^{-1}
 
     where f are the mean payoffs while k of the m individuals play r. The result is the stationary
-    distribution of these takeovers; players in a cycle share it.
+    distribution of these takeovers; players that beat each other in a cycle divide their part of
+    it.
 
     Args:
         payoff (Tensor): payoff of the row's player against the column's, in a symmetric game.
 
     Keyword Args:
-        alpha (float): selection strength; it multiplies payoffs, so that their scale matters.
+        alpha (float): selection strength; it multiplies the payoffs, so their scale matters.
         population (int): number m of individuals.
 
     Shapes:
@@ -38,7 +39,7 @@ def alpha_rank(payoff: Tensor, *, alpha: float = 100.0, population: int = 50) ->
         ValueError: a matrix that is not square.
 
     Reference: Omidshafiei et al., 2019, https://arxiv.org/abs/1903.01373 (section 2.5, one
-    population). Computed on logarithms, so that no alpha is too large.
+    population). It is computed with logarithms, so no alpha is too large.
 
     Examples:
         >>> rock_paper_scissors = torch.tensor([[0.0, -1, 1], [1, 0, -1], [-1, 1, 0]])

@@ -23,10 +23,10 @@ _WHO = ("collector", "policy")
 
 
 class SplitPolicy(TensorDictModuleBase):
-    """Several policies, each acting in some of the environments; from :func:`split`.
+    """Several policies, each of which acts in some of the environments; from :func:`split`.
 
-    Policies of one structure (actors of one group with networks of equal shapes) act in one batched
-    forward with their current parameters. Others act in sequence.
+    Policies with the same structure (actors of one group with networks of equal shapes) act in one
+    batched forward, with their current parameters. Other policies act in sequence.
 
     Args:
         policies (mapping): name -> policy.
@@ -69,7 +69,7 @@ class SplitPolicy(TensorDictModuleBase):
         self._block = 32 if sizes is None else min(min(sizes), 64)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Acts."""
+        """Acts in every environment with its policy."""
         chosen = self._acting(tensordict)
         if self.batched:
             actors = [cast(GroupActor, policy) for policy in self.policies]
@@ -102,7 +102,7 @@ class SplitPolicy(TensorDictModuleBase):
             tensordict.set(key, torch.cat([part.get(key) for part in found]))
 
     def _act_everywhere(self, tensordict: TensorDictBase, chosen: Tensor) -> None:
-        """Runs every policy in every environment and selects the chosen one, without waiting."""
+        """Runs every policy in every environment and selects the chosen one; no device transfer."""
         found = [policy(tensordict.copy()) for policy in self.policies]
         for key in self.written:
             rows = torch.stack([one.get(key) for one in found])
@@ -120,8 +120,8 @@ def split(
     Args:
         policies (mapping): name -> policy, such as a trained actor and frozen ones.
         sizes (sequence of int, optional): number of environments of each policy, in order.
-        key (NestedKey, optional): instead, entry of the environment with the index of the policy to
-            act, such as the index of its sub-task.
+        key (NestedKey, optional): used instead of ``sizes``: entry of the environment with the
+            index of the policy to act, such as the index of a sub-task.
 
     Raises:
         ValueError: fewer than two policies, both or neither of ``sizes`` and ``key``, or sizes
@@ -157,8 +157,8 @@ def parts(batch: TensorDictBase, policy: SplitPolicy) -> dict[str, TensorDictBas
     """Returns the batch of each policy.
 
     Args:
-        batch (TensorDictBase): ``[E, T]``, from a collector with the policy.
-        policy (SplitPolicy): from :func:`split`, by ``sizes``.
+        batch (TensorDictBase): batch ``[E, T]`` that a collector collected with the policy.
+        policy (SplitPolicy): policy from :func:`split` with ``sizes``.
 
     Raises:
         ValueError: a policy that is split by an entry, which may change between steps; choose

@@ -28,15 +28,16 @@ class TreeSampler(PrioritizedSampler):
     Arguments, priorities, weights, keys and methods are the same. Three things differ. Sums have
     double precision, and samples come from torch's random generator (or the buffer's), not numpy's.
     For an index given twice in one update, the larger priority counts. ``state_dict`` holds plain
-    tensors, which load weights-only.
+    tensors, which ``torch.load`` reads with ``weights_only=True``.
 
     Args:
         max_capacity (int): capacity C of the buffer.
         alpha (float): exponent of the priorities; 0 samples uniformly.
         beta (float): exponent of the importance weights.
-        eps (float): added to every priority.
-        dtype (torch.dtype): dtype of the weights.
-        reduction (str): ``max``, ``min``, ``median`` or ``mean``, over the errors of a trajectory.
+        eps (float): number added to every priority.
+        dtype (torch.dtype): dtype of the importance weights.
+        reduction (str): reduction over the errors of a trajectory: ``max``, ``min``, ``median`` or
+            ``mean``.
         max_priority_within_buffer (bool): whether new rows get the highest priority in the buffer
             instead of the highest so far.
         device (torch.device, optional): device of the tree; default: the CPU, or the GPU of the
@@ -116,7 +117,7 @@ class TreeSampler(PrioritizedSampler):
     # --------------------------------------------------------------------------------- state
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns exponents and priorities, the tree as its values ``[C]``."""
+        """Returns exponents and priorities; the tree is saved as its values ``[C]``."""
         return {
             "_alpha": self._alpha,
             "_beta": self._beta,
@@ -129,7 +130,7 @@ class TreeSampler(PrioritizedSampler):
         """Loads a saved state.
 
         Raises:
-            ValueError: the state of a buffer of another capacity.
+            ValueError: the state of a buffer with another capacity.
         """
         values = state_dict["_sum_tree"]
         if len(values) != self._max_capacity:
@@ -153,7 +154,7 @@ class TreeSampler(PrioritizedSampler):
 
 
 class _Sums:
-    """A sum tree with the interface of TorchRL's compiled one that its sampler uses."""
+    """A sum tree with those methods of TorchRL's compiled tree that the sampler uses."""
 
     def __init__(self, capacity: int, dtype: torch.dtype, device: torch.device | None) -> None:
         self.tree, self.dtype = SumTree(capacity, device=device), dtype

@@ -32,19 +32,20 @@ def gae(
         A_t = r_t + \gamma (1 - \text{terminated}_t) V(s_{t+1}) - V(s_t)
               + \gamma \lambda (1 - \text{done}_t) A_{t+1}
 
-    With a mask, an agent skips the steps in which it does not act. Their reward goes to its last
-    own step without discount, and that step bootstraps from the agent's next own step. Steps after
-    an agent's end (``done`` stays True until the reset) reach no earlier step. The last step
-    bootstraps from its next value, whichever agent acts then;
-    :class:`~torchrl_marl.objectives.TeamGAE` leaves out agents without a turn there.
+    With a mask, an agent skips the steps in which it does not act. Their rewards are added, without
+    discount, to the last step in which the agent acted, and that step bootstraps from the next step
+    in which it acts. Rewards after an agent's end (``done`` stays True until the reset) are not
+    propagated to earlier steps. The last step bootstraps from its next value, whichever agent acts
+    then; :class:`~torchrl_marl.objectives.TeamGAE` leaves out agents that do not act then.
 
     Args:
         reward (Tensor): reward of the step.
         value (Tensor): value of the state before the step.
         next_value (Tensor): value of the state after the step.
-        done (Tensor): bool, whether the trajectory ends. Pass the root's flags, expanded over the
-            agents, to bootstrap as a team, or the agents' flags to bootstrap each separately.
-        terminated (Tensor): bool, whether it ends without bootstrap.
+        done (Tensor): bool, whether the trajectory ends. To bootstrap as a team, pass the flags of
+            the root TensorDict, expanded over the agents; to bootstrap each agent separately, pass
+            the agents' flags.
+        terminated (Tensor): bool, whether the trajectory ends without bootstrap.
         gamma (float): discount factor.
         lmbda (float): lambda of the estimator.
         mask (Tensor, optional): bool, whether the agent acts in the step.
@@ -113,7 +114,7 @@ def vtrace(
     mask: Tensor | None = None,
     weigh: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    r"""Computes value targets and advantages of a policy from off-policy steps (V-trace).
+    r"""Computes value targets and advantages of a policy from the steps of another (V-trace).
 
     With the importance ratios :math:`w_t = \pi(a_t | o_t) / \mu(a_t | o_t)` of the policy to the
     acting one, :math:`\rho_t = \min(\bar\rho, w_t)` and :math:`c_t = \lambda \min(\bar c, w_t)`:
@@ -125,21 +126,22 @@ def vtrace(
         A_t &= \rho_t \big(\delta_t
               + \gamma \lambda (1 - \text{done}_t) (v_{t+1} - V(s_{t+1}))\big)
 
-    Masked steps are skipped as in :func:`gae`, and their ratios, which may be anything, do not
-    count. The paper's advantage has no :math:`\lambda`; here it has one, as in ``gae``.
+    Masked steps are skipped as in :func:`gae`; their ratios may be anything and do not count. The
+    advantage has a factor :math:`\lambda`, as in ``gae``, which the paper's advantage lacks.
 
     Args:
         log_ratio (Tensor): logarithm of the ratio w, per agent or of the team.
         reward, value, next_value, done, terminated (Tensor): as in :func:`gae`.
         gamma (float): discount factor.
         lmbda (float): lambda of the estimator.
-        rho_clip (float): limit of the ratio in the fixed point. 1 gives the value of a policy
-            between the two; infinity gives that of the policy itself, with more variance.
-        c_clip (float): limit of the ratio in the trace. It changes the speed of convergence, not
-            the fixed point.
+        rho_clip (float): limit of the ratio that multiplies an error; it determines the fixed
+            point. With 1, the targets estimate the value of a policy between the two; with
+            infinity, that of the policy itself, with more variance.
+        c_clip (float): limit of the ratio that carries errors to earlier steps. It changes the
+            speed of convergence, not the fixed point.
         mask (Tensor, optional): bool, whether the agent acts in the step.
-        weigh (bool): whether the advantage is multiplied by rho, as for a plain policy gradient.
-            False if the loss itself has the ratio, as PPO's.
+        weigh (bool): whether the advantage is multiplied by rho, as a plain policy gradient needs.
+            Pass False if the loss itself has the ratio, as PPO's has.
 
     Shapes:
         - log_ratio, reward, value, next_value, done, terminated: ``[*B, T, N, 1]``
@@ -152,7 +154,7 @@ def vtrace(
     Reference: Espeholt et al., 2018, https://arxiv.org/abs/1802.01561 (eq. 1, remarks 1 and 2, and
     section 4.2).
 
-    Reduces to: :func:`gae` on policy, where all ratios are 1 and both clips at least 1. For
+    Reduces to: :func:`gae` if all ratios are 1 (on-policy steps) and both clips at least 1. For
     ``lmbda=1`` without a mask it is TorchRL's ``vtrace_advantage_estimate``, where ``log_pi`` is
     the policy and ``log_mu`` the acting one; TorchRL's docstring swaps them.
 
@@ -175,7 +177,7 @@ def vtrace(
         terminated=terminated,
     )
     acts = None if mask is None else fit_mask(mask, reward)
-    # Of one transition: up to the agent's next own step, if it waits between.
+    # Of one transition, which ends at the next step in which the agent acts.
     signals = reward, value, next_value, done, terminated
     delta, _ = gae(*signals, gamma=gamma, lmbda=0.0, mask=acts)
     if acts is None:
@@ -206,8 +208,8 @@ def _plain_recursion(reward, value, next_value, done, terminated, gamma, lmbda):
 
 
 def _masked_recursion(reward, value, next_value, done, terminated, mask, gamma, lmbda):
-    # On an agent's own step x is the advantage; on a masked one, the return that the own step
-    # before still has to add.
+    # In a step in which the agent acts, x is the advantage. In a masked step it is the return that
+    # the last step in which the agent acted must still add.
     ends, acts_next = _ends_and_next(done, mask)
     after_end = torch.zeros_like(done)
     after_end[..., 1:, :, :] = done[..., :-1, :, :]
@@ -219,7 +221,7 @@ def _masked_recursion(reward, value, next_value, done, terminated, mask, gamma, 
 
 
 def _decay(done, mask, gamma, lmbda, like):
-    """Returns the factor of the next step; a masked step passes it on undiscounted."""
+    """Returns the factor of the next step: 1 if the agent does not act in it; 0 at an end."""
     ends, acts_next = _ends_and_next(done, mask)
     decay = _choose(acts_next, gamma * lmbda, 1.0, like)
     return _keep(decay, ~ends, fresh=True)
@@ -249,7 +251,7 @@ _WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def _keep(value: Tensor, mask: Tensor, fresh: bool = False) -> Tensor:
-    """Returns the value where the mask is True, 0 elsewhere; ``fresh``: in place."""
+    """Returns the value where the mask is True, 0 elsewhere; with ``fresh``, in place."""
     if value.is_cuda or (torch.is_grad_enabled() and value.requires_grad):
         return torch.where(mask, value, 0.0)
     word = _WORDS[value.element_size()]

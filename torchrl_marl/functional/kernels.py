@@ -1,7 +1,7 @@
 """Hand-written GPU kernels, each with a reference in :mod:`torchrl_marl.functional`.
 
-A kernel is a torch operator (``torch.ops.torchrl_marl``), so that graphs record it as one node.
-Without Triton there are none, and the reference functions run on the GPU.
+A kernel is a torch operator (``torch.ops.torchrl_marl``), so graphs record it as one node. Without
+Triton there are no kernels, and the reference functions run on the GPU.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ def has_gae(*tensors: Tensor) -> bool:
     """Returns whether :func:`gae` can replace :func:`torchrl_marl.functional.gae`.
 
     Args:
-        *tensors: reward, value and next value.
+        *tensors (Tensor): reward, value and next value.
 
     Returns:
-        bool: Triton is installed, the tensors are float32 on a GPU, and need no gradient.
+        bool: True if Triton is installed, and all tensors are float32 on a GPU and need no
+            gradient.
 
     Examples:
         >>> has_gae(torch.zeros(2, 3, 1))
@@ -54,7 +55,7 @@ def gae(
     gamma: float,
     lmbda: float,
 ) -> tuple[Tensor, Tensor]:
-    """Computes :func:`torchrl_marl.functional.gae` in one launch, a thread per env and agent.
+    """Computes :func:`torchrl_marl.functional.gae` in one launch; each env and agent has a thread.
 
     Shapes:
         - all tensors and the results: ``[*B, T, N, 1]``, of any strides

@@ -26,17 +26,17 @@ def soft_update_(targets: Sequence[Tensor], sources: Sequence[Tensor], tau: floa
         \theta' \leftarrow \theta' + \tau (\theta - \theta')
 
     Args:
-        targets (sequence of Tensor): parameters of the target networks; written to.
-        sources (sequence of Tensor): parameters of the trained networks, of the same shapes.
+        targets (sequence of Tensor): parameters of the target networks; they are changed in place.
+        sources (sequence of Tensor): parameters of the trained networks, with the same shapes.
         tau (float or Tensor): weight of the trained parameters, 0 to 1. A scalar tensor may change
-            between the replays of a graph. Hard updates are 1 in every k-th update, else 0.
+            between the replays of a graph. For hard updates, pass 1 in every k-th update, else 0.
 
     Raises:
         ValueError: different numbers of tensors, or different shapes.
 
     Reference: Lillicrap et al., 2016, https://arxiv.org/abs/1509.02971 (algorithm 1).
 
-    Reduces to: a copy for ``tau=1``, to the bit; nothing for ``tau=0``.
+    Reduces to: a copy for ``tau=1``, to the bit; no change for ``tau=0``.
 
     Examples:
         >>> target, source = torch.zeros(2), torch.tensor([1.0, 2.0])
@@ -138,14 +138,15 @@ def q_lambda(
         G_t = r_t + \gamma (1 - \text{terminated}_t)
               \left[ \lambda G_{t+1} + (1 - \lambda) \max_a Q(s_{t+1}, a) \right]
 
-    After the last step of an episode or a rollout the bracket is the greedy value alone. Masked
-    steps are skipped as in :func:`~torchrl_marl.functional.gae`: their reward goes to the agent's
-    last own step, undiscounted, and steps after an agent's end reach no earlier step.
+    In the last step of an episode or a rollout the bracket is the greedy value alone. Masked steps
+    are skipped as in :func:`~torchrl_marl.functional.gae`: their rewards are added, undiscounted,
+    to the last step in which the agent acted. Rewards after an agent's end are not propagated to
+    earlier steps.
 
     Args:
         reward (Tensor): reward of the step.
         next_value (Tensor): value of the greedy action in the state after the step.
-        done (Tensor): bool, whether the trajectory ends, for the root or the agent.
+        done (Tensor): bool, whether the trajectory of the team, or of the agent, ends.
         terminated (Tensor): bool, whether it ends without bootstrap.
         gamma (float): discount factor.
         lmbda (float): lambda of the returns.

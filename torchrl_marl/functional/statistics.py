@@ -21,7 +21,7 @@ __all__ = [
 
 
 def expand_mask(mask: Tensor, value: Tensor) -> Tensor:
-    """Adds trailing dims to a mask, so that it broadcasts to a value.
+    """Adds trailing dims to a mask until it broadcasts to a value.
 
     Examples:
         >>> expand_mask(torch.ones(4, 3, dtype=torch.bool), torch.zeros(4, 3, 2, 5)).shape
@@ -31,7 +31,7 @@ def expand_mask(mask: Tensor, value: Tensor) -> Tensor:
 
 
 def fit_mask(mask: Tensor, value: Tensor) -> Tensor:
-    """Expands a mask to a value's shape, checked dim by dim.
+    """Expands a mask to a value's shape, after a check of every dim.
 
     Raises:
         ValueError: a mask that is not bool or does not fit the value.
@@ -94,10 +94,10 @@ def masked_moments(
     Args:
         value, mask, dim: as in :func:`masked_mean`.
         keepdim (bool): whether to keep the reduced dims.
-        ranks (SingleProcess): processes to reduce over, each with a part of the elements.
+        ranks (SingleProcess): processes to reduce over, each of which has a part of the elements.
 
     Shapes:
-        - returns: mean and variance, each of the remaining dims
+        - returns: mean and variance, each with the dims that were not reduced
 
     Raises:
         ValueError: a mask that is not bool or does not fit the value.
@@ -131,9 +131,9 @@ def masked_standardize(
     """Standardizes the elements selected by a mask; the others become 0.
 
     Args:
-        value, mask, dim: as in :func:`masked_mean`. Reducing every dim pools the agents, as the
-            MAPPO authors do; leaving out -2 standardizes each agent separately.
-        eps (float): added to the standard deviation.
+        value, mask, dim: as in :func:`masked_mean`. If every dim is reduced, agents are pooled, as
+            the MAPPO authors do; if -2 is left out, each agent is standardized separately.
+        eps (float): number added to the standard deviation.
         ranks (SingleProcess): as in :func:`masked_moments`.
 
     Shapes:
@@ -165,10 +165,10 @@ def _dims(value: Tensor, dim: int | Sequence[int] | None) -> tuple[int, ...]:
 
 
 class PerGroup(nn.Module):
-    """Reduces over all dims but the groups: to a scalar for one group, to ``[G]`` for several.
+    """Reduces over all dims except groups: to a scalar for one group, ``[G]`` for several.
 
-    Values that are not finite stay in their group, in results and gradients. Masked values have no
-    effect.
+    Values that are not finite affect only their group's results and gradients. Masked values have
+    no effect.
 
     Args:
         membership (Tensor, optional): 1 where an agent belongs to a group, 0 elsewhere, from
@@ -179,7 +179,8 @@ class PerGroup(nn.Module):
         - membership: ``[N, G]``
         - value, mask: ``[*B, N]`` or ``[*B, N, 1]``, unless a method says otherwise
 
-    Reduces to: the masked statistics of :mod:`torchrl_marl.functional` of each group's agents.
+    Reduces to: the masked statistics of :mod:`torchrl_marl.functional`, applied to each group's
+    agents.
 
     Examples:
         >>> membership = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
@@ -209,7 +210,7 @@ class PerGroup(nn.Module):
     def to_agents(self, value: Tensor) -> Tensor:
         """Broadcasts a value per group to its agents, ``[*B, G]`` to ``[*B, N]``.
 
-        For a single group, the value is returned unchanged, and broadcasts.
+        For a single group, the value is returned unchanged; it broadcasts to the agents.
         """
         if self.membership is None:
             return value
@@ -251,7 +252,8 @@ class PerGroup(nn.Module):
 
         Args:
             value, mask (Tensor): as in the other statistics.
-            ranks (SingleProcess, optional): processes to reduce over; default: all of the run.
+            ranks (SingleProcess, optional): processes to reduce over; default: all processes of the
+                run.
         """
         ranks = current() if ranks is None else ranks
         if self.membership is None:
@@ -280,7 +282,7 @@ class PerGroup(nn.Module):
         return self.sum(alive.sum(0)).clamp_min(1)
 
     def any(self, mask: Tensor) -> Tensor:
-        """Returns 1 where the mask of a group is True anywhere, on any rank, else 0; floats."""
+        """Returns 1.0 for groups with a True element in the mask of any rank, else 0.0."""
         dtype = torch.get_default_dtype()
         if self.membership is None:
             own = mask.any().to(dtype)
@@ -305,7 +307,7 @@ class PerGroup(nn.Module):
     ) -> Tensor:
         """Standardizes the elements selected by a mask, per group; the others become 0.
 
-        With several ranks, statistics are over the elements of all.
+        With several ranks, statistics are computed over the elements of all ranks.
 
         Args:
             value (Tensor): values, such as advantages.
@@ -316,7 +318,8 @@ class PerGroup(nn.Module):
         Shapes:
             - value, returns: ``[*B, N, 1]``; mask: ``[*B, N]``
 
-        Reduces to: :func:`~torchrl_marl.functional.masked_standardize` of each group's agents.
+        Reduces to: :func:`~torchrl_marl.functional.masked_standardize`, applied to each group's
+        agents.
         """
         excluded = {dim % value.ndim for dim in exclude_dims}
         dims = [dim for dim in range(value.ndim) if dim not in excluded]

@@ -1,4 +1,4 @@
-"""Sampling in proportion to changing values, in time logarithmic in their number.
+"""Sampling in proportion to changing values; its time is logarithmic in their number.
 
 Shapes: C capacity, M indices sampled or written at once.
 """
@@ -12,8 +12,8 @@ from torch import Tensor
 
 __all__ = ["SumTree"]
 
-# One operation, like Adam's step. Written out in a graph, the compiler would copy all values to
-# change a few of them (1.2 to 1.6 ms instead of 0.15 to 0.5 for a million).
+# One operation, like Adam's step. If it were written out in a graph, the compiler would copy all
+# values to change a few of them (1.2 to 1.6 ms instead of 0.15 to 0.5 for a million).
 _LIBRARY = torch.library.Library("torchrl_marl", "FRAGMENT")
 _LIBRARY.define(
     "sum_tree_set_(Tensor(a!)[] sums, Tensor(b!)[] ends, Tensor index, Tensor value, "
@@ -24,11 +24,11 @@ _LIBRARY.define(
 class SumTree:
     """Tree of sums over non-negative values, for sampling in proportion to them.
 
-    A node has several children and stores their running sums, so that a level of a draw is one
-    search in one row. Setting values recomputes the sums above them from the children, so that they
-    do not drift. Nothing waits for the device. Sums have double precision, and so should the random
-    numbers: those of ``torch.rand`` in float32 are multiples of 2^-24, with which some of a million
-    equal rows would be drawn 6 % more often than others.
+    A node has several children and stores their running sums, so each level of the tree takes one
+    search in one row. Setting values recomputes the sums above them from the children, so rounding
+    errors do not accumulate. Nothing waits for the device. Sums have double precision, and so
+    should the random numbers: those of ``torch.rand`` in float32 are multiples of 2^-24, with which
+    some of a million rows with equal values would be drawn 6 % more often than others.
 
     Args:
         capacity (int): number C of values, all 0 at first.
@@ -65,7 +65,7 @@ class SumTree:
             )
         self.capacity, self.width = capacity, width
         zeros = functools.partial(torch.zeros, dtype=torch.float64, device=device)
-        self._sums: list[Tensor] = []  # of each node, from the values to the root
+        self._sums: list[Tensor] = []  # sums of all nodes, by level from the values to the root
         self._ends: list[Tensor] = []  # 0, and the running sums of each node's children
         nodes = capacity
         while not self._sums or nodes > 1:
@@ -114,7 +114,7 @@ class SumTree:
         torch.ops.torchrl_marl.sum_tree_set_(self._sums, self._ends, index, value, [])
 
     def fill(self, first: int, values: Tensor) -> None:
-        """Sets consecutive values from the index ``first`` on; not within a graph.
+        """Sets consecutive values from the index ``first`` on; cannot be captured in a graph.
 
         Shapes:
             - values: ``[M]``
@@ -137,12 +137,12 @@ class SumTree:
             above[start:stop].copy_(running[start:stop, -1])
 
     def sample(self, uniform: Tensor) -> Tensor:
-        """Returns indices sampled in proportion to their values, never one with value 0.
+        """Returns indices sampled in proportion to their values; a value of 0 is never sampled.
 
         If all values are 0, any index may be returned.
 
         Args:
-            uniform (Tensor): random numbers in [0, 1), of ``torch.float64``.
+            uniform (Tensor): random numbers in [0, 1), with dtype ``torch.float64``.
 
         Shapes:
             - uniform, returns: ``[M]``
@@ -187,7 +187,7 @@ def _running_sums(children: Tensor) -> Tensor:
     sums = children.cumsum(-1)
     if not sums.is_cuda:
         return sums
-    # A GPU does not add from left to right, so that a child of 0 could get a positive share.
+    # A GPU does not add from left to right, so a child with value 0 could get a positive share.
     return torch.where(children > 0, sums, 0.0).cummax(-1).values
 
 

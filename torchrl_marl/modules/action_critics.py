@@ -94,7 +94,8 @@ class ObservationsAndActions(nn.Module):
         device (torch.device, optional): device of the indices.
 
     Shapes:
-        - inputs: of :class:`AgentInput` for ``seen``, and the actions; returns ``[*B, M, O + A]``
+        - inputs: those of :class:`AgentInput` for ``seen``, then the actions; returns
+          ``[*B, M, O + A]``
     """
 
     index: Tensor | None
@@ -161,7 +162,7 @@ def _places(seen: GroupSpec, group: GroupSpec) -> list[int]:
 
 
 def _order_of(observed: Sequence[int], acted: Sequence[int], most: int) -> Tensor | None:
-    """Returns an order with each agent's real features first, or None if it is given already."""
+    """Returns an order that puts each agent's real features first, or None if they are first."""
     first = max(observed)
     if min(observed) == first and min(acted) == most:
         return None
@@ -190,30 +191,30 @@ def make_action_critic(
     """Builds critics of observations and actions (Q-values) for every agent of a group.
 
     Args:
-        group (GroupSpec): group of agents and actions, or several groups as one.
+        group (GroupSpec): group whose agents act, or several groups joined into one.
         config (CriticConfig or NetworkConfig, optional): network of each critic.
         centralized (bool or "state"): input of the critic, as in
             :func:`~torchrl_marl.modules.make_critic`. With ``False`` it reads its agent's action.
-            With ``True`` it reads the actions of all agents that it sees, if they are of
-            ``group``. With ``"state"`` it reads the actions of all agents of ``group``.
-        team (GroupSpec, optional): agents seen by a critic across groups.
-        n_critics (int): number K of critics that are trained alike from different initializations.
+            With ``True`` it reads the actions of those agents of ``group`` that it sees. With
+            ``"state"`` it reads the actions of all agents of ``group``.
+        team (GroupSpec, optional): agents that a critic across groups sees.
+        n_critics (int): number K of critics, which differ only in their initialization.
         observation_norm (ObservationNorm, optional): standardizes observations.
         device (torch.device, optional): device of the parameters.
 
     Shapes:
         - observation: ``[*B, N, O]``; mask: ``[*B, N]``; state: ``[*B, S]``
-        - action: ``[*B, N, A]``, ``[*B, N]``, or one-hot ``[*B, N, n_actions]``, also of a discrete
-          group whose actions are numbers
+        - action: ``[*B, N, A]``, ``[*B, N]``, or one-hot ``[*B, N, n_actions]``. One-hot actions
+          are also accepted if the group's actions are integers
         - state_action_value: ``[*B, N, K]``
 
     Keys:
-        - reads: the keys of a critic of :func:`~torchrl_marl.modules.make_critic`, and
+        - reads: the keys that a critic from :func:`~torchrl_marl.modules.make_critic` reads, and
           ``group.action_key``
         - writes: ``(group, "state_action_value")``
 
     Raises:
-        ConfigError: settings that do not fit together.
+        ConfigError: settings that contradict each other.
 
     Examples:
         >>> from tensordict import TensorDict
@@ -272,7 +273,7 @@ def _state_and_actions(group: GroupSpec, actions: ActionFeatures) -> TensorDictM
 
 
 def _widened(group: GroupSpec, widths: Mapping[str, list[int]]) -> GroupSpec:
-    """Returns a group of the same agents; in the named groups, observations include actions."""
+    """Returns a copy of a group; in the groups of ``widths``, observations include actions."""
     own = [widths.get(one.name, [0] * one.n_agents) for one in group.groups]
     parts = tuple(_wide(one, actions) for one, actions in zip(group.groups, own))
     if not isinstance(group, JoinedGroup):

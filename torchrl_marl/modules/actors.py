@@ -51,7 +51,7 @@ class ActsForGroup(TensorDictModuleBase):
     """True if the environment gives the communication graph."""
 
     def serve(self, group: GroupSpec) -> None:
-        """Sets the group that the actor serves, once its networks exist."""
+        """Sets the group that the actor serves; called once its networks exist."""
         size = state_size(self)
         self.group = group
         self.remembered = {own.name: size for own in group.sources if size}
@@ -117,7 +117,7 @@ def check_links(group: GroupSpec, tensordict: TensorDictBase) -> None:
     """Refuses batches without the communication graph.
 
     Raises:
-        SpecError: naming the missing entry.
+        SpecError: an entry is missing; the message names it.
     """
     links, n = tensordict.get(group.key("links"), None), group.n_agents
     if links is None or links.shape[-2:] != (n, n) or links.dtype is not torch.bool:
@@ -137,7 +137,7 @@ def make_primer(group: GroupSpec, sizes: Mapping[str, int]) -> TensorDictPrimer:
     use :func:`~torchrl_marl.envs.with_memory`, which does both.
 
     Args:
-        group (GroupSpec): group of the agents, or several groups as one.
+        group (GroupSpec): group of the agents, or several groups joined into one.
         sizes (mapping): group -> size S of the hidden state of each of its agents.
     """
     primers: dict[NestedKey, Any] = {
@@ -150,7 +150,7 @@ def check_memory(group: GroupSpec, tensordict: TensorDictBase) -> None:
     """Refuses data without the hidden state of an actor with memory.
 
     Raises:
-        SpecError: naming the missing entry.
+        SpecError: an entry is missing; the message names it.
     """
     for leaf in ("hidden", "is_init"):
         if tensordict.get(group.key(leaf), None) is None:

@@ -63,7 +63,7 @@ def make_mlp(
         out_features (int): number of outputs O.
         config (NetworkConfig): widths, activation, and whether hidden layers are standardized by a
             ``LayerNorm`` without parameters.
-        gain (float): orthogonal gain of the last layer; hidden layers have sqrt(2).
+        gain (float): gain of the last layer's orthogonal initialization; hidden layers use sqrt(2).
         num_cells (sequence of int, optional): widths of the hidden layers; default: the config's.
         activate_last_layer (bool): whether an activation follows the last layer.
         device (torch.device, optional): device of the parameters.
@@ -136,14 +136,14 @@ def make_cnn(
 
 
 class PictureEncoder(nn.Module):
-    """Three convolutions, which halve an image's sides while one is longer than 8.
+    """Three convolutions, each of which halves an image's sides if one is longer than 8 pixels.
 
     Args:
         shape (tuple of int): ``(H, W, C)`` or ``(C, H, W)``.
         activation (type): activation after each convolution.
         device (torch.device, optional): device of the parameters.
-        channels ("first" or "last", optional): place of the channel dim; None: the smaller of the
-            outer dims, or the last if they are equal.
+        channels ("first" or "last", optional): position of the channel dim; None: the smaller of
+            the first and the last dim, or the last if they are equal.
 
     Shapes:
         - pictures: ``[M, *shape]``; returns ``[M, width]``
@@ -185,13 +185,13 @@ class PictureEncoder(nn.Module):
 class PictureNetwork(nn.Module):
     """Encodes the images in a row of features; a perceptron reads the codes and the rest.
 
-    Images of one leaf and shape share their convolutions, such as those of all agents that a
-    centralized critic sees.
+    Images with the same leaf and shape, such as those of all agents that a centralized critic sees,
+    share convolutions.
 
     Args:
         inputs (Features): layout of the input, with the images.
         encoders (mapping): (leaf, shape) -> encoder of such images.
-        head (nn.Module): reads the encodings in order, then all other features.
+        head (nn.Module): perceptron that reads the encodings in order, then all other features.
 
     Shapes:
         - features: ``[*B, I]``; returns ``[*B, O]``
@@ -236,7 +236,7 @@ class PictureNetwork(nn.Module):
 
 @torch.no_grad()
 def initialize(network: nn.Module, gain: float) -> None:
-    """Initializes weights orthogonally, the last scaled by ``gain``; biases are 0."""
+    """Initializes weights orthogonally, those of the last layer with ``gain``; biases are 0."""
     weights = []
     for name, parameter in network.named_parameters():
         if name.endswith("bias"):

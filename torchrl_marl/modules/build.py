@@ -72,12 +72,12 @@ def make_team_network(
     gain: float,
     device: Device = None,
 ) -> TeamNetwork:
-    """Builds an encoder with channel, memory and head, shared as the settings say.
+    """Adds channel, memory and head to an encoder, shared between agents as the settings say.
 
     Args:
         encoder (nn.Module): a body whose outputs are as wide as the last hidden layer.
         out_features (int): number of outputs per agent.
-        kinds (sequence of int): group and kind of each agent.
+        kinds (sequence of int): number that stands for each agent's group and kind.
         config (NetworkConfig): communication, memory, sharing.
         gain (float): gain of the last layer's orthogonal initialization.
         device (torch.device, optional): device of the parameters.
@@ -121,7 +121,8 @@ def encoder_maker(make: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
     """Returns a builder of networks that end in their last hidden layer.
 
     Args:
-        make (callable): builds whole networks, as :func:`~torchrl_marl.modules.bodies.make_mlp`.
+        make (callable): builds whole networks, as :func:`~torchrl_marl.modules.bodies.make_mlp`
+            does.
     """
 
     def encoder(
@@ -134,10 +135,10 @@ def encoder_maker(make: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
 
 
 def sharing_of_encoder(config: NetworkConfig) -> NetworkConfig:
-    """Returns the settings of an encoder; a trunk becomes one network for all agents.
+    """Returns the settings of the encoder: for ``trunk``, it is one network for all agents.
 
     Raises:
-        ConfigError: a way of sharing that has no memory.
+        ConfigError: a way of sharing that supports no memory and no communication.
     """
     if sharing_of(config) == "trunk":
         return replace(config, sharing="full", share_params=None)
@@ -165,7 +166,7 @@ def make_agent_network(
         out_features (int): number of outputs per agent.
         config (NetworkConfig): body, widths, activation, sharing.
         gain (float): gain of the last layer's orthogonal initialization.
-        standardized (bool): whether observations are standardized before.
+        standardized (bool): whether observations are standardized before the network.
         device (torch.device, optional): device of the parameters.
 
     Raises:
@@ -210,7 +211,7 @@ def extra_keys(
 
 
 def feedforward(network: nn.Module) -> Feedforward:
-    """Returns a network of features as a body, with unchanged parameter names."""
+    """Wraps a network of features as a body; the names of parameters do not change."""
     return Feedforward(*network) if isinstance(network, nn.Sequential) else Feedforward(network)
 
 
@@ -255,9 +256,9 @@ def check_channel(group: GroupSpec, config: NetworkConfig) -> None:
 
 
 def links_of(group: GroupSpec, config: NetworkConfig, device: Device = None) -> Tensor | None:
-    """Returns the links between agents of one group, ``[N, N]``, for a network over all agents.
+    """Returns the agents that may hear each other, those of the same group; bool, ``[N, N]``.
 
-    None where all agents may hear each other, and for networks of single agents.
+    Returns None if all agents may hear each other, or if each network reads a single agent.
     """
     if len(group.groups) == 1 or config.communication.across_groups:
         return None
@@ -297,7 +298,8 @@ def make_actor(
         - writes: ``group.action_key``, ``(group, "action_log_prob")`` and the parameters of the
           distribution: ``(group, "loc")`` and ``(group, "scale")``, or ``(group, "logits")``
         - with ``config.memory`` it also reads ``(group, "is_init")`` and ``(group, "hidden")`` and
-          writes ``("next", group, "hidden")``; :func:`~torchrl_marl.envs.with_memory` carries them
+          writes ``("next", group, "hidden")``; :func:`~torchrl_marl.envs.with_memory` carries the
+          state from step to step
 
     Groups of different agents may be padded or lazily stacked; padding does not count in
     log-probabilities and entropies.
@@ -386,7 +388,7 @@ def _continuous(group, network, device):
 
 
 def of_group(group: GroupSpec, network: nn.Module, outputs: list[NestedKey]) -> TensorDictModule:
-    """Returns a module that reads a group, with its memory and channel if any."""
+    """Wraps a network to read and write a group's keys, including those of memory and channel."""
     read, written = extra_keys(network, group)
     keys = [*AgentInput.keys(group), *read]
     return TensorDictModule(network, in_keys=keys, out_keys=[*outputs, *written])

@@ -1,4 +1,4 @@
-"""Centralized critics of all observations, of the state, or of a set of agents."""
+"""Networks of centralized critics, which read all observations, the state, or a set of agents."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ class SetNetwork(nn.Module):
     With ``pooling="attention"`` each agent attends to the living agents: the context
     :math:`c_i` is the result, and a team's :math:`c` is its mean over the living agents.
 
-    Features of masked agents may hold anything, NaN included. Their outputs are finite, but without
-    meaning unless the output is the team's. If no agent is alive, the context is 0.
+    Features of masked agents may hold anything, NaN included. Their outputs are finite, but
+    meaningless unless ``per_agent`` is False. If no agent is alive, the context is 0.
 
     Args:
         in_features (int): features per agent; narrower kinds are padded with zeros.
@@ -68,7 +68,8 @@ class SetNetwork(nn.Module):
         activation (str): ``tanh``, ``relu``, ``elu``, ``gelu`` or ``silu``.
         pooling ("mean" or "attention"): attention takes time quadratic in the number of agents.
         num_heads (int): number of attention heads; divides H.
-        per_agent (bool): an output for each agent, or one for the team, repeated.
+        per_agent (bool): whether each agent has an output; otherwise the team's output is repeated
+            for every agent.
         device (torch.device, optional): device of the parameters.
 
     Shapes:
@@ -81,7 +82,7 @@ class SetNetwork(nn.Module):
     https://arxiv.org/abs/1810.00825 (attention). Differs from the latter: no normalization, and
     a team's context is a mean, not a learned query.
 
-    Reduces to: attention with query weights 0 is the mean.
+    Reduces to: the mean, if the query weights of attention are 0.
 
     Examples:
         >>> network = SetNetwork(5, 1, [0, 0, 1], num_cells=[16], activation="tanh",
@@ -228,7 +229,8 @@ class _LivingAttention(nn.Module):
     def forward(self, encoding: Tensor, mask: Tensor) -> Tensor:
         """Mixes the encodings of the living agents."""
         any_alive = mask.any(-1, keepdim=True)
-        # A softmax over nothing is NaN, in the gradient too: such rows read all, and are dropped.
+        # A softmax over no agents is NaN, and so is its gradient. Such rows therefore attend to all
+        # agents, and their result is dropped.
         n_teams, n_agents = mask.shape[:-1].numel(), mask.shape[-1]
         readable = (mask | ~any_alive).reshape(n_teams, 1, 1, n_agents)
         features = encoding.shape[-1] // self.num_heads
@@ -319,16 +321,16 @@ def make_central_network(
 ) -> nn.Module:
     """Builds a network of all agents' features, with a value for every agent.
 
-    One network serves each of the groups that are trained as one (``sharing: group``), or all
-    (``full``), with an output for each agent; otherwise the agents have networks as
-    ``config.sharing`` says.
+    With ``sharing: group`` each group has a network, and with ``full`` all groups share one; it has
+    an output for each agent. With other values each agent has an output of the networks that
+    ``config.sharing`` builds.
 
     Args:
-        group (GroupSpec): agents to value, or several groups as one.
+        group (GroupSpec): agents to value, or several groups joined into one.
         columns (sequence of sequence of int): input features of each group's network.
-        inputs (sequence of Features): their layouts.
+        inputs (sequence of Features): layout of each network's input.
         config (NetworkConfig): body, widths, activation, sharing.
-        per_agent (bool): a value for each agent, or one for each group.
+        per_agent (bool): whether each agent has a value; otherwise each group has one.
         **settings: ``gain`` and ``device`` of the networks.
 
     Shapes:
@@ -383,7 +385,8 @@ def columns_of_groups(seen: GroupSpec, group: GroupSpec, own_group: bool) -> lis
     Args:
         seen (GroupSpec): agents whose observations are in the row.
         group (GroupSpec): agents to value.
-        own_group (bool): whether a network reads its group only, or all agents.
+        own_group (bool): whether a network reads its own group only, instead of all agents of its
+            team.
     """
     own = seen.observation_dims
     starts = [sum(own[:i]) for i in range(len(own))]
@@ -405,7 +408,7 @@ def inputs_of_groups(
 
 
 def _seen_agents(seen: GroupSpec, group: GroupSpec, own_group: bool) -> list[list[bool]]:
-    """Returns the agents of ``seen`` that each of ``group.groups`` sees: its team's, or its own."""
+    """Returns a flag per group and agent of ``seen``: whether the group's network reads it."""
     agents = [(seen.groups[i].name, seen.teams[i]) for i in seen.group_index]
     return [
         [name == one.name if own_group else theirs == team for name, theirs in agents]
@@ -425,8 +428,9 @@ def make_set_network(
         device (torch.device, optional): device of the parameters.
 
     Raises:
-        ConfigError: a body or a way of sharing that such a network does not support.
-        ValueError: groups that would see each other.
+        ConfigError: a body or a layer norm that such a network does not support.
+        ValueError: a way of sharing that such a network does not support, or several groups that
+            would see each other without ``team``.
     """
     critic = f"a critic of architecture {config.architecture!r}"
     if config.body != "mlp":
@@ -472,5 +476,5 @@ def pick_of(
 
 
 def _outputs_of(group: GroupSpec, per_agent: bool) -> tuple[int, ...]:
-    """Returns the output of each agent: the first, or its group's where values are the team's."""
+    """Returns the index of each agent's output: 0, or its group's if a group has one value."""
     return (0,) * group.n_agents if per_agent else group.group_index

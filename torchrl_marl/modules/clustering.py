@@ -33,12 +33,12 @@ def cluster_agents(
     latent: int = 4,
     steps: int = 1000,
 ) -> tuple[int, ...]:
-    """Returns the cluster of each agent; agents in the same situation share a cluster.
+    """Returns the cluster of each agent; agents with the same dynamics and rewards share one.
 
     An encoder maps each agent's index to a Gaussian over latents. A decoder predicts the next
-    observation and the reward from the latent, the observation and the action. Both are trained by
-    the evidence lower bound, which separates agents that respond differently; k-means finds the
-    clusters.
+    observation and the reward from the latent, the observation and the action. Both are trained on
+    the evidence lower bound, which separates agents whose actions have different effects. Then
+    k-means finds the clusters.
 
     Reference: Christianos et al., 2021, https://arxiv.org/abs/2102.07475.
     Differs from the paper: k-means compares the decoder's predictions for the same observations
@@ -168,7 +168,7 @@ def _predictions(
 
 
 def _decoder(widths: list[int], generator: torch.Generator) -> list[Tensor]:
-    """Draws weight, bias, weight, ... by hand, since modules draw from the global generator."""
+    """Initializes weight, bias, weight, ... from ``generator``; modules use the global one."""
     tensors: list[Tensor] = []
     for fan_in, fan_out in zip(widths, widths[1:]):
         tensors.append(torch.randn(fan_out, fan_in, generator=generator) / math.sqrt(fan_in))
@@ -184,7 +184,7 @@ def _decode(decoder: list[Tensor], rows: Tensor) -> Tensor:
 
 
 def _k_means(points: Tensor, n_clusters: int, generator: torch.Generator) -> list[int]:
-    """Returns the best of several k-means++ starts; no cluster is empty."""
+    """Returns the best clusters of several k-means++ initializations; none is empty."""
     best, labels = math.inf, torch.zeros(len(points), dtype=torch.long)
     for _ in range(RESTARTS):
         centers = _far_apart(points, n_clusters, generator)
@@ -203,7 +203,7 @@ def _k_means(points: Tensor, n_clusters: int, generator: torch.Generator) -> lis
 
 
 def _far_apart(points: Tensor, n_clusters: int, generator: torch.Generator) -> Tensor:
-    """Draws each further start by its squared distance from the earlier ones."""
+    """Samples initial centers, in proportion to the squared distance from earlier ones."""
     chosen = [int(torch.randint(len(points), (1,), generator=generator))]
     while len(chosen) < n_clusters:
         weight = torch.cdist(points, points[chosen]).amin(1).square()

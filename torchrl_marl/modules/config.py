@@ -63,7 +63,7 @@ _ATTENDING = ("tarmac", "graph")
 
 
 class _NeedsPosition(ReadWhere):
-    """Condition of settings that matter only where communication depends on distance."""
+    """Condition for settings that matter only if communication depends on distance."""
 
     def __init__(self) -> None:
         super().__init__("links", "nearest", "radius")
@@ -121,7 +121,7 @@ class CriticCommunicationConfig:
         """Refuses communication settings that contradict each other or are incomplete.
 
         Raises:
-            ConfigError: naming the setting.
+            ConfigError: invalid settings; the message names them.
         """
         if not self.position and (self.kind == "graph" or self.links in ("radius", "nearest")):
             raise ConfigError(
@@ -143,10 +143,10 @@ class CommunicationConfig(CriticCommunicationConfig):
     """Delay of messages, in steps."""
 
     def check(self, at: str = "") -> None:
-        """Refuses communication settings that contradict each other, a delay included.
+        """Refuses communication settings, including a delay, that contradict each other.
 
         Raises:
-            ConfigError: naming the setting.
+            ConfigError: invalid settings; the message names them.
         """
         super().check(at)
         if self.kind == "bicnet" and self.delay:
@@ -249,7 +249,7 @@ ARCHITECTURES = {
 
 
 class _NeedsIndex(ReadWhere):
-    """Condition of the settings that only sharing by an index reads."""
+    """Condition for settings that are read only if agents share networks by an index."""
 
     def __init__(self) -> None:
         self.key, self.but, self.of = "sharing", False, ()
@@ -308,7 +308,7 @@ class NetworkConfig:
         """Refuses sharing settings that contradict each other, or a missing index.
 
         Raises:
-            ConfigError: naming the two settings.
+            ConfigError: contradictory settings; the message names both.
         """
         try:
             sharing = sharing_of(self)
@@ -346,7 +346,7 @@ class CriticConfig(NetworkConfig):
 
     def __post_init__(self) -> None:
         own = self.communication
-        if type(own) is CommunicationConfig and not own.delay:  # as an actor has it
+        if type(own) is CommunicationConfig and not own.delay:  # the type of an actor's setting
             known = {one.name: getattr(own, one.name) for one in fields(CriticCommunicationConfig)}
             object.__setattr__(self, "communication", CriticCommunicationConfig(**known))
 
@@ -354,7 +354,7 @@ class CriticConfig(NetworkConfig):
         """Refuses delayed messages, which a critic does not need.
 
         Raises:
-            ConfigError: naming the setting.
+            ConfigError: invalid settings; the message names them.
         """
         super().check(at)
         if delays(self):
@@ -387,7 +387,7 @@ class RecurrentNetworkConfig(NetworkConfig):
         """Refuses networks that cannot have a memory.
 
         Raises:
-            ConfigError: naming the settings that do not fit together.
+            ConfigError: contradictory settings; the message names them.
         """
         super().check(at)
         if not has_memory(self):
@@ -422,7 +422,7 @@ class RecurrentCriticConfig(CriticConfig, RecurrentNetworkConfig):
         """Refuses critics that cannot have a memory.
 
         Raises:
-            ConfigError: naming the settings that do not fit together.
+            ConfigError: contradictory settings; the message names them.
         """
         super().check(at)
         if not has_memory(self):
@@ -438,7 +438,7 @@ class RecurrentCriticConfig(CriticConfig, RecurrentNetworkConfig):
 
 @dataclass(frozen=True)
 class QNetworkConfig(RecurrentNetworkConfig):
-    """Q-network of the agents; they act by its highest value."""
+    """Q-network of the agents; they take the action with the highest value."""
 
     dueling: bool = False
     """Dueling network: the sum of a state value and the advantages of the actions."""
@@ -469,10 +469,10 @@ class AnyMixerConfig:
 
 
 def _check_parts(config: NetworkConfig, part: str, kind: str, at: str) -> None:
-    """Refuses networks without a place for a memory or for communication.
+    """Refuses a memory or communication in networks that do not support it.
 
     Raises:
-        ConfigError: naming the settings that do not fit together.
+        ConfigError: contradictory settings; the message names them.
     """
     body, sharing, fault = BODIES.find(config.body), sharing_of(config), ""
     if body is not None and body.body is not None:

@@ -55,16 +55,17 @@ def make_critic(
     have separate values.
 
     Args:
-        group (GroupSpec): keys, sizes and masks, from :class:`TeamSpec`, or several groups as
-            one from :func:`~torchrl_marl.specs.joining.join`.
-        config (CriticConfig or NetworkConfig, optional): the network. ``mlp`` reads the
-            concatenated agents; ``set`` (their mean) and ``attention`` read any number of living
-            agents in any order.
+        group (GroupSpec): keys, sizes and masks, from :class:`TeamSpec`, or several groups joined
+            into one by :func:`~torchrl_marl.specs.joining.join`.
+        config (CriticConfig or NetworkConfig, optional): the network. ``mlp`` reads the agents'
+            concatenated observations. ``set`` (their mean) and ``attention`` read any number of
+            living agents in any order.
         centralized (bool or "state"): input: all observations of the group, each agent's
             observation (``False``), or the environment's ``"state"``.
-        team (GroupSpec, optional): agents of several joined groups, seen by a critic across
-            groups; default: the agents of its group.
-        value_norm (ValueNorm, optional): statistics; the network then predicts normalized returns.
+        team (GroupSpec, optional): agents that a critic across groups sees, from several joined
+            groups; default: the agents of ``group``.
+        value_norm (ValueNorm, optional): statistics of returns; with them, the network predicts
+            normalized returns.
         observation_norm (ObservationNorm, optional): standardizes observations.
         device (torch.device, optional): device of the parameters.
 
@@ -79,7 +80,7 @@ def make_critic(
           ``(group, "critic_hidden")``, and writes ``("next", group, "critic_hidden")``
 
     Raises:
-        ValueError: ``"state"`` where the environment has none, or settings that do not fit.
+        ValueError: ``"state"`` for an environment without a state, or contradictory settings.
 
     Examples:
         >>> import torch
@@ -157,7 +158,7 @@ def _state_critic(group, config, per_agent, head, device) -> AgentNetwork:
 
 
 def _central_critic(group, team, config, norm, head, device) -> AgentNetwork:
-    """Builds a critic of all agents of the group or team: concatenated, a set, or a body."""
+    """Builds a critic that reads all agents of the group or team."""
     seen = group if team is None else team
     agents = AgentInput(seen, norm, device)
     per_agent = getattr(config, "value_per", "agent") == "agent"
@@ -184,10 +185,10 @@ def _central_critic(group, team, config, norm, head, device) -> AgentNetwork:
 
 
 def _check_values(group: GroupSpec, config: NetworkConfig, central: bool) -> None:
-    """Refuses one value per team from a network that cannot give it.
+    """Refuses one value per group from a network that cannot give it.
 
     Raises:
-        ConfigError: naming the settings.
+        ConfigError: contradictory settings; the message names them.
     """
     found = ""
     if not central:

@@ -66,7 +66,7 @@ class PaddedNormal(_Padded, IndependentNormal):
         loc (Tensor): mean.
         scale (Tensor, float or callable): standard deviation, or a function of ``loc``.
         mask (Tensor): bool, True at an agent's real features. Keep it on the device of
-            ``loc``; elsewhere it is copied at every call.
+            ``loc``; otherwise it is copied at every call.
         keywords: other arguments of :class:`~torchrl.modules.IndependentNormal`.
 
     Shapes:
@@ -115,7 +115,7 @@ class PaddedTanhNormal(_Padded, TanhNormal):
         loc (Tensor): mean before the squashing.
         scale (Tensor, float or callable): standard deviation, or a function of ``loc``.
         mask (Tensor): bool, True at an agent's real features. Keep it on the device of
-            ``loc``; elsewhere it is copied at every call.
+            ``loc``; otherwise it is copied at every call.
         low, high (Tensor or float): bounds of the actions.
         keywords: other arguments of :class:`~torchrl.modules.TanhNormal`.
 
@@ -167,7 +167,7 @@ class PaddedTanhNormal(_Padded, TanhNormal):
         return torch.where(self.mask, self.transforms[0](self.root_dist.mean), 0.0)
 
     def get_mode(self) -> Tensor:
-        """Searches the mode with an optimizer."""
+        """Searches for the mode with an optimizer."""
         parameters = self.loc.detach(), self.scale.detach()
         plain = TanhNormal(*parameters, low=self.low, high=self.high, event_dims=1)
         return torch.where(self.mask, plain.get_mode(), 0.0)
@@ -181,12 +181,12 @@ class PaddedTanhNormal(_Padded, TanhNormal):
         return self._density(normal) - stretch
 
     def rsample_and_log_prob(self, sample_shape: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
-        """Samples actions with gradients and their log-probabilities, without the inverse."""
+        """Samples actions with gradients, and their log-probabilities, without an inverse."""
         normal = self.base_dist.rsample(torch.Size(sample_shape))
         return self._scored(normal, self.transforms[0](normal))
 
     def sample_and_log_prob(self, sample_shape: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
-        """Samples detached actions and their log-probabilities, without the inverse."""
+        """Samples detached actions and their log-probabilities, without an inverse."""
         normal = self.base_dist.sample(torch.Size(sample_shape))
         with torch.no_grad():
             action = self.transforms[0](normal)

@@ -17,7 +17,7 @@ __all__ = ["Explore", "RandomActor"]
 
 
 class RandomActor(TensorDictModuleBase):
-    """Uniform random actions for a group, legal ones where there are action masks.
+    """Uniform random actions for a group; with action masks, only legal ones.
 
     Unbounded continuous actions are sampled from a standard normal.
 
@@ -94,21 +94,21 @@ class RandomActor(TensorDictModuleBase):
 
 
 class Explore(TensorDictModuleBase):
-    """Explores around an actor: random actions, and Gaussian noise on continuous ones.
+    """Adds exploration to actions: random actions, and Gaussian noise on continuous ones.
 
-    With probability ``epsilon``, an agent's action is a legal one of :class:`RandomActor`.
+    With probability ``epsilon``, an agent's action is replaced by one of :class:`RandomActor`.
     Otherwise a continuous action gets Gaussian noise and is clipped to its bounds. Without sampling
     (``ExplorationType.DETERMINISTIC``, ``MODE`` or ``MEAN``) actions stay unchanged.
 
     Args:
-        group (GroupSpec): group that acts, or several groups as one.
+        group (GroupSpec): group that acts, or several groups joined into one.
         epsilon (float): probability of a random action.
         sigma (float): standard deviation of the noise, relative to half the range of a bounded
             action; absolute for unbounded ones.
         device (torch.device, optional): device of the noise.
 
     Attributes:
-        epsilon, sigma (Tensor): scalars, to be filled in place; a captured rollout reads them.
+        epsilon, sigma (Tensor): scalars. Change them in place, since a captured rollout reads them.
 
     Shapes:
         - action: ``[*B, N, A]``, ``[*B, N]`` or one-hot ``[*B, N, n_actions]``

@@ -1,4 +1,4 @@
-"""Inputs of networks: observations and states as rows of features, and the values picked."""
+"""Modules around networks: they flatten observations and states, and pick agents' outputs."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Picture(NamedTuple):
         start (int): index of its first feature.
         shape (tuple of int): shape in the environment, ``(H, W, C)`` or ``(C, H, W)``.
         leaf (str): observation leaf; images of one leaf and shape share an encoder.
-        scale (float): factor of its values.
+        scale (float): factor by which its values are multiplied.
     """
 
     start: int
@@ -89,7 +89,7 @@ class Features:
 
 
 def widest(rows: Iterable[Features]) -> Features:
-    """Returns the layout of one network that serves agents of all given layouts.
+    """Returns the input layout of one network that serves agents of all given layouts.
 
     Examples:
         >>> widest([Features(4), Features(6)])
@@ -118,7 +118,7 @@ def agent_features(group: GroupSpec, standardized: bool = False) -> list[Feature
     """Returns the layout of each agent's observation, as :class:`AgentInput` writes it.
 
     Args:
-        group (GroupSpec): group of the agents, or several groups as one.
+        group (GroupSpec): group of the agents, or several groups joined into one.
         standardized (bool): whether observations are standardized; byte images are not scaled then.
     """
     if len(group.groups) > 1:
@@ -159,10 +159,10 @@ def _pictures(leaf: TensorSpec, start: int, name: str, standardized: bool) -> li
 class AgentInput(nn.Module):
     """Reads a group's observations: flattened, concatenated, masked, standardized.
 
-    Features of masked agents and padding become 0, behind an agent's real features.
+    Features of masked agents become 0. Padding is 0, too, and follows an agent's real features.
 
     Args:
-        group (GroupSpec): group to read; the last input is the mask, if it has one.
+        group (GroupSpec): group to read; if it has a mask, the mask is the last input.
         norm (ObservationNorm, optional): standardizes the observations.
 
     Shapes:
@@ -220,7 +220,7 @@ class TeamInput(nn.Module):
         own (sequence of int): number of real features of each agent, without padding.
 
     Shapes:
-        - inputs: of ``agents``; returns ``[*B, F]`` with F the sum of ``own``, and the mask
+        - inputs: those of ``agents``; returns ``[*B, F]`` with F the sum of ``own``, and the mask
     """
 
     index: Tensor | None
@@ -238,7 +238,7 @@ class TeamInput(nn.Module):
 
 
 def packed_index(widths: Sequence[int]) -> Tensor | None:
-    """Returns the indices of the real features in a row of all; None without padding.
+    """Returns the indices of real features in a row of all agents; None without padding.
 
     Examples:
         >>> packed_index([2, 1]).tolist()
@@ -250,7 +250,7 @@ def packed_index(widths: Sequence[int]) -> Tensor | None:
 
 
 def pack(features: Tensor, index: Tensor | None) -> Tensor:
-    """Concatenates agents, ``[*B, N, F]`` to ``[*B, F of all]``; with an index, without padding."""
+    """Concatenates agents, ``[*B, N, F]`` to ``[*B, F of all]``; ``index`` drops padding."""
     features = features.flatten(-2)
     return features if index is None else features.index_select(-1, index)
 
@@ -303,7 +303,7 @@ class AgentValues(nn.Module):
         several (bool): whether a dim of networks precedes the dim of outputs.
         n_outputs (int): number of outputs.
         device (torch.device, optional): device of the indices.
-        width (int): numbers W per output; 1 for a value.
+        width (int): count W of numbers per output; 1 for a value.
 
     Shapes:
         - values: ``[*B, n_outputs * W]``; returns ``[*B, N, W]``
@@ -326,11 +326,11 @@ class AgentValues(nn.Module):
 
 
 class PickAgents(nn.Module):
-    """Picks the output of each wanted agent that is its value.
+    """Picks the values of some agents; the value of an agent is one of its K outputs.
 
     Args:
-        agents (sequence of int): agents to pick, of M.
-        outputs (sequence of int): output of each of them that is its value, of K.
+        agents (sequence of int): indices of the N agents to pick, among all M.
+        outputs (sequence of int): index of the value among the K outputs, for each picked agent.
         n_seen (int): number M of agents that have outputs.
         device (torch.device, optional): device of the indices.
 
@@ -398,6 +398,6 @@ def choosable(legal: Tensor, own: Tensor | None) -> Tensor:
         own (Tensor, optional): False at padding, ``[N, n_actions]``.
     """
     legal = legal if own is None else legal & own
-    # An agent without a legal action does not act, so that any action will do.
+    # An agent without a legal action does not act, so any action will do.
     legal = legal | ~legal.any(-1, keepdim=True)
     return legal if own is None else legal & own

@@ -1,4 +1,4 @@
-"""One actor for several groups, and the view of it that acts for one of them.
+"""One actor for several groups, and views of it that act for one group each.
 
 Shapes: B any batch dims, N agents of all groups.
 """
@@ -57,7 +57,7 @@ class JoinedActor(TensorDictModuleBase):
         return self.act_by(self.actor, tensordict)
 
     def act_by(self, act: Callable[..., TensorDictBase], tensordict: TensorDictBase) -> Any:
-        """Acts by another policy of the joined group."""
+        """Acts for all groups with another policy of the joined group."""
         for group in self.group.sources if self.extra else ():
             check_memory(group, tensordict)
         joined = act(self.group.gather(tensordict, leaves=self.extra))
@@ -129,10 +129,10 @@ class ActorPart(TensorDictModuleBase):
 
 
 class GroupActors(nn.Module):
-    """Actors of a learner by group, several of which may be views of one.
+    """Actors of a learner by group; several may be views of one joined actor.
 
-    It is a mapping by group name. The state has the trained actors, under the name of a group or of
-    several groups, ``"a+b"``.
+    It is a mapping by group name. Its ``state_dict`` has the trained actors, each under the name of
+    its group or groups, such as ``"a+b"``.
 
     Examples:
         >>> from torchrl.data import Bounded, Unbounded
@@ -154,7 +154,7 @@ class GroupActors(nn.Module):
         self._names: dict[str, str] = {}
 
     def add(self, group: GroupSpec, actor: TensorDictModuleBase) -> None:
-        """Adds the actor of a group, or of several groups as one."""
+        """Adds the actor of a group, or of several groups joined into one."""
         whole = JoinedActor(actor, group) if isinstance(group, JoinedGroup) else actor
         self.add_module(group.name, whole)
         self._names.update({own.name: group.name for own in group.sources})
@@ -186,7 +186,7 @@ class GroupActors(nn.Module):
 
 
 def merge_parts(actors: Iterable[TensorDictModuleBase]) -> list[TensorDictModuleBase]:
-    """Returns the actors, with a joined actor in place of its views where all are given."""
+    """Returns the actors, with a joined actor instead of its views if all of them are given."""
     actors = list(actors)
     wholes = [actor.whole if isinstance(actor, ActorPart) else None for actor in actors]
     merged: list[TensorDictModuleBase] = []

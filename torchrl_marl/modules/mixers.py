@@ -42,12 +42,13 @@ def make_mixer(
         Q_{tot} = |w_2(s)|^T \, \mathrm{elu}\big(|W_1(s)|^T q + b_1(s)\big) + V(s)
         \quad \text{(monotonic)}
 
-    Both are monotonic in every agent's value, so that the best joint action is each agent's best.
-    Masked agents have value 0. Of several groups as one, each has a separate mixer.
+    Both are monotonic in every agent's value, so the best joint action consists of each agent's
+    best action. Masked agents have value 0. If several groups are joined into one, each has a
+    separate mixer.
 
     Args:
-        group (GroupSpec): agents to value, or several groups as one.
-        kind ("none", "sum" or "monotonic"): mixer of IQL, VDN or QMIX.
+        group (GroupSpec): agents to value, or several groups joined into one.
+        kind ("none", "sum" or "monotonic"): mixer, as in IQL, VDN or QMIX.
 
     Keyword Args:
         hidden (int): hidden units H of the monotonic mixer.
@@ -56,8 +57,8 @@ def make_mixer(
         team (GroupSpec, optional): agents of several joined groups whose observations are read
             instead of the group's.
         init_scale (float, optional): gain of the hypernetworks' orthogonal initialization;
-            without it they start as ``nn.Linear``, as in PyMARL. A small gain makes learning start
-            slowly: at 1e-3 the gradient of an agent's value is 1e6 times smaller.
+            without it they are initialized as ``nn.Linear`` is, as in PyMARL. A small gain makes
+            learning start slowly: at 1e-3 the gradient of an agent's value is 1e6 times smaller.
         observation_norm (ObservationNorm, optional): standardizes observations.
         device (torch.device, optional): device of the parameters.
 
@@ -146,11 +147,12 @@ class MonotonicMixer(nn.Module):
     """Mixes values by two layers of positive weights, made by linear hypernetworks.
 
     Args:
-        group (GroupSpec): agents to value, or several groups as one.
-        features (nn.Module): maps the further inputs to ``[*B, F]``, and a mask.
+        group (GroupSpec): agents to value, or several groups joined into one.
+        features (nn.Module): maps the further inputs to features ``[*B, F]`` and a mask.
         columns (list of list of int): columns read by each group's hypernetworks.
         hidden (int): hidden units H.
-        init_scale (float, optional): gain of their initialization; default: as ``nn.Linear``.
+        init_scale (float, optional): gain of the hypernetworks' initialization; default: that of
+            ``nn.Linear``.
 
     Shapes:
         - value: ``[*B, N, 1]``; returns ``[*B, G]``
@@ -237,16 +239,16 @@ def make_mixed_critic(
     .. math::
         Q_{tot}(s, a) = f_s\big(Q_1(o_1, a_1), \dots, Q_N(o_N, a_N)\big)
 
-    Every agent gets the value of its group, so that the gradient of an action flows through the
-    mixer. Each critic has a separate mixer; masked agents have value 0.
+    Every agent gets the value of its group, so the gradient of an action flows through the mixer.
+    Each critic has a separate mixer; masked agents have value 0.
 
     Args:
-        group (GroupSpec): group of agents and actions, or several groups as one.
+        group (GroupSpec): group whose agents act, or several groups joined into one.
         config (CriticConfig or NetworkConfig, optional): network of each critic, which reads one
             agent's observation and action.
         kind ("sum" or "monotonic"): mixer, as in :func:`~torchrl_marl.modules.make_mixer`.
         hidden, init_scale, centralized: settings of the mixer.
-        n_critics (int): number K of critics that are trained alike from different initializations.
+        n_critics (int): number K of critics, which differ only in their initialization.
         observation_norm (ObservationNorm, optional): standardizes observations.
         device (torch.device, optional): device of the parameters.
 
@@ -261,7 +263,7 @@ def make_mixed_critic(
         - writes: ``(group, "state_action_value")``
 
     Raises:
-        ConfigError: settings that do not fit, or a state that the environment does not give.
+        ConfigError: contradictory settings, or a state that the environment does not give.
 
     Reference: Peng et al., 2021, https://arxiv.org/abs/2003.06709, section 4.1.
 
@@ -295,7 +297,7 @@ class MixedValues(nn.Module):
 
     Args:
         group (GroupSpec): agents to value.
-        mixers (sequence of Module): one for each critic.
+        mixers (sequence of Module): mixer of each critic.
         device (torch.device, optional): device of the indices.
 
     Shapes:

@@ -1,4 +1,4 @@
-"""Networks as modules: feedforward layers, team networks, and input with body and head."""
+"""Modules of networks: feedforward layers, team networks, and networks of input, body and head."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["AgentNetwork", "Context", "Extras", "Feedforward", "TeamNetwork", "c
 
 @dataclass(frozen=True)
 class Context:
-    """Further inputs of a body, beside features and mask.
+    """Further inputs of a body, besides features and mask.
 
     Args:
         links (Tensor, optional): True where the agent of a row may hear the agent of a column;
@@ -243,6 +243,6 @@ class AgentNetwork(nn.Module):
 
 
 def places_of(config: CommunicationConfig) -> list[int]:
-    """Returns the observation columns of an agent's position, where distances are needed."""
+    """Returns the observation columns of an agent's position, if distances are needed."""
     needed = config.kind == "graph" or config.links in ("radius", "nearest")
     return config.position if needed else []

@@ -23,9 +23,9 @@ __all__ = ["ObservationNorm", "ValueNorm"]
 class ValueNorm(torchrl.modules.PopArtValueNorm):
     r"""Running mean and variance of returns, with a mask and one update per batch.
 
-    A critic that ends in :meth:`denormalize` works in normalized returns while its output is in
-    reward units; a loss divides by :meth:`scale`. Statistics are debiased exponential averages of
-    each batch's mean and mean square.
+    A critic that ends in :meth:`denormalize` is trained on normalized returns, while its output is
+    in reward units; a loss divides by :meth:`scale`. Statistics are debiased exponential averages
+    of each batch's mean and mean square.
 
     Args:
         decay (float): decay of the average per batch; 0.99 is usual with one update per batch.
@@ -39,8 +39,8 @@ class ValueNorm(torchrl.modules.PopArtValueNorm):
         - membership: ``[N, G]``
 
     Reference: Yu et al., 2022, https://arxiv.org/abs/2103.01955 (value normalization).
-    Differs from TorchRL's: it has a mask, is the identity before the first update, and is updated
-    by the learner once per batch, not in each forward.
+    Differs from TorchRL's ``ValueNorm``: it has a mask, is the identity before the first update,
+    and is updated by the learner once per batch, not in each forward.
 
     Examples:
         >>> norm = ValueNorm()
@@ -64,7 +64,7 @@ class ValueNorm(torchrl.modules.PopArtValueNorm):
 
     @torch.no_grad()
     def update(self, value_target: Tensor, mask: Tensor | None = None) -> None:
-        """Updates the statistics by a batch; groups without a living agent stay unchanged."""
+        """Updates the statistics with a batch; groups without a living agent do not change."""
         mean, variance = self.per_group.moments(value_target, mask)
         weight = (1.0 - self.beta) * (1.0 if mask is None else self.per_group.any(mask))
         for statistic, value in (
@@ -100,7 +100,7 @@ class ValueNorm(torchrl.modules.PopArtValueNorm):
 
 
 class ObservationNorm(nn.Module):
-    """Running mean and variance of observations; the forward standardizes and clips.
+    """Running mean and variance of observations; its forward pass standardizes and clips.
 
     The learner updates it once per batch, after its epochs. Within a batch, actors and critics use
     the statistics of the rollout.
@@ -157,7 +157,7 @@ class ObservationNorm(nn.Module):
 
     @torch.no_grad()
     def update(self, observation: Tensor, mask: Tensor | None = None) -> None:
-        """Updates the statistics by a batch, by the parallel form of the running variance."""
+        """Updates the statistics with a batch, using the parallel form of the running variance."""
         rows = observation.flatten(0, -3) if observation.ndim > 2 else observation.unsqueeze(0)
         if self.membership is not None and rows.shape[1] != self.membership.shape[0]:
             raise ValueError(

@@ -43,8 +43,8 @@ class Blocks(NamedTuple):
 def dispatch(owner: Tensor, n_members: int, block: int) -> Blocks:
     """Sorts rows by member into blocks of one member each.
 
-    Shapes do not depend on the number of rows per member, and nothing waits for the device, so
-    that a graph can capture it. There are ``M // B + K`` blocks, of which the last may be empty.
+    Shapes do not depend on the number of rows per member, and nothing waits for the device, so a
+    CUDA graph can capture it. There are ``M // B + K`` blocks; the last ones may be empty.
 
     Args:
         owner (Tensor): member of each row, integers.
@@ -77,14 +77,14 @@ def dispatch(owner: Tensor, n_members: int, block: int) -> Blocks:
 
 
 class Players(TensorDictModuleBase):
-    """S stored copies of an actor, one of which acts in each environment, chosen by data.
+    """Stores S copies of an actor; an entry of the data says which acts in each environment.
 
-    All act in one batched forward, in which rows are sorted into blocks of one player each. Copies
-    are written in place, so that a recorded graph stays valid.
+    All copies act in one batched forward, in which rows are sorted into blocks of one player each.
+    Copies are written in place, so a recorded graph stays valid.
 
     Args:
-        actor (GroupActor or JoinedActor): from :func:`~torchrl_marl.modules.make_actor`, or of
-            several groups as one; every slot begins as a copy of it.
+        actor (GroupActor or JoinedActor): actor of a group or of several joined groups, from
+            :func:`~torchrl_marl.modules.make_actor`; every slot begins as a copy of it.
         n_slots (int): number S of players.
         block (int): rows per block.
 
@@ -92,14 +92,14 @@ class Players(TensorDictModuleBase):
         group (GroupSpec): group that the players act for.
 
     Shapes:
-        - ``(group, "player")``: ``[E]``, integers from 0 to S - 1; the rest as the actor's
+        - ``(group, "player")``: ``[E]``, integers from 0 to S - 1; all other shapes are the actor's
 
     Keys:
         - reads: the actor's keys, and ``(group, "player")``
         - writes: the actor's keys
 
     Raises:
-        SpecError: a policy that is no actor, no slots, or data without players.
+        SpecError: a policy that is not an actor, fewer than one slot, or data without players.
 
     Reduces to: the actor, if every slot is a copy of it.
 
@@ -169,7 +169,7 @@ class Players(TensorDictModuleBase):
             own[name][slot].copy_(value)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Acts in every environment by its player."""
+        """Acts in every environment with its player."""
         owner = tensordict.get(self.player_key, None)
         if owner is None:
             raise SpecError(
@@ -179,7 +179,7 @@ class Players(TensorDictModuleBase):
         return self.act(tensordict, owner.reshape(*tensordict.shape, -1)[..., 0])
 
     def act(self, tensordict: TensorDictBase, owner: Tensor) -> TensorDictBase:
-        """Acts in each row by the player given in ``owner``, ``[E]``."""
+        """Acts in each row with the player that ``owner``, ``[E]``, gives."""
         return act_by_row(self._actor[0], self._stored(), owner, tensordict, block=self.block)
 
     def _stored(self) -> dict[str, Tensor]:
@@ -197,7 +197,7 @@ def act_by_row(
     """Acts in every row with the parameters of its member, in one batched forward.
 
     Args:
-        actor (GroupActor or JoinedActor): actor of the members' structure.
+        actor (GroupActor or JoinedActor): actor with the members' structure.
         tensors (mapping): name -> parameters and statistics of K members, from :func:`stored`.
         owner (Tensor): member of each row, integers.
         tensordict (TensorDictBase): inputs of the actor; actions are written there.
@@ -235,7 +235,7 @@ def act_by_row(
 
 
 def stored(actors: Sequence[GroupActor]) -> dict[str, Tensor]:
-    """Returns the stacked parameters and statistics of actors of one structure.
+    """Returns the stacked parameters and statistics of actors with the same structure.
 
     Shapes:
         - each: ``[K, ...]``
@@ -247,10 +247,10 @@ def stored(actors: Sequence[GroupActor]) -> dict[str, Tensor]:
 def check_shapes(
     group: str, expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]
 ) -> None:
-    """Refuses a player with other parameters than a group's.
+    """Refuses a player with parameter names or shapes that differ from the group's.
 
     Raises:
-        SpecError: naming the first that differs.
+        SpecError: a parameter differs; the message names the first.
     """
     if found != expected:
         wrong = next(n for n in {**found, **expected} if found.get(n) != expected.get(n))
@@ -262,7 +262,7 @@ def check_shapes(
 
 
 def tensors_of(actor: TensorDictModuleBase) -> dict[str, Tensor]:
-    """Returns the parameters and statistics by which copies of an actor differ."""
+    """Returns the parameters and statistics in which copies of an actor may differ."""
     actor = cast(GroupActor, actor.actor if isinstance(actor, JoinedActor) else actor)
     saved = _steps_of(actor)[0].module.state_dict(keep_vars=True)
     return {name: value for name, value in saved.items() if isinstance(value, Tensor)}

@@ -1,4 +1,4 @@
-"""Actors without sampling: deterministic policies, and greedy ones of Q-values."""
+"""Actors that do not sample: deterministic policies, and policies greedy in Q-values."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ def make_deterministic_actor(
     observation_norm: ObservationNorm | None = None,
     device: Device = None,
 ) -> TensorDictModuleBase:
-    """Builds a deterministic policy, as MADDPG trains it.
+    """Builds a deterministic policy, such as MADDPG trains.
 
     Bounded continuous actions are squashed by tanh to their bounds; unbounded ones are the
-    network's outputs. Discrete ones are sampled from a categorical, as in :func:`make_actor`;
-    without sampling, the likeliest is taken.
+    network's outputs. Discrete actions are sampled from a categorical, as in :func:`make_actor`;
+    without sampling, the likeliest action is taken.
 
     Args:
         group, config, observation_norm, device: as in :func:`make_actor`.
@@ -71,7 +71,7 @@ def make_deterministic_actor(
         - reads: ``group.observation_keys``, ``group.mask_key``, ``group.action_mask_key``
         - writes: ``group.action_key``, and ``(group, "loc")``, before squashing, or ``(group,
           "logits")``
-        - with ``config.memory`` as :func:`make_actor`
+        - with ``config.memory`` also the keys that it adds in :func:`make_actor`
 
     Reference: Lowe et al., 2017, https://arxiv.org/abs/1706.02275.
 
@@ -139,16 +139,16 @@ def make_q_actor(
     observation_norm: ObservationNorm | None = None,
     device: Device = None,
 ) -> DeterministicActor:
-    r"""Builds a greedy policy of Q-values, as Q-learning trains it.
+    r"""Builds a policy that is greedy in Q-values, such as Q-learning trains.
 
     Illegal actions are never chosen, whatever their value. An agent without a legal action (it
-    waits or is dead) chooses from all. :class:`Explore` after it makes some actions random. With
+    waits or is dead) chooses from all. A following :class:`Explore` makes some actions random. With
     ``dueling``
 
     .. math:: Q(o, a) = V(o) + A(o, a) - \mathrm{mean}_{a'} A(o, a')
 
     Args:
-        group (GroupSpec): group with discrete actions, or several groups as one.
+        group (GroupSpec): group with discrete actions, or several groups joined into one.
         config, observation_norm, device: as in :func:`make_actor`.
         dueling (bool): whether values are split into state value and advantages.
 
@@ -161,7 +161,7 @@ def make_q_actor(
         - reads: ``group.observation_keys``, ``group.mask_key``, ``group.action_mask_key``
         - writes: ``(group, "action_value")``, ``group.action_key``, ``(group,
           "chosen_action_value")``
-        - with ``config.memory`` as :func:`make_actor`
+        - with ``config.memory`` also the keys that it adds in :func:`make_actor`
 
     Reference: Mnih et al., 2015, https://doi.org/10.1038/nature14236; Wang et al., 2016,
     https://arxiv.org/abs/1511.06581, equation 9.
@@ -210,7 +210,7 @@ class Dueling(nn.Module):
         register_constants(self, device, own=group.action_padding)
 
     def forward(self, outputs: Tensor) -> Tensor:
-        """Combines them; padding does not count in the mean."""
+        """Combines value and advantages; padding does not count in the mean."""
         common, advantage = outputs[..., :1], outputs[..., 1:]
         if self.own is None:
             return common + advantage - advantage.mean(-1, keepdim=True)
@@ -219,7 +219,7 @@ class Dueling(nn.Module):
 
 
 class Greedy(nn.Module):
-    """Chooses the legal action of the highest value.
+    """Chooses the legal action with the highest value.
 
     Shapes:
         - value, action_mask: ``[*B, N, n_actions]``; returns the action, and its value

@@ -1,7 +1,7 @@
 """Registry of bodies and ways of sharing, by their name in the settings. Imports no torch.
 
-A new one is a builder and one line below. External ones are added by :func:`register_body` and
-:func:`register_sharing`.
+A new entry needs a builder and one line below. :func:`register_body` and :func:`register_sharing`
+add external entries.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def register_body(
         meaning, network, body: as in :class:`Body`; either a network or a body.
 
     Raises:
-        ConfigError: both builders or none, or a name that is taken.
+        ConfigError: both builders or neither, or a name that is taken.
     """
     if (network is None) == (body is None):
         raise ConfigError(

@@ -26,7 +26,7 @@ def check_size(what: str, group: GroupSpec, config: NetworkConfig, device: Devic
         device (torch.device, optional): device of the parameters.
 
     Raises:
-        ConfigError: naming the bytes that training needs and the bytes available.
+        ConfigError: too little memory; the message names the bytes needed and those available.
     """
     networks = {"none": group.n_agents, "index": len(set(config.sharing_index or [0]))}
     widths = [group.observation_dim, *config.num_cells, 1]

@@ -52,16 +52,16 @@ def unshare(
 ) -> tuple[nn.Sequential, dict[str, Origin]]:
     """Returns a network with separate parameters for each agent, and their origins.
 
-    Outputs stay equal. A trunk is copied for each agent. A network that reads the agent's id still
-    does; an agent keeps its mask. The given network is not changed. :func:`carry_state` copies the
-    optimizer's state.
+    The outputs do not change. A trunk is copied for each agent. A network that reads the agent's id
+    still reads it; an agent keeps its mask. The given network is not changed. :func:`carry_state`
+    copies the optimizer's state.
 
     Args:
         network (nn.Module): from ``make_shared_mlp``, or any module that all agents share.
-        n_agents (int, optional): number N of agents, needed for the latter.
+        n_agents (int, optional): number N of agents; needed for a module that all agents share.
 
     Raises:
-        TypeError: a module without a number of agents.
+        TypeError: a module whose number of agents is unknown.
 
     Examples:
         >>> from torchrl_marl.modules.config import NetworkConfig
@@ -83,7 +83,7 @@ def unshare(
             found = _origins(step, own)
             steps.append(own)
         else:
-            # Modules that are no stacks have a row for each agent already.
+            # Modules that are not stacks already have a row for each agent.
             found = {n: Origin(n, tuple(range(len(p)))) for n, p in step.named_parameters()}
             steps.append(copy.deepcopy(step))
         for name, origin in found.items():
@@ -94,10 +94,10 @@ def unshare(
 def unshare_memory(memory: Memory, n_agents: int) -> tuple[Memory, dict[str, Origin]]:
     """Returns a memory with separate parameters for each agent, and their origins.
 
-    Outputs and states stay equal.
+    The outputs and states do not change.
 
     Args:
-        memory (Memory): of agents that may share it.
+        memory (Memory): memory that agents may share.
         n_agents (int): number N of agents.
 
     Examples:
@@ -167,7 +167,7 @@ def _names(network: nn.Module) -> dict[int, str]:
 def carry_state(
     state: Mapping[str, Mapping[str, Any]], origins: Mapping[str, Origin]
 ) -> dict[str, dict[str, Any]]:
-    """Returns the optimizer state of a shared network as that of the un-shared one.
+    """Converts the optimizer state of a shared network to that of the un-shared network.
 
     Each agent's copy keeps the moments of its origin.
 

@@ -1,4 +1,4 @@
-"""Value estimator of a team: a critic and :func:`~torchrl_marl.functional.gae`, with masks.
+"""Value estimator of a team: a critic and masked :func:`~torchrl_marl.functional.gae`.
 
 Shapes: B any batch dims, T time, N agents.
 """
@@ -35,33 +35,35 @@ from torchrl_marl.specs import GroupSpec
 
 __all__ = ["TeamGAE", "estimator_keys", "policy_ratio", "transition_complete"]
 
-# If at most this part of a target is earned, and all else bootstrapped, no shift of the values
-# brings them and their targets together.
+# If targets follow a shift of all values except for this fraction, no shift brings values and
+# targets together.
 _LEAST_EARNED = 1e-5
 
 
 class TeamGAE(MultiAgentGAE):
     """Advantages and value targets of one group of agents that may die or wait.
 
-    With ``bootstrap="agent"``, for agents that act in turns or at their own pace, each agent has
-    credit for its own play. A transition runs from an agent's turn to its next turn, or to its end.
-    It earns all rewards between, and only turns are discounted. A transition that is still open
-    when the batch ends has no next observation to bootstrap from. Its advantage is 0, and it is
-    left out of the loss mask; the turn before bootstraps from it, as from any state.
+    ``bootstrap="agent"`` is for agents that act in turns or at different rates. Each agent is then
+    credited separately. A transition runs from a step in which the agent acts (its turn) to its
+    next turn, or to its end. It earns all rewards in between, and only turns are discounted. A
+    transition that is still open when the batch ends has no next observation to bootstrap from. Its
+    advantage is 0, and it is left out of the loss mask. The turn before it bootstraps from its
+    value, as usual.
 
     Args:
         gamma (float): discount factor.
         lmbda (float): lambda of the estimator.
         value_network (TensorDictModule): the critic.
         group (GroupSpec, optional): sets every key; without it, set them with ``set_keys``.
-        bootstrap ("team" or "agent"): ``team`` takes the root's done flags. A dead agent then earns
-            the mean reward of the living agents of its group, and has the mean of their values. An
-            unborn agent does not count. If some agents do not learn, means are over those that do.
-            ``agent`` takes each agent's done flags, and skips steps in which it does not act.
-        value_norm (ValueNorm, optional): is updated by the value targets of every batch that is
-            estimated in training mode.
-        centering (bool): in training mode, shifts all values of a batch, and the mean of the value
-            norm, by one number, after which values and returns have the same mean.
+        bootstrap ("team" or "agent"): ``team`` uses the done flags of the root TensorDict. A dead
+            agent then earns the mean reward of the living agents of its group, and its value is the
+            mean of theirs. An unborn agent does not count. If some agents do not learn, means are
+            over those that do. ``agent`` uses each agent's done flags, and skips steps in which the
+            agent does not act.
+        value_norm (ValueNorm, optional): statistics that are updated by the value targets of every
+            batch that is estimated in training mode.
+        centering (bool): whether, in training mode, all values of a batch and the mean of the value
+            norm are shifted by one number, after which values and returns have the same mean.
         **kwargs: arguments of :class:`torchrl.objectives.value.MultiAgentGAE`.
 
     Shapes:
@@ -74,17 +76,17 @@ class TeamGAE(MultiAgentGAE):
           ``("next", done)``, ``("next", terminated)``; the mask; the flags of
           :mod:`torchrl_marl.objectives.flags`, which are computed from the batch if missing
         - writes: advantage, value_target and value, all under the group (it may be lazily stacked).
-          ``loss_mask`` beside the mask marks the steps to learn from, for ``agent`` or if
-          ``(group, "learns")`` marks the agents of the learning policy
-        - of a critic with memory it reads ``(group, "critic_hidden")`` of the first step (default:
-          0), and writes it for every step, with the next one under ``"next"``
+          ``loss_mask``, in the same place as the mask, marks the steps to learn from, for ``agent``
+          or if ``(group, "learns")`` marks the agents of the learning policy
+        - if the critic has memory: reads ``(group, "critic_hidden")`` of the first step (default:
+          0), and writes it for every step, and the next step's under ``"next"``
 
     Reference: Schulman et al., 2016, https://arxiv.org/abs/1506.02438. Centering: with a long
-    horizon, most of a value is one number that all states share: the reward per step over
-    (1 - gamma). Each batch moves values towards it only by a step (Naik et al., 2024,
+    horizon, most of a value is one number that all states share: the mean reward per step, divided
+    by (1 - gamma). Each batch moves values towards it only by a step (Naik et al., 2024,
     https://arxiv.org/abs/2405.09999, subtract it from the rewards). Targets are linear in the
-    values, so that it can be found at once. If no episode ends and gamma is 1, there is no such
-    number, and no shift.
+    values, so this number can be computed directly. If no episode ends and gamma is 1, there is no
+    such number, and nothing is shifted.
 
     Reduces to: TorchRL's ``MultiAgentGAE`` without masks; for ``agent``, GAE of each agent's
     sequence of turns. Centering changes nothing if values and returns have the same mean.
@@ -124,7 +126,7 @@ class TeamGAE(MultiAgentGAE):
             self.set_keys(**estimator_keys(group, bootstrap))
 
     def set_discount(self, gamma: float | Tensor, lmbda: float | Tensor) -> None:
-        """Sets discount and lambda; ``[N, 1]`` for a value per agent."""
+        """Sets discount and lambda, each a number or a value per agent, ``[N, 1]``."""
         self._discount = gamma, lmbda
 
     def forward(
@@ -157,7 +159,7 @@ class TeamGAE(MultiAgentGAE):
             )
             own_rewards = data.get(("next", keys.reward)).ndim == value.ndim
             centering = self.centering and self.training
-            # From these follows the part of a shift of all values that reaches the targets.
+            # These determine the part of a shift of all values that reaches the targets.
             one = next_one = torch.ones_like(value) if centering else value
             open_reward = torch.zeros_like(value) if centering else reward
             turns, learned = mask if self.bootstrap == "agent" else None, mask
@@ -216,7 +218,7 @@ class TeamGAE(MultiAgentGAE):
 
         Args:
             gap (Tensor): targets minus values.
-            earned (Tensor): part of a shift of all values that the targets do not follow.
+            earned (Tensor): 1 minus the change of each target if all values are shifted by 1.
             learned (Tensor, optional): mask of the values that count.
 
         Shapes:
@@ -254,7 +256,7 @@ class TeamGAE(MultiAgentGAE):
         """Runs a critic with memory over the steps; returns the next steps with their state.
 
         Writes the values and the state before each step, and the last one under ``"next"``. The
-        next step is valued by one step more, also where an episode is truncated.
+        critic runs one more step to value the next step, also where an episode is truncated.
         """
         network, keys = self.value_network, self.tensor_keys
         [key] = [k for k in network.in_keys if k[-1] == "critic_hidden"]
@@ -294,7 +296,7 @@ class TeamGAE(MultiAgentGAE):
         return following.get(self.mask_key) if living is None else living
 
     def _learning(self, data: TensorDictBase, agents: Tensor) -> Tensor:
-        """Returns the given agents that the learning policy controls."""
+        """Returns those of the given agents that the learning policy controls."""
         learning = None if self.group is None else learning_mask(data, self.group, agents)
         return agents if learning is None else learning
 
@@ -311,7 +313,7 @@ class TeamGAE(MultiAgentGAE):
         return signal.expand_as(value)
 
     def _best_valued(self, seen: Tensor, alive: Tensor) -> Tensor:
-        """Returns the agents that the critic sees; if none of a group, all its living agents."""
+        """Returns each group's agents that the critic sees; all living ones if it sees none."""
         some = self._sum_of_own_group(seen.to(torch.get_default_dtype())) > 0
         return torch.where(some, seen, alive)
 
@@ -340,9 +342,9 @@ def transition_complete(done: Tensor, terminated: Tensor, seen: Tensor) -> Tenso
     """Returns whether an agent's next turn, or its end, comes before the batch ends.
 
     Args:
-        done, terminated (Tensor): bool, as :func:`~torchrl_marl.functional.gae` takes them.
-        seen (Tensor): bool, True if the agent can be bootstrapped after the step: its turn is next,
-            or it was truncated.
+        done, terminated (Tensor): bool, as in :func:`~torchrl_marl.functional.gae`.
+        seen (Tensor): bool, True if the agent can be bootstrapped after the step, because it acts
+            next or was truncated.
 
     Shapes:
         - all arguments and the result: ``[*B, T, N, 1]``
@@ -388,7 +390,8 @@ def policy_ratio(
     Args:
         actor (ProbabilisticTensorDictSequential): the policy.
         tensordict (TensorDictBase): its inputs, with zeros in masked slots.
-        action, sample_log_prob (NestedKey): actions, and their log-probability when sampled.
+        action, sample_log_prob (NestedKey): keys of the actions, and of the log-probabilities with
+            which they were sampled.
         valid (Tensor, optional): bool, from :func:`valid_actions`.
 
     Shapes:

@@ -46,9 +46,9 @@ __all__ = [
 def bootstrap_mask(
     alive: Tensor, next_mask: Tensor, truncated: Tensor, terminated: Tensor
 ) -> Tensor:
-    """Returns the agents to bootstrap after a step: their turn is next, or they were truncated.
+    """Returns a mask of agents to bootstrap after a step: they act next, or were truncated.
 
-    A truncated agent has a last observation to bootstrap from, in its turn or not.
+    A truncated agent has a last observation to bootstrap from, even if it would not act next.
 
     Shapes:
         - alive (before the step), next_mask: ``[*B, N]``; returns ``[*B, N]``
@@ -58,17 +58,19 @@ def bootstrap_mask(
 
 
 def loss_mask(tensordict: TensorDictBase, mask_key: NestedKey) -> Tensor:
-    """Returns the steps to learn from: turns with an outcome in the batch; ``[*B, N]``.
+    """Returns the mask of steps to learn from: turns with an outcome in the batch; ``[*B, N]``.
 
-    These are the steps marked by an estimator of turns, or all in which an agent acts.
+    These are the steps that an estimator with ``bootstrap="agent"`` has marked, or else all steps
+    in which an agent acts.
     """
     return tensordict.get(loss_mask_key(mask_key), tensordict.get(mask_key))
 
 
 def learned_steps(tensordict: TensorDictBase, group: GroupSpec) -> Tensor | None:
-    """Returns the steps of a group to learn from, ``[*B, N]``; None for all.
+    """Returns the mask of a group's steps to learn from, ``[*B, N]``; None for all.
 
-    As :func:`loss_mask`, also for groups whose agents never die or wait.
+    The mask is that of :func:`loss_mask`; this function also supports groups whose agents never die
+    or wait.
     """
     acts = None if group.mask_key is None else tensordict.get(group.mask_key)
     return tensordict.get(group.key("loss_mask"), acts)
@@ -80,8 +82,8 @@ def learning_mask(
     """Returns the steps of ``acts`` in which the learning policy acted.
 
     Args:
-        tensordict (TensorDictBase): with ``(group, "learns")`` if other policies control some
-            agents.
+        tensordict (TensorDictBase): steps, which have ``(group, "learns")`` if other policies
+            control some agents.
         group (GroupSpec): the group.
         acts (Tensor, optional): mask of acting agents; default: all.
 
@@ -95,7 +97,7 @@ def learning_mask(
 
 
 def loss_mask_key(mask_key: NestedKey) -> NestedKey:
-    """Returns the key of the steps to learn from: ``loss_mask`` beside the mask."""
+    """Returns the key of the mask of steps to learn from: ``loss_mask``, next to ``mask_key``."""
     return "loss_mask" if isinstance(mask_key, str) else (*mask_key[:-1], "loss_mask")
 
 
@@ -104,8 +106,9 @@ def blank_masked_inputs(
 ) -> TensorDictBase:
     """Zeroes the masked slots of networks' inputs, since 0 times NaN would be NaN.
 
-    The agents' entries are those beside their mask. The ``"state"`` belongs to no agent and stays
-    unchanged, whatever its shape. Hidden states stay too: a waiting agent keeps its own.
+    The agents' entries are those in the same group as their mask. The ``"state"`` belongs to no
+    agent and stays unchanged, whatever its shape. Hidden states stay unchanged, too, because a
+    waiting agent keeps its state.
 
     Args:
         inputs (TensorDictBase): selected inputs, changed in place.
@@ -149,7 +152,7 @@ def valid_actions(group: GroupSpec | None) -> Tensor | None:
 def blank_masked_actions(
     tensordict: TensorDictBase, key: NestedKey, acts: Tensor, placeholder: Tensor
 ) -> None:
-    """Puts an action of finite log-probability in slots of agents that do not act."""
+    """Replaces actions of agents that do not act by one with a finite log-probability."""
     action = tensordict.get(key)
     chosen = expand_mask(acts, action)
     tensordict.set(key, torch.where(chosen, action, placeholder.to(action)))
@@ -158,8 +161,8 @@ def blank_masked_actions(
 class Births:
     """Tracks the agents that are born, through episodes that may span several batches.
 
-    An agent is born in its first own step: the first of an episode in which its mask is True.
-    In turn-based groups, and without masks, all agents are born with the episode.
+    An agent is born in the first step of an episode in which its mask is True. In turn-based
+    groups, and without masks, all agents are born with the episode.
 
     Args:
         groups (mapping of name to GroupSpec): the groups.
@@ -170,7 +173,7 @@ class Births:
         self._before: dict[str, Tensor] = {}
 
     def update(self, batch: TensorDictBase) -> dict[str, Tensor]:
-        """Returns the born agents in each step of a batch ``[*B, T]``: ``[*B, T, N]`` by group.
+        """Returns masks of the agents born by each step of a batch: ``[*B, T, N]`` by group.
 
         Groups whose agents are all born with the episode are left out.
         """
@@ -185,7 +188,7 @@ class Births:
         return born
 
     def forget(self, envs: Tensor | None = None) -> None:
-        """Resets the running episodes of some environments, bool ``[E]``, or of all."""
+        """Forgets the births in running episodes of some environments, bool ``[E]``, or of all."""
         if envs is None:
             self._before = {}
             return
@@ -205,12 +208,12 @@ class Births:
 def begun(
     groups: Mapping[str, GroupSpec], step: TensorDictBase, before: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Returns the agents born in an episode's first step, ``[*B, N]`` by group (:class:`Births`).
+    """Returns the agents born up to a step, ``[*B, N]`` by group, as :class:`Births` counts them.
 
     Args:
         groups (mapping of name to GroupSpec): the groups.
         step (TensorDictBase): a step, ``[*B]``.
-        before (mapping): result for the step before; empty at the beginning of the episode.
+        before (mapping): result for the previous step; empty at the beginning of the episode.
     """
     acting = {name: step.get(group.mask_key) for name, group in _waiting(groups).items()}
     return {name: acts | before[name] if before else acts for name, acts in acting.items()}
@@ -222,7 +225,7 @@ def _waiting(groups: Mapping[str, GroupSpec]) -> dict[str, GroupSpec]:
 
 
 def _born(acts: Tensor, done: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the born agents in each step ``[*B, T, N]``, and in the running episode ``[*B, N]``.
+    """Returns masks of born agents: ``[*B, T, N]`` per step; ``[*B, N]`` in the running episode.
 
     Args:
         acts (Tensor): acting agents, ``[*B, T, N]``.
@@ -255,8 +258,8 @@ def flags_of(group: GroupSpec, data: TensorDictBase, born: Tensor | None = None)
     Args:
         group (GroupSpec): group of the agents.
         data (TensorDictBase): steps ``[*B]`` with ``"next"``.
-        born (Tensor, optional): born agents, from :class:`~torchrl_marl.objectives.flags.Births`;
-            default: all.
+        born (Tensor, optional): mask of born agents, from
+            :class:`~torchrl_marl.objectives.flags.Births`; default: all agents.
 
     Shapes:
         - born: ``[*B, N]``
@@ -276,13 +279,13 @@ def flags_of(group: GroupSpec, data: TensorDictBase, born: Tensor | None = None)
 
 
 def alive_in(group: GroupSpec, data: TensorDictBase) -> Tensor | None:
-    """Returns the agents born and alive before a step, acting or waiting; None for all."""
+    """Returns the mask of agents that are born and alive before a step; None for all."""
     found = data.get((group.name, *ALIVE), None)
     return group.living(data) if found is None else found
 
 
 def bootstraps_in(group: GroupSpec, data: TensorDictBase) -> Tensor | None:
-    """Returns the agents with a readable next step, ``[*B, N]``; None for all."""
+    """Returns the mask of agents to bootstrap after a step, ``[*B, N]``; None for all."""
     found = data.get(("next", group.name, *BOOTSTRAPS), None)
     return flags_of(group, data).bootstraps if found is None else found
 
@@ -290,7 +293,7 @@ def bootstraps_in(group: GroupSpec, data: TensorDictBase) -> Tensor | None:
 def with_flags(group: GroupSpec, data: TensorDictBase) -> TensorDictBase:
     """Returns a batch with the group's flags, computed from the batch alone if it has none.
 
-    An agent that waits before its first own step in the batch then counts as unborn.
+    An agent then counts as unborn until the first step of the batch in which it acts.
 
     Args:
         group (GroupSpec): group of the agents; dense.
@@ -308,7 +311,7 @@ def with_flags(group: GroupSpec, data: TensorDictBase) -> TensorDictBase:
 
 
 def of_agents(signal: Tensor, mask: Tensor) -> Tensor:
-    """Returns a signal per agent, ``[*B, N, 1]``, from the agents' or the team's ``[*B, 1]``."""
+    """Returns a signal per agent, ``[*B, N, 1]``; a team's signal ``[*B, 1]`` is expanded."""
     signal = signal.unsqueeze(-2) if signal.ndim == mask.ndim else signal
     return signal.expand(*mask.shape, 1)
 
@@ -331,8 +334,8 @@ def share(
 
     Args:
         signal (Tensor): signal, such as rewards or values.
-        own (Tensor, optional): mask of agents that have one; default: all.
-        sources (Tensor, optional): mask of agents in the mean; default: ``own``.
+        own (Tensor, optional): mask of agents that have a signal; default: all agents.
+        sources (Tensor, optional): mask of agents over which the mean is taken; default: ``own``.
         per_group (PerGroup): statistics per group.
 
     Shapes:
@@ -345,9 +348,10 @@ def share(
 
 
 def own_reward(group: GroupSpec, data: TensorDictBase, reward: Tensor) -> Tensor:
-    """Returns each agent's reward, 0 before its birth and after its end.
+    """Returns each agent's reward; it is 0 before the agent's birth and after its end.
 
-    In a batch without life flags, an agent that does not act may be waiting, and is rewarded.
+    In a batch without done flags of agents, an agent that does not act may be waiting, so its
+    reward is kept.
 
     Args:
         group (GroupSpec): group of the agents.
@@ -368,8 +372,8 @@ def team_reward(
 ) -> Tensor:
     """Returns the team's reward of each step, for every agent of the group.
 
-    It is the mean over the agents born and alive in the step, acting or waiting. If some agents do
-    not learn, it is the mean over those that do.
+    It is the mean over the agents that are born and alive in the step, whether or not they act. If
+    some agents do not learn, it is the mean over those that do.
 
     Args:
         group (GroupSpec): group of the agents.

@@ -1,4 +1,4 @@
-"""Loss of MADDPG, MATD3 and their independent forms, which differ by critics and noise.
+"""Loss of MADDPG, MATD3 and their independent forms, which differ in critics and noise.
 
 Shapes: B any batch dims, N agents, A action features, K critics.
 """
@@ -30,9 +30,9 @@ class MADDPGLoss(OffPolicyLoss):
         \qquad L_\mu = -Q_1(o, \mu(o)) + c \, \overline{z^2}
 
     for every agent that acts. :math:`\overline{z^2}` is the mean square of the actor's outputs
-    before squashing, or of its logits. With a centralized critic this is MADDPG, with a critic per
-    agent IDDPG; with two critics and noise :math:`\epsilon` it is MATD3 or ITD3. Discrete actions
-    are sampled one-hot, with a straight-through gradient. For done flags and masks see
+    before squashing, or of its logits. With a centralized critic this is MADDPG, and with a critic
+    per agent IDDPG. With two critics and noise :math:`\epsilon` it is MATD3 or ITD3. Discrete
+    actions are sampled one-hot, with a straight-through gradient. For done flags and masks see
     :class:`OffPolicyLoss`.
 
     Args:
@@ -42,12 +42,13 @@ class MADDPGLoss(OffPolicyLoss):
             :func:`~torchrl_marl.modules.make_action_critic`.
 
     Keyword Args:
-        actor_gradient ("group", "agent" or "all", optional): values that an action maximizes: the
-            mean of the agent's group, the agent's value, or all in one pass. ``all`` is right if no
-            critic sees the actions of another group. Default: as ``bootstrap`` says.
-        policy_noise, noise_clip (float): standard deviation and limit of the noise on the target's
-            next action, relative to half the action range; 0 for none.
-        saturation_coeff (float): weight c; recipes train with 0.001.
+        actor_gradient ("group", "agent" or "all", optional): values that an action should increase:
+            the mean over the agent's group, the agent's value, or the values of all agents, in one
+            pass. ``all`` is exact if no critic sees the actions of another group. Default:
+            ``group`` if ``bootstrap`` is ``team``, else ``agent``.
+        policy_noise, noise_clip (float): standard deviation and limit of the noise on the target
+            actor's next action, relative to half the action range; 0 for no noise.
+        saturation_coeff (float): weight c; recipes use 0.001.
         **kwargs: arguments of :class:`OffPolicyLoss`: ``group``, ``bootstrap``, ``gamma``,
             ``loss_function``, ``functional``.
 
@@ -59,11 +60,11 @@ class MADDPGLoss(OffPolicyLoss):
         - reads: the networks' keys, here and under ``"next"``; action, the next reward and
           terminated, masks; discount and priority_weight, if present
         - writes: ``(group, "td_error")`` ``[*B, N, 1]``; returns ``loss_actor``, ``loss_value``,
-          ``pred_value``, ``target_value``, ``saturation`` (the share of actions at their bounds)
+          ``pred_value``, ``target_value``, ``saturation`` (fraction of actions at their bounds)
 
     Reference: Lowe et al., 2017, https://arxiv.org/abs/1706.02275; Fujimoto et al., 2018,
-    https://arxiv.org/abs/1802.09477. Differs from the first: in the actor's loss the other agents
-    act by their current policy, not by their stored actions.
+    https://arxiv.org/abs/1802.09477. Differs from Lowe et al.: in the actor's loss, the other
+    agents' actions are those of their current policy, not the stored ones.
 
     Reduces to: TorchRL's ``DDPGLoss`` and ``TD3Loss`` for one agent that is never masked.
 
@@ -143,7 +144,7 @@ class MADDPGLoss(OffPolicyLoss):
         return self.values(data, detached=True)[..., :1]
 
     def _act(self, data: TensorDictBase, target: bool = False) -> tuple[Tensor, Tensor | None]:
-        """Returns actions, and the outputs or logits that they were made from."""
+        """Returns actions, and the outputs or logits that they were computed from."""
         with self.network("actor_network", target) as actor:
             inputs = self.inputs_of(actor, data, target)
             if self.group.discrete:

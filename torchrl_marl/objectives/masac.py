@@ -21,12 +21,12 @@ __all__ = ["MASACLoss"]
 
 
 class Policy(NamedTuple):
-    """Sampled actions of a policy, with log-probabilities of these or of all discrete actions.
+    """Sampled actions of a policy, with their log-probabilities or those of all actions.
 
     Shapes:
         - action: ``[*B, N, A]``; log_prob: ``[*B, N, 1]``, or ``[*B, N, A]`` for discrete actions
-        - prob: ``[*B, N, A]`` for discrete actions, else None; target_entropy: ``[*B, N, 1]`` or
-          less
+        - prob: ``[*B, N, A]`` for discrete actions, else None; target_entropy: ``[*B, N, 1]``, or a
+          shape that broadcasts to it
     """
 
     action: Tensor
@@ -50,8 +50,8 @@ class MASACLoss(OffPolicyLoss):
         \qquad L_\alpha = -\log \alpha \, (\log \pi(a_i | o_i) + \bar H_i)
 
     for every agent that acts, with :math:`a` and :math:`a'` sampled by the current policy. With a
-    centralized critic this is MASAC, with a critic per agent ISAC. For discrete actions the mean
-    over the agent's actions is exact, while the other agents' actions are sampled, without a
+    centralized critic this is MASAC, and with a critic per agent ISAC. For discrete actions the
+    mean over the agent's actions is exact, while the other agents' actions are sampled, without a
     gradient. Each group has a separate temperature :math:`\alpha`, ``log_alpha``. For done flags
     and masks see :class:`OffPolicyLoss`.
 
@@ -59,20 +59,21 @@ class MASACLoss(OffPolicyLoss):
         actor_network (ProbabilisticActor): the policy, such as
             :func:`~torchrl_marl.modules.make_actor`; it has no target network.
         qvalue_network (TensorDictModule): writes values ``[*B, N, K]`` of actions, such as
-            :func:`~torchrl_marl.modules.make_action_critic` with ``n_critics=2``. It must also read
-            discrete actions as one-hot floats.
+            :func:`~torchrl_marl.modules.make_action_critic` with ``n_critics=2``. If actions are
+            discrete, it must read them as one-hot floats.
 
     Keyword Args:
-        actor_gradient ("group", "agent" or "all", optional): values that an action maximizes: the
-            mean of the agent's group, the agent's value, or all in one pass. ``all`` is right if no
-            critic sees the actions of another group (discrete: of another agent). Default: as
-            ``bootstrap`` says.
-        groups_apart (bool): no critic sees the actions of another group. Discrete actions of
-            several groups are then valued in parallel, in fewer passes.
+        actor_gradient ("group", "agent" or "all", optional): values that an action should increase:
+            the mean over the agent's group, the agent's value, or the values of all agents, in one
+            pass. ``all`` is exact if no critic sees the actions of another group (for discrete
+            actions: of another agent). Default: ``group`` if ``bootstrap`` is ``team``, else
+            ``agent``.
+        groups_apart (bool): whether no critic sees the actions of another group. Discrete actions
+            of several groups are then evaluated in parallel, in fewer passes.
         alpha_init (float): initial temperature.
-        target_entropy (float, optional): target entropy of an agent. Continuous: per action
-            feature, scaled to [-1, 1]; default: -1. Discrete: as a share of the entropy of a
-            uniform choice of legal actions; default: 0.5.
+        target_entropy (float, optional): target entropy of an agent. For continuous actions:
+            entropy per action feature, with actions scaled to [-1, 1]; default: -1. For discrete
+            actions: fraction of the entropy of a uniform choice of legal actions; default: 0.5.
         **kwargs: arguments of :class:`OffPolicyLoss`: ``group``, ``bootstrap``, ``gamma``,
             ``loss_function``, ``functional``.
 
@@ -202,13 +203,13 @@ class MASACLoss(OffPolicyLoss):
         return Policy(self._of_seen(action, data), log_prob, None, self.own_target)
 
     def _of_seen(self, action: Tensor, data: TensorDictBase) -> Tensor:
-        """Returns the actions with 0 for agents that do not act, as stored actions have it."""
+        """Returns the actions, with 0 for agents that do not act, as in stored actions."""
         mask = None if self.group.mask_key is None else data.get(self.group.mask_key)
         return action if mask is None else torch.where(mask.unsqueeze(-1), action, 0.0)
 
 
 def _scales(group: GroupSpec, target_entropy: float | None) -> tuple[Tensor, Tensor]:
-    """Returns each agent's target entropy, and the log of its action range relative to [-1, 1]."""
+    """Returns each agent's target entropy, and the log of its action range over that of [-1, 1]."""
     if group.discrete:
         return torch.tensor(0.5 if target_entropy is None else target_entropy), torch.zeros(())
     each = -1.0 if target_entropy is None else target_entropy

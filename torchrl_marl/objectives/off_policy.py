@@ -1,4 +1,4 @@
-"""Base of off-policy losses: n-step returns, target networks and importance weights."""
+"""Base class of off-policy losses: n-step returns, targets and importance weights."""
 
 from __future__ import annotations
 
@@ -47,40 +47,42 @@ def _as_tuple(key: NestedKey) -> tuple[str, ...]:
 
 
 class OffPolicyLoss(LossModule):
-    r"""Base loss of critics with target networks, for a group of agents that may die.
+    r"""Base class of losses with target networks, for a group of agents that may die.
 
     .. math::
         L_Q = \sum_k \big(Q_k(o, a) - r - \gamma (1 - \mathrm{terminated}) V'(o')\big)^2
 
     for every agent that acts. With ``bootstrap="team"`` an agent without a next observation gets
-    the mean next value of the agents of its group that have one. With ``"agent"`` its own
-    termination counts, and steps without a known outcome are not learned from. Masked slots reach
-    no loss and no gradient.
+    the mean next value of the agents of its group that have one. With ``"agent"`` each agent's own
+    termination counts, and steps without a known outcome are left out. Masked slots affect no loss
+    and no gradient.
 
     With a recurrent acting network, the last dim of ``*B`` is time. The hidden state of the first
     step, ``(group, "hidden")``, is read; the target reads it too unless there is a
-    ``(group, "target_hidden")``. The next step is then valued by one step more, from the state
-    after the step. If there is an entry ``valid``, other steps are not learned from.
+    ``(group, "target_hidden")``. The network then runs one more step to value the next step, from
+    the state after the step. If there is an entry ``valid``, steps in which it is False are left
+    out.
 
-    With mixed values, the team's reward is stored, under ``("next", group, "team", "reward")``,
-    else each agent's. With ``bootstrap="team"`` dead agents get the team's reward.
+    With mixed values, the team's reward is stored, under ``("next", group, "team", "reward")``;
+    without, each agent's reward is stored. With ``bootstrap="team"`` dead agents get the team's
+    reward.
 
     A subclass defines the next value (``next_value``), the actor's loss (``actor_loss``), and the
     networks with targets (``with_target``).
 
     Args:
-        actor_network, qvalue_network (TensorDictModule): write actions and their values; without an
-            actor for greedy policies of Q-values.
+        actor_network, qvalue_network (TensorDictModule): networks that write actions and their
+            values; policies that are greedy in Q-values have no actor.
         group (GroupSpec): sets every key.
-        bootstrap ("team" or "agent"): done flag that cuts the return: the team's or each agent's.
+        bootstrap ("team" or "agent"): done flag at which a return ends: the team's or each agent's.
         gamma (float): discount factor, for data without a ``discount`` entry.
-        mixed (bool): whether values are mixed, so that a group has one. The reward is then the
-            team's, the mean over born and living agents, and a step counts if any agent acts.
-        loss_function (str): ``"l2"``, ``"l1"`` or ``"smooth_l1"``; loss of the critics.
-        functional (bool): keeps the parameters and those of the targets apart from the networks,
-            for TorchRL's ``SoftUpdate``. False: the networks are used directly, and
-            ``target_actor_network`` and ``target_qvalue_network`` are copies. Take the gradient of
-            each loss for the parameters of its network only.
+        mixed (bool): whether values are mixed into one per group. The reward is then the team's:
+            the mean over born and living agents. A step counts if any agent acts in it.
+        loss_function (str): loss of the critics: ``"l2"``, ``"l1"`` or ``"smooth_l1"``.
+        functional (bool): whether parameters, and those of the targets, are kept separately from
+            the networks, as TorchRL's ``SoftUpdate`` needs. If False, the networks are used
+            directly, and ``target_actor_network`` and ``target_qvalue_network`` are copies.
+            Differentiate each loss with respect to the parameters of its network only.
 
     Raises:
         ValueError: an unknown ``bootstrap``, or ``"agent"`` with mixed values.
@@ -177,14 +179,14 @@ class OffPolicyLoss(LossModule):
 
     @property
     def state_keys(self) -> dict[bool, NestedKey]:
-        """Keys of the hidden state of the acting network, and (True) of its target."""
+        """Keys of the acting network's hidden state (False) and of its target's (True)."""
         own = {False: self.group.key("hidden")} if self.remembers else {}
         follows = own and self.acting in self.with_target
         return {**own, True: self.group.key("target_hidden")} if follows else own
 
     @property
     def followed(self) -> list[tuple[nn.Module, nn.Module]]:
-        """Networks and their targets, if parameters are not kept apart."""
+        """Networks and their targets, if parameters are not kept separately."""
         held = [name for name in self.with_target if hasattr(self, f"target_{name}")]
         return [(getattr(self, name), getattr(self, f"target_{name}")) for name in held]
 
@@ -192,7 +194,7 @@ class OffPolicyLoss(LossModule):
         """Returns the value of the next step for each agent, ``[*B, N, 1]``.
 
         Args:
-            following (TensorDictBase): networks' inputs of the next step; may be written to.
+            following (TensorDictBase): networks' inputs in the next step; may be changed.
         """
         raise NotImplementedError
 
@@ -209,11 +211,11 @@ class OffPolicyLoss(LossModule):
 
     @property
     def functional(self) -> bool:
-        """True if parameters are kept apart from the networks."""
+        """True if parameters are kept separately from the networks."""
         return self._functional
 
     def make_value_estimator(self, value_type: Any = None, *, gamma: float = 0.99) -> None:
-        """Sets the discount; targets have one step, or as many as ``discount`` says."""
+        """Sets the discount of one-step targets; n-step data have an entry ``discount``."""
         self.gamma = gamma
 
     def _forward_value_estimator_keys(self, **kwargs: Any) -> None:
@@ -313,13 +315,13 @@ class OffPolicyLoss(LossModule):
         return team_reward(self.group, data, reward, self.per_group)
 
     def settle_rewards(self, data: TensorDictBase) -> None:
-        """Writes the rewards for ``bootstrap="team"``, before a step is stored.
+        """Writes the rewards that ``bootstrap="team"`` needs, before a step is stored.
 
-        With mixed values every agent gets the team's reward; else only dead agents do. Sums over
-        several steps then have each step's mean.
+        With mixed values every agent gets the team's reward; without, only dead agents do. A sum
+        over several steps then contains the mean of each step.
 
         Args:
-            data (TensorDictBase): steps ``[E, T]``, the group dense.
+            data (TensorDictBase): steps ``[E, T]``; the group must be dense.
         """
         if self.bootstrap != "team" or not self._own_rewards:
             return
@@ -344,12 +346,12 @@ class OffPolicyLoss(LossModule):
     def add_team_reward(
         self, leaves: dict[tuple[str, ...], Tensor], arrange: Any, restore: Any
     ) -> None:
-        """Adds the team's reward to rows of an older version, which have only the agents' rewards.
+        """Adds the team's reward to rows that an older version stored with agents' rewards only.
 
-        It is then the mean over the agents that acted, or over all if none did.
+        It is the mean over the agents that acted, or over all agents if none acted.
 
         Args:
-            leaves (dict): key -> rows; written to.
+            leaves (dict): key -> rows; the reward is added to it.
             arrange, restore (callable): map stored rows to ``[*B, N, 1]`` of this group, and back.
         """
         own = ("next", *self.group.key("reward"))
@@ -365,7 +367,7 @@ class OffPolicyLoss(LossModule):
 
     @property
     def _own_rewards(self) -> bool:
-        """True if rewards are the agents', not the team's."""
+        """True if each agent has a reward, not only the team."""
         return self.tensor_keys.reward == self.group.key("reward")
 
     @property
@@ -377,7 +379,8 @@ class OffPolicyLoss(LossModule):
     def learned(self, data: TensorDictBase) -> Tensor | None:
         """Returns the mask of steps to learn from, ``[*B, N]``; None for all.
 
-        These are the steps of acting agents; with mixed values, of groups in which any agent acts.
+        These are the steps in which the agent acts; with mixed values, those in which any agent of
+        its group acts.
         """
         acts = self.acts(data)
         if acts is None or not self.mixed:
@@ -386,7 +389,7 @@ class OffPolicyLoss(LossModule):
         return self.to_agents(count).squeeze(-1) > 0
 
     def acts(self, data: TensorDictBase) -> Tensor | None:
-        """Returns the mask of acting agents, ``[*B, N]``, in valid steps; None for all."""
+        """Returns the mask of agents that act in valid steps, ``[*B, N]``; None for all."""
         mask = None if self.group.mask_key is None else data.get(self.group.mask_key)
         valid = data.get("valid", None) if self.remembers else None
         if valid is None:
@@ -400,7 +403,7 @@ class OffPolicyLoss(LossModule):
         return {"hidden": state_size(getattr(self, self.acting))} if self.remembers else {}
 
     def in_time(self) -> contextlib.AbstractContextManager:
-        """Lets a recurrent acting network read sequences, within a context."""
+        """Within a context, a recurrent acting network reads sequences."""
         return set_recurrent_mode(True) if self.remembers else contextlib.nullcontext()
 
     @torch.no_grad()
@@ -411,7 +414,7 @@ class OffPolicyLoss(LossModule):
             data (TensorDictBase): windows of steps.
 
         Shapes:
-            - data: ``[*B, L]``; returns ``[*B, L, N, S]`` by key; empty without memory
+            - data: ``[*B, L]``; returns key -> ``[*B, L, N, S]``; empty without memory
         """
         found: dict[NestedKey, Tensor] = {}
         inputs = self.inputs(self.group.dense(data)) if self.remembers else data
@@ -424,7 +427,7 @@ class OffPolicyLoss(LossModule):
     def inputs_of(
         self, network: Any, inputs: TensorDictBase, target: bool = False
     ) -> TensorDictBase:
-        """Returns the inputs of a network; a target reads its own hidden state, if there is one."""
+        """Returns the inputs of a network; a target may read a separate hidden state."""
         own = inputs.select(*network.in_keys)
         state = inputs.get(self.state_keys[True], None) if target and self.remembers else None
         return own if state is None else own.set(self.state_keys[False], state)
@@ -439,7 +442,7 @@ class OffPolicyLoss(LossModule):
         return distance_loss(value, target, self.loss_function)
 
     def values(self, data: TensorDictBase, target: bool = False, detached: bool = False) -> Tensor:
-        """Returns all critics' values, ``[*B, N, K]``; optionally the targets' or detached."""
+        """Returns all critics' values, ``[*B, N, K]``; optionally of the targets, or detached."""
         with self.network("qvalue_network", target, detached) as critic:
             values = critic(data.select(*critic.in_keys))
         return values.get(self.tensor_keys.state_action_value)
@@ -457,7 +460,7 @@ class OffPolicyLoss(LossModule):
 
     @contextlib.contextmanager
     def network(self, name: str, target: bool = False, detached: bool = False) -> Iterator[Any]:
-        """Yields a network with its parameters, its target's, or detached ones."""
+        """Yields a network with its parameters, those of its target, or detached ones."""
         if not self.functional:
             yield getattr(self, f"target_{name}" if target else name)
             return

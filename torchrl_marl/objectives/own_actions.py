@@ -23,11 +23,11 @@ Values = Callable[[TensorDictBase], Tensor]
 
 
 class MovedActions(nn.Module):
-    """Values that each agent's action can change, with others' actions fixed and detached.
+    """Values that each agent's action can change, with others' actions detached.
 
     Args:
         group (GroupSpec): group that acts.
-        actor_gradient ("group", "agent" or "all"): values that an action maximizes, as in
+        actor_gradient ("group", "agent" or "all"): values that an action should increase, as in
             :class:`~torchrl_marl.objectives.MADDPGLoss`.
         device (torch.device, optional): device of the indices.
 
@@ -66,18 +66,19 @@ class MovedActions(nn.Module):
 class Choices(nn.Module):
     """Values of every discrete action of every agent, with others' sampled actions fixed.
 
-    It takes a copy of a step for each action of each agent. If groups are apart, it takes as many
-    as the largest group needs, since agents of several groups choose in parallel.
+    A step is copied for each action of each agent. If groups are apart, there are as many copies as
+    the largest group needs, since agents of different groups choose in parallel.
 
     Args:
         group (GroupSpec): group that acts.
-        actor_gradient ("group", "agent" or "all"): value that a choice maximizes. With ``"all"`` no
-            agent's value depends on others' actions, and each action takes one copy only.
+        actor_gradient ("group", "agent" or "all"): value that a choice should increase. With
+            ``"all"`` no agent's value depends on others' actions, and each action needs one copy
+            only.
         device (torch.device, optional): device of the indices.
         apart (bool): whether no value depends on the actions of another group.
 
-    Shapes (beside those above): M agents with separate copies: N, or the size of the largest
-    group.
+    Shapes (in addition to those above): M agents with separate copies: N, or the size of the
+    largest group.
     """
 
     mine: Tensor
@@ -120,7 +121,7 @@ class Choices(nn.Module):
             data (TensorDictBase): critics' inputs except actions, ``[*B]``.
             drawn (Tensor): sampled actions, ``[*B, N, A]``, one-hot.
             values (callable): returns the values ``[*B, N, 1]`` of a step with actions.
-            own (bool): whether to return each agent's value, whatever ``actor_gradient`` is.
+            own (bool): whether to return each agent's own value for any ``actor_gradient``.
         """
         n_agents, n_actions = drawn.shape[-2:]
         if self.whose == "all":  # [*B, A, N, A]: all agents take the same action
@@ -152,7 +153,7 @@ class Choices(nn.Module):
         return torch.where(of > 0, means, 0.0).sum(-1)
 
     def _pick(self, found: Tensor, whose: Tensor, place: Tensor) -> Tensor:
-        """Returns each agent's choices, ``[*B, M, A, K]`` to ``[*B, N, A]``, one of K each."""
+        """Picks one of K values for each agent's choices, ``[*B, M, A, K]`` to ``[*B, N, A]``."""
         rows = found.movedim(-1, -3).flatten(-3, -2)  # [*B, K * M, A]
         return rows.index_select(-2, whose * len(self.mine) + place)
 
@@ -160,7 +161,7 @@ class Choices(nn.Module):
 def draw_one_hot(logits: Tensor) -> Tensor:
     """Samples one-hot actions ``[*B, N, A]`` with a straight-through gradient."""
     probability = logits.softmax(-1)
-    with torch.no_grad():  # the smallest of exponential clocks; NaN raises no error here
+    with torch.no_grad():  # a race of exponential samples; NaN raises no error here
         drawn = (probability / torch.empty_like(probability).exponential_()).argmax(-1)
     hard = F.one_hot(drawn, logits.shape[-1]).to(logits.dtype)
     return hard + probability - probability.detach()
@@ -173,7 +174,7 @@ def _copied(data: TensorDictBase, key: object, n_copies: int) -> TensorDictBase:
 
 
 def _copies(group: GroupSpec, actor_gradient: str) -> tuple[Tensor | None, Tensor | None]:
-    """Returns the moved actions of each copy of a step, ``[C, N]``, and each agent's copy."""
+    """Returns the actions that each copy of a step moves, ``[C, N]``, and each agent's copy."""
     if actor_gradient not in ("group", "agent", "all"):
         raise ValueError(
             f"actor_gradient is {actor_gradient!r}, expected 'group', 'agent' or 'all'."

@@ -33,19 +33,18 @@ __all__ = ["ParallelQLoss"]
 
 
 class ParallelQLoss(ValueDecompositionLoss):
-    r"""Q-learning of a group by the lambda-returns of a rollout, with a single network.
+    r"""Q-learning of a group on the lambda-returns of a rollout, with a single network.
 
     .. math::
         L = \big(Q_{tot}(s_t, a_t) - G_t\big)^2, \qquad
         G_t = r_t + \gamma (1 - \text{terminated}_t)
               \left[ \lambda G_{t+1} + (1 - \lambda) \max_a Q_{tot}(s_{t+1}, a) \right]
 
-    :meth:`add_targets` computes :math:`G_t` of a whole batch with the current network; the loss of
-    its minibatches reads it. A return ends with its episode or with the batch, and a time limit is
+    :meth:`add_targets` computes :math:`G_t` for a whole batch with the current network; the losses
+    of minibatches read it. A return ends with its episode or with the batch, and a time limit is
     bootstrapped. Masks, done flags and rewards are those of :class:`ValueDecompositionLoss`.
-    Without a mixer, a dead agent earns the mean reward of its group's living agents
-    (``bootstrap="team"``), or its return ends with it (``"agent"``). The mean of each step is over
-    the agents born and alive in it.
+    Without a mixer, a dead agent earns the mean reward of its group's born and living agents
+    (``bootstrap="team"``), or its return ends when it dies (``"agent"``).
 
     Args:
         qvalue_network (TensorDictModule): writes values ``[*B, N, n_actions]``, the best action and
@@ -54,18 +53,19 @@ class ParallelQLoss(ValueDecompositionLoss):
 
     Keyword Args:
         lmbda (float): lambda of the returns.
-        **kwargs: ``group``, ``bootstrap``, ``gamma``, ``loss_function``, ``functional``.
+        **kwargs: arguments of :class:`OffPolicyLoss`: ``group``, ``bootstrap``, ``gamma``,
+            ``loss_function``, ``functional``.
 
     Shapes:
-        - batch of ``add_targets``: ``[*B, T]``; of the loss: ``[*B]``
+        - batch for ``add_targets``: ``[*B, T]``; minibatch for the loss: ``[*B]``
         - reward: ``[*B, T, N, 1]``, or the team's ``[*B, T, 1]``; value_target: ``[*B, T, N, 1]``
         - every output: a scalar; for a joined group ``[G]``, one for each group in it
 
     Keys:
         - reads: the networks' keys, action, masks, ``(group, "value_target")``; ``add_targets``
           also reads the networks' keys under ``"next"``, the next reward, done and terminated
-        - writes: ``add_targets`` ``(group, "value_target")``, and ``(group, "loss_mask")`` if
-          the group has a mask; the loss returns ``loss_value``, ``pred_value``, ``target_value``
+        - writes: ``add_targets`` writes ``(group, "value_target")``, and ``(group, "loss_mask")``
+          if the group has a mask; the loss returns ``loss_value``, ``pred_value``, ``target_value``
 
     Raises:
         ValueError: a mixer with ``bootstrap="agent"``.
@@ -73,7 +73,7 @@ class ParallelQLoss(ValueDecompositionLoss):
 
     Reference: Gallici et al., 2024, https://arxiv.org/abs/2407.04811, algorithm 1.
 
-    Reduces to: one-step Q-learning for ``lmbda=0``, Monte Carlo returns for ``lmbda=1``.
+    Reduces to: one-step Q-learning for ``lmbda=0``, and Monte Carlo returns for ``lmbda=1``.
 
     Examples:
         >>> from torchrl_marl import TeamSpec
@@ -131,7 +131,7 @@ class ParallelQLoss(ValueDecompositionLoss):
         group.write(tensordict, "value_target", target)
 
     def target(self, data: TensorDictBase, everyone: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Returns the written targets, and the mask of steps that have one."""
+        """Returns the targets from ``add_targets``, and the mask of steps that have one."""
         mask_key, key = self.group.mask_key, self.tensor_keys.value_target
         target = data.get(key, None)
         if target is None:
@@ -145,7 +145,7 @@ class ParallelQLoss(ValueDecompositionLoss):
         return self.mixture(following, best)
 
     def rewards(self, data: TensorDictBase, everyone: Tensor) -> Tensor:
-        """Returns each agent's reward; for dead agents the mean of the living agents', or 0."""
+        """Returns each agent's reward; dead agents get the living agents' mean reward, or 0."""
         reward, own = super().rewards(data, everyone), data.get("next").get(self.tensor_keys.reward)
         alive = alive_in(self.group, data)
         if self.mixed or own.ndim == everyone.ndim:

@@ -48,12 +48,13 @@ def ratio_metrics(
         per (PerGroup): statistics per group.
         log_ratio, clipped (Tensor): log of the ratio, raw and clipped, ``[*B, N, 1]``.
         mask (Tensor, optional): bool, ``[*B, N]``.
-        count (Tensor, optional): count over all ranks, on one of several. Metrics that are not
-            means then have the shape ``[*, G]`` for :data:`COMBINE`.
+        count (Tensor, optional): number of steps over all ranks; pass it if there are several
+            ranks. Metrics that are not means then have the shape ``[*, G]``, which :data:`COMBINE`
+            reduces.
     """
     ratio = log_ratio.exp()
     alive = None if mask is None else mask.reshape(log_ratio.shape)
-    # In logarithms, so that a masked ratio of 0 adds nothing.
+    # In logarithms, in which a masked ratio of 0 adds nothing.
     counted = log_ratio if alive is None else log_ratio.masked_fill(~alive, -torch.inf)
     sums, largest = (per.logsumexp(counted), per.logsumexp(2 * counted)), per.amax(counted)
     alone = count is None
@@ -70,13 +71,14 @@ def ratio_metrics(
 def explained_variance(
     per: PerGroup, residual: Tensor, target: Tensor, mask: Tensor | None, *, alone: bool
 ) -> Tensor:
-    """Returns the share of the targets' variance that the critic explains.
+    """Returns the fraction of the targets' variance that the critic explains.
 
     Args:
         per (PerGroup): statistics per group.
         residual, target (Tensor): value errors and targets, ``[*B, N, 1]``.
         mask (Tensor, optional): bool, ``[*B, N]``.
-        alone (bool): False on one of several ranks; the result is then for :data:`COMBINE`.
+        alone (bool): whether there is only one rank; otherwise :data:`COMBINE` must reduce the
+            result.
     """
     moments = (
         *per.moments(residual, mask, SINGLE_PROCESS),
@@ -90,10 +92,10 @@ def explained_variance(
 def entropy_of(distribution: torch.distributions.Distribution, n_samples: int) -> Tensor:
     """Returns the entropy of each action, by sampling if there is no formula.
 
-    Each rank samples for the actions of all ranks, as one process would, and takes its part.
+    Each rank samples for the actions of all ranks, as a single process would, and keeps its part.
 
     Args:
-        distribution (Distribution): of actions ``[*B, N]``.
+        distribution (Distribution): distribution of actions, with batch shape ``[*B, N]``.
         n_samples (int): number of samples.
     """
     with _draws_of_all(current()):
@@ -102,13 +104,14 @@ def entropy_of(distribution: torch.distributions.Distribution, n_samples: int) -
         except NotImplementedError:
             n = torch.Size([n_samples])
             if hasattr(distribution, "rsample_and_log_prob"):
-                # Scored as sampled: near the bounds the inverse of a squashing is not exact.
+                # Log-probabilities come with the samples, since the inverse of tanh is inexact near
+                # the bounds.
                 return -distribution.rsample_and_log_prob(n)[1].mean(0)
             return -distribution.log_prob(distribution.rsample(n)).mean(0)
 
 
 class _OwnRows(TorchFunctionMode):
-    """Samples for the rows of all ranks, which are in dim 1, and keeps this rank's."""
+    """Samples for the rows of all ranks, along dim 1, and keeps those of this rank."""
 
     def __init__(self, ranks: SingleProcess) -> None:
         super().__init__()
@@ -127,7 +130,7 @@ def _draws_of_all(ranks: SingleProcess) -> contextlib.AbstractContextManager[Any
 
 
 def _effective(of_ratios: Tensor, of_squares: Tensor) -> Tensor:
-    """Returns the effective sample size, from logarithms of sums of ratios and of their squares."""
+    """Returns the effective sample size, from the logs of summed ratios and squared ratios."""
     return (2 * of_ratios - of_squares).exp().nan_to_num()
 
 
@@ -149,7 +152,7 @@ def _combine_explained_variance(parts: Tensor, count: Tensor) -> Tensor:
 
 
 def _variance_of_all(number: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-    """Returns the variance ``[G]`` over all ranks from each rank's ``[R, G]``."""
+    """Combines the variances of R ranks, ``[R, G]``, into that over all ranks, ``[G]``."""
     share = number / number.sum(0).clamp_min(1)
     offset = mean - (share * mean).sum(0)
     return (share * (variance + offset.square())).sum(0)
@@ -171,13 +174,13 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
         \operatorname{clip}(\rho, 1 - \epsilon, 1 + \epsilon) A\big)
         + c_V L_V - c_H H
 
-    over the set :math:`M` of steps in which an agent acts, without those whose outcome is not in
-    the batch (``loss_mask``, see :class:`TeamGAE`). Masked slots reach no loss, statistic, metric
-    or gradient.
+    over the set :math:`M` of steps in which an agent acts, except those whose outcome is not in the
+    batch (``loss_mask``, see :class:`TeamGAE`). Masked slots affect no loss, statistic, metric or
+    gradient.
 
-    With a centralized critic this is MAPPO, with a local one IPPO. The critic's loss is divided by
-    the scale of its :class:`~torchrl_marl.modules.ValueNorm`, which the value estimator updates
-    once per batch.
+    With a centralized critic this is MAPPO, and with a local critic IPPO. The critic's loss is
+    divided by the scale of its :class:`~torchrl_marl.modules.ValueNorm`, which the value estimator
+    updates once per batch.
 
     Args:
         actor_network (ProbabilisticTensorDictSequential): the policy, such as
@@ -186,32 +189,34 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
             values in reward units.
 
     Keyword Args:
-        group (GroupSpec, optional): sets every key, the mask included, so that the losses of two
-            groups never share one. Without it, use ``set_keys`` and ``loss_mask_key``.
+        group (GroupSpec, optional): sets every key, including the mask's, so the losses of two
+            groups never share a key. Without it, use ``set_keys`` and ``loss_mask_key``.
         bootstrap ("team" or "agent"): see :class:`~torchrl_marl.objectives.TeamGAE`.
-        value_norm (ValueNorm, optional): statistics of the returns; default: the critic's.
+        value_norm (ValueNorm, optional): running statistics of the returns; default: those of the
+            critic.
         loss_critic_type (str): ``"huber"``, ``"l2"``, ``"l1"`` or ``"smooth_l1"``.
         huber_delta (float): error at which ``"huber"`` turns from quadratic to linear.
         entropy_coeff (float): weight of the entropy bonus.
         normalize_advantage (bool): whether advantages are standardized over the minibatch.
         normalize_advantage_exclude_dims (tuple of int): ``()`` pools the living agents, as the
             MAPPO authors do; ``(-2,)`` standardizes each agent separately.
-        per_agent (bool): whether the actor's terms are per agent, for agents with separate
+        per_agent (bool): whether the actor's terms are averaged per agent, for agents with separate
             policies, as in HAPPO. The critic's terms are always per group.
-        functional (bool): keeps the parameters apart from the networks, as TorchRL does.
-            False: the networks are used directly.
+        functional (bool): whether parameters are kept separately from the networks, as in TorchRL.
+            If False, the networks are used directly.
         **kwargs: arguments of :class:`torchrl.objectives.ClipPPOLoss` (``clip_epsilon``,
             ``clip_value``, ``critic_coeff``, ``entropy_bonus``, ``samples_mc_entropy``,
             ``reduction``, ...).
 
     Attributes:
-        count (Tensor, optional): divisor of means instead of the number of steps to learn from, a
+        count (Tensor, optional): divisor of means, instead of the number of steps to learn from; a
             scalar or ``[G]``. The losses of the parts of a minibatch then add up to the loss of the
-            whole. So do the metrics, except those in ``combine``, which has a function for each.
+            whole minibatch. So do the metrics, except those in ``combine``, which maps each of them
+            to a function.
 
     Shapes:
-        - for networks with memory, the last dim of ``*B`` is time, and the first step's state is
-          read
+        - if networks have memory, the last dim of ``*B`` is time, and the hidden state of the first
+          step is read
         - advantage, value_target, state_value: ``[*B, N, 1]``; action_log_prob, mask: ``[*B, N]``
         - every output: a scalar (``reduction="none"``: the losses are ``[*B, N, 1]``); for a
           joined group ``[G]``, one for each group in it; with ``per_agent`` the actor's are ``[N]``
@@ -417,7 +422,7 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
     def local_count(self, minibatch: TensorDictBase) -> Tensor:
         """Returns the number of steps to learn from in a minibatch, a scalar or ``[G]``.
 
-        Its sum over the parts of one minibatch is the value for ``count``.
+        The sum over the parts of one minibatch is the value to set as ``count``.
         """
         advantage = minibatch.get(self.tensor_keys.advantage)
         return self.per_group.number(advantage, self._mask_of(minibatch))
@@ -431,7 +436,7 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
         return tensordict if self.group is None else self.group.dense(tensordict)
 
     def _learned(self, tensordict: TensorDictBase) -> Tensor | None:
-        """Returns the steps to learn from; zeroes the others, as 0 times NaN is NaN."""
+        """Returns the mask of steps to learn from; zeroes other steps, as 0 times NaN is NaN."""
         acts = None if self._mask_key is None else tensordict.get(self._mask_key)
         learned = self._mask_of(tensordict)
         if learned is not None:

@@ -1,4 +1,4 @@
-"""Loss of IQL, VDN and QMIX: Q-learning that differs by the mixer.
+"""Loss of IQL, VDN and QMIX, which are Q-learning with different mixers.
 
 Shapes: B any batch dims, N agents, G groups that are trained as one.
 """
@@ -26,22 +26,24 @@ class ValueDecompositionLoss(OffPolicyLoss):
         L = w \, \big(Q_{tot}(s, a) - r - \gamma \, Q_{tot}'(s', a^*)\big)^2,
         \qquad a^*_i = \arg\max_a Q_i(o_i', a)
 
-    with :math:`w` = ``negative_weight`` if the target is below the value, else 1. Without a
-    mixer, :math:`Q_{tot}` is each agent's value: IQL, with done flags and masks as in
-    :class:`OffPolicyLoss`. With a mixer a step has one value, and is learned from if any agent
-    acts. Its reward is the mean over born and living agents. Dead and unborn agents have value 0
-    before the mixer, now and next. The next value counts until no agent is left or the episode
-    terminates. A joined group has a value for each group in it.
+    with :math:`w` = ``negative_weight`` if the target is below the value, else 1. Without a mixer,
+    :math:`Q_{tot}` is each agent's value (IQL), with done flags and masks as in
+    :class:`OffPolicyLoss`. With a mixer, a step has one value, and counts if any agent acts. Its
+    reward is the mean over born and living agents. The mixer reads 0 for dead and unborn agents,
+    both in the step and in the next step. The next value counts unless no agent is left or the
+    episode has terminated. A joined group has a value for each group in it.
 
     Args:
         qvalue_network (TensorDictModule): writes values ``[*B, N, n_actions]`` and the best
             action, such as :func:`~torchrl_marl.modules.make_q_actor`.
-        mixer_network (TensorDictModule, optional): mixes them into ``"chosen_action_value"``, such
-            as :func:`~torchrl_marl.modules.make_mixer` or TorchRL's. None for IQL.
+        mixer_network (TensorDictModule, optional): mixes the chosen values into
+            ``"chosen_action_value"``, such as :func:`~torchrl_marl.modules.make_mixer` or
+            TorchRL's. None for IQL.
 
     Keyword Args:
-        double_q (bool): whether the next action is chosen by the network, not by its target.
-        negative_weight (float): weight w; below 1 agents are optimistic about others' actions.
+        double_q (bool): whether the network, instead of its target, chooses the next action.
+        negative_weight (float): weight w; if it is below 1, agents are optimistic about others'
+            actions.
         **kwargs: arguments of :class:`OffPolicyLoss`: ``group``, ``bootstrap``, ``gamma``,
             ``loss_function``, ``functional``.
 
@@ -114,14 +116,14 @@ class ValueDecompositionLoss(OffPolicyLoss):
         return TensorDict({"loss_value": loss_value, **metrics}, [])
 
     def next_value(self, following: TensorDictBase) -> Tensor:
-        """Returns the target's value of the best next actions."""
+        """Returns the target network's values of the best next actions."""
         with self.network("qvalue_network", target=not self.double_q) as network:
             acted = network(self.inputs_of(network, following, not self.double_q))
         best = acted.get(self.tensor_keys.action)
         return self.values(following.set(self.tensor_keys.action, best), target=True)
 
     def values(self, data: TensorDictBase, target: bool = False, detached: bool = False) -> Tensor:
-        """Returns the values of the actions, ``[*B, N, 1]``; the mixed value for every agent."""
+        """Returns the values of the actions, ``[*B, N, 1]``; with a mixer, the mixed value."""
         keys, group = self.tensor_keys, self.group
         with self.network("qvalue_network", target, detached) as network:
             values = network(self.inputs_of(network, data, target)).get(keys.action_value)
@@ -135,7 +137,7 @@ class ValueDecompositionLoss(OffPolicyLoss):
     def mixture(
         self, data: TensorDictBase, chosen: Tensor, target: bool = False, detached: bool = False
     ) -> Tensor:
-        """Returns agents' values ``[*B, N, 1]`` mixed, for every agent of a group; or as given."""
+        """Returns the mixed value for every agent of a group; without a mixer, the given values."""
         if not self.mixed:
             return chosen
         mask_key = self.group.mask_key
@@ -147,7 +149,7 @@ class ValueDecompositionLoss(OffPolicyLoss):
         return self.to_agents(total.get(self.tensor_keys.global_value))
 
     def distance(self, value: Tensor, target: Tensor) -> Tensor:
-        """Returns the loss between values and targets, weighted where the target is below."""
+        """Returns the loss; it has a weight if the target is below the value."""
         loss = super().distance(value, target)
         if self.negative_weight == 1.0:
             return loss

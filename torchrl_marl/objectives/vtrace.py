@@ -29,29 +29,29 @@ __all__ = ["TeamVTrace"]
 
 
 class TeamVTrace(TeamGAE):
-    """Advantages and value targets of a policy, from steps of an older policy (V-trace).
+    """Advantages and value targets of a policy, from the steps of an older policy (V-trace).
 
-    The importance ratio is taken once, when a batch is estimated, from the log-probabilities that
-    the acting policy wrote. Advantages are not multiplied by it, since
-    :class:`~torchrl_marl.objectives.MAPPOLoss` has the ratio itself.
+    The importance ratio is computed once, when advantages of a batch are estimated, from the
+    log-probabilities that the acting policy wrote. Advantages are not multiplied by it, since
+    :class:`~torchrl_marl.objectives.MAPPOLoss` multiplies them by a ratio itself.
 
     Args:
         actor_network (ProbabilisticTensorDictSequential): the policy.
-        rho_clip (float, optional): limit of the ratio in the critic's target; None for no limit.
-        c_clip (float, optional): limit of the ratio in the trace over later steps; None for no
-            limit.
-        ratio ("agent" or "joint"): each agent's ratio, as in PPO's clip, or the product over the
-            acting agents of its group. The product is exact for a team's value, but its variance
-            grows with their number.
+        rho_clip (float, optional): limit of the ratio that multiplies an error; None for no limit.
+        c_clip (float, optional): limit of the ratio that carries errors to earlier steps; None for
+            no limit.
+        ratio ("agent" or "joint"): ``agent``: each agent's ratio, as in PPO's clip. ``joint``: the
+            product of the ratios of the acting agents of its group, which is exact for a team's
+            value, but whose variance grows with the number of agents.
         **kwargs: arguments of :class:`TeamGAE`.
 
     Keys:
         - reads: the keys of :class:`TeamGAE` and of the actor; action and ``action_log_prob``
-        - writes: as :class:`TeamGAE`
+        - writes: the keys that :class:`TeamGAE` writes
 
     Reference: Espeholt et al., 2018, https://arxiv.org/abs/1802.01561.
 
-    Reduces to: :class:`TeamGAE`, if the policy is the acting one.
+    Reduces to: :class:`TeamGAE`, if the acting policy is the same.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class TeamVTrace(TeamGAE):
         clips = ((math.inf if clip is None else clip) for clip in (rho_clip, c_clip))
         self.rho_clip, self.c_clip = clips
         self.ratio = ratio
-        # In a tuple: the actor is the loss's, not the estimator's.
+        # In a tuple: the actor is a part of the loss, not of the estimator.
         self._actor = (actor_network,)
         self.action_key: NestedKey = "action"
         placeholder = torch.zeros(())

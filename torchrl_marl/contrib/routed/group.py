@@ -57,7 +57,7 @@ def path_of(module: TensorDictModuleBase, fixed: Sequence[Path] | None = None) -
     """Returns the path of the group that a module's nested keys share; () if there is none.
 
     Args:
-        module (TensorDictModuleBase): with keys from the root.
+        module (TensorDictModuleBase): module whose keys start at the root.
         fixed (sequence of tuple, optional): paths of the known groups.
     """
     keys = [as_path(key) for key in (*module.in_keys, *module.out_keys)]
@@ -77,8 +77,8 @@ def locate(
 ) -> tuple[Path, TensorDictBase] | None:
     """Returns the first group along a path, and its path.
 
-    It is the first entry that is lazily stacked or has more batch dims than the root, else the
-    first; with ``exact``, the entry at the end of the path.
+    It is the first entry that is lazily stacked or has more batch dims than the root; if there is
+    none, the first entry. With ``exact``, it is the entry at the end of the path.
     """
     if not path:
         return ((), root) if is_lazy(root) else None
@@ -101,7 +101,7 @@ class Step:
 
     Args:
         name (str): position in the policy.
-        module (TensorDictModuleBase): with keys from the root.
+        module (TensorDictModuleBase): module whose keys start at the root.
         path (tuple of str): path of its group.
         agents (tuple of int, optional): agents of its route.
 
@@ -142,11 +142,11 @@ def read_agents(name: str, agents: Any, spec: GroupSpec | None) -> tuple[int, ..
 
     Args:
         name (str): the module's position in the policy.
-        agents (int, str or sequence of such, optional): indices, names or patterns.
+        agents (int, str or sequence of them, optional): indices, names or patterns.
         spec (GroupSpec, optional): specs of the group.
 
     Raises:
-        ValueError: no agents, unknown agents, or one twice.
+        ValueError: no agents, unknown agents, or an agent that is given twice.
     """
     if agents is None:
         return None
@@ -222,7 +222,7 @@ class AgentTable:
         """Returns the agents that a module runs on; None if shapes do not determine it yet.
 
         Raises:
-            ValueError: no such agents, or conflicting ones.
+            ValueError: no agent with the module's inputs, or inputs of different shapes.
         """
         columns = [self.shapes(leaf) for leaf in step.reads]
         if step.agents is not None:
@@ -278,7 +278,7 @@ class AgentTable:
             strict (bool): whether to refuse entries that were written before.
 
         Raises:
-            ValueError: another module has written it, and this one does not read it.
+            ValueError: another module has written the entry, and this module does not read it.
         """
         self.idle.difference_update(agents)
         for leaf in step.writes:
@@ -297,7 +297,7 @@ class AgentTable:
         """Refuses agents without a module or without an action.
 
         Raises:
-            ValueError: if there are such agents.
+            ValueError: an agent has no module or no action.
         """
         if self.idle:
             idle = sorted(self.idle)
@@ -319,7 +319,7 @@ class AgentTable:
 
 
 class SpecGroup(AgentTable):
-    """A group known by its specs only.
+    """A group of which only the specs are known.
 
     Args:
         path (tuple of str): path of the group.
@@ -371,7 +371,7 @@ class DataGroup(AgentTable):
         root (TensorDictBase): ``[*B]``.
         path (tuple of str): path of the group.
         data (TensorDictBase): the group, ``[*B, N]``, dense or lazily stacked.
-        spec (GroupSpec, optional): number of agents, and their names.
+        spec (GroupSpec, optional): specs with the number of agents and their names.
 
     Raises:
         ValueError: a number of agents that differs from the specs.
@@ -463,7 +463,7 @@ class DataGroup(AgentTable):
         return torch.stack([cast(Tensor, column[agent]) for agent in agents], self.dim)
 
     def view(self, root: TensorDictBase, step: Step, agents: tuple[int, ...]) -> TensorDictBase:
-        """Returns the inputs of a module for these agents, and from the root, under its keys."""
+        """Returns a module's inputs under its keys, from these agents and from the root."""
         known = self.views.get(agents)
         if known is None:
             source = {leaf: self.take(agents, leaf) for leaf in step.reads}
@@ -495,8 +495,8 @@ class DataGroup(AgentTable):
         """Stores the outputs of a module for these agents until :meth:`flush`.
 
         Raises:
-            ValueError: an entry without a row per agent, or an entry outside of the group that is
-                not for all agents.
+            ValueError: an entry without a row per agent, or an entry outside of the group, written
+                by a module that runs on some agents only.
         """
         self.record(step, agents)
         for key in step.writes_outside:
@@ -563,7 +563,7 @@ class DataGroup(AgentTable):
         return torch.stack(entries, self.dim) if agree else None
 
     def _loosen(self, root: TensorDictBase) -> None:
-        """Turns a dense group into a lazily stacked one, since its agents differ from now on."""
+        """Turns a dense group into a lazily stacked group, since its agents now differ."""
         data = self.data
         if not self.inside:
             data = data.copy()

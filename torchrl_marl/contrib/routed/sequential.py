@@ -49,8 +49,8 @@ class RoutedDistribution(Distribution):
 
     Args:
         group (DataGroup): group of the agents.
-        routes (sequence of (agents, Distribution, leaf)): agents with one distribution, and the
-            leaf that it is for.
+        routes (sequence of (agents, Distribution, leaf)): agents that share a distribution, the
+            distribution, and the leaf that it samples.
 
     Shapes:
         - :meth:`log_prob`, :meth:`entropy`: ``[*B, N]``
@@ -88,8 +88,9 @@ class RoutedDistribution(Distribution):
         """Returns the agents' log-probabilities.
 
         Args:
-            value (TensorDictBase, Tensor or sequence of Tensor): the root with the actions in its
-                group, or the actions, of all agents or one by one.
+            value (TensorDictBase, Tensor or sequence of Tensor): the root TensorDict with the
+                actions in its group; or the actions as one tensor, or as a list with a tensor per
+                agent.
 
         Raises:
             ValueError: a distribution with more than one log-probability per agent.
@@ -112,7 +113,7 @@ class RoutedDistribution(Distribution):
         return self._per_agent(parts)
 
     def entropy(self) -> Tensor:
-        """Returns the agents' entropies, or one-sample estimates without a closed form."""
+        """Returns the agents' entropies, estimated from one sample if there is no closed form."""
         parts = []
         for agents, dist, _ in self.routes:
             try:
@@ -171,25 +172,26 @@ class RoutedSequential(TensorDictSequential):
     """Sequence of modules, each of which runs on its agents of a group.
 
     In a lazily stacked group, a module runs in one call on the dense stack of the members that have
-    its ``in_keys``, and writes into these only. Entries written by earlier modules count. If
-    members have a key in different widths, a module takes those whose width fits its first layer.
-    If that
-    is ambiguous, a route decides: ``(module, agents)``. A module with a route also runs on a slice
-    of a dense group. Without routes, a dense group is run as by
+    its ``in_keys``, and writes into these members only. Entries that earlier modules wrote count as
+    ``in_keys``. If members have a key in different widths, a module takes those whose width fits
+    its first layer. If that is ambiguous, a route decides: ``(module, agents)``. A module with a
+    route also runs on a slice of a dense group. Without routes, a dense group is run as by
     :class:`~tensordict.nn.TensorDictSequential`.
 
     :meth:`log_prob` serves custom losses. TorchRL's losses first read the actions of a lazily
     stacked group agent by agent and fail, so give them a dense one (``envs.PadAgents``).
 
     Args:
-        modules (TensorDictModuleBase, or tuple of one and its agents): modules in order; or one
-            list of them, or one dict by name. Agents are indices, or, if ``group`` has specs, names
-            or patterns such as ``"rover_*"``.
+        modules (TensorDictModuleBase, or tuple of one and its agents): modules in order, or one
+            list of modules, or one dict of modules by name. Agents are indices, or, if ``group``
+            has specs, names or patterns such as ``"rover_*"``.
 
     Keyword Args:
         group (NestedKey, GroupSpec or TeamSpec, optional): path or specs of the agents; default:
-            the prefix that a module's nested keys share. Specs are checked at once, and give names.
-        partial_tolerant (bool): allows members without a module, and modules without a member.
+            the prefix that a module's nested keys share. If specs are given, calls are checked at
+            construction, and agents have names.
+        partial_tolerant (bool): whether members without a module, and modules without a member, are
+            allowed.
         selected_out_keys, inplace: as in :class:`~tensordict.nn.TensorDictSequential`.
 
     Shapes:
@@ -202,8 +204,9 @@ class RoutedSequential(TensorDictSequential):
 
     Raises:
         ValueError: a member without module or action, a module without member, two modules that
-            write one entry, an agent on a route without a key that is read, or widths that fit no
-            module. It is raised at once with specs, else in the first call.
+            write one entry, an agent on a route that lacks a key that its module reads, or widths
+            that fit no module. It is raised at construction if there are specs, otherwise in the
+            first call.
 
     Examples:
         >>> import torch
@@ -263,7 +266,7 @@ class RoutedSequential(TensorDictSequential):
             self._steps.append(Step(name, module, path, agents))
 
     def _check_specs(self) -> None:
-        """Checks a call by shapes alone, if they are known."""
+        """Simulates a call by shapes alone, if they are known."""
         for path, spec in self._specs.items():
             table = SpecGroup(path, spec)
             own = [step for step in self._steps if step.path == path]
@@ -281,7 +284,7 @@ class RoutedSequential(TensorDictSequential):
         return repr(list(self.module)[i]) if isinstance(self.module, nn.ModuleDict) else str(i)
 
     def _actions_of(self, table: AgentTable) -> list[NestedKey]:
-        """Returns the keys that must be written for all agents if for any."""
+        """Returns the keys that must be written for all agents if they are written for one."""
         if (spec := self._specs.get(table.path)) is None:
             return [leaf for leaf in table.writers if as_path(leaf)[-1] == "action"]
         return [leaf for leaf in table.writers if table.key(leaf) == spec.action_key]
@@ -370,7 +373,7 @@ class RoutedSequential(TensorDictSequential):
     def _run_plainly(
         self, module: TensorDictModuleBase, root: TensorDictBase, groups: dict[Path, DataGroup]
     ) -> TensorDictBase:
-        """Runs a module on everything, as TorchRL does."""
+        """Runs a module on the whole TensorDict, as TorchRL does."""
         for group in groups.values():
             group.flush(root)
         root = self._run_module(module, root)
@@ -436,7 +439,7 @@ class RoutedSequential(TensorDictSequential):
             return
         view = group.view(root, step, agents)
         drawn = [leaf for leaf in step.writes if group.key(leaf) in module.dist_sample_keys]
-        # The last one counts; entries sampled before are given if the agents have them.
+        # The last distribution counts; entries sampled before are read if the agents have them.
         dists[:] = [other for other in dists if not set(other[0]) & set(agents)]
         dists.append((agents, module.get_dist(view), drawn[0]))
         if needed:
@@ -470,7 +473,7 @@ class RoutedSequential(TensorDictSequential):
     ) -> RoutedSequential:
         """Returns the modules between these ``in_keys`` and ``out_keys``, with their routes.
 
-        A part may leave members out.
+        Members may then have no module.
 
         Raises:
             ValueError: no module is left.

@@ -40,7 +40,7 @@ __all__ = [
 class OneStep(Memory):
     """Delay of one step: gives the input of the step before, and 0 in an episode's first step.
 
-    A memory without parameters. Agents that do not act neither receive nor forget.
+    A memory without parameters. An agent that does not act neither receives nor forgets a value.
 
     Args:
         size (int): number of values V.
@@ -146,7 +146,7 @@ def within(position: Tensor, radius: float) -> Tensor:
 
 
 def nearest(position: Tensor, count: int, alive: Tensor) -> Tensor:
-    """Returns the links to the nearest living agents; of two equally near, the first.
+    """Returns the links to the nearest living agents; if two are equally near, to the first.
 
     Shapes:
         - position: ``[*B, N, P]``; alive: ``[*B, N]``; returns ``[*B, N, N]``
@@ -171,7 +171,7 @@ class Links(nn.Module):
 
     Args:
         config (CommunicationConfig): communication settings.
-        n_agents (int): N.
+        n_agents (int): number N of agents.
         device (torch.device, optional): device of the links.
 
     Shapes:
@@ -188,7 +188,7 @@ class Links(nn.Module):
         self.register_buffer("fixed", fixed, persistent=False)
 
     def forward(self, alive: Tensor, position: Tensor | None, given: Tensor | None) -> Tensor:
-        """Returns the links. Given ones are multiplied into them."""
+        """Returns the links. If links are given, only those among them remain."""
         links = living_links(alive)
         if self.fixed is not None:
             links = links & self.fixed
@@ -224,21 +224,21 @@ def drawing(how: Literal["draw", "mode", "replay"]) -> Iterator[None]:
 class Channel(nn.Module):
     """Communication channel between the agents of a group.
 
-    All samples (gates, dropped links, noise on messages) are outputs, and the update reads them
-    back. With a delay, messages arrive some steps later. Gates, links, samples, positions and
-    attention are then those of the sending step. Messages in transit are part of the hidden
-    state.
+    All samples (gates, dropped links, noise on messages) are outputs of the rollout, which the
+    update reads back. With a delay, messages arrive some steps later. Gates, links, samples,
+    positions and attention are then those of the sending step. Messages in transit are part of the
+    hidden state.
 
     Args:
         width (int): number of features H.
         config (CommunicationConfig): communication settings; a
             :class:`~torchrl_marl.modules.DrawnCommunicationConfig` for random parts.
-        n_agents (int): N.
+        n_agents (int): number N of agents.
         device (torch.device, optional): device of the parameters.
 
     Attributes:
         draws (int): number of samples D per agent and step.
-        numbers (int): numbers that a sending agent transmits per step.
+        numbers (int): count of numbers that a sending agent transmits per step.
         delay (Memory, optional): memory of the messages in transit.
 
     Raises:
@@ -418,7 +418,7 @@ def channel_module(actor: nn.Module) -> TensorDictModule | None:
     """Returns the module of an actor with a channel, or None without communication.
 
     Args:
-        actor (nn.Module): actor of a group, or of several groups as one.
+        actor (nn.Module): actor of a group, or of several groups joined into one.
     """
     for module in actor.modules():
         body = getattr(getattr(module, "module", None), "network", None)
@@ -450,7 +450,7 @@ def listening(actor: nn.Module, data: TensorDictBase) -> Tensor:
     For attention, these are its weights; otherwise all agents heard have equal weight.
 
     Args:
-        actor (nn.Module): actor of a group, or of several groups as one.
+        actor (nn.Module): actor of a group, or of several groups joined into one.
         data (TensorDictBase): steps of a batch collected by the actor.
 
     Shapes:

@@ -25,7 +25,7 @@ class Round(nn.Module):
     ``take_in`` on the result. An agent that is deployed alone runs the same three methods.
 
     Attributes:
-        message_size (int): numbers K per message.
+        message_size (int): number K of values per message.
         heard_size (int): number of values V of the mixed messages.
 
     Shapes:
@@ -76,7 +76,7 @@ class Round(nn.Module):
         """Runs the round.
 
         Args:
-            features, links, position: as above.
+            features, links, position: as in the class.
             speaks (Tensor): bool, agents that send, ``[*B, N]``; already part of links.
             code (callable, optional): discretizes the messages.
 
@@ -100,17 +100,17 @@ class Mean(Round):
 
     Args:
         width (int): number of features H.
-        message_size (int): numbers K per message.
+        message_size (int): number K of values per message.
         device (torch.device, optional): device of the parameters.
 
     Shapes:
         - as :class:`~torchrl_marl.modules.communication.rounds.Round`
 
     Reference: Sukhbaatar et al., 2016, https://arxiv.org/abs/1605.07736, equations 2 and 3; with
-    K = H, their matrix C is :math:`R S`. The mean is over the messages heard, so that silent agents
-    do not shrink it.
+    K = H, their matrix C is :math:`R S`. The mean is over the messages heard, so silent agents do
+    not shrink it.
 
-    Reduces to: a layer per agent where no message is heard.
+    Reduces to: a layer per agent if no message is heard.
 
     Examples:
         >>> from torchrl_marl.modules.communication.channel import living_links
@@ -145,7 +145,7 @@ class Mean(Round):
 
 
 class Attention(Round):
-    r"""Reads messages by attention: agents send keys and values, and weigh them by their query.
+    r"""Reads messages by attention: agents send keys and values; queries weigh them.
 
     .. math::
         \alpha_{ij} = \operatorname{softmax}_{j \in L_i} \frac{q_i \cdot k_j + u \cdot e_{ij}}
@@ -159,7 +159,8 @@ class Attention(Round):
         width (int): number of features H.
         message_size (int): dimension of a value.
         key_size (int): dimension d of a key.
-        n_position (int): columns P of a position, which is part of a message; 0: none.
+        n_position (int): number P of coordinates of a position, which is part of a message; 0 for
+            none.
         device (torch.device, optional): device of the parameters.
 
     Shapes:
@@ -168,7 +169,7 @@ class Attention(Round):
     Reference: Das et al., 2019, https://arxiv.org/abs/1810.11187, equations 2 to 4; positions as in
     Velickovic et al., 2018, https://arxiv.org/abs/1710.10903, with edges that have features.
 
-    Reduces to: the mean of the values where all keys are equal.
+    Reduces to: the mean of the values if all keys are equal.
 
     Examples:
         >>> from torchrl_marl.modules.communication.channel import living_links
@@ -231,7 +232,8 @@ class Attention(Round):
             score = score + self.edge_score(edges(position, place)).squeeze(-1)
         score = score / self.sizes[0] ** 0.5
         any_heard = heard.any(-1, keepdim=True)
-        # A softmax over nothing is NaN, in the gradient too: such rows read all, and are dropped.
+        # A softmax over no agents is NaN, and so is its gradient. Such rows therefore attend to all
+        # agents, and their result is dropped.
         score = torch.where(heard | ~any_heard, score, -torch.inf)
         return torch.where(any_heard, score.softmax(-1), 0.0)
 
@@ -263,12 +265,12 @@ class Chain(nn.Module):
         h_i' = \tanh\big(h_i + W [h_i, f_i, g_i]\big)
 
     An agent reads the messages that have passed the agents before and after it, and passes on its
-    update. Dead and silent agents are skipped. **Depends on the order of agents**, by which an
+    update. Dead and silent agents are skipped. **The result depends on the order of agents**, so an
     agent can infer its index.
 
     Args:
         width (int): number of features H.
-        size (int): units U of the recurrent network.
+        size (int): number U of units of the recurrent network.
         cell (str): ``gru`` or ``lstm``.
         device (torch.device, optional): device of the parameters.
 
@@ -277,12 +279,13 @@ class Chain(nn.Module):
 
     Shapes:
         - features: ``[*B, N, H]``, finite, 0 for dead agents; speaks: ``[*B, N]``, bool
-        - returns: ``[*B, N, H]``; below U units and S numbers of a state of the recurrent network
+        - returns: ``[*B, N, H]``; below, U is the number of units, and S the size of a state, of
+          the recurrent network
 
-    Reference: Peng et al., 2017, https://arxiv.org/abs/1703.10069 (BicNet). Differs in that an
-    agent reads the others' messages beside its features, not the outputs of the cell.
+    Reference: Peng et al., 2017, https://arxiv.org/abs/1703.10069 (BicNet). Differs: an agent reads
+    its features and its neighbors' outputs of the cell, not its own output.
 
-    Reduces to: a layer per agent where no other agent sends.
+    Reduces to: a layer per agent if no other agent sends.
 
     Examples:
         >>> speaks = torch.tensor([True, True, False])
@@ -320,14 +323,14 @@ class Chain(nn.Module):
         return self.read(features, *(x.reshape(n, *batch, -1).movedim(0, -2) for x in ways))
 
     def _both_ways(self, sent: Tensor, acts: Tensor) -> Tensor:
-        """Returns the outputs of all agents but the last of each direction, in one loop.
+        """Returns the outputs of both directions; in each, the last agent has none.
 
         Args:
             sent (Tensor): agents' features, ``[N, R, H]``.
             acts (Tensor): bool, agents that send, ``[N, R, 1]``.
 
         Returns:
-            Tensor: ``[N - 1, 2, R, U]``, each direction in its order.
+            Tensor: ``[N - 1, 2, R, U]``, in the order in which each direction visits the agents.
         """
         forth, back = self.forth, self.back
         gates = torch.stack([forth.ih(sent[:-1]), back.ih(sent[1:].flip(0))], 1)

@@ -1,7 +1,7 @@
 """Memories: recurrent cells of agents, run over whole sequences in one call.
 
-Shapes: B any batch dims, T steps, R any dims of rows whose last is N agents, F input features,
-H units, S size of a state, K distinct networks.
+Shapes: B any batch dims, T steps, R any dims of rows, the last of which is N agents, F input
+features, H units, S size of a state, K distinct networks.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class AgentLinear(nn.Module):
 
     Args:
         in_features, out_features (int): F and O.
-        index (sequence of int): map of each agent, from 0; or ``[0]``, one for all.
+        index (sequence of int): number of each agent's map, from 0; ``[0]``: one map for all
+            agents.
         gain (float): gain of the orthogonal initialization; biases are 0.
         device (torch.device, optional): device of the parameters.
 
@@ -107,7 +108,7 @@ class Memory(nn.Module):
     Args:
         in_features (int): number of input features F.
         size (int): number of units H.
-        index (sequence of int): network of each agent; or ``[0]``, one for all.
+        index (sequence of int): number of each agent's network; ``[0]``: one for all agents.
         device (torch.device, optional): device of the parameters.
 
     Attributes:
@@ -137,7 +138,7 @@ class Memory(nn.Module):
 
 
 class _Gated(Memory):
-    """A memory with gates that read the state; its steps are sequential, in one operation."""
+    """A memory with gates that read the state; its steps run in sequence, in one operation."""
 
     n_gates: int
     n_states = 1
@@ -326,8 +327,8 @@ class LRU(_Linear):
         \lambda = e^{-e^\nu + i e^\theta}, \quad y = x + \mathrm{SiLU}(W_y h')
 
     Args:
-        in_features, size, index, device: as in :class:`Memory`; ``S = H`` must be even, the real
-            parts first.
+        in_features, size, index, device: as in :class:`Memory`; ``S = H`` must be even; the first
+            half of a state holds the real parts.
         ring (tuple of float): smallest and largest :math:`|\lambda|` at initialization.
 
     Reference: Orvieto et al., 2023, https://arxiv.org/abs/2303.06349.
@@ -405,7 +406,7 @@ def make_memory(
     Args:
         in_features (int): number of input features F.
         config (MemoryConfig): kind, size and layers.
-        index (sequence of int): network of each agent; or ``[0]``, one for all.
+        index (sequence of int): number of each agent's network; ``[0]``: one for all agents.
         device (torch.device, optional): device of the parameters.
 
     Examples:
@@ -425,7 +426,7 @@ def cell_index(config: NetworkConfig, kinds: Sequence[int]) -> list[int]:
 
     Args:
         config (NetworkConfig): settings of sharing.
-        kinds (sequence of int): group and kind of each agent.
+        kinds (sequence of int): number that stands for each agent's group and kind.
 
     Examples:
         >>> cell_index(NetworkConfig(sharing="group"), [0, 0, 1])
@@ -450,13 +451,13 @@ def remember(
 ) -> tuple[Tensor, Tensor]:
     """Runs a memory over one step, or over a sequence in TorchRL's recurrent mode.
 
-    The state of an agent that does not act before its episode begins, such as a dead one's, reaches
-    no output and no gradient. An agent that waits keeps its state.
+    If an agent does not act before its next episode begins, for example because it is dead, its
+    state affects no output and no gradient. An agent that waits keeps its state.
 
     Args:
         memory (Memory): memory to run.
         x (Tensor): features.
-        state (Tensor): state before the step; of a sequence, the first step's is read.
+        state (Tensor): state before the step; for a sequence, only that of the first step is read.
         init (Tensor): bool, True at an agent's first step of an episode.
         mask (Tensor, optional): bool, True where the agent acts.
 

@@ -1,8 +1,8 @@
 """A GRU over a sequence with resets of single agents, as one operation with a manual gradient.
 
-A graph has two nodes however long the sequence is, so that compiling takes as long for 100 steps
-as for 16. The operation has only the recurrent part. Inputs are projected before it, in one matrix
-product over all steps. Each weight's gradient is one product over all steps after it.
+The graph has two nodes for any length of the sequence, so compiling 100 steps takes as long as
+compiling 16. The operation has only the recurrent part. Inputs are projected before it, in one
+matrix product over all steps. After it, each weight's gradient is one product over all steps.
 
 Shapes: T steps, K networks, R rows of each, H units.
 """

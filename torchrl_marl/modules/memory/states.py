@@ -29,7 +29,7 @@ def has_cells(network: nn.Module) -> bool:
 
 
 def over_time(network: nn.Module) -> contextlib.AbstractContextManager:
-    """Lets a network with memory read sequences within a context; time is the last batch dim."""
+    """Within a context, a network with memory reads sequences; time is the last batch dim."""
     return set_recurrent_mode(True) if has_cells(network) else contextlib.nullcontext()
 
 
@@ -43,7 +43,7 @@ def states_after(network: TensorDictModuleBase, inputs: TensorDictBase) -> dict[
         inputs (TensorDictBase): inputs of the network, with zeros in masked slots.
 
     Shapes:
-        - returns: ``[*B, T, N, S]``, by the input key of the state
+        - returns: input key of the state -> ``[*B, T, N, S]``
     """
     keys = [key for key in network.in_keys if isinstance(key, tuple) and key[-1] in STATES]
     if not keys:

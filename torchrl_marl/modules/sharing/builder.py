@@ -72,10 +72,10 @@ NetworkMaker = Callable[..., nn.Module]
 
 @dataclass(frozen=True)
 class NetworkBuilder:
-    """Builds the networks of N agents; a way of sharing decides which.
+    """Tools with which a way of sharing builds the networks of N agents.
 
     Args:
-        make (callable): builds one network, as :func:`~torchrl_marl.modules.bodies.make_mlp`.
+        make (callable): builds one network, as :func:`~torchrl_marl.modules.bodies.make_mlp` does.
         inputs (tuple of Features): input layout of each agent.
         out_features (tuple of int): number of outputs of each agent.
         groups (tuple): group and kind of each agent.
@@ -120,7 +120,7 @@ class NetworkBuilder:
         Args:
             inputs (Features, optional): its input layout.
             out_features (int, optional): number of outputs.
-            gain (float, optional): gain other than the builder's.
+            gain (float, optional): gain of the last layer; default: the builder's.
             **kwargs: ``num_cells`` and ``activate_last_layer`` of the ``make`` function.
         """
         inputs = self.common if inputs is None else inputs
@@ -147,8 +147,8 @@ class NetworkBuilder:
 
     def same(self, module: nn.Module) -> ModuleStack:
         """Returns one module for all agents."""
-        # Padded although all widths agree: perceptrons are then compared by their layers only, so
-        # that un-shared copies also run as one call.
+        # Padded although all widths agree. Padded perceptrons are compared by their layers only, so
+        # un-shared copies also run as one call.
         return stack([module] * self.n_agents, pad=True)
 
     def heads(self, modules: Sequence[nn.Module]) -> ModuleStack:
@@ -158,13 +158,13 @@ class NetworkBuilder:
     def bounded(
         self, steps: Sequence[nn.Module], widths_in: Sequence[int], widths_out: Sequence[int]
     ) -> nn.Sequential:
-        """Adds masks before and after, for agents narrower than their network."""
+        """Adds masks before and after layers, for agents narrower than their network."""
         before = self._own(self.widths, widths_in)
         after = self._own(self.out_features, widths_out)
         return nn.Sequential(*before, *steps, *after)
 
     def for_all(self, steps: Sequence[nn.Module]) -> nn.Sequential:
-        """Adds masks as :meth:`bounded`, for networks as wide as the widest agent."""
+        """Adds masks as :meth:`bounded` does, for networks as wide as the widest agent."""
         n = self.n_agents
         return self.bounded(steps, [max(self.widths)] * n, [max(self.out_features)] * n)
 
@@ -184,18 +184,18 @@ def share(
     gain: float,
     device: Device = None,
 ) -> nn.Sequential:
-    """Builds networks of N agents that share parameters as the config says, run in one call.
+    """Builds networks of N agents that share parameters as ``config`` says and run in one call.
 
     Agents may differ in widths. A shared network is as wide as its widest agent; separate networks
     are stored padded. Padding of inputs has no effect, and padding of outputs is 0.
 
     Args:
-        make (callable): builds one network, as :func:`~torchrl_marl.modules.bodies.make_mlp`.
+        make (callable): builds one network, as :func:`~torchrl_marl.modules.bodies.make_mlp` does.
         inputs (sequence of Features): input layout of each agent.
         out_features (sequence of int): number of outputs of each agent.
         groups (sequence): group and kind of each agent, for ``sharing: group``.
         config (NetworkConfig): widths, activation, sharing.
-        gain (float): orthogonal gain of the last layer; hidden layers have sqrt(2).
+        gain (float): gain of the last layer's orthogonal initialization; hidden layers use sqrt(2).
         device (torch.device, optional): device of the parameters.
 
     Shapes:
@@ -206,7 +206,8 @@ def share(
     index is found by :func:`cluster_agents`.
 
     Raises:
-        ConfigError: an unknown way of sharing, one that does not fit the agents, or contradictions.
+        ConfigError: an unknown way of sharing, one that does not fit the agents, or contradictory
+            settings.
         ValueError: arguments for different numbers of agents.
     """
     if len({len(inputs), len(out_features), len(groups)}) > 1 or not inputs:

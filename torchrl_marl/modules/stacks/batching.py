@@ -22,7 +22,7 @@ EXECUTORS = ("matmul", "vmap", "loop")
 
 
 def run(bucket: Bucket, members: Sequence[int], copies: int, dim: int, inputs: Any) -> Any:
-    """Runs some members of a structure, each for equally many agents.
+    """Runs some members of a structure, each for the same number of agents.
 
     Args:
         bucket (Bucket): the structure.
@@ -45,7 +45,7 @@ def run(bucket: Bucket, members: Sequence[int], copies: int, dim: int, inputs: A
 def run_vmap(
     bucket: Bucket, values: dict[str, Tensor], shape: tuple[int, int], dim: int, inputs: Any
 ) -> Any:
-    """Runs all in one call; copies see unbatched parameters, so that none are gathered."""
+    """Runs all agents in one call; agents of one member read its parameters without a copy."""
     members, copies = shape
     leaves, structure = pytree.tree_flatten(tuple(inputs))
     template = bucket.template
@@ -137,7 +137,7 @@ def _vmap_can(bucket: Bucket, copies: int, event_dims: int) -> bool:
         try:
             bucket.copy_of(0)(x[:, 0])
         except Exception:
-            return True  # it takes another input, so that the trial shows nothing
+            return True  # it takes another input, so the trial shows nothing
         try:
             run_vmap(bucket, values, (bucket.n_members, copies), 1, (x,))
         except Exception:
@@ -150,7 +150,7 @@ Place = tuple[int, int]
 
 @dataclasses.dataclass(frozen=True)
 class BatchedCall:
-    """Agents that run in one call: members of one structure with equally many agents.
+    """Agents that run in one call: their members have the same structure and number of agents.
 
     Args:
         bucket (int): index of the structure.

@@ -27,7 +27,7 @@ class _Gradient:
     Args:
         forward (callable): (settings, z) -> y; may write into z if ``of_output``.
         backward (callable): (settings, gradient, y or z) -> gradient.
-        of_output (bool): whether the gradient needs y only, so that z need not be kept.
+        of_output (bool): whether the gradient needs y only, so z need not be kept.
     """
 
     forward: Callable[[Any, Tensor], Tensor]
@@ -281,7 +281,7 @@ class Perceptron:
 
     @staticmethod
     def plan(module: nn.Module) -> Perceptron | None:
-        """Returns the plan of a module; None if it is no perceptron."""
+        """Returns the plan of a module; None if it is not a perceptron."""
         steps = _steps(module, "")
         if steps is None:
             return None
@@ -302,7 +302,7 @@ class Perceptron:
         return Perceptron(tuple(leading), tuple(layers)) if layers else None
 
     def signature(self) -> Hashable:
-        """Returns the properties that perceptrons of one call must share: all but the widths."""
+        """Returns the properties that perceptrons of one call must share: all except the widths."""
         return (
             tuple(map(repr, self.leading)),
             tuple((x.weight, x.bias, tuple(map(repr, x.activations))) for x in self.layers),
@@ -323,7 +323,8 @@ class Perceptron:
 
         Args:
             call (Call): their parameters.
-            inputs (sequence): tensors with all agents at ``call.dim``, concatenated in features.
+            inputs (sequence): tensors with all agents along ``call.dim``; their features are
+                concatenated.
             pads (tuple, optional): masks of padding features.
         """
         x = inputs[0] if len(inputs) == 1 else torch.cat(list(inputs), -1)

@@ -72,7 +72,7 @@ class StackPart(nn.Module):
 
 
 class MultiAgentPart(StackPart):
-    """Agents with an agent dim."""
+    """Part of a stack with an agent dim: the stack itself, or a window on several agents."""
 
     batching: Batching
 
@@ -188,8 +188,8 @@ class StackModule(TensorDictModuleBase):
 
     Raises:
         KeyError: a missing input.
-        ValueError: outputs of different shapes for a group that is not lazily stacked, or another
-            number of outputs than ``out_keys``.
+        ValueError: outputs of different shapes for a group that is not lazily stacked, or a number
+            of outputs that differs from that of ``out_keys``.
 
     Examples:
         >>> from tensordict import TensorDict, lazy_stack
@@ -316,12 +316,12 @@ class StackMember(Window):
         return bucket.call(k, *inputs)
 
     def row(self) -> dict[str, Tensor]:
-        """Returns name -> parameter or buffer, views on the stack's."""
+        """Returns name -> parameter or buffer, as views of the stack's tensors."""
         bucket, k = self.stack.bucket(self.agents[0])
         return bucket.row(k)
 
     def detach(self) -> nn.Module:
-        """Returns an ordinary module with copies of the parameters, to save or to train apart."""
+        """Returns an ordinary module with copies of the parameters, to save or train separately."""
         return self.stack.copy_of(self.agents[0])
 
 

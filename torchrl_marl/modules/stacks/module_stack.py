@@ -27,7 +27,7 @@ __all__ = ["ModuleStack", "cat", "expand", "stack"]
 class ModuleStack(MultiAgentPart):
     """Modules over an agent dim, run in one batched call for each structure.
 
-    Every distinct module is held once. Parameters are stacked, ``[K, ...]`` for each name and
+    Every distinct module is stored once. Parameters are stacked, ``[K, ...]`` for each name and
     structure, so that optimizers, ``state_dict``, target networks and ``torch.func`` work on them.
     Tied weights stay tied and frozen members stay frozen. A parameter that is one object in all
     members (a shared trunk) stays one. ``stack[i]`` is a view of an agent's member, ``stack[1:3]``
@@ -35,7 +35,8 @@ class ModuleStack(MultiAgentPart):
 
     Perceptrons and GRU cells run as batched matmuls, other modules by ``vmap``. Modules that
     ``vmap`` cannot run (``nn.GRU``, ``nn.LSTM``, batch norm that agents share) run in a loop.
-    Dropout samples differ between agents. Built by :func:`stack`, :func:`expand` and :func:`cat`.
+    Dropout samples differ between agents. :func:`stack`, :func:`expand` and :func:`cat` build
+    stacks.
 
     Args:
         modules (sequence of nn.Module): distinct modules; they are copied.
@@ -47,15 +48,17 @@ class ModuleStack(MultiAgentPart):
             ignored; padding of an output is 0.
         event_dims (int): number of feature dims of an input: 1 for vectors (the default), 3 for
             images.
-        executor (str, optional): ``"vmap"`` or ``"loop"`` for all. Default: the fastest for each.
+        executor (str, optional): ``"vmap"`` or ``"loop"``, for all structures; default: the fastest
+            for each structure.
         origins (sequence, optional): modules that were copied, by which :func:`cat` recognizes
             copies.
         keys (tuple, optional): input and output keys, for a TensorDict.
 
     Shapes:
         - input: ``[*B, N, *F]``, or a list of N tensors ``[*B, *F_i]``; also several inputs, and
-          tuples of them, with one ``*B``; or a TensorDict ``[*B, N]``, dense or lazily stacked
-        - output: ``[*B, N, *F]`` if members agree, else a list of N tensors
+          tuples of them, with the same ``*B``; or a TensorDict ``[*B, N]``, dense or lazily stacked
+        - output: ``[*B, N, *F]`` if the shapes of all members' outputs agree, else a list of N
+          tensors
 
     Raises:
         ValueError: no modules, an unknown executor; in the forward, a wrong number of agents or
@@ -102,7 +105,7 @@ class ModuleStack(MultiAgentPart):
     def _make_buckets(self, modules: Sequence[nn.Module]) -> Iterator[Bucket]:
         shared, slots = shared_parameters(modules), dict[int, Slot]()
         groups: dict[Any, list[int]] = {}
-        # By number of agents, so that those with equally many are adjacent.
+        # Sorted by number of agents, so members with the same number are adjacent.
         for member in sorted(range(len(modules)), key=self.index.count):
             key = signature(modules[member], shared, self.pad and self.executor is None)
             groups.setdefault(key, []).append(member)
@@ -209,7 +212,7 @@ class ModuleStack(MultiAgentPart):
         return self._of_these([copies[member] for member in distinct], index)
 
     def unshare(self) -> ModuleStack:
-        """Returns a stack with separate parameters for every agent; outputs stay equal."""
+        """Returns a stack with separate parameters for every agent; the outputs do not change."""
         return self._of_these([self.copy_of(agent) for agent in self.agents], self.agents)
 
     def _of_these(self, modules: Sequence[nn.Module], index: Sequence[int]) -> ModuleStack:
@@ -255,7 +258,7 @@ def stack(
     event_dims: int = 1,
     executor: str | None = None,
 ) -> ModuleStack:
-    """Stacks one module for every agent; agents that are given one module share it.
+    """Stacks one module for every agent; agents that are given the same module share it.
 
     The modules are copied: training one of them afterwards does not change the stack.
 
@@ -322,7 +325,7 @@ def cat(
         executor (str, optional): see :class:`ModuleStack`.
 
     Raises:
-        ValueError: no parts, or copies of one module that have been trained apart.
+        ValueError: no parts, or copies of one module that have since been trained separately.
 
     Examples:
         >>> drone, rover = nn.Linear(4, 2), nn.Linear(3, 2)

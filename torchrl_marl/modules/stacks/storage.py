@@ -1,6 +1,6 @@
-"""Storage of a module stack: members of one structure as stacked parameters.
+"""Storage of a module stack: stacked parameters of members with the same structure.
 
-Shapes: K distinct members of one structure.
+Shapes: K distinct members with the same structure.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Slot = tuple[nn.Module, str]
 def named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yields parameters and buffers: tied ones under each name, repeated modules once.
 
-    Both names of a repeated module in one ``functional_call`` would damage it.
+    Passing a repeated module to one ``functional_call`` under both names would damage it.
     """
     for path, part in module.named_modules():
         for name, tensor in (*part._parameters.items(), *part._buffers.items()):
@@ -58,7 +58,7 @@ def signature(module: nn.Module, shared: frozenset[int], pad: bool = False) -> H
     Args:
         module (nn.Module): the member.
         shared (frozenset): from :func:`shared_parameters`.
-        pad (bool): whether perceptrons that differ only in widths are equal.
+        pad (bool): whether perceptrons that differ only in widths have equal signatures.
 
     Raises:
         TypeError: a lazy module, or one with an unregistered tensor.
@@ -98,17 +98,17 @@ def _settings(module: nn.Module) -> tuple[Any, ...]:
 
 
 class Bucket(nn.Module):
-    """K members of one structure: each parameter stacked, ``[K, ...]``, under the member's name.
+    """K members with the same structure; each parameter is stacked, ``[K, ...]``, under its name.
 
     The parameters are in bare containers, and the code that runs is a hidden template with empty
-    tensors: TensorDict's parameter swaps and ``functional_call`` damage each other on one module.
-    A parameter that is one object in all members is stored unstacked, in the first bucket that
-    uses it.
+    tensors, because TensorDict's parameter swaps and ``functional_call`` damage each other if both
+    use the same module. A parameter that is one object in all members is stored unstacked, in the
+    first bucket that uses it.
 
     Args:
-        members (sequence of nn.Module): members of one signature; their tensors are copied.
+        members (sequence of nn.Module): members with the same signature; their tensors are copied.
         shared (frozenset): from :func:`shared_parameters`.
-        slots (dict): places of stored shared parameters, by ``id``; it is extended.
+        slots (dict): ``id`` of a shared parameter -> where it is stored; new parameters are added.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class Bucket(nn.Module):
     def _register(
         self, name: str, first: Tensor, member: nn.Module, value: Tensor | None = None
     ) -> Slot:
-        """Registers a copy in the container that mirrors the name."""
+        """Registers a copy under its dotted name, in nested containers like the member's."""
         value = first.detach().clone() if value is None else value
         box, owner = self.module, member
         *path, leaf = name.split(".")
@@ -171,11 +171,11 @@ class Bucket(nn.Module):
         return self._templates[0]
 
     def template_of(self, k: int) -> nn.Module:
-        """Returns the module of a member's code, with its widths."""
+        """Returns the template with the widths of a member."""
         return self._templates[k if self.padded else 0]
 
     def train(self, mode: bool = True) -> Bucket:
-        """Sets the mode, also of the template."""
+        """Sets training mode, also of the template."""
         for template in self._templates:
             template.train(mode)
         return super().train(mode)
@@ -189,7 +189,8 @@ class Bucket(nn.Module):
     def read(self, members: Sequence[int] | None = None) -> dict[str, Tensor]:
         """Returns name -> tensor of all or some members.
 
-        Always by ``getattr``: while TensorDict swaps tensors in, they are plain attributes.
+        They are read by ``getattr``, because they are plain attributes while TensorDict swaps
+        others in.
         """
         values = {name: getattr(box, leaf) for name, (box, leaf) in self._slots.items()}
         if members is None:
@@ -243,8 +244,8 @@ class Bucket(nn.Module):
 
         Args:
             k (int): index of the member.
-            memo (dict, optional): copies of the shared parameters, so that modules copied with the
-                same memo share them; it is extended.
+            memo (dict, optional): copies of the shared parameters; modules copied with the same
+                memo share them. New copies are added.
         """
         module, row = copy.deepcopy(self.template_of(k)), self.row(k)
         memo = {} if memo is None else memo
@@ -266,7 +267,7 @@ class Bucket(nn.Module):
         """Copies a module's tensors into a member's.
 
         Raises:
-            ValueError: names or shapes that differ.
+            ValueError: names or shapes that differ from the member's.
         """
         new, row = dict(named_tensors(module)), self.row(k)
         found = {name: tuple(tensor.shape) for name, tensor in new.items()}
@@ -282,7 +283,7 @@ class Bucket(nn.Module):
 
 
 def _stack_rows(rows: Sequence[Tensor]) -> Tensor:
-    """Stacks rows to one tensor ``[K, ...]``, padded with zeros."""
+    """Stacks rows into one tensor ``[K, ...]``, padded with zeros."""
     if all(row.shape == rows[0].shape for row in rows):
         return torch.stack([row.detach() for row in rows])
     stacked = rows[0].new_zeros(len(rows), *map(max, *(row.shape for row in rows)))
@@ -299,7 +300,7 @@ def _corner(value: Tensor, shape: torch.Size) -> Tensor:
 
 
 def _empty_copy(member: nn.Module) -> nn.Module:
-    """Returns a member's code with empty tensors; not on ``meta``, which ``.to`` could not move."""
+    """Returns a copy with empty tensors; they are not on ``meta``, since ``.to`` must move them."""
     template = copy.deepcopy(member)
     for name, tensor in list(named_tensors(template)):
         path, _, leaf = name.rpartition(".")
