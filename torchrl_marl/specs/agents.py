@@ -1,4 +1,4 @@
-"""Spec of a kind of agents.
+"""Spec of one kind of agent.
 
 Shapes: E envs, N agents of a group, O observation features, A action features, S state features.
 """
@@ -27,22 +27,24 @@ __all__ = ["AgentSpec", "check_names", "is_discrete"]
 
 @dataclass(frozen=True)
 class AgentSpec:
-    """Kind of agents: their number, and the specs of one of them.
+    """Kind of agent: the number of its agents, and the specs of one of them.
 
     Args:
         name (str): name of the kind; its agents are called ``name_0, name_1, ...``.
         n_agents (int): number of agents of this kind in a team.
-        observation_spec (TensorSpec): observation of one agent, ``[O]``; a
+        observation_spec (TensorSpec): spec of one agent's observation, ``[O]``; a
             :class:`~torchrl.data.Composite` for dict observations.
-        action_spec (TensorSpec): action of one agent: ``Bounded [A]``, ``Unbounded [A]``,
+        action_spec (TensorSpec): spec of one agent's action: ``Bounded [A]``, ``Unbounded [A]``,
             ``Categorical`` (shape ``[]``) or ``OneHot [n_actions]``.
-        reward_spec (TensorSpec): reward of one agent, ``[1]``.
-        action_mask (bool): the environment returns a mask of legal actions, ``[n_actions]``.
-        agent_names (tuple of str): names of the agents, instead of the default ones.
+        reward_spec (TensorSpec): spec of one agent's reward, ``[1]``.
+        action_mask (bool): True if the environment returns a mask of legal actions,
+            ``[n_actions]``.
+        agent_names (tuple of str): names of the agents, which replace the default names.
 
     Raises:
-        ValueError: invalid name or number of agents, not one name for each agent, or an action
-            mask without discrete actions. A name is one line of text without parts of a path.
+        ValueError: a name or the number of agents is invalid, the number of names differs from the
+            number of agents, or there is an action mask without discrete actions. A name must be
+            one line of text that is no path.
 
     Examples:
         >>> from torchrl.data import Bounded, Unbounded
@@ -106,14 +108,14 @@ class AgentSpec:
 
 
 def check_names(what: str, names: Iterable[object]) -> None:
-    """Raises an error for names that are unusable in tables or as folder names.
+    """Raises an error for names that cannot be used in tables or as names of folders.
 
     Args:
-        what (str): kind of the named things, such as ``an agent``.
-        names (iterable): the names.
+        what (str): noun for the named objects in messages, such as ``an agent``.
+        names (iterable): names to check.
 
     Raises:
-        ConfigError: invalid name; names the first one.
+        ConfigError: a name is invalid; the message shows the first invalid name.
 
     Examples:
         >>> check_names("an agent", ["robot 1", "red/0"])
@@ -126,6 +128,6 @@ def check_names(what: str, names: Iterable[object]) -> None:
 
 
 def is_discrete(spec: TensorSpec) -> bool:
-    """Returns True if an action is one of several choices."""
+    """Returns True if an action is a single choice: an index or a one-hot vector."""
     several = isinstance(spec, (MultiCategorical, MultiOneHot))
     return isinstance(spec, (Categorical, OneHot)) and not several

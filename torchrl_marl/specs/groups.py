@@ -1,4 +1,4 @@
-"""Spec of a group, and checks of its data."""
+"""Spec of a group of agents, and checks of the group's data."""
 
 from __future__ import annotations
 
@@ -28,26 +28,28 @@ def is_lazy(group: object) -> bool:
 class GroupSpec:
     """Agents in one sub-TensorDict: their keys, sizes, bounds, masks and done flags.
 
-    Built by :class:`TeamSpec`. Every module, loss and learner takes its keys from here.
+    :class:`TeamSpec` builds it. Every module, loss and learner takes its keys from it.
 
     Args:
         name (str): key of the group in the TensorDict.
-        agent_names (tuple of str): names of its N agents, in the order of dim -2.
-        observation_spec (TensorSpec): spec of the group, ``[N, O]``, or a Composite of such.
-        action_spec (TensorSpec): spec of the group, ``[N, A]``, ``[N]`` or ``[N, n_actions]``.
+        agent_names (tuple of str): names of the N agents, in the order of their dim in the data.
+        observation_spec (TensorSpec): spec of the group's observations, ``[N, O]``, or a Composite
+            of such specs.
+        action_spec (TensorSpec): spec of the group's actions, ``[N, A]``, ``[N]`` or
+            ``[N, n_actions]``.
         action_key, reward_key (NestedKey): keys of actions and rewards.
-        done_key, terminated_key, truncated_key (NestedKey): keys of the agents' flags with
-            ``agent_done``, otherwise of the root's flags.
-        observation_keys (tuple of NestedKey): leaves that an actor reads, in order.
+        done_key, terminated_key, truncated_key (NestedKey): keys of the agents' done flags if
+            ``agent_done`` is True, otherwise keys of the episode's flags, at the root.
+        observation_keys (tuple of NestedKey): keys of the leaves that an actor reads, in order.
         mask_key, action_mask_key, state_key (NestedKey, optional): keys of the masks and of the
-            state, or None if the environment has none.
+            state; None if the environment does not return them.
         state_spec (TensorSpec, optional): spec of the state, ``[S]``.
-        agent_done (bool): every agent has its own done flags.
+        agent_done (bool): True if every agent has done flags.
         members (tuple of Composite, optional): specs of each agent, if they differ. Sizes and
-            bounds below are then those of the padded form, see
+            bounds of the group are then those of the padded form; see
             :mod:`torchrl_marl.specs.stacking`.
         kinds (tuple of int): index of each agent's kind.
-        in_turns (bool): turn-based group, in which all agents are born at the reset.
+        in_turns (bool): True for a turn-based group, in which all agents are born at the reset.
 
     Examples:
         >>> from torchrl.data import Categorical, Unbounded
@@ -83,24 +85,24 @@ class GroupSpec:
 
     @property
     def groups(self) -> tuple[GroupSpec, ...]:
-        """Parts of a joined group; the group itself if it is an ordinary one."""
+        """Groups that a joined group consists of; for an ordinary group, the group itself."""
         return (self,)
 
     @property
     def sources(self) -> tuple[GroupSpec, ...]:
-        """Groups in a TensorDict that belong to this group."""
+        """Groups under which a TensorDict stores the data of this group."""
         return self.groups
 
     @property
     def teams(self) -> tuple[int, ...]:
-        """Team index of each of ``groups``; in a population, the member."""
+        """Index of the team of each of ``groups``; in a population, each member is a team."""
         return (0,) * len(self.groups)
 
     def by_source(self, values: Tensor) -> list[tuple[GroupSpec, Tensor]]:
-        """Splits values by ``sources``: a scalar each, or one per member, ``[P]``.
+        """Returns pairs of each of ``sources`` and its value; in a population, its values ``[P]``.
 
         Args:
-            values (Tensor): one value for each of ``groups``, ``[G]``, or for all, ``[1]``.
+            values (Tensor): one value for each of ``groups``, ``[G]``, or one for all, ``[1]``.
         """
         return list(zip(self.sources, values.expand(len(self.groups))))
 
@@ -126,7 +128,7 @@ class GroupSpec:
         return (self.name, leaf)
 
     def living(self, tensordict: TensorDictBase) -> Tensor | None:
-        """Returns a mask of agents alive at the start of a step, ``[*B, N]``; None for all."""
+        """Returns a mask ``[*B, N]`` of agents alive when a step starts; None if all are alive."""
         done = tensordict.get(self.done_key, None) if self.agent_done else None
         if done is not None:
             return ~done.squeeze(-1)
@@ -135,8 +137,8 @@ class GroupSpec:
     def mask(self, tensordict: TensorDictBase) -> Tensor:
         """Returns the mask of agent steps to learn from, ``[*B, N]``.
 
-        These are the steps of acting agents, or all steps without a mask. In a league's batch,
-        ``(group, "learns")`` excludes the seats of past players.
+        These are the steps in which an agent acts, or all steps in a group without masks. In a
+        league, ``(group, "learns")`` excludes the steps of agents that past players control.
         """
         learns = tensordict.get(self.key("learns"), None)
         if self.mask_key is not None:
@@ -150,10 +152,11 @@ class GroupSpec:
     # -------------------------------------------------------------------------------- its data
 
     def dense(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Returns the TensorDict, or a shallow copy with the lazily stacked group padded.
+        """Returns the TensorDict; if the group is lazily stacked, a shallow copy that pads it.
 
         Args:
-            tensordict (TensorDictBase): data ``[*B]`` with the group, also under ``"next"``.
+            tensordict (TensorDictBase): data ``[*B]`` that contain the group, also under
+                ``"next"``.
 
         Raises:
             SpecError: shapes differ from the specs.
@@ -169,12 +172,12 @@ class GroupSpec:
     def gather(
         self, tensordict: TensorDictBase, *, leaves: Sequence[str] = (), flags: bool = False
     ) -> TensorDictBase:
-        """Returns the dense group alone; a joined group concatenates named leaves.
+        """Returns a TensorDict that contains only this group, dense.
 
         Args:
-            tensordict (TensorDictBase): data ``[*B]`` with the group.
-            leaves, flags: see :meth:`~torchrl_marl.specs.joining.JoinedGroup.gather`; ignored here,
-                because all leaves are returned.
+            tensordict (TensorDictBase): data ``[*B]`` that contain the group.
+            leaves, flags: see :meth:`~torchrl_marl.specs.joining.JoinedGroup.gather`. An ordinary
+                group ignores them and returns all leaves.
         """
         own = {self.name: self.data(tensordict).copy()}
         return TensorDict(own, tensordict.batch_size, device=tensordict.device)
@@ -182,11 +185,11 @@ class GroupSpec:
     def scatter(
         self, data: TensorDictBase, tensordict: TensorDictBase, leaves: Sequence[str]
     ) -> TensorDictBase:
-        """Writes leaves of a dense group into a TensorDict, where it may be lazily stacked.
+        """Writes leaves of a dense group into a TensorDict, in which it may be lazily stacked.
 
         Args:
-            data (TensorDictBase): result of :meth:`gather`, with new leaves.
-            tensordict (TensorDictBase): data ``[*B]`` with the group; modified in place.
+            data (TensorDictBase): result of :meth:`gather`, to which leaves were added.
+            tensordict (TensorDictBase): data ``[*B]`` that contain the group; modified in place.
             leaves (sequence of str): leaves to write, such as ``action``.
         """
         for leaf in leaves:
@@ -194,7 +197,7 @@ class GroupSpec:
         return tensordict
 
     def write(self, tensordict: TensorDictBase, leaf: str, rows: Tensor) -> None:
-        """Writes a leaf ``[*B, N, ...]``, cut to each agent's shape in a lazily stacked group."""
+        """Writes a leaf ``[*B, N, ...]``; in a lazily stacked group, cut to each agent's shape."""
         own = self._own(tensordict)
         if not is_lazy(own):
             own.set(leaf, rows)
@@ -205,25 +208,25 @@ class GroupSpec:
             member.set(leaf, row[(..., *region)])
 
     def data(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Returns the sub-TensorDict of the group ``[*B, N]``, dense.
+        """Returns the dense sub-TensorDict ``[*B, N]`` of the group.
 
         Raises:
-            KeyError: no such group.
+            KeyError: the group is missing.
             SpecError: shapes differ from the specs.
         """
         return self._padded(self._own(tensordict))
 
     def flat_observation(self, tensordict: TensorDictBase) -> Tensor:
-        """Concatenates the observation leaves, with padding after each agent's features.
+        """Concatenates the observation leaves, and moves padding behind each agent's features.
 
         Shapes:
-            - leaves: ``[*B, N, *features]``, dense or lazily stacked; returns ``[*B, N, O]``
+            - leaves: ``[*B, N, *features]``, dense or lazily stacked; returns: ``[*B, N, O]``
         """
         own = self.data(tensordict)
         return self.flat([own.get(key[1:]) for key in self.observation_keys])
 
     def flat(self, leaves: Sequence[Tensor]) -> Tensor:
-        """Concatenates dense observation leaves, with padding after each agent's features."""
+        """Concatenates dense observation leaves, and moves padding behind each agent's features."""
         order = self.observation_order
         order = None if order is None else order.to(leaves[0].device)
         return flat_leaves(leaves, self.observation_ndims, order)
@@ -244,7 +247,7 @@ class GroupSpec:
             raise SpecError(f"group {self.name!r}: {error}") from None
 
     def check_number(self, found: int, where: str = "") -> None:
-        """Raises an error, with advice, for data of another number of agents than the specs."""
+        """Raises an error if data have another number of agents than the specs."""
         if found != self.n_agents:
             raise SpecError(
                 f"group {self.name!r}{where} has {found} agents here, and its policy was built for "
@@ -254,7 +257,7 @@ class GroupSpec:
 
     @cached_property
     def _observation_paddings(self) -> dict[NestedKey, Padding]:
-        """Padding of each observation leaf, also of leaves with equal shapes."""
+        """Padding of each observation leaf, also of leaves that have the same shape everywhere."""
         keys = [key[1] if len(key) == 2 else key[1:] for key in self.observation_keys]
         return {
             key: self.paddings.get(key) or Padding((shape[1:],) * self.n_agents)
@@ -275,7 +278,7 @@ class GroupSpec:
 
     @cached_property
     def own_specs(self) -> tuple[Composite, ...]:
-        """Observation and action specs of each agent, also if they are equal."""
+        """Observation and action specs of each agent, even if they are equal."""
         if self.members is not None:
             return self.members
         seen, does = self.observation_spec, self.action_spec
@@ -283,12 +286,12 @@ class GroupSpec:
 
     @cached_property
     def paddings(self) -> dict[NestedKey, Padding]:
-        """Padding of each leaf with different shapes."""
+        """Padding of each leaf that has different shapes in different agents."""
         return {} if self.members is None else paddings_of(self.members)
 
     @cached_property
     def padded_spec(self) -> Composite:
-        """Specs of observation and action in the padded, dense form, ``[N]``."""
+        """Specs of the observations and actions in the padded, dense form, ``[N]``."""
         if self.members is not None:
             return pad_specs(self.members, f"group {self.name!r}")
         leaves = {"observation": self.observation_spec, "action": self.action_spec}
@@ -296,12 +299,12 @@ class GroupSpec:
 
     @cached_property
     def observation_dim(self) -> int:
-        """Number O of flattened observation features, of the largest agent."""
+        """Number O of flattened observation features of the agent with the most features."""
         return max(self.observation_dims)
 
     @cached_property
     def observation_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Shape of each observation leaf without batch dims, ``(N, *features)``, padded."""
+        """Padded shape of each observation leaf without batch dims, ``(N, *features)``."""
         return tuple(tuple(leaf.shape) for leaf in self._observation_leaves)
 
     @cached_property
@@ -311,7 +314,7 @@ class GroupSpec:
 
     @cached_property
     def observation_mask(self) -> Tensor | None:
-        """Mask of each agent's features in the flattened leaves; None without padding."""
+        """Mask of the flattened features, False in padding; None if nothing is padded."""
         paddings = self._observation_paddings
         if paddings.keys().isdisjoint(self.paddings):
             return None
@@ -327,7 +330,7 @@ class GroupSpec:
 
     @cached_property
     def observation_padding(self) -> Tensor | None:
-        """Mask of each agent's features, ordered before the padding, ``[N, O]``; or None."""
+        """Mask ``[N, O]`` of each agent's features, after padding is moved behind them; or None."""
         if self.observation_mask is None:
             return None
         return torch.arange(self.observation_dim) < torch.tensor(self.observation_dims)[:, None]
@@ -362,21 +365,21 @@ class GroupSpec:
 
     @property
     def n_actions(self) -> int:
-        """Number of discrete actions, of the largest agent."""
+        """Number of discrete actions of the agent with the most actions."""
         if not self.discrete:
             raise ValueError(f"group {self.name!r} has continuous actions; use action_dim.")
         return self._action.space.n
 
     @cached_property
     def action_dim(self) -> int:
-        """Number A of features of continuous actions, of the largest agent."""
+        """Number A of features of a continuous action, of the agent with the most features."""
         if self.discrete:
             raise ValueError(f"group {self.name!r} has discrete actions; use n_actions.")
         return self._action.shape[-1]
 
     @cached_property
     def action_dims(self) -> tuple[int, ...]:
-        """Number of discrete actions, or of action features, of each agent."""
+        """Number of each agent's discrete actions, or of the features of its action."""
         if self.members is None:
             return (self.n_actions if self.discrete else self.action_dim,) * self.n_agents
         own = [member["action"] for member in self.members]
@@ -392,7 +395,7 @@ class GroupSpec:
 
     @property
     def action_bounds(self) -> tuple[Tensor, Tensor] | None:
-        """``(low, high)``, each ``[N, A]``; None with an unbounded action."""
+        """Lower and upper bounds of the actions, ``[N, A]`` each; None if one is unbounded."""
         if not isinstance(self._action, Bounded):
             return None
         low, high = self._action.space.low, self._action.space.high
@@ -401,7 +404,7 @@ class GroupSpec:
 
     @property
     def action_range(self) -> tuple[Tensor, Tensor] | None:
-        """Center and half the range of bounded actions, ``[N, A]``; None without bounds."""
+        """Center and half the range of the actions, ``[N, A]`` each; None if one is unbounded."""
         if self.action_bounds is None:
             return None
         low, high = self.action_bounds
@@ -419,18 +422,19 @@ class GroupSpec:
 
 
 def own_keys(name: str) -> dict[str, Any]:
-    """Returns the keys of a group with rewards and flags for each agent."""
+    """Returns the keys of a group in which each agent has rewards and done flags."""
     leaves = ("action", "reward", "done", "terminated", "truncated")
     return {f"{leaf}_key": (name, leaf) for leaf in leaves}
 
 
 def flat_leaves(leaves: Sequence[Tensor], ndims: Sequence[int], order: Tensor | None) -> Tensor:
-    """Flattens and concatenates leaves as floats, ``[*B, N, F]``.
+    """Flattens leaves and concatenates them as floats, ``[*B, N, F]``.
 
     Args:
         leaves (sequence of Tensor): leaves ``[*B, N, *features]``.
         ndims (sequence of int): number of feature dims of each leaf.
-        order (Tensor, optional): order of the concatenated features, ``[N, F]``.
+        order (Tensor, optional): for each agent, the order of the concatenated features,
+            ``[N, F]``.
     """
     rows = [_flat_leaf(leaf, ndim) for leaf, ndim in zip(leaves, ndims)]
     features = rows[0] if len(rows) == 1 else torch.cat(rows, -1)
@@ -443,23 +447,23 @@ def _flat_leaf(leaf: Tensor, ndim: int) -> Tensor:
 
 
 def own_first(features: Tensor, order: Tensor) -> Tensor:
-    """Reorders the features ``[*B, N, F]`` of each agent by an order ``[N, O]``."""
+    """Selects features of each agent in an order ``[N, O]``, from features ``[*B, N, F]``."""
     return features.gather(-1, order.expand(*features.shape[:-1], order.shape[-1]))
 
 
 def check_inputs(group: GroupSpec, observations: Sequence[Tensor], mask: Tensor | None) -> None:
-    """Checks shapes and types of a network's inputs against the specs of a group.
+    """Checks the shapes and types of a network's inputs against the specs of a group.
 
     Args:
         group (GroupSpec): the group.
-        observations (sequence of Tensor): its observation leaves.
-        mask (Tensor, optional): its mask, if any.
+        observations (sequence of Tensor): observation leaves of the group.
+        mask (Tensor, optional): mask of the group, if it has one.
 
     Shapes:
         - observations: ``[*B, N, *features]``; mask: ``[*B, N]``
 
     Raises:
-        SpecError: wrong shape or type; names the group and key.
+        SpecError: a shape or type is wrong; the message names the group and key.
     """
     for key, shape, leaf in zip(group.observation_keys, group.observation_shapes, observations):
         if leaf.shape[-len(shape) :] != shape:
@@ -484,7 +488,7 @@ def check_action_mask(group: GroupSpec, action_mask: Tensor, batch: torch.Size) 
         - action_mask: ``[*B, N, n_actions]``
 
     Raises:
-        SpecError: wrong shape or type; names the group and key.
+        SpecError: the shape or type is wrong; the message names the group and key.
     """
     key, expected = group.action_mask_key, (*batch, group.n_agents, group.n_actions)
     if action_mask.dtype is not torch.bool:
@@ -498,11 +502,11 @@ def check_flags(group: GroupSpec, source: TensorDictBase) -> None:
 
     Args:
         group (GroupSpec): the group.
-        source (TensorDictBase): entries of the group if its agents have done flags, otherwise of
-            the root.
+        source (TensorDictBase): data of the group if its agents have done flags, otherwise the
+            whole TensorDict, which holds the episode's flags.
 
     Raises:
-        SpecError: missing flag; names it.
+        SpecError: a flag is missing; the message names it.
     """
     for name in ("done", "terminated"):
         if source.get(name, None) is None:

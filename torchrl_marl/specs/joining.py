@@ -1,4 +1,4 @@
-"""Groups joined into one, and members of a population joined into one."""
+"""Joins several groups into one group, and the groups of a population's members into one."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def can_join(first: GroupSpec, second: GroupSpec) -> bool:
         bounded = not group.discrete and group.action_bounds is not None
         own_reward = group.reward_key == group.key("reward")
         dtype = group.padded_spec["action"].dtype
-        # Other action specs, such as MultiCategorical, have other shapes.
+        # The shapes of other action specs, such as MultiCategorical, cannot be joined.
         simple = group.discrete or isinstance(group.padded_spec["action"], (Bounded, Unbounded))
         return group.discrete, group.one_hot, bounded, dtype, own_reward, simple
 
@@ -47,13 +47,13 @@ def can_join(first: GroupSpec, second: GroupSpec) -> bool:
 
 @dataclass(frozen=True)
 class JoinedGroup(GroupSpec):
-    """Several groups concatenated along the agents, from :func:`join`.
+    """Group that concatenates the agents of several groups; :func:`join` builds it.
 
     Args:
-        groups (tuple of GroupSpec): its parts, in this order.
+        groups (tuple of GroupSpec): groups to concatenate, in this order.
 
     Shapes:
-        - its leaves: ``[*B, N, ...]`` with N the agents of all groups
+        - leaves: ``[*B, N, ...]``, with N agents in all groups together
 
     Examples:
         >>> from torchrl_marl import AgentSpec, TeamSpec
@@ -78,13 +78,13 @@ class JoinedGroup(GroupSpec):
         """Returns the inputs of a joined network, under this group's keys.
 
         Args:
-            tensordict (TensorDictBase): data with the groups, dense or lazily stacked.
-            leaves (sequence of str): leaves beside observations and masks: ``action``,
+            tensordict (TensorDictBase): data that contain the groups, dense or lazily stacked.
+            leaves (sequence of str): leaves to include besides observations and masks: ``action``,
                 ``action_log_prob`` or ``reward``.
-            flags (bool): include the agents' done flags.
+            flags (bool): True to include the agents' done flags.
 
         Shapes:
-            - tensordict, returns: ``[*B]``
+            - tensordict and result: ``[*B]``
         """
         batch = tensordict.batch_size
         own = [group.data(tensordict) for group in self.groups]
@@ -143,11 +143,12 @@ class JoinedGroup(GroupSpec):
     def scatter(
         self, data: TensorDictBase, tensordict: TensorDictBase, leaves: Sequence[str]
     ) -> TensorDictBase:
-        """Writes leaves of the joined group into its parts.
+        """Writes leaves of the joined group into the groups that it consists of.
 
         Args:
-            data (TensorDictBase): result of :meth:`gather`, with new leaves.
-            tensordict (TensorDictBase): the groups, dense or lazily stacked; modified in place.
+            data (TensorDictBase): result of :meth:`gather`, to which leaves were added.
+            tensordict (TensorDictBase): data that contain the groups, dense or lazily stacked;
+                modified in place.
             leaves (sequence of str): leaves to write, such as ``action``.
         """
         dim = tensordict.ndim
@@ -161,11 +162,11 @@ class JoinedGroup(GroupSpec):
         return tensordict
 
     def split(self, rows: Tensor, dim: int) -> Sequence[Tensor]:
-        """Returns the rows of each of ``sources``.
+        """Splits a tensor of all agents into one tensor for each of ``sources``.
 
         Args:
-            rows (Tensor): rows of all agents.
-            dim (int): dim of the agents.
+            rows (Tensor): tensor of all agents.
+            dim (int): dim of the agents in it.
         """
         return rows.split([group.n_agents for group in self.groups], dim)
 
@@ -175,10 +176,10 @@ def join(groups: Sequence[GroupSpec], *, same_actions: bool = True) -> GroupSpec
 
     Args:
         groups (sequence of GroupSpec): groups accepted by :func:`can_join`.
-        same_actions (bool): False joins the observations only, for a critic.
+        same_actions (bool): False to join only the observations, for a critic.
 
     Raises:
-        ValueError: different types of actions.
+        ValueError: the groups have different types of actions.
     """
     groups = tuple(groups)
     if len(groups) == 1:
@@ -230,7 +231,7 @@ def joined_fields(
 
 
 def as_one(group: GroupSpec) -> GroupSpec:
-    """Converts a joined group to an ordinary group of one team; returns others unchanged.
+    """Returns an ordinary group with the agents of a joined group; other groups do not change.
 
     Examples:
         >>> from torchrl_marl import AgentSpec, TeamSpec
@@ -245,7 +246,7 @@ def as_one(group: GroupSpec) -> GroupSpec:
 
 
 def _members(group: GroupSpec, acts: bool) -> list[Composite]:
-    """Returns the specs of each agent with a flat observation."""
+    """Returns the specs of each agent, in which the observation is a flat vector."""
     if not acts:
         return [Composite(observation=Unbounded((width,))) for width in group.observation_dims]
     return [
@@ -259,7 +260,7 @@ def _ones(batch: torch.Size, group: GroupSpec, td: TensorDictBase) -> Tensor:
 
 
 def _cat(rows: Sequence[Tensor], dim: int) -> Tensor:
-    """Concatenates along the agents, with zeros after narrower entries."""
+    """Concatenates tensors along the agents' dim; pads narrower tensors with zeros at the end."""
     if rows[0].ndim > dim + 1:
         width = max(row.shape[-1] for row in rows)
         widen = [(0, width - row.shape[-1]) for row in rows]
@@ -271,12 +272,12 @@ def fold(rows: Tensor, n_members: int, dim: int) -> Tensor:
     """Moves the members of a population from the envs' dim to the agents' dim.
 
     Args:
-        rows (Tensor): rows of all envs, ordered by member.
+        rows (Tensor): tensor of all envs, with the envs of each member in sequence.
         n_members (int): number P of members.
         dim (int): dim of the agents.
 
     Shapes:
-        - rows: ``[P * E, *B, N, ...]``; returns ``[E, *B, P * N, ...]``
+        - rows: ``[P * E, *B, N, ...]``; returns: ``[E, *B, P * N, ...]``
 
     Examples:
         >>> import torch
@@ -291,22 +292,22 @@ def unfold(rows: Tensor, n_members: int, dim: int) -> Tensor:
     """Moves the members of a population from the agents' dim to the envs' dim.
 
     Shapes:
-        - rows: ``[E, *B, P * N, ...]``; returns ``[P * E, *B, N, ...]``
+        - rows: ``[E, *B, P * N, ...]``; returns: ``[P * E, *B, N, ...]``
     """
     return rows.unflatten(dim, (n_members, -1)).movedim(dim, 0).flatten(0, 1)
 
 
 @dataclass(frozen=True)
 class PopulationGroup(JoinedGroup):
-    """Group of several members of a population, joined by :func:`of_members`.
+    """Group with the agents of all members of a population; :func:`of_members` builds it.
 
     Args:
-        team (JoinedGroup, optional): group of one member.
+        team (JoinedGroup, optional): group with the agents of one member.
         n_members (int): number P of members.
 
     Shapes:
-        - a TensorDict of the env: ``[P * E, *B]``, with the envs of a member in sequence
-        - this group's leaves: ``[E, *B, P * N, ...]``
+        - data of the environment: ``[P * E, *B]``, with the envs of each member in sequence
+        - leaves of this group: ``[E, *B, P * N, ...]``
     """
 
     team: JoinedGroup | None = None
@@ -314,18 +315,18 @@ class PopulationGroup(JoinedGroup):
 
     @property
     def sources(self) -> tuple[GroupSpec, ...]:
-        """Groups that a TensorDict holds for it."""
+        """Groups under which a TensorDict stores the data of this group."""
         assert self.team is not None
         return self.team.groups
 
     @property
     def teams(self) -> tuple[int, ...]:
-        """Index of the member of each of ``groups``."""
+        """Index of the member to which each of ``groups`` belongs."""
         each = len(self.groups) // self.n_members
         return tuple(i // each for i in range(len(self.groups)))
 
     def by_source(self, values: Tensor) -> list[tuple[GroupSpec, Tensor]]:
-        """Returns the values of each member, ``[P]``, for each of ``sources``."""
+        """Returns pairs of each of ``sources`` and its values ``[P]``, one per member."""
         by_member = values.expand(len(self.groups)).unflatten(0, (self.n_members, -1))
         return list(zip(self.sources, by_member.unbind(1)))
 
@@ -340,11 +341,12 @@ class PopulationGroup(JoinedGroup):
         """Returns the inputs of all members' networks, under this group's keys.
 
         Args:
-            tensordict (TensorDictBase): data with the groups, dense or lazily stacked.
-            leaves, flags: as in :meth:`JoinedGroup.gather`; flags include those of a member's team.
+            tensordict (TensorDictBase): data that contain the groups, dense or lazily stacked.
+            leaves, flags: as in :meth:`JoinedGroup.gather`; ``flags`` also includes the done flags
+                of each member's team.
 
         Shapes:
-            - tensordict: ``[P * E, *B]``; returns ``[E, *B]``
+            - tensordict: ``[P * E, *B]``; returns: ``[E, *B]``
         """
         assert self.team is not None
         dim = tensordict.ndim
@@ -361,7 +363,7 @@ class PopulationGroup(JoinedGroup):
         return TensorDict({self.name: joined}, batch, device=device)
 
     def split(self, rows: Tensor, dim: int) -> Sequence[Tensor]:
-        """Returns the rows of each of ``sources``, ``[P * E, *B, N, ...]``."""
+        """Splits a tensor of all agents into tensors ``[P * E, *B, N, ...]`` of ``sources``."""
         assert self.team is not None
         return self.team.split(unfold(rows, self.n_members, dim), dim)
 
@@ -370,12 +372,12 @@ def of_members(team: GroupSpec, n_members: int, *, same_actions: bool = True) ->
     """Joins the groups of several members of a population into one.
 
     Args:
-        team (GroupSpec): group of one member, which may be a joined group.
-        n_members (int): number of members.
+        team (GroupSpec): group with the agents of one member, which may be a joined group.
+        n_members (int): number P of members.
         same_actions (bool): as in :func:`~torchrl_marl.specs.joining.join`.
 
     Raises:
-        ConfigError: a group that cannot be joined.
+        ConfigError: the group cannot be joined.
 
     Examples:
         >>> from torchrl.data import Bounded, Unbounded

@@ -1,7 +1,8 @@
-"""Conversion between lazily stacked groups and padded dense ones, without loss.
+"""Converts lazily stacked groups to padded, dense groups and back, without loss.
 
-TorchRL stacks agents of different shapes lazily, but learners need one dense tensor. Each leaf is
-padded with zeros to the largest agent's shape. A leaf that an agent does not have is all padding.
+TorchRL stacks the data of agents with different shapes lazily, but learners need one dense tensor.
+Each leaf is padded with zeros to the largest shape. For an agent that does not have a leaf, the
+whole entry is padding.
 
 Shapes: B any batch dims, N agents of a group.
 """
@@ -36,19 +37,20 @@ __all__ = [
     "unpad_specs",
 ]
 
-# Not their subclasses, which have several choices at once.
+# Subclasses are not included, because their actions consist of several choices.
 _CHOICES = (Categorical, OneHot)
 
 
 @dataclass(frozen=True)
 class Padding:
-    """Padding of one leaf: the shapes of the agents within the padded shape.
+    """Padding of one leaf, given by the shape of each agent's entry.
 
     Args:
-        shapes (tuple of tuple or None): shape of each agent; None for agents without the leaf.
+        shapes (tuple of tuple or None): shape of each agent's entry; None for agents without the
+            leaf.
 
     Raises:
-        ValueError: different numbers of dims.
+        ValueError: the shapes have different numbers of dims.
 
     Examples:
         >>> padding = Padding(((2,), (3,), None))
@@ -67,16 +69,16 @@ class Padding:
 
     @cached_property
     def largest(self) -> tuple[int, ...]:
-        """Padded shape."""
+        """Padded shape, which is the largest size in each dim."""
         return tuple(max(sizes) for sizes in zip(*(s for s in self.shapes if s is not None)))
 
     def own(self, agent: int) -> tuple[slice, ...] | None:
-        """Returns the slices of an agent's entries; None if it has none."""
+        """Returns the slices of an agent's entry in the padded shape; None without the leaf."""
         shape = self.shapes[agent]
         return None if shape is None else tuple(slice(size) for size in shape)
 
     def mask(self, device: Device = None) -> Tensor:
-        """Mask of the agents' entries, without padding, ``[N, *largest]``."""
+        """Returns a mask ``[N, *largest]``, which is False in padding."""
         mask = torch.zeros(len(self.shapes), *self.largest, dtype=torch.bool)
         for i in range(len(self.shapes)):
             if (region := self.own(i)) is not None:
@@ -96,14 +98,14 @@ def pad(values: Sequence[Tensor | None], padding: Padding, what: str = "") -> Te
 
     Args:
         values (sequence of Tensor or None): one tensor per agent.
-        padding (Padding): shapes of the values.
+        padding (Padding): padding, which gives the shapes of the values.
         what (str): name of the values in error messages.
 
     Shapes:
-        - values: ``[*B, *own]``; returns ``[*B, N, *largest]``
+        - values: ``[*B, *own]``; returns: ``[*B, N, *largest]``
 
     Raises:
-        ValueError: wrong shape of a value.
+        ValueError: a value has a wrong shape.
 
     Examples:
         >>> padded = pad([torch.ones(4, 2), torch.ones(4, 3)], Padding(((2,), (3,))))
@@ -127,10 +129,10 @@ def pad(values: Sequence[Tensor | None], padding: Padding, what: str = "") -> Te
 
 
 def unpad(value: Tensor, padding: Padding) -> list[Tensor | None]:
-    """Returns views of each agent's entries in a padded tensor.
+    """Returns a view of each agent's entry in a padded tensor.
 
     Shapes:
-        - value: ``[*B, N, *largest]``; returns N times ``[*B, *own]``
+        - value: ``[*B, N, *largest]``; returns: N tensors ``[*B, *own]``
 
     Reduces to: the inverse of :func:`pad`.
     """
@@ -144,15 +146,15 @@ def unpad(value: Tensor, padding: Padding) -> list[Tensor | None]:
 def pad_group(
     group: TensorDictBase, paddings: Mapping[NestedKey, Padding] | None = None
 ) -> TensorDictBase:
-    """Converts a lazily stacked group to a dense one; returns a dense one unchanged.
+    """Converts a lazily stacked group to a dense group; returns a dense group unchanged.
 
     Args:
-        group (TensorDictBase): group with the agents in its last batch dim.
+        group (TensorDictBase): data of the group, with the agents in the last batch dim.
         paddings (mapping, optional): padding by leaf, from :func:`paddings_of`. Other leaves are
-            padded by the shapes of the data.
+            padded to the largest shape in the data.
 
     Shapes:
-        - group: ``[*B, N]``, with leaves ``[*B, *own]`` per agent in, ``[*B, N, *largest]`` out
+        - group: ``[*B, N]``; leaves: from ``[*B, *own]`` per agent to ``[*B, N, *largest]``
     """
     if not isinstance(group, LazyStackedTensorDict):
         return group
@@ -175,7 +177,7 @@ def pad_group(
 def unpad_group(
     group: TensorDictBase, paddings: Mapping[NestedKey, Padding]
 ) -> LazyStackedTensorDict:
-    """Converts a dense group to a lazily stacked one of views.
+    """Converts a dense group to a lazily stacked group, which consists of views.
 
     Reduces to: the inverse of :func:`pad_group`.
 
@@ -201,7 +203,7 @@ def unpad_group(
 
 
 def _names(group: TensorDictBase) -> list[str | None] | None:
-    # A rollout's dims have names, so a group without names could not be written to it.
+    # The dims of a rollout have names, so a group without names could not be written to it.
     return group.names if any(group.names) else None
 
 
@@ -209,13 +211,13 @@ def _names(group: TensorDictBase) -> list[str | None] | None:
 
 
 def paddings_of(members: Sequence[Composite]) -> dict[NestedKey, Padding]:
-    """Returns the padding of each leaf with different shapes.
+    """Returns the padding of each leaf that has different shapes in different agents.
 
     Args:
         members (sequence of Composite): specs of each agent, without batch dims.
 
     Raises:
-        ValueError: different numbers of dims in a leaf.
+        ValueError: a leaf has different numbers of dims.
     """
     paddings = {}
     for key in _leaf_keys(members):
@@ -227,7 +229,7 @@ def paddings_of(members: Sequence[Composite]) -> dict[NestedKey, Padding]:
 
 
 def pad_specs(members: Sequence[Composite], where: str = "a group") -> Composite:
-    """Pads the specs of the agents to one dense spec ``[N]``.
+    """Pads the specs of the agents, and stacks them to one dense spec ``[N]``.
 
     Padded entries of bounded specs have the bounds 0 and 0. Padded discrete choices are masked.
 
@@ -236,7 +238,7 @@ def pad_specs(members: Sequence[Composite], where: str = "a group") -> Composite
         where (str): name of the group in error messages.
 
     Raises:
-        ValueError: different types or dtypes.
+        ValueError: a leaf has different types or dtypes.
 
     Examples:
         >>> speaker = Composite(action=Bounded(-1, 1, (3,)))
@@ -278,7 +280,7 @@ def _leaf_keys(members: Sequence[Composite]) -> list[NestedKey]:
 def _pad_leaf(leaves: Sequence[TensorSpec | None], padding: Padding, where: str) -> TensorSpec:
     present = [leaf for leaf in leaves if leaf is not None]
     first = present[0]
-    # torch.stack drops masks.
+    # torch.stack drops masks, so specs with masks are not stacked by it.
     masked = type(first) in _CHOICES and first.mask is not None
     if len(present) == len(leaves) and all(leaf == first for leaf in present) and not masked:
         return torch.stack(present, 0)
@@ -320,7 +322,7 @@ def _pad_discrete(leaves: Sequence[TensorSpec | None], shape: tuple[int, ...]) -
             own = leaf.mask if leaf.mask is not None else torch.tensor(True)
             allowed[i, ..., : leaf.space.n] = own.to(allowed.device)
         else:
-            allowed[i, ..., 0] = True  # the entry of an agent without the leaf is unused
+            allowed[i, ..., 0] = True  # one choice must be allowed, even for an unused entry
     first = next(leaf for leaf in leaves if leaf is not None)
     kind = OneHot if one_hot else Categorical
     mask = None if bool(allowed.all()) else allowed.to(first.device)

@@ -1,4 +1,4 @@
-"""Spec of a team, read from an environment."""
+"""Spec of a team, built from declared agents or read from an environment."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _check_group_name(name: str) -> None:
 
 
 def _leaf_keys(name: str, observation_specs: Sequence[TensorSpec]) -> tuple[NestedKey, ...]:
-    """Returns the leaf keys of all agents, also of leaves that only some agents have."""
+    """Returns the keys of all observation leaves, even of leaves that only some agents have."""
     keys: dict[NestedKey, None] = {}
     for spec in observation_specs:
         if not isinstance(spec, Composite):
@@ -92,7 +92,7 @@ def _member(spec: AgentSpec) -> Composite:
 def read_group_map(env: EnvBase) -> dict[str, list[str]]:
     """Returns the names of the agents by group, from ``env.group_map`` or the action keys."""
     base = env.base_env if isinstance(env, TransformedEnv) else env
-    # Not from a batched env, which would start its workers; its action keys have the same groups.
+    # Reading a batched env's group_map would start its workers; its action keys give the groups.
     group_map = None if isinstance(base, BatchedEnvBase) else getattr(env, "group_map", None)
     if group_map:
         return dict(group_map)
@@ -116,7 +116,7 @@ def read_group_map(env: EnvBase) -> dict[str, list[str]]:
 
 
 def padded_members(env: EnvBase) -> dict[str, tuple[Composite, ...]]:
-    """Returns the specs of each agent by group, from a padding transform."""
+    """Returns the specs of each agent in groups that a transform pads, by group."""
     known: dict[str, tuple[Composite, ...]] = {}
     while isinstance(env, TransformedEnv):
         for transform in env.transform if isinstance(env.transform, Compose) else [env.transform]:
@@ -126,7 +126,7 @@ def padded_members(env: EnvBase) -> dict[str, tuple[Composite, ...]]:
 
 
 def _lazy_members(env: EnvBase, name: str) -> tuple[Composite, ...] | None:
-    """Returns the specs of each agent in a lazily stacked spec, or in one with masked actions."""
+    """Returns the specs of each agent if a spec is lazily stacked or masks actions; else None."""
     seen, action = env.full_observation_spec[name], env.full_action_spec[name, "action"]
     stacked = [seen, action, *(seen.values(True, False) if isinstance(seen, Composite) else ())]
     if not any(isinstance(spec, (Stacked, StackedComposite)) for spec in stacked):
@@ -144,7 +144,7 @@ def _lazy_members(env: EnvBase, name: str) -> tuple[Composite, ...] | None:
 
 
 def _masked_members(env: EnvBase, name: str, action: TensorSpec) -> tuple[Composite, ...] | None:
-    """Returns the specs of each agent in a dense spec with masked actions."""
+    """Returns the specs of each agent if a dense spec masks actions; otherwise None."""
     mask = getattr(action, "mask", None)
     if mask is None or not is_discrete(action) or bool(mask.all()):
         return None
@@ -160,7 +160,7 @@ def _masked_members(env: EnvBase, name: str, action: TensorSpec) -> tuple[Compos
 
 
 def _declared_kinds(env: EnvBase, name: str, n_agents: int) -> tuple[int, ...] | None:
-    """Returns the kind of each agent, if the environment declares it."""
+    """Returns the index of each agent's kind; None if the environment does not declare kinds."""
     kinds = (_declared(env, "group_kinds") or {}).get(name)
     sizes = () if kinds is None else kinds.sizes
     index = tuple(k for k, size in enumerate(sizes) for _ in range(size))
@@ -168,7 +168,7 @@ def _declared_kinds(env: EnvBase, name: str, n_agents: int) -> tuple[int, ...] |
 
 
 def _declared(env: EnvBase, attribute: str) -> Any:
-    """Returns a declared attribute of the environment; None if it runs in other processes."""
+    """Returns an attribute of the innermost environment; None if that runs in other processes."""
     while isinstance(env, TransformedEnv):
         env = env.base_env
     return None if isinstance(env, BatchedEnvBase) else getattr(env, attribute, None)
@@ -181,12 +181,12 @@ def group_from_env(
     state_spec: TensorSpec | None,
     members: tuple[Composite, ...] | None,
 ) -> GroupSpec:
-    """Reads a group of an environment.
+    """Reads the spec of a group from an environment's specs.
 
     Args:
-        env (EnvBase): environment with the group convention.
+        env (EnvBase): environment whose keys follow the group convention.
         name (str): key of the group.
-        agent_names (sequence of str): names of the agents, in the order of the rows.
+        agent_names (sequence of str): names of the agents, in the order of the data.
         state_spec (TensorSpec, optional): spec of the environment's state.
         members (tuple of Composite, optional): specs of each agent, if known.
     """
@@ -243,7 +243,7 @@ def group_from_env(
 
 
 def _check_masks(name: str, seen: Composite, action: TensorSpec, agents: tuple[int, ...]) -> None:
-    """Checks that masks are bool: one per agent, or one per action."""
+    """Checks that masks are bool, and have one entry per agent or, for actions, per action."""
     wanted = {"mask": agents}
     if is_discrete(action):
         wanted["action_mask"] = (*agents, action.space.n)
@@ -257,7 +257,7 @@ def _check_masks(name: str, seen: Composite, action: TensorSpec, agents: tuple[i
 
 
 def _kinds_of(members: Sequence[Composite]) -> tuple[int, ...]:
-    """Returns the kind of each agent; agents with equal specs are of one kind."""
+    """Returns the index of each agent's kind; agents with equal specs have the same kind."""
     known: list[Composite] = []
     for member in members:
         if member not in known:
@@ -270,12 +270,12 @@ class TeamSpec:
 
     Args:
         agents (sequence of AgentSpec, or mapping of group name to a sequence of AgentSpec):
-            kinds of agents; without group names each kind is a group.
+            kinds of agents, by group. In a sequence, each kind is a group.
         state_spec (TensorSpec, optional): spec of the critic's state, ``[S]``.
-        in_turns (bool): turn-based team, in which all agents are born at the reset.
+        in_turns (bool): True for a turn-based team, in which all agents are born at the reset.
 
     Raises:
-        ValueError: reserved or repeated group name, or a group without agents.
+        ValueError: a group name is reserved or repeated, or a group has no agents.
 
     Examples:
         >>> from torchrl.data import Bounded, Unbounded
@@ -312,10 +312,11 @@ class TeamSpec:
                 keys ``(group, "action")``.
 
         Returns:
-            TeamSpec: one :class:`GroupSpec` per group. ``team.agents`` is empty.
+            TeamSpec: spec with one :class:`GroupSpec` per group. Its ``agents`` is empty.
 
         Raises:
-            ValueError: no group convention, or a reserved group name.
+            ValueError: the environment does not follow the group convention, or a group name is
+                reserved.
         """
         team = cls.__new__(cls)
         team.agents = {}
@@ -334,7 +335,7 @@ class TeamSpec:
         return sum(group.n_agents for group in self.groups.values())
 
     def stacked_spec(self) -> Composite:
-        """Returns all agents of all groups as one stacked spec ``[n_agents]``."""
+        """Returns the stacked specs ``[n_agents]`` of the agents of all groups."""
         members = [
             Composite(observation=own["observation"], action=own["action"])
             for group in self.groups.values()

@@ -1,4 +1,4 @@
-"""Checks of an environment's specs and keys, and a collection of findings."""
+"""Checks of an environment's specs and keys, and a list of the broken rules."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Finding", "Findings", "check_layout", "check_specs", "leaves", "spec
 
 @dataclass(frozen=True)
 class Finding:
-    """A broken rule: key, finding, expectation and fix."""
+    """A broken rule: the key, the finding, the expected value, and a fix."""
 
     key: NestedKey
     found: str
@@ -34,7 +34,7 @@ class Finding:
 
 @dataclass
 class Findings:
-    """Collection of broken rules, each listed once, and of hints.
+    """Collection of broken rules, each of which is listed once, and of hints.
 
     Examples:
         >>> findings = Findings()
@@ -48,20 +48,20 @@ class Findings:
     hints: dict[str, None] = field(default_factory=dict)
 
     def add(self, key: NestedKey, found: str, expected: str, fix: str) -> None:
-        """Adds a problem, once per rule and key."""
+        """Adds a broken rule, unless it was already added for the same key."""
         self.problems.setdefault((key, fix), Finding(key, found, expected, fix))
 
     def where(
         self, broken: Tensor, key: NestedKey, step: int, found: str, expected: str, fix: str
     ) -> None:
-        """Adds a problem with the first index at which a bool tensor is True."""
+        """Adds a broken rule if a bool tensor is True anywhere, and names the first index."""
         if bool(broken.any()):
             place = broken.nonzero()[0].tolist()
             at = f"in step {step} at {place}" if place else f"in step {step}"
             self.add(key, f"{at} {found}", expected, fix)
 
     def hint(self, text: str) -> None:
-        """Adds a hint at something unusual that may be intended."""
+        """Adds a hint about something that is unusual, but may be intended."""
         self.hints.setdefault(text, None)
 
     def message(self, name: str) -> str:
@@ -208,7 +208,7 @@ def _check_shape(
 
 
 def leaves(td: TensorDictBase, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple, Tensor]]:
-    """Yields all tensors with their paths; those of lazily stacked groups agent by agent."""
+    """Yields all tensors with their paths; in lazily stacked groups, those of each agent."""
     if is_lazy(td):
         for i, member in enumerate(td.unbind(td.stack_dim)):
             yield from leaves(member, (*path, i))
@@ -221,7 +221,7 @@ def leaves(td: TensorDictBase, path: tuple[Any, ...] = ()) -> Iterator[tuple[tup
 
 
 def spec_leaves(spec: TensorSpec, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple, TensorSpec]]:
-    """Yields the specs of :func:`leaves`, with the same paths."""
+    """Yields the specs of the tensors that :func:`leaves` yields, with the same paths."""
     if isinstance(spec, StackedComposite):
         for i, member in enumerate(spec.unbind(spec.dim)):
             yield from spec_leaves(member, (*path, i))
@@ -239,7 +239,7 @@ def check_specs(td: TensorDictBase, specs: list[Composite], step: int, findings:
         key: NestedKey = path if len(path) > 1 else path[0]
         value = found.get(path)
         if value is None and all(isinstance(part, str) for part in path):
-            value = td.get(path, None)  # of one shape in a lazy group
+            value = td.get(path, None)  # a leaf that has the same shape for all agents
         wanted = f"{list(spec.shape)} of {str(spec.dtype)[6:]}, as declared"
         if value is None:
             if isinstance(spec.dtype, torch.dtype):

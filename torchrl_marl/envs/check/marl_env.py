@@ -43,15 +43,15 @@ def check_marl_env(
     The rules are:
 
     - keys, shapes and dtypes are as declared;
-    - ``done = terminated | truncated``, and never both, at the root and for agents;
+    - ``done = terminated | truncated``, and never both are True, for the episode and for agents;
     - dead agents stay dead and are masked;
     - the episode ends with its last agent;
-    - a time limit truncates, and living agents keep their mask there;
-    - agents to act have a legal action;
+    - at a time limit episodes are truncated, and the mask of living agents stays True;
+    - agents that act have a legal action;
     - rewards and the observations of living agents are finite and within bounds;
-    - the last step holds the terminal observation;
+    - the last step of an episode returns the terminal observation;
     - a partial reset does not change the other envs;
-    - a seed repeats the same episodes;
+    - the same seed gives the same episodes;
     - actions of masked agents have no effect;
     - outputs are never overwritten later.
 
@@ -61,15 +61,17 @@ def check_marl_env(
     Keyword Args:
         n_steps (int): number of steps to play.
         seed (int): random seed of the environment and of the actions.
-        max_steps (int, optional): time limit; ``env.max_steps`` by default.
-        make (callable, optional): builds a second instance, to check that the two are independent.
+        max_steps (int, optional): time limit in steps; ``env.max_steps`` by default.
+        make (callable, optional): function that builds a second instance, to check that the two
+            are independent.
 
     Returns:
-        str: summary of the checks, with hints at possible mistakes.
+        str: summary of the checks, with hints about possible mistakes.
 
     Raises:
-        SpecError: broken rules; the message lists the key, finding, expectation and fix of each.
-        ConfigError: not a TorchRL environment.
+        SpecError: rules are broken; the message lists the key, finding, expectation and fix of
+            each.
+        ConfigError: the object is not a TorchRL environment.
 
     Examples:
         >>> from torchrl_marl.envs import make_env

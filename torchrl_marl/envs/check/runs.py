@@ -47,10 +47,10 @@ def attributes(env: EnvBase) -> Attributes:
 def left_over(
     first: tuple[Attributes, Attributes], second: tuple[Attributes, Attributes]
 ) -> list[Path]:
-    """Returns attributes that two resets left unchanged, at different values.
+    """Returns attributes that differ between two resets because neither reset set them.
 
     Args:
-        first, second (tuple of Attributes): attributes before and after each reset.
+        first, second (tuple of Attributes): attributes before and after a reset.
 
     Examples:
         >>> was, now = {("level",): 0, ("x",): 3}, {("level",): 0, ("x",): 1}
@@ -111,7 +111,7 @@ Flat = dict[tuple, Tensor]
 
 @dataclass(frozen=True)
 class Step:
-    """Copies of the data of one step: start, actions, result, and the start of the next step."""
+    """Copies of the data of one step: its start, actions and result, and the next step's start."""
 
     before: TensorDictBase
     action: TensorDictBase
@@ -120,11 +120,11 @@ class Step:
 
 
 class Play:
-    """Steps of an environment with random legal actions, reproducible by the seed.
+    """Steps an environment with random legal actions; the seed makes the steps reproducible.
 
     Args:
         env (EnvBase): the environment.
-        team (TeamSpec): its agents.
+        team (TeamSpec): agents of the environment.
         seed (int): random seed of the environment and of the actions.
         change (callable, optional): function that changes each joint action before the step.
     """
@@ -212,7 +212,10 @@ def check_written_later(play: Play, n_steps: int, findings: Findings) -> None:
 def check_seeds(
     env: EnvBase, team: TeamSpec, seed: int, n: int, findings: Findings
 ) -> list[Flat] | None:
-    """Checks that a seed repeats the episodes, and another changes them; returns the first play."""
+    """Checks that the same seed repeats the episodes, and that another seed changes them.
+
+    Returns the values of each step of the first play; None if a rule is broken.
+    """
     first, second = _with_begin(env, team, seed, n), _with_begin(env, team, seed, n)
     path = _first_difference(first.played, second.played)
     if path is not None and (names := _stale_attributes(env, team, seed, first, second)):
@@ -287,7 +290,7 @@ def check_idle_actions(
         played = _recorded(env, team, seed, len(first) - 1, change)
         path = _first_difference(first, played, ignore=("action",))
         found = None if path is None else f"{path!r} changes with the actions of masked agents"
-    except Exception as error:  # noqa: BLE001 - such actions may raise anything
+    except Exception as error:  # noqa: BLE001 - such actions may raise any error
         found = f"the actions of masked agents make it fail ({brief(error)})"
     if found is not None:
         findings.add(
@@ -299,7 +302,7 @@ def check_idle_actions(
 
 
 def _poison(group: TensorDictBase, drawn: TensorDictBase, acts: Tensor) -> None:
-    """Overwrites the actions of masked agents, floats with NaN."""
+    """Overwrites the actions of masked agents; continuous actions become NaN."""
     if is_lazy(group):
         members = zip(group.unbind(group.ndim - 1), drawn.unbind(group.ndim - 1), acts.unbind(-1))
         for own, other, acting in members:
@@ -313,7 +316,7 @@ def _poison(group: TensorDictBase, drawn: TensorDictBase, acts: Tensor) -> None:
 
 
 def check_partial_reset(env: EnvBase, team: TeamSpec, seed: int, findings: Findings) -> None:
-    """Checks that a partial reset restarts its envs only."""
+    """Checks that a partial reset restarts only the requested envs."""
     if env.batch_size.numel() < 2:
         return
     play = Play(env, team, seed)
@@ -321,7 +324,7 @@ def check_partial_reset(env: EnvBase, team: TeamSpec, seed: int, findings: Findi
     asked = torch.zeros_like(before.get("done"))
     asked.view(-1)[0] = True
     others = ~asked.squeeze(-1)
-    # Not env.reset, because TorchRL restores the data of the other envs there.
+    # Calls _reset, because TorchRL's reset restores the data of the other envs.
     after = dict(leaves(base_of(env)._reset(before.clone().set("_reset", asked))))
     for path, value in leaves(before.select(*team.groups)):
         found = after.get(path)
@@ -352,7 +355,7 @@ def _recorded(
 
 @dataclass(frozen=True)
 class _Recording:
-    """Recorded play, with the environment's attributes before and after its first reset."""
+    """Recorded steps, and the environment's attributes before and after the first reset."""
 
     played: list[Flat]
     attributes: tuple[Attributes, Attributes]
@@ -368,7 +371,10 @@ def _with_begin(env: EnvBase, team: TeamSpec, seed: int, n: int) -> _Recording:
 def _stale_attributes(
     env: EnvBase, team: TeamSpec, seed: int, first: _Recording, second: _Recording
 ) -> str:
-    """Returns attributes missed by a reset, if restoring them repeats the first play."""
+    """Returns the names of attributes that a reset forgets; empty if none explains a difference.
+
+    With the earlier values of these attributes, the second play repeats the first.
+    """
     paths = left_over(first.attributes, second.attributes)
     if not paths:
         return ""
@@ -379,7 +385,7 @@ def _stale_attributes(
 
 
 def _flat(played: list) -> list[Flat]:
-    """Returns all tensors by step."""
+    """Returns all tensors of each step."""
     given = [
         TensorDict({"next": x.after, "carry": x.carry}, []) if isinstance(x, Step) else x
         for x in played

@@ -25,11 +25,11 @@ _ONE_WAY = (
 
 @dataclass
 class StepRules:
-    """Checks of single steps, which collect broken rules.
+    """Checks single steps, and collects the broken rules.
 
     Args:
-        env (EnvBase): the environment, whose specs are checked.
-        team (TeamSpec): its agents.
+        env (EnvBase): the environment to check.
+        team (TeamSpec): agents of the environment.
         findings (Findings): collection that receives the broken rules.
         max_steps (int, optional): the time limit, if known.
     """
@@ -71,7 +71,7 @@ class StepRules:
         self._check_end(before, after, carry)
 
     def finish(self) -> None:
-        """Checks all steps together."""
+        """Runs the checks that need all steps; call it after the last one."""
         counts = self.at_limit
         if counts["terminated"] and not counts["truncated"]:
             found = (
@@ -106,12 +106,12 @@ class StepRules:
             )
 
     def _note(self, broken: Tensor, key: NestedKey, found: str, expected: str, fix: str) -> None:
-        """Adds a problem of this step if a bool tensor is True anywhere."""
+        """Adds a broken rule of this step if a bool tensor is True anywhere."""
         self.findings.where(broken, key, self.step, found, expected, fix)
 
     @property
     def groups_with_ends(self) -> list[GroupSpec]:
-        """Returns the groups with done flags for each agent."""
+        """Groups in which each agent has done flags."""
         return [group for group in self.team.groups.values() if group.agent_done]
 
     # ------------------------------------------------------------------------------------ flags
@@ -206,7 +206,7 @@ class StepRules:
         )
 
     def _of_agents(self, td: TensorDictBase, group: GroupSpec, flag: str) -> Tensor:
-        """Returns a flag of the agents ``[*B, N]``, or of the root ``[*B, 1]``."""
+        """Returns a flag of the agents ``[*B, N]``, or of the episode ``[*B, 1]`` without those."""
         return td.get(group.key(flag)).squeeze(-1) if group.agent_done else td.get(flag)
 
     # ----------------------------------------------------------------------------------- values
@@ -307,7 +307,7 @@ class StepRules:
     def _compare_ends(
         self, before: TensorDictBase, after: TensorDictBase, carry: TensorDictBase, done: Tensor
     ) -> None:
-        """Checks that terminal observations are not the first ones of the next episodes."""
+        """Compares the terminal observations with the first observations of the next episodes."""
         seen = [td.select(*self.team.groups, strict=False) for td in (before, after, carry)]
         rows = done.squeeze(-1)
         same, moved = True, False
@@ -324,7 +324,7 @@ class StepRules:
 
 
 def _ends_by_itself(env: EnvBase) -> bool:
-    """Returns True if the environment reports a time limit of its simulator."""
+    """Returns True if the environment reports that its simulator has a time limit."""
     return isinstance(getattr(base_of(env), "own_limit", None), int)
 
 

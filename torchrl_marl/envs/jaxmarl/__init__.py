@@ -1,4 +1,4 @@
-"""JaxMARL environments: jitted, vectorized, and shared with torch without a copy."""
+"""JaxMARL environments: jitted and vectorized; their arrays are shared with torch, not copied."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Construction of JaxMARL environments, and the traits that they do not declare."""
+"""Builds JaxMARL environments, and lists facts about them that the classes do not declare."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ __all__ = [
 
 @dataclass(frozen=True)
 class EnvTraits:
-    """Traits of an environment class that the class does not declare.
+    """Facts about an environment class that the class does not declare.
 
     Args:
         limit (str, optional): name of the attribute that holds the time limit.
-        limit_is_seen (bool): observations depend on the limit. The environment then ends the
-            episode itself; otherwise its limit is disabled and the adapter counts the steps.
-        deadline (bool): the limit is a rule of the game. The environment enforces it, and
-            reaching it terminates the agents.
-        timed (bool): episodes end by time only.
-        legal (str or callable): name of the method that returns the legal actions, or
+        limit_is_seen (bool): True if observations depend on the time limit. The environment then
+            ends the episode itself; otherwise its limit is disabled, and the adapter counts steps.
+        deadline (bool): True if the time limit is a rule of the game. The environment then
+            enforces it, and agents that reach it are terminated.
+        timed (bool): True if episodes end only at the time limit.
+        legal (str or callable): name of the method that returns the legal actions, or a function
             ``legal(env, state)``.
-        state (callable, optional): ``state(env, state, observations)``, the central critic's
-            input.
-        acts (callable, optional): ``acts(env, state)``, True for the agent to act next, in the
-            order of ``env.agents``.
-        won (callable, optional): ``won(env, state)``, True for agents of the winning side, in the
-            order of ``env.agents``.
-        seen (callable, optional): ``seen(env, observations)``, a dict of observations by agent,
-            for environments that return another structure.
-        by_place (bool): actions are passed as a tuple instead of a dict by agent.
-        length (callable, optional): ``length(env)``, the built-in number of steps per episode. A
-            shorter limit is enforced by the adapter; a longer one has no effect.
+        state (callable, optional): function ``state(env, state, observations)`` that returns the
+            central critic's input.
+        acts (callable, optional): function ``acts(env, state)`` that returns a mask of the agents
+            that act next, in the order of ``env.agents``.
+        won (callable, optional): function ``won(env, state)`` that returns a mask of the agents on
+            the winning side, in the order of ``env.agents``.
+        seen (callable, optional): function ``seen(env, observations)`` that returns a dict of
+            observations by agent, for environments that return another structure.
+        by_place (bool): True if actions are passed as a tuple instead of a dict by agent.
+        length (callable, optional): function ``length(env)`` that returns the built-in number of
+            steps per episode. The adapter enforces a shorter limit; a longer one has no effect.
     """
 
     limit: str | None = None
@@ -65,10 +65,10 @@ class EnvTraits:
 
 
 def legal_actions(env: Any, traits: EnvTraits, state: Any) -> Any:
-    """Maps each agent to its legal actions, ``[n_actions]``.
+    """Returns a mask ``[n_actions]`` of the legal actions for each agent.
 
     Raises:
-        AttributeError, NotImplementedError: if all actions are always legal.
+        AttributeError, NotImplementedError: if the environment has no masks of legal actions.
     """
     if callable(traits.legal):
         return traits.legal(env, state)
@@ -76,7 +76,7 @@ def legal_actions(env: Any, traits: EnvTraits, state: Any) -> Any:
 
 
 def traits_of(env: Any) -> EnvTraits:
-    """Returns the traits of an environment's class, or of its nearest base class with an entry.
+    """Returns the facts about an environment's class, or about its nearest known base class.
 
     Args:
         env (MultiAgentEnv): a JaxMARL environment.
@@ -107,7 +107,7 @@ def _won(env: Any, state: Any) -> Any:
 def _seat(env: Any, state: Any) -> Any:
     import jax.numpy as jnp
 
-    # The current player is a seat, and agents may change seats between episodes.
+    # The state gives the current player's seat, and agents may change seats between episodes.
     acting = state.seat_order[jnp.argmax(state.cur_player_idx)]
     return jnp.arange(env.num_agents) == acting
 
@@ -138,7 +138,7 @@ def _kitchen(env: Any, state: Any, observations: Any) -> Any:
 
 
 def _in_the_grid(env: Any, observations: Any) -> Any:
-    # All agents' views are one array; the inventories have one column per agent.
+    # The views of all agents are one array; the inventories have one column per agent.
     grids, inventories = observations["observations"], observations["inventory"]
     return {
         agent: {"observation": grids[i], "inventory": inventories[:, i]}
@@ -169,7 +169,7 @@ ENV_TRAITS = {
 
 _NO_LIMIT = 2**30
 _BRAX = ("ant_4x2", "halfcheetah_6x1", "hopper_3x1", "humanoid_9|8", "walker2d_2x3")
-# Arguments that SimpleMPE reads from its **kwargs, where it also ignores unknown ones.
+# Arguments that SimpleMPE reads from its **kwargs; it ignores all others there.
 _OF_MPE = (
     *("rad", "moveable", "silent", "collide", "mass", "accel", "max_speed"),
     *("u_noise", "c_noise", "damping", "contact_force", "contact_margin"),
@@ -178,7 +178,7 @@ _OF_MPE = (
 
 @dataclass(frozen=True)
 class WrappedEnv:
-    """A JaxMARL environment with its name, its traits and the time limit of its episodes."""
+    """JaxMARL environment with its name, its :class:`EnvTraits` and its time limit."""
 
     env: Any
     name: str
@@ -186,7 +186,7 @@ class WrappedEnv:
     limit: int | None
 
     def reset(self, key: Any) -> tuple[Any, Any]:
-        """Resets one copy; returns observations and the environment's state."""
+        """Resets one copy; returns the observations and the environment's state."""
         observations, state = self.env.reset(key)
         return self._seen(observations), state
 
@@ -203,7 +203,7 @@ class WrappedEnv:
         return self._by_agent(observations)
 
     def _by_agent(self, value: Any) -> Any:
-        """Returns a dict by agent, also for environments that return a sequence or one array."""
+        """Returns a dict by agent, even if the environment returns a sequence or one array."""
         n = len(value) if isinstance(value, (tuple, list)) else (*getattr(value, "shape", ()), 0)[0]
         return dict(zip(self.env.agents, value)) if n == len(self.env.agents) else value
 
@@ -237,18 +237,18 @@ def _suppress_output() -> Iterator[None]:
 def wrap_env(
     environment: Any, max_steps: int | None, continuous: bool | None, kwargs: dict[str, Any]
 ) -> WrappedEnv:
-    """Builds an environment from its name, or wraps a built one, with its time limit disabled.
+    """Builds an environment from its name, or wraps a built one, and disables its time limit.
 
     Args:
-        environment (str or MultiAgentEnv): name, or built environment.
-        max_steps (int, optional): steps per episode; None: the class's default.
-        continuous (bool, optional): continuous or discrete actions, for classes that have both;
-            None: the class's default.
+        environment (str or MultiAgentEnv): name of an environment, or a built environment.
+        max_steps (int, optional): number of steps per episode; if None, the class's default.
+        continuous (bool, optional): True for continuous actions, False for discrete ones, in
+            classes that have both; if None, the class's default.
         kwargs (dict): arguments of the class.
 
     Raises:
-        ConfigError: if an environment, scenario, layout or argument is unknown, or if brax is
-            needed and not installed.
+        ConfigError: if an environment, scenario, layout or argument is unknown, or if the
+            environment needs brax and it is not installed.
         MissingExtraError: if JaxMARL is not installed.
     """
     named = isinstance(environment, str)
@@ -299,7 +299,7 @@ def _make(name: str, max_steps: int | None, continuous: bool | None, kwargs: dic
         if max_steps is not None:
             arguments["episode_length"] = max_steps
     _look_up(name, arguments)
-    # facmac's environments have continuous actions only.
+    # The environments of the package facmac have continuous actions only.
     if continuous is not None and name.startswith("MPE_") and "facmac" not in name:
         arguments.setdefault("action_type", "Continuous" if continuous else "Discrete")
     try:
@@ -314,7 +314,7 @@ def _make(name: str, max_steps: int | None, continuous: bool | None, kwargs: dic
 
 
 def _look_up(name: str, arguments: dict[str, Any]) -> None:
-    """Replaces names of SMAX scenarios and Overcooked layouts by the objects."""
+    """Replaces the names of SMAX scenarios and Overcooked layouts by JaxMARL's objects."""
     tables: dict[str, Mapping[str, Any]] = {}
     if "SMAX" in name:
         from jaxmarl.environments.smax.smax_env import MAP_NAME_TO_SCENARIO
@@ -337,7 +337,7 @@ def _look_up(name: str, arguments: dict[str, Any]) -> None:
 
 
 def _refuse_leftover(name: str, env: Any, arguments: dict[str, Any]) -> None:
-    """Raises for unknown arguments of MPE environments, which would ignore them."""
+    """Raises an error for unknown arguments of MPE environments, which would ignore them."""
     classes = type(env).__mro__[:-1]
     if "SimpleMPE" not in {cls.__name__ for cls in classes}:
         return
@@ -356,7 +356,7 @@ def _with_limit(env: Any, attribute: str, limit: int | None) -> Any:
     """Returns a shallow copy with another time limit; the given environment is not modified."""
     copy = object.__new__(type(env))
     copy.__dict__.update(vars(env))
-    if attribute not in vars(env):  # EnemySMAX forwards the attributes of its inner environment
+    if attribute not in vars(env):  # EnemySMAX takes the attribute from its inner environment
         copy._env = _with_limit(env._env, attribute, limit)
         return copy
     setattr(copy, attribute, limit)

@@ -1,9 +1,10 @@
-"""Conversion of JAX arrays to torch tensors and back, without a copy on the CPU.
+"""Converts JAX arrays to torch tensors and back; on the CPU nothing is copied.
 
-Torch receives arrays by DLPack and may write to them in place, so JAX must not reuse them;
-:class:`~torchrl_marl.envs.jaxmarl.step.JaxStep` returns copies. JAX reads actions from torch's
-memory, in 32 bits. They must not be overwritten before JAX has read them; :func:`to_torch` of any
-result waits for that. On a GPU, DLPack orders the two streams; this is untested.
+Torch receives arrays by DLPack and may write to them in place, so JAX must not use them again.
+Therefore :class:`~torchrl_marl.envs.jaxmarl.step.JaxStep` returns copies. JAX reads actions from
+torch's memory, in 32 bits. They must not be overwritten before JAX has read them. A call of
+:func:`to_torch` with a result of the step waits for that. On a GPU, DLPack makes each library wait
+for the other's stream; this is untested.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def device_of(device: torch.device) -> Any:
 
 
 def to_jax(tensor: Tensor, device: Any) -> Any:
-    """Converts a tensor to an argument of jitted calls; both may share memory."""
+    """Converts a tensor to a JAX array for jitted calls; the two may share memory."""
     tensor = tensor.detach().to(_NARROW.get(tensor.dtype, tensor.dtype)).contiguous()
     if device.platform == "cpu":
         return tensor.cpu().numpy()
@@ -44,7 +45,7 @@ def to_jax(tensor: Tensor, device: Any) -> Any:
 
 
 def to_torch(nested: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-    """Converts nested dicts of arrays to tensors that share their memory; waits for the results."""
+    """Converts nested dicts of arrays to tensors in the same memory; waits until JAX is done."""
     return {
         key: to_torch(x, device) if isinstance(x, dict) else torch.from_dlpack(x).to(device)
         for key, x in nested.items()
@@ -52,17 +53,17 @@ def to_torch(nested: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
 
 
 def read_tree(tree: Any) -> dict[str, Tensor]:
-    """Copies all arrays of a tree by path; reinterprets unsigned integers as signed."""
+    """Copies all arrays of a tree to tensors, by path; unsigned integers are stored as signed."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     tensors = {jax.tree_util.keystr(path): torch.tensor(np.array(x)) for path, x in leaves}
     return {name: x.view(_SIGNED.get(x.dtype, x.dtype)) for name, x in tensors.items()}
 
 
 def write_tree(like: Any, saved: Mapping[str, Tensor], device: Any) -> Any:
-    """Rebuilds a tree from copies of the arrays of :func:`read_tree`.
+    """Rebuilds a tree of arrays from the tensors that :func:`read_tree` returned.
 
     Args:
-        like: tree with the structure, shapes and dtypes.
+        like: tree with the same structure, shapes and dtypes.
         saved (mapping): path -> tensor.
         device (jax.Device): device of the arrays.
 

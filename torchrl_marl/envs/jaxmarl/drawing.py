@@ -1,6 +1,6 @@
-"""Rendering of JaxMARL environments: as shapes, as the library's own pixels, or as text.
+"""Draws JaxMARL environments: as shapes, as the pixels that JaxMARL renders, or as text.
 
-The functions draw one copy, whose state holds numpy arrays.
+The functions draw one copy, whose state must consist of numpy arrays.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["draw_environment"]
 
 _BLUE, _RED, _GRAY = (0.35, 0.45, 0.80), (0.85, 0.35, 0.30), (0.45, 0.45, 0.45)
 _GREEN, _YELLOW = (0.30, 0.65, 0.35), (0.95, 0.80, 0.25)
-_MOST_NUMBERS = 8  # of a leaf, in a text
+_MOST_NUMBERS = 8  # largest number of values that a text shows of each leaf
 
 
 def draw_environment(env: Any, state: Any) -> Picture:
@@ -32,7 +32,7 @@ def draw_environment(env: Any, state: Any) -> Picture:
 
 
 def _mpe(env: Any, state: Any) -> list[Shape]:
-    """Draws agents and landmarks, and the messages of agents that may send any."""
+    """Draws agents and landmarks, and the messages of agents that can communicate."""
     shapes = []
     names = [*env.agents, *env.landmarks]
     radius, speech = np.asarray(env.rad), np.asarray(state.c)
@@ -56,7 +56,7 @@ def _color(given: Any) -> tuple[float, float, float]:
 
 
 def _smax(env: Any, state: Any) -> list[Shape]:
-    """Draws the units enlarged, with the letters of their types and health bars."""
+    """Draws enlarged units, each with a letter for its type and a health bar."""
     state = getattr(state, "state", state)
     units = getattr(env, "_env", env)
     types, alive = np.asarray(state.unit_types), np.asarray(state.unit_alive)
@@ -99,12 +99,12 @@ def _overcooked(env: Any, state: Any) -> np.ndarray:
 def _render(env: Any, state: Any) -> Picture:
     try:
         return np.asarray(env.render(state), dtype=np.uint8)
-    except (OverflowError, TypeError, ValueError):  # written for numpy 1
+    except (OverflowError, TypeError, ValueError):  # JaxMARL's renderer was written for numpy 1
         return _numbers(env, state)
 
 
 def _switch(env: Any, state: Any) -> list[Shape]:
-    """Draws the room with its visitor, past visitors in green, and the bulb."""
+    """Draws the room with its visitor, and the bulb; past visitors are green."""
     inside, been = int(state.agent_in_room), np.asarray(state.has_been)
     room = Shape("room", "goal", "box", 0.0, 2.0, 0.0, _GRAY, length=3.0, width=2.0)
     light = _YELLOW if bool(state.bulb_state) else _GRAY
@@ -138,7 +138,7 @@ def _coins(env: Any, state: Any) -> list[Shape]:
 
 
 def _hanabi(env: Any, state: Any) -> str:
-    """Writes all hands, including those hidden from the agents, the fireworks and the tokens."""
+    """Writes all hands (also those that agents cannot see), the fireworks and the tokens."""
     colors = "RYGWB"
     fireworks = np.asarray(state.fireworks).sum(-1).astype(int)
     built = "  ".join(f"{colors[i]}{n}" for i, n in enumerate(fireworks[:5]))
@@ -155,7 +155,7 @@ def _hanabi(env: Any, state: Any) -> str:
 
 
 def _numbers(env: Any, state: Any) -> str:
-    """Writes the state's numbers, for environments without another rendering."""
+    """Writes the numbers of the state, for environments that cannot be drawn otherwise."""
     lines = []
     for name in getattr(state, "__dataclass_fields__", {"state": None}):
         value = getattr(state, name, state)

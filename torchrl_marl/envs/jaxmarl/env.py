@@ -28,28 +28,30 @@ __all__ = ["JaxMarlEnv"]
 class JaxMarlEnv(FinalFrames, AutoResetEnv):
     """JaxMARL environment with grouped agents; one jitted call steps all copies.
 
-    A step returns the last observation of an ended episode and the first one of the next. Masks
-    and done flags are computed in JAX. Tensors are exchanged by DLPack, without a copy on the CPU.
+    A step returns the last observation of an ended episode, and also the first observation of the
+    next one. Masks and done flags are computed in JAX. Tensors are exchanged by DLPack, without a
+    copy on the CPU.
 
-    Episodes have exactly ``max_steps`` steps and are ``truncated`` then. The defaults are 25 steps
-    in MPE, 100 in SMAX and 400 in Overcooked. JaxMARL itself makes one more in the first two. Ends
-    that the environment itself decides are ``terminated``, also for unknown classes. So is the last
-    day of the switch riddle, after which the riddle can no longer be solved.
+    An episode is ``truncated`` after exactly ``max_steps`` steps. The defaults are 25 steps in
+    MPE, 100 in SMAX and 400 in Overcooked. (JaxMARL itself makes one step more in MPE and SMAX.)
+    If the environment ends an episode for another reason, it is ``terminated``, also in unknown
+    classes. The switch riddle is also ``terminated`` on its last day, after which it can no longer
+    be solved.
 
     - SMAX: a unit that dies is ``terminated``, its mask is False and its reward is 0. With
       ``bootstrap: team`` it is credited with the later rewards of its team. ``info=True`` adds
       ``(group, "info", "won")``, which is 1 at the end of a won episode.
-    - Hanabi: the mask is True for the agent to act.
-    - Switch riddle: ``action_mask`` leaves agents outside the room only the action "nothing"; in
-      JaxMARL their other actions have no effect.
-    - Overcooked: ``shaped_reward=1.0`` adds the environment's shaped reward, which decays linearly
-      to 0 over ``shaped_reward_steps`` env steps, counted over all copies. ``info=True`` adds the
-      unshaped reward. Evaluation is without shaping (:meth:`measured`).
+    - Hanabi: the mask is True for the agent that acts.
+    - Switch riddle: for agents outside the room, ``action_mask`` allows only the action "nothing";
+      in JaxMARL their other actions have no effect.
+    - Overcooked: ``shaped_reward=1.0`` adds the environment's shaped reward. Its weight decays
+      linearly to 0 over ``shaped_reward_steps`` env steps, counted over all copies. ``info=True``
+      adds the unshaped reward. Evaluations use no shaping (:meth:`measured`).
 
     On a CPU use one torch thread (``torch.set_num_threads(1)``, ``threads: 1`` in a recipe), since
-    the threads of torch and JAX compete. JAX does not survive a fork; start processes by spawn. A
-    GPU needs JAX's GPU build; without it the environment runs on the CPU and its tensors are
-    copied. GPUs are untested.
+    the threads of torch and JAX compete. JAX does not work in forked processes; start processes by
+    spawn. A GPU needs JAX's GPU build. Without that build the environment runs on the CPU, and its
+    tensors are copied to the GPU. GPUs are untested.
 
     Args:
         env (str or MultiAgentEnv): one of ``jaxmarl.registered_envs``, or a built JaxMARL
@@ -57,20 +59,20 @@ class JaxMarlEnv(FinalFrames, AutoResetEnv):
 
     Keyword Args:
         num_envs (int): number E of copies.
-        max_steps (int, optional): time limit of an episode; None: the class's default.
-        seed (int, optional): random seed; None: drawn from torch's global generator.
+        max_steps (int, optional): time limit of an episode in steps; if None, the class's default.
+        seed (int, optional): random seed; if None, it is drawn from torch's global generator.
         device (torch.device): device of the tensors.
-        state ("observations", "world" or callable, optional): the central critic's input: all
-            agents' observations concatenated, the environment's state (SMAX, MPE and
-            Overcooked), or ``state(jax_state)`` of one copy, ``[S]``.
-        info (bool): add ``(group, "info")``.
-        group_map (dict or MarlGroupMapType, optional): group -> agents; None: grouped by the
-            prefixes of their ids.
-        continuous_actions (bool, optional): continuous or discrete actions in MPE; ignored
-            elsewhere.
-        categorical_actions (bool): discrete actions as an index; otherwise one-hot.
+        state ("observations", "world" or callable, optional): the central critic's input: the
+            concatenated observations of all agents, the environment's state (SMAX, MPE and
+            Overcooked), or the result ``[S]`` of ``state(jax_state)`` for one copy.
+        info (bool): True to add ``(group, "info")``.
+        group_map (dict or MarlGroupMapType, optional): group -> agents; if None, agents are
+            grouped by the prefixes of their ids.
+        continuous_actions (bool, optional): True for continuous actions in MPE, False for discrete
+            ones; ignored in other environments.
+        categorical_actions (bool): True if a discrete action is an index, False for one-hot.
         shaped_reward (float): initial weight of the environment's shaped reward.
-        shaped_reward_steps (int, optional): env steps over which this weight decays to 0.
+        shaped_reward_steps (int, optional): number of env steps over which this weight decays to 0.
         **kwargs: arguments of the environment; ``scenario`` (SMAX) and ``layout`` (Overcooked) may
             be names.
 
@@ -116,7 +118,7 @@ class JaxMarlEnv(FinalFrames, AutoResetEnv):
         from torchrl_marl.envs.jaxmarl import dlpack, step
 
         self._carry: Any = None
-        self._after: Any = None  # the states after the last step, where pictures are recorded
+        self._after: Any = None  # the states after the last step, if pictures are recorded
         self._is_measured = False
         self._dlpack = dlpack
         self._jax_device = dlpack.device_of(torch.device(device))
@@ -183,7 +185,7 @@ class JaxMarlEnv(FinalFrames, AutoResetEnv):
         return self._dlpack.to_jax(action, self._jax_device)
 
     def _output(self, leaves: dict[str, Any]) -> dict[str, Any]:
-        """Converts the leaves to tensors, and unpacks the flags into their groups."""
+        """Converts the leaves to tensors, and splits the packed flags by group."""
         output = self._dlpack.to_torch(leaves, self.device)
         flags, root = (zip(names, output.pop(key)) for key, names in self._flags.items())
         rows = {key: x if key == "mask" else x.unsqueeze(-1) for key, x in flags}
@@ -210,7 +212,7 @@ class JaxMarlEnv(FinalFrames, AutoResetEnv):
 
     @contextlib.contextmanager
     def measured(self) -> Iterator[None]:
-        """Context manager that disables reward shaping, for evaluation."""
+        """Context without reward shaping, for evaluation."""
         before, self._is_measured = self._is_measured, True
         try:
             yield
@@ -232,7 +234,7 @@ class JaxMarlEnv(FinalFrames, AutoResetEnv):
         """Returns the whole state, including running episodes and JAX's random key.
 
         Returns:
-            TensorDict: input of :meth:`restore`; save it with ``torch.save(x.to_dict())``.
+            TensorDict: argument of :meth:`restore`; save it with ``torch.save(x.to_dict())``.
         """
         if self._carry is None:
             self.reset()
@@ -249,7 +251,7 @@ class JaxMarlEnv(FinalFrames, AutoResetEnv):
         """Restores a snapshot of an environment that was built with the same arguments.
 
         Raises:
-            SimulatorStateError: if the snapshot is of another environment or number of envs.
+            SimulatorStateError: if the snapshot has another environment or number of envs.
         """
         saved = {**snapshot["world", "batched"], **snapshot["world", "shared"]}
         carry = self._dlpack.write_tree(self._calls.carry, saved, self._jax_device)

@@ -1,4 +1,4 @@
-"""Description of JaxMARL, readable without importing JaxMARL."""
+"""Description of JaxMARL, which can be read without importing JaxMARL."""
 
 from __future__ import annotations
 

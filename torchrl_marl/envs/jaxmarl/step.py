@@ -21,7 +21,7 @@ __all__ = ["FLAGS", "Compiled", "JaxStep", "Kind", "Settings", "Shaping", "compi
 
 # A JAX array, or nested dicts of them.
 Array = Any
-# The flags of all agents and of the episode, in stacking order.
+# Names of the flags of agents ("flags") and of the episode ("root"), in the order of stacking.
 FLAGS = {
     "flags": ("done", "mask", "terminated", "truncated"),
     "root": ("done", "terminated", "truncated"),
@@ -30,7 +30,7 @@ State = Callable[[Any, Any], Array]
 
 
 Shape = tuple[int, ...] | Mapping[str, Any]
-"""Shape of one array, or of several by name."""
+"""Shape of one array, or of several arrays by name."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class Kind:
     Args:
         name (str): name of the kind.
         ids (tuple): the environment's ids of the agents.
-        observation (tuple of int, or dict of such): shape of an agent's observation.
+        observation (tuple of int, or dict of such tuples): shape of an agent's observation.
         action (TensorSpec): spec of an agent's action.
-        n_legal (int, optional): size of the action mask; None: no mask.
+        n_legal (int, optional): size of the action mask; None without a mask.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Kind:
     n_legal: int | None
 
     def spec(self) -> AgentSpec:
-        """Returns the kind's declaration."""
+        """Returns the spec that declares the kind."""
         return AgentSpec(
             self.name,
             len(self.ids),
@@ -71,15 +71,15 @@ def kinds_of(
     legal: Mapping[Any, tuple[int, ...]] | None,
     one_hot: bool,
 ) -> tuple[Kind, ...]:
-    """Returns the kinds of a group, in order of first appearance.
+    """Returns the kinds of a group, in the order in which they first appear.
 
     Args:
         group (str): name of the group.
-        ids (sequence): agents of the group.
-        env (MultiAgentEnv): environment with the action spaces.
+        ids (sequence): ids of the group's agents.
+        env (MultiAgentEnv): environment, from which the action spaces are read.
         shapes (mapping): agent -> shape of its observation, or a dict of shapes.
-        legal (mapping, optional): agent -> shape of its legal actions.
-        one_hot (bool): encode discrete actions as one-hot vectors.
+        legal (mapping, optional): agent -> shape of its mask of legal actions.
+        one_hot (bool): True to encode discrete actions as one-hot vectors.
     """
     members: list[tuple[tuple, list[Any]]] = []
     for agent in ids:
@@ -109,7 +109,7 @@ class Shaping:
 
     Args:
         coefficient (float): initial weight.
-        steps (int, optional): env steps over which it decays; None: no decay.
+        steps (int, optional): number of env steps over which it decays; None for no decay.
     """
 
     coefficient: float = 0.0
@@ -126,16 +126,18 @@ class Shaping:
 class JaxStep:
     """Pure functions that start and step E copies of an environment.
 
-    The *carry* is the input of the next call; the *leaves* are nested dicts by group for torch.
-    They share no memory. The flags of all agents are one array, ``"flags"`` ``[4, E, A]``, and
-    those of the episode another, ``"root"`` ``[3, E, 1]``; :data:`FLAGS` has the order.
+    The *carry* holds the state between two calls; the *leaves* are the outputs for torch, nested
+    dicts by group. They share no memory. The flags of all A agents are one array ``[4, E, A]``,
+    ``"flags"``, and those of the episode another ``[3, E, 1]``, ``"root"``. :data:`FLAGS` gives
+    their order.
 
     Args:
         wrapped (WrappedEnv): the environment.
         kinds (mapping): group -> its kinds.
         num_envs (int): number E of copies.
-        state (callable, optional): ``state(jax_state, observations)`` of one copy, ``[S]``.
-        info (bool): add infos.
+        state (callable, optional): function ``state(jax_state, observations)`` that returns the
+            critic's state ``[S]`` of one copy.
+        info (bool): True to add infos.
         shaping (Shaping): weight of the shaped reward.
     """
 
@@ -162,7 +164,7 @@ class JaxStep:
         return _owned({**carry, "key": key, "calls": calls}, leaves)
 
     def merge(self, carry: Array, new: Array, fresh: Array) -> Array:
-        """Selects the new carry in the envs ``fresh`` ``[E]``, and the old one elsewhere."""
+        """Selects the new carry where the mask ``fresh`` ``[E]`` is True, and the old elsewhere."""
         shared = {key: new[key] for key in ("key", "calls")}
         own = {key: x for key, x in new.items() if key not in shared}
         return {**_where(fresh, own, carry), **shared}
@@ -184,7 +186,7 @@ class JaxStep:
         return _owned({**going, "key": key, "calls": calls}, after, next_start)
 
     def preview(self, carry: Array, actions: list[Array]) -> Array:
-        """Returns the states after :meth:`step`, before ended episodes are reset."""
+        """Returns the states that :meth:`step` reaches, before it resets ended episodes."""
         _, stepping, _ = jax.random.split(carry["key"], 3)
         keys = jax.random.split(stepping, self.num_envs)
         return jax.vmap(self.wrapped.step)(keys, carry["world"], self._deal(carry, actions))[1]
@@ -198,7 +200,7 @@ class JaxStep:
         return self._read(observations, state, steps, never, never[:, 0], never[:, 0], None)
 
     def _deal(self, carry: Array, actions: list[Array]) -> dict[Any, Array]:
-        """Maps agents to actions; inactive agents get a legal action without effect."""
+        """Returns each agent's action; inactive agents get a legal action, which has no effect."""
         dealt, i = {}, 0
         kinds = [kind for group in self.kinds.values() for kind in group]
         for kind, action in zip(kinds, actions):
@@ -244,7 +246,7 @@ class JaxStep:
         if self.traits.acts is not None:
             acts = jax.vmap(lambda own: self.traits.acts(self.env, own))(state)  # type: ignore[misc]
             mask = mask & (acts[:, jnp.array(self.order)] | root_truncated[:, None])
-        # The keys are those of snapshots.
+        # The keys must not change, because they are stored in snapshots.
         going = {"world": state, "steps": steps, "terminated": terminated, "mask": mask}
         legal = self._legal(state)
         if legal:
@@ -266,7 +268,7 @@ class JaxStep:
 
     @property
     def places(self) -> dict[str, slice]:
-        """Maps each group to the slice of its agents among all agents."""
+        """Slice of each group's agents in the list of all agents, by group."""
         places, end = {}, 0
         for name, kinds in self.kinds.items():
             n = sum(len(kind.ids) for kind in kinds)
@@ -292,7 +294,7 @@ class JaxStep:
         return jax.vmap(partial(legal_actions, self.env, self.traits))(state)
 
     def _pay(self, leaves: Array, rewards: Array, infos: Array, carry: Array) -> None:
-        """Sets the rewards, of waiting agents too; agents that terminated earlier get zero."""
+        """Sets the rewards, also of waiting agents; agents that terminated earlier get 0."""
         reward = jnp.stack([rewards[agent] for agent in self.ids], 1).astype(jnp.float32)
         lives = ~carry["terminated"]
         paid = reward = jnp.where(lives, reward, 0.0)
@@ -308,7 +310,7 @@ class JaxStep:
                 leaves[name]["info"]["unshaped_reward"] = reward[:, place, None]
 
     def _info(self, state: Array, infos: Array | None, done: Array) -> dict[str, Array]:
-        """Returns the agents' infos ``[E, A, 1]`` by name, including the flag of a won episode."""
+        """Returns the agents' infos ``[E, A, 1]`` by name, with ``"won"`` if it is defined."""
         rows = {} if infos is None else self._info_rows(infos)
         if infos is None:
             rows = {
@@ -352,7 +354,7 @@ class JaxStep:
 
 
 def _where(fresh: Array, new: Array, old: Array) -> Array:
-    """Selects new leaves where ``fresh`` ``[E]`` is True; drops leaves that only the old has."""
+    """Selects new leaves where ``fresh`` ``[E]`` is True; drops old leaves without a new one."""
     if isinstance(new, dict):
         return {key: _where(fresh, x, old[key]) for key, x in new.items()}
 
@@ -363,10 +365,11 @@ def _where(fresh: Array, new: Array, old: Array) -> Array:
 
 
 def _owned(carry: Array, *leaves: Array) -> tuple[Array, ...]:
-    """Returns copies of the arrays, with dtypes that trigger no new compilation.
+    """Returns copies of the arrays, with fixed dtypes, so later calls need no new compilation.
 
-    Without the copies JAX may return one array twice, and torch would write to the carry. The
-    flags are packed into one array, since each exchanged array costs about as much as a cheap step.
+    Without the copies, JAX may return the same array in carry and leaves, and torch would write to
+    the carry. The flags are packed into one array, since the exchange of each array takes about as
+    long as a cheap step.
     """
     carry = jax.tree.map(lambda x: jax.lax.convert_element_type(x, x.dtype), carry)
     packed = [
@@ -393,7 +396,7 @@ class Settings:
 
     @property
     def plain(self) -> bool:
-        """True if equal settings mean the same environment, so no setting is a user's object."""
+        """True if no setting is a user's object, so equal settings give the same environment."""
         return _plain((self.environment, self.state, self.group_map, self.kwargs))
 
 
@@ -413,7 +416,7 @@ class Compiled:
         places (dict): group -> slice of its agents among all agents.
         start, merge, step (callable): jitted functions; ``merge`` and ``step`` consume the carry.
         preview (callable): jitted function that returns the states after a step, for pictures.
-        carry, leaves: shapes and dtypes of the carry and of the outputs.
+        carry, leaves: shapes and dtypes of the carry and of the leaves.
     """
 
     wrapped: WrappedEnv
@@ -428,7 +431,7 @@ class Compiled:
 
 
 def compiled(settings: Settings) -> Compiled:
-    """Returns the jitted calls of an environment, cached for equal settings.
+    """Returns the jitted calls of an environment; they are cached, so equal settings share them.
 
     Raises:
         ConfigError: if an environment or argument is unknown, or if the state, shaped reward or
@@ -466,7 +469,7 @@ _compile_cached = lru_cache(maxsize=16)(_compile)
 
 
 def _kinds(wrapped: WrappedEnv, group_map: Any, one_hot: bool) -> dict[str, tuple[Kind, ...]]:
-    """Maps each group to its kinds, with the shapes that the environment returns."""
+    """Returns the kinds of each group; shapes are those that the environment returns."""
     env = wrapped.env
     seen, state = jax.eval_shape(wrapped.reset, jax.random.PRNGKey(0))
     if not isinstance(seen, dict) or any(agent not in seen for agent in env.agents):
@@ -481,7 +484,7 @@ def _kinds(wrapped: WrappedEnv, group_map: Any, one_hot: bool) -> dict[str, tupl
         legal = None
     shapes = jax.tree.map(lambda x: tuple(x.shape), {agent: seen[agent] for agent in env.agents})
     masks = None if legal is None else {agent: tuple(x.shape) for agent, x in legal.items()}
-    # Mappings are stored as pairs, since settings are hashed.
+    # Settings are hashed, so they store mappings as pairs.
     groups = grouped(env.agents, dict(group_map) if isinstance(group_map, tuple) else group_map)
     return {name: kinds_of(name, ids, env, shapes, masks, one_hot) for name, ids in groups.items()}
 
@@ -489,7 +492,7 @@ def _kinds(wrapped: WrappedEnv, group_map: Any, one_hot: bool) -> dict[str, tupl
 def _state_of(
     wrapped: WrappedEnv, state: Any, kinds: Mapping[str, tuple[Kind, ...]]
 ) -> Callable[..., Any] | None:
-    """Returns the function ``state(jax_state, observations)`` of one copy."""
+    """Returns the function ``state(jax_state, observations)`` for one copy."""
     if state is None:
         return None
     if callable(state):

@@ -1,4 +1,4 @@
-"""PettingZoo environments, parallel and AEC."""
+"""PettingZoo environments of both APIs, parallel and AEC."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Agents' places in the rows of a PettingZoo environment, and views of them; imports no torch."""
+"""Positions and views of the agents' data in a PettingZoo copy's row. Imports no torch."""
 
 from __future__ import annotations
 
@@ -31,8 +31,10 @@ class AgentSpaces:
         agent: the agent's id.
         observation (gymnasium.Space): observation space, without the action mask.
         action (gymnasium.Space): action space.
-        masked (str, optional): place of the action mask, ``"observation"`` or ``"info"``.
-        wrapped (bool): the observation is stored under the key ``"observation"``.
+        masked (str, optional): where the action mask is, ``"observation"`` or ``"info"``; None
+            without a mask.
+        wrapped (bool): True if the observation is a dict that holds the array under the key
+            ``"observation"``.
     """
 
     agent: Any
@@ -48,7 +50,10 @@ class AgentSpaces:
 
 @dataclass(frozen=True)
 class Leaf:
-    """Leaf of an agent's observation: its path in the dict, its field and its first choice."""
+    """Leaf of an agent's observation: path in the dict, field in the row, and first choice.
+
+    The first choice is the smallest value of a discrete leaf, which is stored as 0.
+    """
 
     path: tuple[str, ...]
     field: str
@@ -57,16 +62,16 @@ class Leaf:
 
 @dataclass(frozen=True)
 class AgentSlot:
-    """Places of one agent in the rows.
+    """Fields and indices at which the data of one agent are stored in a row.
 
     Args:
         spaces (AgentSpaces): spaces of the agent.
-        group (str): name of its group.
+        group (str): name of the agent's group.
         index (int): index of the agent in its group.
-        leaves (tuple of Leaf): leaves of its observation.
+        leaves (tuple of Leaf): leaves of the agent's observation.
         fields (dict): ``"observation"``, ``"action"`` or ``"action_mask"`` -> name of the field.
-        places (dict): the same keys -> index of the agent in the field, within its kind where
-            kinds differ in shape and else within the group.
+        places (dict): the same keys -> index of the agent in the field. It is counted within the
+            agent's kind if shapes differ between kinds, otherwise within the group.
     """
 
     spaces: AgentSpaces
@@ -99,7 +104,7 @@ def spaces_of(env: Any, agent: Any, infos: Mapping[Any, Any]) -> AgentSpaces:
 
 
 def field_of(group: str, kind: str, leaf: str) -> str:
-    """Returns the name of a field of a group, or of one of its kinds."""
+    """Returns the name of the field for a leaf of a group, or of one of its kinds."""
     return f"{group}/{kind}/{leaf}"
 
 
@@ -107,12 +112,12 @@ Row = dict[str, np.ndarray]
 
 
 class PartViews:
-    """Views of one part of a row, ``after`` or ``begun``.
+    """Views of one part of a copy's row.
 
     Args:
-        row (dict): row of one copy.
-        part (str): name of the part.
-        slots (sequence of AgentSlot): slots of all agents.
+        row (dict): row of one copy, by field.
+        part (str): ``"after"`` for the result of a step, ``"begun"`` for the start of the next.
+        slots (sequence of AgentSlot): where each agent's data are stored.
     """
 
     def __init__(self, row: Row, part: str, slots: Sequence[AgentSlot]) -> None:
@@ -132,7 +137,7 @@ class PartViews:
             ]
             for slot in slots
         ]
-        # Fast path for observations of a single array, the most common ones.
+        # Most observations are a single array, for which there is a fast path.
         self.plain = [
             view if len(leaves) == 1 and not path and not start else None
             for leaves in self.leaves
@@ -186,7 +191,7 @@ def part_of(observation: Any, key: str, agent: Any) -> Any:
     """Returns the value of a Dict observation under a key.
 
     Raises:
-        SpecError: if it has no such key.
+        SpecError: if the observation does not have the key.
     """
     try:
         return observation[key]
@@ -203,7 +208,7 @@ def write(view: np.ndarray, value: Any, what: str, start: int | tuple[int, ...] 
     """Writes a value to a view of a row.
 
     Raises:
-        SpecError: if the shape differs, or if the space's dtype cannot hold the values.
+        SpecError: if the value's shape differs, or if the space's dtype cannot hold the values.
     """
     if not isinstance(value, np.ndarray):
         value = np.asarray(value)
@@ -228,7 +233,7 @@ def write(view: np.ndarray, value: Any, what: str, start: int | tuple[int, ...] 
 
 
 def action_readers(row: Row, slots: Sequence[AgentSlot]) -> list[Callable[[], Any]]:
-    """Returns functions that read each agent's action in the environment's format."""
+    """Returns one function per agent, which reads its action in the environment's format."""
     return [
         _reader(row[slot.fields["action"]], slot.places["action"], slot.spaces.action)
         for slot in slots
@@ -252,7 +257,7 @@ def _reader(rows: np.ndarray, place: int, space: Any) -> Callable[[], Any]:
 
 
 def number(infos: Mapping[str, Any] | None, key: str) -> float:
-    """Returns a number from an agent's info; 0 if it has none."""
+    """Returns a number from an agent's info; 0 if it is missing."""
     try:
         return float((infos or {}).get(key, 0))
     except (TypeError, ValueError):

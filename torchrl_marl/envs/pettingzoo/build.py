@@ -1,4 +1,4 @@
-"""Construction of PettingZoo environments, and discovery of their agents and spaces."""
+"""Builds PettingZoo environments, and finds their agents and spaces."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ __all__ = ["Backend", "EnvFacts", "EnvMaker", "maker_of", "probe"]
 
 @dataclass(frozen=True)
 class EnvMaker:
-    """Factory of an environment's copies; can be sent to other processes.
+    """Factory of an environment's copies, which can be sent to other processes.
 
     Args:
-        name (str): name of the environment, for messages.
-        create (callable): returns the environment.
+        name (str): name of the environment in messages.
+        create (callable): function that returns the environment.
         kwargs (dict): arguments of ``create``.
     """
 
@@ -58,16 +58,16 @@ def maker_of(
     n_copies: int,
     drawn: bool = False,
 ) -> EnvMaker:
-    """Returns the maker of an environment's copies.
+    """Returns a factory of an environment's copies.
 
     Args:
         env (str, module, callable or environment): name, factory or instance.
-        backend ("auto", "parallel" or "aec"): form of a named environment.
+        backend ("auto", "parallel" or "aec"): PettingZoo API of a named environment.
         kwargs (dict): arguments of the environment.
-        continuous (bool, optional): continuous or discrete actions, where the environment has
-            both.
+        continuous (bool, optional): True for continuous actions, False for discrete ones, in
+            environments that have both.
         n_copies (int): number of copies.
-        drawn (bool): build the environment with rendering, where it is supported.
+        drawn (bool): True to build the environment with rendering, if it supports that.
 
     Raises:
         ConfigError: if the name is unknown, a package is not installed, or the environment cannot
@@ -98,7 +98,7 @@ def maker_of(
 
 
 def _mode(creator: Callable[..., Any], drawn: bool) -> dict[str, Any]:
-    """Returns the argument ``render_mode``, where the environment takes it."""
+    """Returns the argument ``render_mode``; an empty dict if the environment does not take it."""
     return {"render_mode": "rgb_array"} if drawn and takes_mode(creator) else {}
 
 
@@ -129,7 +129,7 @@ class EnvFacts:
     """Facts about an environment.
 
     Args:
-        turns (bool): agents act in turns.
+        turns (bool): True if agents act in turns.
         agents (list of AgentSpaces): spaces of all agents that may appear.
         infos (dict): agent -> sorted keys of the numbers in its infos.
         n_state (int): number S of features of the environment's ``state()``; 0 if unused.
@@ -144,16 +144,16 @@ class EnvFacts:
 
 
 def probe(name: str, env: Any, infos: bool, state: bool) -> EnvFacts:
-    """Probes an environment by a reset, and by a few random steps if its infos are needed.
+    """Finds out facts about an environment by a reset, and a few random steps if infos are needed.
 
     Args:
-        name (str): name of the environment, for messages.
+        name (str): name of the environment in messages.
         env: the environment.
-        infos (bool): find the keys of its infos.
-        state (bool): find the size of its state.
+        infos (bool): True to find the keys of its infos.
+        state (bool): True to find the size of its state.
 
     Raises:
-        ConfigError: if it is not a PettingZoo environment, or has no ``state()``.
+        ConfigError: if ``env`` is not a PettingZoo environment, or has no ``state()``.
     """
     missing = [key for key in ("reset", "step", "observation_space") if not hasattr(env, key)]
     if missing:
@@ -161,7 +161,7 @@ def probe(name: str, env: Any, infos: bool, state: bool) -> EnvFacts:
             f"{name} is a {type(env).__name__} without {', '.join(missing)}, expected a "
             "PettingZoo environment, parallel or AEC."
         )
-    # Only AEC environments have these.
+    # Only AEC environments have these attributes.
     turns = hasattr(type(env), "last") or hasattr(type(env), "agent_iter")
     with OwnRandom(0).active(look=True):
         output = env.reset(seed=0)
@@ -191,7 +191,10 @@ def _agents_of(name: str, env: Any) -> Iterable[Any]:
 
 
 def _mark_masked(agents: list[AgentSpaces]) -> list[AgentSpaces]:
-    """Marks all agents with discrete actions as masked by their infos, if one agent is."""
+    """If one agent's action mask is in its info, expects the masks of all agents there.
+
+    This applies only to agents with discrete actions, and without a mask in the observation.
+    """
     if all(own.masked != "info" for own in agents):
         return agents
     return [
@@ -248,12 +251,12 @@ def _numeric(value: Any) -> bool:
 def info_keys(
     facts: EnvFacts, groups: Mapping[str, Iterable[Any]], asked: bool | Iterable[str]
 ) -> dict[str, list[str]]:
-    """Returns the keys of each group's infos to write.
+    """Returns the keys of the infos to return, by group.
 
     Args:
         facts (EnvFacts): facts about the environment.
         groups (mapping): group -> ids of its agents.
-        asked (bool or iterable of str): all keys, none, or these.
+        asked (bool or iterable of str): True for all keys, False for none, or the wanted keys.
     """
     if not isinstance(asked, bool):
         asked = list(asked)

@@ -1,4 +1,4 @@
-"""Rendering of PettingZoo environments by their own ``render``. Imports no torch."""
+"""Draws PettingZoo environments with their own ``render``. Imports no torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MODES = ("rgb_array", "ansi")
 
 
 def mode_of(env: Any) -> str | None:
-    """Returns the render mode that gives pixels or text, or None.
+    """Returns an environment's render mode for pixels or text; None if it has none.
 
     Args:
         env: PettingZoo environment.
@@ -32,16 +32,16 @@ def mode_of(env: Any) -> str | None:
 
 
 def check_modes(name: str, mode: str | None, now: str | None, chosen: bool) -> None:
-    """Raises if an environment cannot be rendered.
+    """Raises an error if an environment cannot be rendered.
 
     Args:
         name (str): name of the environment.
-        mode (str, optional): supported render mode.
-        now (str, optional): render mode for which it was built.
-        chosen (bool): the user built the environment.
+        mode (str, optional): render mode that the environment supports.
+        now (str, optional): render mode with which the environment was built.
+        chosen (bool): True if the user built the environment.
 
     Raises:
-        ConfigError: if it cannot be rendered; the message has the fix.
+        ConfigError: if the environment cannot be rendered; the message says how to fix that.
     """
     if mode is None:
         raise ConfigError(
@@ -56,7 +56,7 @@ def check_modes(name: str, mode: str | None, now: str | None, chosen: bool) -> N
 
 
 def takes_mode(create: Any) -> bool:
-    """True if a factory takes the argument ``render_mode``."""
+    """Returns True if a factory takes the argument ``render_mode``."""
     try:
         parameters = inspect.signature(create).parameters.values()
     except (TypeError, ValueError):
@@ -70,7 +70,7 @@ def drawn(env: Any, name: str) -> np.ndarray | str:
     Drawing does not change the random state of the episode.
 
     Raises:
-        UserError: if ``render()`` raises, or returns something else.
+        UserError: if ``render()`` raises an error, or returns neither pixels nor text.
     """
     with _keep_random_state(), quiet():
         try:
@@ -95,7 +95,7 @@ def drawn(env: Any, name: str) -> np.ndarray | str:
 
 @contextlib.contextmanager
 def _keep_random_state() -> Iterator[None]:
-    """Restores the global random state on exit."""
+    """Context that restores the global random state on exit."""
     numpy, python = np.random.get_state(), random.getstate()
     try:
         yield
@@ -106,7 +106,7 @@ def _keep_random_state() -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Suppresses messages, windows and warnings while environments are imported, built or drawn."""
+    """Context without messages, windows and warnings, to import, build or draw environments."""
     ours = {"PYGAME_HIDE_SUPPORT_PROMPT": "hide", "SDL_VIDEODRIVER": "dummy"}
     added = {key: value for key, value in ours.items() if key not in os.environ}
     os.environ.update(added)

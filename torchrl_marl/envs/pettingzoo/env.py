@@ -43,9 +43,9 @@ _PICKLED = b"worlds of PettingZoo"  # prefix of the signed bytes
 class PettingZooEnv(FinalFrames, AutoResetEnv):
     """Vectorized PettingZoo environment, parallel or AEC, with masks and done flags of each agent.
 
-    Agents that died or wait have ``mask`` False, and their actions never reach the environment. An
-    agent's end does not end the episode. In an AEC environment a step is one agent's move. A
-    parallel environment may return observations only for the agents to act next; waiting agents
+    Agents that died or wait have ``mask`` False, and their actions never reach the environment. The
+    episode continues when a single agent ends. In an AEC environment a step is one agent's move. A
+    parallel environment may return observations only for the agents that act next; waiting agents
     keep their last observation. Every episode begins with its own seed.
 
     Args:
@@ -55,32 +55,33 @@ class PettingZooEnv(FinalFrames, AutoResetEnv):
 
     Keyword Args:
         num_envs (int): number E of copies.
-        workers (int): number of worker processes; 0: the copies run in this process.
-        worker_timeout (float): seconds until a worker that does not answer is an error.
-        restart_workers (bool): restart a copy that raises, or a worker that died or hangs, and
-            count it. Programming errors, and copies that fail three times in the same step, are
-            raised nevertheless.
-        max_steps (int, optional): time limit of an episode, besides the environment's own.
-        seed (int, optional): random seed; None: drawn from torch's global generator.
+        workers (int): number of worker processes; 0 runs the copies in this process.
+        worker_timeout (float): time in seconds that a worker has to answer.
+        restart_workers (bool): True to restart a copy that raises an error, or a worker that died
+            or hangs; restarts are counted. Programming errors are raised nevertheless, and so is
+            the third failure of a copy in the same step.
+        max_steps (int, optional): time limit of an episode in steps, in addition to the
+            environment's.
+        seed (int, optional): random seed; if None, it is drawn from torch's global generator.
         device (torch.device): device of the tensors; the environments run on the CPU.
-        state ("observations" or "world", optional): the central critic's input: all agents'
-            observations concatenated, with zeros for agents that are gone, or the
+        state ("observations" or "world", optional): the central critic's input: the concatenated
+            observations of all agents, with zeros for agents that are gone, or the result of the
             environment's ``state()``.
-        info (bool or sequence of str): write ``(group, "info", key)`` for all numeric infos, or
-            for these keys; 0 in steps without a value.
-        group_map (MarlGroupMapType or dict, optional): group -> ids of its agents; None: grouped
-            by the prefixes of their ids.
-        continuous_actions (bool, optional): continuous or discrete actions, where the environment
-            has both.
-        categorical_actions (bool): discrete actions as an index; otherwise one-hot.
-        backend ("auto", "parallel" or "aec"): form of a named environment; auto: parallel if it
-            exists.
-        drawn (bool): build the environment so that :meth:`scene` can draw it.
+        info (bool or sequence of str): True to return ``(group, "info", key)`` for all numeric
+            infos, or the wanted keys. The entry is 0 in steps without a value.
+        group_map (MarlGroupMapType or dict, optional): group -> ids of its agents; if None, agents
+            are grouped by the prefixes of their ids.
+        continuous_actions (bool, optional): True for continuous actions, False for discrete ones,
+            in environments that have both.
+        categorical_actions (bool): True if a discrete action is an index, False for one-hot.
+        backend ("auto", "parallel" or "aec"): PettingZoo API of a named environment; ``auto`` is
+            parallel if the environment has it.
+        drawn (bool): True to build the environment so that :meth:`scene` can draw it.
         **kwargs: arguments of the environment.
 
     Attributes:
-        max_steps (int, optional): the given time limit.
-        own_limit (int, optional): the time limit that the environment declares, in steps.
+        max_steps (int, optional): time limit that was passed, in steps.
+        own_limit (int, optional): time limit that the environment declares, in steps.
 
     Shapes:
         - ``(group, "observation")``: ``[E, N, *]``; ``(group, "mask")``: ``[E, N]``
@@ -90,8 +91,8 @@ class PettingZooEnv(FinalFrames, AutoResetEnv):
     Raises:
         ConfigError: if an environment or argument is unknown, or an agent has no group.
         MissingExtraError: if a package is not installed.
-        SpecError: if a space has no tensor form or changes, or if an agent is not in
-            ``possible_agents`` or disappears without a done flag.
+        SpecError: if values of a space are not tensors of a fixed shape, if a space changes, or if
+            an agent is not in ``possible_agents`` or disappears without a done flag.
         NonFiniteError: if the environment returns NaN, or an active agent's action has NaN.
         WorkerError: if a worker died or hangs.
 
@@ -194,10 +195,10 @@ class PettingZooEnv(FinalFrames, AutoResetEnv):
         self._workers.watch(number)
 
     def check_scene(self) -> None:
-        """Raises if the environment cannot be rendered.
+        """Raises an error if the environment cannot be rendered.
 
         Raises:
-            ConfigError: if it cannot be rendered; the message has the fix.
+            ConfigError: if it cannot be rendered; the message says how to fix that.
         """
         check_modes(self._declaration.owner, self._mode, self._built_for, self._is_given)
 
@@ -214,7 +215,7 @@ class PettingZooEnv(FinalFrames, AutoResetEnv):
     def _cut_off(
         self, restarted: np.ndarray, before: dict[str, Any] | None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Returns the step's result, with the episodes of restarted copies truncated."""
+        """Returns the result of a step, in which episodes of restarted copies are truncated."""
         after, next_start = self._rows.read("after"), self._rows.read("begun")
         last = self._rows.cut_off(next_start if before is None else before)
         return where_fresh(torch.from_numpy(restarted).to(self.device), last, after), next_start
@@ -265,11 +266,12 @@ class PettingZooEnv(FinalFrames, AutoResetEnv):
     def restore(self, snapshot: TensorDict) -> None:
         """Restores a snapshot of an environment that was built with the same arguments.
 
-        The environments are pickles, which can run any code. They are loaded only if this user
-        wrote them on this machine, or within :func:`torchrl_marl.runtime.trust.trusting`.
+        The environments are stored as pickles, which can run any code. They are loaded only if the
+        same user wrote them on this machine, or within
+        :func:`torchrl_marl.runtime.trust.trusting`.
 
         Raises:
-            SimulatorStateError: if the snapshot is of another environment or number of copies.
+            SimulatorStateError: if the snapshot has another environment or number of copies.
             TrustError: if another user or machine wrote the snapshot.
         """
         own = f"{self._declaration.owner} x {self.num_envs}"
@@ -291,7 +293,7 @@ class PettingZooEnv(FinalFrames, AutoResetEnv):
 
 
 def _close(name: str, env: Any) -> None:
-    """Closes a probed environment; ignores its errors."""
+    """Closes an environment that was built to find its facts; errors are ignored."""
     try:
         getattr(env, "close", bool)()
     except Exception as error:  # noqa: BLE001 - environments of other libraries may raise anything

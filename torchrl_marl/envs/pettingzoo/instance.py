@@ -27,7 +27,7 @@ from torchrl_marl.errors import ConfigError, SpecError, UserError
 
 __all__ = ["CopyPlan", "OneCopy", "ParallelCopy", "TurnCopy", "seen_limit"]
 
-# A longer episode of an environment without a known time limit is an error.
+# Longest episode, in steps, of an environment without a known time limit; a longer one is an error.
 ENDLESS = 10_000
 _LIMITS = ("max_cycles", "max_steps", "max_num_steps", "_max_episode_steps", "max_episode_steps")
 
@@ -36,14 +36,14 @@ Given = tuple[dict, dict, dict, dict, dict]
 
 @dataclass(frozen=True)
 class CopyPlan:
-    """Settings shared by all copies of an environment; can be sent to other processes.
+    """Settings shared by all copies of an environment, which can be sent to other processes.
 
     Args:
-        name (str): name of the environment, for messages.
-        slots (sequence of AgentSlot): slots of all agents.
-        max_steps (int, optional): time limit of an episode.
+        name (str): name of the environment in messages.
+        slots (sequence of AgentSlot): where each agent's data are stored.
+        max_steps (int, optional): time limit of an episode, in steps.
         infos (mapping): group -> keys of its infos.
-        state (bool): write the environment's ``state()``.
+        state (bool): True to write the environment's ``state()``.
     """
 
     name: str
@@ -57,9 +57,9 @@ class OneCopy(ABC):
     """One copy of an environment, which resets and steps and writes the results to its row.
 
     Args:
-        make (callable): returns the environment.
-        plan (CopyPlan): settings of all copies.
-        seed (int): random seed while the environment is built.
+        make (callable): function that returns the environment.
+        plan (CopyPlan): settings shared by all copies.
+        seed (int): random seed with which the environment is built.
     """
 
     in_turns = False
@@ -90,12 +90,12 @@ class OneCopy(ABC):
 
     @abstractmethod
     def _acting(self, seen: Mapping[Any, Any]) -> Collection[Any]:
-        """Returns the agents to act next."""
+        """Returns the agents that act next."""
 
     # ------------------------------------------------------------------------------ life cycle
 
     def begin(self, row: Row, seed: int | None) -> None:
-        """Begins an episode and writes its first observations; draws a seed if None."""
+        """Begins an episode and writes its first observations; if the seed is None, draws one."""
         self._bind(row)
         self._shown = None
         if seed is not None:
@@ -137,7 +137,7 @@ class OneCopy(ABC):
     ) -> tuple[bool, bool]:
         """Writes a step's result; returns whether the episode ended and whether flags changed."""
         changed, alive, life, present = False, True, self.life, self.env.agents
-        earns = life.earns  # at the start of the step
+        earns = life.earns  # as it is at the start of the step
         self._check_names(present, seen, earned, terminated, truncated)
         same = life.all_act and seen.keys() == self._known == set(present)
         if not (same and _all_false(terminated) and _all_false(truncated)):
@@ -234,13 +234,13 @@ class OneCopy(ABC):
     # ---------------------------------------------------------------------------------- checks
 
     def _check_names(self, *named: Collection) -> None:
-        """Raises if observations, rewards or flags name an unknown agent."""
+        """Raises an error if observations, rewards or flags name an unknown agent."""
         if not all(map(self._known.issuperset, named)):
             parts = ("agents", "observations", "rewards", "terminations", "truncations")
             check_agents(self.agents, dict(zip(parts, named)))
 
     def _check_spaces(self, infos: Mapping) -> None:
-        """Raises if spaces differ from those of the first episode."""
+        """Raises an error if spaces differ from those of the first episode."""
         for slot in self.slots:
             declared = slot.spaces
             agent = declared.agent
@@ -283,16 +283,16 @@ class OneCopy(ABC):
             ) from error
 
     def load(self, state: bytes) -> None:
-        """Restores a saved state."""
+        """Restores a state that :meth:`save` returned."""
         self.env, self._random, self.steps, self.life = unpickled(state)
         self._spaces = {}
 
     def watch(self, on: bool) -> None:
-        """Turns drawing in every step on or off, including the last step of an episode."""
+        """Turns drawing on or off; if it is on, every step is drawn, also an episode's last."""
         self._watched, self._shown = on, None
 
     def draw(self) -> np.ndarray | str:
-        """Returns a picture of the environment; after an episode's end, of its last state."""
+        """Returns a picture of the environment; after an episode's end, it shows the last state."""
         return drawn(self.env, self.plan.name) if self._shown is None else self._shown
 
     def close(self) -> None:
@@ -317,8 +317,8 @@ class ParallelCopy(OneCopy):
 class TurnCopy(OneCopy):
     """Copy of an AEC environment, where a step is one agent's move.
 
-    The environment accumulates an agent's rewards until its next turn. Each one is returned in the
-    step in which it was earned.
+    The environment accumulates an agent's rewards until its next turn. The copy returns each reward
+    in the step in which it was earned.
     """
 
     in_turns = True
@@ -332,7 +332,7 @@ class TurnCopy(OneCopy):
     def _move(self) -> Given:
         env = self.env
         mover = env.agent_selection
-        self._ledger()[mover] = 0  # some wrappers do not reset it
+        self._ledger()[mover] = 0  # some wrappers do not reset this entry
         known, before = dict(self._ledger()), list(env.agents)
         env.step(self._actions[self.agents.index(mover)]())
         seen: dict[Any, Any] = {}
@@ -369,13 +369,13 @@ class TurnCopy(OneCopy):
         return self.env._cumulative_rewards
 
     def _earn(self, known: dict, earned: dict) -> None:
-        """Adds the growth of the environment's reward ledger to the rewards."""
+        """Adds to the rewards by how much each agent's accumulated reward has grown."""
         for agent, total in self._ledger().items():
             earned[agent] = earned.get(agent, 0.0) + total - known.get(agent, 0)
             known[agent] = total
 
     def _ends(self, before: list[Any], terminated: dict, truncated: dict) -> list[Any]:
-        """Records ends, of removed agents too; returns ended agents that are not yet removed."""
+        """Records ended agents, also removed ones; returns those that are not yet removed."""
         env = self.env
         for agent in dict.fromkeys((*before, *env.agents)):
             dead = flag_of(agent, "terminated", env.terminations.get(agent))
@@ -385,7 +385,7 @@ class TurnCopy(OneCopy):
         return [agent for agent in env.agents if terminated[agent] or truncated[agent]]
 
     def _see(self, seen: dict, agents: Collection[Any]) -> None:
-        """Reads the observations of the agents, including waiting ones where available."""
+        """Reads the agents' observations; skips waiting agents if theirs are not available."""
         for agent in agents:
             try:
                 seen[agent] = self.env.observe(agent)
@@ -395,12 +395,17 @@ class TurnCopy(OneCopy):
 
 
 def _all_false(flags: Mapping) -> bool:
-    """True if no agent ended; a fast test, in which values other than bools count as ends."""
+    """Returns True if no agent ended, by a fast test that takes other values than bools as ends."""
     return list(flags.values()).count(False) == len(flags)
 
 
 def seen_limit(env: Any, n_moves: int) -> int | None:
-    """Returns the time limit that an environment declares, times its moves per round."""
+    """Returns the time limit that an environment declares, in moves; None if it declares none.
+
+    Args:
+        env: PettingZoo environment.
+        n_moves (int): number of moves per round, by which the declared limit is multiplied.
+    """
     inner = getattr(env, "unwrapped", env)
     for name in _LIMITS:
         limit = getattr(inner, name, None)

@@ -1,4 +1,4 @@
-"""Names of PettingZoo environments, in its registry and in other packages."""
+"""Names of PettingZoo environments, in PettingZoo's registry and in other packages."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = [
 
 Backend = Literal["auto", "parallel", "aec"]
 
-# Package -> module of its environments, and extra that installs it.
+# Package -> module of its environments, and the extra of this project that installs it.
 _MODULES = {
     "mpe2": ("mpe2", "pettingzoo"),
     "magent2": ("magent2.environments", None),
@@ -61,7 +61,7 @@ _ENVIRONMENT = re.compile(r"[A-Za-z]\w*_v\d+")
 
 @dataclass(frozen=True)
 class _Registered:
-    """An environment of PettingZoo's registry."""
+    """Factory of an environment in PettingZoo's registry."""
 
     form: Literal["parallel", "aec"]
     id: str
@@ -108,7 +108,10 @@ def _module(name: str, package: str, path: str, extra: str | None) -> ModuleType
 
 
 def external_module(config: EnvConfig) -> str | None:
-    """Returns the module of a name outside the known packages; imports only PettingZoo."""
+    """Returns the module of a named environment, if it is in none of the known packages.
+
+    Returns None otherwise. Imports only PettingZoo.
+    """
     package, env = _parts(config.name)
     asked = config.kwargs.get("backend")
     backend: Any = asked if asked in ("parallel", "aec") else "auto"
@@ -145,7 +148,7 @@ def _registered(name: str, backend: Backend) -> _Registered | None:
 
 
 def _check_entry(spec: Any) -> None:
-    """Raises if the packages of a registered environment are not installed."""
+    """Raises an error if the packages of a registered environment are not installed."""
     if not isinstance(spec.entry_point, str):
         return
     try:
@@ -173,7 +176,7 @@ def of_module(module: ModuleType, backend: Backend) -> Callable[..., Any]:
 def continuous_argument(
     creator: Callable[..., Any], continuous: bool | None, kwargs: dict[str, Any]
 ) -> dict[str, bool]:
-    """Returns the argument for continuous actions, where the environment has one."""
+    """Returns the argument for continuous actions, if the environment has one."""
     if continuous is None:
         return {}
     if isinstance(creator, _Registered):
@@ -183,7 +186,7 @@ def continuous_argument(
         owner = entry.partition(":")[0] if isinstance(entry, str) else entry.__module__
     else:
         owner = creator.__module__
-    # Factories take any keyword; only the environment's class names its arguments.
+    # Factories accept any keyword; only the environment's class lists its arguments.
     module = importlib.import_module(owner)
     makers = [creator, getattr(module, "raw_env", None), *_wrapped_makers(creator)]
     for maker in makers:
@@ -195,7 +198,7 @@ def continuous_argument(
 
 
 def _wrapped_makers(creator: Callable[..., Any]) -> list[Any]:
-    """Returns the factories that a wrapping factory calls."""
+    """Returns the factories that a factory calls to wrap their environments."""
     cells = getattr(creator, "__closure__", None) or ()
     inner = [cell.cell_contents for cell in cells if callable(cell.cell_contents)]
     return inner + [maker for one in inner for maker in _wrapped_makers(one)]
@@ -246,7 +249,7 @@ def known_names() -> list[str]:
 
 
 def _owns(env: Any) -> bool:
-    """True for an environment, its class, a factory, or a module of one."""
+    """Returns True for a PettingZoo environment, its class, a factory, or a module with one."""
     kind = env if inspect.isclass(env) else type(env)
     played = all(callable(getattr(kind, name, None)) for name in ("reset", "step"))
     if played and (kind is env or hasattr(env, "possible_agents") or hasattr(env, "agents")):

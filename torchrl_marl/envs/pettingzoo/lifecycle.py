@@ -17,18 +17,19 @@ _FLAGS = ("terminations", "truncations")
 
 @dataclass
 class LifeCycle:
-    """Life cycle of the agents of one copy; lists are in the order of ``agents``.
+    """Life cycle of the agents of one copy. Each list has one entry per agent, as in ``agents``.
 
     Args:
         agents (sequence): ids of the agents.
-        came (list of bool): has appeared.
-        acts (list of bool): acts in the next step.
-        terminated, truncated (list of bool): done flags.
-        left (list of bool): ended in an earlier step.
-        gone (list of bool): ended, and removed from the environment's agents.
-        born (list of bool): has acted, or acts next.
-        earns (list of bool): receives the reward of the next step: born and not ended.
-        all_act (bool): all agents act in the next step.
+        came (list of bool): True if the agent has appeared.
+        acts (list of bool): True if the agent acts in the next step.
+        terminated, truncated (list of bool): done flags of the agents.
+        left (list of bool): True if the agent ended in an earlier step.
+        gone (list of bool): True if the agent ended and was removed from the environment's agents.
+        born (list of bool): True if the agent has acted, or acts next.
+        earns (list of bool): True if the agent receives the reward of the next step, which it does
+            if it is born and has not ended.
+        all_act (bool): True if all agents act in the next step.
 
     Examples:
         >>> life = LifeCycle.of(["a", "b"])
@@ -69,14 +70,14 @@ class LifeCycle:
         Args:
             present (collection): ids of the environment's current agents.
             terminated, truncated (mapping): the environment's flags by agent.
-            cut_off (bool): the environment's time limit is reached, so that both flags together
-                mean a truncation.
+            cut_off (bool): True if the environment's time limit is reached; an agent with both
+                flags is then truncated.
 
         Returns:
-            tuple of bool: whether anything changed, and whether any agent is alive.
+            tuple of bool: True if anything changed, and True if any agent is alive.
 
         Raises:
-            SpecError: if an agent returned, disappeared without a flag, or has an invalid flag.
+            SpecError: if an agent came back, disappeared without a flag, or has an invalid flag.
         """
         changed = alive = False
         for i, agent in enumerate(self.agents):
@@ -114,11 +115,11 @@ class LifeCycle:
         self.gone[i] = not is_present
 
     def choose(self, acting: Collection[Any], in_turns: bool = False) -> bool:
-        """Records the living agents that act next; returns whether they changed.
+        """Records which living agents act next; returns True if they changed.
 
         Args:
             acting (collection): ids of the agents that may act.
-            in_turns (bool): agents are born when they appear, before their first turn.
+            in_turns (bool): True if agents are born when they appear, before their first turn.
         """
         acts = [
             came and not (dead or cut) and agent in acting
@@ -135,22 +136,22 @@ class LifeCycle:
         return changed
 
     def close(self) -> bool:
-        """Ends all agents at the end of the episode; returns whether it was terminated."""
+        """Ends all agents at the end of the episode; returns True if all were terminated."""
         lived = [came and not left for came, left in zip(self.came, self.left)]
         terminated = all(dead for dead, came in zip(self.terminated, self.came) if came)
         for i, done in enumerate(map(any, zip(self.terminated, self.truncated))):
             if not done:
                 (self.terminated if terminated else self.truncated)[i] = True
-        # Truncated agents are bootstrapped, waiting ones included.
+        # The returns of truncated agents are bootstrapped, also of waiting ones.
         self.acts = [alive and not dead for alive, dead in zip(lived, self.terminated)]
         return terminated
 
 
 def flag_of(agent: Any, name: str, value: Any) -> bool:
-    """Returns a flag of an agent's end; None counts as False.
+    """Returns an agent's terminated or truncated flag as a bool; None counts as False.
 
     Raises:
-        SpecError: if it is neither a bool nor 0 or 1; the text ``"False"`` would be True.
+        SpecError: if the flag is neither a bool nor 0 or 1, such as the text ``"False"``.
     """
     if value is True or value is False or value is None:
         return bool(value)
@@ -164,14 +165,14 @@ def flag_of(agent: Any, name: str, value: Any) -> bool:
 
 
 def check_agents(known: Collection[Any], named: Mapping[str, Collection[Any]]) -> None:
-    """Raises if the data of a step name an undeclared agent.
+    """Raises an error if the data of a step contain an undeclared agent.
 
     Args:
-        known (collection): ids of all agents.
-        named (mapping): name of the data -> ids of their agents.
+        known (collection): ids of all declared agents.
+        named (mapping): name of the data -> ids of the agents in them.
 
     Raises:
-        SpecError: naming the first undeclared agent.
+        SpecError: if an agent is undeclared; the message names the first one.
     """
     for data, agents in named.items():
         for agent in agents:

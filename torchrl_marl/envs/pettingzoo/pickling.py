@@ -1,4 +1,4 @@
-"""Pickling of environments with their whole state."""
+"""Pickles environments with their whole state."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ __all__ = ["pickled", "unpickled"]
 def pickled(value: Any) -> bytes:
     """Pickles a value with its whole state.
 
-    Unlike ``cloudpickle``, it keeps the state of environments that pickle only their constructor
-    arguments, and supports the surfaces, fonts and clocks of pygame.
+    Unlike ``cloudpickle``, it keeps the state of environments that would pickle only their
+    constructor's arguments, and supports pygame's surfaces, fonts and clocks.
     """
     file = io.BytesIO()
     _Pickler(file).dump(value)
@@ -32,7 +32,7 @@ def unpickled(data: bytes) -> Any:
 class _Pickler(cloudpickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
-        # Gymnasium's EzPickle would build a new environment from the same arguments.
+        # Otherwise Gymnasium's EzPickle would build a new environment from the same arguments.
         if "_ezpickle_args" in getattr(obj, "__dict__", ()):
             return copyreg.__newobj__, (kind,), vars(obj), None, None, _set_state  # type: ignore[attr-defined]
         if kind.__module__.startswith("pygame"):

@@ -1,4 +1,4 @@
-"""Random state of one copy: the global generators of its environment, and its episode seeds."""
+"""Random state of one copy: the global generators that its environment uses, and its seeds."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _WATCHED = 200
 class OwnRandom:
     """Private state of numpy's and Python's global generators for one environment.
 
-    Each episode also has a seed from a separate stream. Without it, an environment that reseeds
-    its own generator at random in every reset could not be reproduced.
+    Each episode also gets a seed from a separate stream of random numbers. Without it, an
+    environment that seeds its own generator at random in every reset could not be reproduced.
 
-    numpy's generator is swapped by reference, which takes about 2 us. Python's must be copied
-    (30 us). It is therefore swapped in every reset and in the first steps only, and in all steps
-    once the environment has drawn from it.
+    numpy's generator is swapped by reference, which takes about 2 us. Python's must be copied,
+    which takes 30 us. So Python's is swapped only in resets and in the first steps, until the
+    environment draws from it; after that it is swapped in all steps.
 
     Args:
         seed (int): random seed of all generators.
@@ -49,14 +49,14 @@ class OwnRandom:
         self._episodes = np.random.SeedSequence(seed)
 
     def seed_of_episode(self) -> int:
-        """Returns a seed of 31 bits for the next episode; some environments take no more."""
+        """Returns the next episode's seed, of 31 bits: some environments accept no larger seed."""
         return int(self._episodes.spawn(1)[0].generate_state(1)[0]) >> 1
 
     def active(self, look: bool = False) -> OwnRandom:
         """Returns a context in which global random functions draw from these generators.
 
         Args:
-            look (bool): swap Python's generator too, and record whether it was used.
+            look (bool): True to swap also Python's generator, and record whether it was used.
         """
         self._left -= 1
         self._look = look or self.uses_python or self._left > 0

@@ -1,4 +1,4 @@
-"""Specs and row fields of a PettingZoo environment, and its rows as tensors.
+"""Specs of a PettingZoo environment, the fields of its copies' rows, and the rows as tensors.
 
 Shapes: E copies, N agents of a group, M agents of a kind, S state features.
 """
@@ -38,19 +38,19 @@ def declared(
     state: int | str | None = None,
     in_turns: bool = False,
 ) -> Declaration:
-    """Returns the declaration of an environment with these groups.
+    """Returns the declaration of an environment from the spaces of its agents.
 
     Args:
-        owner (str): name of the environment, for messages.
+        owner (str): name of the environment in messages.
         num_envs (int): number E of copies.
-        groups (mapping): group -> its agents.
-        one_hot (bool): encode discrete actions as one-hot vectors.
-        state (int or "observations", optional): number S of features of the state, or all agents'
-            observations; None: no state.
-        in_turns (bool): agents act in turns.
+        groups (mapping): group -> spaces of its agents.
+        one_hot (bool): True to encode discrete actions as one-hot vectors.
+        state (int or "observations", optional): number S of features of the state, or
+            ``"observations"`` if it is the concatenated observations; None without a state.
+        in_turns (bool): True if agents act in turns.
 
     Raises:
-        SpecError: if a space has no tensor form.
+        SpecError: if values of a space are not tensors of a fixed shape.
         ConfigError: if agents cannot be in one group.
     """
     declaration = Declaration(owner, num_envs, in_turns=in_turns)
@@ -93,7 +93,7 @@ def _agent_spec(name: str, kind: Sequence[AgentSpaces], one_hot: bool) -> AgentS
 def slots_of(
     declaration: Declaration, groups: Mapping[str, Sequence[AgentSpaces]]
 ) -> list[AgentSlot]:
-    """Returns a slot for each declared agent, in the order of the groups."""
+    """Returns where the data of each declared agent are stored, in the order of the groups."""
     slots = []
     for name, agents in groups.items():
         kinds = declaration.groups[name]
@@ -116,7 +116,7 @@ def slots_of(
 
 
 def _by_kind(kinds: GroupKinds, leaf: str) -> bool:
-    """True if a leaf has one field per kind instead of one per group."""
+    """Returns True if a leaf has one field per kind instead of one per group."""
     return kinds.lazy if leaf == "action" else kinds.ragged(leaf)
 
 
@@ -130,7 +130,7 @@ def _leaves(spec: TensorSpec, *path: str) -> Iterator[tuple[tuple[str, ...], Ten
 
 
 def _start_of(space: Any, path: tuple[str, ...]) -> int | tuple[int, ...]:
-    """Returns the first choice of a space, or of a leaf inside it."""
+    """Returns the smallest value of a discrete space, or of a leaf inside a Dict space."""
     for key in path:
         space = space.spaces[key]
     chooses = type(space).__name__ in ("Discrete", "MultiDiscrete")
@@ -141,14 +141,14 @@ def _start_of(space: Any, path: tuple[str, ...]) -> int | tuple[int, ...]:
 def row_fields(
     declaration: Declaration, infos: Mapping[str, Sequence[str]], state: str | None
 ) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Returns the fields of one copy's row: its actions, and its output twice.
+    """Returns the fields of one copy's row: its actions, and two copies of the output fields.
 
     The result of a step is under ``after/``, the start of the next step under ``begun/``.
 
     Args:
         declaration (Declaration): declaration of the environment.
         infos (mapping): group -> keys of its infos.
-        state (str, optional): ``"world"`` if the environment writes its own state.
+        state (str, optional): ``"world"`` if the row holds the environment's ``state()``.
     """
     fields: dict[str, tuple[tuple[int, ...], str]] = {}
     written: dict[str, tuple[tuple[int, ...], str]] = {"root": ((3, 1), "bool")}
@@ -174,7 +174,7 @@ def row_fields(
 
 
 def specs_of(declaration: Declaration, group: str, leaf: str) -> Iterator[tuple[str, TensorSpec]]:
-    """Yields the spec of a leaf with its kind; the kind ``""`` is the whole group."""
+    """Yields kind and spec of a leaf; the kind is ``""`` if the spec is for the whole group."""
     kinds, reader = declaration.groups[group], declaration.reader
     owners = reader.kind_specs[group] if _by_kind(kinds, leaf) else {"": reader.specs[group]}
     for kind, specs in owners.items():
@@ -192,12 +192,12 @@ _FLAGS = ("done", "terminated", "truncated")
 
 
 class RowTensors:
-    """Reader and writer of the rows of all copies.
+    """Reads and writes the rows of all copies as tensors.
 
     Args:
         declaration (Declaration): declaration of the environment.
         rows (dict): field -> array ``[E, ...]``.
-        state ("observations" or "world", optional): source of the state.
+        state ("observations" or "world", optional): source of the critic's state.
         infos (mapping): group -> keys of its infos.
         device (torch.device): device of the tensors that are read.
     """
@@ -232,7 +232,7 @@ class RowTensors:
         }
 
     def _places_of(self, group: str, infos: Sequence[str]) -> list[tuple[tuple[str, ...], str]]:
-        """Returns path and field of every leaf of a group except the done flags."""
+        """Returns the path and field of every leaf of a group, except for the done flags."""
         places: list[tuple[tuple[str, ...], str]] = [(("mask",), f"{group}//mask")]
         places += [(("info", key), f"{group}//info/{key}") for key in infos]
         for leaf in ("observation", "action_mask"):
@@ -248,7 +248,7 @@ class RowTensors:
             self._tensors[field].copy_(action.int().argmax(-1) if one_hot else action)
 
     def read(self, part: str) -> dict[str, Any]:
-        """Returns the output ``after`` or ``begun`` of all copies in new tensors."""
+        """Returns a part of all copies' output, ``"after"`` or ``"begun"``, in new tensors."""
         root = self._own(f"{part}/root").unbind(1)
         output: dict[str, Any] = dict(zip(_FLAGS, root))
         for group in self._groups:
@@ -266,14 +266,14 @@ class RowTensors:
         return output
 
     def without_rewards(self, after: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the result of a step without rewards, as the start of the next step."""
+        """Returns a step's result without the rewards, which is the start of the next step."""
         next_start = dict(after)
         for group in self._groups:
             next_start[group] = {key: x for key, x in after[group].items() if key != "reward"}
         return next_start
 
     def cut_off(self, before: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the result of a step that only truncates the episode."""
+        """Returns the result of a step that only truncates the episode, with the same state."""
         last = dict(before)
         last["done"], last["truncated"] = (torch.ones_like(before["done"]) for _ in range(2))
         for group in self._groups:
@@ -301,10 +301,10 @@ class RowTensors:
     # ---------------------------------------------------------------------------------- checks
 
     def check_actions(self) -> None:
-        """Raises if an active agent's action is not finite.
+        """Raises an error if an active agent's action is not finite.
 
         Raises:
-            NonFiniteError: naming the copy and the agent.
+            NonFiniteError: if an action is not finite; the message names the copy and the agent.
         """
         for field, (group, kind, _) in self._written.items():
             actions = self.rows[field]
@@ -314,13 +314,13 @@ class RowTensors:
             self._refuse_bad(actions, acts, (group, kind, "action"), "check the policy")
 
     def check(self, part: str) -> None:
-        """Raises if a value is not finite.
+        """Raises an error if a value in a part of the output is not finite.
 
         Raises:
-            NonFiniteError: naming the copy and the agent.
+            NonFiniteError: if a value is not finite; the message names the copy and the agent.
         """
         for field in self._checked[part]:
-            # One test for all numbers, since it runs in every step.
+            # All numbers are tested at once, since the test runs in every step.
             if not np.isfinite(np.add.reduce(self.rows[field], axis=None)):
                 self._refuse(part, field)
 
@@ -342,7 +342,7 @@ class RowTensors:
     def _refuse_bad(
         self, values: np.ndarray, counts: np.ndarray, key: tuple[str, str, str], fix: str
     ) -> None:
-        """Raises if values are not finite, for the agents where ``counts`` ``[E, N]`` is True."""
+        """Raises an error for values that are not finite where ``counts`` ``[E, N]`` is True."""
         group, kind, leaf = key
         bad = ~np.isfinite(values).reshape(*values.shape[:2], -1).all(-1) & counts
         for copy, agent in np.argwhere(bad)[:1].tolist():
@@ -353,7 +353,7 @@ class RowTensors:
             )
 
     def _place(self, group: str, kind: str) -> slice:
-        """Returns the slice of a kind's agents in their group; ``""`` is the whole group."""
+        """Returns the slice of a kind's agents in their group; for ``""``, that of all agents."""
         return self._declaration.groups[group].slices[kind] if kind else slice(None)
 
 

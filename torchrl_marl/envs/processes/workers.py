@@ -67,13 +67,13 @@ class Repeats:
         return self._failed[copy][1]
 
     def place(self, copy: int) -> str:
-        """Returns a copy's step and episode since it was made, as text."""
+        """Returns a text that gives a copy's step and episode, counted since it was made."""
         episodes, steps = self._at[copy].tolist()
         return f"step {steps + 1} of its episode {episodes}"
 
 
-MOST_RESTARTS = 10  # without a step between that had no failure
-MOST_REPEATS = 3  # failures of a copy in the same step, after which it is broken
+MOST_RESTARTS = 10  # restarts in a row, without a step that succeeds in between
+MOST_REPEATS = 3  # failures in the same step, after which a copy is taken to be broken
 
 
 class Workers:

@@ -1,4 +1,4 @@
-"""Adapters of TorchRL's multi-agent environments, with a corrected life cycle."""
+"""Adapters that correct the masks and done flags of TorchRL's multi-agent environments."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Readers for the conventions of TorchRL's environments: observations, deaths and ends.
+"""Readers of TorchRL's environments, which report observations, deaths and ends differently.
 
 Shapes: E envs, N agents of a group, S state features.
 """
@@ -30,11 +30,11 @@ Ends = tuple[Tensor | None, Tensor | None]
 
 
 class Reading:
-    """Reader of a grouped environment, by its declared keys.
+    """Reads the outputs of a grouped environment, by the keys in its specs.
 
     Args:
-        env (EnvBase): environment with its transforms.
-        base (EnvBase): the environment without transforms.
+        env (EnvBase): environment, including its transforms.
+        base (EnvBase): the same environment without transforms.
 
     Attributes:
         kinds (dict of str to tuple of AgentSpec): agents by group.
@@ -104,11 +104,13 @@ class Reading:
         return reward.unsqueeze(1).expand(-1, group.n_agents, -1).clone()
 
     def ends(self, td: TensorDictBase, steps: Tensor) -> Ends:
-        """Returns the root's flags as reported: terminated and truncated, ``[E, 1]``.
+        """Returns the episode's flags as the environment reports them: terminated and truncated.
+
+        Each flag is ``[E, 1]``, or None if it is not reported.
 
         Args:
             td (TensorDictBase): output of a step.
-            steps (Tensor): number of steps of the episodes, ``[E, 1]``.
+            steps (Tensor): number of steps made in each episode, ``[E, 1]``.
         """
         if "done" not in self.done_keys:
             return None, None
@@ -119,7 +121,7 @@ class Reading:
         return self._split(terminated, steps)
 
     def _split(self, done: Tensor, steps: Tensor) -> Ends:
-        """Splits a done flag into terminated and truncated, by the time limit."""
+        """Splits a done flag: truncated at the time limit, otherwise terminated."""
         if self.max_steps is None:
             return done, None
         late = done & (steps >= self.max_steps)
@@ -133,7 +135,7 @@ class Reading:
 
 
 class VmasReading(Reading):
-    """Reader of TorchRL's VMAS wrapper, which reports terminated at the time limit."""
+    """Reads TorchRL's VMAS wrapper, which reports an episode at its time limit as terminated."""
 
     def _split(self, done: Tensor, steps: Tensor) -> Ends:
         if self.max_steps is None:
@@ -143,14 +145,14 @@ class VmasReading(Reading):
 
 
 class SmacReading(Reading):
-    """Reader of SMACv2. Units with the no-op as only legal action are dead; the reward is shared.
+    """Reads SMACv2. A unit is dead if its only legal action is the no-op; the reward is shared.
 
     Written from TorchRL's source and tested with a stand-in, because the game was not available.
     """
 
     def _team(self, env: EnvBase) -> TeamSpec:
-        # TorchRL keeps the currently legal actions in the spec, which from_env would take as
-        # different kinds of agents.
+        # TorchRL keeps the currently legal actions in the spec, so from_env would take agents with
+        # different legal actions as different kinds.
         n, action = self.base.n_agents, self.base.full_action_spec["agents", "action"]
         spec: TensorSpec = (OneHot if isinstance(action, OneHot) else Categorical)(
             self.base.n_actions, dtype=action.dtype, device=action.device
@@ -182,7 +184,7 @@ class SmacReading(Reading):
 
 
 class MeltingpotReading(Reading):
-    """Reader of Melting Pot, in which all episodes end by time limit.
+    """Reads Melting Pot, where all episodes end at a time limit.
 
     Written from TorchRL's source and tested with a stand-in, because the game was not available.
     """
@@ -192,7 +194,7 @@ class MeltingpotReading(Reading):
 
 
 class UnityReading(Reading):
-    """Reader of Unity, which has one entry per agent and no flags at the root.
+    """Reads Unity, which has one entry per agent and no done flags of the whole episode.
 
     The agents of a group are stacked. Their actions are continuous, or have one or more discrete
     branches, but not both. The reward is the sum of the agent's and the group's reward. An agent
@@ -222,7 +224,7 @@ class UnityReading(Reading):
         (spec,) = action.values()
         sizes = [box.n for box in spec.space] if isinstance(spec, _BRANCHES) else []
         choice = len(sizes) == 1
-        if sizes:  # a new spec without the currently legal actions
+        if sizes:  # builds a new spec, without the currently legal actions
             of = {"dtype": spec.dtype, "device": spec.device}
             one_hot = isinstance(spec, MultiOneHot)
             single, several = (OneHot, MultiOneHot) if one_hot else (Categorical, MultiCategorical)
@@ -258,7 +260,7 @@ class UnityReading(Reading):
         return torch.stack(earned, 1)
 
     def ends(self, td: TensorDictBase, steps: Tensor) -> Ends:
-        """Returns no flags of the root: the episode ends with its last agent."""
+        """Returns no flags of the episode, which ends with its last agent."""
         return None, None
 
     def write(
@@ -273,7 +275,7 @@ class UnityReading(Reading):
 
 
 def reading_of(env: EnvBase, base: EnvBase) -> Reading:
-    """Returns the reader for a TorchRL environment class."""
+    """Returns the reader for the class of a TorchRL environment."""
     for cls, reading in (
         (torchrl.envs.VmasWrapper, VmasReading),
         (torchrl.envs.SMACv2Wrapper, SmacReading),
@@ -304,7 +306,7 @@ def _kinds_of(group: GroupSpec) -> tuple[AgentSpec, ...]:
 
 
 def _plain(value: Any) -> Any:
-    """Returns a TensorDict as nested dicts."""
+    """Converts a TensorDict to nested dicts; returns tensors unchanged."""
     if not isinstance(value, TensorDictBase):
         return value
     value = value.to_tensordict() if is_lazy(value) else value

@@ -1,4 +1,4 @@
-"""Adapter that corrects the life cycle of TorchRL environments.
+"""Adapter that corrects the life cycle (masks and done flags) of TorchRL environments.
 
 Shapes: E envs, N agents of a group.
 """
@@ -40,17 +40,17 @@ _FLAGS = ("done", "terminated", "truncated")
 def adapt(env: EnvBase) -> EnvBase:
     """Adapts a TorchRL environment, and corrects its life cycle where necessary.
 
-    A correct environment is returned unchanged. Otherwise agents get flags and masks, a time limit
-    truncates, dead agents are masked, and an unbatched environment gets the batch size ``[1]``; see
-    :class:`TorchRLEnv`. PettingZoo's and OpenSpiel's environments are unwrapped, because TorchRL's
-    wrappers send actions of dead agents, lose rewards of waiting agents, and do not support
-    simultaneous games.
+    A correct environment is returned unchanged. Otherwise agents get flags and masks, episodes are
+    truncated at a time limit, dead agents are masked, and an unbatched environment gets the batch
+    size ``[1]``; see :class:`TorchRLEnv`. Environments of PettingZoo and OpenSpiel are taken out of
+    TorchRL's wrappers, which send actions of dead agents, lose rewards of waiting agents, and do
+    not support simultaneous games.
 
     Args:
-        env (EnvBase): grouped environment. The adapter owns it from then on.
+        env (EnvBase): grouped environment. Do not use it after it is adapted.
 
     Raises:
-        ConfigError: the environment cannot be corrected; names an alternative.
+        ConfigError: the environment cannot be corrected; the message names an alternative.
 
     Examples:
         >>> from torchrl_marl.envs.toy import MatrixGame
@@ -77,7 +77,7 @@ def check_environment(env: Any) -> None:
     """Raises an error for objects that are not a TorchRL environment.
 
     Raises:
-        ConfigError: another object; names its type.
+        ConfigError: the object is not a TorchRL environment; the message names its type.
     """
     if not isinstance(env, EnvBase):
         what = f"the class {env.__name__}" if inspect.isclass(env) else f"a {type(env).__name__}"
@@ -101,7 +101,7 @@ def _is_gymnasium(env: Any) -> bool:
 
 
 def _unwrapped(env: EnvBase) -> EnvBase | None:
-    """Returns an adapter of the unwrapped environment, or None if the wrapper is usable."""
+    """Returns an adapter of the environment inside a wrapper; None if the wrapper is usable."""
     if isinstance(env, torchrl.envs.OpenSpielWrapper):
         from torchrl_marl.envs.torchrl.openspiel import OpenSpielGames
 
@@ -133,16 +133,16 @@ def _is_right(env: EnvBase, base: EnvBase) -> bool:
 
 
 class TorchRLEnv(FinalFrames, AutoResetEnv):
-    """TorchRL environment with a corrected life cycle.
+    """TorchRL environment with a corrected life cycle: masks and done flags.
 
     Every agent has a ``mask``, and ``done``, ``terminated`` and ``truncated`` flags that agree with
-    the root's. Flags of the environment are kept; missing ones are derived. The root is done when
-    all agents are. An episode that ends at the environment's time limit is truncated. A team
-    reward is given to every agent. The adapter has its own random state.
+    those of the episode. Flags of the environment are kept; missing flags are derived from the
+    others. The episode is done when all agents are. An episode that ends at the environment's time
+    limit is truncated. A team reward is given to every agent. The adapter has its own random state.
 
     Args:
         env (EnvBase): environment, unbatched or with batch size ``[E]``.
-        reading (Reading): reader of its outputs.
+        reading (Reading): reader of the environment's outputs.
 
     Shapes:
         - all outputs: ``[E, ...]``, with E = 1 for an unbatched environment
@@ -170,7 +170,7 @@ class TorchRLEnv(FinalFrames, AutoResetEnv):
         stream = offset_seed(0 if seed is None else seed)
         self.random_state.seed(stream)
         try:
-            with self.random_state.active():  # the inner environment may draw its seed
+            with self.random_state.active():  # the environment may draw random numbers for its seed
                 self._inner.set_seed(stream % 2**31, static_seed=True)
         except NotImplementedError as refusal:
             warnings.warn(
@@ -212,7 +212,7 @@ class TorchRLEnv(FinalFrames, AutoResetEnv):
             own = source[name]
             own["reward"] = earned(own["reward"], before[name], self._born[name])
             closed = flags.closed_by(root, source[name].get("mask"))
-            # Returns bootstrap at a time limit, whether the agent's or the episode's.
+            # Returns are bootstrapped at a time limit of an agent or of the episode.
             stopped = before[name].mask & root.truncated & ~closed.terminated.squeeze(-1)
             self._flags[name] = {**closed.__dict__, "mask": closed.mask | stopped}
             self._born[name] = self._born[name] | closed.mask
@@ -238,7 +238,7 @@ class TorchRLEnv(FinalFrames, AutoResetEnv):
         return self._reading.read(td, self.group_kinds, rewards)
 
     def _acting(self, actions: dict[str, dict[str, Any]]) -> TensorDictBase:
-        """Steps the environment, with zeros as actions of masked agents."""
+        """Returns the environment's input for a step; actions of masked agents are zeros."""
         if self._last is None:
             raise ConfigError(
                 f"{self._declaration.owner}: a step before the first reset; call reset() first."
@@ -270,12 +270,12 @@ class TorchRLEnv(FinalFrames, AutoResetEnv):
         """Raises an error for an environment that cannot be drawn.
 
         Raises:
-            ConfigError: the environment cannot be drawn; names the missing method.
+            ConfigError: the environment cannot be drawn; the message names the missing method.
         """
         check_scene(self._drawn())
 
     def stage(self) -> Stage | None:
-        """Returns the view of the environment, or None."""
+        """Returns the view of the environment; None if it has none."""
         return stage(self._drawn())
 
     def _draw(self, index: int) -> Picture:
@@ -295,7 +295,10 @@ class TorchRLEnv(FinalFrames, AutoResetEnv):
             self._inner.close()
 
     def to(self, device: torch.device | str) -> TorchRLEnv:
-        """Raises an error for another device, because TorchRL's environments cannot move."""
+        """Returns the environment unchanged; raises an error if the device is another one.
+
+        TorchRL's environments cannot move to another device.
+        """
         if torch.device(device) != self.device:
             raise ConfigError(
                 f"{self._declaration.owner} is on {self.device}, expected {device}; build the "

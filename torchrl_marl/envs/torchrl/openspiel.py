@@ -1,4 +1,4 @@
-"""OpenSpiel games, turn-based or simultaneous, without TorchRL's step.
+"""OpenSpiel games, turn-based or simultaneous, which do not use the step of TorchRL's wrapper.
 
 Shapes: E envs, N players of a group, A actions.
 """
@@ -25,22 +25,22 @@ __all__ = ["OpenSpielGames"]
 
 
 class OpenSpielGames(FinalFrames, AutoResetEnv):
-    """OpenSpiel game with batch size ``[1]``, which corrects TorchRL's wrapper.
+    """OpenSpiel game with batch size ``[1]``, which replaces TorchRL's wrapper.
 
-    The mask is True for the player to move, or for all players with a choice in a simultaneous
-    game. The action mask holds the legal actions. A step's reward is the change of the returns.
-    Chance nodes are sampled by the wrapper. The observation is OpenSpiel's flat observation tensor,
-    or the information state in games without it.
+    The mask is True for the player to move; in a simultaneous game, for all players that have a
+    choice. The action mask holds the legal actions. A step's reward is the change of the returns.
+    Chance nodes are sampled as in the wrapper. The observation is OpenSpiel's flat observation
+    tensor, or the information state tensor in games without one.
 
     Args:
-        wrapper (OpenSpielWrapper): source of the game, the groups, the actions and the chance
-            sampler.
+        wrapper (OpenSpielWrapper): wrapper from which the game, the groups, the type of actions
+            and the chance sampler are taken.
 
     Shapes:
         - ``(group, "observation")``: ``[1, N, O]``; ``(group, "action_mask")``: ``[1, N, A]``
 
     Raises:
-        SpecError: illegal action.
+        SpecError: an action is illegal.
     """
 
     _state: Any
@@ -95,7 +95,7 @@ class OpenSpielGames(FinalFrames, AutoResetEnv):
         return str(self._state)
 
     def _after_chance(self, state: Any) -> Any:
-        """Returns the state after all chance moves."""
+        """Makes chance moves until a player must move or the game is over; returns the state."""
         while state.is_chance_node():
             outcomes, chances = zip(*state.chance_outcomes())
             state.apply_action(self._wrapper._chance_sampler(list(outcomes), list(chances)))
@@ -111,7 +111,7 @@ class OpenSpielGames(FinalFrames, AutoResetEnv):
         return choices
 
     def _legal(self, player: int, choices: dict[int, int]) -> int:
-        """Returns a player's action; 0 for players without a choice, as OpenSpiel requires."""
+        """Returns a player's action; 0 for a player without a choice, as OpenSpiel requires."""
         legal = self._state.legal_actions(player)
         if not legal:
             return 0

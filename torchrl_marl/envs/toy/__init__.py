@@ -1,4 +1,4 @@
-"""Small environments with known exact answers. They need no optional package."""
+"""Small environments with known optimal returns. They need no optional package."""
 
 from typing import TYPE_CHECKING
 

@@ -28,21 +28,22 @@ __all__ = ["Arena"]
 class Arena(MarlEnv):
     """Environment in which agents answer cues until their lives or years are used up.
 
-    In each step an agent sees a random cue and answers it. A right answer earns ``1 / N`` for the
-    whole team; a wrong one costs one of the agent's ``lives``. Agent i dies after
-    ``(i + 1) * years`` steps at the latest, so agents die one by one even in the best team. The
-    optimal return of every agent, also of a dead one, is the mean over the agents of their longest
-    possible lives: 12.5 with 4 agents and 5 years. The return of the uniform random policy is
-    ``random_return``, also exact: 0.99 with the defaults.
+    In each step an agent sees a random cue, which is the index of the right answer, and answers.
+    A right answer earns ``1 / N`` for every agent; a wrong one costs one of the agent's ``lives``.
+    Agent i dies after ``(i + 1) * years`` steps at the latest, so agents die one by one even in the
+    best team. The optimal return is the same for every agent, dead or alive: the longest possible
+    lifetime in steps, averaged over the agents. It is 12.5 with 4 agents and 5 years. The expected
+    return of the uniform random policy, ``random_return``, is also exact: 0.99 with the defaults.
 
     Options:
 
-    - ``action_mask``: in each step one random wrong answer is illegal, and for dead agents all.
-      An illegal answer counts as wrong.
+    - ``action_mask``: in each step one randomly chosen wrong answer is illegal; for dead agents
+      all answers are illegal. An illegal answer counts as wrong.
     - ``continuous_actions``: cue and answer are numbers in [-1, 1]. An answer earns
-      ``max(0, 1 - distance) / N``, and is wrong at a distance above 0.5.
+      ``max(0, 1 - distance) / N``, and is wrong if its distance from the cue is above 0.5.
     - ``late_spawn``: agent i is born after ``i * late_spawn`` steps.
-    - ``kinds=2``: the second half of a group are novices, with cues of ``A // 2`` answers.
+    - ``kinds=2``: the second half of a group are novices, which have only ``A // 2`` possible
+      answers.
 
     Args:
         num_envs (int): number E of parallel envs.
@@ -52,21 +53,22 @@ class Arena(MarlEnv):
         n_groups (int): number of groups of equal size.
         n_actions (int): number A of answers.
         lives (int): number of wrong answers after which an agent dies.
-        years (int): steps by which each agent can outlive the previous one.
-        late_spawn (int): steps between births; 0: all agents are born at the reset.
-        kinds (int): 1, or 2 for heterogeneous groups.
-        action_mask (bool): some answers are illegal.
-        continuous_actions (bool): answers are numbers.
-        categorical_actions (bool): answers are indices instead of one-hot vectors.
+        years (int): number of steps by which each agent can outlive the previous one.
+        late_spawn (int): number of steps between births; 0 if all agents are born at the reset.
+        kinds (int): number of kinds of agents: 1, or 2 for heterogeneous groups.
+        action_mask (bool): True if some answers are illegal.
+        continuous_actions (bool): True if answers are numbers.
+        categorical_actions (bool): True if an answer is an index, False for a one-hot vector.
         max_steps, seed, device, check: as in :class:`MarlEnv`.
 
     Shapes:
-        - ``("agents", "observation")``: ``[E, N, C + 2]``: cue (C is A, or 1), lives and years
-          left; ``"agents_0"``, ``"agents_1"``, ... with several groups
+        - ``("agents", "observation")``: ``[E, N, C + 2]``: the cue (C is A, or 1 for a number), and
+          the fractions of lives and steps left. Several groups are called ``"agents_0"``,
+          ``"agents_1"``, ...
         - ``"state"``: ``[E, N * (C + 2)]``
 
     Raises:
-        ConfigError: unknown argument or invalid number.
+        ConfigError: an argument is unknown, or a number is invalid.
 
     Examples:
         >>> env = Arena(num_envs=2, n_agents=2, years=3, seed=0)
@@ -151,12 +153,12 @@ class Arena(MarlEnv):
 
     @property
     def optimal_return(self) -> float:
-        """Returns the return of the best joint policy."""
+        """Return of the best joint policy."""
         return sum(self._longest) / self.n_agents
 
     @property
     def random_return(self) -> float:
-        """Returns the expected return of the uniform random policy over legal answers."""
+        """Expected return of the policy that chooses legal answers uniformly at random."""
         total = 0.0
         for span, n_actions in zip(self._longest, self.choices.tolist()):
             # The distance d of two uniform numbers in [-1, 1] has density (2 - d) / 2.
@@ -194,7 +196,7 @@ class Arena(MarlEnv):
         return (self.lives > 0) & (self.years > 0) & (self.waits == 0)
 
     def _answers(self, tensordict: TensorDictBase) -> Tensor:
-        """Returns the answers, ``[E, N]``."""
+        """Returns the answers of all agents, ``[E, N]``."""
         kinds = [x for name in self.group_map for x in self.by_kind(tensordict, name).values()]
         answers = [own["action"] for own in kinds]
         if self.continuous_actions:
@@ -204,7 +206,7 @@ class Arena(MarlEnv):
         return torch.cat(answers, 1)
 
     def _judge(self, answer: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the rewards of the answers and a mask of right ones, each ``[E, N]``."""
+        """Returns the rewards of the answers and a mask of the right answers, ``[E, N]`` each."""
         if self.continuous_actions:
             distance = (answer - self.cue).abs()
             return (1 - distance).clamp_min(0.0), distance <= 0.5
@@ -230,7 +232,7 @@ class Arena(MarlEnv):
         return out
 
     def _places(self) -> Iterator[tuple[str, str, slice, int]]:
-        """Yields group, kind, the agents' slice of the team, and their number of answers."""
+        """Yields each kind's group and name, its slice of all agents, and its number of answers."""
         start = 0
         for group, kinds in self.group_kinds.items():
             for kind, n_agents in zip(kinds.names, kinds.sizes):
@@ -243,7 +245,7 @@ class Arena(MarlEnv):
         if self.continuous_actions:
             self.cue = 2 * torch.rand(shape, device=self.device) - 1
             return self.cue.unsqueeze(-1)
-        # A multiple of all numbers of answers, so that all answers are equally likely.
+        # A multiple of every kind's number of answers, so that all answers are equally likely.
         several = math.lcm(self.n_actions, self.n_actions // self.n_kinds)
         self.cue = torch.randint(several, shape, device=self.device) % self.choices
         return one_hot(self.cue, self.n_actions).float()
@@ -257,7 +259,7 @@ class Arena(MarlEnv):
     # ------------------------------------------------------------------------------- drawing
 
     def scene(self, index: int = 0, step: TensorDictBase | None = None) -> list[Shape]:
-        """Returns a drawing of the agents with their cues, and their last answers above."""
+        """Returns a drawing of the agents with their cues; their last answers are above them."""
         alive, cue = self.alive[index].tolist(), self.cue[index].tolist()
         shown = [f"{x:.1f}" if self.continuous_actions else str(x) for x in cue]
         inside = [word if lives else "" for word, lives in zip(shown, alive)]

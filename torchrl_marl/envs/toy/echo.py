@@ -27,15 +27,15 @@ _NEVER = 2**31
 class Echo(MarlEnv):
     """Environment in which agents name past symbols, their own or those of another agent.
 
-    In each step every agent sees a random symbol. It earns 1 if it names the symbol that the agent
-    ``hop`` positions further saw ``lag`` steps ago. The first ``lag`` steps earn nothing. ``hop=0``
-    requires memory only, ``lag=0`` communication only. Without the required skill agents can only
-    guess, and earn ``1 / K`` per step.
+    In each step every agent sees a random symbol. It earns 1 if it names the right symbol: the one
+    that was seen ``lag`` steps ago by the agent ``hop`` positions after it. Nothing is earned in
+    the first ``lag`` steps. ``hop=0`` requires only memory, ``lag=0`` only communication. Without
+    the required skill agents can only guess, and earn ``1 / K`` per step.
 
     With ``late_spawn`` agent i is born after ``i * late_spawn`` steps, and with ``years`` it lives
-    for ``(i + 1) * years`` steps. Positions are then counted among the agents alive at the time of
-    the symbol. The answer is symbol 0 for agents not alive at that time, or alone. So stale memory,
-    mixed-up agents and messages from dead agents each reduce the return.
+    for ``(i + 1) * years`` steps. Positions are then counted among the agents that were alive when
+    the symbol was seen. If the agent itself was not alive then, or was alone, the right answer is
+    symbol 0. So stale memory, mixed-up agents and messages from dead agents each reduce the return.
 
     Args:
         num_envs (int): number E of parallel envs.
@@ -43,20 +43,21 @@ class Echo(MarlEnv):
     Keyword Args:
         n_agents (int): number N of agents.
         n_symbols (int): number K of symbols.
-        lag (int): number of steps between a symbol and its answer.
-        hop (int): distance to the agent with the symbol to name; 0: the agent itself.
-        late_spawn (int): steps between births; 0: all agents are born at the reset.
-        years (int): steps by which each agent outlives the previous one; 0: no deaths.
-        answers (bool): add the right answers to the state, for critics without memory.
-        max_steps (int): time limit; ``max_steps - lag`` answers count in an episode.
+        lag (int): number of steps between a symbol and the answer.
+        hop (int): number of positions to the agent that saw the symbol; 0 is the agent itself.
+        late_spawn (int): number of steps between births; 0 if all agents are born at the reset.
+        years (int): number of steps by which each agent outlives the previous one; 0 if no agent
+            dies.
+        answers (bool): True to add the right answers to the state, for critics without memory.
+        max_steps (int): time limit in steps; ``max_steps - lag`` answers count in an episode.
         seed, device, check: as in :class:`MarlEnv`.
 
     Shapes:
         - ``("agents", "observation")``: ``[E, N, K + N]``, the symbol and the agent's index
-        - ``"state"``: ``[E, N * K]``, all symbols; with the answers ``[E, 2 * N * K]``
+        - ``"state"``: ``[E, N * K]``, all symbols; with the right answers, ``[E, 2 * N * K]``
 
     Raises:
-        ConfigError: unknown argument or invalid number.
+        ConfigError: an argument is unknown, or a number is invalid.
 
     Examples:
         >>> env = Echo(2, lag=3, hop=0, max_steps=16, seed=0)
@@ -92,19 +93,19 @@ class Echo(MarlEnv):
 
     @property
     def _scored(self) -> float:
-        """Mean number of answers per agent that count."""
+        """Mean number of answers that count, per agent and episode."""
         limit = math.inf if self.max_steps is None else self.max_steps
         last = torch.where(self.deaths < _NEVER, self.deaths, math.inf).clamp_max(limit)
         return (last - self.births.clamp_min(self.lag)).clamp_min(0).mean().item()
 
     @property
     def optimal_return(self) -> float:
-        """Returns the return of the best joint policy."""
+        """Return of the best joint policy."""
         return self._scored
 
     @property
     def random_return(self) -> float:
-        """Returns the expected return of the uniform random policy."""
+        """Expected return of the uniform random policy."""
         return self._scored / self.n_symbols
 
     # ------------------------------------------------------------------------------ dynamics
@@ -112,7 +113,7 @@ class Echo(MarlEnv):
     def _reset(self, tensordict: TensorDictBase | None) -> dict[str, Any]:
         self.clock = torch.zeros(self.num_envs, 1, dtype=torch.int64, device=self.device)
         shape = (self.num_envs, self.n_agents, self.lag + 1)
-        self.answers = torch.full(shape, -1, device=self.device)  # next answer first
+        self.answers = torch.full(shape, -1, device=self.device)  # the next answer comes first
         return self._observe()
 
     def _step(self, tensordict: TensorDictBase) -> dict[str, Any]:
@@ -139,17 +140,17 @@ class Echo(MarlEnv):
         return {"agents": own, "state": torch.cat(known, -1).flatten(1).float()}
 
     def _next_answers(self) -> Tensor:
-        """Returns the right answers of this step, one-hot ``[E, N, K]``; 0 without one."""
+        """Returns the right answers of this step, one-hot ``[E, N, K]``; zeros if there is none."""
         due = self.answers[..., 0]
         return one_hot(due.clamp_min(0), self.n_symbols) * (due >= 0).unsqueeze(-1)
 
     def _asked_for(self, symbols: Tensor) -> Tensor:
-        """Returns the symbol for each agent to name ``lag`` steps later, ``[E, N]``."""
+        """Returns the symbols that the agents must name ``lag`` steps later, ``[E, N]``."""
         n, alive = self.n_agents, self.alive
         answer = torch.zeros_like(symbols)
         if self.hop == 0:
             return torch.where(alive, symbols, answer)
-        met = torch.zeros_like(symbols)  # living agents passed so far
+        met = torch.zeros_like(symbols)  # number of living agents passed so far
         for places in range(1, n):
             there = alive.roll(-places, 1)
             met = met + there
@@ -159,7 +160,7 @@ class Echo(MarlEnv):
     # ------------------------------------------------------------------------------- drawing
 
     def scene(self, index: int = 0, step: TensorDictBase | None = None) -> list[Shape]:
-        """Returns a drawing of the agents with their symbols; right answers above are green."""
+        """Returns a drawing of the agents with their symbols, and answers above; right is green."""
         seen = self._episode["given"]["agents"]["observation"][index, :, : self.n_symbols]
         symbols = seen.argmax(-1).tolist()
         inside = [chr(65 + s) if a else "" for s, a in zip(symbols, self.alive[index].tolist())]

@@ -1,6 +1,6 @@
-"""Matrix games, cooperative and zero-sum, with known exact answers.
+"""Matrix games, cooperative and zero-sum, with known optimal returns and equilibria.
 
-Shapes: E envs, N agents of a group, A actions; M actions of the first side, K of the second.
+Shapes: E envs, N agents of a group, A actions, M actions of the first side, K of the second.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ZERO_SUM_PAYOFFS = {
 
 
 def _payoff_of(env: MarlEnv, payoff: Any, known: Mapping[str, list]) -> Tensor:
-    """Returns a payoff matrix from a matrix or a name."""
+    """Returns a payoff matrix as a tensor, given as a name or as nested lists."""
     if isinstance(payoff, str) and payoff not in known:
         raise ConfigError(
             f"{type(env).__name__}: unknown payoff {payoff!r}; {nearest(payoff, known)}"
@@ -50,25 +50,25 @@ def _payoff_of(env: MarlEnv, payoff: Any, known: Mapping[str, list]) -> Tensor:
 
 
 class MatrixGame(MarlEnv):
-    """One-step game in which all agents share an entry of the payoff matrix.
+    """One-step game in which all agents earn the entry of the payoff matrix that they choose.
 
-    The optimal return is the largest entry, 11 for ``climbing``. The uniform random policy earns
-    the mean, -3.44. In ``climbing`` the best joint action is next to the worst ones, so independent
-    learners converge to a worse one.
+    The optimal return is the largest entry, and the uniform random policy earns the mean of the
+    entries; for ``climbing`` they are 11 and -3.44. There the best joint action is next to the
+    worst ones, so independent learners converge to a joint action that is not the best.
 
     Args:
         num_envs (int): number E of parallel envs.
 
     Keyword Args:
-        payoff (str or nested list): ``climbing``, ``penalty``, ``coordination``, or a matrix of
-            shape ``[A] * N``.
+        payoff (str or nested list): payoff matrix: ``climbing``, ``penalty``, ``coordination``, or
+            nested lists of shape ``[A] * N``.
         max_steps, seed, device, check: as in :class:`MarlEnv`.
 
     Shapes:
         - ``("agents", "observation")``: ``[E, N, N]``, the agent's index; ``"state"``: ``[E, 1]``
 
     Raises:
-        ConfigError: unknown payoff or argument.
+        ConfigError: a payoff or argument is unknown.
 
     Reference: Claus and Boutilier, 1998, https://cdn.aaai.org/AAAI/1998/AAAI98-106.pdf.
 
@@ -135,9 +135,10 @@ class MatrixGame(MarlEnv):
 
 
 class TwoStepGame(MarlEnv):
-    """Two-step game of the QMIX paper: a safe 7, or 8 if both agents coordinate.
+    """Two-step game from the QMIX paper: a safe return of 7, or 8 if both agents coordinate.
 
-    In the first step agent 0 chooses the matrix of the second: all sevens, or ``[[0, 1], [1, 8]]``.
+    In the first step agent 0 chooses the payoff matrix of the second step: either all entries are
+    7, or the matrix is ``[[0, 1], [1, 8]]``.
     The optimal return is 8; the uniform random policy earns 4.75.
 
     Args:
@@ -151,7 +152,7 @@ class TwoStepGame(MarlEnv):
         - ``"state"``: ``[E, 3]``
 
     Raises:
-        ConfigError: unknown argument.
+        ConfigError: an argument is unknown.
 
     Reference: Rashid et al., 2018, https://arxiv.org/abs/1803.11485 (section 5).
 
@@ -170,7 +171,7 @@ class TwoStepGame(MarlEnv):
 
     def __init__(self, num_envs: int, **kwargs: Any) -> None:
         super().__init__(num_envs, **kwargs)
-        # By state; the first step has no reward.
+        # Payoff matrix of each state of the game; the first step has no reward.
         matrices = [[[0.0, 0.0], [0.0, 0.0]], [[7.0, 7.0], [7.0, 7.0]], [[0.0, 1.0], [1.0, 8.0]]]
         self.payoff = torch.tensor(matrices, device=self.device)
         declare_team(self, 2, 5, 2, 3)
@@ -198,7 +199,7 @@ class TwoStepGame(MarlEnv):
     # ------------------------------------------------------------------------------- drawing
 
     def scene(self, index: int = 0, step: TensorDictBase | None = None) -> list[Shape]:
-        """Returns a drawing of both matrices; after the first step only of the chosen one."""
+        """Returns a drawing of both matrices; after the first step, only of the chosen matrix."""
         did, place = actions_in(self, step), int(self.place[index])
         chosen = None if step is None else (int(did[0]), int(did[1]))
         shapes = players(self, ["", ""], [(-1.2, -0.5), (0.5, 1.3)])
@@ -213,15 +214,15 @@ class TwoStepGame(MarlEnv):
 class ZeroSum(MarlEnv):
     """One-step zero-sum game: the first side earns an entry of the payoff, the second its negative.
 
-    In ``rock_paper_scissors`` repeated best responses cycle; the equilibrium is uniform. In
-    ``biased`` rock against scissors pays double, and the equilibrium is 1/4, 1/2, 1/4.
+    In ``rock_paper_scissors`` the equilibrium is uniform, and repeated best responses never reach
+    it. In ``biased`` rock against scissors pays double, and the equilibrium is 1/4, 1/2, 1/4.
 
     Args:
         num_envs (int): number E of parallel envs.
 
     Keyword Args:
-        payoff (str or nested list): ``rock_paper_scissors``, ``biased``, or the first side's
-            payoff matrix ``[M, K]``.
+        payoff (str or nested list): the first side's payoff matrix: ``rock_paper_scissors``,
+            ``biased``, or nested lists ``[M, K]``.
         max_steps, seed, device, check: as in :class:`MarlEnv`; an episode has one step.
 
     Shapes:
@@ -229,7 +230,7 @@ class ZeroSum(MarlEnv):
           constant; ``"state"``: ``[E, 1]``
 
     Raises:
-        ConfigError: unknown payoff or argument.
+        ConfigError: a payoff or argument is unknown.
 
     Reference: von Neumann, 1928, https://doi.org/10.1007/BF01448847.
 
@@ -261,17 +262,17 @@ class ZeroSum(MarlEnv):
 
     @property
     def nash(self) -> Nash:
-        """Equilibrium of largest entropy, and the first side's value in it."""
+        """Equilibrium with the largest entropy, and the first side's return in it."""
         return nash(self.payoff)
 
     @property
     def optimal_return(self) -> float:
-        """Returns the first side's return at the equilibrium."""
+        """The first side's return at the equilibrium."""
         return self.nash.value.item()
 
     @property
     def random_return(self) -> float:
-        """Returns the first side's expected return if both play uniformly at random."""
+        """The first side's expected return if both sides play uniformly at random."""
         return self.payoff.mean().item()
 
     def strategies(
@@ -279,11 +280,12 @@ class ZeroSum(MarlEnv):
     ) -> tuple[Tensor, Tensor]:
         """Returns each side's action probabilities, from one call of the policy.
 
-        Exact for all sampled actions; see :func:`~.probabilities.action_probabilities`.
+        The probabilities of all sampled actions are exact; see
+        :func:`~.probabilities.action_probabilities`.
 
         Args:
             policy (callable): policy of both sides.
-            copies (int): number of samples in the call.
+            copies (int): number of actions sampled in the call.
 
         Shapes:
             - returns: ``[M]`` and ``[K]``, float64
@@ -302,7 +304,9 @@ class ZeroSum(MarlEnv):
     def nash_conv(
         self, policy: Callable[[TensorDictBase], TensorDictBase] | tuple[Tensor, Tensor]
     ) -> float:
-        """Returns the NashConv: both sides' summed gains by best responses; 0 at an equilibrium.
+        """Returns the NashConv: how much the sides gain in total if each plays a best response.
+
+        It is 0 at an equilibrium.
 
         Args:
             policy (callable or pair of Tensor): policy of both sides, or their action
@@ -329,7 +333,7 @@ class ZeroSum(MarlEnv):
     # ------------------------------------------------------------------------------- drawing
 
     def scene(self, index: int = 0, step: TensorDictBase | None = None) -> list[Shape]:
-        """Returns a drawing of the first side's payoff, with the chosen entry marked."""
+        """Returns a drawing of the first side's payoff matrix, with the chosen entry marked."""
         did = actions_in(self, step)
         chosen = None if step is None else (int(did[0]), int(did[1]))
         shapes = players(self, ["", ""], [(-1.2, -1.0), (1.0, 1.3)])
@@ -339,4 +343,4 @@ class ZeroSum(MarlEnv):
 TOY_ENVS: dict[str, type[MarlEnv]] = {
     name: getattr(toy, class_name(name)) for name in TOY_ENVIRONMENTS
 }
-"""Toy environments by their names after ``toy/``."""
+"""Classes of the toy environments, by the name that follows ``toy/``."""

@@ -1,4 +1,4 @@
-"""Kuhn poker, the smallest game that requires bluffing, with exact answers.
+"""Kuhn poker, a very small game that requires bluffing, with a known equilibrium.
 
 Shapes: E envs.
 """
@@ -34,11 +34,11 @@ _DEALS = [[a, b] for a in range(3) for b in range(3) if a != b]
 class Kuhn(MarlEnv):
     """Kuhn poker: two players, three cards, one bet.
 
-    Both players pay an ante of 1 and get one of three cards. The first player passes or bets 1. The
-    second then passes or bets, or folds or calls a bet. After a pass and a bet the first player
-    folds or calls. The higher card wins the pot, unless a player folds. In equilibrium the first
-    player bluffs with the lowest card a third as often as it bets with the highest, and loses 1/18
-    per game.
+    Both players pay an ante of 1 and get one of three cards. The first player passes or bets 1.
+    After a pass, the second player passes or bets; after a bet, it folds or calls. If the first
+    player passed and the second bet, the first player folds or calls. The higher card wins the pot,
+    unless a player folds. In equilibrium the first player bluffs with the lowest card a third as
+    often as it bets with the highest, and loses 1/18 per game.
 
     Args:
         num_envs (int): number E of parallel envs.
@@ -53,7 +53,7 @@ class Kuhn(MarlEnv):
         - ``"state"``: ``[E, 10]``, both cards and the betting history
 
     Raises:
-        ConfigError: unknown argument.
+        ConfigError: an argument is unknown.
 
     Reference: Kuhn, 1950, https://doi.org/10.1515/9781400881727-010.
 
@@ -81,7 +81,7 @@ class Kuhn(MarlEnv):
     ) -> Tensor:
         """Returns the probability of a bet or call in every information set, by one policy call.
 
-        Exact for policies that write ``action_log_prob``; see
+        The probabilities are exact if the policy writes ``action_log_prob``; see
         :func:`~.probabilities.action_probabilities`.
 
         Args:
@@ -89,8 +89,8 @@ class Kuhn(MarlEnv):
             copies (int): number of samples of each information set.
 
         Shapes:
-            - returns: ``[2, 3, 2]``, float64, by player, card and decision: the first player's
-              first and second move; the second player's move after a pass and after a bet
+            - returns: ``[2, 3, 2]``, float64, by player, card and decision. The decisions are the
+              first player's two moves, or the second player's move after a pass and after a bet
         """
         card = torch.arange(3, device=self.device).repeat_interleave(2)
         groups = {}
@@ -107,9 +107,10 @@ class Kuhn(MarlEnv):
         )
 
     def nash_conv(self, policy: Callable[[TensorDictBase], TensorDictBase] | Tensor) -> float:
-        """Returns the NashConv: the players' summed gains by best responses; 0 at an equilibrium.
+        """Returns the NashConv: how much the players gain in total if each plays a best response.
 
-        Exact, from the 64 pure strategies of each player. It is 11/12 for uniform play.
+        It is 0 at an equilibrium, and 11/12 if both play uniformly at random. It is exact,
+        calculated from the 64 pure strategies of each player.
 
         Args:
             policy (callable or Tensor): policy of both players, or the result of :meth:`bets`.
@@ -132,7 +133,7 @@ class Kuhn(MarlEnv):
         said = self.said
         bets = torch.where(self._first_moves(), first, second) > 0
         higher = torch.where(self.cards[:, 0] > self.cards[:, 1], 1.0, -1.0)
-        folds = torch.where(said == _BET, 1.0, -1.0)  # first player's gain after a fold
+        folds = torch.where(said == _BET, 1.0, -1.0)  # the first player's gain after a fold
         won = torch.where(said == _PASSED, higher, torch.where(bets, 2 * higher, folds))
         ended = torch.where(said == _PASSED, ~bets, said != _START)
         won = torch.where(ended, won, 0.0)
@@ -172,7 +173,7 @@ def _seen(card: Tensor, said: Tensor, seat: int) -> Tensor:
 
 
 def _payoff(pure: Tensor) -> Tensor:
-    """Returns the first player's mean gain, by pure strategies of both, ``[64, 64]``."""
+    """Returns the first player's mean gain for each pair of pure strategies, ``[64, 64]``."""
     total = torch.zeros(len(pure), len(pure), dtype=torch.float64)
     for own, other in _DEALS:
         higher = 1.0 if own > other else -1.0

@@ -1,4 +1,7 @@
-"""Leduc poker."""
+"""Leduc poker, with a known equilibrium.
+
+Shapes: E envs, B any batch dims, D deals of cards, P betting histories, I information sets.
+"""
 
 from __future__ import annotations
 
@@ -33,34 +36,34 @@ __all__ = [
 ]
 
 DEALS = torch.tensor(list(itertools.permutations(range(6), 3)))
-"""First player's, second player's and public card, ``[D, 3]``; the rank is ``card // 2``."""
+"""Cards of the first player, the second player and the table, ``[D, 3]``; rank: ``card // 2``."""
 GOES_ON, FOLD, SHOWDOWN = range(3)
-"""Outcomes of an action."""
+"""Possible outcomes of an action."""
 _OPEN = ("", "c", "r", "cr", "rr", "crr")
 _CLOSED = ("cc", "rc", "crc", "rrc", "crrc")
 _PLACES: list[tuple[str, str | None]] = [(word, None) for word in _OPEN]
 _PLACES += itertools.product(_CLOSED, _OPEN)
 _HIDDEN = 6
-"""Index of the hidden public card, in the first round."""
+"""Index that stands for the public card while it is hidden, in the first round."""
 
 
 class Places(NamedTuple):
-    """Tables of all betting histories; actions: fold, pass or call, raise."""
+    """Tables with a row for each betting history. The three actions are fold, pass/call, raise."""
 
     second_moves: Tensor
     """True if the second player acts, bool ``[P]``."""
     public: Tensor
     """True if the public card is visible, bool ``[P]``."""
     legal: Tensor
-    """Legal actions, ``[P, 3]``; an illegal action passes or calls."""
+    """Mask of legal actions, ``[P, 3]``; an illegal action is taken as pass/call."""
     said: Tensor
-    """Two bits, call and raise, for each of four moves in two rounds ``[P, 16]``."""
+    """Past moves, ``[P, 16]``: two bits, call and raise, for each of four moves in two rounds."""
     following: Tensor
-    """Next history, ``[P, 3]``; unchanged at the end of the game."""
+    """Index of the history after each action, ``[P, 3]``; unchanged at the end of the game."""
     ends: Tensor
-    """:data:`GOES_ON`, :data:`FOLD` or :data:`SHOWDOWN`, ``[P, 3]``."""
+    """Outcome of each action, ``[P, 3]``: :data:`GOES_ON`, :data:`FOLD` or :data:`SHOWDOWN`."""
     stake: Tensor
-    """Loss of the loser if the game ends, ``[P, 3]``."""
+    """Amount that the loser loses if the game ends with an action, ``[P, 3]``."""
 
     @classmethod
     def make(cls, device: torch.device | str = "cpu") -> Places:
@@ -70,7 +73,7 @@ class Places(NamedTuple):
 
 
 def _place(first: str, second: str | None) -> tuple:
-    """Returns one row of each table."""
+    """Returns the row of each table for one betting history."""
     word, size = (first, 2.0) if second is None else (second, 4.0)
     staked = 1 + 2.0 * first.count("r") + 4.0 * (second or "").count("r")
     legal = [word.endswith("r"), True, word.count("r") < 2]
@@ -86,7 +89,7 @@ def _place(first: str, second: str | None) -> tuple:
         ends.append(FOLD if folds else SHOWDOWN if over else GOES_ON)
         stake.append(
             staked - size if folds else staked
-        )  # a folding player has not paid the last raise
+        )  # a player that folds has not paid the last raise
     history = [0.0] * 16
     for i, words in enumerate((first, second or "")):
         for j, action_said in enumerate(words):
@@ -97,10 +100,10 @@ def _place(first: str, second: str | None) -> tuple:
 def strength(cards: Tensor) -> Tensor:
     """Compares hands: 1 if the first player's is better, -1 if the second's is, 0 if equal.
 
-    A pair with the public card wins, otherwise the higher rank.
+    A hand that forms a pair with the public card wins, otherwise the hand of higher rank.
 
     Args:
-        cards (Tensor): both players' cards and the public card, ``[*B, 3]``.
+        cards (Tensor): cards of both players, and the public card, ``[*B, 3]``.
     """
     rank = cards // 2
     own, public = rank[..., :2], rank[..., 2:]
@@ -110,11 +113,11 @@ def strength(cards: Tensor) -> Tensor:
 
 @cache
 def information_sets() -> tuple[Tensor, Tensor]:
-    """Returns the information sets of each player, and the index of each set.
+    """Returns the information sets of each player, and a table of their indices.
 
     Shapes:
-        - returns: history, own card and public card (6 if hidden), ``[2, I, 3]``; and the index
-          of each by the same three, ``[P, 6, 7]``
+        - returns: the sets ``[2, I, 3]`` as betting history, own card and public card (6 if it is
+          hidden); and the index of a set by the same three numbers, ``[P, 6, 7]``
     """
     known: tuple[list, list] = ([], [])
     number = torch.full((len(_PLACES), 6, 7), -1)
@@ -147,7 +150,7 @@ def sequence_form() -> SequenceForm:
                 walk(int(places.following[place, action]), after)
                 continue
             leaves.append(after)
-            folded = torch.full_like(won, 2.0 * player - 1)  # first player's gain after a fold
+            folded = torch.full_like(won, 2.0 * player - 1)  # the first player's gain after a fold
             payoff.append(stake * (folded if how == FOLD else won))
 
     walk(0, torch.zeros(2, len(DEALS), dtype=torch.int64))
@@ -157,12 +160,13 @@ def sequence_form() -> SequenceForm:
 
 
 def seen(places: Places, place: Tensor, own: Tensor, public: Tensor, seat: int) -> Tensor:
-    """Returns a player's observation ``[*B, 30]``, OpenSpiel's information state tensor.
+    """Returns a player's observation ``[*B, 30]``, which is OpenSpiel's information state tensor.
 
     Args:
-        places (Places): tables on the device of the other arguments.
-        place (Tensor): betting history, ``[*B]``.
-        own, public (Tensor): cards, ``[*B]``; a hidden public card is ignored.
+        places (Places): tables of the betting histories, on the device of the other arguments.
+        place (Tensor): indices of the betting histories, ``[*B]``.
+        own, public (Tensor): the player's card and the public card, ``[*B]``; a hidden public card
+            is ignored.
         seat (int): seat of the player, 0 or 1.
     """
     shown = one_hot(public.clamp_max(5), 6) * places.public[place].unsqueeze(-1)
@@ -173,11 +177,11 @@ def seen(places: Places, place: Tensor, own: Tensor, public: Tensor, seat: int) 
 class Leduc(MarlEnv):
     """Leduc poker: two players, three ranks of two cards each, two rounds of bets.
 
-    Both players pay an ante of 1 and get a card. In the first round they pass, call, or raise by 2,
-    at most twice. Then a public card is shown, and a second round has raises of 4. A pair with the
-    public card wins, otherwise the higher rank; equal ranks split the pot. A player that folds
-    loses its bets. The players have 936 information sets in total. In equilibrium the first player
-    loses 0.0856 per game.
+    Both players pay an ante of 1 and get a card. In the first round they pass, call, fold, or raise
+    by 2, with at most two raises. Then a public card is shown, and in a second round raises are 4.
+    A hand that forms a pair with the public card wins, otherwise the hand of higher rank; equal
+    ranks split the pot. A player that folds loses its bets. The players have 936 information sets
+    in total. In equilibrium the first player loses 0.0856 per game.
 
     Args:
         num_envs (int): number E of parallel envs.
@@ -194,7 +198,7 @@ class Leduc(MarlEnv):
         - ``"state"``: ``[E, 34]``, both players' cards, the public card and the betting history
 
     Raises:
-        ConfigError: unknown argument.
+        ConfigError: an argument is unknown.
 
     Reference: Southey et al., 2005, https://arxiv.org/abs/1207.1411. The observation is the
     information state tensor of OpenSpiel's ``leduc_poker``.
@@ -225,9 +229,9 @@ class Leduc(MarlEnv):
     def strategies(
         self, policy: Callable[[TensorDictBase], TensorDictBase], copies: int = 100
     ) -> Tensor:
-        """Returns the action probabilities in all information sets, by one policy call.
+        """Returns the action probabilities in all information sets.
 
-        Exact for policies that write ``action_log_prob``; see
+        The probabilities are exact if the policy writes ``action_log_prob``; see
         :func:`~.probabilities.legal_probabilities`.
 
         Args:
@@ -235,8 +239,8 @@ class Leduc(MarlEnv):
             copies (int): number of samples of each information set.
 
         Shapes:
-            - returns: ``[2, 468, 3]``, float64, by player, information set and action; sums to 1.
-              The order of the sets is that of :func:`information_sets`
+            - returns: ``[2, 468, 3]``, float64, by player, information set and action, which sum
+              to 1. The sets are in the order of :func:`information_sets`
         """
         rows = TensorDict({}, [468], device=self.device)
         for seat, name in enumerate(self.group_map):
@@ -252,9 +256,9 @@ class Leduc(MarlEnv):
         return torch.stack([found[name].squeeze(-2) for name in self.group_map])
 
     def nash_conv(self, policy: Callable[[TensorDictBase], TensorDictBase] | Tensor) -> float:
-        """Returns the NashConv: the players' summed gains by best responses; 0 at an equilibrium.
+        """Returns the NashConv: how much the players gain in total if each plays a best response.
 
-        Exact. It is 4.7472 for uniform play.
+        It is exact: 0 at an equilibrium, and 4.7472 if both play uniformly at random.
 
         Args:
             policy (callable or Tensor): policy of both players, or the result of
@@ -276,14 +280,14 @@ class Leduc(MarlEnv):
         second_moves = self.places.second_moves[self.place]
         choice = (self.place, torch.where(second_moves, second, first))
         how, stake = self.places.ends[choice], self.places.stake[choice]
-        folded = torch.where(second_moves, 1.0, -1.0)  # first player's gain after a fold
+        folded = torch.where(second_moves, 1.0, -1.0)  # the first player's gain after a fold
         won = torch.where(how == FOLD, folded, torch.where(how == SHOWDOWN, self.better, 0.0))
         self.place = self.places.following[choice]
         return zero_sum_step(self._observe(), stake * won, (how != 0).unsqueeze(-1))
 
     @property
     def better(self) -> Tensor:
-        """1 if the first player has the better hand, -1 if the second has, 0 if equal."""
+        """Comparison of the hands: 1 if the first player's is better, -1 if worse, 0 if equal."""
         return strength(self.cards)
 
     def _observe(self) -> dict[str, Any]:

@@ -24,29 +24,28 @@ class Levers(MarlEnv):
     """One-step game in which N agents from a pool must pull N different levers.
 
     In each episode N of the P agents of a pool are drawn without replacement. Each observes only
-    its index in the pool. All earn the fraction of the levers that were pulled. A team with
-    communication can earn 1. Without it, the best policy assigns a fixed lever to each agent of the
-    pool, as evenly as possible. This earns ``silent_return``, 0.6740 for 5 of 500 agents; uniform
-    random actions earn 0.6723.
+    its index in the pool. All agents earn the fraction of the levers that were pulled. A team with
+    communication can earn 1. Without communication, the best policy assigns a fixed lever to each
+    agent of the pool, and spreads the agents evenly over the levers. It earns ``silent_return``,
+    0.6740 for 5 of 500 agents; uniform random actions earn 0.6723.
 
-    Agents must not know their position in the team. With a separate network per position
-    (``sharing: none``, ``agent_id``, a network that runs along the team) they would need no
-    communication.
+    Agents must not know their position in the team, or they would need no communication. So do not
+    use ``sharing: none``, ``agent_id``, or a network that runs along the agents.
 
     Args:
         num_envs (int): number E of parallel envs.
 
     Keyword Args:
-        n_agents (int): number N of agents of a team, and of levers.
+        n_agents (int): number N of agents in a team, which is also the number of levers.
         pool (int): number P of agents in the pool.
         max_steps, seed, device, check: as in :class:`MarlEnv`; an episode has one step.
 
     Shapes:
         - ``("agents", "observation")``: ``[E, N, P]``, the agent's index in the pool, one-hot
-        - ``"state"``: ``[E, 1]``, constant: a critic predicts the mean reward
+        - ``"state"``: ``[E, 1]``, constant, so a critic can only predict the mean reward
 
     Raises:
-        ConfigError: unknown argument, or a pool smaller than the team.
+        ConfigError: an argument is unknown, or the pool is smaller than the team.
 
     Reference: Sukhbaatar et al., 2016, https://arxiv.org/abs/1605.07736 (section 4.1).
     Differs: agents are drawn without replacement, because duplicates could not be distinguished.
@@ -73,12 +72,12 @@ class Levers(MarlEnv):
 
     @property
     def random_return(self) -> float:
-        """Returns the expected return of the uniform random policy."""
+        """Expected return of the uniform random policy."""
         return 1 - (1 - 1 / self.n_agents) ** self.n_agents
 
     @property
     def silent_return(self) -> float:
-        """Returns the expected return of the best policy without communication."""
+        """Expected return of the best policy without communication."""
         n, pool = self.n_agents, self.pool
         teams = math.comb(pool, n)
         owners = [pool // n + (lever < pool % n) for lever in range(n)]
@@ -88,7 +87,7 @@ class Levers(MarlEnv):
 
     def _reset(self, tensordict: TensorDictBase | None) -> dict[str, Any]:
         draws = torch.rand(self.num_envs, self.pool, device=self.device)
-        self.who = draws.topk(self.n_agents, -1).indices  # without replacement, in any order
+        self.who = draws.topk(self.n_agents, -1).indices  # drawn without replacement
         return self._observe()
 
     def _step(self, tensordict: TensorDictBase) -> dict[str, Any]:
@@ -105,7 +104,7 @@ class Levers(MarlEnv):
     # ------------------------------------------------------------------------------- drawing
 
     def scene(self, index: int = 0, step: TensorDictBase | None = None) -> list[Shape]:
-        """Returns a drawing of the agents with their levers above; unique levers are green."""
+        """Returns a drawing of the agents with their levers above them; unique ones are green."""
         pulled = actions_in(self, step)
         good = [word != "" and pulled.count(word) == 1 for word in pulled]
         above = [f"lever {word}" if word else "" for word in pulled]
@@ -115,11 +114,11 @@ class Levers(MarlEnv):
 class MatchingLevers(MarlEnv):
     """Repeated game in which two partners earn 1 if both pull the same lever.
 
-    Each agent observes the partner's last lever. Agents trained together agree on a lever and earn
-    ``optimal_return``, 8 of 8. Agents trained with other partners, which keep to their own levers,
-    agree only by coincidence: ``random_return``, 2 on average. An agent that guesses once and then
-    copies a partner with a fixed lever earns ``adaptive_return``, 7.25. This is the best return
-    with an unknown partner.
+    Each agent observes the partner's last lever. Agents that were trained together agree on a lever
+    and earn ``optimal_return``, which is 8. Agents that were trained with other partners each use
+    the lever that they agreed on then, so they match only by coincidence and earn
+    ``random_return``, 2 on average. An agent that guesses once and then copies a partner with a
+    fixed lever earns ``adaptive_return``, 7.25. This is the best return with an unknown partner.
 
     Args:
         num_envs (int): number E of parallel envs.
@@ -130,11 +129,12 @@ class MatchingLevers(MarlEnv):
         max_steps, seed, device, check: as in :class:`MarlEnv`.
 
     Shapes:
-        - ``("agents", "observation")``: ``[E, 2, L]``, the partner's last lever, at first zeros
+        - ``("agents", "observation")``: ``[E, 2, L]``, the partner's last lever, one-hot; zeros in
+          the first step
         - ``"state"``: ``[E, 2 * L]``
 
     Raises:
-        ConfigError: unknown argument or invalid number.
+        ConfigError: an argument is unknown, or a number is invalid.
 
     Reference: Hu et al., 2020, https://arxiv.org/abs/2003.02979 (the lever game; zero-shot
     coordination). Differs: all levers pay the same.
@@ -157,12 +157,12 @@ class MatchingLevers(MarlEnv):
 
     @property
     def optimal_return(self) -> float:
-        """Returns the return of partners that use the same lever."""
+        """Return of partners that always pull the same lever."""
         return float(self._rounds)
 
     @property
     def adaptive_return(self) -> float:
-        """Returns the best expected return with a partner that keeps to an unknown lever."""
+        """Best expected return with a partner that always pulls the same, unknown lever."""
         return 1 / self.n_levers + self._rounds - 1
 
     @property
@@ -195,7 +195,7 @@ class MatchingLevers(MarlEnv):
     # ------------------------------------------------------------------------------- drawing
 
     def scene(self, index: int = 0, step: TensorDictBase | None = None) -> list[Shape]:
-        """Returns a drawing of both partners with their levers above; equal levers are green."""
+        """Returns a drawing of both partners with their levers above them; equal ones are green."""
         pulled = actions_in(self, step)
         above = [f"lever {word}" if word else "" for word in pulled]
         inside = list(map(str, range(1, 3)))

@@ -1,4 +1,4 @@
-"""The toy environments by name."""
+"""Description of the toy environments, which are built by their names."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def make_toy(name: str, **arguments: Any) -> Any:
 
     Args:
         name (str): one of :data:`TOY_ENVIRONMENTS`.
-        **arguments: arguments of its class.
+        **arguments: arguments of the environment's class.
     """
     from torchrl_marl.envs import toy
 
@@ -62,7 +62,7 @@ def check_toy(config: EnvConfig) -> None:
     """Raises an error for an unknown toy environment, or for settings that it does not take.
 
     Raises:
-        ConfigError: unknown environment or setting; names it.
+        ConfigError: an environment or setting is unknown; the message names it.
     """
     if config.name not in TOY_ENVIRONMENTS:
         raise ConfigError(

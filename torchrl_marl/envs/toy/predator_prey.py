@@ -1,4 +1,4 @@
-"""Predators on a grid that search a fixed prey and call the others.
+"""Predators that search a grid for a prey that does not move, and can call each other.
 
 Shapes: E envs, N predators, G cells, W cells of a window.
 """
@@ -28,24 +28,25 @@ _BLUE, _GREEN = (0.35, 0.35, 0.75), (0.25, 0.75, 0.25)
 
 
 class PredatorPrey(MarlEnv):
-    """Grid environment in which predators must all reach a prey that is visible only from nearby.
+    """Grid environment in which all predators must reach a prey that is visible only from nearby.
 
     Predators and prey start in different cells. A predator moves up, right, down or left, or stays.
-    It is stopped by walls, not by other predators. It observes the cells within ``vision``: their
-    index, the prey, and the number of predators. With ``vision=0`` it observes its own cell only,
-    so it never sees the others, and sees the prey only after reaching it. A predator on the prey
-    stays there.
+    Walls stop it, other predators do not. It observes each cell within ``vision``: the cell's
+    index, whether the prey is there, and the number of predators there. With ``vision=0`` it
+    observes only the cell in which it is, so it never sees the others, and sees the prey only after
+    it has reached it. A predator that has reached the prey stays there.
 
-    The measure is the length of the episode. With communication, predators can divide the grid and
-    call the others to the prey. A hand-written policy, in which each predator walks to the nearest
-    unvisited cell, takes 8.9 of 20 steps. Predators that know the prey's cell from the start take
-    ``informed_length``, 4.7.
+    The length of the episode measures how good the predators are. With communication, they can
+    divide the grid and call the others to the prey. A hand-written policy, in which each predator
+    walks to the nearest unvisited cell, takes 8.9 of 20 steps. Predators that know the prey's cell
+    from the start take ``informed_length`` steps, here 4.7.
 
-    In each step a predator away from the prey earns -0.05. On the prey it earns, by ``mode``:
+    In each step a predator that has not reached the prey earns -0.05. A predator that has reached
+    it earns a reward that depends on ``mode``:
 
-    - ``mixed``: 0; the episode ends when all predators are there;
-    - ``cooperative``: 0.05 times the number of predators there, until the time limit;
-    - ``competitive``: 0.05 divided by the number of predators there, until the time limit.
+    - ``mixed``: 0; the episode ends when all predators have reached the prey;
+    - ``cooperative``: 0.05 times the number of predators at the prey, until the time limit;
+    - ``competitive``: 0.05 divided by the number of predators at the prey, until the time limit.
 
     Args:
         num_envs (int): number E of parallel envs.
@@ -53,18 +54,18 @@ class PredatorPrey(MarlEnv):
     Keyword Args:
         n_agents (int): number N of predators; in the paper 3 (easy), 5 (medium) or 10 (hard).
         size (int): height and width of the grid; in the paper 5, 10 or 20.
-        vision (int): visible distance in each direction; in the paper 0, 1 or 1.
-        mode (str): ``mixed``, ``cooperative`` or ``competitive``.
-        max_steps (int, optional): time limit, 20 by default; in the paper 20, 40 or 80.
+        vision (int): visible distance in each direction, in cells; in the paper 0, 1 or 1.
+        mode (str): reward at the prey: ``mixed``, ``cooperative`` or ``competitive``.
+        max_steps (int, optional): time limit in steps, 20 by default; in the paper 20, 40 or 80.
         seed, device, check: as in :class:`MarlEnv`.
 
     Shapes:
-        - ``("agents", "observation")``: ``[E, N, W * (G + 3)]``: for each cell of the window,
-          its index (G: outside), a flag of the prey, and the number of predators
+        - ``("agents", "observation")``: ``[E, N, W * (G + 3)]``: for each cell of the window, its
+          index one-hot (G is outside the grid), a flag for the prey, and the number of predators
         - ``"state"``: ``[E, N * G + G]``, the cells of the predators and of the prey
 
     Raises:
-        ConfigError: unknown argument or invalid number.
+        ConfigError: an argument is unknown, or a number is invalid.
 
     Reference: Singh et al., 2019, https://arxiv.org/abs/1812.09755 (section 4.1), and the rules in
     https://github.com/IC3Net/IC3Net.
@@ -108,7 +109,7 @@ class PredatorPrey(MarlEnv):
 
     @property
     def informed_length(self) -> float:
-        """Returns the mean length of an episode if all predators know the prey's cell.
+        """Mean length of an episode in steps if all predators know the prey's cell.
 
         This is a lower bound for predators that search. It ignores the time limit.
         """
@@ -121,7 +122,7 @@ class PredatorPrey(MarlEnv):
         for steps in range(2 * self.size - 1):
             near = (
                 ((ways > 0) & (ways <= steps)).sum(0).tolist()
-            )  # cells within these steps, by the prey's cell
+            )  # number of cells within this many steps of the prey, by the prey's cell
             teams = math.comb(others, self.n_agents)
             within = sum(math.comb(n, self.n_agents) for n in near) / teams / len(near)
             length += 1 - within
@@ -147,11 +148,11 @@ class PredatorPrey(MarlEnv):
 
     @property
     def caught(self) -> Tensor:
-        """Returns a mask of predators on the prey, ``[E, N]``."""
+        """Mask of the predators that have reached the prey, ``[E, N]``."""
         return (self.predators == self.prey).all(-1)
 
     def _earned_there(self, caught: Tensor) -> Tensor:
-        """Returns the reward of predators on the prey, ``[E, 1]``."""
+        """Returns the reward of predators that have reached the prey, ``[E, 1]``."""
         n_there = caught.sum(1, keepdim=True)
         if self.mode == "cooperative":
             return PREY_REWARD * n_there
@@ -173,7 +174,7 @@ class PredatorPrey(MarlEnv):
     # ------------------------------------------------------------------------------- drawing
 
     def scene(self, index: int = 0) -> list[Shape]:
-        """Returns a drawing of one env, predators first."""
+        """Returns a drawing of one env; predators come first in the list."""
         grid = (self.size, self.size)
         predators, prey = self.predators[index].tolist(), self.prey[index, 0].tolist()
         turns = [2 * math.pi * i / self.n_agents for i in range(self.n_agents)]

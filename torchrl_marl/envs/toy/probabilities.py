@@ -1,4 +1,4 @@
-"""Exact action probabilities of a policy, estimated from its sampled actions.
+"""Action probabilities of a policy, found from sampled actions and their log-probabilities.
 
 Shapes: R copies of a situation, B any batch dims, N agents, A actions.
 """
@@ -27,14 +27,15 @@ def action_probabilities(
         legal (Tensor, optional): mask of legal actions; all by default.
 
     Shapes:
-        - acted: ``[R, *B]``; legal: ``[*B, N, A]``; returns ``[*B, N, A]``, float64, sums to 1
+        - acted: ``[R, *B]``; legal: ``[*B, N, A]``
+        - returns: ``[*B, N, A]``, float64, which sums to 1 over the actions
 
     Keys:
         - reads: ``(group, "action")`` and ``(group, "action_log_prob")``
 
-    The log-probability gives the exact probability of each sampled action. Unsampled actions share
-    the rest equally, which is exact if only one is unsampled. Without log-probabilities the result
-    is the frequency of each action.
+    The log-probability gives the exact probability of each sampled action. The remaining
+    probability is divided equally among the actions that were not sampled, which is exact if there
+    is only one. Without log-probabilities the result is the frequency of each action.
     """
     drawn = one_hot(acted[group, "action"], n_actions)
     log_prob = acted.get((group, "action_log_prob"), None)
@@ -56,17 +57,18 @@ def legal_probabilities(
 ) -> dict[str, Tensor]:
     """Returns the probability of each of three actions under action masks.
 
-    Exact even if two legal actions are so rare that neither is sampled. The policy is then also
-    called with the third action masked, which gives the ratio of the two.
+    The probabilities are exact even if two legal actions are so rare that neither is sampled. The
+    policy is then also called with the third action masked, which gives the ratio of the two.
 
     Args:
         policy (callable): policy of all groups.
-        rows (TensorDictBase): situations with action masks.
+        rows (TensorDictBase): situations in which the policy acts, with action masks.
         groups (sequence of str): names of the groups.
-        copies (int): number of samples of each situation, with each of the masks.
+        copies (int): number of samples of each situation, for each of the masks.
 
     Shapes:
-        - rows: ``[B]``; returns, by group, ``[B, N, 3]``, float64, sums to 1
+        - rows: ``[B]``
+        - returns: ``[B, N, 3]`` by group, float64, which sums to 1 over the actions
     """
     asked = rows.expand(4, *rows.shape).clone()
     for name in groups:

@@ -1,4 +1,4 @@
-"""Shared declarations of toy environments: homogeneous teams, and two players.
+"""Declarations that toy environments share: homogeneous teams, and two players.
 
 Shapes: E envs.
 """
@@ -25,8 +25,8 @@ def declare_team(
     Args:
         env (MarlEnv): the environment.
         n_agents (int): number of agents.
-        n_seen (int): number of observation features.
-        n_actions (int): number of actions.
+        n_seen (int): number of observation features of an agent.
+        n_actions (int): number of actions of an agent.
         n_state (int): number of state features.
         name (str): name of the agents.
     """
@@ -42,10 +42,10 @@ def declare_players(
 
     Args:
         env (MarlEnv): the environment.
-        n_seen (int): number of observation features.
+        n_seen (int): number of observation features of a player.
         n_actions (sequence of int): number of actions of each player.
         n_state (int): number of state features.
-        action_mask (bool): actions may be illegal.
+        action_mask (bool): True if actions may be illegal.
     """
     for name, n in zip(("first", "second"), n_actions):
         seen, choice = Unbounded((n_seen,)), Categorical(n)
@@ -57,7 +57,7 @@ def zero_sum_step(seen: dict[str, Any], earned: Tensor, ended: Tensor) -> dict[s
     """Returns the output of a step of a zero-sum game.
 
     Args:
-        seen (dict): outputs by group, with observations.
+        seen (dict): outputs by group, which contain the observations.
         earned (Tensor): reward of the first player.
         ended (Tensor): True at the end of the game.
 

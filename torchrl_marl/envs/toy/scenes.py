@@ -40,16 +40,16 @@ Words = Sequence[str]
 
 
 def names_of(env: Any) -> list[str]:
-    """Returns the names of all agents, by group."""
+    """Returns the names of all agents, group by group."""
     return [name for group in env.team.groups.values() for name in group.agent_names]
 
 
 def actions_in(env: Any, step: TensorDictBase | None) -> list[str]:
-    """Returns the action of each agent in a step, as a string; empty if masked.
+    """Returns the action of each agent in a step as a string; empty if the agent did not act.
 
     Args:
         env: toy environment.
-        step (TensorDictBase, optional): step of one env; None at the start.
+        step (TensorDictBase, optional): step of one env; None before the first step.
     """
     words: list[str] = []
     for name, group in env.team.groups.items():
@@ -81,12 +81,12 @@ def earned_in(env: Any, step: TensorDictBase | None) -> list[float]:
 def row(
     env: Any, inside: Words, above: Words = (), below: Words = (), good: Sequence[bool] = ()
 ) -> list[Shape]:
-    """Returns a row of all agents, in the colors of their groups.
+    """Returns shapes of all agents in a row, in the colors of their groups.
 
     Args:
         env: toy environment.
-        inside, above, below (sequence of str): labels in and near each agent.
-        good (sequence of bool): True for green labels above.
+        inside, above, below (sequence of str): labels inside, above and below each agent.
+        good (sequence of bool): True for agents whose label above is green.
     """
     names = names_of(env)
     groups = [i for i, own in enumerate(env.team.groups.values()) for _ in range(own.n_agents)]
@@ -105,7 +105,7 @@ def row(
 
 
 def players(env: Any, words: Words, places: Sequence[tuple[float, float]]) -> list[Shape]:
-    """Returns two players at their seats, with their labels."""
+    """Returns shapes of two players at their seats, with labels."""
     shapes = []
     for i, (name, (x, y)) in enumerate(zip(names_of(env), places)):
         shapes.append(Shape(name, "agent", "circle", x, y, 0.0, _COLORS[i], 0.45, text=str(i + 1)))
@@ -117,15 +117,15 @@ def players(env: Any, words: Words, places: Sequence[tuple[float, float]]) -> li
 def matrix(
     payoff: Tensor, chosen: tuple[int, ...] | None, *, left: float = 0.0, name: str = "cell"
 ) -> list[Shape]:
-    """Returns a payoff matrix, with the chosen entry marked.
+    """Returns shapes of a payoff matrix, with the chosen entry marked.
 
     Args:
-        payoff (Tensor): payoff ``[M, K]``.
+        payoff (Tensor): payoff matrix with M rows and K columns.
         chosen (tuple of int, optional): row and column of the chosen entry.
 
     Keyword Args:
-        left (float): left edge.
-        name (str): name of the cells.
+        left (float): x-coordinate of the left edge.
+        name (str): name with which the names of the cells' shapes begin.
     """
     shapes = []
     for i, values in enumerate(payoff.tolist()):
@@ -139,7 +139,7 @@ def matrix(
 
 
 def cards(names: Words, words: Words, places: Sequence[tuple[float, float]]) -> list[Shape]:
-    """Returns cards with their labels."""
+    """Returns shapes of cards, with labels."""
     return [
         Shape(name, "object", "box", x, y, 0.0, (1.0, 1.0, 0.97), length=0.9, width=1.2, text=word)
         for name, word, (x, y) in zip(names, words, places)
@@ -150,12 +150,12 @@ Color = tuple[float, float, float]
 
 
 def windows(height: int, width: int, vision: int) -> Tensor:
-    """Returns the visible cells of each cell, ``[G, W]``; the index G is outside the grid.
+    """Returns the indices of the cells visible from each cell, ``[G, W]``; G is outside the grid.
 
     Args:
         height (int): height of the grid.
         width (int): width of the grid.
-        vision (int): visible distance in each direction; W is ``(2 * vision + 1) ** 2``.
+        vision (int): visible distance in each direction, in cells; W is ``(2 * vision + 1) ** 2``.
 
     Examples:
         >>> windows(2, 2, 1)[0].view(3, 3)
@@ -185,19 +185,19 @@ def in_cell(
     turn: float = 0.0,
     visible: bool = True,
 ) -> Shape:
-    """Returns an entity in a cell: a circle for an agent, a box for other roles.
+    """Returns the shape of an entity in a cell: a circle for an agent, a box for other roles.
 
     Args:
         name (str): name of the entity.
-        role (str): role, as in :class:`~torchrl_marl.envs.scene.Shape`.
-        place (sequence of float): row and column.
+        role (str): role of the entity, as in :class:`~torchrl_marl.envs.scene.Shape`.
+        place (sequence of float): row and column of the cell.
         grid (tuple of int): height and width of the grid.
         color (tuple of float): RGB color, each from 0 to 1.
 
     Keyword Args:
-        size (float): size as a fraction of the cell.
-        turn (float): angle of the offset from the center, in radians, to separate entities in a
-            cell.
+        size (float): size of the entity, as a fraction of the cell's.
+        turn (float): angle, in radians, of the offset from the cell's center, which separates
+            entities in the same cell.
         visible (bool): False hides the entity.
     """
     (row, column), (height, width) = place, grid

@@ -26,33 +26,35 @@ __all__ = ["SpeakerListener"]
 class SpeakerListener(MarlEnv):
     """Environment in which a speaker observes the goal, and a listener must move there.
 
-    The landmarks are random points in a square of side 2, and one of them is the goal. The speaker
-    says one of K symbols. The listener starts in the middle, and observes the landmarks and the
-    previous symbol. Both earn minus the squared distance between listener and goal.
+    The landmarks are random points in a square of side 2, and one of them is the goal. In each step
+    the speaker says one of K symbols. The listener starts in the middle, and observes the landmarks
+    and the previous symbol. Both earn minus the squared distance between listener and goal.
 
-    A speaker that names the goal, and a listener that waits one step and then moves straight there,
-    earn ``heuristic_return``, -1.04 in 25 steps. Uniform random actions earn ``random_return``,
-    -30.2. Without communication the best return is -11.1, at the center of the landmarks.
+    If the speaker names the goal, and the listener waits one step and then moves straight there,
+    both earn ``heuristic_return``, -1.04 in 25 steps. Uniform random actions earn
+    ``random_return``, -30.2. Without communication the best return is -11.1, which the listener
+    earns at the center of the landmarks.
 
     Args:
         num_envs (int): number E of parallel envs.
 
     Keyword Args:
         n_landmarks (int): number K of landmarks and symbols.
-        speed (float): largest move of the listener in a step, in each direction.
-        continuous_speech (bool): messages are K numbers in [-1, 1] instead of a symbol.
-        one_group (bool): put both kinds into one heterogeneous group ``"team"``. It needs
-            ``continuous_speech=True``, because a group has one type of actions.
+        speed (float): largest distance that the listener moves in a step, along each axis.
+        continuous_speech (bool): True if a message is K numbers in [-1, 1] instead of a symbol.
+        one_group (bool): True to put both kinds into one heterogeneous group ``"team"``. It needs
+            ``continuous_speech=True``, because all actions in a group must have the same type.
         max_steps, seed, device, check: as in :class:`MarlEnv`.
 
     Shapes:
-        - ``("speaker", "observation")``: ``[E, 1, K]``, the goal's index one-hot
+        - ``("speaker", "observation")``: ``[E, 1, K]``, the goal's index, one-hot
         - ``("listener", "observation")``: ``[E, 1, 3 * K]``, positions of the landmarks relative to
           the listener, and the previous message
-        - ``"state"``: ``[E, 2 + K]``, relative position of the goal, and the previous message
+        - ``"state"``: ``[E, 2 + K]``, position of the goal relative to the listener, and the
+          previous message
 
     Raises:
-        ConfigError: unknown or incompatible arguments.
+        ConfigError: an argument is unknown, or arguments are incompatible.
 
     Reference: Lowe et al., 2017, https://arxiv.org/abs/1706.02275 (section 5.1).
 
@@ -93,7 +95,7 @@ class SpeakerListener(MarlEnv):
         does = self.by_kind(tensordict, "team") if self.one_group else tensordict
         said = does["speaker"]["action"].squeeze(1)
         said = said if said.is_floating_point() else one_hot(said, self.k).float()
-        # The listener is the origin: its moves shift everything else.
+        # The listener is at the origin, so its moves shift everything else.
         self.landmarks = self.landmarks - self.speed * does["listener"]["action"]
         return self._observe(said, reward=-self._way.square().sum(-1).view(-1, 1, 1))
 
@@ -110,20 +112,20 @@ class SpeakerListener(MarlEnv):
 
     @property
     def heuristic_return(self) -> float:
-        """Returns the expected return of naming the goal and moving straight there."""
+        """Expected return if the speaker names the goal and the listener moves straight there."""
         moves = range(math.ceil(1 / self.speed) if self.max_steps is None else self.max_steps)
         return -2 / 3 * sum(max(0.0, 1 - t * self.speed) ** 3 for t in moves)
 
     @property
     def random_return(self) -> float:
-        """Returns the expected return of uniform random actions."""
+        """Expected return of uniform random actions."""
         steps = math.inf if self.max_steps is None else self.max_steps
         return -2 / 3 * (steps + self.speed**2 * steps * (steps + 1) / 2)
 
     # ------------------------------------------------------------------------------- drawing
 
     def scene(self, index: int = 0, step: TensorDictBase | None = None) -> list[Shape]:
-        """Returns a drawing around the listener, with the goal in green."""
+        """Returns a drawing with the listener at the center and the goal in green."""
         goal = int(self.goal[index].argmax())
         said = actions_in(self, step)[0]
         speaker, listener = names_of(self)

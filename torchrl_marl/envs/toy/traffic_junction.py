@@ -1,4 +1,4 @@
-"""Traffic junction of cars that must give way."""
+"""Traffic junction, at which cars must give way to each other."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TURNS = {"straight": 0, "right": 1, "left": -1}
 
 
 class Difficulty(NamedTuple):
-    """Parameters of one difficulty of the original."""
+    """Parameters of one difficulty, as in the original environment."""
 
     size: int
     """Height and width of the grid."""
@@ -35,9 +35,9 @@ class Difficulty(NamedTuple):
     arrival_rate: float
     """Probability of a new car at each entry in a step."""
     max_steps: int
-    """Time limit."""
+    """Time limit of an episode, in steps."""
     n_agents: int
-    """Largest number of cars in an episode."""
+    """Largest number of cars that enter in an episode."""
 
 
 DIFFICULTIES = {
@@ -48,22 +48,23 @@ DIFFICULTIES = {
 
 
 class Routes(NamedTuple):
-    """All routes from an entry to an exit, as cells of the grid."""
+    """All routes from an entry to an exit: R routes of at most L cells, from A entries."""
 
     cells: Tensor
-    """Cell indices ``[R, L]``, by row from the top; -1 after the end."""
+    """Cell indices of each route, ``[R, L]``, counted row by row from the top; -1 after its end."""
     lengths: Tensor
-    """Number of cells, ``[R]``."""
+    """Number of cells of each route, ``[R]``."""
     of_arrival: Tensor
-    """Routes of each entry, ``[A, R / A]``."""
+    """Indices of the routes that start at each entry, ``[A, R / A]``."""
 
 
 def make_routes(difficulty: str, size: int) -> Routes:
-    """Returns the routes over the roads of a grid.
+    """Returns the routes along the roads of a grid.
 
-    ``easy`` has one junction of two one-way roads, without turns. ``medium`` has one junction of
-    two-lane roads; cars go straight, right or left. ``hard`` has four such junctions; after two of
-    them a car goes straight. Cars drive on the right.
+    ``easy`` has one junction of two one-way roads, at which cars do not turn. ``medium`` has one
+    junction of two-lane roads; cars go straight, right or left. ``hard`` has four such junctions; a
+    car can turn at the first two that it reaches, and goes straight at later ones. Cars drive on
+    the right.
 
     Args:
         difficulty (str): one of :data:`DIFFICULTIES`.
@@ -84,12 +85,12 @@ def make_routes(difficulty: str, size: int) -> Routes:
 
 
 class _Roads:
-    """Lanes of a grid by heading, and the routes along them."""
+    """Lanes of a grid by the cars' heading, and the routes along them."""
 
     def __init__(self, difficulty: str, size: int) -> None:
         self.size, self.n_junctions = size, {"easy": 1, "medium": 1, "hard": 2}[difficulty]
         self.turns = ("straight",) if difficulty == "easy" else tuple(_TURNS)
-        # First lane of each road, equal for rows and columns.
+        # Index of the first lane of each road, the same for rows and columns.
         self.roads = {
             "easy": [size // 2],
             "medium": [size // 2 - 1],
@@ -116,7 +117,7 @@ class _Roads:
         return [route for route, _ in self._drive([cell], heading, self.n_junctions)]
 
     def _drive(self, route: list[Cell], heading: Cell, left: int) -> list[tuple[list[Cell], int]]:
-        """Returns the continuations of a route, with turns at ``left`` more junctions."""
+        """Returns all ways to continue a route, which may turn at ``left`` more junctions."""
         while not self._ends(route[-1], heading):
             ahead = _next(route[-1], heading)
             if left and self._is_junction(ahead) and not self._is_junction(route[-1]):
@@ -126,7 +127,7 @@ class _Roads:
         return [(route, left)]
 
     def _turned(self, route: list[Cell], heading: Cell, turn: str) -> tuple[list[Cell], Cell]:
-        """Returns the route and heading after a junction, which starts at the route's last cell."""
+        """Extends a route, which has entered a junction, across it; returns route and heading."""
         if turn == "straight":
             return [*route, _next(route[-1], heading)], heading
         if turn == "left":
@@ -150,53 +151,56 @@ _BLUE, _GRAY, _RED = (0.35, 0.35, 0.75), (0.6, 0.6, 0.6), (0.9, 0.2, 0.2)
 
 
 class TrafficJunction(MarlEnv):
-    """Environment in which cars enter, follow routes by gas and brake, and must not collide.
+    """Environment in which cars follow routes with gas and brake, and must not collide.
 
-    The roads start empty. After each step a car enters with probability ``arrival_rate`` at each
-    entry, in the order of the entries, while fewer than ``capacity`` cars are on the roads. Its
-    route is drawn among those of the entry. Gas (0) moves the car by one cell, and off the road at
-    the end of its route; brake (1) keeps it in place. Cars in one cell collide and drive on. A car
-    observes its last action, its route, and the cells within ``vision``: their index and number of
-    cars.
+    The roads are empty at first. After each step, a car enters with probability ``arrival_rate`` at
+    each entry, in the order of the entries, as long as fewer than ``capacity`` cars are on the
+    roads. Its route is drawn from those that start at the entry. Gas (0) moves the car by one cell,
+    and off the road at the end of its route; brake (1) keeps it in place. Cars in the same cell
+    collide, and drive on. A car observes its last action, its route, and the index and number of
+    cars of each cell within ``vision``.
 
-    In each step a car earns -0.01 for every step that it has spent on the roads, and -10 in a
-    collision. An episode *succeeds* without collisions, if no car earns -10 or less in a step. In
-    ``easy``, 29 % of the episodes succeed if all cars only use gas. A hand-written policy succeeds
-    in 96 %: one road gives way to the other, and no car drives into a waiting one. This needs
+    In each step a car earns -0.01 times the number of steps that it has spent on the roads, and -10
+    in a collision. An episode *succeeds* if no cars collide (no car earns -10 or less in a step).
+    In ``easy``, 29 % of the episodes succeed if all cars only use gas. With a hand-written policy,
+    96 % succeed: one road gives way to the other, and no car drives into a waiting car. This needs
     communication or vision.
 
-    Each car is an agent, born at its entry and terminated at its exit. Its memory starts empty, and
-    absent cars send no messages. At most ``n_agents`` cars enter in an episode, which is no
-    restriction in ``easy`` and ``medium``.
+    Each car is an agent, which is born at its entry and terminated at its exit. Its memory is empty
+    at its birth, and absent cars send no messages. At most ``n_agents`` cars enter in an episode;
+    this limit is never reached in ``easy`` and ``medium``.
 
     Args:
         num_envs (int): number E of parallel envs.
 
     Keyword Args:
-        difficulty (str): ``easy`` (a junction of one-way roads, two routes), ``medium`` (a junction
-            of two-way roads, with turns, 12 routes) or ``hard`` (four of them, 56 routes).
-        size (int, optional): height and width of the grid; by difficulty 7, 14 or 18.
-        capacity (int, optional): largest number of cars on the roads; by difficulty 5, 10 or 20.
-        arrival_rate (float, optional): probability of a new car at each entry; by difficulty 0.3,
-            0.2 or 0.05.
-        n_agents (int, optional): largest number N of cars; by difficulty 15, 40 or 60.
-        vision (int): visible distance in each direction.
-        max_steps (int, optional): time limit; by difficulty 20, 40 or 80.
+        difficulty (str): ``easy`` (one junction of one-way roads, two routes), ``medium`` (one
+            junction of two-way roads, with turns, 12 routes) or ``hard`` (four such junctions, 56
+            routes). The defaults below are for ``easy``, ``medium`` and ``hard``.
+        size (int, optional): height and width of the grid; by default 7, 14 or 18.
+        capacity (int, optional): largest number of cars on the roads; by default 5, 10 or 20.
+        arrival_rate (float, optional): probability of a new car at each entry in a step; by default
+            0.3, 0.2 or 0.05.
+        n_agents (int, optional): largest number N of cars that enter in an episode; by default 15,
+            40 or 60.
+        vision (int): visible distance in each direction, in cells.
+        max_steps (int, optional): time limit in steps; by default 20, 40 or 80.
         seed, device, check: as in :class:`MarlEnv`.
 
     Shapes:
-        - ``("agents", "observation")``: ``[E, N, 1 + R + W * (B + 2)]``: the last action, the
-          route, and for each cell of the window its index (B: no road) and number of cars
-        - ``("agents", "mask")``: ``[E, N]``, cars on the roads
-        - ``"state"``: ``[E, 2 * R * L]``: number of cars at each cell of each route, and their mean
-          number of steps on the roads, in tens
+        - ``("agents", "observation")``: ``[E, N, 1 + R + W * (B + 2)]``: the last action; which of
+          the R routes; and, for each of the W visible cells, which of the B cells of roads (index
+          B is no road), and its number of cars
+        - ``("agents", "mask")``: ``[E, N]``, True for cars on the roads
+        - ``"state"``: ``[E, 2 * R * L]``: for each of L cells of each route, the number of cars,
+          and the mean number of steps that they have spent on the roads, in tens
 
     Raises:
-        ConfigError: unknown argument or invalid number.
+        ConfigError: an argument is unknown, or a number is invalid.
 
     Reference: Sukhbaatar et al., 2016, https://arxiv.org/abs/1605.07736 (section 4.2), and the
     rules in https://github.com/IC3Net/IC3Net. Differs: a car that collides at its entry is not
-    punished in that step, because it has not acted yet; the rate does not rise in training.
+    punished in that step, because it has not acted yet; ``arrival_rate`` does not rise in training.
 
     Examples:
         >>> env = TrafficJunction(2, seed=0)
@@ -251,13 +255,13 @@ class TrafficJunction(MarlEnv):
             )
 
     def _number_roads(self, vision: int) -> None:
-        """Numbers the cells of the roads; cells outside the grid are no road."""
+        """Numbers the cells of the roads; cells outside the grid count as no road."""
         n_cells = self.size**2
         on_road = torch.zeros(n_cells + 1, dtype=torch.bool, device=self.device)
         on_road[self.cells[self.cells >= 0]] = True
         self.n_road_cells = int(on_road.sum())
         self.road_cells = torch.where(on_road, on_road.cumsum(0) - 1, self.n_road_cells)
-        # One more row, for absent cars.
+        # The last row is for absent cars.
         around = windows(self.size, self.size, vision).to(self.device)
         self.windows = torch.cat([around, torch.full_like(around[:1], n_cells)])
 
@@ -293,7 +297,7 @@ class TrafficJunction(MarlEnv):
 
     @property
     def crashed(self) -> Tensor:
-        """Returns a mask of cars in collisions, ``[E, N]``."""
+        """Mask of the cars that collide, ``[E, N]``."""
         return self.alive & (self._count_cars().gather(1, self.at) > 1)
 
     def _count_cars(self) -> Tensor:
@@ -307,7 +311,7 @@ class TrafficJunction(MarlEnv):
         shape = (self.num_envs, n_arrivals)
         comes = torch.rand(shape, device=self.device) < self.arrival_rate
         choice = torch.randint(n_choices, shape, device=self.device)
-        rank = comes.cumsum(1)  # starts at 1
+        rank = comes.cumsum(1)  # the first new car has rank 1
         comes = comes & (rank <= self.capacity - self.alive.sum(1, keepdim=True))
         number = self.came.sum(1, keepdim=True) + rank - 1
         agents = torch.arange(self.n_agents, device=self.device)
@@ -338,7 +342,7 @@ class TrafficJunction(MarlEnv):
     # ------------------------------------------------------------------------------- drawing
 
     def scene(self, index: int = 0) -> list[Shape]:
-        """Returns a drawing of one env, cars first; collisions are red."""
+        """Returns a drawing of one env; cars come first in the list, and collisions are red."""
         grid = (self.size, self.size)
         at, crashed, alive = (x[index].tolist() for x in (self.at, self.crashed, self.alive))
         shapes = []

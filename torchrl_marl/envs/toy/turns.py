@@ -1,4 +1,4 @@
-"""Small environments with turns or different paces, and exact answers.
+"""Small environments with known returns, in which agents take turns or act at different rates.
 
 Shapes: E envs, N agents, A answers, S stones of the largest heap.
 """
@@ -24,12 +24,13 @@ __all__ = ["Nim", "Paces"]
 
 
 class Nim(MarlEnv):
-    """Game in which two players take stones from a heap in turns; the last stone wins.
+    """Game in which two players take stones from a heap in turns; taking the last stone wins.
 
     The heap has a random number of 1 to S stones. A move takes 1 to ``most`` of them. When the last
-    stone is taken the winner earns 1 and the loser -1, which it receives in the winner's turn. A
-    player that leaves a multiple of ``most + 1`` can always win. The first player's return is
-    ``optimal_return`` if both play optimally, and ``random_return`` if both play at random.
+    stone is taken, the winner earns 1 and the loser -1; the loser receives its reward in the
+    winner's turn. A player that leaves a multiple of ``most + 1`` stones can always win. The first
+    player's return is ``optimal_return`` if both play optimally, and ``random_return`` if both play
+    at random.
 
     Args:
         num_envs (int): number E of parallel envs.
@@ -41,11 +42,12 @@ class Nim(MarlEnv):
 
     Shapes:
         - ``("first", "observation")``, ``("second", "observation")``: ``[E, 1, S + 1]``, the
-          number of stones one-hot; ``"action_mask"``: ``[E, 1, most]``, all False while waiting
+          number of stones, one-hot; ``"action_mask"``: ``[E, 1, most]``, all False for the player
+          that waits
         - ``"state"``: ``[E, S + 1]``
 
     Raises:
-        ConfigError: unknown argument, or ``most`` larger than the heap.
+        ConfigError: an argument is unknown, or ``most`` is larger than the largest heap.
 
     Reference: Bouton, 1901, https://doi.org/10.2307/1967631.
 
@@ -66,13 +68,13 @@ class Nim(MarlEnv):
 
     @property
     def optimal_return(self) -> float:
-        """Returns the first player's return if both play optimally."""
+        """The first player's return if both play optimally."""
         lost = self.largest // (self.most + 1)
         return 1 - 2 * lost / self.largest
 
     @property
     def random_return(self) -> float:
-        """Returns the first player's expected return if both play at random."""
+        """The first player's expected return if both play at random."""
         mover = [-1.0]
         for n in range(1, self.largest + 1):
             following = mover[-min(n, self.most) :]
@@ -117,29 +119,32 @@ class Nim(MarlEnv):
 
 
 class Paces(MarlEnv):
-    """Environment in which agents answer cues, each at its own pace.
+    """Environment in which agents answer cues at different rates.
 
-    Agent i is born after ``i * late_spawn`` steps and then acts in every ``paces[i]``-th step, on a
-    random cue. A right answer earns ``1 / paces[i]`` in this step and in each step until
-    its next turn; a wrong one earns nothing. So the optimal return is the sum over the steps of the
-    mean of ``1 / pace`` over the born agents. Random answers earn ``1 / A`` of it.
+    Agent i is born after ``i * late_spawn`` steps, and then answers a random cue in every
+    ``paces[i]``-th step. A right answer earns ``1 / paces[i]`` in that step and in each step until
+    the agent's next turn; a wrong answer earns nothing. So the best team earns, in each step, the
+    mean of ``1 / pace`` over the agents that are born; the optimal return is the sum over all
+    steps. Random answers earn ``1 / A`` of that.
 
     Args:
         num_envs (int): number E of parallel envs.
 
     Keyword Args:
-        paces (sequence of int): steps between the turns of each of the N agents.
-        late_spawn (int): steps between births.
+        paces (sequence of int): number of steps from one turn to the next, for each of the N
+            agents.
+        late_spawn (int): number of steps between births.
         n_actions (int): number A of answers.
-        max_steps, seed, device, check: as in :class:`MarlEnv`; without a time limit it never ends.
+        max_steps, seed, device, check: as in :class:`MarlEnv`; an episode without a time limit
+            never ends.
 
     Shapes:
-        - ``("agents", "observation")``: ``[E, N, A + 1]``: the cue, 0 while waiting, and the
-          remaining fraction of the time between two turns
+        - ``("agents", "observation")``: ``[E, N, A + 1]``: the cue, one-hot, which is zeros for
+          agents that wait, and the number of steps until the agent's next turn, divided by its pace
         - ``"state"``: ``[E, N * (A + 1)]``
 
     Raises:
-        ConfigError: unknown argument or invalid number.
+        ConfigError: an argument is unknown, or a number is invalid.
 
     Examples:
         >>> env = Paces(2, paces=(1, 2), max_steps=8)
@@ -171,7 +176,7 @@ class Paces(MarlEnv):
 
     @property
     def optimal_return(self) -> float:
-        """Returns the return of the best policy, averaged over the born agents in each step."""
+        """Return of the best policy; in each step it is averaged over the agents that are born."""
         if self.max_steps is None:
             return math.inf
         born = self.births.unsqueeze(-1) <= torch.arange(self.max_steps, device=self.device)
@@ -179,7 +184,7 @@ class Paces(MarlEnv):
 
     @property
     def random_return(self) -> float:
-        """Returns the expected return of the uniform random policy."""
+        """Expected return of the uniform random policy."""
         return self.optimal_return / self.n_actions
 
     def _reset(self, tensordict: TensorDictBase | None) -> dict[str, Any]:
@@ -205,7 +210,7 @@ class Paces(MarlEnv):
     # ------------------------------------------------------------------------------- drawing
 
     def scene(self, index: int = 0, step: TensorDictBase | None = None) -> list[Shape]:
-        """Returns a drawing of the agents with cues and waiting times, and their answers above."""
+        """Returns a drawing of the agents with cues and waiting times; answers are above them."""
         waits, cue = self.waits[index].tolist(), self.cue[index].tolist()
         inside = ["" if left else str(own) for left, own in zip(waits, cue)]
         below = [f"in {left}" if left else "" for left in waits]
