@@ -1,4 +1,4 @@
-"""Learners: networks, losses and optimizer of the groups with equal settings."""
+"""Learners: networks, losses and optimizer of groups that have the same settings."""
 
 from typing import TYPE_CHECKING
 

@@ -1,7 +1,7 @@
 """Adam as one operation that a captured graph may contain.
 
 Its arithmetic equals that of ``torch.optim.Adam(fused=True)`` to the bit. The learning rate and the
-flag that skips a step are tensors, so that neither needs the host.
+flag that skips a step are tensors, so a graph can read them without the host.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ def adam_(
         lr (Tensor): learning rate, a scalar.
         skip (Tensor): 1 to change nothing, else 0; a float scalar.
         frozen (sequence of Tensor): for each parameter, a mask of its rows that must not change;
-            bool, a scalar or ``[rows, 1, ...]``. Empty if none is frozen.
+            bool, a scalar or ``[rows, 1, ...]``. Empty if no row is frozen.
         betas (tuple): Adam's two decay rates.
         eps (float): Adam's epsilon.
 
-    Reduces to: ``torch.optim.Adam(fused=True).step()`` where ``skip`` is 0.
+    Reduces to: ``torch.optim.Adam(fused=True).step()`` if ``skip`` is 0.
 
     Examples:
         >>> x, zero = torch.ones(1), torch.zeros(())
@@ -84,8 +84,8 @@ class Adam(torch.optim.Adam):
         eps (float): Adam's epsilon.
 
     Attributes:
-        lr (Tensor): learning rate of :meth:`take`, a scalar to be filled in place.
-        members (Members, optional): members of a population, the owners of the parameters' rows.
+        lr (Tensor): learning rate of :meth:`take`, a scalar; change it in place.
+        members (Members, optional): members of a population, to which the parameters' rows belong.
         rates (Tensor): learning rates of the members, ``[P]``; from :meth:`prepare`.
 
     Reduces to: ``torch.optim.Adam(fused=True)``, to the bit.
@@ -119,7 +119,7 @@ class Adam(torch.optim.Adam):
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All tensors that a step reads or writes, the parameters included."""
+        """All tensors that a step reads or writes, including the parameters."""
         start_adam(self, self.parameters)
         moments = [x for own in moments_of(self, self.parameters) for x in own]
         found = [*self.parameters, *moments, self.lr, self._no_skip]
@@ -172,13 +172,14 @@ def move(
     frozen: Sequence[Tensor] = (),
     members: Members | None = None,
 ) -> None:
-    """Takes a step of Adam with some of an optimizer's parameters, which have moments.
+    """Takes a step of Adam with some of an optimizer's parameters; they must have moments.
 
     Args:
-        optimizer (Adam): torch's, or :class:`Adam` for a population.
+        optimizer (Adam): torch's Adam, or :class:`Adam` for a population.
         parameters, gradients, lr, skip, frozen: as in :func:`adam_`.
-        members (Members, optional): members of a population, each with its rate in the optimizer's
-            ``rates``; ``lr`` is the largest. Diverged members do not change.
+        members (Members, optional): members of a population. Their learning rates are the
+            optimizer's ``rates``, and ``lr`` is the largest of these. Diverged members do not
+            change.
     """
     settings, moments = optimizer.param_groups[0], moments_of(optimizer, parameters)
     betas, eps = settings["betas"], settings["eps"]

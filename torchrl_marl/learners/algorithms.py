@@ -1,8 +1,8 @@
-"""Registry of algorithms: the description, settings and learner of each. Imports no torch.
+"""Registry of algorithms, with their descriptions, settings and learners. Imports no torch.
 
-A new algorithm is a config, a learner and one line: in the table below, a call of
-:func:`register_algorithm`, or an entry point that names an :class:`Algorithm`, in the ``setup.py``
-of your package::
+A new algorithm needs a config, a learner and one line: an entry of the table below, a call of
+:func:`register_algorithm`, or an entry point for an :class:`Algorithm` in the ``setup.py`` of your
+package::
 
     entry_points={"torchrl_marl.algorithms": ["reinforce = my_package.reinforce:ALGORITHM"]}
 """
@@ -29,14 +29,15 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Algorithm:
-    """A record of an algorithm: its description, and the paths of its settings and its learner.
+    """An algorithm: its description, and the import paths of its settings and learner.
 
     Args:
-        meaning (str): one line for ``torchrl-marl list algorithms``.
+        meaning (str): description of one line, for ``torchrl-marl list algorithms``.
         config (str): ``"module:Class"`` of its settings, a :class:`LearnerConfig`.
         learner (str): ``"module:Class"`` of its learner, built by
             ``Learner(groups, config, team=, device=, execution=)``.
-        no_league (str): reason not to train it in a league, as part of a sentence; empty if it can.
+        no_league (str): reason why it cannot be trained in a league, as part of a sentence; empty
+            if it can.
     """
 
     meaning: str
@@ -93,7 +94,7 @@ _RANDOM = (
 
 
 class Algorithms(Registry[Algorithm]):
-    """Registry of algorithms; the variants of ``learner``."""
+    """Registry of algorithms, each of which is a variant of the settings ``learner``."""
 
     def words(self) -> dict[str, str]:
         """Returns the name and the description of every algorithm."""
@@ -183,7 +184,7 @@ LearnerSettings = Tagged("algorithm", ALGORITHMS)
 def register_algorithm(
     name: str, meaning: str, *, config: str, learner: str, no_league: str = ""
 ) -> None:
-    """Registers your algorithm as a value of ``learner.algorithm``.
+    """Registers an external algorithm as a value of ``learner.algorithm``.
 
     Args:
         name, meaning, config, learner, no_league: as in :class:`Algorithm`.

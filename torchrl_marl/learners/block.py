@@ -1,4 +1,4 @@
-"""A learner's groups, joined into blocks that are trained in one call."""
+"""Joins a learner's groups into blocks that are trained in one call."""
 
 from __future__ import annotations
 
@@ -41,20 +41,21 @@ Gathered = tuple[GroupSpec, TensorDictBase, TensorDictBase]
 
 
 class Block:
-    """Joins groups with actions of one type, and brings batches into their layout.
+    """Joins groups with actions of the same type, and converts batches to their layout.
 
     Args:
         groups (mapping of name to GroupSpec): the groups of a learner.
-        apart (bool): leave every group by itself.
+        apart (bool): whether every group stays separate.
         seen (GroupSpec, optional): the agents in the input of critics across groups.
-        acted (sequence of str): entries that acting writes, such as ``action``.
+        acted (sequence of str): entries that policies write when they act, such as ``action``.
         remembered (sequence of str): entries that networks with memory or communication read;
-            ``is_init`` and ``links`` also at the next step.
+            ``is_init`` and ``links`` are read at the next step, too.
         n_members (int): number P of members of a population. Each member's groups are separate
             groups, and the envs of a batch are split among members in order.
 
     Attributes:
-        joined (dict): name of one or several groups, ``"a+b"`` -> the group that is trained.
+        joined (dict): names such as ``"a"`` or, for several groups, ``"a+b"`` -> the group that is
+            trained.
         births (Births): agents already born in the running episodes.
 
     Examples:
@@ -122,7 +123,7 @@ class Block:
             yield _put(group, now, then, data)
 
     def _blank(self, batch: TensorDictBase) -> TensorDictBase:
-        """Returns the TensorDict for the joined groups: a copy of the batch, empty for members."""
+        """Returns the TensorDict for joined groups: a copy of the batch, or empty with members."""
         if self.n_members == 1:
             return batch.copy()
         n_envs, *others = batch.shape
@@ -142,7 +143,7 @@ class Block:
         now: TensorDictBase,
         then: TensorDictBase,
     ) -> None:
-        """Writes the flags of the groups that a joined group consists of."""
+        """Writes the flags of the groups of which a joined group consists."""
         if group.mask_key is None:
             return
         for leaf, place, key in (("alive", now, ALIVE), ("bootstraps", then, BOOTSTRAPS)):
@@ -161,11 +162,13 @@ class Block:
         return rows if self.n_members == 1 else fold(rows, self.n_members, dim)
 
     def scatter(self, data: TensorDictBase, batch: TensorDictBase, leaves: Sequence[str]) -> None:
-        """Copies the leaves that exist from the joined groups to the groups of the batch.
+        """Copies leaves, if they exist, from the joined groups to the groups of the batch.
 
         Args:
-            data (TensorDictBase): from :meth:`gather`, with the leaves written since.
-            batch (TensorDictBase): batch with dense or lazily stacked groups; written to.
+            data (TensorDictBase): the result of :meth:`gather`, to which the leaves have been
+                written.
+            batch (TensorDictBase): batch with dense or lazily stacked groups; the leaves are
+                written to it.
             leaves (sequence of str): names of the leaves, such as ``advantage``.
         """
         for group in self.joined.values():
@@ -176,7 +179,7 @@ class Block:
 def _put(
     group: GroupSpec, now: TensorDictBase, then: TensorDictBase, data: TensorDictBase
 ) -> Gathered:
-    """Sets a gathered group into a batch; returns it with the stored entries."""
+    """Writes a gathered group into a batch; returns it with the stored entries."""
     data.set(group.name, now.get(group.name))
     data.set(("next", group.name), then.get(group.name))
     return group, data.get(group.name), data.get(("next", group.name))
@@ -196,7 +199,7 @@ def _joinable(groups: Iterable[GroupSpec]) -> list[list[GroupSpec]]:
 
 
 class BlockLearner(nn.Module):
-    """Base class of learners that join groups with actions of one type.
+    """Base class of learners that join groups with actions of the same type.
 
     Args:
         groups (mapping of name to GroupSpec): the groups that it trains.
@@ -205,18 +208,19 @@ class BlockLearner(nn.Module):
         device (torch.device, optional): device of the networks.
         execution ("eager", "compile" or "cudagraph"): execution of the updates.
         members (Members, optional): members of a population, each of which learns from its envs of
-            a batch. ``settings`` and ``diverged`` are then theirs.
+            a batch. ``settings`` and ``diverged`` are then those of the members.
 
     Attributes:
-        block (Block): the joined groups, and batches in their layout.
+        block (Block): joins the groups, and converts batches to their layout.
         observation_norms (ObservationNorms): the running statistics of observations.
         builder (NetworkBuilder): builds actors, critics and mixers.
         remembers (bool): whether the actor or the critic carries state from step to step.
-        remembered (tuple of str): entries of a batch that networks with memory read, and the links
-            that the environment gives.
+        remembered (tuple of str): entries of a batch that networks with memory read, and the
+            communication links of the environment.
         communicates (bool): whether agents exchange messages when they act.
-        actors (GroupActors): by group; empty until a subclass adds them.
-        losses (dict): name of one or several groups, ``"a+b"`` -> the loss; likewise.
+        actors (GroupActors): group -> its actor; empty until a subclass adds actors.
+        losses (dict): name of one or several groups (``"a+b"``) -> the loss; empty until a subclass
+            adds losses.
 
     Raises:
         ConfigError: an execution that the device does not have.
@@ -305,9 +309,10 @@ class BlockLearner(nn.Module):
             return self._learn(batch)
 
     def copy_members(self, parent: Tensor) -> None:
-        """Replaces members of a population by copies of others: networks, moments and statistics.
+        """Replaces members of a population by copies of others.
 
-        Settings and replay buffers stay. A copy of a member that has not diverged has not diverged.
+        Networks, moments and statistics are copied; settings and replay buffers are not. A copy has
+        diverged only if its parent has.
 
         Args:
             parent (Tensor): index of each member's parent, ``[P]``; its own index keeps a member.
@@ -316,7 +321,7 @@ class BlockLearner(nn.Module):
         self.members.copy(self, parent)
 
     def take_member(self, many: Any, member: int) -> None:
-        """Copies a population member's state besides networks and statistics to this learner.
+        """Copies a population member's state, except networks and statistics, to this learner.
 
         Args:
             many (BlockLearner): learner of the same kind, with members.
@@ -327,7 +332,7 @@ class BlockLearner(nn.Module):
         """Refuses a batch ``[E, T]`` without the entries that memory or communication needs.
 
         Raises:
-            SpecError: naming the entry.
+            SpecError: an entry is missing; the message names it.
         """
         if self.remembered:
             from torchrl_marl.learners.windows import check_batch_memory
@@ -338,7 +343,7 @@ class BlockLearner(nn.Module):
         """Adds metrics of communication, if agents communicate.
 
         Args:
-            metrics (TensorDict): metrics by group; written to.
+            metrics (TensorDict): metrics by group; the new metrics are added to them.
             data (TensorDictBase): a batch ``[E, T]`` in the block's layout.
         """
         if self.communicates:
@@ -369,14 +374,14 @@ class BlockLearner(nn.Module):
         )
 
     def unshare(self) -> None:
-        """Replaces shared networks by one copy for each agent; outputs stay the same."""
+        """Replaces shared networks by one copy for each agent; the outputs do not change."""
         raise NotImplementedError
 
     def use_shards(self, own: range, total: int, seed: int) -> None:
         """Does nothing: minibatches do not depend on shards."""
 
     def cut(self) -> None:
-        """Forgets running episodes: the next batch does not continue those of the last."""
+        """Forgets running episodes, because the next batch does not continue them."""
         self.block.births.forget()
 
     def _births_state(self) -> dict[str, Any]:
@@ -385,11 +390,11 @@ class BlockLearner(nn.Module):
         return {"born": born} if born else {}
 
     def _load_births(self, state: Mapping[str, Any]) -> None:
-        """Restores the agents born; checkpoints of older versions have none."""
+        """Restores the agents born in the running episodes; older checkpoints lack them."""
         self.block.births.load_state_dict(state.get("born", {}))
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Restores a saved state; un-shares the networks first if its were un-shared."""
+        """Restores a saved state; un-shares the networks if the saved ones were un-shared."""
         if state_dict.get("_extra_state", {}).get("unshared"):
             self.unshare()
         return super().load_state_dict(state_dict, *args, **kwargs)
@@ -401,7 +406,7 @@ def must_be_finite(metric: str) -> bool:
 
 
 def _remembered_of(config: Any) -> tuple[str, ...]:
-    """Returns the entries that memory reads from a batch, and the environment's links, if any."""
+    """Returns the entries that memory and links given by the environment need in a batch."""
     found = []
     if getattr(config, "remembers", False):
         found = ["is_init", "hidden"] if carries(config.actor) else ["is_init"]

@@ -25,12 +25,12 @@ def build_learners(
     device: torch.device | str | None = None,
     execution: str = "eager",
 ) -> list[Learner]:
-    """Builds one learner for each set of groups with equal settings.
+    """Builds one learner for each set of groups that have the same settings.
 
     Args:
         team (TeamSpec): the groups.
         default (LearnerConfig): settings of all groups.
-        overrides (mapping, optional): group name -> settings that differ.
+        overrides (mapping, optional): group name -> settings that differ from the default.
         device (torch.device, optional): device of networks and optimizers.
         execution (str): as in :class:`OnPolicyLearner`.
 
@@ -75,13 +75,13 @@ def build_population(
     device: torch.device | str | None = None,
     execution: str = "eager",
 ) -> list[Any]:
-    """Builds one learner of a whole population for each set of groups with equal settings.
+    """Builds one learner of a population for each set of groups that have the same settings.
 
     Args:
         team, default, overrides, device, execution: as in :func:`build_learners`.
         n_members (int): number of members.
-        settings (mapping, optional): name -> values of the members, ``[P]``.
-        share_replay (bool): all members learn from one replay buffer.
+        settings (mapping, optional): name of a setting -> its value for each member, ``[P]``.
+        share_replay (bool): whether all members learn from one replay buffer.
 
     Raises:
         ConfigError: settings with which members would not learn independently.
@@ -101,7 +101,7 @@ def partition(
     default: LearnerConfig,
     overrides: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[tuple[LearnerConfig, dict[str, GroupSpec]]]:
-    """Returns the sets of groups with equal settings, each with these settings.
+    """Returns the sets of groups that have the same settings, and the settings of each set.
 
     Args:
         team, default, overrides: as in :func:`build_learners`.

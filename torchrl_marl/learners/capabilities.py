@@ -1,4 +1,4 @@
-"""Features of a run and the settings that they exclude, for error messages and a page.
+"""Features of a run and the settings that they exclude, for error messages and a doc page.
 
 A :class:`Feature` is an option of a run, such as a population. Each of its :class:`Limit` objects
 is a setting that the feature excludes, with the reason. ``docs/capabilities.md`` lists them all.
@@ -32,10 +32,12 @@ class Limit:
     """A setting that a feature excludes.
 
     Args:
-        key (str): name of the setting; for a learner's without ``learner.``.
-        why (str): reason, which follows the value in the message; ``{}`` is the result of ``when``.
-        goes (tuple, optional): allowed values, besides null and ``none``; None offers no value.
-        when (callable): given the settings, returns whether other values are refused.
+        key (str): name of the setting, without ``learner.`` for a setting of a learner.
+        why (str): reason, which follows the value in the error message; ``{}`` stands for the
+            result of ``when``.
+        goes (tuple, optional): allowed values, besides null and ``none``. If it is None, the
+            message suggests no value.
+        when (callable): function of the settings that returns whether other values are refused.
     """
 
     key: str
@@ -49,10 +51,10 @@ class Limit:
         Args:
             settings (dataclass): settings of a learner, or of a whole run.
             at (str): prefix of the setting's name in messages.
-            otherwise (str): another fix, for the message.
+            otherwise (str): another fix to suggest in the message.
 
         Raises:
-            ConfigError: naming the setting, the reason and the fix.
+            ConfigError: an excluded value; the message names the setting, the reason and the fix.
         """
         value = _value_of(settings, self.key)
         if value in (None, "none", *(self.goes or ())) or not (found := self.when(settings)):
@@ -82,8 +84,8 @@ class Feature:
 
     Args:
         name (str): name for messages and pages.
-        asked (callable): given the settings, and whether the caller passes an environment, returns
-            whether the run has the feature.
+        asked (callable): function of the settings, and of whether the caller passes an environment,
+            that returns whether the run has the feature.
         run (tuple of Limit): excluded settings of the run.
         learner (tuple of Limit): excluded settings of each learner.
         otherwise (str): fix that turns the feature off.
@@ -96,13 +98,13 @@ class Feature:
     otherwise: str = ""
 
     def check(self, run: Any) -> None:
-        """Refuses settings of a run with this feature that the feature excludes.
+        """Refuses settings of a run that this feature excludes, if the run has the feature.
 
         Args:
             run (TrainConfig): settings of the run.
 
         Raises:
-            ConfigError: naming the setting and the fix.
+            ConfigError: an excluded value; the message names the setting and the fix.
         """
         self._check(self.run, run, "")
         for at, learner in run.learners().items():
@@ -158,7 +160,7 @@ def check_members(config: Any, at: str = "learner.") -> None:
         at (str): prefix of the settings' names in messages.
 
     Raises:
-        ConfigError: naming the setting and the fix.
+        ConfigError: an excluded value; the message names the setting and the fix.
     """
     POPULATION.check_learner(config, at)
 
@@ -167,7 +169,7 @@ def check_members(config: Any, at: str = "learner.") -> None:
 
 
 def _of_networks(key: str, why: str, *goes: str, stored: bool = False) -> list[Limit]:
-    """Returns a limit of the actor and one of the critic."""
+    """Returns two limits for a setting of networks: the actor's and the critic's."""
 
     def when(learner: Any) -> bool:
         return isinstance(learner, ReplayLearnerConfig) or not stored
@@ -251,7 +253,7 @@ AHEAD = Feature(
 )
 RANKS = Feature(
     "several processes of torchrun",
-    lambda run, own_env: False,  # torchrun asks for them, and no setting
+    lambda run, own_env: False,  # started by torchrun, not by a setting
     (
         Limit("population.size", _NOT_IN_RANKS, (1,)),
         Limit("league", _NOT_IN_RANKS, ("none",), lambda run: run.league.enabled),

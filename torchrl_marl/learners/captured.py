@@ -44,7 +44,7 @@ class Programs(dict[Any, Program]):
 
 @contextlib.contextmanager
 def unchanged(device: torch.device, tensors: Sequence[Tensor]) -> Iterator[None]:
-    """Undoes the update that a capture runs, and turns off validation in distributions.
+    """Within a context, undoes an update that a capture runs, without validation in distributions.
 
     Args:
         device (torch.device): device whose random state is restored.
@@ -94,16 +94,16 @@ class CapturedUpdates(Updates):
     """Runs each update as one graph, without waiting for the device in between.
 
     A graph is captured for each size of a minibatch at its first use. Parameters, the optimizer's
-    state, statistics and schedules are its inputs, some written in place. Checkpoints and schedules
-    are therefore those of eager execution. After an epoch that exceeds the KL limit, updates still
-    run but change nothing.
+    state, statistics and schedules are inputs of the graph, and some of these are written in place.
+    Checkpoints and schedules are therefore the same as in eager execution. After an epoch that
+    exceeds the KL limit, updates still run but change nothing.
 
     Args:
         execution (str): an execution of :func:`~torchrl_marl.capture.capture`.
         *args, **kwargs: arguments of :class:`~torchrl_marl.learners.updates.Updates`.
 
     Attributes:
-        programs (dict): (M, F, number of ranks, keys of the frames) -> its graph.
+        programs (dict): (M, F, number of ranks, keys of the frames) -> the graph.
 
     Reduces to: ``Updates``, to the bit if graphs are not compiled.
     """
@@ -124,14 +124,14 @@ class CapturedUpdates(Updates):
         """Trains on the frames of a batch, ``[F]``; ``stop.epochs`` then counts the epochs.
 
         Args:
-            frames, epochs: as for eager updates; all epochs are drawn.
+            frames, epochs: as for eager updates, but all epochs are drawn.
 
         Returns:
             dict, bool: metrics of all updates that counted, (name, metric) -> ``[U]`` or
             ``[U, G]``, and whether losses and gradients are finite.
         """
         stop = self.stop
-        # A fixed order, independent of the order of a batch's entries.
+        # In a fixed order, which does not depend on the order of a batch's entries.
         needed = minibatch_keys(self.objectives.values())
         keys = [key for key in needed if frames.get(key, None) is not None]
         values = self._place([cast(Tensor, frames.get(key)) for key in keys])
@@ -179,7 +179,7 @@ class CapturedUpdates(Updates):
             yield epoch
 
     def _read(self, table: Tensor, ends: list[int]) -> tuple[int, bool]:
-        """Returns how many epochs counted, and whether they are finite; waits for the device."""
+        """Returns the count of epochs that counted, and a flag for finite ones; device transfer."""
         epochs = self.stop.epochs.amax()
         watched = [c for key, c in self._columns.items() if must_be_finite(key[1])]
         finite = torch.cat([table[:, columns] for columns in watched], 1).isfinite().all(1)
@@ -194,7 +194,7 @@ class CapturedUpdates(Updates):
         return int(n_epochs), bool(all_finite)
 
     def _place(self, values: list[Tensor]) -> list[Tensor]:
-        """Copies frames, once a batch, to the fixed memory that CUDA graphs are replayed on."""
+        """Copies frames, once per batch, to the fixed memory that CUDA graphs read."""
         if self.execution != "cudagraph":
             return values
         if [(x.shape, x.dtype) for x in values] != [(x.shape, x.dtype) for x in self._placed]:
@@ -221,7 +221,7 @@ class CapturedUpdates(Updates):
         return self.programs[shape]
 
     def _row(self, minibatch: TensorDictBase) -> Tensor:
-        """Takes one step of the optimizer; returns metrics as one row, the watched ones first."""
+        """Takes one step of the optimizer; returns a row of metrics, the watched metrics first."""
         total, metrics, counts = self.evaluate(minibatch)
         parameters = self._started
         gradients: Sequence[Tensor] = torch.autograd.grad(total, parameters)

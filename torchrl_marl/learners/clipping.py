@@ -35,15 +35,16 @@ class GradientClip:
     Args:
         parameters (iterable of Parameter): parameters of all groups' networks.
         limit (float or Tensor, optional): maximum norm; None for no clipping. A tensor ``[G + 1]``
-            has a limit for each group and, last, one for rows that serve several.
+            has a limit for each group and, last, a limit for rows that serve several groups.
         n_groups (int): number G of groups.
         rows (sequence of Tensor, optional): for each row of each parameter, the index of its group,
-            or G for a row that serves several; from :meth:`of_networks`. None: one group.
+            or G for a row that serves several groups; from :meth:`of_networks`. None: there is one
+            group.
 
     Attributes:
         row_groups (Tensor or None): ``rows`` of all parameters, concatenated.
 
-    Reduces to: ``torch.nn.utils.clip_grad_norm_`` for each group, if no row serves two.
+    Reduces to: ``torch.nn.utils.clip_grad_norm_`` for each group, if no row serves two groups.
     """
 
     def __init__(
@@ -75,11 +76,11 @@ class GradientClip:
         """Builds the clip of an actor and a critic, with the group of each parameter's row.
 
         Args:
-            group (GroupSpec): the agents; several groups where it is a joined one.
+            group (GroupSpec): the agents of a group, or of several groups joined into one.
             seen (GroupSpec, optional): the agents in the input of a critic across groups.
-            actor, critic (TensorDictModule): their networks.
+            actor, critic (TensorDictModule): networks of the agents.
             limit (float, optional): maximum norm; None for no clipping.
-            per_agent (bool): treat each agent as a separate group.
+            per_agent (bool): whether each agent is treated as a separate group.
         """
 
         def outputs(td: TensorDict) -> Tensor:
@@ -111,15 +112,15 @@ class GradientClip:
         """Builds the clip of any networks, with the group of each parameter's row.
 
         Args:
-            group (GroupSpec): the agents; several groups if it is a joined one.
+            group (GroupSpec): the agents of a group, or of several groups joined into one.
             parameters (iterable of Parameter): parameters of the networks.
             outputs (callable): maps observations and actions, ``[B]``, to the networks' outputs,
                 ``[B, N]``.
             limit (float, optional): maximum norm; None for no clipping.
             seen (GroupSpec, optional): other agents in a network's input.
-            per_agent (bool): treat each agent as a separate group.
-            states (mapping, optional): leaf -> width per agent of the networks' other inputs:
-                hidden states, and random draws of the channel.
+            per_agent (bool): whether each agent is treated as a separate group.
+            states (mapping, optional): leaf -> width per agent, for the networks' other inputs:
+                hidden states, and samples of the channel.
         """
         parameters = list(dict.fromkeys(parameters))
         index = tuple(range(group.n_agents)) if per_agent else group.group_index
@@ -157,12 +158,12 @@ class GradientClip:
         return cls.of_outputs(loss.group, parameters, values, limit, seen=seen, states=loss.states)
 
     def __call__(self) -> Tensor:
-        """Clips the parameters' gradients; returns the norms before, a scalar or ``[G]``."""
+        """Clips the parameters' gradients; returns the unclipped norms, a scalar or ``[G]``."""
         return self.scale([p.grad for p in self.parameters])
 
     @torch.no_grad()
     def scale(self, gradients: Sequence[Tensor | None]) -> Tensor:
-        """Clips gradients in place; returns the norms before.
+        """Clips gradients in place; returns the unclipped norms.
 
         Args:
             gradients: gradients of ``parameters``; None for a parameter without one.
@@ -180,7 +181,7 @@ class GradientClip:
         squares = torch.cat([torch.linalg.vector_norm(g, dim=1) for g in flat]).square()
         norms = squares.new_zeros(self.n_groups + 1).index_add(0, self.row_groups, squares).sqrt()
         factors = (self.limit / (norms + 1e-6)).clamp(max=1.0)
-        # Not the flat ones: for a transposed gradient they are copies.
+        # Not the flat gradients: for a transposed gradient they are copies.
         for gradient, factor in zip(of_all, factors[self.row_groups].split(self.sizes)):
             rows = factor.reshape(-1, *(1,) * (gradient.ndim - 1)) if gradient.ndim else factor[0]
             gradient.mul_(rows)
@@ -192,8 +193,8 @@ class GradientClip:
 
         Args:
             flags (Tensor): bool, ``[G]``.
-            common (Tensor, optional): flag of the rows that serve several groups; by default
-                True if any group is flagged.
+            common (Tensor, optional): flag of the rows that serve several groups; default: True if
+                any group is flagged.
 
         Shapes:
             - each: bool, a scalar or ``[rows, 1, ...]`` with the parameter's number of dims

@@ -1,4 +1,4 @@
-"""Metrics of communication: links in use and numbers sent.
+"""Metrics of communication: links in use, and count of numbers sent.
 
 Shapes: E envs, T steps, N agents of groups that are trained as one.
 """
@@ -33,10 +33,11 @@ def add_communication_metrics(
     from, and the count of numbers in the message that it sends.
 
     Args:
-        metrics (TensorDict): metrics by group; written to.
-        actors (nn.Module): actors by the name of a group, or of several that are trained as one.
-        joined (mapping): those names -> the groups.
-        data (TensorDictBase): a batch ``[E, T]`` in their layout.
+        metrics (TensorDict): metrics by group; the new metrics are added to them.
+        actors (nn.Module): actors by the name of a group, or of several groups that are trained as
+            one.
+        joined (mapping): the same names -> the groups.
+        data (TensorDictBase): a batch ``[E, T]`` in the layout of the joined groups.
     """
     for name, group in joined.items():
         module = channel_module(actors.get_submodule(name))

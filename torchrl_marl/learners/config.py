@@ -61,7 +61,7 @@ def check_minibatch(size: int, run: Any, at: str) -> None:
         at (str): prefix of the setting's name in messages.
 
     Raises:
-        ConfigError: the minibatch is larger.
+        ConfigError: the minibatch is larger than a batch.
     """
     if size > run.frames_per_batch:
         raise ConfigError(
@@ -74,7 +74,7 @@ def check_minibatch(size: int, run: Any, at: str) -> None:
 def check_shards(section: Any, run: Any, at: str) -> None:
     """Refuses minibatches that cannot be split equally among the shards.
 
-    With memory, the windows of a minibatch must split equally.
+    With memory, the windows of a minibatch must be divisible among the shards.
 
     Args:
         section: settings of a learner that trains on whole batches.
@@ -82,7 +82,7 @@ def check_shards(section: Any, run: Any, at: str) -> None:
         at (str): prefix of the settings' names in messages.
 
     Raises:
-        ConfigError: naming the next valid size.
+        ConfigError: an unequal split; the message names the next valid size.
     """
     if run.distributed.asynchronous:  # batches hold the fragments that arrive first
         return
@@ -105,7 +105,7 @@ def remembers(section: Any) -> bool:
 
 
 def finds_clusters(config: LearnerConfig) -> bool:
-    """Returns whether networks are shared by clusters of agents that are not found yet."""
+    """Returns whether clusters of agents share networks but are not known yet."""
     networks = [getattr(config, part, None) for part in ("actor", "critic")]
     return any(
         own is not None and own.sharing == "clusters" and own.sharing_index is None
@@ -114,7 +114,7 @@ def finds_clusters(config: LearnerConfig) -> bool:
 
 
 def without_memory(section: Any, at: str) -> str:
-    """Returns the settings that remove the state that an actor carries from step to step."""
+    """Returns the settings with which an actor carries no state from step to step."""
     found = {"memory=none": has_memory(section.actor)}
     found["communication.delay=0"] = delays(section.actor)
     return " and ".join(f"{at}actor.{setting}" for setting, carried in found.items() if carried)
@@ -124,7 +124,7 @@ class NeedsMemory(ReadWhere):
     """A setting that is read only if the actor or the critic has memory.
 
     Args:
-        critic (bool): critics may have memory, too.
+        critic (bool): whether critics may have memory, too.
     """
 
     def __init__(self, *, critic: bool = True) -> None:
@@ -143,14 +143,14 @@ class NeedsMemory(ReadWhere):
 
 
 def check_windows(section: Any, at: str) -> None:
-    """Refuses minibatches that do not hold whole windows, and windows that are all burn-in.
+    """Refuses minibatches of incomplete windows, and windows that consist of burn-in only.
 
     Args:
         section: settings of a learner with memory.
         at (str): prefix of the settings' names in messages.
 
     Raises:
-        ConfigError: naming the setting and the fix.
+        ConfigError: invalid settings; the message names the setting and the fix.
     """
     check_window("minibatch_size", section.minibatch_size, section.window, at)
     if section.burn_in >= section.window:
@@ -169,7 +169,7 @@ def check_run_windows(section: Any, run: Any, at: str) -> None:
         at (str): prefix of the settings' names in messages.
 
     Raises:
-        ConfigError: naming the next valid number of frames.
+        ConfigError: incomplete windows; the message names the next valid number of frames.
     """
     num_envs = run.env.num_envs
     check_batch(math.ceil(run.frames_per_batch / num_envs), num_envs, section.window, at)
@@ -185,7 +185,8 @@ def check_window(name: str, size: int, window: int, at: str) -> None:
         at (str): prefix of the setting's name in messages.
 
     Raises:
-        ConfigError: naming the next multiple, and the largest window that divides, if any.
+        ConfigError: no multiple; the message names the next multiple, and the largest window that
+            divides the number, if there is one.
     """
     if size % window:
         shorter = next((steps for steps in range(window, 1, -1) if size % steps == 0), None)
@@ -206,7 +207,7 @@ def check_batch(steps: int, num_envs: int, window: int, at: str) -> None:
         at (str): prefix of the setting's name in messages.
 
     Raises:
-        ConfigError: naming the next valid number of frames.
+        ConfigError: incomplete windows; the message names the next valid number of frames.
     """
     if steps % window:
         good = math.ceil(steps / window) * window
@@ -254,7 +255,7 @@ class LearnerConfig:
             at (str): prefix of the settings' names in messages.
 
         Raises:
-            ConfigError: naming the settings.
+            ConfigError: contradictory settings; the message names them.
         """
 
     def check_run(self, run: Any, at: str, *, own_env: bool = False) -> None:
@@ -263,10 +264,11 @@ class LearnerConfig:
         Args:
             run (TrainConfig): settings of the run.
             at (str): prefix of the settings' names in messages.
-            own_env (bool): the caller passes an environment, so ``run.env`` is ignored.
+            own_env (bool): whether the caller passes an environment; ``run.env`` is then ignored.
 
         Raises:
-            ConfigError: naming the setting, what was found, what was expected and the fix.
+            ConfigError: contradictory settings; the message names the setting, its value, the
+                expected value and the fix.
         """
 
 
@@ -282,8 +284,8 @@ class RandomConfig(LearnerConfig):
 class TrainedConfig(LearnerConfig):
     """Settings of every family that trains networks.
 
-    A group whose algorithm belongs to another family than ``learner.algorithm`` inherits these
-    settings from ``learner`` where they differ from their defaults.
+    A group whose algorithm belongs to another family than ``learner.algorithm`` inherits those of
+    these settings from ``learner`` that differ from their defaults.
     """
 
     central_input: CentralInput = "observations"
@@ -318,7 +320,7 @@ class TrainedConfig(LearnerConfig):
         return self.algorithm in _CENTRAL.values()
 
     def check_run(self, run: Any, at: str, *, own_env: bool = False) -> None:
-        """Refuses a critic or a mixer of the state in an environment without a state."""
+        """Refuses a critic or mixer that reads the state, if the environment has no state."""
         central = self.central and self.central_input == "state"
         if central and not own_env and run.env.is_stateless:
             raise ConfigError(
@@ -327,10 +329,10 @@ class TrainedConfig(LearnerConfig):
             )
 
     def _take_plain(self, **kinds: type) -> None:
-        """Converts parts of other dataclasses, such as a plain network, to the expected ones.
+        """Converts parts of another class, such as a plain network, to the expected class.
 
         Args:
-            **kinds: name of a part -> its dataclass.
+            **kinds: name of a part -> its expected dataclass.
         """
         for name, kind in kinds.items():
             given = getattr(self, name)
@@ -372,7 +374,7 @@ class ActorCriticConfig(TrainedConfig):
         """Refuses critics that contradict their input or their parameter sharing.
 
         Raises:
-            ConfigError: naming the settings that contradict each other.
+            ConfigError: contradictory settings; the message names them.
         """
         super().check(at)
         critic, sharing = self.critic, sharing_of(self.critic)
@@ -532,7 +534,7 @@ class OnPolicyConfig(OnBatches, ActorCriticConfig):
         """Refuses settings that contradict each other.
 
         Raises:
-            ConfigError: naming the settings.
+            ConfigError: contradictory settings; the message names them.
         """
         super().check(at)
         if self.algorithm in ("mappo", "ippo"):

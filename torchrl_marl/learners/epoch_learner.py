@@ -34,21 +34,22 @@ __all__ = ["EpochLearner"]
 class EpochLearner(BlockLearner):
     """Base class of learners that train on each batch in epochs, with one optimizer.
 
-    The learner adds targets to a batch, and then trains in epochs of minibatches, each update
+    The learner adds targets to a batch, and then trains in epochs of minibatches. Each update runs
     eagerly or as one graph. A subclass builds actors and losses, calls ``start_optimizer``, and
     implements ``add_targets``.
 
-    ``state_dict()`` holds everything that resuming needs, the optimizer's state included.
+    ``state_dict()`` holds everything that resuming needs, including the optimizer's state.
 
     Args:
-        groups (mapping of name to GroupSpec): the groups that it trains, with equal settings.
+        groups (mapping of name to GroupSpec): the groups that it trains; they have the same
+            settings.
         config: settings, an
             :class:`~torchrl_marl.learners.config.OnPolicyConfig` or a
             :class:`~torchrl_marl.learners.off_policy_config.ParallelQConfig`.
         team (TeamSpec, optional): all groups of the environment, for a network across groups.
         device (torch.device, optional): device of networks and optimizer.
-        execution ("eager", "compile" or "cudagraph"): eager, or each update from the minibatch to
-            Adam as one compiled graph, which a GPU may replay.
+        execution ("eager", "compile" or "cudagraph"): how updates run: eagerly, or each update,
+            from the minibatch to Adam, as one compiled graph, which ``cudagraph`` replays on a GPU.
     """
 
     written: ClassVar[tuple[str, ...]] = ("value_target", "loss_mask")
@@ -73,14 +74,14 @@ class EpochLearner(BlockLearner):
 
     @abstractmethod
     def inspect_first_batch(self, batch: TensorDictBase) -> None:
-        """Checks the agents' roles in the first batch: warns, or refuses them."""
+        """Checks the first batch for turns and competing agents; warns, or refuses the batch."""
 
     def make_stop(self, clips: Mapping[str, GradientClip], device: torch.device) -> KLStop:
-        """Returns the early stop of a batch's epochs; by default there is none."""
+        """Returns the early stop of a batch's epochs; the default never stops."""
         return KLStop(clips, None, device)
 
     def start_optimizer(self) -> None:
-        """Creates the optimizer of all losses, and their updates."""
+        """Creates the optimizer of all losses, and the object that runs updates."""
         networks = [x for loss in self.losses.values() for x in self.networks(loss)]
         parameters = list(dict.fromkeys(p for net in networks for p in net.parameters()))
         lr, eps = self.config.lr, self.config.adam_eps
@@ -88,7 +89,7 @@ class EpochLearner(BlockLearner):
         self._prepare_updates()
 
     def _prepare_updates(self) -> None:
-        """Prepares updates of these networks with this optimizer."""
+        """Creates the object that runs updates of these networks with this optimizer."""
         clips = {name: self.make_clip(name) for name in self.losses}
         if self.members is not None:
             self.members.take_over(clips.values(), self.optimizer_of.values())
@@ -158,10 +159,10 @@ class EpochLearner(BlockLearner):
             self.unshare()
 
     def unshare(self) -> None:
-        """Replaces shared networks by one copy for each agent; outputs stay the same.
+        """Replaces shared networks by one copy for each agent; the outputs do not change.
 
-        Networks of single agents' observations are un-shared. A network of the whole team stays
-        one. The optimizer keeps its state.
+        Networks that read a single agent's observation are un-shared; a network that reads the
+        whole team is not. The optimizer keeps its state.
         """
         from torchrl_marl.learners.unshare import unshare_networks
 
@@ -177,7 +178,7 @@ class EpochLearner(BlockLearner):
         self.unshared = True
 
     def use_shards(self, own: range, total: int, seed: int) -> None:
-        """Draws each minibatch in equal parts from all shards, also those of other processes.
+        """Makes each minibatch consist of equal parts from all shards, including other processes'.
 
         Args:
             own (range): shards of this process, in the order of its batches.
@@ -237,7 +238,7 @@ class EpochLearner(BlockLearner):
     # ------------------------------------------------------------------------------- state
 
     def get_extra_state(self) -> dict[str, Any]:
-        """The part of ``state_dict()`` besides networks and statistics."""
+        """The part of ``state_dict()`` in addition to networks and statistics."""
         state = {"optimizer": self.optimizer.state_dict(), "unshared": self.unshared}
         state |= self._births_state()
         state |= {} if self.shards is None else {"drawn": self.shards.drawn}

@@ -28,7 +28,7 @@ class FixedPolicy(nn.Module):
         config (LearnerConfig, optional): kept, but not read.
         actors (mapping of name to module, optional): actors by group; random actions by default.
         device (torch.device, optional): device of the random actions.
-        **others: arguments of other learners, ignored.
+        **others: arguments of other learners; they are ignored.
 
     Examples:
         >>> from torchrl_marl import TeamSpec

@@ -53,7 +53,7 @@ class HAPPOConfig(OnPolicyConfig):
         return True
 
     def check(self, at: str = "") -> None:
-        """Refuses policies that agents share: one agent's update would change the others."""
+        """Refuses policies that agents share, since one agent's update would change the others."""
         super().check(at)
         if communicates(self.actor):
             raise ConfigError(

@@ -22,24 +22,25 @@ class Actors(Protocol):
 
 
 class Learner(Protocol):
-    """Trains one or more groups of equal settings on the batches of a collector.
+    """Trains one or more groups with the same settings on the batches of a collector.
 
     :func:`~torchrl_marl.learners.build_learners` builds it as
     ``Learner(groups, config, team=team, device=device, execution=execution)``. The training loop
-    does not depend on the kind of learner: several kinds train on one batch, each its groups. A
-    subclass inherits the defaults below and overrides the methods that it needs.
+    does not depend on the kind of learner: learners of several kinds can train on the same batch,
+    each for its own groups. A subclass inherits the defaults below and overrides the methods that
+    it needs.
 
     Attributes:
         groups (mapping): names of the groups that it trains -> their specs.
-        actors (mapping): names of the groups -> their actors, used directly by collectors.
+        actors (mapping): names of the groups -> their actors, which collectors use directly.
         remembered (sequence of str): entries of a batch that networks with memory or communication
             read.
-        over_ranks (bool): whether ranks can share it
+        over_ranks (bool): whether several ranks can train it together
             (:mod:`torchrl_marl.runtime.ranks`).
     """
 
     groups: Mapping[str, GroupSpec]
-    actors: Any  # of the form of Actors
+    actors: Any  # a mapping such as Actors
     remembered: Sequence[str] = ()
     over_ranks: bool = False
 
@@ -53,10 +54,10 @@ class Learner(Protocol):
         """
 
     def cut(self) -> None:
-        """Forgets running episodes: the next batch does not continue those of the last."""
+        """Forgets running episodes, because the next batch does not continue them."""
 
     def use_shards(self, own: range, total: int, seed: int) -> None:
-        """Draws each minibatch in equal parts from all shards of a run from now on.
+        """Makes each later minibatch consist of equal parts from all shards of a run.
 
         Args:
             own (range): shards of this process.

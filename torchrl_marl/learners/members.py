@@ -36,25 +36,28 @@ __all__ = [
 class Members:
     """Members of a population: their settings, their divergence flags and their parameters' rows.
 
-    A learner with members trains all of them in one program, each as it would train alone. Members
-    are stacked along the agents' dim. With a replay buffer, each has the same number of rows in it,
-    and an update samples for each the rows that it would sample alone. A member whose gradients
-    become NaN or infinite is frozen at its last parameters. The others train on, and equal to the
-    bit a run without it.
+    A learner with members trains all of them in one program, each exactly as it would train alone.
+    Members are stacked along the agents' dim. A replay buffer holds the same number of rows for
+    each member, and an update samples for each member the rows that it would sample alone. A member
+    whose gradients become NaN or infinite is frozen at its last parameters. The others continue to
+    train, and equal, to the bit, those of a run without the frozen member.
 
     Args:
         config (LearnerConfig): settings of one member.
         n_members (int): number P of members, 2 or more.
-        settings (mapping, optional): name -> values of the members, ``[P]``, which replace that of
-            ``config``; names as in :func:`~torchrl_marl.learners.capabilities.varying_of`.
-        share_replay (bool): all members learn from one replay buffer.
+        settings (mapping, optional): name of a setting -> its value for each member, ``[P]``,
+            instead of that in ``config``; names as in
+            :func:`~torchrl_marl.learners.capabilities.varying_of`.
+        share_replay (bool): whether all members learn from one replay buffer.
         device (torch.device, optional): device of the learner.
 
     Attributes:
-        settings (dict): name -> ``[P]``, the learning rates and the given settings. Values written
-            into them take effect with the next batch, and no graph is captured again.
-        diverged (Tensor): bool, ``[P]``, members frozen since a gradient was not finite.
-        rows (Rows): owners of the parameters' rows.
+        settings (dict): name -> ``[P]``, the learning rates and the given settings. Values that are
+            written into these tensors take effect with the next batch, and no graph is captured
+            again.
+        diverged (Tensor): bool, ``[P]``, True for members that are frozen because a gradient was
+            not finite.
+        rows (Rows): the member to which each row of a parameter belongs.
         tensors (list of Tensor): tensors of the members that an update reads and writes.
 
     Raises:
@@ -62,7 +65,7 @@ class Members:
 
     Reference: Flajolet et al., 2022, https://arxiv.org/abs/2206.08888 (vectorized populations).
 
-    Reduces to: a learner without members, for each of them.
+    Reduces to: a learner without members, for each member.
     """
 
     def __init__(
@@ -86,7 +89,7 @@ class Members:
         return torch.full((self.n,), value, device=self.diverged.device)
 
     def take_over(self, clips: Iterable[GradientClip], optimizers: Iterable[Adam]) -> None:
-        """Assigns parameters' rows to members, so that clips and optimizers treat them apart."""
+        """Assigns parameters' rows to members, so clips and optimizers treat members separately."""
         for clip in clips:
             self.rows.add(clip)
             if "max_grad_norm" in self.settings:
@@ -103,10 +106,10 @@ class Members:
 
     @contextlib.contextmanager
     def learning(self, learner: Any, batch: TensorDictBase) -> Iterator[None]:
-        """Trains a learner's members within the context, on a batch ``[P * E, T]`` in their order.
+        """Context in which a learner's members train on a batch ``[P * E, T]``, sorted by member.
 
         Raises:
-            ConfigError: a batch that members cannot share.
+            ConfigError: a batch whose envs cannot be split equally among the members.
         """
         if batch.shape[0] % self.n:
             raise ConfigError(
@@ -119,7 +122,7 @@ class Members:
 
     @torch.no_grad()
     def note(self, norms: Tensor) -> None:
-        """Flags members with a gradient norm that is not finite, of all groups' norms, ``[G]``."""
+        """Flags members with a gradient norm that is not finite; norms of all groups: ``[G]``."""
         self.diverged.logical_or_((~norms.unflatten(0, (self.n, -1)).isfinite()).any(-1))
 
     @torch.no_grad()
@@ -141,10 +144,10 @@ class Members:
         """Refuses a population in which every member has diverged; waits for the device.
 
         Args:
-            rates (str): the settings to lower.
+            rates (str): names of the settings to lower, for the message.
 
         Raises:
-            NonFiniteError: no member is left.
+            NonFiniteError: every member has diverged.
         """
         if bool(self.diverged.all()):
             raise NonFiniteError(
@@ -202,7 +205,7 @@ class Members:
 
     @torch.no_grad()
     def explore(self, learner: Any) -> None:
-        """Sets each member's epsilon from now on, if members differ in it."""
+        """Sets each member's epsilon, if members differ in it."""
         found = self.settings.items()
         at = "exploration."
         known = {name.removeprefix(at): own for name, own in found if name.startswith(at)}
@@ -220,11 +223,11 @@ class Members:
                 explore.epsilon.copy_(self._each(epsilon, explore.group.n_agents))
 
     def _each(self, values: Tensor, n: int) -> Tensor:
-        """Repeats the members' values ``[P]`` to n values."""
+        """Repeats each member's value, ``[P]``, to n values in total."""
         return values.repeat_interleave(n // self.n)
 
     def first_of(self, values: Tensor) -> Tensor:
-        """Returns the first value of each member, ``[P]``, of values in the order of members."""
+        """Returns the first value of each member, ``[P]``; the values are sorted by member."""
         return values.unflatten(0, (self.n, -1))[:, 0]
 
     def add_rates(self, summary: TensorDict, rates: Tensor) -> None:
@@ -282,11 +285,11 @@ def settings_of_members(
     Args:
         config (LearnerConfig): settings of one member.
         n_members (int): number P of members, 2 or more.
-        given (mapping): name -> values of the members, ``[P]``.
+        given (mapping): name of a setting -> its value for each member, ``[P]``.
         device (torch.device, optional): device of the tensors.
 
     Raises:
-        ConfigError: fewer than two members, or a setting that cannot differ.
+        ConfigError: fewer than two members, or a setting that cannot differ between members.
 
     Examples:
         >>> from torchrl_marl.learners.config import OnPolicyConfig
@@ -328,8 +331,8 @@ def learner_of_members(
         **kwargs: arguments of the algorithm's learner.
 
     Shapes:
-        - its batches: ``[P * E, T]``, sorted by member
-        - its metrics: ``[P]``
+        - batches of the learner: ``[P * E, T]``, sorted by member
+        - metrics of the learner: ``[P]``
 
     Raises:
         ConfigError: settings with which members would not learn independently.

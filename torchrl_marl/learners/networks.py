@@ -39,7 +39,7 @@ class ObservationNorms(nn.ModuleDict):
     """Running statistics of the observations of each group, created on first use.
 
     Args:
-        enabled (bool): False for no normalization.
+        enabled (bool): whether observations are normalized.
         device (torch.device, optional): device of the statistics.
     """
 
@@ -49,7 +49,7 @@ class ObservationNorms(nn.ModuleDict):
         self.groups: dict[str, GroupSpec] = {}
 
     def of(self, group: GroupSpec) -> ObservationNorm | None:
-        """Returns the statistics of a group, or of several groups as one."""
+        """Returns the statistics of a group, or of several groups joined into one."""
         if not self.enabled:
             return None
         if group.name not in self:
@@ -60,7 +60,7 @@ class ObservationNorms(nn.ModuleDict):
         return cast(ObservationNorm, self[group.name])
 
     def update_all(self, data: TensorDictBase) -> None:
-        """Updates the statistics by a batch with all groups gathered."""
+        """Updates the statistics with a batch in which all groups are gathered."""
         for name, group in self.groups.items():
             observation, acts = gather_observation(group, data)
             cast(ObservationNorm, self[name]).update(observation, learning_mask(data, group, acts))
@@ -76,8 +76,8 @@ class NetworkBuilder:
         device (torch.device, optional): device of the networks.
 
     Raises:
-        ConfigError: in each method, for settings that the group does not support; the message names
-            the group and the network.
+        ConfigError: each method raises it for settings that the group does not support; the message
+            names the group and the network.
     """
 
     def __init__(
@@ -102,10 +102,10 @@ class NetworkBuilder:
         return self._build(group, "actor", make)
 
     def q_actor(self, group: GroupSpec) -> Any:
-        """Builds the Q-network of a group, from which it acts.
+        """Builds the Q-network of a group, by which its agents act.
 
         Raises:
-            ConfigError: also for continuous actions.
+            ConfigError: unsupported settings, or continuous actions.
         """
         from torchrl_marl.modules.q_actor import make_q_actor
 
@@ -156,7 +156,7 @@ class NetworkBuilder:
         )
 
     def _seen_by(self, group: GroupSpec) -> dict[str, Any]:
-        """Returns the input and the observation statistics of a group's critic or mixer."""
+        """Returns the settings of a critic's or mixer's input, with observation statistics."""
         config = self.config
         state = config.central and config.central_input == "state"
         norm = self.norms.of(group if self.seen is None else self.seen)
@@ -175,16 +175,16 @@ class NetworkBuilder:
 
 
 def seen_by_critics(groups: Iterable[GroupSpec], config: TrainedConfig) -> GroupSpec | None:
-    """Returns the agents in the input of a critic across groups as one group, if there is one."""
+    """Returns a group of all agents that a critic across groups reads; None without one."""
     across = config.central and config.central_input == "team"
     return join(list(groups), same_actions=False) if across else None
 
 
 def must_stay_apart(config: TrainedConfig) -> bool:
-    """Returns whether each group needs separate networks.
+    """Returns whether groups need separate networks.
 
-    A network over a set of agents would read all groups, and groups that do not communicate with
-    each other do not share a channel.
+    They do if a network over a set of agents would read all groups, or if groups do not communicate
+    with each other, since they then cannot share a channel.
     """
     networks = [config.actor, *([config.critic] if hasattr(config, "critic") else [])]
     talks = [own.communication for own in networks if communicates(own)]
@@ -206,7 +206,8 @@ def check_channels(
         team (TeamSpec, optional): all groups of the environment.
 
     Raises:
-        ConfigError: naming the groups, or the network without communication across groups.
+        ConfigError: unsupported communication; the message names the groups, or the network without
+            communication across groups.
     """
     networks = {"actor": config.actor, "critic": getattr(config, "critic", config.actor)}
     talks = {name: own for name, own in networks.items() if communicates(own)}

@@ -104,7 +104,7 @@ class ReplayLearnerConfig(TrainedConfig):
         return remembers(self)
 
     def check(self, at: str = "") -> None:
-        """Refuses a replay buffer smaller than a minibatch, and settings that memory lacks."""
+        """Refuses a replay buffer smaller than a minibatch, and settings that exclude memory."""
         super().check(at)
         check_unshare(self, at)
         if self.remembers:
@@ -142,7 +142,7 @@ class ReplayLearnerConfig(TrainedConfig):
         super().check_run(run, at, own_env=own_env)
 
     def _check_updates(self, run: Any, at: str) -> None:
-        """Refuses so few updates that the run ends before the first."""
+        """Refuses settings with which the run ends before its first update."""
         batch = run.frames_per_batch
         n_batches = math.ceil(run.total_frames / batch)
         frames = (n_batches - max(0, math.ceil(self.learning_starts / batch) - 1)) * batch
@@ -155,7 +155,7 @@ class ReplayLearnerConfig(TrainedConfig):
             )
 
     def check_store(self, num_envs: int | None, frames_per_batch: int, at: str) -> None:
-        """Refuses a replay buffer too small for a batch, a window or an n-step return.
+        """Refuses a replay buffer that is too small for a batch, a window or an n-step return.
 
         Args:
             num_envs (int, optional): number of envs, if known.
@@ -163,7 +163,7 @@ class ReplayLearnerConfig(TrainedConfig):
             at (str): prefix of the settings' names in messages.
 
         Raises:
-            ConfigError: naming the settings and the fix.
+            ConfigError: a buffer that is too small; the message names the settings and the fix.
         """
         if self.replay.capacity < frames_per_batch:
             raise ConfigError(
@@ -311,7 +311,7 @@ learner.replay.capacity, 100; use learner.replay.capacity=512.
         self._check_mixer(at)
 
     def _check_mixer(self, at: str) -> None:
-        """Refuses per-agent ends, per-agent values and central critics under a mixer."""
+        """Refuses a mixer with per-agent ends, per-agent values or a central critic."""
         expected = {
             "bootstrap": (self.bootstrap, "team"),
             "central_input": (self.central_input, "observations", "state"),
@@ -365,10 +365,10 @@ class MixesValues:
         Args:
             at (str): prefix of the settings' names in messages.
             subject (str): subject of the sentence: the algorithm or the mixer.
-            instead (str): a setting of the family without a mixer.
+            instead (str): the family's setting without a mixer, to suggest in the message.
 
         Raises:
-            ConfigError: naming ``bootstrap`` and both fixes.
+            ConfigError: per-agent ends; the message names ``bootstrap`` and both fixes.
         """
         if self.bootstrap == "agent" and self.mixes != "none":
             raise ConfigError(
@@ -410,7 +410,7 @@ class ValueConfig(MixesValues, ReplayLearnerConfig):
 
     @property
     def central(self) -> bool:
-        """True if the mixer has an input besides the agents' values."""
+        """True if the mixer reads an input besides the agents' values."""
         return self.algorithm == "qmix"
 
     @property
@@ -478,7 +478,7 @@ class ParallelQConfig(MixesValues, OnBatches, TrainedConfig):
 
     @property
     def central(self) -> bool:
-        """True if the mixer has an input besides the agents' values."""
+        """True if the mixer reads an input besides the agents' values."""
         return self.mixes == "monotonic"
 
     @property
@@ -487,7 +487,7 @@ class ParallelQConfig(MixesValues, OnBatches, TrainedConfig):
         return self.mixer.kind
 
     def check(self, at: str = "") -> None:
-        """Refuses a mixer with per-agent ends, and minibatches that do not hold whole windows."""
+        """Refuses a mixer with per-agent ends, and minibatches of incomplete windows."""
         super().check(at)
         self.check_ends(at, "a mixer", "mixer.kind=none")
         check_unshare(self, at)

@@ -27,29 +27,30 @@ __all__ = ["OnPolicyLearner"]
 
 
 class OnPolicyLearner(EpochLearner):
-    """MAPPO or IPPO for one or more groups of equal settings, with one optimizer.
+    """MAPPO or IPPO for one or more groups with the same settings, with one optimizer.
 
-    Groups with actions of one type are trained as one: their agents are stacked and padded, for one
-    batched call of actor, critic and loss. Statistics, means and gradient clips stay per group, so
-    that each group learns as it would alone.
+    Groups with actions of the same type are trained as one: their agents are stacked and padded,
+    and actor, critic and loss run once for all of them. Statistics, means and gradient clips are
+    separate for each group, so each group learns as it would alone.
 
-    ``state_dict()`` holds everything that resuming needs, the optimizer's state included.
+    ``state_dict()`` holds everything that resuming needs, including the optimizer's state.
 
     Args:
         groups (mapping of name to GroupSpec): the groups that it trains.
         config (OnPolicyConfig): settings of the learner.
         team (TeamSpec, optional): all groups of the environment, for a critic across groups.
         device (torch.device, optional): device of networks and optimizer.
-        execution ("eager", "compile" or "cudagraph"): eager, or each update from the minibatch to
-            Adam as one compiled graph, which a GPU may replay.
+        execution ("eager", "compile" or "cudagraph"): how updates run: eagerly, or each update,
+            from the minibatch to Adam, as one compiled graph, which ``cudagraph`` replays on a GPU.
         members (Members, optional): members of a population, each of which learns independently
             from its envs of a batch.
 
     Attributes:
         actors (GroupActors): actors by group; groups that are trained as one also act as one.
-        critics (ModuleDict): critics by the name of a group, or of several as one, ``"a+b"``.
-        critic_states (dict): the same names -> hidden states of a critic with memory at the end of
-            the last batch, ``[E, N, S]``.
+        critics (ModuleDict): critics by the name of a group, or of several joined groups
+            (``"a+b"``).
+        critic_states (dict): the same names -> hidden states of a critic with memory after the last
+            batch, ``[E, N, S]``.
 
     Shapes:
         - batch: ``[E, T]``, heterogeneous groups padded; ``[P * E, T]`` for a population
@@ -100,7 +101,7 @@ class OnPolicyLearner(EpochLearner):
 
     @property
     def acted(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Entries written in acting that the losses read."""
+        """Entries that the losses read and that policies write when they act."""
         drawn = ("channel",) if draws(self.config.actor.communication) else ()
         return ("action", "action_log_prob", *drawn)
 
@@ -109,7 +110,7 @@ class OnPolicyLearner(EpochLearner):
         return loss.actor_network, loss.critic_network
 
     def make_clip(self, name: str) -> GradientClip:
-        """Returns the gradient clip of actor and critic together."""
+        """Returns one gradient clip for actor and critic."""
         group, networks = self.block.joined[name], self.networks(self.losses[name])
         limit = self.config.max_grad_norm
         return GradientClip.of_networks(group, self.block.seen, *networks, limit, self.per_agent)
@@ -132,7 +133,7 @@ class OnPolicyLearner(EpochLearner):
 
     @torch.no_grad()
     def add_advantage(self, data: TensorDictBase) -> None:
-        """Estimates advantages, and standardizes each group's over the whole batch."""
+        """Estimates advantages, and standardizes those of each group over the whole batch."""
         excluded = {"none": None, "pooled": (), "agent": (-2,)}[self.config.normalize_advantage]
         for name, loss in self.losses.items():
             self._estimate(name, loss, data)
@@ -160,7 +161,7 @@ class OnPolicyLearner(EpochLearner):
         self.critic_states = {}
 
     def get_extra_state(self) -> dict[str, Any]:
-        """The part of ``state_dict()`` besides networks and statistics."""
+        """The part of ``state_dict()`` in addition to networks and statistics."""
         states = {"critic_states": dict(self.critic_states)} if self.critic_states else {}
         return {**super().get_extra_state(), **states}
 
@@ -170,7 +171,7 @@ class OnPolicyLearner(EpochLearner):
         self.critic_states = dict(state.get("critic_states", {}))
 
     def inspect_first_batch(self, batch: TensorDictBase) -> None:
-        """Warns if agents act in turns and rewards between turns are not credited to them."""
+        """Warns if agents act in turns but are not credited with rewards between their turns."""
         warn_of_turns(self.groups.values(), batch, self.config.bootstrap)
 
 

@@ -31,12 +31,13 @@ __all__ = ["ParallelQLearner"]
 
 
 class ParallelQLearner(EpochLearner):
-    """PQN for one or more groups of equal settings, with discrete actions.
+    """PQN for one or more groups with the same settings and discrete actions.
 
     Agents act epsilon-greedily. The lambda-returns of a batch are computed once, by the networks
-    that collected it; then follow epochs of minibatches. There is no replay buffer and no target
-    network: layer norm keeps the values stable. Each group has its own mixer, so that competing
-    groups are never mixed. With ``mixer.over: team`` all groups share one mixer and one reward.
+    that collected it; then the networks train in epochs of minibatches. There is no replay buffer
+    and no target network: layer norm keeps the values stable. Each group has its own mixer, so
+    competing groups are never mixed. With ``mixer.over: team`` all groups share one mixer and one
+    reward.
 
     Args:
         groups, team, device, execution: as in
@@ -44,8 +45,8 @@ class ParallelQLearner(EpochLearner):
         config (ParallelQConfig): settings of the learner.
 
     Attributes:
-        actors (GroupActors): actors by group, with their exploration.
-        mixers (ModuleDict): mixers by the name of a group, or of several as one, ``"a+b"``.
+        actors (GroupActors): actors by group, including exploration.
+        mixers (ModuleDict): mixers by the name of a group, or of several joined groups (``"a+b"``).
 
     Shapes:
         - batch: ``[E, T]``, heterogeneous groups padded
@@ -55,8 +56,8 @@ class ParallelQLearner(EpochLearner):
         - writes: value_target of each group, into the batch
 
     Raises:
-        ConfigError: continuous actions, turns with ``bootstrap="agent"``, or competing agents or
-            groups under one mixer.
+        ConfigError: continuous actions, turns with ``bootstrap="agent"``, or one mixer for agents
+            or groups that compete.
         NonFiniteError: a loss or gradient is NaN or infinite.
 
     Reference: Gallici et al., 2024, https://arxiv.org/abs/2407.04811 (algorithm 1).
@@ -114,7 +115,7 @@ class ParallelQLearner(EpochLearner):
         return [network for network in found if network is not None]
 
     def make_clip(self, name: str) -> GradientClip:
-        """Returns the gradient clip of the Q-network and the mixer together."""
+        """Returns one gradient clip for the Q-network and the mixer."""
         loss, limit = self.losses[name], self.config.max_grad_norm
         parameters = [p for network in self.networks(loss) for p in network.parameters()]
         return GradientClip.of_values(loss, parameters, limit, seen=self.block.seen)
@@ -131,7 +132,7 @@ class ParallelQLearner(EpochLearner):
             loss.add_targets(data)
 
     def inspect_first_batch(self, batch: TensorDictBase) -> None:
-        """Refuses turns with ``bootstrap="agent"``, and competing agents under one mixer."""
+        """Refuses turns with ``bootstrap="agent"``, and one mixer for agents that compete."""
         check_turn_based(self.groups.values(), batch, self.config)
         if self.config.mixes != "none":
             check_cooperative_agents(self.groups.values(), batch, "learner.mixer.kind=none")

@@ -32,29 +32,29 @@ __all__ = ["ReplayLearner"]
 
 
 class ReplayLearner(BlockLearner):
-    """Base class of learners with a replay buffer, for groups of equal settings.
+    """Base class of learners with a replay buffer, for groups that have the same settings.
 
-    Groups with actions of one type are trained as one: their agents are stacked and padded. Each
-    batch enters the replay buffer whole. Then follow ``updates_per_frame`` updates per frame, each
-    on a minibatch of steps with the whole team. Before ``learning_starts`` frames, agents act at
-    random and the metrics are NaN.
+    Groups with actions of the same type are trained as one: their agents are stacked and padded.
+    Each batch is stored completely. Then the learner runs ``updates_per_frame`` updates per frame
+    of the batch, each on a minibatch of steps of the whole team. Before ``learning_starts`` frames,
+    agents act at random and the metrics are NaN.
 
     A subclass builds a group's networks and loss (``build``), and the steps of an update
-    (``make_steps``). ``state_dict()`` holds everything that resuming needs, the replay buffer
-    included.
+    (``make_steps``). ``state_dict()`` holds everything that resuming needs, including the replay
+    buffer.
 
     Args:
         groups (mapping of name to GroupSpec): the groups that it trains.
         config (ReplayLearnerConfig): settings of the learner.
         team (TeamSpec, optional): all groups of the environment, for networks across groups.
         device (torch.device, optional): device of the networks and the replay buffer.
-        execution ("eager", "compile" or "cudagraph"): eager, or each update from its rows to the
-            targets as one compiled graph.
+        execution ("eager", "compile" or "cudagraph"): how updates run: eagerly, or each update,
+            from its rows to the target networks, as one compiled graph.
         members (Members, optional): members of a population, each of which learns independently
             from its envs of a batch.
 
     Attributes:
-        actors (GroupActors): actors by group, with their exploration.
+        actors (GroupActors): actors by group, including exploration.
         replay (TeamReplay or None): the replay buffer; None before the first batch.
         frames (int): number of env steps seen.
 
@@ -110,7 +110,7 @@ class ReplayLearner(BlockLearner):
         """Builds the actor and the loss of a group.
 
         Args:
-            group (GroupSpec): a group, or several as one.
+            group (GroupSpec): a group, or several groups joined into one.
         """
 
     @abstractmethod
@@ -118,7 +118,7 @@ class ReplayLearner(BlockLearner):
         """Returns the steps of an update of all losses."""
 
     def _make_updates(self) -> ReplayUpdates:
-        """Prepares updates of these networks."""
+        """Creates the object that runs updates of these networks."""
         steps, members = self.make_steps(), self.members
         if members is not None:
             clips = (clip for step in steps for clip in step.clips.values())
@@ -154,10 +154,10 @@ class ReplayLearner(BlockLearner):
             self.unshare()
 
     def unshare(self) -> None:
-        """Replaces shared networks and targets by one copy for each agent; outputs stay the same.
+        """Replaces shared networks and targets by a copy for each agent; outputs do not change.
 
-        Networks of single agents' observations are un-shared. A network of the whole team stays
-        one. Optimizers keep their state.
+        Networks that read a single agent's observation are un-shared; a network that reads the
+        whole team is not. Optimizers keep their state.
         """
         if self.unshared:
             return
@@ -171,7 +171,7 @@ class ReplayLearner(BlockLearner):
                 value.copy_(known[parameter][name])
 
     def _explore(self) -> None:
-        """Sets epsilon and sigma of the exploration from now on."""
+        """Sets epsilon and sigma of the exploration for the current progress."""
         epsilon = self._scheduled("epsilon") if self.started else 1.0
         for explore in self.explorers:
             explore.epsilon.fill_(epsilon)
@@ -181,7 +181,7 @@ class ReplayLearner(BlockLearner):
             self.members.explore(self)
 
     def _anneal(self) -> None:
-        """Sets the importance-sampling exponent of prioritized replay from now on."""
+        """Sets the importance-sampling exponent of prioritized replay for the current progress."""
         settings = self.config.replay
         priorities = None if self.replay is None else self.replay.priorities
         if priorities is not None and settings.beta_end is not None:
@@ -225,7 +225,7 @@ class ReplayLearner(BlockLearner):
         return metrics
 
     def cut(self) -> None:
-        """Forgets running episodes: the next batch does not continue those of the last."""
+        """Forgets running episodes, because the next batch does not continue them."""
         super().cut()
         if self.replay is not None:
             self.replay.cut()
@@ -254,7 +254,7 @@ class ReplayLearner(BlockLearner):
             data (TensorDictBase): the batch in the block's layout.
             batch (TensorDictBase): the batch from the collector.
 
-        Members are stacked along the envs' dim there.
+        In this layout, members are stacked along the envs' dim.
         """
         if self.members is None:
             return data
@@ -270,7 +270,7 @@ class ReplayLearner(BlockLearner):
         return list(dict.fromkeys(key for loss in self.losses.values() for key in loss.stored_keys))
 
     def _make_replay(self, num_envs: int) -> TeamReplay:
-        """Returns an empty replay buffer for a number of envs of each member."""
+        """Returns an empty replay buffer; ``num_envs`` is the number of envs of each member."""
         settings = self.config.replay
         return TeamReplay(
             math.ceil(settings.capacity / num_envs),
@@ -285,7 +285,7 @@ class ReplayLearner(BlockLearner):
         )
 
     def inspect_first_batch(self, batch: TensorDictBase) -> None:
-        """Refuses agents in turns with ``bootstrap="agent"`` in the first batch."""
+        """Refuses ``bootstrap="agent"`` if agents act in turns in the first batch."""
         check_turn_based(self.groups.values(), batch, self.config)
 
     def _summary(self, history: History, n_updates: int) -> TensorDict:
@@ -318,7 +318,7 @@ class ReplayLearner(BlockLearner):
     # ------------------------------------------------------------------------------- state
 
     def get_extra_state(self) -> dict[str, Any]:
-        """The part of ``state_dict()`` besides networks and statistics."""
+        """The part of ``state_dict()`` in addition to networks and statistics."""
         state = {
             **{name: _state_of(x) for name, x in self.updates.optimizers.items()},
             "updates": self.updates.count,
@@ -371,7 +371,7 @@ class ReplayLearner(BlockLearner):
         return fold(rows.transpose(0, 1), self.n_members, 2)
 
     def _restored(self, rows: Tensor) -> Tensor:
-        """Returns rows in the layout of the losses in that of the replay buffer."""
+        """Converts rows from the layout of the losses to that of the replay buffer."""
         if self.members is None:
             return rows
         return unfold(rows, self.n_members, 2).transpose(0, 1).contiguous()

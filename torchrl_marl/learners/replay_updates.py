@@ -37,11 +37,11 @@ class Step:
     """A step of an update: a loss and the optimizers of its parameters.
 
     Args:
-        of ("value" or "actor"): the loss.
+        of ("value" or "actor"): loss that the step minimizes.
         optimizers (mapping): name -> Adam, of all parameters that the step trains.
         clips (mapping): name of a loss -> its gradient clip.
-        norm (str): name of the metric of the gradient norm.
-        interval (int): number of updates per step.
+        norm (str): name under which the gradient norm is reported.
+        interval (int): number of updates between two steps.
     """
 
     of: Literal["value", "actor"]
@@ -54,7 +54,7 @@ class Step:
 class ReplayUpdates:
     """Runs updates from a replay buffer, eagerly or as graphs.
 
-    Each update takes its steps in order, with all losses on the same rows. The soft update of the
+    Each update takes its steps in order; all losses read the same rows. The soft update of the
     targets follows the last step.
 
     Args:
@@ -66,7 +66,7 @@ class ReplayUpdates:
         members (Members, optional): members of a population, which learn independently.
 
     Attributes:
-        gamma (float or Tensor): discount factor; of the members, ``[P]``.
+        gamma (float or Tensor): discount factor, or one for each member, ``[P]``.
         optimizers (dict): name -> Adam, of all steps.
         count (int): number of updates so far.
 
@@ -97,7 +97,7 @@ class ReplayUpdates:
 
     @property
     def moments(self) -> dict[Tensor, dict[str, Any]]:
-        """Each parameter -> its optimizer state, not a copy."""
+        """Each parameter -> its optimizer state itself, not a copy."""
         for x in self.optimizers.values():
             start_adam(x, x.parameters)
         return {p: x.state[p] for x in self.optimizers.values() for p in x.parameters}
@@ -105,7 +105,7 @@ class ReplayUpdates:
     def run(self, replay: TeamReplay, n_updates: int) -> History:
         """Runs updates; returns their metrics, (name, metric) -> ``[U]`` or ``[U, G]``.
 
-        Metrics of a step come from the updates that took it.
+        The metrics of a step are those of the updates that took the step.
         """
         rows: dict[int, list[Tensor]] = {}
         for own in self._draw(replay, n_updates) if n_updates else ():

@@ -1,4 +1,4 @@
-"""Rows of stacked parameters: their groups, and their members of a population.
+"""Rows of stacked parameters, and the groups and population members that they belong to.
 
 Shapes: P members, R rows of a parameter, N agents of all groups, G groups.
 """
@@ -32,7 +32,8 @@ class Rows:
         n_members (int): number P of members.
 
     Attributes:
-        owners (dict): parameter of a network or a target -> the member of each row, ``[R]``.
+        owners (dict): parameter of a network or a target network -> the member of each row,
+            ``[R]``.
     """
 
     def __init__(self, n_members: int) -> None:
@@ -62,7 +63,7 @@ class Rows:
 
     @torch.no_grad()
     def note_broken(self, diverged: Tensor) -> None:
-        """Flags members, ``[P]``, with parameters of a norm that is not finite."""
+        """Flags members, ``[P]``, if the norm of a parameter is not finite."""
         for p, rows in self.owners.items():
             broken = ~p.reshape(len(rows), -1).square().sum(1).isfinite()
             diverged.index_put_((rows,), broken, accumulate=True)
@@ -109,7 +110,7 @@ def copy_rows(tensors: Iterable[Tensor], owner: Tensor, parent: Tensor) -> None:
 
 
 def statistics_of(learner: Any) -> list[Tensor]:
-    """Returns the saved tensors of a learner besides parameters and exploration.
+    """Returns the saved tensors of a learner, except parameters and exploration.
 
     For a population, their rows are sorted by member.
 
@@ -141,12 +142,12 @@ class _Pair:
 class MemberView:
     """Copies a member's state between a population's learner and an ordinary one.
 
-    The state is networks, targets, the optimizers' moments and statistics; reading also copies the
-    replay buffer.
+    The state consists of networks, targets, the optimizers' moments and statistics; reading also
+    copies the replay buffer.
 
     Args:
         many (BlockLearner): a learner with P members.
-        one (BlockLearner): an ordinary learner of the same groups and settings.
+        one (BlockLearner): an ordinary learner with the same groups and settings.
 
     Examples:
         >>> from torchrl_marl import TeamSpec
@@ -202,7 +203,7 @@ class MemberView:
         return (owner == member).nonzero().squeeze(-1)
 
     def _states(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-        """Yields the moments of each parameter that has some, and those of the ordinary learner."""
+        """Yields the moments of each parameter in both learners, if it has moments."""
         for name, optimizer in self.many.optimizer_of.items():
             other = self.one.optimizer_of[name]
             for p, q in zip(optimizer.parameters, other.parameters):
@@ -221,7 +222,7 @@ def rows_of(many: Any, one: Any) -> MemberView:
 
     Args:
         many (BlockLearner): a learner with P members.
-        one (BlockLearner): an ordinary learner of the same groups and settings.
+        one (BlockLearner): an ordinary learner with the same groups and settings.
     """
     return MemberView(many, one)
 
@@ -236,7 +237,7 @@ def rows_served(
 ) -> list[Tensor]:
     """Returns the group that each row of each parameter serves, or G if it serves several.
 
-    Found by autograd: a row serves the groups whose outputs depend on it.
+    A row serves the groups whose outputs depend on it; autograd finds this dependence.
 
     Args:
         index (sequence of int): group of each agent.
@@ -245,7 +246,7 @@ def rows_served(
         outputs (callable): maps observations and actions, ``[B]``, to the networks' outputs,
             ``[B, N]``.
         parameters (list of Parameter): parameters of the networks.
-        states (mapping, optional): leaf -> width per agent of the networks' other inputs.
+        states (mapping, optional): leaf -> width per agent, for the networks' other inputs.
     """
     n_groups = max(index) + 1
     serves = [torch.zeros(_n_rows(p), n_groups, device=p.device) for p in parameters]
@@ -271,7 +272,7 @@ def _mark_served(
 
 @contextlib.contextmanager
 def _active_weights(parameters: list[nn.Parameter]) -> Iterator[None]:
-    """Replaces the weights within the context by random ones with which no unit is always 0."""
+    """Within the context, replaces weights by random weights with which no unit is always 0."""
     torch.manual_seed(0)
     before = [parameter.detach().clone() for parameter in parameters]
     with torch.no_grad():

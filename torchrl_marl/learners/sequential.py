@@ -23,13 +23,13 @@ _OF_CRITIC = ("loss_critic", "explained_variance", "value_clip_fraction")
 class Turns(KLStop):
     """Trains one agent of each group at a time and freezes the networks of the others.
 
-    The agents to train are given by a tensor, so that one graph of an update serves all agents.
+    A tensor says which agents to train, so one graph of an update serves all agents.
 
     Args:
-        *args, **kwargs: arguments of :class:`KLStop`, with each agent as a group.
+        *args, **kwargs: arguments of :class:`KLStop`, in which each agent is a group.
 
     Attributes:
-        resting (Tensor): 1 for frozen agents, else 0, ``[N]`` of all losses.
+        resting (Tensor): 1 for frozen agents, else 0; ``[N]``, over all losses.
         common (Tensor): 1 to freeze parameters that serve several agents, such as the critic's.
     """
 
@@ -43,7 +43,7 @@ class Turns(KLStop):
 
         Args:
             active (Tensor): agents to train, bool, ``[N]``.
-            common (bool): also train parameters that serve several agents.
+            common (bool): whether to train parameters that serve several agents, too.
         """
         self.resting.copy_(~active)
         self.common.fill_(0.0 if common else 1.0)
@@ -65,18 +65,18 @@ class Turns(KLStop):
 
 
 class SequentialLearner(OnPolicyLearner):
-    r"""HAPPO: each agent has a policy, and policies are updated sequentially in random order.
+    r"""HAPPO: each agent has its own policy, and policies are updated in random sequence.
 
-    Each agent's advantage is the group's, times the importance ratios of the agents updated before
-    it. The updates together then improve the joint policy:
+    Each agent's advantage is the group's advantage, multiplied by the importance ratios of the
+    agents that were updated before it. All updates together then improve the joint policy:
 
     .. math:: \hat A^{i_k} = \hat A \prod_{j < k}
         \frac{\pi^{i_j}_{\text{after}}(a^{i_j} | o^{i_j})}
              {\pi^{i_j}_{\text{before}}(a^{i_j} | o^{i_j})}
 
-    Advantages are standardized before. An agent that does not act has the factor 1. Each group has
-    its own order, and all groups take their turns in parallel. The critic, which serves several
-    agents, learns in the first turn.
+    Advantages are standardized before the first update. The factor of an agent that does not act is
+    1. Each group has its own order, and all groups take their turns in parallel. The critic, which
+    serves several agents, learns in the first turn.
 
     Reference: Kuba et al., 2022, https://arxiv.org/abs/2109.11251 (algorithm 4).
 
@@ -142,7 +142,7 @@ class SequentialLearner(OnPolicyLearner):
     def _metrics_of(
         self, history: Mapping[Any, Tensor], finite: bool, active: Tensor, *, critic: bool
     ) -> TensorDict:
-        """Returns the metrics of a turn: for each group, those of the agent trained."""
+        """Returns the metrics of a turn: for each group, those of the agent that was trained."""
         stop, of_turn = self.updates.stop, {}
         acted = dict(stop.by_loss(active))
         for (name, key), values in history.items():
@@ -158,7 +158,7 @@ class SequentialLearner(OnPolicyLearner):
         return self._summary(of_turn, finite, epochs)
 
     def _mean_over_turns(self, turns: Sequence[TensorDict]) -> TensorDict:
-        """Returns the means over the agents of each group."""
+        """Returns the metrics' means over the agents of each group."""
         metrics = turns[0].clone()
         for name, group in self.groups.items():
             for key in metrics[name].keys():

@@ -24,8 +24,8 @@ __all__ = ["ShardOrder", "global_counts", "reduce_gradients"]
 class ShardOrder:
     """Draws minibatches with an equal part of every shard of a run.
 
-    The order of a shard's frames depends on the seed, the shard's index and the number of batches
-    before. A minibatch is therefore the same with the shards in one process or in several.
+    The order of a shard's frames depends on the seed, the shard's index and the number of earlier
+    batches. A minibatch is therefore the same, whether the shards are in one process or in several.
 
     Args:
         own (range): shards whose frames this process has, in this order.
@@ -33,7 +33,7 @@ class ShardOrder:
         seed (int): random seed of all orders.
 
     Attributes:
-        drawn (int): number of batches drawn from; all that resuming needs.
+        drawn (int): number of batches so far; resuming needs nothing else.
 
     Examples:
         >>> one, half = ShardOrder(range(2), 2, seed=0), ShardOrder(range(1), 2, seed=0)
@@ -55,7 +55,7 @@ class ShardOrder:
         n_epochs: int,
         device: torch.device | None = None,
     ) -> Iterator[Sequence[Tensor]]:
-        """Draws the minibatches of each epoch, when it begins.
+        """Draws the minibatches of each epoch when the epoch begins.
 
         Args:
             n_frames (int): number F of frames of this process.
@@ -94,9 +94,9 @@ class ShardOrder:
 def global_counts(
     ranks: SingleProcess, objectives: Mapping[str, Any], minibatch: TensorDictBase
 ) -> Iterator[dict[str, Tensor]]:
-    """Makes losses divide by the number of steps of all ranks, so that gradients can be summed.
+    """Makes losses divide by the number of steps of all ranks; gradients can then be summed.
 
-    One all-reduce.
+    It takes one all-reduce.
 
     Args:
         ranks (SingleProcess): the ranks.
@@ -126,7 +126,7 @@ def reduce_gradients(
     metrics: Mapping[tuple[str, str], Tensor],
     counts: Mapping[str, Tensor],
 ) -> tuple[list[Tensor], dict[tuple[str, str], Tensor]]:
-    """Returns the gradients and metrics of all ranks, by one all-reduce.
+    """Returns the gradients and metrics over all ranks, by one all-reduce.
 
     Args:
         ranks (SingleProcess): the ranks.

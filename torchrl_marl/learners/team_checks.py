@@ -29,13 +29,14 @@ _RIVALS = -0.5  # correlation of rewards below which groups compete
 
 
 def refuse_apart(trained: Iterable[str]) -> None:
-    """Refuses one mixer of groups that cannot be trained as one.
+    """Refuses one mixer for groups that cannot be trained as one.
 
     Args:
-        trained (iterable of str): names of the trained groups, each of one or of several.
+        trained (iterable of str): names of what is trained: each of a group, or of several groups
+            joined into one.
 
     Raises:
-        ConfigError: there are several.
+        ConfigError: there is more than one name.
     """
     names = list(trained)
     if len(names) > 1:
@@ -46,7 +47,7 @@ def refuse_apart(trained: Iterable[str]) -> None:
 
 
 def check_cooperative(groups: Collection[GroupSpec], batch: TensorDictBase) -> None:
-    """Refuses one mixer of groups that compete in the first batch; waits for the device."""
+    """Refuses one mixer for groups that compete in the first batch; waits for the device."""
     found = _rival_groups(list(groups), batch)
     if found is not None:
         one, other, together = found
@@ -60,15 +61,15 @@ def check_cooperative(groups: Collection[GroupSpec], batch: TensorDictBase) -> N
 def check_cooperative_agents(
     groups: Iterable[GroupSpec], batch: TensorDictBase, instead: str
 ) -> None:
-    """Refuses a mixer of agents of one group that compete; waits for the device.
+    """Refuses a mixer for agents of one group that compete; waits for the device.
 
     Args:
-        groups (iterable of GroupSpec): groups with a mixer each.
+        groups (iterable of GroupSpec): groups, each of which has a mixer.
         batch (TensorDictBase): the first batch, ``[E, T]``.
-        instead (str): the setting without a mixer, for the message.
+        instead (str): the setting without a mixer, to suggest in the message.
 
     Raises:
-        ConfigError: naming two agents that compete.
+        ConfigError: agents compete; the message names two of them.
     """
     for group in groups:
         found = _rival_agents(group, batch)
@@ -121,7 +122,7 @@ def _rival_agents(group: GroupSpec, batch: TensorDictBase) -> tuple[str, str, fl
     if reward is None or group.n_agents < 2:
         return None
     reward, alive = reward.squeeze(-1), group.living(batch)
-    if alive is not None:  # only steps with all agents alive
+    if alive is not None:  # only steps in which all agents are alive
         reward = torch.where(alive.all(-1, keepdim=True), reward, 0.0)
     return _least_together(group.agent_names, list(reward.flatten(0, -2).unbind(-1)))
 
@@ -129,7 +130,7 @@ def _rival_agents(group: GroupSpec, batch: TensorDictBase) -> tuple[str, str, fl
 def _least_together(
     names: Sequence[str], earned: Sequence[Tensor]
 ) -> tuple[str, str, float] | None:
-    """Returns the first two names that compete, and the correlation of their rewards, ``[X]``."""
+    """Returns the first two names with opposed rewards, and the rewards' correlation."""
     if len(earned) < 2 or earned[0].numel() < 2:
         return None
     together = torch.corrcoef(torch.stack(list(earned)).float()).tolist()
@@ -140,7 +141,7 @@ def _least_together(
 
 
 def acts_in_turns(group: GroupSpec, batch: TensorDictBase) -> Tensor:
-    """Returns whether an agent waits after acting within an episode, without a device transfer.
+    """Returns whether an agent waits after acting in an episode; does not wait for the device.
 
     Agents that are not born yet have not acted, and dead agents do not wait.
 
@@ -161,7 +162,7 @@ def acts_in_turns(group: GroupSpec, batch: TensorDictBase) -> Tensor:
 
 
 def check_turn_based(groups: Iterable[GroupSpec], batch: TensorDictBase, config: Any) -> None:
-    """Refuses turns with ``bootstrap="agent"`` in algorithms that do not support them, else warns.
+    """Refuses ``bootstrap="agent"`` if agents act in turns; warns of ``bootstrap="team"``.
 
     Args:
         groups (iterable of GroupSpec): groups that are trained.
@@ -169,7 +170,7 @@ def check_turn_based(groups: Iterable[GroupSpec], batch: TensorDictBase, config:
         config (TrainedConfig): settings of the learner.
 
     Raises:
-        ConfigError: agents act in turns or at their own pace.
+        ConfigError: agents act in turns or at different rates.
     """
     groups = list(groups)
     warn_of_turns(groups, batch, config.bootstrap)
@@ -183,12 +184,12 @@ def check_turn_based(groups: Iterable[GroupSpec], batch: TensorDictBase, config:
 
 
 def warn_of_turns(groups: Iterable[GroupSpec], batch: TensorDictBase, bootstrap: str) -> None:
-    """Warns of ``bootstrap="team"`` if agents act in turns or at their own pace.
+    """Warns of ``bootstrap="team"`` if agents act in turns or at different rates.
 
     Args:
         groups (iterable of GroupSpec): groups that are trained.
         batch (TensorDictBase): ``[E, T]``.
-        bootstrap (str): the setting ``bootstrap``.
+        bootstrap (str): value of the setting ``bootstrap``.
     """
     if bootstrap != "team":
         return

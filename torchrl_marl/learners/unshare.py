@@ -1,4 +1,4 @@
-"""Un-sharing of networks during training: one network for many agents becomes one for each.
+"""Un-sharing during training: one network for many agents becomes a network for each.
 
 Shapes: N agents of a group.
 """
@@ -23,14 +23,14 @@ _Named = dict[str, nn.Parameter]
 def unshare_networks(
     networks: dict[nn.Module, int], optimizer: torch.optim.Adam
 ) -> torch.optim.Adam:
-    """Replaces shared networks by one copy for each agent; outputs stay equal.
+    """Replaces shared networks by one copy for each agent; the outputs do not change.
 
     Each copy keeps the optimizer's moments of its original.
 
     Args:
-        networks (dict): actor or critic -> number N of its agents. Networks of the whole team stay
-            as they are.
-        optimizer (Adam): optimizer of all their parameters.
+        networks (dict): actor or critic -> number N of its agents. Networks that read the whole
+            team are not un-shared.
+        optimizer (Adam): optimizer of the parameters of all these networks.
 
     Returns:
         Adam: optimizer of the new parameters.
@@ -62,7 +62,7 @@ def unshare_parts(
         state (mapping): trained parameter -> its optimizer state.
 
     Returns:
-        dict: the state, extended by that of the new parameters.
+        dict: ``state`` and the optimizer state of the new parameters.
     """
     known = dict(state)
     for before, after, origins in _unshared(networks):
@@ -76,7 +76,7 @@ def unshare_parts(
 def _unshared(
     networks: Mapping[nn.Module, int],
 ) -> Iterator[tuple[_Named, _Named, dict[str, Origin]]]:
-    """Un-shares the agents' networks, and yields the parameters of each before and after."""
+    """Un-shares networks, and yields the parameters of each one before and after."""
     for network, n_agents in networks.items():
         for module in network.modules():
             if not isinstance(module, AgentNetwork) or not isinstance(module.features, AgentInput):
@@ -96,7 +96,7 @@ def _unshared(
 def _unshare_layers(
     owner: nn.Module, name: str, n_agents: int
 ) -> tuple[_Named, _Named, dict[str, Origin]]:
-    """Un-shares a stack of layers of a module."""
+    """Un-shares a stack of layers in a module."""
     layers = getattr(owner, name)
     own, origins = unshare(layers, n_agents)
     before = dict(layers.named_parameters())

@@ -1,4 +1,4 @@
-"""Optimizer steps over epochs of minibatches, their early stop and their metrics."""
+"""Optimizer steps over epochs of minibatches, with early stop and metrics."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ __all__ = [
 
 
 class KLStop:
-    """Stops the epochs of each group at a KL divergence from the policy that collected.
+    """Stops a group's epochs at a KL divergence from the policy that collected the batch.
 
-    A group that has stopped is frozen, while others continue. Rows of parameters that serve
-    several groups of one loss stop with the first of these groups.
+    A group that has stopped is frozen, while other groups continue. Rows of parameters that serve
+    several groups of a loss stop with the first of these groups.
 
     Args:
         clips (mapping): name of a loss -> its gradient clip, which knows the rows of each group.
         limit (float, optional): maximum mean divergence of an epoch; None for no limit.
         device (torch.device): device of the flags.
-        metric (str): name of the divergence in the loss's output.
+        metric (str): name of the KL divergence in the loss's output.
 
     Attributes:
         stopped (Tensor): 1 for groups that have stopped, else 0, ``[G]``.
@@ -99,7 +99,7 @@ class KLStop:
         return zip(self.clips, values.split(sizes))
 
     def frozen(self, parameters: Sequence[Tensor]) -> list[Tensor]:
-        """Returns masks of each parameter's frozen rows; empty if there is only one group.
+        """Returns a mask of frozen rows for each parameter; empty if there is only one group.
 
         Shapes:
             - each: bool, a scalar or ``[rows, 1, ...]`` with the parameter's number of dims
@@ -123,9 +123,10 @@ History = dict[tuple[str, str], Tensor]
 class Objective(Protocol):
     """Protocol of a loss module, such as TorchRL's.
 
-    Its output holds tensors of one shape, a scalar or ``[G]``. Entries with names that start with
-    ``loss_`` are summed and minimized, the others are metrics. A minibatch holds the entries
-    ``minibatch_keys`` if the loss has them, else ``in_keys``.
+    Its output holds tensors of the same shape, a scalar or ``[G]``. Entries with names that start
+    with ``loss_`` are summed and minimized; the other entries are metrics. A minibatch holds the
+    entries that the attribute ``minibatch_keys`` of the loss names, or ``in_keys`` if the loss does
+    not have it.
     """
 
     in_keys: Sequence[NestedKey]
@@ -138,17 +139,17 @@ class Objective(Protocol):
 
 
 class Updates:
-    """Runs updates on minibatches of a batch, eagerly.
+    """Runs updates on the minibatches of a batch, eagerly.
 
     Args:
         objectives (mapping): name -> the loss.
         optimizer (Adam): optimizer of all their parameters.
         clips (mapping, optional): name -> its gradient clip; no clipping by default.
         stop (KLStop, optional): early stop of a batch's epochs.
-        after (callable, optional): called without arguments after each step of the optimizer, such
-            as to update target networks; it must write to tensors in place.
+        after (callable, optional): function without arguments, called after each step of the
+            optimizer, for example to update target networks; it must write to tensors in place.
         state (sequence of Tensor): tensors that ``after`` reads or writes besides the parameters.
-        prepare (callable, optional): transform of each minibatch.
+        prepare (callable, optional): transform that is applied to each minibatch.
         members (Members, optional): members of a population; ``optimizer`` is then an
             :class:`~torchrl_marl.learners.adam.Adam` with their parameters.
 
@@ -198,8 +199,8 @@ class Updates:
 
         Args:
             frames (TensorDictBase): frames with the entries that the objectives read.
-            epochs (iterable): iterables of minibatches' indices ``[M]``, drawn lazily. Groups may
-                stop after each. A replay buffer needs one epoch.
+            epochs (iterable): epochs, each an iterable of the indices ``[M]`` of minibatches, drawn
+                lazily. Groups may stop after an epoch.
 
         Returns:
             dict, bool: metrics of all updates that counted, (name, metric) -> ``[U]`` or
@@ -259,9 +260,9 @@ class Updates:
             self.optimizer.step()
 
     def evaluate(self, minibatch: TensorDictBase) -> tuple[Tensor, History, Counts]:
-        """Returns the sum of all losses, the metrics of each objective, and all ranks' counts.
+        """Returns the sum of losses, the metrics of each objective, and counts over all ranks.
 
-        With one process the counts are empty.
+        With one process there are no counts.
         """
         prepared, ranks = minibatch if self.prepare is None else self.prepare(minibatch), current()
         if ranks.size == 1:
@@ -300,7 +301,7 @@ def shuffled_epochs(
     n_epochs: int,
     device: torch.device | None = None,
 ) -> Iterator[Sequence[Tensor]]:
-    """Draws the minibatches of each epoch lazily: each frame once, in random order.
+    """Draws the minibatches of each epoch lazily; each frame occurs once, in random order.
 
     Examples:
         >>> [sorted(torch.cat(epoch).tolist()) for epoch in shuffled_epochs(3, 2, n_epochs=2)]
@@ -321,12 +322,12 @@ def summarize(
     """Returns the metrics of a batch as tensors, ``(group, name)``; ``[P]`` for a population.
 
     Args:
-        history (mapping): (name of groups that are trained as one, metric) -> ``[U]``, or
-            ``[U, G]`` for several groups.
-        joined (mapping): those names -> the groups.
+        history (mapping): (name of groups that are trained as one, metric) -> ``[U]``; ``[U, G]``
+            for several groups.
+        joined (mapping): the same names -> the groups.
         groups (mapping): all groups by name.
         lr (float): the learning rate.
-        epochs (mapping): name of groups that are trained as one -> number of epochs of each,
+        epochs (mapping): name of groups that are trained as one -> number of epochs of each group,
             ``[G]``; later updates changed nothing and do not count.
     """
     device = next(iter(history.values())).device

@@ -27,10 +27,10 @@ __all__ = ["ValueLearner"]
 
 
 class ValueLearner(ReplayLearner):
-    """IQL, VDN or QMIX for one or more groups of equal settings, with discrete actions.
+    """IQL, VDN or QMIX for one or more groups with the same settings and discrete actions.
 
-    Agents act epsilon-greedily. Each group has its own mixer, so that competing groups are never
-    mixed. With ``mixer.over: team`` all groups share one mixer and one reward.
+    Agents act epsilon-greedily. Each group has its own mixer, so competing groups are never mixed.
+    With ``mixer.over: team`` all groups share one mixer and one reward.
 
     Args:
         groups, team, device, execution: as in
@@ -38,7 +38,7 @@ class ValueLearner(ReplayLearner):
         config (ValueConfig): settings of the learner.
 
     Raises:
-        ConfigError: continuous actions, or competing agents or groups under one mixer.
+        ConfigError: continuous actions, or one mixer for agents or groups that compete.
 
     Examples:
         >>> from torchrl_marl import TeamSpec
@@ -81,7 +81,7 @@ class ValueLearner(ReplayLearner):
         return actor, loss
 
     def inspect_first_batch(self, batch: TensorDictBase) -> None:
-        """Refuses agents or groups under one mixer that compete in the first batch."""
+        """Refuses one mixer for agents or groups that compete in the first batch."""
         super().inspect_first_batch(batch)
         if self.config.mixes != "none":
             check_cooperative_agents(self.groups.values(), batch, "learner.algorithm=iql")

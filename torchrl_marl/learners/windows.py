@@ -24,7 +24,7 @@ __all__ = ["check_batch_memory", "recall_all", "warmed_up", "windows_of"]
 
 
 def windows_of(data: TensorDictBase, keys: Iterable[NestedKey], length: int) -> TensorDict:
-    """Cuts a batch into windows, each with the hidden states of its first step.
+    """Cuts a batch into windows; each window has the hidden states of its first step.
 
     Args:
         data (TensorDictBase): a batch.
@@ -35,7 +35,7 @@ def windows_of(data: TensorDictBase, keys: Iterable[NestedKey], length: int) -> 
         - data: ``[E, T]``; returns ``[W]``, entries ``[W, L, ...]``, states ``[W, 1, N, S]``
 
     Raises:
-        ConfigError: T is not a multiple of L; naming the next valid number of frames.
+        ConfigError: T is not a multiple of L; the message names the next valid number of frames.
 
     Examples:
         >>> import torch
@@ -63,15 +63,17 @@ def warmed_up(
     burn_in: int,
     recall: Iterable[Callable[[TensorDictBase], Mapping[NestedKey, Tensor]]],
 ) -> TensorDictBase:
-    """Returns windows without their burn-in, with the hidden states at its end.
+    """Returns windows without their burn-in; their hidden states are those after it.
 
     Args:
         windows (TensorDictBase): windows with the hidden states of their first steps.
         burn_in (int): number of steps to drop.
-        recall (iterable of callable): maps steps to the networks' hidden states after each.
+        recall (iterable of callable): functions that map steps to the networks' hidden states after
+            each step.
 
     Shapes:
-        - windows: ``[B, L]``, or ``[B]`` with entries ``[B, L, ...]``; returns L - burn_in steps
+        - windows: ``[B, L]``, or ``[B]`` with entries ``[B, L, ...]``; returns windows of L -
+          burn_in steps
 
     Reference: Kapturowski et al., 2019, https://openreview.net/forum?id=r1lyTjAqYX (section 3).
 
@@ -89,7 +91,7 @@ def warmed_up(
 
 
 def _steps(windows: TensorDictBase, steps: slice) -> TensorDictBase:
-    """Returns some steps of windows; hidden states, stored for the first step only, are kept."""
+    """Returns some steps of windows; hidden states, which have one step only, are kept."""
     if windows.ndim > 1:
         return windows[:, steps]
     chosen = TensorDict({}, windows.batch_size, device=windows.device)
@@ -111,7 +113,7 @@ def recall_all(
         data (TensorDictBase): windows, dense.
 
     Shapes:
-        - returns: ``[B, L, N, S]``, by the key of the hidden state that a network reads
+        - returns: key of the hidden state that a network reads -> ``[B, L, N, S]``
     """
     found: dict[NestedKey, Tensor] = {}
     for network in networks:
@@ -129,7 +131,7 @@ def check_batch_memory(groups: Mapping[str, GroupSpec], batch: TensorDictBase, n
         needed (iterable of str): leaves that every group must have.
 
     Raises:
-        SpecError: naming the entry.
+        SpecError: an entry is missing; the message names it.
     """
     for group in groups.values():
         for leaf in needed:

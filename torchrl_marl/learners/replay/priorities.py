@@ -26,7 +26,7 @@ class Priority:
     Args:
         alpha (float): priority exponent; 0 samples uniformly.
         beta (float): importance-sampling exponent; 1 corrects the sampling bias in full.
-        eps (float): added to every error, so that each row can be sampled.
+        eps (float): number added to every error, so that each row can be sampled.
 
     Raises:
         ValueError: a number is negative or not finite.
@@ -60,8 +60,8 @@ class Priorities:
         device (torch.device, optional): device of the replay buffer.
 
     Attributes:
-        highest (Tensor): the highest priority so far, which new rows get.
-        beta (Tensor): a scalar that graphs read; fill it in place to anneal it.
+        highest (Tensor): the highest priority so far; new rows get it.
+        beta (Tensor): the exponent beta, a scalar that graphs read; change it in place.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Priorities:
         self.tree.fill(first, self.highest.expand(n_rows))
 
     def sample(self, uniform: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns rows, and their weights relative to the largest.
+        """Returns rows, and their importance weights relative to the largest weight.
 
         Shapes:
             - uniform: ``[B]``, in [0, 1); returns: ``[B]`` each
@@ -92,12 +92,13 @@ class Priorities:
         return index, (priority / priority.amin()).pow(-self.beta).float()
 
     def update(self, index: Tensor, error: Tensor, mask: Tensor | None = None) -> None:
-        """Sets the priority of each row by its largest unmasked error.
+        """Sets the priority of each row from its largest unmasked error.
 
         A row whose error is NaN or infinite gets the highest priority so far.
 
         Shapes:
-            - index: ``[B]``; error: ``[B, ...]``; mask: the error's, or without its trailing dims
+            - index: ``[B]``; error: ``[B, ...]``; mask: the error's shape, or without its trailing
+              dims
         """
         error = error.detach().abs()
         if mask is not None:
@@ -114,7 +115,7 @@ class Priorities:
         return {"values": values, "highest": self.highest.clone(), "beta": self.beta.clone()}
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        """Restores priorities in place, of no rows for None; all other rows are never sampled."""
+        """Restores priorities in place, none if ``state`` is None; other rows are never sampled."""
         values = torch.zeros_like(self.tree.values)
         if state is None:
             self.highest.fill_(1.0)

@@ -1,4 +1,4 @@
-"""The ring buffer of a replay buffer, and the masks of the batches that enter it."""
+"""The ring buffer inside a replay buffer, and the masks of the batches stored in it."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Ring:
         num_envs (int): number E of envs.
         device (torch.device, optional): device of the buffer; by default that of the first batch.
         more_bytes (int): bytes per row outside the ring, counted when checking the memory.
-        windows (bool): steps are read in windows, which may span the ends of episodes.
+        windows (bool): whether steps are read in windows, which may span the ends of episodes.
 
     Attributes:
         store (TensorDict): ``[S, E]``, time-major; None before the first batch.
-        marks (dict): bool ``[S, E]``: ``ends`` of episodes, and with ``windows`` also ``cuts``,
-            steps whose successor does not continue them.
+        marks (dict): masks, bool ``[S, E]``: ``ends``, the ends of episodes, and with ``windows``
+            also ``cuts``, the steps that the next stored step does not continue.
         n_filled (int): number of filled slots.
         head (int): the slot to write next.
     """
@@ -78,13 +78,14 @@ class Ring:
         Args:
             leaves (mapping): key -> values.
             ends (Tensor): bool, ends of episodes; no n-step return goes beyond them.
-            cuts (Tensor, optional): bool, steps that are not continued; no window goes beyond them.
+            cuts (Tensor, optional): bool, steps that the next stored step does not continue; no
+                window goes beyond them.
 
         Shapes:
             - leaves: ``[E, T, ...]``; ends, cuts: ``[E, T]``
 
         Raises:
-            ValueError: shapes or types differ from before.
+            ValueError: shapes or types differ from those of the first batch.
             ConfigError: the rows do not fit into memory.
         """
         self._allocate({key: (x.shape[2:], x.dtype) for key, x in leaves.items()}, ends.device)
@@ -105,7 +106,7 @@ class Ring:
             mark[self.head - 1].fill_(True)
 
     def _spans(self, n: int) -> Iterator[tuple[slice, slice]]:
-        """Yields the slots for the last of n new steps, up to the ring's end and from its start."""
+        """Yields slots and the new steps for them: up to the ring's end, then from its start."""
         first, head = max(n - self.n_steps, 0), self.head
         while first < n:
             size = min(n - first, self.n_steps - head)
@@ -119,7 +120,7 @@ class Ring:
     def _allocate(
         self, rows: Mapping[Key, tuple[torch.Size, torch.dtype]], device: torch.device
     ) -> None:
-        """Allocates the ring, or checks rows against the shapes and types it was allocated for."""
+        """Allocates the ring, or checks rows against the shapes and types of the allocated ring."""
         if self.store is not None:
             for key, found in rows.items():
                 known = self.leaf(key).shape[2:], self.leaf(key).dtype
@@ -162,10 +163,10 @@ class Ring:
     def ahead(
         self, index: Tensor, length: int, marks: Literal["ends", "cuts"] = "ends"
     ) -> tuple[Tensor, Tensor]:
-        """Returns the L rows that start at each row, and a mask of those to stop after.
+        """Returns L rows from each row on, and a mask of the rows after which to stop.
 
-        These are the ends of episodes, or only steps that are not continued (``cuts``), and the
-        newest step.
+        The mask is True at the ends of episodes, or only at steps that are not continued
+        (``cuts``), and at the newest step.
 
         Shapes:
             - index: ``[B]``; returns: ``[B, L]`` each
@@ -184,20 +185,20 @@ class Ring:
         # Without divisions, which a compiled graph would repeat for every number it reads.
         path = index.unsqueeze(1) + torch.arange(length, device=index.device) * self.num_envs
         path = torch.where(path < self.capacity, path, path - self.capacity)
-        newest = (self._head - 1) % self.n_steps * self.num_envs  # its first env's row
+        newest = (self._head - 1) % self.n_steps * self.num_envs  # the first env's row
         is_newest = (path >= newest) & (path < newest + self.num_envs)
         ends = self.marks[marks].flatten().index_select(0, path.flatten()).view(path.shape)
         return path, ends | is_newest
 
     def starts(self, draws: Tensor) -> Tensor:
-        """Returns the rows with these indices, counted from the oldest step of the first env."""
+        """Returns the rows with these indices; index 0 is the oldest step of the first env."""
         oldest = self.head if self.n_filled == self.n_steps else 0
         return (draws + oldest * self.num_envs) % self.capacity
 
     # --------------------------------------------------------------------------------- state
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the filled slots; the live tensors if all are filled."""
+        """Returns the filled slots; if all are filled, the ring's tensors themselves."""
         shape = [self.n_steps, self.num_envs]
         state = {"shape": shape, "head": self.head, "n_filled": self.n_filled, "leaves": {}}
         if self.store is None:
@@ -245,22 +246,22 @@ _KEPT = [(leaf,) for leaf in (*_FLAGS, *_CARRIED)]
 def settle(
     batch: TensorDictBase, keys: Sequence[Key], dead_earn: bool = False
 ) -> tuple[dict[Key, Tensor], Tensor]:
-    """Returns a batch's leaves for storage, with settled masks, and the ends of n-step returns.
+    """Returns a batch's leaves for storage, with final masks, and the ends of n-step returns.
 
-    A ``mask`` among the keys applies to its group's entries. In the next step it is True for agents
-    truncated by a time limit: by the flags of a gathered batch, or else by
-    :func:`~torchrl_marl.objectives.flags.bootstrap_mask`. Observations, actions and action masks
-    of masked slots, and rewards of agents that were not alive, are set to 0.
+    A ``mask`` among the keys applies to its group's entries. In the next step it is True also for
+    agents truncated by a time limit. These are known from the flags of a gathered batch, or else
+    from :func:`~torchrl_marl.objectives.flags.bootstrap_mask`. Observations, actions and action
+    masks of masked slots, and rewards of agents that were not alive, are set to 0.
 
     Args:
         batch (TensorDictBase): ``[E, T]``, with the keys, the root's ``done`` and, if they exist,
             done flags of the agents.
         keys (sequence of tuple): keys to store.
-        dead_earn (bool): keep the rewards of agents that were not alive.
+        dead_earn (bool): whether agents that were not alive keep their rewards.
 
     Shapes:
-        - returns: leaves ``[E, T, ...]`` by key, and ``[E, T]``, bool: the end of an episode, or
-          the truncation of an agent
+        - returns: key -> leaf ``[E, T, ...]``, and bool ``[E, T]``, True at the end of an episode
+          and at the truncation of an agent
 
     Raises:
         SpecError: the batch lacks a key.
@@ -293,7 +294,7 @@ def _get(batch: TensorDictBase, key: Key) -> Tensor:
 
 
 def _alive(batch: TensorDictBase, group: Key, mask: Tensor) -> Tensor:
-    """Returns a mask of the living agents: by the learner's flags, or by the agents' done flags."""
+    """Returns a mask of living agents, from the learner's flags or the agents' done flags."""
     flagged = batch.get((*group, *ALIVE), None)
     if flagged is not None:
         return flagged
@@ -302,7 +303,7 @@ def _alive(batch: TensorDictBase, group: Key, mask: Tensor) -> Tensor:
 
 
 def _flags_of(batch: TensorDictBase, group: Key) -> tuple[Tensor, Tensor]:
-    """Returns the truncated and terminated flags, ``[E, T, N, 1]``, with N = 1 for the team's."""
+    """Returns the truncated and terminated flags, ``[E, T, N, 1]``; N is 1 for a team's flags."""
     own = batch.get(("next", *group, "terminated"), None) is not None
     own = own and batch.get(("next", *group, "done"), None) is not None
     source = batch.get(("next", *group) if own else "next")

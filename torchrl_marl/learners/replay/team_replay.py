@@ -30,13 +30,13 @@ __all__ = ["TeamReplay", "least_bytes_per_row", "refuse_large_store"]
 class TeamReplay:
     r"""Replay buffer of the last steps of all envs; a row is one step of one env with its team.
 
-    Agents are therefore replayed in lockstep, by uniform or prioritized sampling. Masks are settled
-    when a batch is stored: an agent truncated by a time limit is unmasked in the next step, and
-    masked slots hold 0. N-step returns are computed when rows are read. They end with the episode,
-    or at the newest step, which counts as a truncation.
+    All agents of a step are therefore replayed together, by uniform or prioritized sampling. Masks
+    are finalized when a batch is stored: an agent truncated by a time limit is unmasked in the next
+    step, and masked slots hold 0. N-step returns are computed when rows are read. They end with the
+    episode, or at the newest step, which counts as a truncation.
 
     Neither storing nor sampling waits for the device. Memory is allocated with the first batch and
-    never replaced, so that graphs may read it; :meth:`extend` stays outside of them.
+    never replaced, so graphs may read it; call :meth:`extend` outside of graphs.
 
     Args:
         n_steps (int): number S of steps to keep of each env.
@@ -45,13 +45,14 @@ class TeamReplay:
             and ``("next", "agents", "reward")``. A ``mask`` among them blanks its group's entries.
         priority (Priority, optional): exponents of prioritized replay; uniform by default.
         device (torch.device, optional): device of the buffer; by default that of the first batch.
-        dead_earn (bool): keep the rewards of agents that are not alive, such as team rewards;
-            otherwise they are 0.
-        windows (bool): steps are read in windows, which may span the ends of episodes.
+        dead_earn (bool): whether agents that are not alive keep their rewards, such as team
+            rewards; otherwise these are 0.
+        windows (bool): whether steps are read in windows, which may span the ends of episodes.
         n_members (int): number P of members of a population with ``num_envs`` envs each, sorted by
-            member. A minibatch has the same number of rows of each member, those that it would
-            sample alone, stacked as agents. Each group then has a ``discount`` entry.
-        shared (bool): whether all members read the same rows, of all envs.
+            member. A minibatch has the same number of rows for each member, namely those that the
+            member would sample alone, stacked along the agents' dim. Each group then has a
+            ``discount`` entry.
+        shared (bool): whether all members read the same rows, which come from all envs.
 
     Attributes:
         ring (Ring): the rows.
@@ -104,7 +105,7 @@ class TeamReplay:
         self.keys, self.priority = [_as_tuple(key) for key in keys], priority
         self.dead_earn = dead_earn
         self.n_members, self.shared, self.num_envs = n_members, shared, num_envs
-        # Envs that a member samples from: its own, or all.
+        # Number of envs from which a member samples: its own envs, or all.
         self.num_own = n_members * num_envs if shared else num_envs
         more = 16 if priority else 0
         self.ring = Ring(n_steps, n_members * num_envs, device, more_bytes=more, windows=windows)
@@ -115,12 +116,12 @@ class TeamReplay:
 
     @property
     def capacity(self) -> int:
-        """Maximum number of rows, of all envs; for a population, those that each member reads."""
+        """Maximum number of rows of all envs; for a population, of those that a member reads."""
         return self.ring.n_steps * self.num_own
 
     @property
     def bytes_per_row(self) -> int:
-        """Bytes of a row, its priority included; 0 before the first batch."""
+        """Bytes of a row, including its priority; 0 before the first batch."""
         return sum(x.numel() * x.element_size() for x in self.tensors) // self.ring.capacity
 
     @property
@@ -142,8 +143,8 @@ class TeamReplay:
 
         Raises:
             SpecError: the batch lacks a key.
-            ValueError: another number of envs, a ``cut`` of another shape or type, or leaves of
-                other shapes than before.
+            ValueError: the number of envs, the shape or type of ``cut``, or the shapes of leaves
+                differ from those expected.
             ConfigError: the rows do not fit into memory.
         """
         if batch.ndim != 2 or batch.batch_size[0] != self.ring.num_envs:
@@ -184,16 +185,16 @@ class TeamReplay:
         Args:
             n_updates (int): number U of updates.
             size (int): number B of rows of each.
-            length (int): number L of steps of windows that begin with these rows; no window
-                reaches beyond the newest step.
+            length (int): number L of steps of the windows that begin with these rows; no window
+                goes beyond the newest step.
 
         Shapes:
-            - returns: ``[U, B]``: indices of rows for uniform sampling. For prioritized sampling
-              stratified numbers in [0, 1), which :meth:`look` maps to rows by the priorities at
-              that time
+            - returns: ``[U, B]``. For uniform sampling: indices of rows. For prioritized sampling:
+              stratified random numbers in [0, 1), which :meth:`look` maps to rows by the priorities
+              at that time
 
         Raises:
-            ConfigError: more rows than the capacity, or windows by priority.
+            ConfigError: more rows than the capacity, or windows with prioritized sampling.
             RuntimeError: the buffer is empty, or holds less than a window.
         """
         if size > self.capacity:
@@ -212,7 +213,7 @@ class TeamReplay:
         return (uniform + torch.arange(size, device=device)) / size
 
     def _starts(self, shape: tuple[int, int], length: int) -> Tensor:
-        """Samples the first rows of windows."""
+        """Samples the first row of each window."""
         n_starts = self.ring.n_filled - length + 1
         if self.priorities is not None:
             raise ConfigError(
@@ -231,13 +232,13 @@ class TeamReplay:
 
         ``("next", ...)`` comes from the last of up to ``n_step`` steps. Every reward is the
         discounted sum over these steps, and ``discount`` is ``gamma`` to the power of their number.
-        There are fewer than ``n_step`` if the episode ends, an agent is truncated, or the buffer
-        has no newer step.
+        There are fewer than ``n_step`` steps if the episode ends, an agent is truncated, or the
+        buffer has no newer step.
 
         Args:
             rows (Tensor): rows of one update, from :meth:`rows`.
             n_step (int): maximum number of steps.
-            gamma (float or Tensor): discount factor, or those of the members, ``[P]``.
+            gamma (float or Tensor): discount factor, or one for each member, ``[P]``.
 
         Shapes:
             - rows, returns: ``[B]``; ``discount``: ``[B, 1]``; ``index``: ``[B]``;
@@ -284,7 +285,7 @@ class TeamReplay:
         return minibatch
 
     def _rows_of_members(self, rows: Tensor) -> Tensor:
-        """Returns each member's rows, ``[B, P]``, given the rows sampled for one, ``[B]``."""
+        """Returns each member's rows, ``[B, P]``, from the rows sampled for one member, ``[B]``."""
         if self.shared:
             return rows.unsqueeze(-1).expand(-1, self.n_members)
         step, env = rows // self.num_own, rows % self.num_own
@@ -295,17 +296,17 @@ class TeamReplay:
     def windows(self, rows: Tensor, length: int) -> TensorDict:
         """Returns windows of steps that begin with the rows, for networks with memory.
 
-        With ``windows`` they span the ends of episodes, which networks detect by ``is_init``. A
-        window ends at a step that is not continued.
+        With ``windows``, they span the ends of episodes, which networks detect by ``is_init``. A
+        window ends at a step that the next stored step does not continue.
 
         Args:
             rows (Tensor): rows of one update, from :meth:`rows`.
             length (int): number L of steps of a window.
 
         Shapes:
-            - rows: ``[B]``; returns: ``[B, L]``, with ``valid``, bool ``[B, L]``: the step belongs
-              to the window. After its end the last valid step is repeated. Hidden states are the
-              first step's throughout
+            - rows: ``[B]``; returns: ``[B, L]``, with ``valid``, bool ``[B, L]``, True if the step
+              belongs to the window. After the end of a window its last step is repeated. All steps
+              have the hidden states of the first step
 
         Raises:
             ConfigError: more steps than the buffer keeps.
@@ -333,7 +334,7 @@ class TeamReplay:
 
     @torch.no_grad()
     def update_priority(self, rows: Tensor, error: Tensor, mask: Tensor | None = None) -> None:
-        """Sets the priorities of rows by their largest error; does nothing without priorities.
+        """Sets the priorities of rows from their largest error; does nothing without priorities.
 
         A row whose error is NaN or infinite gets the highest priority so far.
 
@@ -343,7 +344,8 @@ class TeamReplay:
             mask (Tensor, optional): bool, errors that count.
 
         Shapes:
-            - rows: ``[B]``; error: ``[B, ...]``; mask: the error's, or without its trailing dims
+            - rows: ``[B]``; error: ``[B, ...]``; mask: the error's shape, or without its trailing
+              dims
         """
         if self.priorities is not None:
             self.priorities.update(rows, error, mask)
@@ -353,7 +355,8 @@ class TeamReplay:
     def state_dict(self) -> dict[str, Any]:
         """Returns the filled slots; ``torch.load`` reads them with ``weights_only=True``.
 
-        If all slots are filled, its tensors are the live ones, like a module's.
+        If all slots are filled, the tensors are those of the buffer, not copies, as in a module's
+        ``state_dict``.
         """
         state = self.ring.state_dict()
         if self.priorities is not None:
@@ -361,7 +364,7 @@ class TeamReplay:
         return state
 
     def state_of(self, member: int, keys: Collection[NestedKey]) -> dict[str, Any]:
-        """Returns a member's part of the state, in the form of a buffer without members.
+        """Returns a member's part of the state, as the state of a buffer without members.
 
         Args:
             member (int): index of the member.
@@ -403,14 +406,14 @@ def _as_tuple(key: NestedKey) -> Key:
 
 
 def _sizes(leaves: Mapping[Key, Tensor]) -> dict[str, int]:
-    """Returns the number of agents of each group, over all members."""
+    """Returns the number of agents of each group, summed over all members."""
     return {key[0]: x.shape[1] for key, x in leaves.items() if len(key) > 1 and key[0] != "next"}
 
 
 def _nested(
     leaves: Mapping[Key, Tensor], batch_size: torch.Size, device: torch.device | None
 ) -> TensorDict:
-    """Returns leaves as a TensorDict, without the checks that take most of an eager minibatch."""
+    """Returns leaves as a TensorDict, without its slow checks."""
     own: dict[str, Any] = {key[0]: leaf for key, leaf in leaves.items() if len(key) == 1}
     for name in dict.fromkeys(key[0] for key in leaves if len(key) > 1):
         inner = {key[1:]: leaf for key, leaf in leaves.items() if key[0] == name and key[1:]}
@@ -419,7 +422,7 @@ def _nested(
 
 
 def least_bytes_per_row(groups: Iterable[GroupSpec]) -> int:
-    """Returns the bytes of a step: observations before and after it, actions and rewards.
+    """Returns the minimum bytes of a step: both observations, actions and rewards.
 
     Args:
         groups (iterable of GroupSpec): groups to store.
@@ -451,10 +454,10 @@ def refuse_large_store(
         config (LearnerConfig): settings of the learner; not all algorithms have a replay buffer.
         groups (iterable of GroupSpec): groups to store.
         device (torch.device): device of the replay buffer.
-        n_members (int): number of members of a population, each with such a replay buffer.
+        n_members (int): number of members of a population, each of which has such a replay buffer.
 
     Raises:
-        ConfigError: naming the setting and both sizes.
+        ConfigError: too little memory; the message names the setting and both sizes.
     """
     if not isinstance(config, ReplayLearnerConfig):
         return
