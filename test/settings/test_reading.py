@@ -29,6 +29,7 @@ from torchrl_marl.settings import (
     to_yaml,
 )
 from torchrl_marl.settings.files import _loaded
+from torchrl_marl.settings.layers import UNFIT, WORD, converted, merged
 
 
 class TestPlainWords:
@@ -45,6 +46,15 @@ class TestPlainWords:
     def test_a_later_layer_wins(self):
         assert read(Schema, {"memory": "gru"}, {"memory.cell": "none"}).memory.cell == "none"
         assert read(Schema, {"memory.cell": "none"}, {"memory": "gru"}).memory.cell == "gru"
+
+    def test_a_later_word_wins_beside_other_settings(self):
+        first = merged({"memory": "none"}, {"memory": {"size": 3}})
+        assert merged(first, {"memory": "gru"}) == {"memory": {WORD: "gru", "size": 3}}
+
+    def test_words_for_true_and_false(self):
+        found = [converted(bool, word) for word in ("true", "Yes", "on", "false", "No", "off")]
+        assert found == [True, True, True, False, False, False]
+        assert converted(bool, "maybe") is UNFIT
 
     def test_a_word_that_is_none(self):
         assert refusal("memory=lstm").startswith("memory.cell is 'lstm', expected none or gru;")
