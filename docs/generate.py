@@ -85,8 +85,9 @@ The settings of `learner` depend on the algorithm. The section `learner` lists t
 
 A *frame* is one step of one copy of the environment, with all its agents. An *env* is such a copy.
 
-On the documentation site, the anchor of a setting is its name: `settings.html#learner.lr`. In the
-last sections, the name of the first algorithm follows: `settings.html#learner.minibatch_size-qmix`.
+On the documentation site, the anchor of a setting is its name: `settings.html#learner.lr`. In
+the last sections, the anchor also ends with the section's first algorithm:
+`settings.html#learner.minibatch_size-qmix`.
 
 """
 

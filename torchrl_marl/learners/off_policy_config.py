@@ -78,8 +78,8 @@ class ReplayLearnerConfig(TrainedConfig):
     learning_starts: Annotated[int, Range(0)] = 10_000
     """Frames with random actions before the first update."""
     updates_per_frame: Annotated[float, Range(0, 1_000, above=True)] = 0.1
-    """Updates per frame once learning has started. All frames of the batch that reaches
-    ``learning_starts`` count toward the number of updates."""
+    """Updates per frame once learning has started. The first updates count all frames of the
+    batch that reaches ``learning_starts``."""
     minibatch_size: Count = 256
     """Frames per update, sampled from the replay buffer. All agents of a frame are in the same
     minibatch."""
@@ -402,8 +402,8 @@ class ValueConfig(MixesValues, ReplayLearnerConfig):
     double_q: bool = True
     """Double Q-learning: the online network selects the action, the target network evaluates it."""
     negative_weight: Positive = 1.0
-    """Loss weight of values above their target. Below 1, agents expect that their teammates will
-    improve."""
+    """Loss weight of values above their target. Below 1, values are optimistic: low targets,
+    perhaps caused by unskilled teammates, count less."""
 
     def __post_init__(self) -> None:
         self._take_plain(actor=QNetworkConfig, mixer=TeamMixerConfig)

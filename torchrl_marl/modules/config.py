@@ -109,7 +109,7 @@ class CriticCommunicationConfig:
     )
     """Observation columns that hold the agent's position."""
     across_groups: Annotated[bool, ReadWhere("kind", "none", but=True)] = False
-    """Communication between agents of different groups that are trained as one."""
+    """Communication between agents of different groups; one learner must train these groups."""
     order: Annotated[
         str,
         OneOf({"before": "communication, then memory", "after": "memory, then communication"}),

@@ -106,8 +106,8 @@ class LeagueConfig:
     ] = "none"
     """Distribution of partners within a team (fictitious co-play)."""
     self_play: Annotated[float, Range(0, 1)] = 0.5
-    """Share of the envs in which the learning policy plays all seats. In the remaining envs it
-    plays one seat; each seat gets equally many of them."""
+    """Share of the envs in which the learning policy plays all seats. In the remaining
+    envs the learning policy plays one seat; they are divided evenly among the seats."""
     weighting: Annotated[
         str,
         OneOf(
@@ -372,7 +372,8 @@ class EvolutionConfig:
     """Mutation factors of the varied settings. A copied member multiplies each varied setting of
     its parent by one of these factors, drawn at random."""
     resample: Annotated[float, Range(0, 1), _EVOLVING] = 0.25
-    """Probability that a varied setting of a copy is drawn from its range instead."""
+    """Probability that a varied setting of a copy is drawn from its range, instead of being
+    multiplied by a factor."""
 
     def check(self, at: str = "") -> None:
         """Refuses factors of 0 or less, and an empty list.
