@@ -1,4 +1,4 @@
-"""Training: the loop, evaluation, checkpoints and metrics."""
+"""Training: the training loop, evaluation, checkpoints and metrics."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Compilation of a run's updates in a second process, while the first compiles the simulator."""
+"""Compiles a run's updates in a second process while the first one compiles the simulator."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ _LONGEST = 300.0  # seconds to wait for the second process before compiling here
 class BackgroundCompile(Part):
     """A second process that compiles a run's updates into the compiler's cache on disk.
 
-    It builds the run from its settings, collects one batch and learns from it. The first process
-    then finds the graphs of the updates in the cache. The results of the run do not change.
+    The second process builds the run from its settings, collects one batch and learns from it. The
+    first process then finds the compiled graphs of the updates in the cache. The results of the run
+    do not change.
 
     Args:
         folder (Path): folder of the run, with its settings.
@@ -41,8 +42,8 @@ class BackgroundCompile(Part):
 
     Attributes:
         process (Popen, optional): the second process. None if it would save no time: the simulator
-            is not captured, the graphs are in the cache, or the compiler may use only one process
-            (one core, or ``TORCHINDUCTOR_COMPILE_THREADS=1``).
+            is not captured, the graphs are already in the cache, or the compiler may use only one
+            process (one core, or ``TORCHINDUCTOR_COMPILE_THREADS=1``).
     """
 
     def __init__(self, folder: Path, config: TrainConfig, env: EnvBase) -> None:
@@ -59,7 +60,7 @@ class BackgroundCompile(Part):
         return batch
 
     def update(self, training: Any, batch: TensorDictBase) -> dict[str, float]:
-        """Records that the first update is done."""
+        """Records, after the first update, that the graphs are in the cache."""
         self.learned()
         return {}
 
@@ -73,7 +74,7 @@ class BackgroundCompile(Part):
             self.close()
 
     def learned(self) -> None:
-        """Records, once, for later runs of these settings that the graphs are in the cache."""
+        """Marks the graphs as cached, for later runs with these settings; does so only once."""
         mark, self._mark = self._mark, None
         if mark is not None:
             with contextlib.suppress(OSError):  # a failure only costs time
@@ -121,7 +122,7 @@ def _mark_of(config: TrainConfig) -> Path:
 def _start(folder: Path) -> subprocess.Popen | None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(child_path())}
     with contextlib.suppress(OSError):
-        # The second process ends when its input closes, which happens with the end of this process.
+        # The second process ends when its input closes, at the latest when this process ends.
         return subprocess.Popen(
             [sys.executable, "-P", "-m", "torchrl_marl.training.precompile", str(folder)],
             stdin=subprocess.PIPE,

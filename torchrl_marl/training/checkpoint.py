@@ -1,4 +1,4 @@
-"""Checkpoints: atomic writing, checksums, and reading with limits on memory."""
+"""Checkpoints: atomic writing, checksums, and reading with a limit on memory."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _CHUNK = 1 << 20
 
 
 def seal(file: IO[bytes]) -> None:
-    """Appends a checksum of the content.
+    """Appends a checksum of its content to a file.
 
     Args:
         file (file): a zip file without a comment, open for reading and writing.
@@ -58,15 +58,16 @@ def seal(file: IO[bytes]) -> None:
 
 
 def damage(path: Path) -> str | None:
-    """Returns a description of the damage of a file, or None for an undamaged file.
+    """Returns a description of a file's damage, or None if the file is undamaged.
 
-    Files of version 0.1 have no seal; for these, the checksums of the entries are checked.
+    Files of version 0.1 have no checksum from :func:`seal`; for them, the checksums of the entries
+    of the zip file are checked.
 
     Args:
         path (Path): a zip file.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     with path.open("rb") as file:
         length = max(0, file.seek(0, os.SEEK_END) - _LENGTH)
@@ -93,10 +94,10 @@ def _damage_of_entries(file: IO[bytes]) -> str | None:
 
 
 def swollen(archive: zipfile.ZipFile, size: int) -> str | None:
-    """Returns an error text if a zip file unpacks to more bytes than it has, else None.
+    """Returns an error text if a zip file is smaller than its unpacked content, else None.
 
     Args:
-        archive (ZipFile): archive with the list of entries.
+        archive (ZipFile): the opened zip file.
         size (int): size of the file in bytes.
     """
     entries = archive.infolist()
@@ -108,7 +109,7 @@ def swollen(archive: zipfile.ZipFile, size: int) -> str | None:
 
 
 def _checksum(file: IO[bytes], length: int) -> bytes:
-    """Returns the SHA-256 of the first bytes as text, and leaves the file position after them."""
+    """Returns the SHA-256 of the first ``length`` bytes as text; moves the file position there."""
     file.seek(0)
     found = hashlib.sha256()
     while length > 0:
@@ -131,13 +132,13 @@ _FACTOR = 4
 
 
 def excess(path: Path) -> str | None:
-    """Returns an error text if a zip file would take more memory than it has bytes, else None.
+    """Returns an error text if reading a zip file would need too much memory, else None.
 
     Args:
-        path (Path): a file; it is not unpacked.
+        path (Path): a zip file, which is not unpacked.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -163,7 +164,7 @@ def read_tensors(path: Path, device: torch.device | str = "cpu") -> Any:
         device (torch.device): device of the tensors.
 
     Raises:
-        ValueError: tensors or containers are larger than the file.
+        ValueError: its tensors or containers are larger than the file allows.
     """
     state = torch.load(path, map_location=device, weights_only=True)
     size = path.stat().st_size
@@ -180,15 +181,15 @@ def read_tensors(path: Path, device: torch.device | str = "cpu") -> Any:
 
 
 def read_sealed(path: Path, device: torch.device | str = "cpu") -> Any:
-    """Reads a file without running code, after checks of its checksum and size.
+    """Reads a file without running code, after checking its checksum and size.
 
     Args:
-        path (Path): a file of :func:`seal`, or of version 0.1.
+        path (Path): a file with a checksum from :func:`seal`, or a file of version 0.1.
         device (torch.device): device of the tensors.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: it is damaged or too large.
+        OSError: the file cannot be read.
+        ValueError: the file is damaged or too large.
     """
     found = damage(path) or excess(path)
     if found is not None:
@@ -207,10 +208,10 @@ def leaves(value: Any, most: int | None = None) -> Iterator[tuple[str, Tensor]]:
 
     Args:
         value: nested mappings, lists and tuples.
-        most (int, optional): largest number of values.
+        most (int, optional): largest number of values to visit.
 
     Raises:
-        ValueError: there are more values, as in containers that contain each other.
+        ValueError: there are more values, for example because containers contain each other.
     """
     waiting, seen = [("", value)], 0
     while waiting:
@@ -227,7 +228,7 @@ def leaves(value: Any, most: int | None = None) -> Iterator[tuple[str, Tensor]]:
 
 
 def _unknown(pickled: bytes) -> str | None:
-    """Returns a name in a pickle that does not belong to tensors, or None."""
+    """Returns a name that a pickle refers to and tensors do not need, or None."""
     for code, argument, _ in pickletools.genops(pickled):
         if code.name == "GLOBAL" and not _KNOWN.fullmatch(str(argument)):
             return str(argument).replace(" ", ".")
@@ -249,7 +250,7 @@ _ENTRIES: dict[str, type | tuple[type, ...]] = {
 
 
 class BrokenCheckpointError(CheckpointError):
-    """A damaged file, or a file that is not a checkpoint."""
+    """A checkpoint file that is damaged, or a file that is not a checkpoint."""
 
     def __init__(self, path: Path, reason: str) -> None:
         earlier = [
@@ -276,7 +277,7 @@ def save_checkpoint(folder: Path, iteration: int, state: dict[str, Any], keep: i
     path = checkpoints / f"iteration_{iteration:06d}.pt"
     with writing(path):
         checkpoints.mkdir(parents=True, exist_ok=True)
-        for stale in checkpoints.glob("*.part"):  # left by a killed process
+        for stale in checkpoints.glob("*.part"):  # left behind by a killed process
             stale.unlink()
     with whole_file(path, "w+b") as file:
         torch.save({"format": _FORMAT, **state}, file)
@@ -308,13 +309,13 @@ def latest_checkpoint(folder: Path) -> Path:
 
 
 def load_latest(folder: Path) -> tuple[Path, dict[str, Any]]:
-    """Loads the latest undamaged checkpoint of a run, with a warning about broken ones.
+    """Loads the latest undamaged checkpoint of a run, and warns about damaged ones.
 
     Returns:
-        Path, dict: the file, and its content on the CPU.
+        Path, dict: the file, and its content with all tensors on the CPU.
 
     Raises:
-        CheckpointError: the run has no checkpoint, or only broken ones.
+        CheckpointError: the run has no checkpoint, or only damaged ones.
     """
     latest_checkpoint(folder)
     broken: dict[str, BrokenCheckpointError] = {}
@@ -342,10 +343,10 @@ def load_latest(folder: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
-    """Reads a checkpoint after a check of its checksum.
+    """Reads a checkpoint after checking its checksum.
 
     Raises:
-        CheckpointError: the file is broken or half-written, or from another version.
+        CheckpointError: the file is damaged or incomplete, or from another version.
     """
     try:
         state = read_sealed(path, device)
@@ -394,10 +395,10 @@ def load_learners(learners: Sequence[Learner], states: Sequence[dict[str, Any]])
 
 @contextlib.contextmanager
 def fitting(path: Path) -> Iterator[None]:
-    """Turns errors into a message that a checkpoint does not fit the run.
+    """Context that turns errors into the message that a checkpoint does not fit the run.
 
     Raises:
-        CheckpointError: naming the file and the error.
+        CheckpointError: any error; the message names the file and the error.
     """
     try:
         yield
@@ -412,9 +413,9 @@ def fitting(path: Path) -> Iterator[None]:
 
 
 def set_aside_later(path: Path) -> None:
-    """Renames broken checkpoints that are newer than the resumed one.
+    """Renames damaged checkpoints that are newer than the checkpoint from which a run resumes.
 
-    Otherwise they would count as the latest, and new checkpoints would be removed.
+    Otherwise they would count as the latest ones, and new checkpoints would be removed instead.
     """
     for later in all_checkpoints(path.parent.parent):
         if _number(later) > _number(path):
@@ -444,14 +445,14 @@ def _described(value: Any) -> str:
 
 
 def _not_finite(value: Any, name: str) -> str | None:
-    """Returns the dotted name of a tensor that holds NaN or infinity."""
+    """Returns the dotted name of a tensor that holds NaN or infinity, or None."""
     wrong = (key for key, tensor in leaves(value) if not _is_finite(tensor))
     found = next(wrong, None)
     return None if found is None else f"{name}.{found}"
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    """Returns whether all numbers are finite, from minimum and maximum, without a copy."""
+    """Returns whether all numbers are finite; uses minimum and maximum, to avoid a copy."""
     if not (tensor.is_floating_point() or tensor.is_complex()) or not tensor.numel():
         return True
     real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
@@ -466,7 +467,7 @@ def _settings(learner: Learner) -> list[dict[str, Any]]:
 
 
 def _check_moments(optimizer: torch.optim.Optimizer | None) -> None:
-    """Refuses moments of other shapes, since optimizers load them without a check."""
+    """Refuses moments with shapes unlike the parameters', which optimizers load unchecked."""
     state = {} if optimizer is None else optimizer.state
     for parameter, moments in state.items():
         for moment in moments.values():
@@ -475,7 +476,7 @@ def _check_moments(optimizer: torch.optim.Optimizer | None) -> None:
 
 
 def _kinds(value: Any) -> Any:
-    """Describes the types within a value."""
+    """Returns a value with every element replaced by a description of its type."""
     if isinstance(value, dict):
         return {key: _kinds(part) for key, part in value.items()}
     return [_kinds(part) for part in value] if isinstance(value, (list, tuple)) else type(value)

@@ -1,4 +1,4 @@
-"""Clusters of agents that share a network, from the environment's responses (SePS).
+"""Finds clusters of agents that can share a network, from their transitions (SePS).
 
 Shapes: E envs, T steps, N agents of a learner.
 """
@@ -28,14 +28,14 @@ _FRAMES = 15_485_863
 
 
 def with_clusters(config: TrainConfig, team: TeamSpec, env: EnvBase) -> TrainConfig:
-    """Returns the settings with the ``sharing_index`` of ``sharing: clusters`` filled in.
+    """Returns the settings, with the ``sharing_index`` that ``sharing: clusters`` finds.
 
-    Plays the environment with random actions and a separate random state.
+    It collects steps with random actions, and uses a separate random state.
 
     Args:
         config (TrainConfig): config of the run.
         team (TeamSpec): the groups.
-        env (EnvBase): environment with dense groups. It must be reset before it is used again.
+        env (EnvBase): environment with dense groups; reset it before you use it again.
 
     Raises:
         ConfigError: agents cannot share a network, or there are more clusters than agents.

@@ -1,4 +1,4 @@
-"""Settings of a whole run: a recipe."""
+"""The settings of a whole run, as in a recipe."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ CHOICES = {
     "choice",
     **EXECUTIONS,
 }
-"""Execution -> its meaning."""
+"""Execution mode -> its meaning."""
 
 BACKENDS = {
     "tensorboard": "files in the run folder",
@@ -98,7 +98,7 @@ class LoggingConfig:
         """Refuses backends that are not installed.
 
         Raises:
-            MissingExtraError: with the line that installs them.
+            MissingExtraError: a backend is not installed; the message says how to install it.
         """
         for backend in self.backends:
             if importlib.util.find_spec(backend) is None:
@@ -159,11 +159,11 @@ class TrainConfig:
 
         Args:
             at (str): prefix of the names in messages.
-            skip (collection of str): sections to leave out: ``env`` where the caller passes an
+            skip (collection of str): sections to leave out, such as ``env`` if the caller passes an
                 environment.
 
         Raises:
-            ConfigError: naming the settings and the fix.
+            ConfigError: settings are contradictory; the message names them and the fix.
         """
         own_env = "env" in skip
         if self.execution == "cudagraph" and not self.device.startswith("cuda"):
@@ -198,10 +198,10 @@ class TrainConfig:
         """Refuses settings of learners that do not fit the rest of the run.
 
         Args:
-            own_env (bool): whether the caller passes an environment, which is not known yet.
+            own_env (bool): whether the caller passes an environment; it is not examined here.
 
         Raises:
-            ConfigError: naming the settings and the fix.
+            ConfigError: settings do not fit; the message names them and the fix.
         """
         for at, learner in self.learners().items():
             learner.check_run(self, at, own_env=own_env)
@@ -213,7 +213,7 @@ class TrainConfig:
             own_env (bool): whether the caller passes an environment; ``env`` is then ignored.
 
         Raises:
-            ConfigError: naming the setting and the fix.
+            ConfigError: a setting cannot be combined; the message names it and the fix.
         """
         for feature in FEATURES:
             if feature.asked(self, own_env):
@@ -222,7 +222,7 @@ class TrainConfig:
             check_shards_divide(self)
 
     def learners(self) -> dict[str, LearnerConfig]:
-        """Returns the settings of every learner, by the prefix of their names in messages."""
+        """Returns the settings of every learner, by the prefix that messages give their names."""
         own = {f"groups.{name}.": override(self, "groups", name) for name in self.groups}
         return {"learner.": self.learner, **own}
 
@@ -234,7 +234,7 @@ def check_population(run: TrainConfig) -> None:
         run (TrainConfig): the settings.
 
     Raises:
-        ConfigError: naming the setting and the fix.
+        ConfigError: a setting does not fit; the message names it and the fix.
     """
     if run.evolution.method == "tournament" and run.evolution.elite > run.population.size:
         raise ConfigError(
@@ -245,12 +245,12 @@ def check_population(run: TrainConfig) -> None:
         _check_learner_of_members(run, learner, at)
     values = run.population.values(run.seed).values()
     for extreme in ([own.index(pick(own)) for own in values] for pick in (min, max)):
-        for member in set(extreme):  # are the extreme values in the ranges of their settings?
+        for member in set(extreme):  # the extreme values must be in the ranges of their settings
             check_settings(members_of(run)[member].learner, "learner.")
 
 
 def _check_learner_of_members(run: TrainConfig, learner: LearnerConfig, at: str) -> None:
-    """Refuses a learner without a varied setting, or without the replay buffer to be shared."""
+    """Refuses a learner that lacks a varied setting, or the replay buffer that is to be shared."""
     known = varying_of(learner)
     for name in run.population.bounds():
         if name not in known:
@@ -283,7 +283,7 @@ def with_settings(learner: LearnerConfig, settings: Mapping[str, float]) -> Lear
 
 
 def members_of(run: TrainConfig) -> list[TrainConfig]:
-    """Returns the settings of each member of a population, as those of an ordinary run.
+    """Returns the settings of each member of a population, in the form of an ordinary run's.
 
     Args:
         run (TrainConfig): settings of the population.
@@ -296,12 +296,12 @@ def members_of(run: TrainConfig) -> list[TrainConfig]:
 
 
 def member_of(run: TrainConfig, number: int, settings: Mapping[str, float]) -> TrainConfig:
-    """Returns the settings of one member, as those of an ordinary run.
+    """Returns the settings of one member, in the form of an ordinary run's.
 
     Args:
         run (TrainConfig): settings of the population.
         number (int): index of the member, 0 for the first.
-        settings (mapping): settings of its learner that differ.
+        settings (mapping): settings of the member's learner that differ from the population's.
     """
     seed = run.seed + number
     return replace(
@@ -315,7 +315,7 @@ def member_of(run: TrainConfig, number: int, settings: Mapping[str, float]) -> T
 
 
 def seed_folders(folder: str | Path) -> list[Path]:
-    """Returns the run folders of ``torchrl-marl train --seeds``, by seed.
+    """Returns the run folders of ``torchrl-marl train --seeds``, ordered by seed.
 
     Args:
         folder (str or Path): the ``folder=...`` of that command.
@@ -326,7 +326,7 @@ def seed_folders(folder: str | Path) -> list[Path]:
 
 
 def read_run_config(folder: str | Path) -> TrainConfig:
-    """Returns the settings that a run was started with, from its folder.
+    """Returns a run's settings from the ``config.yaml`` in its folder.
 
     Raises:
         CheckpointError: the folder is missing, is not a run folder, or its settings are broken.
@@ -350,7 +350,7 @@ def read_run_config(folder: str | Path) -> TrainConfig:
         raise CheckpointError(f"{str(folder)!r} is not a run folder: it {there}; {fix}.")
     refuse_link(path)
     try:
-        # Settings that did not apply were never read, and are left out.
+        # Settings that do not apply were never used by the run, and are left out.
         return Reader(TrainConfig).read(read_yaml(path), warn=False)
     except ConfigError as error:
         raise CheckpointError(f"{str(path)!r} does not fit this version: {error}") from None

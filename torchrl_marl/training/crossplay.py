@@ -1,4 +1,4 @@
-"""Cross-play: payoffs of every player against every other."""
+"""Cross-play: the payoffs of every player against every other player."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Seats:
     """Agents that the two players of an episode control.
 
     Args:
-        agents (pair of dict): for each player, group -> indices of its agents, ``[n]``.
-        apart (bool): True if each seat is a separate group with its own return.
+        agents (pair of dict): for each seat, group -> indices of its agents, ``[n]``.
+        apart (bool): True if each seat is a separate group, with a separate return.
         alike (bool): True if players can swap seats.
     """
 
@@ -37,10 +37,10 @@ class Seats:
 
 
 def seats_of(team: TeamSpec) -> Seats:
-    """Returns the two seats of a team: its two groups, or the halves of its one group.
+    """Returns the two seats of a team: its two groups, or the halves of its only group.
 
     Raises:
-        ConfigError: a single agent, or more than two groups.
+        ConfigError: the team has a single agent, or more than two groups.
     """
     groups = list(team.groups.values())
     if team.n_agents < 2:
@@ -74,34 +74,35 @@ def cross_play(
     seed: int = 0,
     longest: int = 10_000,
 ) -> TensorDict:
-    """Plays every player of one list against, or with, every player of the other.
+    """Plays every player of one list against, or with, every player of the other list.
 
-    The two seats are the environment's two groups. In an environment of one group each player
-    controls half of the team. All pairs and their episodes are batched in the envs of one
-    environment. Each policy is called once a step, on the rows in which it has a seat, so the
-    network structures of players may differ.
+    The two seats are the environment's two groups; in an environment with one group, each player
+    controls half of the team. All pairs and episodes are batched over the envs of one environment.
+    Each policy is called once per step, on the envs in which it has a seat, so players may have
+    different network structures.
 
     Args:
         players_a, players_b (sequence of callable): joint policies, which act for all groups.
-        env (EnvBase): environment, reset and seeded with ``seed``; must carry the players' hidden
-            states.
-        episodes (int): episodes of each pair; rounded up to an even number if seats are swapped.
+        env (EnvBase): environment, which is reset and seeded with ``seed``. It must carry the
+            players' hidden states.
+        episodes (int): number of episodes per pair, rounded up to an even number if seats are
+            swapped.
 
     Keyword Args:
         deterministic (bool): True for the likeliest actions, False for sampled ones.
-        swap (bool, optional): True to swap seats in every second episode; default: True if both
+        swap (bool, optional): True to swap seats in every second episode; by default True if both
             seats have the same shapes.
         seed (int): random seed of the environment and the actions.
-        longest (int): most steps of an episode; a longer one is an error.
+        longest (int): largest number of steps of an episode; a longer one is an error.
 
     Shapes:
-        - returns: ``[A, B]``: ``wins`` of the row's player, ``draws`` and ``games``, int64, and
-          its mean return, ``returns``, with its standard error, ``error``, float64. The player
-          with the larger return wins; the two halves of a team draw
+        - returns: ``[A, B]``, a row for each of ``players_a``: its ``wins``, ``draws`` and
+          ``games``, int64, and its mean return, ``returns``, with the standard error, ``error``,
+          float64. The player with the larger return wins; the halves of a team always draw
 
     Raises:
-        ConfigError: no players, no episodes, seats that cannot be swapped, or an error of
-            :func:`seats_of`.
+        ConfigError: there are no players or no episodes, the seats cannot be swapped, or
+            :func:`seats_of` raises it.
 
     Examples:
         >>> from torchrl_marl.collectors import TeamPolicy
@@ -141,7 +142,7 @@ def cross_play(
     wins, draws, games, total, squares = sums.view(5, *shape)
     counts = {"wins": wins.long(), "draws": draws.long(), "games": games.long()}
     mean = total / games
-    error = ((squares / games - mean**2).clamp_min(0) / (games - 1)).sqrt()  # NaN of one game
+    error = ((squares / games - mean**2).clamp_min(0) / (games - 1)).sqrt()  # NaN for a single game
     return TensorDict({**counts, "returns": mean, "error": error}, shape)
 
 
@@ -158,12 +159,12 @@ def _check(players: Sequence[Sequence[Policy]], episodes: int, swap: bool, seats
 
 
 def _filled(seated: Tensor, num_envs: int) -> Tensor:
-    """Pads the players by seat to all envs, ``[2, E]``, by repeating the last game."""
+    """Pads the players by seat and game to all envs, ``[2, E]``, by repeating the last game."""
     return torch.cat([seated, seated[:, -1:].expand(-1, num_envs - seated.shape[1])], 1)
 
 
 def _outcomes(returns: dict[str, Tensor], seats: Seats, swapped: Tensor) -> Tensor:
-    """Returns win, draw, count, return and squared return of the first player, ``[5, games]``."""
+    """Returns the first player's win, draw, game (1), return and squared return, ``[5, games]``."""
     by_seat = torch.stack([returns[name].double().cpu() for own in seats.agents for name in own])
     own, other = torch.where(swapped, by_seat.flip(0), by_seat)
     close = torch.isclose(own, other, rtol=1e-6, atol=1e-6)
@@ -173,12 +174,12 @@ def _outcomes(returns: dict[str, Tensor], seats: Seats, swapped: Tensor) -> Tens
 
 
 class _JointPolicy:
-    """Several players on one batch of envs, each on the rows in which it has a seat.
+    """Joint policy of several players, each of which acts in the envs in which it has a seat.
 
     Args:
         players (sequence of callable): policies of the players.
         seats (Seats): agents of each seat.
-        seated (Tensor): index of the player of each seat and env, ``[2, E]``.
+        seated (Tensor): index of the player in each seat and env, ``[2, E]``.
     """
 
     def __init__(self, players: Sequence[Policy], seats: Seats, seated: Tensor) -> None:
@@ -218,14 +219,14 @@ def _outputs(acted: TensorDictBase, group: str) -> Iterator[tuple[NestedKey, Ten
 
 
 class Payoffs:
-    """Payoff table of the first seat's player; entries of new players are played when needed.
+    """Table of the first seat's payoffs; missing entries are played when they are needed.
 
-    If the seats have the same shape, players swap seats and the payoff is zero-sum.
+    If the seats have the same shapes, players swap seats, and the payoffs are taken as zero-sum.
 
     Args:
         team (TeamSpec): team with two seats.
-        env (callable): returns the evaluation environment.
-        episodes (int): episodes of an entry.
+        env (callable): function that returns the evaluation environment.
+        episodes (int): number of episodes per entry.
         seed (int): random seed of the episodes.
     """
 
@@ -241,12 +242,12 @@ class Payoffs:
         self._policies[name] = policy
 
     def add(self, name: str, policy: Policy, others: Sequence[str]) -> None:
-        """Registers a new player and plays it against others and against itself.
+        """Registers a new player, and plays it against others and against itself.
 
         Args:
             name (str): name of the player.
             policy (callable): policy of the player.
-            others (sequence of str): names of registered players.
+            others (sequence of str): names of registered players to play against.
         """
         self.register(name, policy)
         alike = seats_of(self._team).alike
@@ -268,11 +269,11 @@ class Payoffs:
         return cross_play(own, other, self._env(), self.episodes, seed=self.seed)["returns"]
 
     def table(self, names: Sequence[str]) -> Tensor:
-        """Returns each player's return in the first seat against each in the second, ``[A, A]``."""
+        """Returns the return of each player in seat 1 against each player in seat 2, ``[A, A]``."""
         missing = [
             (own, other) for own in names for other in names if (own, other) not in self._entries
         ]
-        for own, other in missing:  # players that were registered, not added
+        for own, other in missing:  # players that were only registered
             self._entries[own, other] = float(self._play([own], [other])) if own != other else 0.0
         return torch.tensor(
             [[self._entries[own, other] for other in names] for own in names], dtype=torch.float64

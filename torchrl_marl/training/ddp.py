@@ -1,4 +1,4 @@
-"""Runs of one learner over several processes (ranks)."""
+"""Runs in which several processes (ranks) train the same networks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["check_ranks", "gathered", "part_of", "refuse_disagreement", "with_sh
 
 
 def with_shards(config: TrainConfig, n_ranks: int) -> TrainConfig:
-    """Returns the settings with a shard for each rank, unless they give the number."""
+    """Returns the settings with one shard for each rank, unless they set the number of shards."""
     if config.distributed.enabled:
         return config
     one_each = dataclasses.replace(config.distributed, collectors=n_ranks)
@@ -37,7 +37,7 @@ def check_ranks(config: TrainConfig, n_ranks: int, *, own_env: bool = False) -> 
         own_env (bool): whether the caller passes an environment.
 
     Raises:
-        ConfigError: naming the setting and the fix.
+        ConfigError: a setting does not work; the message names it and the fix.
     """
     if own_env:
         raise ConfigError(
@@ -57,10 +57,10 @@ def check_ranks(config: TrainConfig, n_ranks: int, *, own_env: bool = False) -> 
 
 
 def refuse_disagreement(ranks: SingleProcess, config: TrainConfig) -> None:
-    """Refuses ranks with other versions or settings than the first rank.
+    """Refuses to run if ranks have different versions or settings.
 
     Raises:
-        ConfigError: naming the first difference.
+        ConfigError: ranks differ; the message names the first difference.
     """
     own = {"torchrl_marl": __version__, "torch": torch.__version__}
     own |= flatten(dataclasses.asdict(config))
@@ -84,10 +84,10 @@ _BY_ENV = ("critic_states", "born")
 
 
 def gathered(state: dict[str, Any], ranks: SingleProcess) -> dict[str, Any]:
-    """Gathers the state of a run, as of one process, on the first rank.
+    """Gathers the ranks' states on the first rank, into the state of a run in one process.
 
     Args:
-        state (dict): state of this rank, which other ranks return unchanged.
+        state (dict): state of this rank; ranks other than the first return it unchanged.
         ranks (SingleProcess): the ranks of the run.
     """
     parts = ranks.gather(_of_envs(state))
@@ -97,13 +97,13 @@ def gathered(state: dict[str, Any], ranks: SingleProcess) -> dict[str, Any]:
 def part_of(
     state: dict[str, Any], ranks: SingleProcess, shards: range, n_envs: int
 ) -> dict[str, Any]:
-    """Returns this rank's part of the state of a run, as of one process.
+    """Returns this rank's part of a state from :func:`gathered`.
 
     Args:
         state (dict): state of the run.
         ranks (SingleProcess): the ranks of the run.
         shards (range): shards of this rank.
-        n_envs (int): number of envs of a rank.
+        n_envs (int): number of envs per rank.
     """
     rows = slice(ranks.rank * n_envs, (ranks.rank + 1) * n_envs)
     return _part(state, shards, rows, ranks.size)
@@ -114,12 +114,12 @@ def _of_envs(state: dict[str, Any]) -> dict[str, Any]:
     extra = [learner.get("_extra_state", {}) for learner in state["learners"]]
     kept = [{name: own[name] for name in _BY_ENV if name in own} for own in extra]
     found = {"collector": state["collector"], "tracker": state["tracker"], "learners": kept}
-    # Otherwise unpickling would allocate the tensors on the GPU of their rank.
+    # Without this, unpickling would allocate the tensors on the sending rank's GPU.
     return pytree.tree_map_only(Tensor, Tensor.cpu, found)
 
 
 def _with_all(own: dict[str, Any], parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Combines the first rank's state with the environments' entries of all ranks."""
+    """Combines the first rank's state with the entries of all ranks' environments."""
     whole, collectors = dict(own), [part["collector"] for part in parts]
     whole["collector"] = dict(collectors[0], frames=sum(one["frames"] for one in collectors))
     if collectors[0].get("shards") is not None:
@@ -136,7 +136,7 @@ def _rows_of_all(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def _part(whole: dict[str, Any], shards: range, rows: slice, n_ranks: int) -> dict[str, Any]:
-    """Returns a rank's part of the state of one process."""
+    """Returns a rank's part of the state of a run in one process."""
     part, collector = dict(whole), dict(whole["collector"])
     collector["frames"] //= n_ranks
     if collector.get("shards") is not None:

@@ -1,4 +1,4 @@
-"""Players of a cross-play table: runs, ``random`` and ``heuristic``, and their environment."""
+"""Players of a cross-play table (runs, ``random`` and ``heuristic``), and their environment."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ __all__ = [
 ]
 
 RANDOM, HEURISTIC = "random", "heuristic"
-"""Names of players without a run."""
+"""Names of players that need no run."""
 Policy = Callable[[TensorDictBase], TensorDictBase]
 
 
 def enter(
     names: Sequence[str], num_envs: int, *, device: str | None = None, trust: bool = False
 ) -> tuple[EnvBase, dict[str, Policy]]:
-    """Returns the environment of the runs, and each player's joint policy by name.
+    """Returns the environment of the runs, and the joint policy of each player, by name.
 
     Args:
         names (sequence of str): run folders, files of stored players (``RUN/players/NAME.pt``),
@@ -49,12 +49,12 @@ def enter(
         num_envs (int): number of envs.
 
     Keyword Args:
-        device (str, optional): by default, the device of the first run.
-        trust (bool): whether to run code that another user's run names.
+        device (str, optional): device of the policies; by default, that of the first run.
+        trust (bool): whether to run code that the settings of another user's run name.
 
     Raises:
-        ConfigError: there is only one player, a name occurs twice, there is no run, environments
-            or shapes differ, or the environment has no heuristic.
+        ConfigError: there is only one player, a name occurs twice, no player is a run, the runs'
+            environments or shapes differ, or the environment has no heuristic.
         CheckpointError: a folder is not a run folder.
     """
     twice = [name for i, name in enumerate(names) if name in names[:i]]
@@ -88,7 +88,7 @@ def enter(
 
 
 def runs_of_players(names: Sequence[str]) -> list[Path]:
-    """Returns the run folders of players, without ``random`` and ``heuristic``.
+    """Returns the run folders of the players other than ``random`` and ``heuristic``.
 
     Args:
         names (sequence of str): as for :func:`enter`.
@@ -100,12 +100,12 @@ def runs_of_players(names: Sequence[str]) -> list[Path]:
 
 
 def same_players(players: Mapping[str, Policy]) -> dict[str, str]:
-    """Returns each player's name -> name of the first player with the same weights.
+    """Maps each player's name to the name of the first player with the same weights.
 
-    The current policy of a run and its latest stored player may have the same weights.
+    For example, the current policy of a run and its latest stored player may be equal.
 
     Args:
-        players (mapping): from :func:`enter`.
+        players (mapping): name -> policy, from :func:`enter`.
 
     Raises:
         ConfigError: all players have the same weights.
@@ -156,13 +156,13 @@ def find_players(given: str) -> list[tuple[str, Networks]]:
 
 
 def scripted(name: str, env: EnvBase, team: TeamSpec, environment: EnvConfig) -> Policy:
-    """Returns the joint policy of a player without a run.
+    """Returns the joint policy of ``random`` or ``heuristic``.
 
     Args:
         name (str): ``random`` or ``heuristic``.
         env (EnvBase): the environment.
         team (TeamSpec): the groups of the environment.
-        environment (EnvConfig): its settings, for messages.
+        environment (EnvConfig): settings of the environment, for messages.
 
     Raises:
         ConfigError: the environment has no heuristic.
@@ -205,7 +205,7 @@ def _check_environments(environments: Mapping[str, EnvConfig]) -> None:
 
 
 def _check_shapes(environments: Mapping[str, EnvConfig], runs: Mapping[str, Run]) -> None:
-    """Refuses runs with other shapes of observations or actions than the first."""
+    """Refuses runs if their shapes of observations or actions differ from the first run's."""
     first, *others = environments
     same = {
         name: dataclasses.replace(environment, num_envs=1)
@@ -241,7 +241,7 @@ def _described(group: GroupSpec) -> str:
 
 
 def _remembering(runs: Mapping[str, Run]) -> Run:
-    """Returns the run with an environment that carries the hidden states of all players."""
+    """Returns a run with an environment that can carry the hidden states of all players."""
     sizes = {name: remembered_by(run.policy) for name, run in runs.items()}
     largest = max(sizes, key=lambda name: len(sizes[name]))
     for name, own in sizes.items():

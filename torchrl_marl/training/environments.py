@@ -1,4 +1,4 @@
-"""Environments of a run, its collector, and the choice of the execution mode."""
+"""The environments and the collector of a run, and the choice of its execution mode."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Environments:
 
     Args:
         config (TrainConfig): config of the run.
-        env (EnvBase, optional): environment of the user; seeded and reset, but never closed.
+        env (EnvBase, optional): environment of the user, which is seeded and reset, but not closed.
         device (torch.device): device of the environments.
         at_once (int): largest number of parallel episodes in an evaluation.
 
@@ -58,13 +58,13 @@ class Environments:
         self._config, self._device, self._at_once = config, device, at_once
         self.own = None if env is None else adapt(as_environment(env, config.env, device))
         if self.own is None:
-            # Shards build their environments; this one only provides the specs.
+            # Shards build their own environments; this one only provides the specs.
             num_envs = 1 if config.distributed.enabled else None
             built = make_env(config.env, seed=config.seed, device=device, num_envs=num_envs)
         else:
             built = self.own
             built.set_seed(config.seed)
-            built.reset()  # so that earlier use of it has no effect
+            built.reset()  # to undo the effects of its earlier use
         if self._is_drawn:
             application("pictures").check_drawable(built)
         self.training = with_dense_groups(built)
@@ -72,7 +72,7 @@ class Environments:
         self._sizes: dict[str, int] | None = None
 
     def remember(self, sizes: Mapping[str, int]) -> None:
-        """Adds the hidden states of the actors to both environments.
+        """Adds the actors' hidden states to the training and the evaluation environment.
 
         Args:
             sizes (mapping): group -> size of each agent's hidden state.
@@ -109,13 +109,13 @@ class Environments:
         return self._evaluation
 
     def play(self, policy: Any, team: TeamSpec, other: bool = False) -> Episodes:
-        """Plays the episodes of an evaluation, with the same initial states in every run.
+        """Plays the episodes of an evaluation; all runs use the same initial states.
 
         Args:
             policy (callable, optional): policy; by default random actions.
             team (TeamSpec): the groups.
-            other (bool): whether to use the other kind of actions (deterministic or sampled) than
-                the settings.
+            other (bool): True to sample actions if the settings ask for the most likely ones, and
+                vice versa.
         """
         settings = self._config.evaluation
         return play(
@@ -155,14 +155,14 @@ class Environments:
         pictures.write(film, path)
 
     def heuristic(self) -> Any:
-        """The heuristic policy of the environment, or None."""
-        # Heuristics expect agents of one shape, without padding.
+        """Returns the heuristic policy of the environment, or None if it has none."""
+        # Heuristics expect that all agents have the same shapes, without padding.
         env = None if self.own is not None or padded_members(self.evaluation) else self.evaluation
         make = None if env is None else getattr(_base_of(env), "heuristic", None)
         return None if make is None else make()
 
     def restarts(self) -> dict[str, int]:
-        """Returns the number of restarted workers as a metric; empty without workers."""
+        """Returns the number of restarted workers as a metric; empty if there are no workers."""
         base = _base_of(self.training)
         restarts = None if isinstance(base, BatchedEnvBase) else getattr(base, "restarts", None)
         return {"worker_restarts": restarts} if isinstance(restarts, int) else {}
@@ -177,7 +177,7 @@ class Environments:
 def time_limit(env: EnvBase) -> int | None:
     """Returns the time limit of an environment."""
     base = _base_of(env)
-    # Reading it from a batched env would start its workers.
+    # Reading the limit from a batched environment would start its workers.
     limit = None if isinstance(base, BatchedEnvBase) else getattr(base, "max_steps", None)
     return limit if isinstance(limit, int) else None
 
@@ -199,12 +199,12 @@ def make_collector(
 
     Args:
         config (TrainConfig): config of the run.
-        env (EnvBase): environment with dense groups; with shards only an example.
+        env (EnvBase): environment with dense groups; not stepped if there are shards.
         policy (TensorDictModuleBase): the joint policy.
         team (TeamSpec): the groups.
-        remembers (bool): whether networks read hidden states or starts of episodes.
+        remembers (bool): whether networks read hidden states or flags of episode starts.
         shards (range): shards of this process.
-        asked (callable): returns whether waiting for a batch should end.
+        asked (callable): function that returns whether to stop waiting for a batch.
     """
     own = LIBRARIES.hook(config.env.library, "collector")
     if own is not None:
@@ -223,17 +223,17 @@ def make_collector(
     )
 
 
-# Compilation saves 9 ms per step of `balance` in 96 envs, including its share of the update, and
-# takes 20 to 40 s. Both are similar on an H100.
+# For `balance` with 96 envs, compilation takes 20 to 40 s and saves 9 ms per step, including the
+# step's share of the update. Both numbers are similar on an H100.
 _STEPS_THAT_PAY = 5_000
 
 
 def choose_execution(config: TrainConfig, env: Any = None) -> str:
-    """Returns the execution mode of a run; ``auto`` is resolved.
+    """Returns the execution mode of a run, in which ``auto`` is replaced by a mode.
 
     ``auto`` becomes ``compile`` on a CPU with a C++ compiler, and ``cudagraph`` on a GPU with
-    Triton, if the simulator can be captured and the run has 5,000 or more steps of all envs. Else
-    it becomes ``eager``. The choice depends only on the settings and the machine.
+    Triton, provided that the simulator can be captured and every env makes at least 5,000 steps.
+    Otherwise it becomes ``eager``. The choice depends only on the settings and the machine.
 
     Args:
         config (TrainConfig): config of the run.
@@ -257,7 +257,7 @@ def choose_execution(config: TrainConfig, env: Any = None) -> str:
 
 
 def _compiled(device: str) -> str:
-    """Returns the compiled mode of a device, or ``eager`` without a compiler."""
+    """Returns the execution mode for compiled steps on a device; ``eager`` without a compiler."""
     if device != "cpu":
         return "eager" if importlib.util.find_spec("triton") is None else "cudagraph"
     return "eager" if shutil.which(os.environ.get("CXX", "g++")) is None else "compile"

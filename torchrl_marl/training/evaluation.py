@@ -1,4 +1,4 @@
-"""Evaluation of a policy on whole episodes, with figures over their returns.
+"""Evaluation of a policy on whole episodes, and statistics of their returns.
 
 Shapes: E envs, N agents of a group, n episodes.
 """
@@ -56,9 +56,9 @@ __all__ = [
 ]
 
 AT_ONCE = 200
-"""Most episodes played in parallel."""
+"""Largest number of episodes that are played in parallel."""
 EVALUATION_SEED = 1_000_003
-"""Random seed of the evaluation starts, the same for every policy and not that of training."""
+"""Random seed of an evaluation's initial states, the same for all policies, but not training's."""
 
 _ACTIONS = 7_368_787
 _NEXT_STARTS = 15_485_863  # added to the seed for each further batch of episodes
@@ -67,11 +67,11 @@ Policy = Callable[[TensorDictBase], TensorDictBase]
 
 @dataclass(frozen=True)
 class Episodes:
-    """Whole episodes, in the order of their starts.
+    """Returns and lengths of whole episodes, in the order of their initial states.
 
     Args:
-        returns (dict): group -> return of each episode, mean over its agents, ``[n]``.
-        lengths (Tensor): number of steps, ``[n]``.
+        returns (dict): group -> return of each episode, averaged over the group's agents, ``[n]``.
+        lengths (Tensor): number of steps of each episode, ``[n]``.
         sizes (dict): group -> number of agents.
     """
 
@@ -81,12 +81,12 @@ class Episodes:
 
     @property
     def total(self) -> Tensor:
-        """Return of each episode, mean over all agents, ``[n]``."""
+        """Return of each episode, averaged over all agents, ``[n]``."""
         weighted = [self.returns[name] * size for name, size in self.sizes.items()]
         return torch.stack(weighted).sum(0) / sum(self.sizes.values())
 
     def figures(self) -> dict[str, float]:
-        """Returns the figures of :func:`~torchrl_marl.training.evaluate`."""
+        """Returns the statistics that :func:`~torchrl_marl.training.evaluate` lists."""
         total, lengths = self.total, self.lengths
         found = {
             "return_mean": total.mean().item(),
@@ -103,12 +103,12 @@ class Episodes:
         return found
 
     def against(self, other: Episodes) -> Paired:
-        """Compares the returns with another policy's from the same starts, start by start."""
+        """Compares the returns with another policy's from the same initial states, pair by pair."""
         return paired_difference(self.total.double().cpu(), other.total.double().cpu())
 
 
 def _interval(name: str, values: Tensor) -> dict[str, float]:
-    """Returns the interval of the mean; nothing for a single episode or non-finite values."""
+    """Returns the interval of the mean; empty for a single episode or non-finite values."""
     if len(values) < 2 or not bool(values.isfinite().all()):
         return {}
     found = estimate(mean, [values.double().cpu()])
@@ -116,24 +116,26 @@ def _interval(name: str, values: Tensor) -> dict[str, float]:
 
 
 def figures_of_all(played: Episodes | None) -> dict[str, float]:
-    """Returns the figures of episodes; nothing if none were played."""
+    """Returns the statistics of episodes; empty if none were played."""
     return {} if played is None else played.figures()
 
 
 def kind_of(deterministic: bool) -> str:
-    """Returns the name of a kind of actions: ``likeliest`` or ``drawn``."""
+    """Returns ``likeliest`` for deterministic actions, and ``drawn`` for sampled ones."""
     return "likeliest" if deterministic else "drawn"
 
 
 def where_they_differ(likeliest: Episodes, drawn: Episodes) -> str | None:
-    """Returns a sentence if likeliest and sampled actions earn clearly different returns, or None.
+    """Returns a sentence if likeliest and sampled actions clearly differ in return, else None.
 
-    The difference must be significant by the interval and the exact test, which takes 6 episodes.
-    It must also be at least 0.2 standard deviations of the returns, Cohen's small effect, since
-    over many episodes even a tiny difference is significant.
+    The difference must be significant by both the interval and the exact test, which is possible
+    with 6 or more episodes. It must also be at least 0.2 standard deviations of the returns (a
+    small effect according to Cohen), since over many episodes even tiny differences are
+    significant.
 
     Args:
-        likeliest, drawn (Episodes): episodes from the same starts.
+        likeliest (Episodes): episodes with the most likely actions.
+        drawn (Episodes): episodes with sampled actions, from the same initial states.
 
     Reference: Cohen, 1988, Statistical Power Analysis for the Behavioral Sciences, section 2.2.
     """
@@ -155,18 +157,18 @@ def where_they_differ(likeliest: Episodes, drawn: Episodes) -> str | None:
 
 
 def _spread(one: Tensor, other: Tensor) -> float:
-    """Returns the root mean variance of both."""
+    """Returns the square root of the mean of both variances."""
     variance = one.double().var(correction=0) + other.double().var(correction=0)
     return float((variance / 2).sqrt())
 
 
 def after_training(own: Episodes, other: Episodes | None, deterministic: bool) -> dict[str, Any]:
-    """Returns the entries of a run's summary for its last evaluation.
+    """Returns the entries for the last evaluation in a run's summary.
 
     Args:
-        own (Episodes): episodes with the kind of actions that the run is configured for.
+        own (Episodes): episodes with actions as in the settings, deterministic or sampled.
         other (Episodes, optional): episodes with the other kind of actions.
-        deterministic (bool): True if the run is configured for the likeliest actions.
+        deterministic (bool): True if the settings ask for the most likely actions.
     """
     found = {kind_of(deterministic): own.figures()}
     if other is None:
@@ -204,13 +206,14 @@ def evaluate(
     Returns:
         dict: ``return_mean`` (over agents and episodes), ``return_std``, ``return_min``,
         ``return_max``, ``length_mean``, ``length_min``, ``length_max``, ``episodes`` and
-        ``<group>/episode_reward``. Two episodes or more also give the interval of the mean,
-        ``return_low`` and ``return_high``; several groups each have ``_low`` and ``_high``, too.
+        ``<group>/episode_reward``. With two or more episodes, it also has the interval of the mean,
+        ``return_low`` and ``return_high``; with several groups, each group's interval, too, under
+        ``<group>/episode_reward_low`` and ``_high``.
 
     Raises:
-        ConfigError: no episodes, an episode that does not end, or an environment that cannot be
+        ConfigError: ``episodes`` is below 1, an episode does not end, or the environment cannot be
             drawn.
-        MissingExtraError: a GIF without matplotlib.
+        MissingExtraError: a GIF is requested, but matplotlib is not installed.
     """
     options: dict[str, Any] = {"deterministic": deterministic, "seed": seed, "longest": longest}
     with filmed(env, team, [] if gif is None else [gif], shown) as film:
@@ -221,16 +224,17 @@ def evaluate(
 def filmed(
     env: EnvBase, team: TeamSpec, paths: Sequence[Path], shown: int
 ) -> Iterator[Film | None]:
-    """Records the episodes played in the context and writes an animation of them afterwards.
+    """Context that records the episodes played in it, and writes an animation of them on exit.
 
     Args:
         env (EnvBase): environment of the episodes.
         team (TeamSpec): groups of agents.
-        paths (sequence of Path): files of the animation; without any, the context yields None.
+        paths (sequence of Path): files of the animation. If empty, nothing is recorded, and the
+            context yields None.
         shown (int): number of episodes in the animation.
 
     Raises:
-        ConfigError: an environment that cannot be drawn.
+        ConfigError: the environment cannot be drawn.
         MissingExtraError: a package required for animations is not installed.
     """
     if not paths:
@@ -257,27 +261,27 @@ def play(
 ) -> Episodes:
     """Plays exactly ``episodes`` whole episodes.
 
-    The first episode of each env counts; counting the first episodes to *finish* would favor short
-    ones. With more episodes than envs, all envs are reset with a new seed. The starts thus depend
-    on the environment, the seed and the number of envs, but not on the policy, and two policies can
-    be compared start by start. A group's reward of a step is the mean over its born, living agents.
-    Rewards added for training only are left out (``measured()`` of the env). Actions are sampled
-    from a separate random state.
+    Only the first episode of each env counts; counting the first episodes to *finish* would favor
+    short ones. If there are more episodes than envs, all envs are reset with a new seed. The
+    initial states thus depend on the environment, the seed and the number of envs, but not on the
+    policy, so two policies can be compared episode by episode. A group's reward in a step is the
+    mean over its agents that are born and alive. Rewards that an environment adds only for training
+    are left out (by its method ``measured()``). Actions are sampled from a separate random state.
 
     Args:
-        env (EnvBase): environment, reset and seeded with ``seed``.
-        policy (callable, optional): policy; default: random actions.
+        env (EnvBase): environment, which is reset and seeded with ``seed``.
+        policy (callable, optional): policy; by default random actions.
         team (TeamSpec): groups of agents.
 
     Keyword Args:
         episodes (int): number of episodes.
         deterministic (bool): True for the likeliest actions, False for sampled ones.
         seed (int): random seed of the environment and the actions.
-        longest (int): most steps of an episode; a longer one is an error.
-        film (Film, optional): records the first episodes.
+        longest (int): largest number of steps of an episode; a longer one is an error.
+        film (Film, optional): object that records the first episodes.
 
     Raises:
-        ConfigError: no episodes, or an episode that does not end.
+        ConfigError: ``episodes`` is below 1, or an episode does not end.
     """
     if episodes < 1:
         raise ConfigError(f"evaluation: episodes is {episodes}, expected 1 or more.")
@@ -301,16 +305,16 @@ def play(
 def seeded_play(
     env: EnvBase, deterministic: bool, seed: int, actions: int = _ACTIONS
 ) -> Iterator[None]:
-    """Seeds an environment and samples actions from a separate random state in the context.
+    """Context with a seeded environment, in which actions are sampled from a separate random state.
 
     Args:
-        env (EnvBase): environment; rewards added for training only are switched off.
+        env (EnvBase): environment; rewards that it adds only for training are switched off.
         deterministic (bool): True for the likeliest actions, False for sampled ones.
         seed (int): random seed of the environment.
-        actions (int): offset from it to the seed of the actions.
+        actions (int): number added to ``seed`` for the random seed of the actions.
     """
     mode = ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM
-    # Not the environment's own seed, or actions would repeat its random numbers.
+    # With the environment's seed, the actions would repeat the environment's random numbers.
     random_state = RandomState(seed + actions, env.device or "cpu")
     with torch.no_grad(), random_state.active(), set_exploration_type(mode), _measured(env):
         env.set_seed(seed)
@@ -340,7 +344,7 @@ def evaluate_members(
         n_members (int): number of members.
 
     Returns:
-        list of dict: figures of each member, as returned by :func:`evaluate`.
+        list of dict: statistics of each member, as returned by :func:`evaluate`.
     """
     act = env.rand_action if policy is None else policy
     num_envs = env.batch_size.numel()
@@ -359,10 +363,10 @@ def evaluate_members(
 
 @contextlib.contextmanager
 def put_back(env: EnvBase) -> Iterator[bool]:
-    """Restores an environment's state after the context; yields False if that is not possible.
+    """Context that restores an environment's state on exit; yields False if that is impossible.
 
     Args:
-        env (EnvBase): environment that is used otherwise in the context.
+        env (EnvBase): environment, which may be used for anything in the context.
     """
     before = snapshot_env(env)
     try:
@@ -373,7 +377,7 @@ def put_back(env: EnvBase) -> Iterator[bool]:
 
 
 def _measured(env: EnvBase) -> AbstractContextManager[Any]:
-    """Switches off rewards that an environment adds for training only."""
+    """Context without the rewards that an environment adds only for training."""
     while isinstance(env, TransformedEnv):
         env = env.base_env
     own = None if isinstance(env, BatchedEnvBase) else getattr(env, "measured", None)
@@ -388,18 +392,18 @@ def first_episodes(
     longest: int,
     film: Film | None = None,
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Plays an episode in each env; returns the first ``count`` returns by group, and lengths.
+    """Plays an episode in each env; returns the first ``count`` returns (by group) and lengths.
 
     Args:
         env (EnvBase): environment; it is reset first.
         act (callable): policy.
         team (TeamSpec): groups of agents.
-        count (int): number of envs that count.
-        longest (int): most steps of an episode; a longer one is an error.
-        film (Film, optional): records the episodes.
+        count (int): number of episodes to return.
+        longest (int): largest number of steps of an episode; a longer one is an error.
+        film (Film, optional): object that records the episodes.
 
     Raises:
-        ConfigError: an episode that does not end.
+        ConfigError: an episode does not end.
     """
     with contextlib.nullcontext() if film is None else watched(env, film.shown):
         return _first_episodes(env, act, team, count, longest, film)
@@ -419,7 +423,7 @@ def _first_episodes(
     for _ in range(longest):
         if film is None:
             step, carry = env.step_and_maybe_reset(act(carry))
-        else:  # in two steps, since the film needs the last state before the reset
+        else:  # step and reset separately, since the film needs the state between them
             step = env.step(act(carry))
         born = begun(team.groups, step, born)
         for name, group in team.groups.items():

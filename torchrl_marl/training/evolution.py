@@ -35,18 +35,19 @@ __all__ = ["Bounds", "Evolution", "Fitness", "MemberRating", "perturb", "tournam
 
 
 def truncation(fitness: Tensor, share: float, generator: torch.Generator | None = None) -> Tensor:
-    """Returns each member's parent after truncation: the best replace the worst.
+    """Returns each member's parent after truncation selection: the best replace the worst.
 
-    A share of the best members are parents, drawn with equal probability for each of the worst.
+    Each of the worst members gets a parent among an equal number of best members, drawn uniformly.
     NaN is the lowest fitness. Ties are broken in favor of the lower index.
 
     Args:
         fitness (Tensor): fitness of each member; higher is better.
-        share (float): share of members to replace, at most 0.5; at least one member, if above 0.
+        share (float): share of members to replace, at most 0.5. If it is above 0, at least one
+            member is replaced.
         generator (Generator, optional): random generator.
 
     Shapes:
-        - fitness, returns: ``[P]``; a member that stays is its own parent
+        - fitness, returns: ``[P]``; a member that is not replaced is its own parent
 
     Raises:
         ValueError: the share is not between 0 and 0.5.
@@ -72,12 +73,12 @@ def truncation(fitness: Tensor, share: float, generator: torch.Generator | None 
 def tournament(
     fitness: Tensor, size: int, elite: int = 1, generator: torch.Generator | None = None
 ) -> Tensor:
-    """Returns each member's parent after a tournament: the best of a few drawn members.
+    """Returns each member's parent after a tournament: the best of a few randomly drawn members.
 
     Args:
         fitness (Tensor): fitness of each member; higher is better, NaN is lowest.
         size (int): number of members drawn for each tournament, with replacement.
-        elite (int): number of best members that stay unchanged.
+        elite (int): number of best members that are not replaced.
         generator (Generator, optional): random generator.
 
     Shapes:
@@ -114,7 +115,7 @@ class Bounds(NamedTuple):
     low: float
     high: float
     log: bool = False
-    """Resampling is uniform in the logarithm."""
+    """True if resampling is uniform in the logarithm of the value."""
 
 
 def perturb(
@@ -126,17 +127,17 @@ def perturb(
     resample: float = 0.25,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Returns the value of a setting for each member after a selection.
+    """Returns each member's value of a setting after a selection.
 
-    A member that stays keeps its value. A copy has its parent's value times a random factor, or a
-    value resampled from the range. The result is clipped to the range.
+    A member that was not replaced keeps its value. A copy gets its parent's value times a random
+    factor, or a value resampled from the range. Values are clipped to the range.
 
     Args:
         values (Tensor): values before the selection.
-        parent (Tensor): parent of each member, as from
+        parent (Tensor): index of each member's parent, for example from
             :func:`~torchrl_marl.training.evolution.truncation`.
         bounds (Bounds): range of the setting.
-        factors (sequence of float): factors, with equal probability.
+        factors (sequence of float): factors, which are equally probable.
         resample (float): probability that a copy's value is resampled.
         generator (Generator, optional): random generator.
 
@@ -151,7 +152,7 @@ def perturb(
         tensor([1., 6., 4.])
     """
     n_members = len(values)
-    # Drawn for all members, so that a value does not depend on the number of copies.
+    # Numbers are drawn for all members, to make a value independent of the number of copies.
     factor = torch.tensor(factors)[torch.randint(len(factors), (n_members,), generator=generator)]
     share = torch.rand(n_members, generator=generator, dtype=torch.float64)
     anew = torch.rand(n_members, generator=generator) < resample
@@ -191,15 +192,15 @@ class Fitness:
 
     @property
     def mean(self) -> Tensor:
-        """Mean return, ``[P]``; NaN for members without an episode."""
+        """Mean return of each member, ``[P]``; NaN for members without an episode."""
         return self.total / self.episodes
 
     def update(self, returns: Tensor, done: Tensor) -> None:
         """Adds the episodes of a batch.
 
         Args:
-            returns (Tensor): return of each episode up to each step.
-            done (Tensor): bool, ends of episodes.
+            returns (Tensor): return of the running episode up to each step.
+            done (Tensor): mask of the last steps of episodes, bool.
 
         Shapes:
             - both: ``[P * E, T]``
@@ -217,7 +218,7 @@ class Fitness:
         self.episodes += counted.reshape(shape).sum(1).cpu()
 
     def begin(self, members: Sequence[int] | None = None) -> None:
-        """Starts over after a selection, for some or all members."""
+        """Discards the episodes of some or all members, after a selection."""
         chosen = list(range(self.n_members) if members is None else members)
         self.total[chosen] = 0.0
         self.episodes[chosen] = 0
@@ -237,12 +238,12 @@ class Fitness:
 
 
 class MemberRating:
-    """Rating of members by games of all pairs, played in one batch of envs.
+    """Rates members by games between all pairs, which are played in one batch of envs.
 
     Args:
         env (EnvBase): the environment, with any number of envs.
         learners (sequence of OnPolicyLearner): learners of all groups.
-        make (callable): returns learners of an ordinary run, to hold one member.
+        make (callable): function that returns the learners of an ordinary run, to hold a member.
 
     Raises:
         ConfigError: the environment does not have two sides.
@@ -286,7 +287,7 @@ class MemberRating:
         for member, pairs in enumerate(self._pairs):
             for pair in pairs:
                 pair.read(member)
-        # Sampled actions: the most likely actions of a mixed strategy are another strategy.
+        # Actions are sampled: the most likely actions of a mixed strategy are another strategy.
         table = cross_play(self._policies, self._policies, self.env, episodes, seed=seed)
         wins, draws, games = (table[key].double() for key in ("wins", "draws", "games"))
         if bool((draws == games).all()):
@@ -298,12 +299,13 @@ class MemberRating:
 
 
 class Evolution(Part):
-    """Selection among the members of a population, and mutation of the copies.
+    """Selects among the members of a population, and mutates the copies.
 
     Args:
         config (TrainConfig): config of the population.
-        folder (Path): folder of ``evolution.csv``, with a row for each member and selection.
-        make_rating (callable): returns a :class:`MemberRating`, for ``fitness=rating``.
+        folder (Path): folder of ``evolution.csv``, which has a row per member and selection.
+        make_rating (callable): function that returns a :class:`MemberRating`; called only for
+            ``fitness=rating``.
     """
 
     def __init__(
@@ -320,7 +322,7 @@ class Evolution(Part):
         self.rating = make_rating() if rated else None
 
     def open(self, iteration: int) -> None:
-        """Opens ``evolution.csv``, truncated to an iteration; warns if no selection will happen."""
+        """Opens ``evolution.csv``, cut back to an iteration; warns if no selection will happen."""
         batch, every = self.config.frames_per_batch, self.config.evolution.every_frames
         total = self.config.total_frames
         if math.ceil(every / batch) >= math.ceil(total / batch):
@@ -361,7 +363,7 @@ class Evolution(Part):
         training.results.take_settings()
 
     def due(self, frames: int) -> bool:
-        """Returns whether a selection is due, and every member has enough episodes.
+        """Returns whether a selection is due, with enough episodes of every member.
 
         Args:
             frames (int): environment steps of each member so far.
@@ -380,7 +382,7 @@ class Evolution(Part):
         Args:
             learners (sequence of OnPolicyLearner): learners of all groups.
             fitness (Tensor): fitness of each member, ``[P]``.
-            iteration, frames (int): time of the selection.
+            iteration, frames (int): iterations and environment steps so far.
 
         Returns:
             Tensor: parent of each member, ``[P]``.

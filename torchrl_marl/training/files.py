@@ -1,4 +1,4 @@
-"""Files of a run: atomic writing, with error messages of one sentence."""
+"""Atomic writing of a run's files, with error messages of one sentence."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ def whole_file(
     """Opens a file that replaces ``path`` only when it is completely written.
 
     Args:
-        path (Path): the file; an existing file is unchanged until then.
+        path (Path): the file; an existing file is not changed before that.
         mode (str): mode of ``open``.
-        **options: options of ``open``; text is UTF-8.
+        **options: further options of ``open``; text is written as UTF-8.
 
     Keyword Args:
-        at_once (bool): whether other processes may write it at the same time; the last one wins.
+        at_once (bool): whether other processes may write the file at the same time; the last one to
+            finish wins.
 
     Raises:
         WriteError: the disk is full, or the folder is read-only or missing.
@@ -41,7 +42,7 @@ def whole_file(
         options.setdefault("encoding", "utf-8")
     with writing(path):
         try:
-            part.unlink(missing_ok=True)  # left by a killed process, or a link of another user
+            part.unlink(missing_ok=True)  # left behind by a killed process, or another user's link
             with open(part, mode, opener=_new, **options) as file:
                 yield file
                 file.flush()
@@ -80,16 +81,16 @@ def open_to_append(path: Path) -> IO[bytes]:
     file = open(path, "ab", buffering=0, opener=no_link)  # noqa: SIM115
     if os.fstat(file.fileno()).st_nlink < 2:
         return file
-    file.close()  # a hard link, such as a backup
+    file.close()  # the file has a hard link, such as a backup
     with path.open("rb") as before, whole_file(path, "wb") as own:
         shutil.copyfileobj(before, own)
     return open(path, "ab", buffering=0, opener=no_link)
 
 
 def new_file(path: Path) -> Path:
-    """Removes an existing file before it is written, so that hard links to it are unchanged.
+    """Removes an existing file before it is written again, to leave its hard links unchanged.
 
-    For writers that take a path, and not an open file.
+    Use it for writers that take a path instead of an open file.
 
     Args:
         path (Path): the file.
@@ -110,10 +111,10 @@ def _new(path: str, flags: int) -> int:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turns errors of writing a file into a message with a fix.
+    """Context that turns errors in writing a file into a message with a fix.
 
     Raises:
-        WriteError: naming the file, the reason and the fix.
+        WriteError: writing failed; the message names the file, the reason and the fix.
     """
     try:
         yield
@@ -132,7 +133,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def _reason(error: BaseException | None) -> OSError | None:
-    """Returns the operating system's error, which ``torch.save`` wraps in a RuntimeError."""
+    """Returns the operating system's error, also if ``torch.save`` wrapped it in a RuntimeError."""
     while error is not None and not isinstance(error, OSError):
         error = error.__cause__ or error.__context__
     return error

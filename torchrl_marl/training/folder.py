@@ -1,4 +1,4 @@
-"""Run folder, created and locked in one step, so that no two runs share it."""
+"""Run folders, which are locked on creation to prevent two runs from sharing one."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ _locked: weakref.WeakSet[RunFolder] = weakref.WeakSet()
 class RunFolder:
     """Run folder, locked by one training until it is released or the process ends.
 
-    The lock is the operating system's (``flock`` on a file ``.lock``), so a killed process leaves
-    no lock. Systems without it (Windows, some network drives) do not keep two trainings of one run
-    apart.
+    The operating system holds the lock (``flock`` on the file ``.lock``), so a killed process
+    leaves no lock behind. On systems without such locks (Windows, some network drives), nothing
+    prevents two trainings of the same run.
 
     Args:
         path (Path): an existing folder.
-        kind (str): noun for the folder in messages.
+        kind (str): noun by which messages call the folder.
         writes (bool): whether this process writes; False for ranks other than the first.
 
     Raises:
-        CheckpointError: another training uses it, or it cannot be written.
-        TrustError: it contains a link to the outside.
+        CheckpointError: another training uses the folder, or it cannot be written.
+        TrustError: the folder contains a link that leads out of it.
     """
 
     def __init__(self, path: Path, kind: str = "run folder", *, writes: bool = True) -> None:
@@ -63,19 +63,19 @@ class RunFolder:
             ) from None
         self.release = weakref.finalize(self, _let_go, descriptor, lock)
         _locked.add(self)
-        with contextlib.suppress(OSError):  # on a full disk the message above has priority
+        with contextlib.suppress(OSError):  # the lock works even if a full disk prevents this note
             os.ftruncate(descriptor, 0)
             os.write(descriptor, f"{os.getpid()} {platform.node()}".encode())
 
     @classmethod
     def new(cls, config: TrainConfig) -> RunFolder:
-        """Creates and locks the folder of the settings, or a new one under ``runs/``.
+        """Creates and locks the folder that the settings name, or a new one under ``runs/``.
 
         Files of a failed start are removed.
 
         Raises:
             ConfigError: the folder has other content, or cannot be created.
-            CheckpointError: another training uses it.
+            CheckpointError: another training uses the folder.
         """
         try:
             if config.folder is None:
@@ -111,7 +111,7 @@ class RunFolder:
                     part.unlink()
 
     def give_up(self) -> None:
-        """Releases the folder, and removes it if it has only files of a failed start."""
+        """Releases the folder; removes it if it has only files of a failed start."""
         with contextlib.suppress(OSError):
             names = {path.name for path in self.path.iterdir()}
             if self.writes and names <= {"config.yaml", SIGNATURE, _LOCK}:
@@ -122,7 +122,7 @@ class RunFolder:
 
 
 def check_folder(config: TrainConfig) -> None:
-    """Refuses a folder with content, except files of a failed start.
+    """Refuses a run folder that is not empty, unless it has only files of a failed start.
 
     Raises:
         ConfigError: the folder exists and is not empty.
@@ -144,14 +144,14 @@ def check_folder(config: TrainConfig) -> None:
 
 
 def has_checkpoint(folder: Path) -> bool:
-    """Returns whether a run can be resumed."""
+    """Returns whether a run folder has a checkpoint."""
     return any((folder / "checkpoints").glob("iteration_*.pt"))
 
 
 def _start_failed(folder: Path) -> bool:
     """Returns whether a run started here and stopped before its first checkpoint.
 
-    Only a ``config.yaml`` written by a run counts, so that a recipe of the user is not replaced.
+    A ``config.yaml`` counts only if a run has written it, so a user's recipe is never replaced.
     """
     if has_checkpoint(folder) or (folder / "summary.json").exists():
         return False
@@ -199,7 +199,7 @@ def _locked_file(lock: Path, kind: str) -> int:
             if same and held.st_nlink < 2:
                 return descriptor
             if same:
-                lock.unlink()  # a hard link: another file must not be changed
+                lock.unlink()  # it is a hard link, and the other file must not be changed
         os.close(descriptor)  # the previous holder has just removed it
 
 

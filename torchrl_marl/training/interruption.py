@@ -1,4 +1,4 @@
-"""Handling of Ctrl-C and SIGTERM at the end of an iteration, for exact resuming."""
+"""Delays Ctrl-C and SIGTERM to the end of an iteration, so that runs resume exactly."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Terminated(SystemExit):
     """Exit after SIGTERM, with the usual status 143.
 
     Args:
-        folder (Path, optional): folder of the stopped run.
+        folder (Path, optional): folder of the run that was stopped.
 
     Attributes:
         saved (bool): whether the run was saved.
@@ -36,14 +36,15 @@ class Terminated(SystemExit):
 
 @contextlib.contextmanager
 def named(folder: Path) -> Iterator[None]:
-    """Adds a run's folder to exceptions that stop it at once, as after a second Ctrl-C.
+    """Adds a run's folder to exceptions that stop the run at once, as a second Ctrl-C does.
 
     Args:
         folder (Path): folder of the run.
 
     Raises:
-        KeyboardInterrupt: with the folder and ``False``, since nothing was saved.
-        Terminated: likewise.
+        KeyboardInterrupt: after Ctrl-C; its arguments are the folder and ``False``, since nothing
+            was saved.
+        Terminated: after SIGTERM, with the same information.
     """
     try:
         yield
@@ -58,18 +59,18 @@ def named(folder: Path) -> Iterator[None]:
 
 
 class Interruption:
-    """Context that records Ctrl-C and SIGTERM, so that work stops at the end of an iteration.
+    """Context that only records Ctrl-C and SIGTERM, so that work can finish an iteration first.
 
-    It can be entered repeatedly, also nested. Outside, signals have their usual effect. A second
-    Ctrl-C raises at once, except within :meth:`unbroken`. A SIGTERM handler of the user is kept.
-    Several ranks stop after the same iteration.
+    The context can be entered repeatedly, even nested. Outside of it, signals have their usual
+    effect. A second Ctrl-C raises at once, except within :meth:`unbroken`. If the user has set a
+    handler of SIGTERM, it is kept. Several ranks stop after the same iteration.
 
     Args:
         ranks (SingleProcess, optional): the ranks of the run.
 
     Attributes:
-        asked (bool): whether a signal has arrived; for several ranks, at any rank before the last
-            :meth:`agree`.
+        asked (bool): whether a signal has arrived. With several ranks: whether one had arrived at
+            any rank by the last call of :meth:`agree`.
 
     Examples:
         >>> with Interruption() as interruption:
@@ -124,7 +125,7 @@ class Interruption:
             self._agreed = max(self._ranks.all_gather(self._number or 0)) or None
 
     def handle_signal(self, folder: Path) -> None:
-        """Raises the recorded interruption, once; several ranks raise the one agreed on.
+        """Raises and clears the recorded interruption; all ranks raise the same one.
 
         Args:
             folder (Path): folder of the run, which can be resumed.
@@ -143,7 +144,7 @@ class Interruption:
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self._number is None:
             self._number = number
-            # ``torchrun`` forwards the terminal's Ctrl-C, so that ranks receive it twice.
+            # ``torchrun`` forwards the terminal's Ctrl-C, so ranks receive it twice.
             hint = "; once more to stop at once" if self._ranks is None else ""
             said = (" (SIGTERM)", "") if number == signal.SIGTERM else ("", hint)
             print(_SAID.format(*said), file=sys.stderr)
@@ -154,7 +155,7 @@ class Interruption:
 
 @contextlib.contextmanager
 def terminable() -> Iterator[None]:
-    """Turns SIGTERM into :class:`Terminated`, within a context."""
+    """Context in which SIGTERM raises :class:`Terminated`."""
     mine = _in_main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     if mine:
         signal.signal(signal.SIGTERM, _raise_terminated)

@@ -1,4 +1,4 @@
-"""League: stored players as opponents and partners."""
+"""League: players stored during training, as opponents and partners."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def find_seats(team: TeamSpec, given: Mapping[str, Any], *, against: bool) -> di
 
     Args:
         team (TeamSpec): the groups.
-        given (mapping): seat -> group or agent, or a list of them. If empty, each group is a seat,
-            or each agent of a single group.
-        against (bool): whether seats are opponents, which consist of whole groups.
+        given (mapping): name of a seat -> group or agent, or a list of them. If it is empty, each
+            group is a seat; with a single group, each agent is a seat.
+        against (bool): whether seats are opponents, which must consist of whole groups.
 
     Raises:
         ConfigError: opponents are requested for a single team, a seat has an unknown name, or an
@@ -106,7 +106,7 @@ def _check(team: TeamSpec, seats: Mapping[str, Seat]) -> None:
 
 
 def envs_of_seats(num_envs: int, n_seats: int, self_play: float) -> list[int]:
-    """Returns the number of envs in which all seats learn, and the number for each seat alone.
+    """Returns the number of envs in which all seats learn, then the numbers for each seat alone.
 
     Args:
         num_envs (int): number of envs.
@@ -114,7 +114,7 @@ def envs_of_seats(num_envs: int, n_seats: int, self_play: float) -> list[int]:
         self_play (float): share of envs in which all seats learn.
 
     Raises:
-        ConfigError: there are too few envs for one of each seat.
+        ConfigError: there are too few envs to give each seat at least one.
 
     Examples:
         >>> envs_of_seats(64, 2, 0.5), envs_of_seats(10, 3, 0.0)
@@ -134,7 +134,7 @@ def envs_of_seats(num_envs: int, n_seats: int, self_play: float) -> list[int]:
 
 
 _SPARE = 2
-"""Extra slots in which retired players finish their episodes."""
+"""Number of extra slots, in which retired players finish their episodes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,27 +143,29 @@ class Stored:
 
     name: str
     frames: int
-    """Environment steps at which it was stored; -1: before training."""
+    """Number of environment steps at which it was stored; -1 if it was stored before training."""
     sha256: str
     active: bool = True
-    """True if it can be drawn; a retired player only finishes its episodes."""
+    """True if it can be sampled for new episodes; a retired player only finishes its episodes."""
 
 
 class League(Part):
-    """Stored players of a run, and the policy that plays against or with them.
+    """The stored players of a run, and the policy that plays against or with them.
 
     Args:
         config (TrainConfig): config of the run.
         team (TeamSpec): the groups.
-        policy (TeamPolicy): learning policy.
+        policy (TeamPolicy): the learning policy.
         learners (sequence of Learner): learners of the policy.
-        environments (Environments): environments of the run. The training environment carries the
-            key ``player``; for ``nash``, stored players meet in the evaluation environment.
+        environments (Environments): environments of the run. The key ``player`` is added to the
+            training environment. For ``nash``, stored players play each other in the evaluation
+            environment.
         folder (Path): folder of the run.
 
     Attributes:
-        policy: policy for the collector; the learning policy itself where all envs are self-play.
-        seats (dict): name -> group -> agents.
+        policy: policy for the collector; the learning policy itself if all envs are used for
+            self-play.
+        seats (dict): name of a seat -> group -> indices of its agents.
     """
 
     def __init__(
@@ -209,7 +211,7 @@ class League(Part):
         self.stored_at = 0
 
     def _make_policy(self, num_envs: int, n_slots: int) -> MatchPolicy:
-        """Returns the policy with matches; exploiters play in the first envs."""
+        """Returns the policy that plays matches; exploiters get the first envs."""
         settings, seats = self.settings, list(self.seats.values())
         theirs: list[int] = []
         if self.exploiters:
@@ -242,15 +244,15 @@ class League(Part):
 
     @property
     def players(self) -> list[Stored]:
-        """The stored players that can be drawn, without guests."""
+        """The stored players that can be sampled for new episodes, without guests."""
         return [stored for stored in self.slots if stored is not None and stored.active]
 
     def open(self, iteration: int) -> None:
-        """Opens ``players.csv``, truncated to an iteration."""
+        """Opens ``players.csv``, and removes rows after an iteration."""
         self.pool.open(iteration)
 
     def begin(self, training: Training) -> None:
-        """Stores the first players: those of ``start_with``, or the untrained policy."""
+        """Stores the first players: those in ``start_with``, or else the untrained policy."""
         when = {"iteration": 0, "frames": 0}
         for name in self.guests:
             self.pool.note(name, None, {**when, "kind": name, "parent": name})
@@ -281,7 +283,7 @@ class League(Part):
         carry: TensorDictBase | None,
         exploiter: str = "",
     ) -> bool:
-        """Stores a player in a free slot, and retires one if there are too many."""
+        """Stores a player in a free slot; retires another one if there are too many."""
         used = set() if self.matches is None else self.matches.in_use(carry)
         free = [
             i
@@ -318,7 +320,7 @@ class League(Part):
         """Writes a player into its slot.
 
         Raises:
-            ConfigError: its networks have other shapes.
+            ConfigError: the player's networks differ in shape from the run's.
         """
         try:
             if self.matches is not None:
@@ -331,7 +333,7 @@ class League(Part):
             ) from None
 
     def _retire(self) -> None:
-        """Retires the least probable player; of equals, the one stored closest to its neighbors."""
+        """Retires the least probable player; in a tie, the one stored closest to its neighbors."""
         newest = max(own.frames for own in self.players)
         may = [
             i
@@ -355,14 +357,14 @@ class League(Part):
 
     @property
     def _all_players(self) -> list[Stored | None]:
-        """The player of each slot, then the guests, in the order of the results."""
+        """The player in each slot, then the guests, in the same order as in the results."""
         return [*self.slots, *(Stored(name, -1, "") for name in self.guests)]
 
     def _candidates(self) -> Tensor:
         return torch.tensor([own is not None and own.active for own in self._all_players])
 
     def _chances(self) -> Tensor:
-        """Returns each player's probability to be drawn, by learning seat, ``[S, K]``."""
+        """Returns each player's sampling probability, by learning seat, ``[S, K]``."""
         may = self._candidates()
         rate = self.results.win_rate if self.against else self.results.standing(may)
         names = ["" if own is None else own.name for own in self._all_players]
@@ -383,8 +385,8 @@ class League(Part):
         """Records the matches of a batch, stores the policy when due, and updates probabilities.
 
         Args:
-            training (Training): training with episodes, running steps and progress.
-            batch (TensorDictBase): ``[E, T]``.
+            training (Training): the training, with its episodes, current step and progress.
+            batch (TensorDictBase): the batch, ``[E, T]``.
 
         Returns:
             dict: metrics of the batch.
@@ -397,7 +399,7 @@ class League(Part):
             self.stored_at = frames
         for i, exploiter in enumerate(self.exploiters):
             name = f"_exploiter{i}"
-            # It is stored before it is reset to a copy of the main policy.
+            # An exploiter is stored before it is reset to a copy of the main policy.
             if exploiter.done(frames) and self._store(exploiter.policy, when, carry, name):
                 exploiter.begin(self._learners, frames)
         self._match()
@@ -427,7 +429,7 @@ class League(Part):
         return metrics
 
     def _inspect_exploiter(self, i: int, returns: Tensor, done: Tensor) -> float:
-        """Takes in the matches of an exploiter; returns its win rate in the batch."""
+        """Records an exploiter's matches, and returns its win rate in the batch."""
         rows, nobody = self._rows_of(i), torch.zeros_like(done[self._rows_of(i)], dtype=torch.int64)
         new = outcomes(returns[:, rows], done[rows], nobody, self.policy.exploited_seat, 1)
         self.exploiters[i].results.update(new)
@@ -435,21 +437,21 @@ class League(Part):
         return (wins + draws / 2) / games if games else math.nan
 
     def _rows_of(self, i: int) -> slice:
-        """Returns the envs of an exploiter."""
+        """Returns the indices of an exploiter's envs."""
         return slice(i * self.policy.n_exploited, (i + 1) * self.policy.n_exploited)
 
     def take(self, batch: TensorDictBase) -> TensorDictBase:
-        """Returns the envs of a batch that are not the exploiters'."""
+        """Returns the part of a batch without the exploiters' envs."""
         if not self.exploiters:
             return batch
         return batch[len(self.exploiters) * self.policy.n_exploited :]
 
     def learn(self, batch: TensorDictBase, progress: float) -> None:
-        """Lets exploiters learn from their envs of a batch, ``[E, T]``.
+        """Lets exploiters learn from their envs in a batch.
 
         Args:
-            batch (TensorDictBase): as it was collected.
-            progress (float): of the run, 0 to 1.
+            batch (TensorDictBase): the batch as it was collected, ``[E, T]``.
+            progress (float): progress of the run, from 0 to 1.
         """
         for i, exploiter in enumerate(self.exploiters):
             exploiter.learn(batch[self._rows_of(i)], progress)
@@ -465,7 +467,7 @@ class League(Part):
     # -------------------------------------------------------------------------------------- state
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state for a checkpoint; the networks of players are in their files."""
+        """Returns the state for a checkpoint, without the players' networks, which are in files."""
         slots = [None if own is None else dataclasses.asdict(own) for own in self.slots]
         return {
             "slots": slots,
@@ -477,10 +479,10 @@ class League(Part):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores a saved state; players are read from their files.
+        """Restores a saved state, and reads the players from their files.
 
         Raises:
-            CheckpointError: a file that is not there or was changed.
+            CheckpointError: the file of a player is missing or was changed.
         """
         self.slots = [None if own is None else Stored(**own) for own in state["slots"]]
         self.stored_at, self.pool.names = state["stored_at"], list(state["players"])

@@ -1,4 +1,4 @@
-"""Results between players of a league, matchmaking, and exploiters."""
+"""A league's results, matchmaking, and exploiters."""
 
 from __future__ import annotations
 
@@ -29,14 +29,15 @@ def matchmaking(
     frames: Sequence[int],
     payoff: Callable[[Sequence[int]], Tensor],
 ) -> Tensor:
-    """Returns each player's probability to be drawn, by learning seat.
+    """Returns the probability of each player, by learning seat.
 
     Args:
         settings (LeagueConfig): settings of the league.
-        rate (Tensor): win rate against each player, or scaled return with it, 0 to 1.
-        may (Tensor): bool, True for players that can be drawn.
-        frames (sequence of int): environment steps at which each was stored; for ``latest``.
-        payoff (callable): returns the payoff matrix of players, given by index; for ``nash``.
+        rate (Tensor): win rate against each opponent, or return with each partner scaled to 0 to 1.
+        may (Tensor): mask of the players that can be sampled, bool.
+        frames (sequence of int): environment steps at which each player was stored, for ``latest``.
+        payoff (callable): function that returns the payoff matrix of players from their indices,
+            for ``nash``.
 
     Shapes:
         - rate: ``[S, K]``; may: ``[K]``; returns ``[S, K]``, float64, each row sums to 1
@@ -59,7 +60,7 @@ def matchmaking(
         return pfsp(rate, settings.weighting, may.expand(rate.shape))
     if settings.match == "nash":
         equilibrium = nash(payoff(places))
-        # The opponent plays the strategy of the other seat in the equilibrium.
+        # The opponents of a seat follow the equilibrium strategy of the other seat.
         found[0, places], found[1, places] = equilibrium.column, equilibrium.row
         return found
     found[:, places] = 1.0 / len(places)
@@ -67,20 +68,20 @@ def matchmaking(
 
 
 _DECAY = 0.99
-"""Decay of a game's weight with each later game against the same player."""
+"""Factor by which each new game against a player decays the weight of earlier games."""
 
 
 class Results:
-    """Wins, draws, games and returns of the learning policy against each stored player.
+    """Wins, draws, games and returns of the learning policy with each stored player.
 
-    Since the policy changes, the weight of a game decays with each later game.
+    The policy changes, so the weight of a game decays with each later game.
 
     Args:
         n_seats (int): number S of learning seats.
         n_players (int): number K of players.
 
     Shapes:
-        - ``sums``: ``[4, S, K]`` float64: wins, draws, games, sum of returns
+        - ``sums``: ``[4, S, K]``, float64: wins, draws, games and sum of returns
 
     Examples:
         >>> results = Results(1, 2)
@@ -104,13 +105,16 @@ class Results:
 
     @property
     def win_rate(self) -> Tensor:
-        """Win rate by seat and player, ``[S, K]``; a draw is half a win, and the prior is 1/2."""
+        """Win rate by seat and player, ``[S, K]``, shrunk toward 1/2.
+
+        A draw counts as half a win.
+        """
         wins, draws, games, _ = self.sums
         return smoothed(wins, draws, games)
 
     @property
     def overall(self) -> Tensor:
-        """Win rate against each player over all seats, ``[K]``."""
+        """Win rate against each player over all seats, ``[K]``, shrunk toward 1/2."""
         wins, draws, games, _ = self.sums.sum(1)
         return smoothed(wins, draws, games)
 
@@ -118,7 +122,7 @@ class Results:
         """Returns the mean return with each player, scaled to [0, 1]; 1/2 if unknown.
 
         Args:
-            candidates (Tensor): bool, players to compare, ``[K]``.
+            candidates (Tensor): mask of the players to compare, bool, ``[K]``.
 
         Shapes:
             - returns: ``[S, K]``
@@ -145,13 +149,13 @@ def outcomes(returns: Tensor, done: Tensor, player: Tensor, seat: Tensor, n_play
 
     Args:
         returns (Tensor): return of each seat up to each step of an episode.
-        done (Tensor): bool, ends of episodes.
+        done (Tensor): mask of the last steps of episodes, bool.
         player (Tensor): index of the stored player in each step.
         seat (Tensor): index of the learning seat in each env.
         n_players (int): number K of players.
 
     Shapes:
-        - returns: ``[S, R, T]``; done, player: ``[R, T]``; seat: ``[R]``; returns ``[4, S, K]``
+        - returns: ``[S, R, T]``; done, player: ``[R, T]``; seat: ``[R]``; result: ``[4, S, K]``
 
     Examples:
         >>> returns = torch.tensor([[[0.0, 1.0]], [[0.0, -1.0]]])
@@ -174,11 +178,11 @@ def outcomes(returns: Tensor, done: Tensor, player: Tensor, seat: Tensor, n_play
 
 
 def by_seat(totals: Mapping[str, Tensor], seats: Sequence[Mapping[str, Sequence[int]]]) -> Tensor:
-    """Returns the return of each seat: the mean over its agents, ``[S, ...]``.
+    """Averages returns over the agents of each seat, ``[S, ...]``.
 
     Args:
-        totals (mapping): group -> mean return of its agents.
-        seats (sequence of mapping): for each seat, group -> agents.
+        totals (mapping): group -> mean return of its agents, ``[...]``.
+        seats (sequence of mapping): for each seat, group -> indices of its agents.
     """
     found = []
     for seat in seats:
@@ -216,11 +220,11 @@ class Exploiter:
         self.begin([], 0)
 
     def begin(self, learners: Sequence[Any], frames: int) -> None:
-        """Resets it in place to a copy of the main policy.
+        """Resets the exploiter, in place, to a copy of the main policy.
 
         Args:
-            learners (sequence): learners of the policy, with critics, statistics and moments.
-            frames (int): environment steps of the run.
+            learners (sequence): learners of the main policy, including critics and optimizers.
+            frames (int): environment steps of the run so far.
         """
         self.results, self.began_at = Results(self._n_seats, 1), frames
         for own, other in zip(self.learners, learners):
@@ -230,13 +234,13 @@ class Exploiter:
                 own.load_state_dict(copy.deepcopy(other.state_dict()))
 
     def done(self, frames: int) -> bool:
-        """Returns whether it has reached its win rate or its largest number of frames."""
+        """Returns whether it has reached its win rate, or has trained for its number of frames."""
         won = _WON if self.settings.snapshot_at is None else self.settings.snapshot_at
         every = cast(int, self.settings.snapshot_every)
         return frames - self.began_at >= every or bool(self.results.overall[0] >= won)
 
     def learn(self, batch: TensorDictBase, progress: float) -> None:
-        """Learns from its part of a batch, ``[R, T]``."""
+        """Learns from the exploiter's part of a batch, ``[R, T]``."""
         for learner in self.learners:
             learner.set_progress(progress)
             learner.learn(batch)
@@ -260,7 +264,7 @@ class Exploiter:
 def copy_in_place(own: OnPolicyLearner, other: OnPolicyLearner) -> None:
     """Copies a learner with its networks, statistics and optimizer moments.
 
-    Tensors keep their addresses, so that recorded graphs remain valid.
+    Tensors keep their addresses, so recorded graphs remain valid.
     """
     for mine, theirs in zip(_tensors(own), _tensors(other)):
         mine.copy_(theirs)

@@ -1,4 +1,4 @@
-"""One member of a population, with a run folder."""
+"""A member of a population, which has a run folder."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from torchrl_marl.training.run import Run
 __all__ = ["MOST_EVALUATED", "Member", "PopulationRun", "row_of_all", "together"]
 
 MOST_EVALUATED = 1000
-"""Largest number of parallel evaluation episodes of all members."""
+"""Largest number of parallel evaluation episodes, over all members."""
 
 
 class PopulationRun:
     """The results of a population's training.
 
     Args:
-        folder (Path): folder with ``config.yaml``, ``metrics.csv`` (means over members, and the
-            best member), ``checkpoints/`` of all members, and a run folder for each member.
+        folder (Path): folder with ``config.yaml``, ``metrics.csv`` (means over the members, and the
+            best member), ``checkpoints/`` of the population, and a run folder for each member.
         config (TrainConfig): config of the population.
         folders (sequence of Path): run folders of the members.
 
     Attributes:
-        summary (dict): as of a run, with means over members.
-        frames (int): environment steps of each member.
+        summary (dict): summary like that of a run, with means over the members.
+        frames (int): environment steps per member.
     """
 
     def __init__(self, folder: Path, config: TrainConfig, folders: Sequence[Path]) -> None:
@@ -50,7 +50,7 @@ class PopulationRun:
 
     @property
     def members(self) -> list[Run]:
-        """The members as ordinary runs, from their latest checkpoints."""
+        """The members as ordinary runs, loaded from their latest checkpoints."""
         return [Run.load(folder) for folder in self.folders]
 
     def __repr__(self) -> str:
@@ -63,10 +63,10 @@ def row_of_all(
     """Returns each group's mean return, the return of the best member, and its seed.
 
     Args:
-        rows (sequence of mapping): row of each member's ``metrics.csv``.
+        rows (sequence of mapping): current row of each member's ``metrics.csv``.
         team (TeamSpec): the groups.
         seeds (sequence of int): seeds of the members.
-        diverged (Tensor): bool, members to leave out.
+        diverged (Tensor): mask of the members to leave out, bool.
 
     Shapes:
         - diverged: ``[P]``
@@ -83,7 +83,7 @@ def row_of_all(
 
 
 def together(config: TrainConfig) -> TrainConfig:
-    """Returns the settings of one environment with the envs of all members."""
+    """Returns the settings with ``env.num_envs`` multiplied by the number of members."""
     size = config.population.size
     episodes = min(config.evaluation.episodes, max(1, MOST_EVALUATED // size))
     return dataclasses.replace(
@@ -102,8 +102,8 @@ class Member:
 
     Attributes:
         idle (bool): whether the member has ended.
-        folder (Path): its run folder, locked while the population trains.
-        summary (dict): of :class:`~torchrl_marl.training.Run`.
+        folder (Path): run folder, which is locked while the population trains.
+        summary (dict): summary, as of :class:`~torchrl_marl.training.Run`.
         agent_frames (int): environment steps times living agents so far.
         evaluated (tuple, optional): iteration and result of the last evaluation.
     """
@@ -113,7 +113,7 @@ class Member:
         self.folder = Path(config.folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         self._kept = RunFolder(self.folder)
-        # The path is not stored, since a population may be moved.
+        # The path is not stored, since a population's folder may be moved.
         self.config = dataclasses.replace(config, folder=None)
         self.begun, self.idle = begun, False
         self._config_is_old = False
@@ -122,7 +122,7 @@ class Member:
         self.evaluated: tuple[int, dict[str, float]] | None = None
 
     def open(self, now: Progress) -> None:
-        """Opens its tables, truncated to the population's progress, and writes its settings."""
+        """Opens the member's tables, without rows after ``now``, and writes its settings."""
         if self.idle:
             return
         quiet = dataclasses.replace(self.config.logging, progress=False)
@@ -137,7 +137,7 @@ class Member:
         sign_run(self.folder, self.config)
 
     def take_settings(self, settings: Mapping[str, float]) -> None:
-        """Records changed settings of its learner."""
+        """Records changed settings of the member's learner."""
         learner = with_settings(self.config.learner, settings)
         self.config = dataclasses.replace(self.config, learner=learner)
         self._config_is_old = True  # written together with the next checkpoint
@@ -148,7 +148,7 @@ class Member:
             file.write(signed_yaml(self.config))
 
     def note(self, when: str, result: Mapping[str, float]) -> None:
-        """Adds returns to the summary, by group if there are several."""
+        """Adds an evaluation's returns to the summary; with several groups, also by group."""
         tail = "/episode_reward"
         groups = [key.removesuffix(tail) for key in result if key.endswith(tail)]
         self.summary |= returns_of(when, result, groups)
@@ -165,7 +165,7 @@ class Member:
             values (dict): metrics of the iteration.
             now (Progress): progress of the population.
             rate (float): frames per second.
-            groups (sequence of str): groups with a return in the progress bar.
+            groups (sequence of str): names of the groups, for the progress bar.
         """
         self.agent_frames += int(values.pop("agent_frames"))
         del values["episodes"]
@@ -183,13 +183,13 @@ class Member:
         return row
 
     def refuse_later(self, newest: Path) -> None:
-        """Refuses a member that was trained further alone.
+        """Refuses to resume if the member was trained further as a separate run.
 
         Args:
             newest (Path): latest checkpoint of the population.
 
         Raises:
-            CheckpointError: the member has a later one.
+            CheckpointError: the member has a later checkpoint than the population.
         """
         own = [path for path in all_checkpoints(self.folder) if path.name > newest.name]
         if own:
@@ -205,12 +205,12 @@ class Member:
         state: Mapping[str, Any],
         learners: list[dict[str, Any]],
     ) -> None:
-        """Writes a checkpoint of an ordinary run.
+        """Writes a checkpoint of the member, in the form of an ordinary run's.
 
         Args:
             progress (mapping): progress of the member.
-            state (mapping): state of the population, with entries to replace by the member's.
-            learners (list of dict): states of its learners.
+            state (mapping): state of the population; some entries are replaced by the member's.
+            learners (list of dict): states of the member's learners.
         """
         own = {
             **state,
@@ -219,7 +219,7 @@ class Member:
             "agent_frames": self.agent_frames,
             "summary": dict(self.summary),
             "learners": learners,
-            "collector": {"frames": progress["frames"]},  # it starts with new episodes
+            "collector": {"frames": progress["frames"]},  # a resumed member starts new episodes
             "tracker": {},
             "stopping": StopAtReturn(self.config).state_dict(),
             "members": {},

@@ -1,4 +1,4 @@
-"""Metrics of batches: finished episodes and agent frames.
+"""Metrics of a batch: returns and lengths of finished episodes, and agent frames.
 
 Shapes: E envs, T steps, N agents of a group.
 """
@@ -24,7 +24,7 @@ __all__ = [
     "mean_return",
 ]
 
-# Steps with rewards before a group can count as a zero-sum game.
+# Number of steps with rewards after which a group can be recognized as a zero-sum game.
 _ENOUGH = 10
 
 
@@ -35,12 +35,12 @@ class EpisodeTracker:
 
     Args:
         team (TeamSpec): the groups.
-        n_members (int): number P of members of a population, with consecutive envs. Means are then
-            per member, ``[P]``.
+        n_members (int): number P of members of a population, each of which has consecutive envs.
+            With several members, means are per member, ``[P]``.
 
     Attributes:
-        episodes (tuple): each group's return up to each step of the last batch, ``[E, T]`` each,
-            and the ends of episodes, ``[E, T]``.
+        episodes (tuple): group -> return up to each step of the last batch, ``[E, T]``; and the
+            ends of episodes, ``[E, T]``.
         sums (dict): ``"<group>/episode_reward"`` and ``"<group>/episode_length"`` up to each step
             of the last batch, ``[E, T]``.
         returns (tuple, optional): for a population, the mean return of all agents up to each step
@@ -59,7 +59,7 @@ class EpisodeTracker:
         self._rewarded = {name: torch.zeros(2, dtype=torch.int64) for name in several}
 
     def update(self, batch: TensorDictBase) -> dict[str, Tensor]:
-        """Returns means over the episodes that ended in a batch ``[E, T]``; NaN without any."""
+        """Returns means over the episodes that ended in a batch ``[E, T]``; NaN if none ended."""
         batch = batch.flatten(0, -2) if batch.ndim > 2 else batch
         done = batch.get(("next", "done")).reshape(*batch.shape)
         born = self._births.update(batch)
@@ -85,7 +85,7 @@ class EpisodeTracker:
         return means
 
     def _totals(self, name: str, value: Tensor, done: Tensor, batch: TensorDictBase) -> Tensor:
-        """Returns each episode's sum up to each step, ``[E, T]``."""
+        """Returns the sum over the running episode up to each step, ``[E, T]``."""
         # If rows do not continue those of the last batch, the collector provides the sums.
         if (sums := batch.get(("collector", name), None)) is not None:
             return sums.to(value.dtype)
@@ -102,7 +102,7 @@ class EpisodeTracker:
         return torch.where(done.any(-1), masked_mean(totals, done, -1), torch.nan)
 
     def _look_for_games(self, group: GroupSpec, batch: TensorDictBase) -> Tensor:
-        """Counts steps with rewards, and steps with a sum of rewards other than 0."""
+        """Counts the steps with rewards, and the steps in which rewards do not sum to 0."""
         reward = batch.get(("next", group.reward_key))
         if reward.ndim == batch.ndim + 1:  # one reward for all agents
             reward = reward.unsqueeze(-2)
@@ -112,9 +112,9 @@ class EpisodeTracker:
         return torch.stack([(size > 0).sum(), (total > 1e-5 * size).sum()])
 
     def warn_of_games(self) -> None:
-        """Warns once of a group in which rewards add up to zero, as in a zero-sum game.
+        """Warns once about a group in which rewards add up to zero, as in a zero-sum game.
 
-        Synchronizes with the device until the answer is known for all groups.
+        It waits for the device, until it is known for every group whether this is so.
         """
         for name, counts in list(self._rewarded.items()):
             rewarded, unequal = counts.tolist()
@@ -132,14 +132,14 @@ class EpisodeTracker:
         """Discards the running episodes of some envs.
 
         Args:
-            envs (Tensor): bool, ``[E]``.
+            envs (Tensor): mask of these envs, bool, ``[E]``.
         """
         for name, total in self._running.items():
             self._running[name] = torch.where(envs, torch.zeros_like(total), total)
         self._births.forget(envs)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Returns the sums of the running episodes, and the agents born in them."""
+        """Returns the sums of the running episodes, and masks of the agents born in them."""
         return {**self._running, **self._births.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -149,13 +149,13 @@ class EpisodeTracker:
 
 
 def _of_learner(batch: TensorDictBase, group: GroupSpec, done: Tensor) -> Tensor:
-    """Returns the ends of episodes in which the learning policy controls agents of a group."""
+    """Returns the ends of the episodes in which the learning policy controls agents of a group."""
     learns = batch.get(group.key("learns"), None)
     return done if learns is None else done & learns.any(-1)
 
 
 def count_agent_frames(team: TeamSpec, batch: TensorDictBase, n_members: int = 1) -> Tensor:
-    """Returns the number of environment steps times living agents; for a population ``[P]``."""
+    """Returns the number of living agents, summed over steps; for a population ``[P]``."""
     shape = () if n_members == 1 else (n_members,)
     total = torch.zeros(shape, dtype=torch.int64, device=batch.get(("next", "done")).device)
     for group in team.groups.values():
@@ -167,17 +167,18 @@ def count_agent_frames(team: TeamSpec, batch: TensorDictBase, n_members: int = 1
 
 
 def group_reward(group: GroupSpec, batch: TensorDictBase, born: Tensor | None = None) -> Tensor:
-    """Returns a group's reward of each step: the mean over its living agents.
+    """Returns a group's reward in each step: the mean over its living agents.
 
     Rewards before an agent's birth and after its end are left out.
 
     Args:
         group (GroupSpec): the group.
-        batch (TensorDictBase): ``[*B]``.
-        born (Tensor, optional): bool, agents already born, ``[*B, N]``; None: all.
+        batch (TensorDictBase): data of any batch size ``[*B]``.
+        born (Tensor, optional): mask of the agents already born, bool, ``[*B, N]``; by default,
+            all are born.
 
     Shapes:
-        - returns ``[*B]``
+        - returns: ``[*B]``
     """
     reward = batch.get(("next", group.reward_key))
     if reward.ndim == batch.ndim + 1:
@@ -190,7 +191,7 @@ def group_reward(group: GroupSpec, batch: TensorDictBase, born: Tensor | None = 
 
 
 def _episode_sums(value: Tensor, done: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the sum up to each step, ``[E, T]``, and of the running episodes, ``[E]``."""
+    """Returns an episode's sum up to each step, ``[E, T]``, and after the last step, ``[E]``."""
     sums = start.unsqueeze(-1) + value.cumsum(-1)
     ends = torch.where(done, sums, 0.0)
     steps = torch.arange(value.shape[1], device=value.device).expand_as(value)
@@ -204,11 +205,11 @@ def _episode_sums(value: Tensor, done: Tensor, start: Tensor) -> tuple[Tensor, T
 
 
 def mean_return(team: TeamSpec, row: Mapping[str, float]) -> float:
-    """Returns the mean return of all agents in a row, like ``return_mean`` of an evaluation.
+    """Returns the mean return over all agents, like ``return_mean`` of an evaluation.
 
     Args:
         team (TeamSpec): the groups.
-        row (mapping): row with ``<group>/episode_reward`` of each group.
+        row (mapping): row of a table, with ``<group>/episode_reward`` of each group.
     """
     sums = (row[f"{name}/episode_reward"] * own.n_agents for name, own in team.groups.items())
     return sum(sums) / team.n_agents

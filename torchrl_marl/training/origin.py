@@ -1,4 +1,4 @@
-"""Origin of a run: its user, settings and package versions."""
+"""Origin of a run: the user that trained it, its settings and package versions."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ __all__ = [
     "warn_of_versions",
 ]
 
-# Settings that may change when a run is resumed: amount of training, evaluation, logging ...
+# Settings that may change when a run is resumed: for length, evaluation, logging ...
 _FREE = ("total_frames", "stop_at_return", "evaluation.", "checkpoint.", "logging.")
-# ... and devices, execution and placement.
+# ... and for devices, execution and placement.
 _PLACES = ("device", "threads", "execution", "distributed.")
-_SHARDS = ("distributed.collectors", "distributed.overlap")  # these affect the results
+_SHARDS = ("distributed.collectors", "distributed.overlap")  # must not change
 # Addresses and timeouts of external simulators.
 _LISTENER = tuple(
     f"env.kwargs.{name}"
@@ -55,7 +55,7 @@ _ABSENT: Any = object()
 
 
 class Difference(NamedTuple):
-    """A setting that differs from the one of a checkpoint."""
+    """A setting with a value that differs from the value in a checkpoint."""
 
     key: str
     """Dotted name of the setting."""
@@ -66,7 +66,7 @@ class Difference(NamedTuple):
 
 
 def made_by(config: TrainConfig) -> dict[str, Any]:
-    """Returns the settings of a run and the package versions, for a checkpoint.
+    """Returns the settings of a run and the package versions, to be stored in a checkpoint.
 
     Args:
         config (TrainConfig): config of the run.
@@ -84,7 +84,7 @@ def made_by(config: TrainConfig) -> dict[str, Any]:
 
 
 def settings_of(state: Mapping[str, Any], path: Path) -> TrainConfig | None:
-    """Returns the settings in a checkpoint, or None for an old checkpoint without settings.
+    """Returns the settings in a checkpoint, or None if an old checkpoint has no settings.
 
     Args:
         state (mapping): content of the checkpoint.
@@ -106,7 +106,7 @@ def settings_of(state: Mapping[str, Any], path: Path) -> TrainConfig | None:
 
 
 def differences(before: TrainConfig, now: TrainConfig) -> list[Difference]:
-    """Returns the settings that differ, but must not change when a run is resumed.
+    """Returns the settings that differ although they must not change when a run is resumed.
 
     Args:
         before (TrainConfig): settings of the run so far.
@@ -124,12 +124,12 @@ def differences(before: TrainConfig, now: TrainConfig) -> list[Difference]:
 
 
 def in_words(found: Sequence[Difference], path: Path, file: TrainConfig | None = None) -> str:
-    """Returns a description of the first few differences.
+    """Describes the first few differences.
 
     Args:
         found (sequence of Difference): one or more differences.
         path (Path): ``config.yaml`` of the run.
-        file (TrainConfig, optional): settings in this file, without overrides.
+        file (TrainConfig, optional): settings in that file, without overrides.
     """
     own = None if file is None else _flat(file)
     words: list[str] = []
@@ -144,16 +144,17 @@ def in_words(found: Sequence[Difference], path: Path, file: TrainConfig | None =
 
 
 def check_unchanged(before: TrainConfig, now: TrainConfig, file: TrainConfig, path: Path) -> None:
-    """Refuses to resume a run with settings that must not change.
+    """Refuses to resume a run if settings that must not change differ.
 
     Args:
         before (TrainConfig): settings of the run so far.
         now (TrainConfig): settings to resume with.
-        file (TrainConfig): settings in its ``config.yaml``, without overrides.
-        path (Path): this file.
+        file (TrainConfig): settings in the run's ``config.yaml``, without overrides.
+        path (Path): path of ``config.yaml``.
 
     Raises:
-        ConfigError: naming each setting, both values, and the source of the new value.
+        ConfigError: settings differ; the message names each one, both values, and the source of the
+            new value.
     """
     found = differences(
         dataclasses.replace(before, folder=file.folder), now
@@ -197,7 +198,7 @@ def warn_of_versions(state: Mapping[str, Any], path: Path) -> None:
 
 
 def _flat(config: TrainConfig) -> dict[str, Any]:
-    """Returns settings by dotted name, with NaN equal to itself."""
+    """Returns settings by dotted name; NaN is replaced by a value that equals itself."""
     found = flatten(dataclasses.asdict(config))
     plainly = {key: plain(value) for key, value in found.items()}
     return {key: "nan" if value != value else value for key, value in plainly.items()}
@@ -208,7 +209,7 @@ def _word(value: Any) -> str:
 
 
 def _versions(library: str) -> dict[str, str | None]:
-    """Returns name -> version of the packages that affect a run."""
+    """Returns the versions of the packages that affect a run, by name."""
     names = ["torchrl_marl", "torch", "torchrl", "tensordict"]
     simulator = library.partition(":")[0].partition(".")[0]
     if not _is_without_package(library, simulator) and _version(simulator) is not None:
@@ -217,7 +218,7 @@ def _versions(library: str) -> dict[str, str | None]:
 
 
 def _is_without_package(library: str, simulator: str) -> bool:
-    """Returns whether environments work without a package named like their library."""
+    """Returns whether environments of a library need no package of the library's name."""
     record = LIBRARIES.find(library)
     if record is None or not record.adapter.startswith("torchrl_marl."):
         return simulator in ("own", "")
@@ -235,7 +236,7 @@ def _version(name: str) -> str | None:
 
 
 SIGNATURE = "world.signature"
-"""File with the user's signature of a run's environment and addresses."""
+"""File with the user's signatures of a run's environment and addresses."""
 _COMMENT = "# signature "
 _HERE = ("127.0.0.1", "localhost", "::1")
 _FILES = ("token_file", "tls_certificate", "tls_key")
@@ -246,22 +247,22 @@ _TRUST = (
 
 
 class Named(NamedTuple):
-    """Code, address or service outside of this package and the run's folder that settings name."""
+    """External code, an address or a service that settings name."""
 
     key: str
     """Name of the setting; ``env`` for the code of an environment."""
     deed: str
     """Verb phrase for messages, such as ``import module``."""
     parts: tuple[bytes, ...]
-    """Signed content."""
+    """Content that is signed."""
 
     @property
     def signature(self) -> str:
-        """Signature of this user."""
+        """This user's signature of the content."""
         return signature(*self.parts)
 
     def is_signed(self, given: Iterable[str]) -> bool:
-        """Returns whether this user's signature is among the given ones, or all is trusted."""
+        """Returns whether one of the signatures is this user's, or everything is trusted."""
         return any(is_own(one, *self.parts) for one in ["", *given])
 
 
@@ -291,16 +292,16 @@ def named_by(config: TrainConfig) -> list[Named]:
 def check_environment(folder: Path, env: EnvConfig, trust: bool = False) -> None:
     """Refuses to import the environment of another user's run.
 
-    Runs that this user trained on this machine pass, unless the module has moved. Everything
-    passes within :func:`torchrl_marl.runtime.trust.trusting`.
+    Runs that this user trained on this machine are accepted, unless the module has moved. Within
+    :func:`torchrl_marl.runtime.trust.trusting`, all runs are accepted.
 
     Args:
         folder (Path): folder of the run.
-        env (EnvConfig): settings of its environment.
+        env (EnvConfig): settings of the run's environment.
         trust (bool): whether the user trusts the run.
 
     Raises:
-        TrustError: naming the module to be imported.
+        TrustError: the run is another user's; the message names the module.
     """
     code = external_code(env)
     if code is not None and not trust:
@@ -315,19 +316,19 @@ def check_origin(
     own_env: bool = False,
     only: str = "",
 ) -> None:
-    """Refuses code, clusters, addresses and services in the settings of another user's run.
+    """Refuses external code, addresses and services in the settings of another user's run.
 
     Args:
-        file (Path): file of the settings: the ``config.yaml`` of a run, or a copy of it.
-        config (TrainConfig): settings of the file, with the user's overrides.
+        file (Path): file with the settings: the ``config.yaml`` of a run, or a copy of it.
+        config (TrainConfig): settings in the file, with the user's overrides.
 
     Keyword Args:
-        given (collection of str): dotted names of the user's overrides.
-        own_env (bool): whether the user passes the environment.
-        only (str): prefix of the settings to check.
+        given (collection of str): dotted names of the settings that the user overrides.
+        own_env (bool): whether the user passes an environment.
+        only (str): prefix of the names of the settings to check.
 
     Raises:
-        TrustError: naming the setting, and its effect.
+        TrustError: a setting is refused; the message names it and its effect.
     """
     own = (*given, *(["env"] if own_env or _chosen(given) else ()))
     named = [one for one in named_by(config) if one.key.startswith(only)]
@@ -337,12 +338,12 @@ def check_origin(
 
 
 def _chosen(given: Collection[str]) -> bool:
-    """Returns whether the user has chosen the environment."""
+    """Returns whether the user's overrides choose the environment."""
     return "env.library" in given or "env.name" in given
 
 
 def sign_run(folder: Path, config: TrainConfig) -> None:
-    """Writes this user's signature of external code and addresses into a run's folder.
+    """Writes this user's signatures of external code and addresses into a run's folder.
 
     Raises:
         WriteError: the disk is full, or the folder is read-only.
@@ -376,7 +377,7 @@ def _refuse(named: Iterable[Named], file: Path, what: str) -> None:
 
 
 def _signatures(file: Path) -> list[str]:
-    """Returns the signatures in a file of settings, and in the signature file next to it."""
+    """Returns the signatures in a settings file, and in the signature file next to it."""
     found = []
     for path, head in ((file.parent / SIGNATURE, ""), (file, _COMMENT)):
         with contextlib.suppress(OSError, UnicodeDecodeError):

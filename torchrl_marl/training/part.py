@@ -1,4 +1,4 @@
-"""Optional parts of a run, such as a league, and the progress of a run."""
+"""Optional parts of a run, such as a league, and the progress of the run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Progress(NamedTuple):
     seconds: float = 0.0
 
     def since(self, begun: Progress) -> dict[str, Any]:
-        """Returns the progress since a member began, as columns of its tables."""
+        """Returns the progress since a member began, as columns of the member's tables."""
         return {
             "iteration": self.iteration - begun.iteration,
             "frames": self.frames - begun.frames,
@@ -32,31 +32,31 @@ class Progress(NamedTuple):
 class Part:
     """Optional part of a run, such as a league or an evolution.
 
-    A part overrides the methods that it needs. The loop calls every part of a run.
+    A part overrides the methods that it needs. The training loop calls these methods of every part.
     """
 
     def open(self, iteration: int) -> None:
-        """Opens its tables, truncated to an iteration."""
+        """Opens the part's tables, and removes rows after an iteration."""
 
     def begin(self, training: Training) -> None:
-        """Prepares a new run."""
+        """Prepares the part for a new run."""
 
     def take(self, batch: TensorDictBase) -> TensorDictBase:
-        """Returns the batch for the run's learners, before the update."""
+        """Returns the part of a batch from which the run's learners learn, before the update."""
         return batch
 
     def learn(self, batch: TensorDictBase, progress: float) -> None:
-        """Learns from a batch after the run's learners, at a progress of the run from 0 to 1."""
+        """Learns from a batch, after the run's learners; ``progress`` of the run is from 0 to 1."""
 
     def update(self, training: Training, batch: TensorDictBase) -> dict[str, float]:
-        """Processes a batch after the update, and returns metrics for its row."""
+        """Processes a batch after the update; returns metrics for the row of ``metrics.csv``."""
         return {}
 
     def finish(self, training: Training) -> None:
-        """Finishes an iteration, after its row is written."""
+        """Finishes an iteration; called after its row in ``metrics.csv`` is written."""
 
     def close(self) -> None:
-        """Releases its resources."""
+        """Releases the part's resources."""
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state for a checkpoint."""

@@ -1,4 +1,4 @@
-"""Stored players on disk: a file each in ``players/``, and the table ``players.csv``."""
+"""Stored players on disk: one file per player in ``players/``, and the table ``players.csv``."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ __all__ = [
 TABLE = "players.csv"
 _FORMAT = 1
 Networks = dict[str, dict[str, Tensor]]
-"""Name of an actor -> its parameters and running statistics by name."""
+"""Name of an actor -> its parameters and running statistics, by name."""
 
 
 def networks_of(policy: TeamPolicy) -> Networks:
     """Returns copies of the parameters and running statistics of a policy's actors.
 
     Raises:
-        SpecError: its actors have no action distribution, such as those of IQL.
+        SpecError: the actors have no action distribution; this holds for IQL, for example.
     """
     if any(getattr(actor, "group", None) is None for actor in _actors(policy)):
         raise SpecError(
@@ -61,7 +61,7 @@ def with_networks(policy: TeamPolicy, networks: Networks) -> TeamPolicy:
     """Returns a copy of a policy with the networks of a stored player.
 
     Raises:
-        SpecError: the networks have other shapes.
+        SpecError: the networks differ in shape from the policy's.
     """
     found = copy.deepcopy(policy)
     for actor in _actors(found):
@@ -78,9 +78,9 @@ def _actors(policy: TeamPolicy) -> list[Any]:
 
 
 class Pool:
-    """Players of a run on disk, in files that are written once and never changed.
+    """Stored players of a run on disk, in files that are written once and never changed.
 
-    ``players.csv`` has a row for each: name, kind, parent, time, and the SHA-256 of its file.
+    ``players.csv`` has a row per player: name, kind, parent, time, and the SHA-256 of its file.
 
     Args:
         folder (Path): folder of the run.
@@ -92,10 +92,10 @@ class Pool:
         self._table: CsvTable | None = None
 
     def open(self, iterations: int) -> None:
-        """Opens the table, truncated to an iteration.
+        """Opens the table, and removes rows after an iteration.
 
         Raises:
-            CheckpointError: a player is missing in the table, or a file was changed.
+            CheckpointError: the table lacks a player, or the file of a player was changed.
         """
         self._table = CsvTable(self.folder / TABLE, keep_iterations=iterations)
         if not self.names:
@@ -112,9 +112,9 @@ class Pool:
         """Writes a player, and returns the SHA-256 of its file.
 
         Args:
-            name (str): name of the file, without suffix.
+            name (str): name of the player, and of its file without suffix.
             networks (dict): networks of the player.
-            row (mapping): row of the table, without name and hash.
+            row (mapping): row for the table, without name and hash.
 
         Raises:
             WriteError: the disk is full, or the folder is read-only.
@@ -133,14 +133,14 @@ class Pool:
         return self.note(name, path, row)
 
     def note(self, name: str, path: Path | None, row: Mapping[str, Any]) -> str:
-        """Writes the row of a player, and returns the hash of its file, if it has one."""
+        """Writes a player's row, and returns the hash of its file (empty without a file)."""
         assert self._table is not None
         found = "" if path is None else _sha256(path)
         self._table.write({**row, "player": name, "sha256": found})
         return found
 
     def read(self, name: str, sha256: str) -> Networks:
-        """Reads a listed player.
+        """Reads a player's file, and compares it with the hash.
 
         Raises:
             CheckpointError: the file is missing, or was changed.
@@ -165,7 +165,7 @@ class StoredPlayer(NamedTuple):
     path: Path
     """File of its networks."""
     frames: int
-    """Environment steps at which it was stored."""
+    """Number of environment steps at which it was stored."""
     kind: str
     """Kind of player: ``snapshot``, ``exploiter`` or ``imported``."""
 
@@ -230,7 +230,7 @@ def _check(path: Path, sha256: str, expected: str) -> None:
 
 
 def read_player(path: Path) -> Networks:
-    """Reads the networks of a player from a file, without running code.
+    """Reads a player's networks from a file, without running code from the file.
 
     Raises:
         CheckpointError: the file is not a stored player, or is damaged.

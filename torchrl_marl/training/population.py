@@ -1,6 +1,6 @@
-"""Members of a population, with a run folder each, trained in one program.
+"""Population: members, each with a run folder, that are trained in one program.
 
-Shapes: P members, E envs of a member, T steps.
+Shapes: P members, E envs per member, T steps.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ __all__ = ["Population", "environments_of_members", "learners_of_members"]
 def environments_of_members(
     config: TrainConfig, env: EnvBase | None, device: torch.device
 ) -> Environments:
-    """Builds one environment with the envs of all members, in order of the members.
+    """Builds one environment with the envs of all members, in the order of the members.
 
     Raises:
-        ConfigError: an environment is given, or a process can hold only one.
+        ConfigError: the caller passes an environment, or a process can hold only one environment.
     """
     if env is not None:
         raise ConfigError(
@@ -60,7 +60,7 @@ def environments_of_members(
 def learners_of_members(
     config: TrainConfig, team: TeamSpec, device: torch.device
 ) -> list[OnPolicyLearner]:
-    """Builds the members' learners, with networks from the seed of each member."""
+    """Builds the members' learners; networks are initialized from each member's seed."""
     varied = {k: torch.tensor(v) for k, v in config.population.values(config.seed).items()}
     learners = build_population(
         team,
@@ -88,16 +88,16 @@ def _alone(config: TrainConfig, team: TeamSpec, device: torch.device) -> list[On
 
 
 class Population:
-    """Results of a run with several members: a run folder for each, and common tables.
+    """Results of a run with several members: run folders of the members, and common tables.
 
-    Simulator, rollout and updates run once for all members. Each member has consecutive envs in
-    the batch, and is independent of the others.
+    Simulation, rollouts and updates are batched over all members. Each member has consecutive envs
+    in the batch, and does not affect the others.
 
     Args:
         config (TrainConfig): config with ``population.size`` above 1.
         folder (RunFolder): folder of the population.
         team (TeamSpec): the groups.
-        policy (TeamPolicy): policy of all members.
+        policy (TeamPolicy): policy with the networks of all members.
         environments (Environments): environments of all members.
         learners (sequence of OnPolicyLearner): learners of all members.
         device (torch.device): device of the learners.
@@ -128,7 +128,7 @@ class Population:
         self.run = PopulationRun(folder.path, config, folders)
 
     def open(self, now: Progress, *, done: bool) -> None:
-        """Opens the tables of all members, truncated to an iteration."""
+        """Opens the tables of the population and its members, without rows after ``now``."""
         quiet = dataclasses.replace(self.config.logging, backends=[])
         self.recorder = Recorder(
             dataclasses.replace(self.config, logging=quiet),
@@ -141,13 +141,13 @@ class Population:
             member.open(now)
 
     def alone(self, i: int = 0) -> list[OnPolicyLearner]:
-        """Builds the learners of an ordinary run with a member's settings."""
+        """Builds the learners of an ordinary run that has a member's settings."""
         return _alone(self.configs[i], self.team, self.device)
 
     # ------------------------------------------------------------------------------- evaluation
 
     def play(self, policy: Any, *, other: bool = False) -> list[dict[str, float]]:
-        """Plays the evaluation episodes of each member, and returns their results."""
+        """Plays the evaluation episodes of each member, and returns each member's results."""
         settings = self.config.evaluation
         return evaluate_members(
             self.environments.evaluation,
@@ -172,13 +172,13 @@ class Population:
         """Does nothing, since members do not stop early."""
 
     def known(self, iteration: int) -> list[dict[str, float]] | None:
-        """Returns the results of the evaluation in an iteration, if any."""
+        """Returns the results of an evaluation in this iteration, or None."""
         known = [member.evaluated for member in self.members]
         found = [one[1] for one in known if one is not None and one[0] == iteration]
         return found if len(found) == len(known) else None
 
     def note(self, when: str, results: Sequence[Mapping[str, float]]) -> None:
-        """Adds returns to the members' summaries, and their mean to the common summary."""
+        """Adds returns to the members' summaries, and their mean to the population's summary."""
         diverged = self.diverged().tolist()
         returns = [result["return_mean"] for result, out in zip(results, diverged) if not out]
         self.run.summary[f"return_{when}"] = sum(returns) / len(returns)
@@ -188,12 +188,12 @@ class Population:
     note_figures = note
 
     def note_heuristic(self, measure: Callable[[Any], Any]) -> None:
-        """Records that the environment's heuristic is not evaluated."""
+        """Records in the summaries that the environment's heuristic is not evaluated."""
         for member in self.members:
             member.summary["return_heuristic"] = None
 
     def conclude(self, now: Progress, measure: Callable[[], Any]) -> None:
-        """Does nothing, since members are evaluated with one kind of actions."""
+        """Does nothing, since members are evaluated with only one kind of actions."""
 
     # ---------------------------------------------------------------------------------- records
 
@@ -206,7 +206,7 @@ class Population:
         now: Progress,
         rate: float,
     ) -> dict[str, Any]:
-        """Writes a row for each member and a common one, and returns the latter.
+        """Writes a row for each member and a row for the population; returns the latter.
 
         Args:
             values (sequence of dict): metrics of each member.
@@ -245,7 +245,7 @@ class Population:
             )
 
     def take_settings(self) -> None:
-        """Schedules the members' current settings to be written with the next checkpoint."""
+        """Takes over the learners' current settings, to be written with the next checkpoint."""
         self._reported &= set(self.diverged().nonzero().flatten().tolist())
         settings = self.learners[0].settings
         for i, member in enumerate(self.members):
@@ -253,7 +253,7 @@ class Population:
             member.take_settings({name: float(settings[name][i]) for name in names})
 
     def replace(self, i: int, config: TrainConfig, begun: Progress) -> None:
-        """Replaces a member by another run."""
+        """Replaces a member by a new one with other settings."""
         self.configs[i], self.members[i] = config, Member(config, begun)
         self._reported.discard(i)
 
@@ -276,12 +276,12 @@ class Population:
                 member.save(now.since(member.begun), state, learners)
 
     def end(self, now: Progress) -> None:
-        """Writes the members' summaries, and completes the common one."""
+        """Writes the members' summaries, and completes the population's summary."""
         for member in self.members:
             member.end(now)
         found = figures_of(self.config, now.frames, now.seconds)
         found["members"] = len(self.members)
-        found["frames_per_second"] *= len(self.members)  # of all
+        found["frames_per_second"] *= len(self.members)  # of all members
         self.run.summary |= found
 
     def close(self) -> None:
@@ -300,10 +300,10 @@ class Population:
         return {"agent_frames": 0, "stopping": stopping, "members": members, "evolution": {}}
 
     def check(self, state: Mapping[str, Any]) -> None:
-        """Refuses a checkpoint with another number of members.
+        """Refuses a checkpoint if it has a different number of members.
 
         Raises:
-            CheckpointError: naming both numbers.
+            CheckpointError: the numbers differ; the message names both.
         """
         found = len(state.get("members", ()))
         if found != len(self.members):
@@ -316,7 +316,7 @@ class Population:
         """Restores a saved state.
 
         Raises:
-            CheckpointError: a member was trained further alone.
+            CheckpointError: a member was trained further as a separate run.
         """
         newest = all_checkpoints(self.folder.path)[-1]
         for member, own in zip(self.members, state["members"]):

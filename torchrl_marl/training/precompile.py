@@ -1,4 +1,4 @@
-"""Second process of :class:`BackgroundCompile`, which makes one update of a run."""
+"""Program of the second process of :class:`BackgroundCompile`, which makes one update."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["precompile"]
 
 
 def precompile(folder: str) -> None:
-    """Collects a batch and learns from it, with the settings and graphs of a run.
+    """Collects a batch and learns from it, with the settings of a run.
 
     Args:
         folder (str): folder of the run, which is only read.
@@ -25,7 +25,7 @@ def precompile(folder: str) -> None:
     with trusting(), tempfile.TemporaryDirectory() as own:  # the first process already trusts it
         config = dataclasses.replace(read_run_config(folder), folder=f"{own}/run")
         training = Training(config, RunFolder.new(config), None)
-        # Tensors like those of the compiled step, which the first process compiles meanwhile.
+        # Makes tensors like those of the step that the first process compiles in the meantime.
         training.collector.execution = "trace"
         training.learn_once()
 

@@ -1,4 +1,4 @@
-"""Process group of a run: the ranks that ``torchrun`` has started, or a single process."""
+"""Process group of a run: the ranks that ``torchrun`` started, or a single process."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ __all__ = ["joined", "on_rank_zero", "open_run_folder", "resolve_config"]
 
 Found = TypeVar("Found")
 _PATIENCE, _PATIENCE_WITH_LOST = 10.0, 2.0
-"""Seconds for which the first rank waits for the others at the end."""
+"""Seconds that the first rank waits for the others at the end."""
 
 
 @contextlib.contextmanager
 def joined(config: TrainConfig) -> Iterator[SingleProcess]:
-    """Joins the ranks of ``torchrun``, if any; only the first rank writes to the terminal.
+    """Context that joins the ranks of ``torchrun``, if any; only the first uses the terminal.
 
-    An error on one rank ends all: that rank reports it, and the others end silently. If a rank has
-    vanished, the first rank to notice reports it. The SIGTERM that ``torchrun`` then sends does not
-    interrupt the report.
+    An error on one rank ends all ranks: that rank reports it, and the others end silently. If a
+    rank has vanished, the first rank that notices reports it. The SIGTERM that ``torchrun`` then
+    sends does not interrupt the report.
 
     Args:
         config (TrainConfig): config of the run.
 
     Raises:
-        RankError: naming the rank that failed.
+        RankError: a rank has failed; the message names it.
         SystemExit: another rank has failed.
     """
     if place() is None:
@@ -63,13 +63,13 @@ def joined(config: TrainConfig) -> Iterator[SingleProcess]:
 def resolve_config(
     config: TrainConfig, ranks: SingleProcess, *, own_env: bool = False, resumed: bool = False
 ) -> TrainConfig:
-    """Returns the settings of this rank, after a check that all ranks agree.
+    """Returns the settings for this rank, after checking that all ranks agree.
 
     Args:
         config (TrainConfig): config of the run.
         ranks (SingleProcess): the ranks of the run.
         own_env (bool): whether the caller passes an environment.
-        resumed (bool): whether the run is resumed; its shards then stay unchanged.
+        resumed (bool): whether the run is resumed; its shards then must not change.
 
     Raises:
         ConfigError: the ranks disagree, or the settings do not work with several ranks.
@@ -85,7 +85,7 @@ def resolve_config(
             "distributed.collectors is null, so that the run has no shards, but torchrun has "
             f"started {ranks.size} processes; resume it with one: torchrl-marl train --resume."
         )
-    if not own_env:  # before with_shards sets distributed.collectors, which the user did not
+    if not own_env:  # before with_shards changes distributed.collectors
         RANKS.check(config)
     config = with_shards(config, ranks.size)
     check_ranks(config, ranks.size, own_env=own_env)
@@ -132,7 +132,7 @@ def _end_all(ranks: Ranks, error: Exception) -> NoReturn:
     lost = _is_lost(error)
     try:
         first = ranks.report_failure(f"{name}\n{2 if lost else code}")
-    except dist.DistError:  # the rank with the store has ended
+    except dist.DistError:  # the rank that holds the store has ended
         first = f"{name}\n2"
     if not first.startswith(f"{name}\n"):
         raise SystemExit(int(first.partition("\n")[2]))
@@ -164,6 +164,6 @@ def _how_to_go_on(folder: Path | None) -> str:
 
 
 def _ignore_sigterm() -> None:
-    """Ignores SIGTERM of ``torchrun``, since this process is about to end by itself."""
+    """Ignores SIGTERM from ``torchrun``, since this process is about to end by itself."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""Iterations, stopping condition and summary of a run."""
+"""Iterations, the stopping condition and the summary of a run."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Iteration:
     run: Run
     """The run, with the current policy."""
     number: int
-    """Number of the iteration, from 1."""
+    """Number of the iteration, counted from 1."""
     frames: int
     """Environment steps so far."""
     metrics: dict[str, float]
-    """The row of ``metrics.csv``."""
+    """The iteration's row in ``metrics.csv``."""
     batch: TensorDictBase
     """The batch, ``[E, T]``, with advantages."""
 
@@ -41,7 +41,7 @@ def figures_of(config: TrainConfig, frames: int, seconds: float) -> dict[str, An
 
     Args:
         config (TrainConfig): config of the run.
-        frames (int): environment steps.
+        frames (int): environment steps of the run.
         seconds (float): time for collecting and learning.
     """
     return {
@@ -54,11 +54,11 @@ def figures_of(config: TrainConfig, frames: int, seconds: float) -> dict[str, An
 
 
 def returns_of(when: str, result: Mapping[str, float], groups: Sequence[str]) -> dict[str, Any]:
-    """Returns the entries of a summary for an evaluation, by group if there are several.
+    """Returns an evaluation's entries for a summary; with several groups, also by group.
 
     Args:
         when (str): ``before``, ``after``, ``random`` or ``heuristic``.
-        result (mapping): result of the evaluation; empty without one.
+        result (mapping): result of the evaluation; empty if there was none.
         groups (sequence of str): names of the groups.
     """
     found = {f"return_{when}": result.get("return_mean")}
@@ -80,9 +80,10 @@ def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
 class StopAtReturn:
     """Stopping condition: the mean return of all agents has reached ``stop_at_return``.
 
-    With ``evaluation.every_frames``, it is the return of the last evaluation. Otherwise it is the
-    mean over the last ``evaluation.episodes`` training episodes, rounded up to whole iterations.
-    For ``evaluation.episodes=0`` it is the mean over the last iteration with finished episodes.
+    With ``evaluation.every_frames``, the mean return is that of the last evaluation. Otherwise it
+    is the mean over the last ``evaluation.episodes`` training episodes, rounded up to whole
+    iterations. For ``evaluation.episodes=0`` it is the mean over the last iteration in which
+    episodes finished.
 
     Args:
         config (TrainConfig): config of the run.
@@ -118,13 +119,13 @@ class StopAtReturn:
         return self.limit is not None and self.value is not None and self.value >= self.limit
 
     def update_from_evaluation(self, mean: float) -> bool:
-        """Records the mean return of an evaluation."""
+        """Records the mean return of an evaluation; returns whether the run should end."""
         if self.limit is not None:
             self._evaluated = mean
         return self.reached
 
     def update_from_episodes(self, mean: float, count: int) -> bool:
-        """Records mean return and number of the episodes that ended in an iteration."""
+        """Records an iteration's mean return and number of episodes; returns whether to end."""
         if count and not math.isnan(mean):
             self._last.append((mean, count))
             spare = sum(number for _, number in self._last) - self.episodes
@@ -133,7 +134,7 @@ class StopAtReturn:
         return self.reached
 
     def report(self, frames: int) -> None:
-        """Prints a message if the run has ended early.
+        """Prints a message if the run ended early.
 
         Args:
             frames (int): environment steps so far.
@@ -150,7 +151,7 @@ class StopAtReturn:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores a saved state."""
-        evaluated = state["evaluated"]  # a wrong type in a foreign file fails here, not in training
+        evaluated = state["evaluated"]  # a wrong type in a file fails here, not later in training
         self._evaluated = None if evaluated is None else float(evaluated)
         self._last = deque((float(mean), int(number)) for mean, number in state["last"])
 

@@ -1,4 +1,4 @@
-"""Tables and loggers of a run, for metrics and evaluations."""
+"""The tables and loggers of a run, for metrics and evaluations."""
 
 from __future__ import annotations
 
@@ -34,11 +34,12 @@ __all__ = [
 
 
 class CsvTable:
-    """A CSV file that is readable after every row.
+    """A CSV file, which is complete after every row.
 
     Args:
         path (Path): the file.
-        keep_iterations (int, optional): continue an earlier file, truncated to this iteration.
+        keep_iterations (int, optional): last iteration to keep of an existing file; later rows are
+            removed. By default, the file starts empty.
     """
 
     def __init__(self, path: Path, keep_iterations: int | None = None) -> None:
@@ -54,12 +55,12 @@ class CsvTable:
                 f"{str(self.path)!r} is not a table of metrics: it has no column 'iteration'; "
                 "move it away to continue."
             )
-        # A row truncated by a crash of the machine lacks columns.
+        # If the machine crashed while a row was written, the row lacks columns.
         whole = [row for row in rows if None not in row and None not in row.values()]
         kept = [
             r for r in whole if r["iteration"].isdecimal() and int(r["iteration"]) <= iterations
         ]
-        # Without rows, even the header may be incomplete.
+        # If there are no rows, even the header may be incomplete.
         self.columns = columns if rows else []
         with whole_file(self.path, newline="") as file:
             writer = csv.DictWriter(file, self.columns)
@@ -79,7 +80,7 @@ class CsvTable:
             ) from None
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Appends a row, completely or not at all; the first row sets the columns.
+        """Appends a row, completely or not at all; the first row determines the columns.
 
         Raises:
             WriteError: the disk is full.
@@ -100,13 +101,13 @@ def _cell(value: Any) -> Any:
     return value
 
 
-with warnings.catch_warnings():  # in a notebook without ipywidgets the bar is plain text
+with warnings.catch_warnings():  # in a notebook without ipywidgets, the bar is plain text
     warnings.simplefilter("ignore")
     from tqdm.auto import tqdm
 
 
 class Recorder:
-    """Writer of ``metrics.csv`` and ``evaluation.csv``, the loggers and the progress bar.
+    """Writer of ``metrics.csv`` and ``evaluation.csv``, with the loggers and the progress bar.
 
     Args:
         config (TrainConfig): config of the run.
@@ -114,11 +115,12 @@ class Recorder:
         iterations (int): number of finished iterations; later rows are removed.
         frames (int): environment steps so far.
         done (bool): whether the training is complete.
-        writes (bool): whether this rank writes and shows anything.
+        writes (bool): whether this rank writes files and shows the progress bar.
 
     Raises:
         CheckpointError: a table cannot be continued.
-        MissingExtraError, ConfigError: a logging backend is not installed, or fails.
+        MissingExtraError: a logging backend is not installed.
+        ConfigError: a logging backend fails.
     """
 
     def __init__(
@@ -158,14 +160,14 @@ class Recorder:
         self._bar.set_postfix_str(f"return {', '.join(shown)}")
 
     def evaluation(self, progress: Mapping[str, Any], result: Mapping[str, float]) -> None:
-        """Writes the row of an evaluation, with its time."""
+        """Writes the row of an evaluation, with the progress at that time."""
         if not self._writes:
             return
         self._evaluation.write({**progress, **result})
         self._loggers.log({f"evaluation/{k}": v for k, v in result.items()}, progress["frames"])
 
     def working(self, what: str) -> None:
-        """Shows the name of slow work in the progress bar, such as a compilation."""
+        """Shows in the progress bar which slow work is done, such as a compilation."""
         self._bar.set_postfix_str(what)
 
     def close_bar(self) -> None:
@@ -183,10 +185,10 @@ def print_message(text: str, *, warns: bool = True) -> None:
     """Prints a message above the progress bar.
 
     Args:
-        text (str): sentence without its full stop.
+        text (str): sentence without the full stop.
 
     Keyword Args:
-        warns (bool): whether to print to stderr, which notebooks show in red, or to stdout.
+        warns (bool): True to print to stderr, which notebooks show in red; False for stdout.
     """
     tqdm.write(f"torchrl_marl: {text}.", file=sys.stderr if warns else sys.stdout)
 
@@ -202,13 +204,13 @@ class Backend(Protocol):
 
 
 def check_logging(config: LoggingConfig) -> None:
-    """Refuses to log to Weights & Biases without a login, before anything is trained.
+    """Checks before training that there is a login for Weights & Biases, if it is a logger.
 
     Args:
         config (LoggingConfig): settings with the backends.
 
     Raises:
-        ConfigError: there is no login; the message names the fixes.
+        ConfigError: there is no login; the message says how to fix this.
     """
     if "wandb" not in config.backends or importlib.util.find_spec("wandb") is None:
         return
@@ -229,7 +231,7 @@ def check_logging(config: LoggingConfig) -> None:
 
 
 def open_backend(name: str, config: LoggingConfig, folder: Path) -> Backend:
-    """Opens a backend, or continues the one of the run in this folder.
+    """Opens a backend; continues the existing log of the run in this folder, if any.
 
     Args:
         name (str): one of ``BACKENDS``.
@@ -239,8 +241,8 @@ def open_backend(name: str, config: LoggingConfig, folder: Path) -> Backend:
     Raises:
         MissingExtraError: the backend is not installed.
         ConfigError: the backend fails, or cannot be reached.
-        CheckpointError: the file with the backends' run ids is broken.
-        WriteError: this file cannot be written.
+        CheckpointError: the file with the run's ids in the backends is damaged.
+        WriteError: the file with the ids cannot be written.
     """
     if importlib.util.find_spec(name) is None:
         raise MissingExtraError(name, "log")
@@ -261,7 +263,7 @@ def open_backend(name: str, config: LoggingConfig, folder: Path) -> Backend:
 
 
 def _current_name(column: str) -> str:
-    """Returns the current name of a column of a run before version 0.2."""
+    """Returns the current name of a column that versions before 0.2 wrote."""
     return "diverged" if column == "sick" else re.sub("^door/", "server/", column)
 
 
@@ -271,7 +273,7 @@ def _known_names(path: Path) -> dict[str, str]:
         return {}
     try:
         known = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:  # no JSON, or no text
+    except ValueError:  # the file is not JSON, or not text
         known = None
     if not isinstance(known, dict) or not all(isinstance(name, str) for name in known.values()):
         raise CheckpointError(
@@ -282,7 +284,7 @@ def _known_names(path: Path) -> dict[str, str]:
 
 
 Opened = tuple[Backend, str | None]
-"""A backend, and the run's id in it."""
+"""A backend, and the run's id in this backend."""
 
 
 def _open_tensorboard(config: LoggingConfig, folder: Path, run_id: str | None) -> Opened:
@@ -310,9 +312,10 @@ def _open_mlflow(config: LoggingConfig, folder: Path, run_id: str | None) -> Ope
 
 
 class _MlflowRun:
-    """Logger for a run of MLflow with a given id.
+    """Logger for an MLflow run with a given id.
 
-    TorchRL's logger uses MLflow's active run of the process, which it neither ends nor resumes.
+    TorchRL's logger is not used: it writes to MLflow's active run of the process, and neither ends
+    nor resumes it.
     """
 
     def __init__(self, config: LoggingConfig, folder: Path, run_id: str | None) -> None:
@@ -351,11 +354,11 @@ BACKENDS = {"tensorboard": _open_tensorboard, "wandb": _open_wandb, "mlflow": _o
 class Loggers:
     """All logging backends of a run.
 
-    A backend that fails during the run is dropped with a warning; ``metrics.csv`` is complete.
+    A backend that fails during the run is dropped, with a warning; ``metrics.csv`` stays complete.
 
     Args:
         config (LoggingConfig): settings with the backends.
-        folder (Path): folder of the run; earlier logs in it are continued.
+        folder (Path): folder of the run; its earlier logs are continued.
 
     Raises:
         MissingExtraError: a backend is not installed.
@@ -372,7 +375,7 @@ class Loggers:
             raise
 
     def log(self, metrics: Mapping[str, Any], frames: int) -> None:
-        """Logs the finite metrics."""
+        """Logs all metrics with finite values."""
         finite = {
             name: value
             for name, value in metrics.items()

@@ -1,4 +1,4 @@
-"""Results of training one policy: tables, evaluations and summary."""
+"""Results of a run with one member: tables, evaluations and summary."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class RunResults:
         self._evaluated: tuple[int, Episodes] | None = None
 
     def open(self, now: Progress, *, done: bool) -> None:
-        """Opens the tables, truncated to an iteration, and the loggers."""
+        """Opens the tables, without rows after ``now``, and the loggers."""
         self.recorder = Recorder(
             self.config,
             self.folder.path,
@@ -70,15 +70,15 @@ class RunResults:
 
         Args:
             policy (callable, optional): policy; by default random actions.
-            other (bool): whether to use the other kind of actions (deterministic or sampled) than
-                the settings.
+            other (bool): True to sample actions if the settings ask for the most likely ones, and
+                vice versa.
         """
         if not self.config.evaluation.episodes:
             return []
         return [self.environments.play(policy, self.team, other)]
 
     def evaluation(self, now: Progress, played: Sequence[Episodes]) -> dict[str, float]:
-        """Writes the row of an evaluation and returns it; empty without episodes."""
+        """Writes the row of an evaluation, and returns it; empty if no episodes were played."""
         if not played:
             return {}
         self._evaluated = now.iteration, played[0]
@@ -91,7 +91,7 @@ class RunResults:
         self.stopping.update_from_evaluation(result["return_mean"])
 
     def known(self, iteration: int) -> dict[str, float] | None:
-        """Returns the result of the evaluation in an iteration, if any."""
+        """Returns the result of an evaluation in this iteration, or None."""
         played = self._played_at(iteration)
         return None if played is None else played.figures()
 
@@ -109,11 +109,11 @@ class RunResults:
         self.run.summary |= returns_of(when, result, list(self.team.groups))
 
     def note_figures(self, when: str, played: Sequence[Episodes]) -> None:
-        """Adds the returns of episodes without a row to the summary."""
+        """Adds returns to the summary without writing a row of ``evaluation.csv``."""
         self.note(when, played[0].figures() if played else {})
 
     def note_heuristic(self, measure: Callable[[Any], Sequence[Episodes]]) -> None:
-        """Adds the returns of the environment's heuristic to the summary, if it has one."""
+        """Adds the returns of the environment's heuristic, if it has one, to the summary."""
         self.run.summary["return_heuristic"] = None
         if self.config.evaluation.episodes and (own := self.environments.heuristic()) is not None:
             self.note_figures("heuristic", measure(own))
@@ -123,7 +123,8 @@ class RunResults:
 
         Args:
             now (Progress): progress at the end.
-            measure (callable): plays with the other kind of actions, for ``evaluation.both``.
+            measure (callable): function that plays episodes with the other kind of actions; used
+                for ``evaluation.both``.
         """
         settings, played = self.config.evaluation, self._played_at(now.iteration)
         if played is not None:
@@ -150,8 +151,8 @@ class RunResults:
         """Writes the row of an iteration and returns it.
 
         Args:
-            values (sequence of dict): metrics of the member.
-            more (mapping): metrics of parts and environments.
+            values (sequence of dict): metrics of the only member.
+            more (mapping): metrics of the run's parts and environments.
             now (Progress): progress after the iteration.
             rate (float): frames per second.
         """
@@ -171,7 +172,7 @@ class RunResults:
         return row
 
     def save(self, state: Mapping[str, Any], now: Progress) -> None:
-        """Does nothing, since the checkpoint of the run suffices for one member."""
+        """Does nothing, since a single member needs no checkpoint besides the run's."""
 
     def end(self, now: Progress) -> None:
         """Completes the summary."""
@@ -188,7 +189,7 @@ class RunResults:
         return {"agent_frames": self.agent_frames, "stopping": stopping}
 
     def check(self, state: Mapping[str, Any]) -> None:
-        """Refuses a checkpoint of several members."""
+        """Refuses a checkpoint of a population."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores a saved state."""

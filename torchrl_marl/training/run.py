@@ -1,4 +1,4 @@
-"""Results of a run: folder, settings, policy and summary."""
+"""The results of a run: folder, settings, policy and summary."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ __all__ = ["Run"]
 
 
 class Run:
-    """The results of a training.
+    """A trained run, with its folder, settings, policy and summary.
 
     Args:
         folder (Path): folder with ``config.yaml``, ``metrics.csv``, ``evaluation.csv``,
@@ -65,12 +65,12 @@ class Run:
         config (TrainConfig): config of the run.
         policy (TensorDictModuleBase): the joint policy of the team, for ``env.rollout``.
         summary (dict): ``return_before``, ``return_after``, ``return_random``,
-            ``return_heuristic``, ``frames``, ``seconds``, ``frames_per_second``; for several groups
-            also ``<group>/return_after`` and so on.
-        env (EnvBase, optional): environment given by the user.
+            ``return_heuristic``, ``frames``, ``seconds`` and ``frames_per_second``; with several
+            groups also ``<group>/return_after`` and so on.
+        env (EnvBase, optional): the environment, if the run was started with an object.
 
     Attributes:
-        frames (int): environment steps of the training.
+        frames (int): environment steps that the run was trained for.
         trained_on (EnvBase, optional): the environment, while the run is being trained on it.
 
     Examples:
@@ -114,14 +114,14 @@ class Run:
 
         Args:
             folder (str or Path): folder of the run.
-            device (torch.device, optional): by default, the device of the run.
+            device (torch.device, optional): device of the policy; by default, that of the run.
             env (EnvBase, optional): the environment, if the run was started with an object.
-            trust (bool): whether to import the environment's module of another user's run, and
-                follow links out of the folder.
+            trust (bool): whether to trust another user's run: to import the module of its
+                environment, and to follow links out of the folder.
 
         Raises:
             CheckpointError: the folder has no run, or no undamaged checkpoint.
-            TrustError: the run needs ``trust``.
+            TrustError: the run is another user's, and needs ``trust``.
         """
         folder = Path(folder)
         with trusting(trust):
@@ -151,7 +151,7 @@ class Run:
         try:
             summary = dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
         except (OSError, ValueError, TypeError):
-            summary = {}  # it is broken, but only the policy is needed
+            summary = {}  # the file is damaged, but only the policy is needed
         run = cls(folder, config, TeamPolicy(actors), summary, env)
         run.frames = state["collector"]["frames"]
         return run
@@ -183,27 +183,27 @@ class Run:
     ) -> dict[str, float]:
         """Plays whole episodes with the trained policy.
 
-        The state of an environment object is restored afterwards. This also holds within
-        ``iterate(env=...)``, so that the evaluation does not affect the training.
+        If the run has an environment object, its state is restored afterwards, even within
+        ``iterate(env=...)``, so an evaluation does not affect the training.
 
         Args:
             episodes (int, optional): number of episodes; by default, as in the settings.
             deterministic (bool, optional): whether to take the most likely actions; by default, as
                 in the settings.
             gif (bool): whether to write the first episodes to ``episode.gif`` in the run folder.
-            env (EnvBase, optional): another environment than the run's.
-            seed (int, optional): random seed of the initial states; by default 0, as in the
-                evaluations of every run. Training uses other initial states.
+            env (EnvBase, optional): environment to use in place of the run's.
+            seed (int, optional): random seed of the initial states. The default, 0, gives those of
+                every run's evaluations; training uses others.
             record (bool): whether to add the result to ``evaluations.jsonl`` in the run folder.
-            mp4 (bool): whether to write ``episode.mp4``.
-            shown (int): number of episodes in one animation.
+            mp4 (bool): whether to write the first episodes to ``episode.mp4``, too.
+            shown (int): number of episodes in the animation.
 
         Returns:
             dict: result of :func:`~torchrl_marl.training.evaluate`.
 
         Raises:
             ConfigError: ``episodes`` is below 1, the environment cannot be drawn, or it is being
-                trained and cannot be restored.
+                trained on and its state cannot be restored.
             MissingExtraError: a package for animations is not installed.
         """
         return self.play(episodes, deterministic, gif, env, seed, record, mp4, shown).figures()
@@ -219,9 +219,10 @@ class Run:
         mp4: bool = False,
         shown: int = 1,
     ) -> Episodes:
-        """Plays as :meth:`evaluate`, and returns each episode's returns and length.
+        """Plays like :meth:`evaluate`, but returns the returns and length of each episode.
 
-        All policies of an environment start from the same states, for paired comparisons.
+        All policies in an environment start from the same initial states, so they can be compared
+        episode by episode.
 
         Args:
             episodes, deterministic, gif, env, seed, record, mp4, shown: as for :meth:`evaluate`.
@@ -266,20 +267,21 @@ class Run:
     ) -> Export:
         """Exports standalone programs of agents, and compares their actions with the team's.
 
-        The programs, and the team in the comparison, compute in float32.
+        The exported programs compute in float32, and so does the team in the comparison.
 
         Args:
             agent (str, optional): name of the agent; by default all agents.
             format (str): ``onnx`` or ``pt2``. :class:`~torchrl_marl.apps.export.Player` needs only
                 numpy and onnxruntime for ``onnx``, and torch and ``trust=True`` for ``pt2``.
-            folder (str or Path, optional): by default ``export`` in the run folder.
-            steps (int): smallest number of steps to compare; always at least a whole episode.
-            env (EnvBase, optional): another environment than the run's.
+            folder (str or Path, optional): folder for the programs; by default ``export`` in the
+                run folder.
+            steps (int): smallest number of steps to compare; always at least one whole episode.
+            env (EnvBase, optional): environment to use in place of the run's.
 
         Raises:
             ConfigError: the agent or the format is unknown, or the actor cannot be split by agent.
             MissingExtraError: a package is not installed.
-            UserError: actions differ from the team's.
+            UserError: the actions of a program differ from the team's.
         """
         exporting = application("export")
         policy = copy.deepcopy(self.policy)
@@ -301,7 +303,7 @@ class Run:
     def _playing_on(
         self, env: EnvBase | None, seed: int, num_envs: int, asker: str, drawn: bool = False
     ) -> Iterator[EnvBase]:
-        """Yields an environment to play on, which is restored or closed afterwards."""
+        """Context with an environment to play in, which is restored or closed on exit."""
         device = next(
             (p.device for p in self.policy.parameters()), torch.device(self.config.device)
         )
@@ -325,15 +327,16 @@ class Run:
                 env.close()
 
     def make_env(self, num_envs: int = 1) -> EnvBase:
-        """Builds the run's environment with the transforms for its policy, for ``env.rollout``.
+        """Builds the run's environment with the transforms that the policy needs.
 
-        For a run with an environment object, it returns this object.
+        If the run has an environment object, this object is returned. Use it for example with
+        ``env.rollout``.
 
         Args:
             num_envs (int): number of envs.
 
         Raises:
-            CheckpointError: the run was started with an environment object, which was not given.
+            CheckpointError: the run was started with an environment object, but loaded without it.
         """
         device = next((p.device for p in self.policy.parameters()), self.config.device)
         env = _own_or_new(self.config, self._env, device, num_envs=num_envs)
@@ -352,7 +355,7 @@ class Run:
 
 
 def _changed(state: Mapping[str, Any], checkpoint: Path, config: TrainConfig) -> str:
-    """Returns a description of the differences between ``config.yaml`` and the checkpoint."""
+    """Describes the differences between ``config.yaml`` and the checkpoint."""
     made = settings_of(state, checkpoint)
     made = None if made is None else dataclasses.replace(made, folder=config.folder)
     found = [] if made is None else differences(made, config)
@@ -360,7 +363,7 @@ def _changed(state: Mapping[str, Any], checkpoint: Path, config: TrainConfig) ->
 
 
 def _load(learners: Sequence[Learner], state: Mapping[str, Any], changed: str) -> None:
-    """Loads the learners' states, with a message if settings were changed since."""
+    """Loads the learners' states; warns if settings were changed since they were saved."""
     try:
         load_learners(learners, state["learners"])
     except CheckpointError as error:
@@ -392,7 +395,7 @@ def _own_or_new(
 
 
 def _environment(env: EnvBase) -> EnvBase:
-    """Returns the environment within transforms and adapters."""
+    """Returns the environment inside of its transforms and adapters."""
     while isinstance(env, (TransformedEnv, TorchRLEnv)):
         env = env.base_env if isinstance(env, TransformedEnv) else env._inner
     return env

@@ -1,4 +1,4 @@
-"""Sections of a recipe: evaluation, league, population, evolution, distributed."""
+"""Sections of a recipe: evaluation, league, population, evolution and distributed."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ __all__ = [
 
 
 def check_measuring(run: TrainConfig) -> None:
-    """Refuses ``evaluation.episodes=0`` where the run needs evaluations.
+    """Refuses ``evaluation.episodes=0`` if other settings need evaluations.
 
     Raises:
-        ConfigError: naming the setting that needs them.
+        ConfigError: evaluations are needed; the message names the setting that needs them.
     """
     if run.evaluation.episodes:
         return
@@ -148,7 +148,7 @@ class LeagueConfig:
 
     @property
     def match(self) -> str:
-        """The distribution of opponents, or else of partners."""
+        """The distribution of opponents if there are any, else that of partners."""
         return self.partners if self.opponents == "none" else self.opponents
 
     def check(self, at: str = "") -> None:
@@ -158,7 +158,7 @@ class LeagueConfig:
             at (str): prefix of the names in messages.
 
         Raises:
-            ConfigError: naming the settings and the fix.
+            ConfigError: settings are contradictory; the message names them and the fix.
         """
         for limit in _OF_LEAGUES:
             limit.check(self, at)
@@ -208,19 +208,19 @@ class PopulationConfig:
     """Share one replay buffer among all members; off-policy algorithms only."""
 
     def check(self, at: str = "") -> None:
-        """Refuses settings that cannot differ between members, and wrong values or numbers of them.
+        """Refuses settings that cannot vary over members, and wrong values or numbers of values.
 
         Args:
             at (str): prefix of the names in messages.
 
         Raises:
-            ConfigError: naming them.
+            ConfigError: a setting or value is wrong; the message names it.
         """
         if self.vary and self.size == 1:
             raise ConfigError(f"{at}vary is given, but {at}size is 1; use for example {at}size=8.")
         for name, given in _flat(self.vary).items():
             for word in (name, *(given if isinstance(given, Mapping) else ())):
-                if ":" in str(word):  # YAML takes the whole for a key
+                if ":" in str(word):  # YAML takes the whole text for a key
                     raise ConfigError(
                         f"{at}vary has {word!r}, expected a space after each colon: "
                         "{low: 1e-4, high: 1e-2, log: true}."
@@ -229,10 +229,10 @@ class PopulationConfig:
             self._check_values(f"{at}vary.{name}", given)
 
     def values(self, seed: int) -> dict[str, list[float]]:
-        """Returns each member's value of every varied learner setting, by name of the setting.
+        """Returns the values of every varied learner setting, one per member, by setting.
 
-        A range gives one value for each member, at equal distances (of logarithms, if ``log``).
-        The values of every setting but the first are shuffled among the members.
+        A range gives equally spaced values; with ``log``, their logarithms are equally spaced.
+        The values of all settings except the first are shuffled among the members.
 
         Args:
             seed (int): random seed of the shuffling.
@@ -376,13 +376,13 @@ class EvolutionConfig:
     multiplied by a factor."""
 
     def check(self, at: str = "") -> None:
-        """Refuses factors of 0 or less, and an empty list.
+        """Refuses factors of 0 or less, and an empty list of factors.
 
         Args:
             at (str): prefix of the names in messages.
 
         Raises:
-            ConfigError: naming them.
+            ConfigError: a setting or value is wrong; the message names it.
         """
         if not self.factors or any(factor <= 0 for factor in self.factors):
             raise ConfigError(
@@ -445,7 +445,7 @@ class DistributedConfig:
             at (str): prefix of the names in messages.
 
         Raises:
-            ConfigError: naming the settings and the fix.
+            ConfigError: settings are contradictory; the message names them and the fix.
         """
         if self.actors is not None and self.actors > (self.collectors or self.actors):
             raise ConfigError(
@@ -462,13 +462,13 @@ class DistributedConfig:
 
 
 def check_shards_divide(run: TrainConfig) -> None:
-    """Refuses a number of shards that does not divide the envs.
+    """Refuses a number of shards into which the envs cannot be divided equally.
 
     Args:
         run (TrainConfig): the settings.
 
     Raises:
-        ConfigError: naming the next number that fits.
+        ConfigError: the number does not fit; the message names the next number that does.
     """
     number, num_envs = run.distributed.collectors or 1, run.env.num_envs
     if num_envs % number:

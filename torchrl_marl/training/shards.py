@@ -1,4 +1,4 @@
-"""Shards of a run: parts of its envs, collected separately, in this process or on Ray."""
+"""Shards of a run: parts of its envs, stepped separately, in this process or on Ray."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ __all__ = ["EpisodeSums", "ShardMaker", "report_death", "sharded_collector", "sh
 
 @dataclasses.dataclass(frozen=True)
 class ShardMaker:
-    """Maker of a shard, which can be called in any process.
+    """Function that builds a shard, and can be called in any process.
 
     Args:
         config (TrainConfig): config of the run.
         shard (int): index of the shard.
         device (str): device of the environments and of the acting networks.
-        policy (TensorDictModuleBase, optional): policy of the learner; by default a copy, which
-            receives weights.
-        remembers (bool): whether networks read hidden states or starts of episodes.
+        policy (TensorDictModuleBase, optional): the learner's policy itself; by default, the shard
+            builds a copy, to which weights are sent.
+        remembers (bool): whether networks read hidden states or flags of episode starts.
     """
 
     config: TrainConfig
@@ -51,10 +51,10 @@ class ShardMaker:
     remembers: bool = False
 
     def __call__(self, life: int = 0) -> Shard:
-        """Returns the shard.
+        """Builds the shard.
 
         Args:
-            life (int): number of restarts of the shard.
+            life (int): number of earlier restarts of the shard without a snapshot.
         """
         config, number = self.config, self.config.distributed.collectors
         assert number is not None
@@ -90,16 +90,17 @@ class ShardMaker:
 
 
 class EpisodeSums(EpisodeTracker):
-    """Writer of the sums of running episodes into the batches of a shard.
+    """Writes sums over the running episodes (returns and lengths) into a shard's batches.
 
-    With these sums, rows of a batch need not continue those of the last batch.
+    Therefore a row of a batch need not continue the episode in the same row of the last batch.
 
     Args:
         team (TeamSpec): the groups.
 
     Keys:
-        - writes: ``("collector", "<group>/episode_reward")`` and ``"<group>/episode_length"``, up
-          to each step, and ``("collector", "episode_known")``, whether the sum is complete
+        - writes: ``("collector", "<group>/episode_reward")`` and ``("collector",
+          "<group>/episode_length")``, the sums up to each step, and ``("collector",
+          "episode_known")``, whether the sums are complete
     """
 
     def __call__(self, batch: TensorDictBase) -> None:
@@ -114,12 +115,12 @@ class EpisodeSums(EpisodeTracker):
 def sharded_collector(
     config: TrainConfig, policy: TensorDictModuleBase, remembers: bool, shards: range
 ) -> ShardedCollector | AsynchronousCollector:
-    """Returns the collector of a run in shards.
+    """Returns the collector of a run that is split into shards.
 
     Args:
         config (TrainConfig): config of the run.
         policy (TensorDictModuleBase): the joint policy.
-        remembers (bool): whether networks read hidden states or starts of episodes.
+        remembers (bool): whether networks read hidden states or flags of episode starts.
         shards (range): shards of this process.
     """
     settings, on_ray = config.distributed, config.distributed.backend == "ray"
@@ -166,7 +167,7 @@ def _placed(makers: list[ShardMaker], config: TrainConfig) -> Placement:
 
 
 def report_death(collector: Collector, folder: Path) -> None:
-    """Prepares the message for a death of the Ray that was started for the run.
+    """Prepares the message that is printed if the Ray that the run started dies.
 
     Args:
         collector (Collector): collector of the run.
@@ -182,11 +183,12 @@ def report_death(collector: Collector, folder: Path) -> None:
 
 
 def share_minibatches(config: TrainConfig, learners: Iterable[Any], shards: range) -> None:
-    """Makes every minibatch contain equal parts of all shards, wherever the shards are.
+    """Makes every minibatch contain equal parts of all shards, in any placement of the shards.
 
     Args:
         config (TrainConfig): config of the run.
-        learners (iterable of Learner): learners; their replay buffers also sample from all shards.
+        learners (iterable of Learner): learners. Their replay buffers then sample equally from all
+            shards, too.
         shards (range): shards of this process.
     """
     total = config.distributed.collectors

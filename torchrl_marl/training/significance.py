@@ -1,4 +1,4 @@
-"""Probability of improvement, exact tests and Student's distribution."""
+"""Probability of improvement, exact tests, and Student's distribution."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ __all__ = [
 ]
 
 Scores = Sequence[ArrayLike]
-_FINEST = 10_000  # most steps of a discrete distribution between 0 and 1
-_ALL_SIGNS = 14  # most pairs for which all signs are enumerated
+_FINEST = 10_000  # largest number of steps of a discrete distribution on [0, 1]
+_ALL_SIGNS = 14  # largest number of pairs for which all signs are enumerated
 
 
 def probability_of_improvement(tasks: Scores, others: Scores) -> NDArray[np.float64]:
-    """Returns the probability that a run beats one of another algorithm, mean over tasks.
+    """Returns the probability that a run beats another algorithm's run, averaged over tasks.
 
     This is the Mann-Whitney statistic divided by the number of pairs. Ties count half.
 
@@ -35,7 +35,7 @@ def probability_of_improvement(tasks: Scores, others: Scores) -> NDArray[np.floa
         others (list of arrays): second algorithm's scores in the same tasks, ``[*L, R']``.
 
     Raises:
-        ConfigError: different numbers of tasks.
+        ConfigError: the numbers of tasks differ.
 
     Examples:
         >>> float(probability_of_improvement([[2.0, 3.0]], [[1.0, 2.0]]))
@@ -54,16 +54,16 @@ def probability_of_improvement(tasks: Scores, others: Scores) -> NDArray[np.floa
 
 
 def signs(gap: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns 1 where a number is positive, 0.5 where it is 0, else 0."""
+    """Returns 1 for positive numbers, 0.5 for 0, and 0 for negative numbers."""
     return (gap > 0) + 0.5 * (gap == 0)
 
 
 def permutation_p_value(tasks: Scores, others: Scores) -> float:
     """Returns the p-value of the exact two-sided test of :func:`probability_of_improvement`.
 
-    The test enumerates all ways to assign each task's runs to the two algorithms. It is valid for
-    few runs, where a bootstrap interval is too narrow: with two runs each, a perfect separation
-    has a p-value of 1/3.
+    The test enumerates all ways to assign each task's runs to the two algorithms. It is valid even
+    for few runs, for which a bootstrap interval would be too narrow. With two runs each, even a
+    perfect separation has a p-value of 1/3.
 
     Args:
         tasks (list of arrays): first algorithm's scores in each task, ``[R]``.
@@ -78,7 +78,7 @@ def permutation_p_value(tasks: Scores, others: Scores) -> float:
     shares = [_share_distribution(np.asarray(x), np.asarray(y)) for x, y in zip(tasks, others)]
     whole = math.lcm(*(len(own) - 1 for own in shares))
     steps = min(whole, _FINEST)
-    off = 0.01 if steps == whole else len(shares) / 2  # a common grid would be too fine: rounded
+    off = 0.01 if steps == whole else len(shares) / 2  # tolerance, larger if rounded
     probability = np.ones(1)
     for own in shares:
         places = np.rint(np.arange(len(own)) * (steps / (len(own) - 1))).astype(int)
@@ -94,11 +94,11 @@ def permutation_p_value(tasks: Scores, others: Scores) -> float:
 def _share_distribution(
     own: NDArray[np.float64], other: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Returns the null distribution of the number of won pairs, in steps of half a pair."""
+    """Returns the null distribution of the number of pairs won, in steps of half a pair."""
     if len(own) > len(other):
         return _share_distribution(other, own)[::-1]
     together, n = np.concatenate([own, other]), len(own)
-    # Twice a run's rank among all, so that half-won pairs are whole numbers.
+    # Ranks are doubled, to count tied pairs (half a win) in whole numbers.
     ranks = (np.sign(together[:, None] - together).sum(1) + len(together) + 1).astype(int)
     ways = np.zeros((n + 1, int(np.sort(ranks)[-n:].sum()) + 1))
     ways[0, 0] = 1
@@ -110,10 +110,10 @@ def _share_distribution(
 
 
 def smallest_p_value(counts: ArrayLike, others: ArrayLike) -> float:
-    """Returns the smallest possible :func:`permutation_p_value` for the given numbers of runs.
+    """Returns the smallest :func:`permutation_p_value` that is possible for some numbers of runs.
 
     Args:
-        counts, others (list of int): numbers of runs in each task, of either algorithm.
+        counts, others (list of int): numbers of runs per task, of the first and second algorithm.
 
     Examples:
         >>> round(smallest_p_value([2], [2]), 3), smallest_p_value([3], [3])
@@ -126,8 +126,8 @@ def smallest_p_value(counts: ArrayLike, others: ArrayLike) -> float:
 def sign_flip_p_value(gaps: ArrayLike) -> float:
     """Returns the p-value of the exact two-sided test of paired differences.
 
-    The test enumerates all signs of the differences. For more than 14 pairs it is Student's test,
-    which is then practically the same.
+    The test enumerates all combinations of signs of the differences. For more than 14 pairs,
+    Student's test is used instead, which then gives practically the same result.
 
     Args:
         gaps (array): difference of each pair, ``[R]``.
@@ -150,7 +150,7 @@ def sign_flip_p_value(gaps: ArrayLike) -> float:
 
 
 def student_p_value(value: float, freedom: int) -> float:
-    """Returns the two-sided p-value of a value of Student's distribution.
+    """Returns the two-sided p-value of a t statistic under Student's distribution.
 
     Args:
         value (float): value of the t statistic.
@@ -166,10 +166,10 @@ def student_p_value(value: float, freedom: int) -> float:
 
 
 def student_quantile(confidence: float, freedom: int) -> float:
-    """Returns the half-width around 0 that holds a share of Student's distribution.
+    """Returns the half-width of the interval around 0 with a given share of Student's distribution.
 
     Args:
-        confidence (float): share, below 1.
+        confidence (float): share of the distribution, below 1.
         freedom (int): degrees of freedom, 1 or more.
 
     Examples:

@@ -1,4 +1,4 @@
-"""Statistics of a few runs: estimates with intervals, differences, and sentences on them."""
+"""Statistics of a few runs: estimates with intervals, differences, and verdicts in words."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ CONFIDENCE = 0.95
 RESAMPLES = 5000
 """Number of bootstrap resamples."""
 
-_SMALL = 0.2  # standard deviations: smallest difference worth reporting
-LARGEST_CHUNK = 4_000_000  # most numbers resampled at once
+_SMALL = 0.2  # smallest difference that is worth reporting, in standard deviations
+LARGEST_CHUNK = 4_000_000  # largest number of values that are resampled at once
 Statistic = Callable[..., NDArray[np.float64]]
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Statistic with its interval; arrays if the statistic has leading dims."""
+    """A statistic and its interval; both are arrays if the scores have leading dims."""
 
     value: Any
     low: Any = None
@@ -68,7 +68,7 @@ class Estimate:
     high: Any = None
     confidence: float = CONFIDENCE
     runs: tuple[int, ...] = ()
-    """Number of runs of each task."""
+    """Number of runs per task."""
     why_none: str = ""
     """Reason for a missing interval."""
 
@@ -81,9 +81,9 @@ class Estimate:
 def interquartile_mean(tasks: Scores) -> NDArray[np.float64]:
     """Averages the middle half of all runs of all tasks.
 
-    Cuts a quarter of the runs at both ends, rounded down to whole runs. If tasks have different
-    numbers of runs, each task has the same total weight, and exactly a quarter of the weight is
-    cut at both ends.
+    The best and the worst quarter of the runs are left out, rounded down to whole runs. If tasks
+    have different numbers of runs, each task has the same total weight, and exactly a quarter of
+    the weight is left out at each end.
 
     Args:
         tasks (list of arrays): scores of each task, ``[*L, R]``.
@@ -133,7 +133,7 @@ def median(tasks: Scores) -> NDArray[np.float64]:
 
 
 def optimality_gap(tasks: Scores, target: float = 1.0) -> NDArray[np.float64]:
-    """Returns the mean shortfall of the runs from a target; scores above it count as the target.
+    """Returns the mean shortfall of the runs from a target; higher scores count as the target.
 
     Args:
         tasks (list of arrays): scores of each task, ``[*L, R]``.
@@ -148,14 +148,14 @@ def optimality_gap(tasks: Scores, target: float = 1.0) -> NDArray[np.float64]:
 
 
 def score_distribution(tasks: Scores, thresholds: ArrayLike) -> NDArray[np.float64]:
-    """Returns the share of runs above each threshold: a performance profile.
+    """Returns the share of runs above each threshold, a performance profile.
 
     Args:
         tasks (list of arrays): scores of each task, ``[*L, R]``.
         thresholds (array): thresholds, ``[K]``.
 
     Returns:
-        array: ``[*L, K]``, mean over the tasks.
+        array: shares, averaged over the tasks, ``[*L, K]``.
 
     Examples:
         >>> score_distribution([[0.1, 0.9]], [0.0, 0.5, 1.0]).tolist()
@@ -173,14 +173,14 @@ def estimate(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> Estimate:
-    """Computes a statistic and its stratified bootstrap interval (percentiles).
+    """Computes a statistic, with an interval by the stratified percentile bootstrap.
 
     Tasks are the strata: the runs of each task are resampled with replacement. A run is resampled
     with all its leading dims, such as its whole curve. Runs of different algorithms are resampled
     independently.
 
     Args:
-        statistic (callable): statistic of ``scores``, such as :func:`interquartile_mean`.
+        statistic (callable): function of ``scores``, such as :func:`interquartile_mean`.
         *scores (list of arrays): scores of one algorithm, or of two algorithms to compare.
 
     Keyword Args:
@@ -189,10 +189,10 @@ def estimate(
         seed (int): random seed of the resampling.
 
     Returns:
-        Estimate: value and interval; no interval if a task has a single run.
+        Estimate: value and interval; without an interval if a task has a single run.
 
     Raises:
-        ConfigError: no runs, or scores that are not finite.
+        ConfigError: there are no runs, or scores are not finite.
 
     Examples:
         >>> found = estimate(interquartile_mean, [[1.0, 2.0, 3.0, 4.0]])
@@ -243,10 +243,10 @@ def _resampled(
 
 
 def _check_scores(tasks: Sequence[NDArray[np.float64]]) -> None:
-    """Raises an error if there are no runs, or scores that are not finite.
+    """Refuses missing runs, and scores that are not finite.
 
     Raises:
-        ConfigError: no runs, or a score that is not finite.
+        ConfigError: there are no runs, or a score is not finite.
     """
     if not tasks or any(task.ndim == 0 or not task.size for task in tasks):
         raise ConfigError("there are no runs to estimate from, expected at least one of each task.")
@@ -257,25 +257,25 @@ def _check_scores(tasks: Sequence[NDArray[np.float64]]) -> None:
 
 
 def _plain(value: NDArray[np.float64]) -> Any:
-    """Returns a scalar as a float, an array unchanged."""
+    """Converts a scalar to a float; returns an array unchanged."""
     return float(value) if np.ndim(value) == 0 else np.asarray(value)
 
 
 @dataclass(frozen=True)
 class Paired:
-    """Difference between the scores of two players on the same starts."""
+    """Difference between the scores of two players from the same initial states."""
 
     difference: Estimate
-    """Mean of first minus second, with Student's interval."""
+    """Mean difference, first minus second, with Student's interval."""
     probability: float | None
-    """Share of resamples of the starts in which the first's mean is greater; ties count half.
+    """Share of resamples of the pairs in which the first's mean is greater; ties count half.
 
-    None for a single pair, and for several runs a side.
+    None for a single pair, and if a side has several runs.
     """
     won: float
-    """Share of starts on which the first's score is greater; ties count half."""
+    """Share of initial states from which the first's score is greater; ties count half."""
     p_value: float | None = None
-    """P-value of the exact two-sided test that the two do not differ."""
+    """P-value of the exact two-sided test; its null hypothesis is that the two do not differ."""
     smallest_p_value: float | None = None
     """Smallest p-value that the exact test can give for this number of scores."""
 
@@ -296,18 +296,19 @@ def paired_difference(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> Paired:
-    """Compares the scores of two players on the same starts, start by start.
+    """Compares the scores of two players from the same initial states, pair by pair.
 
     Args:
         first (array): first player's scores, such as episode returns, ``[R]``.
-        second (array): second player's scores from the same starts, ``[R]``.
+        second (array): second player's scores from the same initial states, ``[R]``.
 
     Keyword Args:
         confidence (float): confidence level of the interval.
-        resamples, seed (int): resamples and random seed for :attr:`Paired.probability`.
+        resamples, seed (int): number of resamples and random seed for
+            :attr:`Paired.probability`.
 
     Raises:
-        ConfigError: different numbers of scores, none, or scores that are not finite.
+        ConfigError: the numbers of scores differ or are 0, or scores are not finite.
 
     Examples:
         >>> found = paired_difference([3.0, 5.0, 9.0], [1.0, 4.0, 9.0])
@@ -339,27 +340,28 @@ def difference_of_runs(
     by_seed: bool = False,
     confidence: float = CONFIDENCE,
 ) -> Paired:
-    """Compares the mean returns of two algorithms, with several runs each on the same starts.
+    """Compares the mean returns of two algorithms with several runs from the same initial states.
 
-    The interval is Student's, over runs and starts. The variances of the two sides' runs and of
-    the starts' differences add up; the degrees of freedom are the smallest of the three. For
-    normally distributed returns it is never too narrow, however different the variances are. The
-    p-value is that of :func:`permutation_p_value`, or, by seed, of :func:`sign_flip_p_value`.
+    The interval is Student's, over runs and initial states. Its variance is the sum of three: those
+    of the means over either side's runs, and that of the mean difference over initial states. Its
+    degrees of freedom are the smallest of the three. For normally distributed returns it is never
+    too narrow, however different the variances are. The p-value is from
+    :func:`permutation_p_value`, or with ``by_seed`` from :func:`sign_flip_p_value`.
 
     Args:
-        first, second (array): returns, ``[R, n]`` and ``[R', n]``.
+        first, second (array): returns by run and initial state, ``[R, n]`` and ``[R', n]``.
 
     Keyword Args:
         by_seed (bool): True to compare the runs as pairs, in the given order.
         confidence (float): confidence level of the interval.
 
     Raises:
-        ConfigError: sides with different starts, or pairs with different numbers of runs.
+        ConfigError: the numbers of initial states differ, or with ``by_seed`` the numbers of runs.
 
     Reference: Mickey and Brown, 1966, https://doi.org/10.1214/aoms/1177699514.
 
-    Reduces to: :func:`paired_difference` of the means if a side is a single run; the result then
-        holds for these runs only.
+    Reduces to: :func:`paired_difference` of the means over runs, if a side has a single run; the
+        result then holds for these runs only.
 
     Examples:
         >>> one, other = [[1.0, 3.0], [2.0, 4.0]], [[0.0, 2.0], [0.0, 1.0]]
@@ -392,7 +394,7 @@ _ONE_START = "one start says nothing about others"
 
 
 def _of_mean(values: NDArray[np.float64]) -> float:
-    """Returns the variance of the mean."""
+    """Returns the variance of the mean of some values."""
     return float(values.var(ddof=1)) / len(values)
 
 
@@ -417,7 +419,7 @@ def _check_runs(one: NDArray[Any], other: NDArray[Any], by_seed: bool) -> None:
 
 
 def undecided(things: str) -> str:
-    """Returns the verdict for an interval that contains no difference.
+    """Returns the verdict if the interval of a difference contains 0.
 
     Examples:
         >>> undecided("episodes")
@@ -452,11 +454,11 @@ def too_few(
     """Returns the verdict for a difference that is not significant.
 
     Args:
-        things (str): the repetitions, such as ``seeds``.
-        counts (sequence of int): number of repetitions of each side.
+        things (str): plural noun for the repetitions, such as ``seeds``.
+        counts (sequence of int): number of repetitions on each side.
         p_value (float): p-value of the exact test.
         smallest (float): smallest p-value that the test can give for these counts.
-        pairs (bool): True for a comparison pair by pair.
+        pairs (bool): True if the repetitions were compared pair by pair.
 
     Examples:
         >>> too_few("seeds", [5, 5], 0.0625, 0.008)
@@ -472,5 +474,5 @@ def too_few(
 
 
 def _smallest(n: int, pairs: bool) -> float:
-    """Returns the smallest p-value of the exact test with n runs of each side."""
+    """Returns the smallest p-value of the exact test with n runs on each side."""
     return 2.0 ** (1 - n) if pairs else smallest_p_value(n, n)

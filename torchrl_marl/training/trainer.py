@@ -1,4 +1,4 @@
-"""Starting, resuming and finishing runs."""
+"""Functions that start, resume and finish runs."""
 
 from __future__ import annotations
 
@@ -73,9 +73,9 @@ def start_training(
 
     Args:
         config (TrainConfig): config of the run.
-        env (EnvBase, optional): environment in place of the one in the settings.
+        env (EnvBase, optional): environment to use in place of the one in the settings.
         ranks (SingleProcess): the ranks of the run.
-        trials (callable, optional): as for :class:`Training`.
+        trials (callable, optional): maker of a part, as for :class:`Training`.
     """
     config = resolve_config(config, ranks, own_env=env is not None)
     _check_shards(config)
@@ -126,7 +126,7 @@ def resume_training(
                     "`torchrl-marl tune` command that started it, or resume the folder of one "
                     "trial in it."
                 )
-            if config.execution == "auto":  # of a version with only eager execution
+            if config.execution == "auto":  # from a version that had only eager execution
                 config = dataclasses.replace(config, execution="eager")
             training = Training(config, folder, env, ranks=ranks, trials=trials)
             with trusting(trust), fitting(used):
@@ -142,7 +142,7 @@ def resume_training(
 
 
 def _check_shards(config: TrainConfig) -> None:
-    """Refuses settings of shards for a run without shards."""
+    """Refuses settings that need shards if the run has none."""
     overlap = config.distributed.overlap
     if overlap and not config.distributed.enabled:
         raise ConfigError(
@@ -177,7 +177,7 @@ def _begin(
         )
         config = dataclasses.replace(config, env=own)
         config.check_learners()
-    if folder.writes:  # early, so that a run killed during the start can be started again
+    if folder.writes:  # early, to allow a restart if the run is killed while it starts
         _write_config(folder.path, config)
         sign_run(folder.path, config)
     training = Training(config, folder, env, ranks=ranks, trials=trials)
@@ -185,7 +185,7 @@ def _begin(
         refuse_large_store(
             learner, groups.values(), training.device, training.config.population.size
         )
-    if folder.writes:  # again, with the values found for clusters and execution
+    if folder.writes:  # again, now with the clusters and execution that were found
         _write_config(folder.path, training.config)
         sign_run(folder.path, training.config)
     training.open()
@@ -223,7 +223,7 @@ def _go_on(training: Training, before: TrainConfig, folder: RunFolder, made: Tra
             f"total_frames is {total}, but the run has {frames} already; give more, or {fix}."
         )
     if training.environments.own is None and folder.writes:
-        sign_run(training.folder, training.config)  # it is already trusted
+        sign_run(training.folder, training.config)  # the run is trusted already
     if not training.done:
         for key in [k for k in summary if k.endswith("return_after")]:
             del summary[key]
@@ -243,7 +243,7 @@ def _go_on(training: Training, before: TrainConfig, folder: RunFolder, made: Tra
     training.open()
     if (
         training.config != before and folder.writes
-    ):  # only now, since opening tables or loggers may fail
+    ):  # late, since opening tables or loggers may fail
         _write_config(folder.path, training.config)
 
 
@@ -255,15 +255,15 @@ def _write_config(folder: Path, config: TrainConfig) -> None:
 def train(config: TrainConfig, *, env: EnvBase | None = None) -> Run:
     """Trains until ``total_frames`` or ``stop_at_return``.
 
-    Ctrl-C or SIGTERM saves and ends the run after the current iteration, SIGTERM with exit status
-    143. Processes of ``torchrun`` train one policy.
+    After Ctrl-C or SIGTERM, the current iteration is finished, and the run is saved and ends; after
+    SIGTERM the exit status is 143. The processes of ``torchrun`` train one policy together.
 
     Args:
         config (TrainConfig): config of the run.
-        env (EnvBase, optional): environment in place of the one in the settings.
+        env (EnvBase, optional): environment to use in place of the one in the settings.
 
     Raises:
-        UserError: the request cannot be met; the message names the fix.
+        UserError: the request cannot be met; the message says how to fix it.
     """
     with joined(config) as ranks:
         return finish(start_training(config, env, ranks=ranks))
@@ -282,13 +282,13 @@ def resume(
         folder (str or Path): folder of the run.
         env (EnvBase, optional): the environment, if the run was started with an object.
         config (TrainConfig, optional): settings from now on, in place of the run's.
-        trust (bool): whether to trust a run of another user: to import its environment's module,
-            unpickle PettingZoo environments, and follow links out of the folder. Without it,
-            PettingZoo environments start new episodes. Your own runs do not need it.
+        trust (bool): whether to trust a run of another user: to import the module of its
+            environment, unpickle PettingZoo environments, and follow links out of the folder. If
+            False, PettingZoo environments start new episodes. Runs of the same user need no trust.
 
     Raises:
-        CheckpointError: the folder has no run or only broken checkpoints, or is in use.
-        TrustError: the run needs ``trust``.
+        CheckpointError: the folder has no run or only damaged checkpoints, or is in use.
+        TrustError: the run is another user's, and needs ``trust``.
         ConfigError: ``total_frames`` is below the number of finished frames.
     """
     path = Path(folder)
@@ -297,11 +297,11 @@ def resume(
 
 
 def iterate(config: TrainConfig, *, env: EnvBase | None = None) -> Iterator[Iteration]:
-    """Trains as :func:`train`, one iteration at a time; leaving the loop early saves the run.
+    """Trains like :func:`train`, one iteration at a time; leaving the loop early saves the run.
 
     Args:
         config (TrainConfig): config of the run.
-        env (EnvBase, optional): environment in place of the one in the settings.
+        env (EnvBase, optional): environment to use in place of the one in the settings.
     """
     if place() is not None:
         raise ConfigError(
@@ -310,13 +310,13 @@ def iterate(config: TrainConfig, *, env: EnvBase | None = None) -> Iterator[Iter
         )
     training = start_training(config, env)
     iterations = _iterate(training)
-    # A generator that never starts, or lives until the interpreter ends, runs no `finally`.
+    # `finally` does not run in a generator that never starts or outlives the interpreter.
     training.left = weakref.finalize(iterations, training.leave)
     return iterations
 
 
 def finish(training: Training) -> Run:
-    """Trains a started or resumed run to its end; interruptions are as in :func:`train`."""
+    """Trains a started or resumed run to its end; can be interrupted like :func:`train`."""
     with training.interruption:
         for _ in _iterate(training):
             pass
@@ -324,7 +324,7 @@ def finish(training: Training) -> Run:
 
 
 def _iterate(training: Training) -> Iterator[Iteration]:
-    working = training.interruption  # outside of it signals belong to the caller
+    working = training.interruption  # outside of this context, signals belong to the caller
     if training.config.distributed.backend == "ray":
         from torchrl_marl.training.shards import report_death
 

@@ -1,4 +1,4 @@
-"""Training of a run: collecting, learning, logging, evaluation and checkpoints."""
+"""Training of a run: collection, learning, logging, evaluation and checkpoints."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ __all__ = ["Iteration", "Training", "with_run_rng"]
 
 
 class Training:
-    """All components of a run, and its training step.
+    """All components of a run, and the training iteration.
 
-    A run has one member or several (``population.size``), in one process or several (``ranks``).
-    Its random state and number of threads are separate from the rest of the process, so that
-    several trainings do not affect each other.
+    A run has one or several members (``population.size``), in one or several processes (``ranks``).
+    Its random state and number of threads are separate from the rest of the process, so several
+    trainings do not affect each other.
 
     Args:
         config (TrainConfig): config of the run.
         folder (RunFolder): folder of the run.
-        env (EnvBase, optional): environment in place of the one in the settings.
+        env (EnvBase, optional): environment to use in place of the one in the settings.
         ranks (SingleProcess): the ranks of the run.
-        trials (callable, optional): returns the part that starts and ends members during the run,
-            from the settings, the population and its learners.
+        trials (callable, optional): function of the settings, the population and its learners. It
+            returns a part that starts and ends members during the run.
 
     Attributes:
         parts (dict): optional parts, such as ``"league"``.
@@ -127,7 +127,7 @@ class Training:
         return environments_of_members(self.config, env, self.device)
 
     def _complete(self, config: TrainConfig) -> TrainConfig:
-        """Returns the settings with values that depend on the environment filled in."""
+        """Returns the settings, completed by values that depend on the environment."""
         with_declared = LIBRARIES.hook(config.env.library, "declared")
         if with_declared is not None:
             config = with_declared(config, self.env)
@@ -162,7 +162,7 @@ class Training:
         return Population(*parts, self.learners, self.device)
 
     def _take_networks_of_first(self) -> None:
-        """Copies networks and running statistics from the first rank."""
+        """Copies the first rank's networks and running statistics to this rank."""
         if self.environments.shared:
             raise ConfigError(
                 f"a process can hold only one {self.config.env.name!r}, so that the first rank "
@@ -174,7 +174,7 @@ class Training:
             x.copy_(first)
 
     def open(self) -> None:
-        """Opens the tables, truncated to this iteration, and the loggers."""
+        """Opens the loggers and the tables, and removes rows after this iteration."""
         if self.config.execution == "compile" and self.n_members == 1 and self._kept.writes:
             from torchrl_marl.training.background_compile import BackgroundCompile
 
@@ -185,12 +185,12 @@ class Training:
 
     @property
     def league(self) -> Any:
-        """The league, or None."""
+        """The league, or None if the run has none."""
         return self.parts.get("league")
 
     @property
     def trials(self) -> Any:
-        """The trials, or None."""
+        """The part that starts and ends members, or None if the run has none."""
         return self.parts.get("trials")
 
     @property
@@ -207,7 +207,7 @@ class Training:
 
     @property
     def n_members(self) -> int:
-        """Number of members, 1 without a population."""
+        """Number of members; 1 without a population."""
         return self.config.population.size
 
     @property
@@ -225,7 +225,7 @@ class Training:
 
     @property
     def frames(self) -> int:
-        """Number of environment steps so far: of all ranks, for each member."""
+        """Number of environment steps so far, per member, summed over all ranks."""
         return self.collector.frames * self.ranks.size // self.n_members
 
     @property
@@ -248,7 +248,7 @@ class Training:
 
     @with_run_rng
     def begin(self) -> None:
-        """Evaluates the untrained, random and heuristic policies, and saves."""
+        """Evaluates the untrained, random and heuristic policies, and writes a checkpoint."""
         if "return_before" not in self.run.summary:
             for part in self.parts.values():
                 part.begin(self)
@@ -262,7 +262,7 @@ class Training:
 
     @with_run_rng
     def step(self) -> Iteration:
-        """Runs one iteration: collects, learns, writes a row; evaluates and saves when due."""
+        """Runs one iteration: collects, learns, writes a row, and evaluates and saves if due."""
         began = time.perf_counter()
         with announced_to(self.recorder.working):
             batch = self.collector.rollout()
@@ -294,12 +294,12 @@ class Training:
             self._cut()
 
     def _cut(self) -> None:
-        """Notifies stateful learners that the next batch does not continue the last one."""
+        """Informs stateful learners that the next batch does not continue the last one."""
         for learner in self.learners:
             learner.cut()
 
     def _learn_and_count(self, batch: TensorDictBase) -> dict[str, Tensor]:
-        """Learns from a batch, and returns metrics and counts by member."""
+        """Learns from a batch; returns metrics, and counts of agent frames and ended episodes."""
         alone = self.ranks.size == 1
         with contextlib.nullcontext() if alone else self.ranks.active():
             episodes, learned = self.tracker.update(batch), self._learn(batch)
@@ -347,7 +347,7 @@ class Training:
             self.save()
 
     def _late(self) -> bool:
-        """Returns whether ``checkpoint.every_minutes`` have passed on the first rank."""
+        """Returns whether ``checkpoint.every_minutes`` have passed, by the first rank's clock."""
         minutes = self.config.checkpoint.every_minutes
         if minutes is None:
             return False
@@ -356,10 +356,11 @@ class Training:
 
     @with_run_rng
     def evaluate(self) -> Any:
-        """Evaluates the policy, and writes a row of ``evaluation.csv``.
+        """Evaluates the policy, and writes a row to ``evaluation.csv``.
 
         Returns:
-            dict: the row, empty without episodes; a list of rows for several members.
+            dict: the row, which is empty if no episodes are played; with several members, a list of
+            rows.
         """
         return self.results.evaluation(self.progress, self._measure(self.policy))
 
@@ -373,7 +374,7 @@ class Training:
         return self.ranks.broadcast(found)
 
     def _draw(self, path: str) -> None:
-        """Writes an animation, without effect on the training."""
+        """Writes an animation; this does not affect the training."""
         if self._kept.writes:
             with self._apart():
                 self.environments.draw(self.policy, self.team, self.folder / path)
@@ -383,7 +384,7 @@ class Training:
         shared = self.environments.shared
         with put_back(self.env) if shared else contextlib.nullcontext(True) as goes_on:
             yield
-        # A shared environment is restored after an evaluation, or starts new episodes.
+        # After an evaluation, a shared environment is restored, or else starts new episodes.
         if not goes_on:
             self.collector.load_state_dict({})
             self.env.set_seed(self.config.seed + self.iteration)
@@ -392,7 +393,7 @@ class Training:
 
     @with_run_rng
     def end(self) -> None:
-        """Evaluates the trained policy, saves and writes the summary."""
+        """Evaluates the trained policy, and writes a checkpoint and the summary."""
         self.recorder.close_bar()
         if self.trials is None:
             self._note_end()
@@ -405,18 +406,18 @@ class Training:
             self._draw("episode.gif")
 
     def _note_end(self) -> None:
-        """Adds the final returns, frames and time to the summary."""
+        """Adds the returns after training, the frames and the time to the summary."""
         if "return_after" not in self.run.summary:
             known = self.results.known(self.iteration)
             self.results.note("after", self.evaluate() if known is None else known)
             self.results.conclude(self.progress, lambda: self._measure(self.policy, other=True))
-            self.saved_at = None  # the checkpoint of the last iteration does not have it
+            self.saved_at = None  # the checkpoint must be written again, with the new summary
         self.results.end(self.progress)
 
     # ------------------------------------------------------------------------------------ state
 
     def save(self) -> None:
-        """Writes a checkpoint, unless this iteration already has one."""
+        """Writes a checkpoint, unless there is one of this iteration."""
         if self.saved_at != self.iteration:
             with self.interruption.unbroken():
                 state = self.state_dict()
@@ -435,14 +436,14 @@ class Training:
         self.results.save(state, self.progress)
 
     def leave(self) -> None:
-        """Saves and closes a run after its loop was left early."""
+        """Saves and closes the run after its loop was left early."""
         if self._kept.release.alive:
             if "return_before" in self.run.summary and not self.interruption.entered:
                 self.save()
             self.close()
 
     def close(self) -> None:
-        """Closes tables, loggers and environments; releases the folder for resuming."""
+        """Closes tables, loggers and environments, and releases the run folder."""
         for part in self.parts.values():
             part.close()
         self.results.close()
@@ -455,9 +456,9 @@ class Training:
 
     @with_run_rng
     def state_dict(self) -> dict[str, Any]:
-        """Returns all state for exact resuming, gathered on the first rank."""
+        """Returns the complete state, for exact resuming; the first rank gathers it from all."""
         collector = self.collector.state_dict()
-        collector.pop("policy_state_dict", None)  # the learners store it
+        collector.pop("policy_state_dict", None)  # it is part of the learners' states
         parts = {name: own.state_dict() for name, own in self.parts.items() if name != "ahead"}
         state = {
             "iteration": self.iteration,
@@ -480,7 +481,7 @@ class Training:
 
     @with_run_rng
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores a checkpoint, or this rank's part of it."""
+        """Restores the state in a checkpoint; with several ranks, this rank's part of it."""
         if self.ranks.size > 1:
             from torchrl_marl.training.ddp import part_of
 
@@ -500,7 +501,7 @@ class Training:
         self.run.frames = self.frames
 
     def _load_episodes(self, state: dict[str, Any]) -> None:
-        """Restores the running episodes, if the environments support it."""
+        """Restores the running episodes, if the environments support this."""
         resumed = False
         try:
             resumed = self.collector.load_state_dict(state["collector"])
