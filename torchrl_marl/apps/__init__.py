@@ -1,1 +1,1 @@
-"""Applications built on the core, which never imports them."""
+"""Applications built on the core; the core never imports them."""

@@ -1,4 +1,4 @@
-"""Check of which algorithms fit an environment, by its traits."""
+"""Finds the algorithms that fit an environment, by properties such as turns and deaths."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ __all__ = ["Fit", "Fits", "Traits", "algorithms_for", "traits_of"]
 
 @dataclass(frozen=True)
 class Traits:
-    """Traits of an environment that decide which algorithms fit, from a batch of random actions.
+    """Properties of an environment that decide which algorithms fit, seen in random play.
 
     Args:
         agents (dict): group -> number of agents.
@@ -48,7 +48,7 @@ class Traits:
         rivals (tuple of str): two agents or groups with opposed rewards; empty without rivals.
         in_turns (bool): True if agents wait while others act.
         deaths (bool): True if agents terminate before their episode ends.
-        state (str): description of the state for a central critic; empty without a state.
+        state (str): description of the state that a central critic reads; empty without a state.
     """
 
     agents: dict[str, int]
@@ -60,7 +60,7 @@ class Traits:
     state: str
 
     def rows(self) -> list[tuple[str, str]]:
-        """Returns pairs of name and text for a table."""
+        """Returns the rows of a table, each a name and a text."""
         several = any(n > 1 for n in self.agents.values())
         rewards = "each agent's own"
         if self.shared:
@@ -82,7 +82,7 @@ class Traits:
 
 
 def traits_of(team: TeamSpec, batch: TensorDictBase) -> Traits:
-    """Returns the traits of an environment from its specs and a batch of random actions.
+    """Returns the properties of an environment, from its specs and a batch of random actions.
 
     Args:
         team (TeamSpec): groups of agents.
@@ -117,7 +117,7 @@ def _actions(group: GroupSpec) -> str:
 
 
 def _shared(groups: Iterable[GroupSpec], batch: TensorDictBase) -> bool | None:
-    """Returns whether the living agents of a group share their rewards; None if all are 0."""
+    """Returns whether all living agents of a group get the same reward; None if all are 0."""
     shared, earned = True, False
     for group in groups:
         reward, alive = _rewards(group, batch)
@@ -176,7 +176,7 @@ class Fit:
     Args:
         algorithm (str): name of the algorithm.
         fits (bool): True if it fits, with the defaults or with ``settings``.
-        settings (dict): required settings of the run, beside the algorithm.
+        settings (dict): further settings that the run needs.
         reason (str): reason for the settings, or for a negative verdict; may be empty.
 
     Examples:
@@ -191,7 +191,7 @@ class Fit:
 
     @property
     def words(self) -> str:
-        """Verdict as a text."""
+        """The verdict as a text."""
         if not self.fits:
             return "does not fit"
         values = {k: x if isinstance(x, str) else shown(x) for k, x in self.settings.items()}
@@ -201,11 +201,11 @@ class Fit:
 
 @dataclass(frozen=True)
 class Fits:
-    """Algorithms that fit an environment, and its traits.
+    """Verdicts on all algorithms for an environment, and the properties of the environment.
 
     Args:
         environment (str): name of the environment.
-        traits (Traits): traits seen in a batch of random actions.
+        traits (Traits): properties seen in a batch of random actions.
         algorithms (dict): name -> :class:`Fit`.
     """
 
@@ -225,7 +225,7 @@ class Fits:
 
 @dataclass(frozen=True)
 class _Sample:
-    """Groups of an environment, a batch of random actions, and the traits in it."""
+    """Groups of an environment, a batch of random actions, and the properties seen in it."""
 
     team: TeamSpec
     batch: TensorDictBase
@@ -233,11 +233,12 @@ class _Sample:
 
 
 def algorithms_for(environment: Any) -> Fits:
-    """Returns the algorithms that fit an environment, their required settings, and the reasons.
+    """Returns which algorithms fit an environment, with which settings, and why.
 
     Every learner is built for the environment and checks a batch of 100 random steps in 16 copies
-    (4 copies of an environment stepped in Python). Nothing is trained. Traits that random actions
-    do not show, such as deaths that only a better policy reaches, remain unknown.
+    (4 copies of an environment stepped in Python). Nothing is trained. Properties that random
+    actions do not reveal remain unknown, such as deaths late in episodes that random play ends
+    early.
 
     Args:
         environment (str, Path, TrainConfig, EnvConfig or EnvBase): ``"library/environment"`` or
@@ -324,7 +325,7 @@ def _sample(environment: EnvConfig | EnvBase) -> _Sample:
 
 
 def _sample_discrete(environment: EnvConfig | EnvBase) -> _Sample | None:
-    """Samples the same environment with discrete actions; None if it has none."""
+    """Collects a batch from the same environment with discrete actions; None if it has none."""
     if isinstance(environment, EnvConfig) and environment.continuous_actions:
         with contextlib.suppress(UserError):  # it has continuous ones only
             return _sample(dataclasses.replace(environment, continuous_actions=False))
@@ -332,7 +333,7 @@ def _sample_discrete(environment: EnvConfig | EnvBase) -> _Sample | None:
 
 
 def _fit(algorithm: str, sample: _Sample, discrete: Callable[[], _Sample | None]) -> Fit:
-    """Checks an algorithm on the environment, then on its variant with discrete actions."""
+    """Checks an algorithm on the environment; if it does not fit, tries discrete actions."""
     fit = _fit_sample(algorithm, sample)
     continuous = not all(group.discrete for group in sample.team.groups.values())
     other = discrete() if continuous and not fit.fits else None
@@ -363,7 +364,7 @@ def _fit_sample(algorithm: str, sample: _Sample) -> Fit:
 
 
 def _with_groups(fit: Fit, sample: _Sample) -> Fit:
-    """Adds to the reason the groups that the algorithm does fit."""
+    """Adds to the reason the names of the groups that the algorithm fits."""
     alone = {"algorithm": fit.algorithm}
     random = _config("random", {})
     takes = [x for x in sample.team.groups if _refusal(random, sample, {x: alone}) is None]
@@ -375,7 +376,7 @@ def _with_groups(fit: Fit, sample: _Sample) -> Fit:
 
 
 def _candidates(traits: Traits) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yields settings to try in turn, each with its reason."""
+    """Yields settings to try, in order, each with the reason for it."""
     why = _TURNS if traits.in_turns else _DEATHS if traits.deaths and not traits.shared else ""
     if why and (traits.in_turns or traits.shared is not None):
         own = {"learner.bootstrap": "agent"}
@@ -387,7 +388,7 @@ def _candidates(traits: Traits) -> Iterator[tuple[dict[str, Any], str]]:
 
 
 def _config(algorithm: str, settings: Mapping[str, Any]) -> Any:
-    """Returns the settings of a learner; None if it does not read all of them."""
+    """Returns a learner's config; None if the algorithm does not read all of these settings."""
     schema: Any = ALGORITHMS.schema(algorithm)
     own = {key.removeprefix("learner."): value for key, value in settings.items()}
     if not own.keys() <= settings_of(schema(algorithm)).keys():
@@ -399,7 +400,7 @@ def _config(algorithm: str, settings: Mapping[str, Any]) -> Any:
 def _refusal(
     config: Any, sample: _Sample, groups: Mapping[str, Mapping[str, Any]] | None = None
 ) -> str | None:
-    """Returns a learner's error or warning on an environment, shortened; None if it fits."""
+    """Returns the error or warning of a learner on a sample, shortened; None if it fits."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -415,7 +416,7 @@ def _refusal(
 
 
 def _short(text: str) -> str:
-    """Cuts an error message to its cause, without the group's name and the fix."""
+    """Shortens an error message to its cause: drops the group's name and the fix."""
     text = text.partition(": ")[2] if text.startswith("group ") else text
     for end in ("; ", ", expected ", ": "):
         text = text.partition(end)[0]

@@ -1,6 +1,6 @@
-"""Comparison of two policies, or of two algorithms with several runs each, on the same starts.
+"""Comparison of two policies or of two algorithms, in episodes with the same initial states.
 
-Shapes: R runs of a side, n starts.
+Shapes: R runs of a side, n starts (random initial states).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from torchrl_marl.training.statistics import (
 
 __all__ = ["Comparison", "Side", "compare", "runs_of", "win_interval"]
 
-# Settings that do not change the task: number and place of the copies, and the critic's input.
+# Settings that do not change the task: number and device of the copies, and the critic's input.
 _NOT_THE_ENVIRONMENT: dict[str, object] = {
     "num_envs": 1,
     "workers": 0,
@@ -79,24 +79,24 @@ class Side:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Difference between two sides on the same starts."""
+    """Difference in return between two sides on the same starts."""
 
     first: Side
     second: Side
     paired: Paired
-    """First minus second."""
+    """Return of the first side minus that of the second."""
 
     by_seed: bool = False
-    """True if runs of the same seed are compared as pairs."""
+    """True if runs with the same seed are compared as pairs."""
 
     @property
     def of_policies(self) -> bool:
-        """True if a side is a single run, so that the result does not cover other seeds."""
+        """True if a side is a single run; the result then says nothing about other seeds."""
         return min(len(self.first.folders), len(self.second.folders)) == 1
 
     @property
     def verdict(self) -> str:
-        """Returns a sentence on which side is better, or that the data cannot decide it."""
+        """Returns a sentence: which side is better, or that the data cannot decide this."""
         gap, found = self.paired.difference, self.paired
         if found.p_value is None or found.smallest_p_value is None:
             return "one start says nothing about others; play more episodes"
@@ -139,14 +139,15 @@ def compare(
 ) -> Comparison:
     """Plays both sides on the same starts and compares their returns.
 
-    The interval is Student's. If a side is a single run, the interval is over starts and the result
-    holds for these policies. With several runs on both sides it is over runs and starts, and the
-    result holds for the algorithms. A side is called better only if the interval excludes 0 and the
-    p-value of the exact test is at most 0.05, which takes at least 4 runs a side.
+    The interval is a Student's t interval. If a side is a single run, the interval covers the
+    variation over starts, and the result holds for these policies only. With several runs on both
+    sides it covers the variation over runs and starts, and the result holds for the algorithms. A
+    side is called better only if the interval excludes 0 and the p-value of the exact test is at
+    most 0.05. This takes at least 4 runs on each side.
 
     Args:
-        first, second (str or Path): run folder, population folder, or folder of several runs such
-            as ``--seeds`` makes.
+        first, second (str or Path): run folder, population folder, or folder of several runs, such
+            as the one that ``--seeds`` makes.
 
     Keyword Args:
         episodes (int): number of starts.
@@ -154,13 +155,13 @@ def compare(
             default: as each run is configured.
         seed (int): random seed of the starts.
         device (str, optional): device; default: as each run is configured.
-        trust (bool): True to run the code that a run folder brings.
-        by_seed (bool): True to compare runs of the same seed as pairs, such as two versions of one
-            algorithm; a verdict takes at least 6 pairs.
+        trust (bool): True to run code from the run folders.
+        by_seed (bool): True to compare runs with the same seed as pairs, useful for two versions of
+            one algorithm; a verdict takes at least 6 pairs.
 
     Raises:
-        ConfigError: runs of different environments, a run on both sides, or pairs by seed where
-            the sides have different seeds.
+        ConfigError: runs of different environments, the same run on both sides, or ``by_seed``
+            with sides that have different seeds.
         CheckpointError: no run, or a run without a checkpoint.
 
     Examples:
@@ -202,7 +203,7 @@ def _by_seed(sides: dict[str, list[Path]]) -> dict[str, list[Path]]:
 
 
 def runs_of(given: str | Path) -> list[Path]:
-    """Returns the run folders at a path: the run itself, a population's members, or runs inside.
+    """Returns the run folders at a path: the run, a population's members, or the runs inside.
 
     Raises:
         CheckpointError: no run at the path.
@@ -249,7 +250,7 @@ def _play(
 
 
 def win_interval(won: float, games: int) -> tuple[float, float]:
-    """Returns Wilson's 95 % interval of a win rate; it is conservative if draws count half.
+    """Returns Wilson's 95 % interval of a win rate; if draws count half, it is wider than needed.
 
     Args:
         won (float): number of games won.

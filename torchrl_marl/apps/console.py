@@ -42,7 +42,7 @@ _WIDEST = 24
 
 
 def table(rows: Sequence[tuple[str, str]]) -> str:
-    """Formats names and texts as two columns."""
+    """Formats pairs of names and texts as two columns."""
     width = max((len(name) for name, _ in rows), default=0)
     return "\n".join(f"  {name:<{width}}  {text}".rstrip() for name, text in rows)
 
@@ -52,7 +52,7 @@ def aligned(rows: Sequence[Sequence[str]], numbers: slice = slice(0), indent: st
 
     Args:
         rows (sequence of sequences of str): texts of the cells.
-        numbers (slice): columns to align on the right.
+        numbers (slice): columns to right-align.
         indent (str): text before each row.
     """
     right = range(len(rows[0]))[numbers]
@@ -68,7 +68,7 @@ def aligned(rows: Sequence[Sequence[str]], numbers: slice = slice(0), indent: st
 
 
 def settings_table(settings: Sequence[Setting], *, words: bool = False) -> str:
-    """Formats key, value and meaning of every setting.
+    """Formats the key, value and meaning of every setting.
 
     Args:
         settings (list of Setting): settings, with their values as defaults.
@@ -76,7 +76,7 @@ def settings_table(settings: Sequence[Setting], *, words: bool = False) -> str:
     """
     rows = [(s.key, _value(s), s.help if words else s.explanation, s.words) for s in settings]
     keys = max(len(key) for key, *_ in rows)
-    # A few long values may exceed their column, so that the rest stays readable.
+    # A few long values may exceed their column; this keeps the rest readable.
     width = max((len(value) for _, value, *_ in rows if len(value) <= _WIDEST), default=0)
     lines = []
     for key, value, text, meanings in rows:
@@ -103,7 +103,7 @@ def _value(setting: Setting) -> str:
 
 
 def report(runs: Sequence[Run], seeds: Sequence[int]) -> str:
-    """Formats results: a list for one run; a row per seed and a mean for several."""
+    """Formats results: as a list for one run; with a row per seed and a mean for several runs."""
     if len(runs) == 1:
         summary = runs[0].summary
         found = {text: summary.get(key) for key, text in _RETURNS.items()}
@@ -139,7 +139,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def number(value: Any) -> str:
-    """Formats a number with four significant digits, ``-`` for None.
+    """Formats a number with four significant digits; None becomes ``-``.
 
     Examples:
         >>> number(1500000), number(41.23456), number(None)
@@ -155,19 +155,19 @@ def number(value: Any) -> str:
 
 
 def print_result(text: str) -> None:
-    """Prints the result of a run; with several ranks only the first one prints."""
+    """Prints the result of a run; with several ranks, only rank 0 prints."""
     if _is_first():
         print(text)
 
 
 def _is_first() -> bool:
-    """Returns whether this is the only rank of a run, or rank 0."""
+    """Returns whether this process is rank 0, or the only rank of a run."""
     here = place()
     return here is None or here.rank == 0
 
 
 def print_error(error: UserError) -> None:
-    """Prints an error in one line; with several ranks, once for each machine."""
+    """Prints an error in one line; with several ranks, once on each machine."""
     here = place()
     if here is None or here.local_rank == 0 or isinstance(error, RankError):
         print(f"torchrl-marl: error: {' '.join(str(error).split())}", file=sys.stderr)
@@ -216,7 +216,7 @@ def print_failed(seed: int, error: Exception) -> None:
 
 
 def silence_libraries() -> None:
-    """Silences log lines and warnings of other libraries; prints this package's in one line."""
+    """Silences other libraries' logs and warnings; prints this package's warnings in one line."""
     os.environ.setdefault("RL_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if not sys.warnoptions:
@@ -225,7 +225,7 @@ def silence_libraries() -> None:
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    # A warning's file depends on its stacklevel; the frame that warns does not.
+    # A warning's file depends on its stacklevel; the frame that raises the warning does not.
     frame = sys._getframe(1)
     while frame.f_back and Path(frame.f_code.co_filename).name == "warnings.py":
         frame = frame.f_back

@@ -1,4 +1,4 @@
-"""Results of cross-play: payoffs, Nash averages and ratings, as text, CSV and plots.
+"""Results of cross-play (payoffs, Nash averages and ratings) as text, CSV and plots.
 
 Shapes: A players.
 """
@@ -41,13 +41,13 @@ class Standing(NamedTuple):
     """Ratings, win rates, payoffs and Nash average of opponents.
 
     Args:
-        ratings (Ratings): ratings from games won, ``[A]``.
-        won (Tensor): win rate of the row's player, a draw counts half, ``[A, A]``.
-        earned (Tensor): payoff of the row's player, half the mean difference of both returns,
-            ``[A, A]``; in a zero-sum environment its return.
+        ratings (Ratings): ratings computed from the games won, ``[A]``.
+        won (Tensor): win rate of the row's player, where a draw counts half, ``[A, A]``.
+        earned (Tensor): payoff of the row's player: half the mean difference of the two returns,
+            ``[A, A]``. In a zero-sum environment this is the player's return.
         weight (Tensor): weight of each player in the Nash average of the payoffs, ``[A]``.
-        weight_interval (pair of Tensor, optional): bounds of its 95 % interval, ``[A]`` each:
-            percentiles over resamples of the games; None where an entry is a single game.
+        weight_interval (pair of Tensor, optional): bounds of the weight's 95 % interval, ``[A]``
+            each: percentiles over resamples of the games; None if any entry is a single game.
     """
 
     ratings: Ratings
@@ -58,11 +58,11 @@ class Standing(NamedTuple):
 
 
 def standing(table: TensorDictBase) -> Standing | None:
-    """Computes ratings, payoffs and Nash average of players; None for partners.
+    """Computes ratings, payoffs and Nash average of opponents; returns None for partners.
 
     Args:
         table (TensorDictBase): result of :func:`~torchrl_marl.training.cross_play` with the same
-            players on both sides, who swap sides.
+            players on both sides; each pair plays with both assignments of sides.
 
     Shapes:
         - table: ``[A, A]``
@@ -77,7 +77,7 @@ def standing(table: TensorDictBase) -> Standing | None:
     wins, draws, games = (table[key].double() for key in ("wins", "draws", "games"))
     if bool((draws == games).all()):
         return None
-    # Wins of a player: its wins as a row, and the losses of others against it as a column.
+    # A player's wins: its wins as the row's player, and the losses of others against it.
     wins, draws = wins + (games - wins - draws).mT, draws + draws.mT
     won = (wins + draws / 2) / (games + games.mT)
     earned = (table["returns"] - table["returns"].mT) / 2
@@ -88,8 +88,8 @@ def standing(table: TensorDictBase) -> Standing | None:
 def _weight_interval(table: TensorDictBase, earned: Tensor) -> tuple[Tensor, Tensor] | None:
     """Returns the bounds of the Nash average's interval, ``[A]`` each.
 
-    Payoffs are resampled from a normal distribution with each entry's mean and standard error. The
-    random seed is fixed.
+    Each payoff is resampled from a normal distribution with the mean and standard error of its
+    entry. The random seed is fixed.
     """
     error = table.get("error", None)
     if error is None:
@@ -111,13 +111,13 @@ def standing_text(
     found: Standing | None,
     what: str = "return with",
 ) -> str:
-    """Formats the table: opponents by rating, others by the return of the row's player.
+    """Formats the table, sorted by rating for opponents, else by the row player's return.
 
     Args:
         names (sequence of str): names of the players.
         table (TensorDictBase): result of cross-play, ``[A, A]``.
         found (Standing, optional): standing of opponents.
-        what (str): heading of the names, for partners.
+        what (str): heading of the column of names, for partners.
     """
     if found is None:
         return _matrix(names, table["returns"], what)
@@ -137,7 +137,7 @@ def standing_text(
 
 
 def _mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Returns the mean of each row where the mask is True."""
+    """Returns the mean of each row over the entries where the mask is True."""
     return torch.where(mask, values, 0.0).sum(1) / mask.sum(1)
 
 
@@ -152,7 +152,7 @@ def _matrix(names: Sequence[str], values: Tensor, what: str) -> str:
 def write_table(
     folder: Path, names: Sequence[str], table: TensorDictBase, found: Standing | None
 ) -> list[Path]:
-    """Writes ``crossplay.csv``, a row an entry, and ``ratings.csv`` of opponents.
+    """Writes ``crossplay.csv``, with a row per pair, and, for opponents, ``ratings.csv``.
 
     Raises:
         WriteError: a full disk or a read-only folder.
@@ -200,7 +200,7 @@ def heat_map(
     Args:
         names (sequence of str): names of the players.
         table (TensorDictBase): result of cross-play, ``[A, A]``.
-        found (Standing, optional): standing of opponents; labels then show the Nash average.
+        found (Standing, optional): standing of opponents; the labels then show the Nash average.
 
     Keyword Args:
         title (str): title of the plot, such as the environment's name.
@@ -239,7 +239,7 @@ def heat_map(
 
 
 def evenly(players: Sequence[Any], n: int) -> list[Any]:
-    """Returns at most n items of a list, evenly spaced from the first to the last.
+    """Returns at most n items of a list, evenly spaced, including the first and the last.
 
     Examples:
         >>> evenly(range(10), 4)
@@ -254,7 +254,7 @@ def evenly(players: Sequence[Any], n: int) -> list[Any]:
 def rating_curve(
     frames: Mapping[int, int], found: Standing | TensorDictBase, *, path: Path | None = None
 ) -> Path | Figure:
-    """Plots ratings or mean returns of a run's stored players over frames.
+    """Plots the ratings or mean returns of a run's stored players over frames.
 
     Args:
         frames (mapping): index in the table -> frames at which that player was stored.
@@ -262,7 +262,7 @@ def rating_curve(
             a table of partners or of asymmetric sides, whose mean returns are plotted.
 
     Keyword Args:
-        path (Path, optional): file to write; then it is returned.
+        path (Path, optional): file to write; the function then returns this path.
 
     Raises:
         MissingExtraError: matplotlib is not installed.

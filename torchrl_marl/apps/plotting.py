@@ -1,4 +1,4 @@
-"""Learning curves from run folders, with mean and range over the seeds."""
+"""Plots learning curves from run folders, with mean and range over the seeds."""
 
 from __future__ import annotations
 
@@ -43,24 +43,24 @@ _SHARED = (_RANGE, "evaluation", "random policy", "VMAS heuristic")
 
 @dataclass(frozen=True)
 class _Line:
-    """Line of a plot: a column of the runs of one experiment."""
+    """A line of a plot: one column of the tables, over all runs of an experiment."""
 
     name: str
     seeds: Sequence[Curves]
     column: str
     place: int
-    """Index of its color."""
+    """Index that selects the line's color."""
 
     @property
     def look(self) -> dict[str, Any]:
-        """Color and line style."""
+        """Color and style of the line."""
         turn, color = divmod(self.place, len(_COLORS))
         return {"color": _COLORS[color], "linestyle": _STYLES[turn % len(_STYLES)]}
 
 
 @dataclass(frozen=True)
 class _Panel:
-    """Lines on the same axes: of one task, or of one group of its agents."""
+    """Lines on the same axes, which belong to one task, or to one group of agents."""
 
     task: str
     group: str
@@ -73,16 +73,17 @@ def learning_curve(
     path: str | Path | None = None,
     table: str | Path | None = None,
 ) -> Figure:
-    """Draws return over frames: training as a line, evaluation as dots, range over the seeds.
+    """Plots returns over frames: training as a line, evaluations as dots, seed range as a band.
 
-    Runs with equal learning settings are the seeds of one line. Each environment has separate axes.
+    Runs with equal learning settings are the seeds of one line. Each environment has its axes.
 
     Args:
         folders (list of paths): run folders, or folders above them.
-        key (str, optional): column of ``metrics.csv`` or ``evaluation.csv`` to draw instead.
-        path (str or Path, optional): file for the picture.
-        table (str or Path, optional): CSV file for the drawn data: a row for each line and frame,
-            with mean and range over the seeds.
+        key (str, optional): column of ``metrics.csv`` or ``evaluation.csv`` to draw instead of the
+            return.
+        path (str or Path, optional): picture file to write.
+        table (str or Path, optional): CSV file for the plotted data: a row for each line and
+            point, with mean and range over the seeds.
 
     Returns:
         matplotlib.figure.Figure: the figure, for a notebook.
@@ -109,7 +110,7 @@ def learning_curve(
 
 
 def _read(folders: Sequence[str | Path]) -> list[Curves]:
-    """Reads the runs; warns about broken ones below a folder, raises for one given directly."""
+    """Reads the runs; warns about broken runs below a folder, raises if one is given directly."""
     for folder in folders:
         if not isinstance(folder, (str, os.PathLike)):
             read_run_config(folder)  # raises an error that names the expected type
@@ -124,10 +125,10 @@ def _read(folders: Sequence[str | Path]) -> list[Curves]:
 def aggregate(
     curves: Sequence[tuple[np.ndarray, np.ndarray]],
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Returns frames, mean, minimum and maximum of several seeds, on their common frames.
+    """Returns the seeds' common frames, and mean, minimum and maximum of their values there.
 
     Args:
-        curves: for each seed, frames in ascending order and values, ``[rows]`` each.
+        curves: for each seed, a pair of ascending frames and values, ``[rows]`` each.
 
     Examples:
         >>> frames, mean, low, high = aggregate([
@@ -175,7 +176,7 @@ def _draw(
 
 
 def _panels(runs: Sequence[Curves], key: str | None) -> list[_Panel]:
-    """Returns the panels: one for each task, or for a single task one for each group."""
+    """Returns a panel for each task or, if there is only one task, for each group."""
     tasks = by_task(runs)
     if len(tasks) == 1:
         named = experiments(runs)
@@ -197,7 +198,7 @@ def _panels(runs: Sequence[Curves], key: str | None) -> list[_Panel]:
 
 
 def _by_group(named: list[tuple[str, list[Curves]]], key: str | None) -> dict[str, list[_Line]]:
-    """Returns lines by group if several experiments have the same groups, else all together."""
+    """Returns the lines of each group, if several experiments share groups; else in one list."""
     columns = [[key] if key else _reward_columns(seeds) for _, seeds in named]
     if len(named) > 1 and len(columns[0]) > 1 and all(c == columns[0] for c in columns):
         return {
@@ -212,7 +213,7 @@ def _by_group(named: list[tuple[str, list[Curves]]], key: str | None) -> dict[st
 def _all_lines(
     named: Sequence[tuple[str, list[Curves]]], key: str | None
 ) -> Iterator[tuple[str, list[Curves], str]]:
-    """Yields name, seeds and column of all lines; names of several groups include the group."""
+    """Yields name, seeds and column of each line; with several groups, names include the group."""
     for name, seeds in named:
         own = [key] if key else _reward_columns(seeds)
         for column in own:
@@ -274,7 +275,7 @@ def _draw_dots(axes: Axes, line: _Line, legend: dict[str, Artist]) -> bool:
 
 
 def _draw_references(axes: Axes, lines: Sequence[_Line], legend: dict[str, Artist]) -> None:
-    """Draws the returns of untrained policies, if all lines are of one environment."""
+    """Draws the returns of untrained policies, if all lines belong to one environment."""
     if len({environment_name(line.seeds[0]) for line in lines}) > 1:
         return
     from matplotlib.lines import Line2D
@@ -297,7 +298,7 @@ def _draw_references(axes: Axes, lines: Sequence[_Line], legend: dict[str, Artis
 
 
 def _summarized(line: _Line, name: str) -> list[float]:
-    """Returns a figure of a line's group from the summaries of its seeds."""
+    """Returns a number from the summaries of a line's seeds, for the line's group."""
     if len(_reward_columns(line.seeds)) > 1:
         name = f"{line.column.removesuffix(REWARD)}/{name}"
     found = [seed.summary.get(name) for seed in line.seeds]
@@ -305,7 +306,7 @@ def _summarized(line: _Line, name: str) -> list[float]:
 
 
 def _evaluations(line: _Line) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Returns frames and returns of a line's evaluations, for each seed with evaluations."""
+    """Returns a pair of frames and returns for each seed of a line that has evaluations."""
     tables = [seed.evaluation for seed in line.seeds]
     column = line.column if len(_reward_columns(line.seeds)) > 1 else "return_mean"
     return [(table["frames"], table[column]) for table in tables if column in table]
@@ -346,7 +347,7 @@ def _save(figure: Figure, path: Path) -> None:
 
 
 def _write_table(path: Path, panels: Sequence[_Panel], key: str | None) -> None:
-    """Writes the drawn data as CSV: a row for each line and frame."""
+    """Writes the plotted data as CSV, with a row for each line and point."""
     with whole_file(path, newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(_HEAD)

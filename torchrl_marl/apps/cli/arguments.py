@@ -42,7 +42,7 @@ def _range(first: int, last: int) -> list[int]:
 
 
 def _whole(least: int, most: float, expected: str) -> Callable[[str], int]:
-    """Returns a reader of whole numbers of a range."""
+    """Returns a function that parses a whole number and checks its range."""
 
     def read(text: str) -> int:
         if not text.isdecimal() or not least <= int(text) <= most:
@@ -61,7 +61,7 @@ _SEED = _whole(0, 2**32 - 1, f"a number from 0 to {2**32 - 1}")
 def _one_of(
     words: Iterable[str], renamed: Mapping[str, str] = MappingProxyType({})
 ) -> Callable[[str], str]:
-    """Returns a reader of one of several words; ``renamed`` maps old words to new ones."""
+    """Returns a function that parses one of several words; ``renamed`` maps old ones to new."""
 
     def read(text: str) -> str:
         text = renamed.get(text, text)
@@ -77,7 +77,7 @@ def _one_of(
 class _Parser(argparse.ArgumentParser):
     """Argument parser that raises the package's errors, with helpers for common arguments.
 
-    The parsed value ``rest`` names the argument that takes further words.
+    The parsed arguments have an entry ``rest``: the name of the argument that takes extra words.
     """
 
     late_epilog: Callable[[], str] | None = None
@@ -86,12 +86,12 @@ class _Parser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, **options)  # `--seed` is not `--seeds`
 
     def words(self, name: str, metavar: str, text: str, count: str = "*") -> None:
-        """Adds an argument of several words, also with options between them."""
+        """Adds an argument that takes several words; options may stand between them."""
         self.add_argument(name, metavar=metavar, nargs=count, help=text)
         self.set_defaults(rest=name)
 
     def run(self) -> None:
-        """Adds the folder of a run."""
+        """Adds the argument for the folder of a run."""
         self.add_argument("run", metavar="RUN", help="run folder, as printed by `train`")
 
     def option(
@@ -111,7 +111,7 @@ class _Parser(argparse.ArgumentParser):
         self.add_argument(name, action="store_true", help=text)
 
     def trust(self) -> None:
-        """Adds the option that trusts the folder of another user."""
+        """Adds the option ``--trust``, to trust the folder of another user."""
         self.switch(
             "--trust",
             "trust a run of another user: import its environment module, load its pickled "
@@ -131,7 +131,7 @@ _COMMANDS: dict[str, tuple[Callable[[_Parser], None], dict[str, Any]]] = {}
 
 
 def _command(name: str, text: str, description: str, **options: Any) -> Callable[[Any], Any]:
-    """Registers a command by a function that adds its arguments."""
+    """Returns a decorator that registers a command; the function adds the command's arguments."""
 
     def register(fill: Callable[[_Parser], None]) -> Callable[[_Parser], None]:
         _COMMANDS[name] = fill, {"help": text, "description": description, **options}
@@ -290,7 +290,7 @@ def _add_measuring(command: _Parser, kinds: str) -> None:
 
     Args:
         command (ArgumentParser): the command's parser.
-        kinds (str): default kind of actions, in the help.
+        kinds (str): the default kind of actions, for the help text.
     """
     command.option("--episodes", "N", "number of episodes; default: 200", _COUNT, 200)
     how = command.add_mutually_exclusive_group()
@@ -472,7 +472,7 @@ COMMANDS = tuple(_COMMANDS)
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Builds the command-line parser; ``rest`` names the argument that takes further words."""
+    """Builds the command-line parser; its result ``rest`` names the argument of extra words."""
     parser = _Parser(
         prog="torchrl-marl",
         description="Multi-agent reinforcement learning on TorchRL.",

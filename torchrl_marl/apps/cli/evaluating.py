@@ -23,10 +23,10 @@ __all__ = ["comparison_text", "print_against", "print_evaluation"]
 
 
 def print_evaluation(config: TrainConfig, parsed: argparse.Namespace) -> None:
-    """Plays and prints episodes of a run, with likeliest and sampled actions by default.
+    """Plays episodes of a run and prints the results; by default with both kinds of actions.
 
     Args:
-        config (TrainConfig): settings of the run, with the device of the command.
+        config (TrainConfig): settings of the run, with the device given to the command.
         parsed (Namespace): arguments of the command.
     """
     if config.threads is not None:
@@ -49,7 +49,7 @@ def print_evaluation(config: TrainConfig, parsed: argparse.Namespace) -> None:
 
 
 def evaluation_text(found: Mapping[str, Mapping[str, float]]) -> str:
-    """Formats the results of one or two kinds of actions, one column each.
+    """Formats evaluation results, with one column for each kind of actions.
 
     Args:
         found (mapping): kind of actions -> its results.
@@ -80,7 +80,7 @@ def _span(own: Mapping[str, float], name: str) -> str:
 
 
 def comparison_text(found: Comparison) -> str:
-    """Formats a comparison: a column for each side, the difference and the verdict."""
+    """Formats a comparison: a column for each side, then the difference and the verdict."""
     sides, gap = (found.first, found.second), found.paired.difference
     kinds = [" and ".join(dict.fromkeys(side.kinds)) for side in sides]
     lines = [
@@ -110,7 +110,7 @@ def _return_of(side: Side) -> str:
 
 
 def print_against(config: TrainConfig, parsed: argparse.Namespace) -> None:
-    """Plays a run against another player on both sides, and prints the win rates.
+    """Plays a run against another player, swapping sides, and prints the win rates.
 
     Args:
         config (TrainConfig): settings of the run.
@@ -154,7 +154,7 @@ def print_against(config: TrainConfig, parsed: argparse.Namespace) -> None:
 def _outcome(
     entry: TensorDictBase, what: str, seat: str, turned: bool = False
 ) -> list[tuple[str, str]]:
-    """Returns the rows of one side's games; ``turned``: the entry is the opponent's."""
+    """Returns rows for the games on one side; ``turned``: the entry counts the opponent's wins."""
     wins, draws, games = (int(entry[key]) for key in ("wins", "draws", "games"))
     won = games - wins - draws if turned else wins
     score = won + draws / 2

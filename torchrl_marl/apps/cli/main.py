@@ -1,6 +1,6 @@
 """The command line: ``torchrl-marl train``, ``evaluate``, ``report`` and the other commands.
 
-Slow imports wait until the arguments are checked.
+Slow imports happen only after the arguments are checked.
 """
 
 from __future__ import annotations
@@ -45,10 +45,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command and returns the exit code.
 
     Args:
-        argv (sequence of str, optional): arguments; by default those of the process.
+        argv (sequence of str, optional): command-line arguments; by default those of the process.
 
     Returns:
-        int: 0; 2 for a user error, printed in one line; 130 after Ctrl-C; 143 after SIGTERM.
+        int: 0 on success, 2 after a user error (printed in one line), 130 after Ctrl-C, 143 after
+            SIGTERM.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     if argv is None:
@@ -101,7 +102,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _as_setting(parsed: argparse.Namespace, option: str, arguments: list[str]) -> str:
-    """``"did you mean 'seed=1'? "`` for ``--seed 1``, where the command takes settings."""
+    """Returns ``"did you mean 'seed=1'? "`` for ``--seed 1``, if the command takes settings."""
     from torchrl_marl.recipes import explain
 
     name, _, value = option.removeprefix("--").partition("=")
@@ -148,7 +149,7 @@ def _train(parsed: argparse.Namespace) -> None:
 
 
 def _recipe_and_settings(parsed: argparse.Namespace) -> tuple[str, list[str]]:
-    """Returns the recipe, the first argument or the default, and the settings after it."""
+    """Returns the recipe (the first argument, or the default) and the settings after it."""
     from torchrl_marl.recipes import DEFAULT_RECIPE, recipe_names
 
     texts = list(parsed.settings)
@@ -166,7 +167,7 @@ def _recipe_and_settings(parsed: argparse.Namespace) -> tuple[str, list[str]]:
 
 
 def _together(recipe: str, texts: list[str], seeds: list[int] | None) -> list[TrainConfig]:
-    """Returns the settings of a population with these seeds."""
+    """Returns the settings of a population that has one member for each seed."""
     from torchrl_marl.recipes import load_config
 
     if seeds is None or len(seeds) < 2:
@@ -251,7 +252,7 @@ def _compare(parsed: argparse.Namespace) -> None:
 
 
 def _options(parsed: argparse.Namespace, but: str = "") -> dict[str, Any]:
-    """Returns the arguments of a command, as keyword arguments of a function."""
+    """Returns the parsed arguments of a command as keyword arguments, except ``but``."""
     others = ("command", "rest", but)
     return {key: value for key, value in vars(parsed).items() if key not in others}
 
@@ -281,7 +282,7 @@ def _suite(parsed: argparse.Namespace) -> None:
 
 
 def beside(folders: Iterable[str | Path]) -> Path:
-    """Returns the common parent folder; the first one's parent where they share none.
+    """Returns the common parent folder; the parent of the first folder if they share none.
 
     Args:
         folders (iterable of paths): run folders.
@@ -302,7 +303,7 @@ def beside(folders: Iterable[str | Path]) -> Path:
 
 
 def free(path: Path) -> Path:
-    """Returns the path, or a numbered one where it exists.
+    """Returns the path, or the first unused numbered variant if the path exists.
 
     Args:
         path (Path): a file or a folder.
@@ -341,10 +342,10 @@ def _league(parsed: argparse.Namespace) -> None:
 def _play_off(
     given: list[str], names: list[str], out: Path, parsed: argparse.Namespace
 ) -> tuple[Standing | TensorDictBase, list[int]]:
-    """Plays players against each other, and prints and writes the results.
+    """Plays all players against each other, then prints and writes the results.
 
     Returns:
-        tuple: the results, and each player's row: equal policies share one.
+        tuple: the results, and the index of each player in them; equal policies share an index.
     """
     silence_libraries()
     from torchrl_marl.apps import players
@@ -365,7 +366,7 @@ def _play_off(
     table_of_all = cross_play(everybody, everybody, env, parsed.episodes, **options)
     env.close()
     found = players.standing(table_of_all) if sides.alike else None
-    # In an environment of asymmetric sides, the row's player has the first.
+    # In an environment with asymmetric sides, the row's player has the first side.
     what = "return with" if sides.alike else f"return as {next(iter(sides.agents[0]))}"
     print(players.standing_text(names, table_of_all, found, what))
     paths = players.write_table(out, names, table_of_all, found)

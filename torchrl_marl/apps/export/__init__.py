@@ -1,4 +1,4 @@
-"""Export of single agents of a team's policy, as programs that run without torchrl_marl."""
+"""Export of the agents of a team's policy as programs that run without torchrl_marl."""
 
 from typing import TYPE_CHECKING
 

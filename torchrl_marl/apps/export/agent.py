@@ -1,4 +1,4 @@
-"""One agent's part of a team's policy."""
+"""The part of a team's policy that computes one agent's actions."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class Best(nn.Module):
     """Selects the legal action with the highest logit or value.
 
     Args:
-        n_actions (int): the agent's number A of actions.
-        dtype (torch.dtype): type of actions.
+        n_actions (int): number A of the agent's actions.
+        dtype (torch.dtype): dtype of actions.
         one_hot (bool): whether actions are one-hot.
         dueling (bool): whether the first output is the state value of a dueling head.
-        values (bool): whether the parameters are action values, illegal actions included.
+        values (bool): whether to return action values, also of illegal actions, rather than logits.
 
     Shapes:
         - outputs: ``[P]``; action_mask: bool ``[A]``
@@ -83,14 +83,14 @@ class Bounded(nn.Module):
     """Squashes outputs into the bounds of actions by tanh; without bounds, returns them as is.
 
     Args:
-        n_features (int): the agent's number A of action features.
+        n_features (int): number A of the agent's action features.
         bounds (tuple of Tensor, optional): low and high.
-        head (nn.Module, optional): maps outputs to location and scale; without it the outputs are
+        head (nn.Module, optional): maps outputs to location and scale; without it, the outputs are
             the location.
 
     Shapes:
         - outputs: ``[P]``; low, high: ``[A]``
-        - returns: the action, and location (and scale), each ``[A]``
+        - returns: the action, the location and, with a head, the scale, each ``[A]``
 
     Examples:
         >>> Bounded(1, (torch.zeros(1), torch.full((1,), 4.0)))(torch.zeros(1))
@@ -125,14 +125,14 @@ class Bounded(nn.Module):
 
 @dataclass(frozen=True)
 class AgentActor:
-    """An agent of a team, and the actor that computes its actions.
+    """An agent of a team, with the actor that computes its actions.
 
     Args:
         name (str): name of the agent.
-        group (GroupSpec): its group.
-        number (int): its index in the group.
-        actor (nn.Module): actor of its group, or of several groups trained as one.
-        place (int): its index among the N agents of the actor.
+        group (GroupSpec): the agent's group.
+        number (int): index of the agent in its group.
+        actor (nn.Module): actor of the group, or of several groups trained as one.
+        place (int): index of the agent among the N agents of the actor.
         peers (tuple of str): names of these N agents.
     """
 
@@ -145,7 +145,7 @@ class AgentActor:
 
     @property
     def network(self) -> AgentNetwork:
-        """The network in the actor."""
+        """The neural network inside the actor."""
         return next(m for m in self.actor.modules() if isinstance(m, AgentNetwork))
 
     @property
@@ -158,12 +158,12 @@ class AgentActor:
 
     @property
     def memory_size(self) -> int:
-        """Size S of the hidden state; the player keeps delayed messages."""
+        """Size S of the hidden state, without delayed messages, which the player stores."""
         memory = getattr(self.network.network, "memory", None)
         return 0 if memory is None else memory.state_size
 
     def observation(self) -> tuple[Field, ...]:
-        """Returns the unpadded leaves of its observation."""
+        """Describes the leaves of the agent's observation, without padding."""
         leaves = observation_leaves(self.group, self.number)
         return tuple(Field.of(name, spec) for name, spec in leaves)
 
@@ -188,7 +188,7 @@ class AgentActor:
         return list(talking_programs(state, (*seen, *memory), legal, done, self.channel, size))
 
     def describe(self) -> dict[str, Any]:
-        """Returns the agent's interface, without its programs."""
+        """Returns the agent's interface, except for the programs."""
         spec = Field.of("action", self.action_spec)
         action: dict[str, Any] = {
             "distribution": self._distribution(),
@@ -215,12 +215,12 @@ class AgentActor:
 
     @property
     def channel(self) -> Channel | None:
-        """The channel between the agents of its actor, if they communicate."""
+        """The channel between the actor's agents; None if they do not communicate."""
         body = self.network.network
         return body.channel if isinstance(body, TeamNetwork) else None
 
     def senders(self) -> list[int]:
-        """Returns the indices of its possible senders of messages."""
+        """Returns the indices of the agents that may send messages to this one."""
         if self.channel is None:
             return []
         alive = torch.ones(self.actor.group.n_agents, dtype=torch.bool)
@@ -231,7 +231,7 @@ class AgentActor:
         return links.nonzero().flatten().tolist()
 
     def sender_groups(self) -> list[str]:
-        """Returns the names of the groups of its possible senders."""
+        """Returns the names of the groups that may send messages to this agent."""
         own = self.actor.group
         names = [own.groups[own.group_index[place]].name for place in self.senders()]
         return list(dict.fromkeys(names))
@@ -288,7 +288,7 @@ class AgentActor:
 
 
 def agents_of(policy: nn.Module) -> dict[str, AgentActor]:
-    """Returns the agents of a team with network actors, by name.
+    """Returns, by name, the agents that have a network as their actor.
 
     Args:
         policy (nn.Module): policy of a run, or the actors of a team.
@@ -327,7 +327,7 @@ def _agents(policy: nn.Module) -> Iterator[AgentActor]:
 
 
 def find_agents(policy: nn.Module, name: str | None = None) -> dict[str, AgentActor]:
-    """Returns one agent of a team, or all.
+    """Returns one agent of a team by name, or all agents.
 
     Raises:
         ConfigError: an unknown name, or a team without network actors.

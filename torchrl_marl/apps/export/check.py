@@ -1,4 +1,4 @@
-"""Test of exported agents against their team's policy, over whole episodes of its environment.
+"""Test that exported agents act as their team's policy does, over whole episodes.
 
 Shapes: N agents of a group.
 """
@@ -34,10 +34,10 @@ class Comparison:
     """Differences between exported agents and the policy of their team.
 
     Args:
-        steps (int): environment steps compared.
-        actions (int): actions compared, of all living agents.
-        differ (int): actions that differ from the team's.
-        largest (float): largest difference of a distribution's parameter or an action value.
+        steps (int): number of environment steps compared.
+        actions (int): number of actions compared, over all living agents.
+        differ (int): number of actions that differ from the team's actions.
+        largest (float): largest difference in a distribution parameter or an action value.
 
     Examples:
         >>> str(Comparison(200, 800, 0, 1e-7))
@@ -58,7 +58,7 @@ class Comparison:
         )
 
     def add(self, action: Any, expected: Any, pairs: list[tuple[Any, Any]], close: float) -> None:
-        """Compares an agent's action, and the parameters of its distribution."""
+        """Adds one comparison: an agent's action and the parameters of its distribution."""
         whole = not np.issubdtype(np.asarray(expected).dtype, np.floating)
         equal = np.array_equal if whole else partial(np.allclose, rtol=close, atol=close)
         self.actions += 1
@@ -69,7 +69,7 @@ class Comparison:
 
 
 class InMemory(Player):
-    """A player of programs in memory, without files.
+    """A player that runs programs in memory instead of files.
 
     Args:
         agent (AgentActor): the agent.
@@ -82,7 +82,7 @@ class InMemory(Player):
 
 
 class _Function:
-    """A program with the calling convention of a player."""
+    """A program in memory, called as a player calls its programs."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -105,12 +105,12 @@ def check_players(
 ) -> Comparison:
     """Compares the actions of exported agents with those of their team, step by step.
 
-    The team plays, deaths and births included. In the first of the parallel environments each
-    living exported agent computes its action from its own observation and messages. Agents that
-    exchange messages with them but are not exported run here, too.
+    The team's policy plays. In the first of the parallel environments, each living exported agent
+    also computes an action from its observation and messages. Agents that exchange messages with
+    exported ones but are not exported are run from memory. Deaths and births are covered.
 
     Args:
-        env (EnvBase): environment with dense groups, and with the policy's hidden states.
+        env (EnvBase): environment with dense groups that keeps the policy's hidden states.
         policy (nn.Module): policy of the team.
         players (mapping): name -> exported agent.
 
@@ -143,7 +143,7 @@ def check_players(
 
 
 def _teams(policy: nn.Module, players: Mapping[str, Player]) -> list[_Team]:
-    """Returns the agents of each actor: the exported ones, and their senders of messages."""
+    """Returns the agents of each actor: the exported ones, and all others if they communicate."""
     together: dict[int, dict[str, AgentActor]] = {}
     for name, agent in agents_of(policy).items():
         together.setdefault(id(agent.actor), {})[name] = agent
@@ -159,7 +159,7 @@ def _teams(policy: nn.Module, players: Mapping[str, Player]) -> list[_Team]:
 
 
 class _Team:
-    """Agents of one actor, with a player for each."""
+    """Agents of one actor, each with a player."""
 
     def __init__(self, agents: Mapping[str, AgentActor], players: Mapping[str, Player]) -> None:
         self.agents, self.players = agents, players
@@ -172,7 +172,7 @@ class _Team:
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
-        """Records the last output and communication links of the actor."""
+        """Records the actor's last output and communication links while the context is open."""
         handles = [self.actor.register_forward_hook(self._keep_output)]
         if self.channel is not None:
             handles.append(self.channel.links.register_forward_hook(self._keep_links))
@@ -196,7 +196,7 @@ class _Team:
         first: tuple[int, ...],
         close: float,
     ) -> None:
-        """Compares a step of the players with that of the team, in one environment."""
+        """Compares the players' actions with the team's, in one step of one environment."""
         rows = {
             name: acted.get(agent.group.name)[agent.number] for name, agent in self.agents.items()
         }
@@ -243,7 +243,7 @@ class _Team:
 
 
 def _relay(players: Mapping[str, Player]) -> None:
-    """Passes messages from each agent to the next, and back."""
+    """Passes messages from each agent to the next, then in the opposite direction."""
     for back in (False, True):
         handed = None
         for player in list(players.values())[:: -1 if back else 1]:
@@ -260,7 +260,7 @@ def _observation(agent: AgentActor, row: TensorDictBase) -> dict[str, np.ndarray
 
 
 def _legal(agent: AgentActor, row: TensorDictBase) -> np.ndarray | None:
-    """Returns the agent's action mask; all True where no action is legal, as in the team."""
+    """Returns the agent's action mask; all True if no action is legal, as in the team's policy."""
     if (legal := row.get("action_mask", None)) is None:
         return None
     legal = _own(legal, (agent.group.action_dims[agent.number],))

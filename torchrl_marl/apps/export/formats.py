@@ -1,4 +1,4 @@
-"""Formats of exported programs; does not import torch."""
+"""Formats of exported programs; this module does not import torch."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ FORMATS = {"onnx": "for onnxruntime", "pt2": "for torch, by torch.export"}
 
 
 def check_format(word: str) -> None:
-    """Refuses an unknown format, or one with missing packages.
+    """Raises an error if a format is unknown or its packages are missing.
 
     Raises:
         ConfigError: an unknown format.
-        MissingExtraError: no onnx, onnxscript or onnxruntime.
+        MissingExtraError: onnx, onnxscript or onnxruntime is not installed.
 
     Examples:
         >>> check_format("pt2")

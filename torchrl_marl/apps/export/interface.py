@@ -1,4 +1,4 @@
-"""Inputs and outputs of an agent's programs, and the file that describes them."""
+"""Inputs and outputs of an agent's programs, and the JSON file that describes them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["FORMAT", "VERSIONS", "Field", "Names", "Program", "sha256_of", "writ
 
 Names = Sequence["Field"]
 FORMAT = 1
-"""Version of the file format; a player reads its own version only."""
+"""Version of the file format; a player reads only its own version."""
 VERSIONS = {"torchrl_marl": __version__, "torch": torch.__version__}
 
 
@@ -30,7 +30,7 @@ class Field:
     Args:
         name (str): name in the program.
         shape (tuple of int): shape without batch dimensions.
-        dtype (str): numpy's name of the type.
+        dtype (str): name of the type in numpy.
 
     Examples:
         >>> Field("observation", (2,)).example()
@@ -54,12 +54,12 @@ class Field:
 
 @dataclass(frozen=True)
 class Program:
-    """A function of one agent, to be written to a file.
+    """A function of one agent that can be written to a file.
 
     Args:
         name (str): name of the program, such as ``act``.
         module (nn.Module): maps tensors without batch dimensions.
-        inputs, outputs (tuple of Field): its inputs and outputs, in order.
+        inputs, outputs (tuple of Field): inputs and outputs of the module, in order.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Program:
     def of(
         cls, name: str, module: nn.Module, inputs: tuple[Field, ...], outputs: list[str]
     ) -> Program:
-        """Builds a program, running the module once for the shapes of its outputs."""
+        """Builds a program; runs the module once to find the shapes of its outputs."""
         module = module.cpu().eval().requires_grad_(False)
         with torch.no_grad():
             values = module(*(field.example() for field in inputs))
@@ -95,7 +95,7 @@ def write_interface(
 
     Args:
         folder (Path): folder of the agent.
-        described (mapping): interface of the agent, without its programs.
+        described (mapping): interface of the agent, except for the programs.
         files (mapping): name of a program -> its file, inputs and outputs.
     """
     programs = {

@@ -4,21 +4,23 @@
     player.reset()                      # before each episode
     action = player.act(observation)
 
-An agent that communicates speaks, receives the messages of each round, and then acts:
+An agent that communicates first speaks, then receives the messages of each round, then acts:
 
     message = player.speak(observation)             # None: it is silent
     message = player.hear({"agent_1": message_1})   # in every round but the last
     action = player.act(inbox={"agent_1": message_1})
 
-With ``communication.delay`` it acts without waiting, and receives messages until they are used:
+With ``communication.delay`` an agent acts without waiting. It may receive a message at any time
+until that message is due:
 
     message = player.speak(observation)
     action = player.act()
     player.hear({"agent_1": message_1})             # sent in this step; ago=1: one step earlier
 
-This file may be copied: it imports nothing of torchrl_marl. A refused call changes nothing.
+You may copy this file: it imports nothing from torchrl_marl. A call that raises an error changes
+nothing.
 
-Shapes: those of ``interface.json``, without batch dimensions.
+Shapes: as in ``interface.json``, without batch dimensions.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ Arrays = dict[str, Any]
 
 
 class PlayerError(RuntimeError):
-    """Programs that cannot be loaded, or an input that does not fit them."""
+    """A program cannot be loaded, or an input does not fit it."""
 
 
 class Player:
@@ -55,10 +57,10 @@ class Player:
 
     Attributes:
         interface (dict): content of ``interface.json``.
-        parameters (dict): parameters of the last action's distribution, such as ``logits``.
+        parameters (dict): parameters of the distribution of the last action, such as ``logits``.
 
     Raises:
-        PlayerError: a program that is missing, changed or not trusted; no onnxruntime.
+        PlayerError: a program that is missing, changed or not trusted, or no onnxruntime.
     """
 
     def __init__(self, folder: str | Path, seed: int | None = None, *, trust: bool = False) -> None:
@@ -92,7 +94,7 @@ class Player:
         return self.interface["agent"]
 
     def reset(self) -> None:
-        """Clears all memory; the next step is the first of an episode."""
+        """Clears hidden state and messages; the next step is the first of an episode."""
         self._begins, self._silent, self._round = True, False, 0
         self._state: np.ndarray | None = None
         self._handed: Arrays = {}
@@ -106,7 +108,7 @@ class Player:
 
     @property
     def delay(self) -> int:
-        """Steps between receiving a message and using it."""
+        """Number of steps after which a received message is used."""
         return self._talk.get("delay", 0)
 
     def act(
@@ -121,12 +123,12 @@ class Player:
 
         Args:
             observation (array, or mapping of name to array): the agent's observation; an agent
-                that communicates gets it in :meth:`speak` instead.
+                that communicates takes it in :meth:`speak` instead.
 
         Keyword Args:
             inbox (mapping): name of a sender -> its message.
-            action_mask (array, optional): True for legal actions, where the interface has one.
-            deterministic (bool): the likeliest action, or a sampled one.
+            action_mask (array, optional): True for legal actions, if the interface has a mask.
+            deterministic (bool): True for the likeliest action, False for a sampled one.
 
         Raises:
             PlayerError: an input that is missing, not finite or of another shape; no legal
@@ -149,13 +151,13 @@ class Player:
         return action if deterministic else self._sample(action)
 
     def speak(self, observation: Any, *, deterministic: bool = True) -> np.ndarray | None:
-        """Returns the agent's first message in a step; None where it is silent, or relays.
+        """Returns the agent's first message in a step; None if it is silent or relays messages.
 
         Args:
             observation: the agent's observation, as in :meth:`act`.
 
         Keyword Args:
-            deterministic (bool): whether the gate takes the likelier choice, or samples it.
+            deterministic (bool): True if the gate takes the likelier choice, False if it samples.
 
         Raises:
             PlayerError: an agent that does not communicate, or an input that does not fit.
@@ -176,12 +178,12 @@ class Player:
         """Receives messages; returns the next round's message, or None with a delay.
 
         Args:
-            inbox (mapping): name of a sender -> its message. None, and messages of agents that it
-                never receives, are left out.
+            inbox (mapping): name of a sender -> its message. None is ignored, and so are messages
+                from agents to which this one never listens.
 
         Keyword Args:
-            ago (int): age of the messages in steps of this agent; those from before its first
-                step are left out.
+            ago (int): age of the messages in steps of this agent; messages from before its
+                first step are ignored.
 
         Raises:
             PlayerError: no further round, a message that is too old, an unknown sender, or a
@@ -205,13 +207,13 @@ class Player:
         return None if self._silent else outputs["message"]
 
     def relay(self, handed: Any = None, *, back: bool = False) -> np.ndarray:
-        """Returns the agent's relayed message for its next neighbor.
+        """Returns the message that the agent passes on to its next neighbor.
 
         Args:
-            handed (array, optional): message of its other neighbor; None for the first agent.
+            handed (array, optional): message from the previous neighbor; None for the first agent.
 
         Keyword Args:
-            back (bool): whether messages go from the last agent to the first.
+            back (bool): True if messages go from the last agent to the first.
         """
         state = self._state_spoken()
         if not self._talk["relays"]:
@@ -227,7 +229,7 @@ class Player:
         return passed
 
     def _state_to_act(self, observation: Any) -> np.ndarray:
-        """Returns the state of a step; raises where calls before the action are missing."""
+        """Returns the state of a step; raises an error if calls are missing before the action."""
         state = self._state_spoken()
         if observation is not None:
             raise self._error(
@@ -243,7 +245,7 @@ class Player:
         return state
 
     def _decoded(self, inbox: Any) -> np.ndarray:
-        """Returns the aggregate of the messages due now; of no messages in the first steps."""
+        """Returns the aggregate of the messages due now; in the first steps there are none."""
         if inbox is not None:
             late = f" uses messages {self.delay} steps later"
             raise self._error(f"{late}; call act(), and hear(inbox) after it.")
@@ -256,7 +258,7 @@ class Player:
         return self._state
 
     def _received(self, inbox: Mapping[str, Any] | None) -> Arrays:
-        """Returns all messages, and flags of those received."""
+        """Returns the messages of all agents, and flags that mark those received."""
         names = self._talk["agents"]
         messages = np.zeros((len(names), self._talk["message_size"]), np.float32)
         heard = np.zeros(len(names), bool)
@@ -266,7 +268,7 @@ class Player:
         return {"inbox": messages, "heard": heard}
 
     def _messages(self, inbox: Mapping[str, Any] | None) -> Arrays:
-        """Returns copies of the messages of known senders; None for silent ones."""
+        """Returns copies of the messages to which the agent listens; None for silent senders."""
         names, shape, words = (
             self._talk["agents"],
             (self._talk["message_size"],),
@@ -319,7 +321,7 @@ class Player:
         return outputs
 
     def _checked(self, what: str, value: Any, shape: tuple, dtype: str = "float32") -> np.ndarray:
-        """Returns a copy of an input as an array of finite numbers of a shape and dtype."""
+        """Returns an input as a new array; checks its shape, its dtype and that it is finite."""
         what, expected = f": {what}", f"expected {dtype} {shape}"
         try:
             given = np.asarray(value)
@@ -359,7 +361,7 @@ class Player:
 
 
 class Program:
-    """A program in a file, with its description in the interface."""
+    """A program loaded from a file, with its description from the interface."""
 
     def __init__(self, folder: Path, entry: Mapping[str, Any], trust: bool) -> None:
         path = folder / entry["file"]

@@ -1,4 +1,4 @@
-"""The networks of one agent as programs."""
+"""Programs of one agent, made from the networks of its team."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ __all__ = [
 
 
 class OneObservation(nn.Module):
-    """Input of one agent: its unpadded observation, standardized and padded as in the team.
+    """Input of one agent's network: its observation, standardized and padded as in the team.
 
     Args:
-        width (int): features of the agent's observation.
-        widest (int): input features I of its network.
-        norm (ObservationNorm, optional): standardization of observations.
+        width (int): number of features of the agent's observation.
+        widest (int): number I of input features of its network.
+        norm (ObservationNorm, optional): norm that standardizes observations.
         place (int): index of the agent in the norm.
 
     Shapes:
@@ -71,7 +71,7 @@ class OneObservation(nn.Module):
         return F.pad(features, (0, self.behind)).unsqueeze(0)
 
     def raw(self, *leaves: Tensor) -> Tensor:
-        """Returns the leaves concatenated, not standardized."""
+        """Concatenates the leaves without standardizing them."""
         dtype = torch.get_default_dtype()
         rows = [leaf if leaf.is_floating_point() else leaf.to(dtype) for leaf in leaves]
         return torch.cat([row.flatten() for row in rows])
@@ -83,15 +83,15 @@ def _of_kind(norm: ObservationNorm, name: str, place: int) -> Tensor:
 
 
 def body_of_agent(body: nn.Module, agent: int, n_agents: int) -> nn.Module:
-    """Returns one agent's part of a body, as the body of a team of one.
+    """Returns a body for one agent, with its parameters from the team's body.
 
     Args:
-        body (nn.Module): body from :mod:`torchrl_marl.modules.bodies`; it is not changed.
+        body (nn.Module): the team's body from :mod:`torchrl_marl.modules.bodies`; not changed.
         agent (int): index of the agent.
-        n_agents (int): number N of agents of the body.
+        n_agents (int): number N of agents in the body.
 
     Raises:
-        ConfigError: a body over all agents, which cannot be split.
+        ConfigError: a body that mixes all agents, and so cannot be split.
 
     Examples:
         >>> from torchrl_marl.modules.bodies import Context
@@ -117,7 +117,7 @@ def body_of_agent(body: nn.Module, agent: int, n_agents: int) -> nn.Module:
 
 
 def memory_of_agent(memory: Memory, agent: int) -> Memory:
-    """Returns one agent's memory, as the memory of a team of one.
+    """Returns a memory for one agent, with its parameters from the team's memory.
 
     Examples:
         >>> from torchrl_marl.modules.memory.cells import GRU
@@ -139,7 +139,7 @@ def memory_of_agent(memory: Memory, agent: int) -> Memory:
 
 
 class _FirstFeatures(nn.Module):
-    """Keeps the first features; padding for wider networks is dropped."""
+    """Keeps the first features, which drops the padding for wider networks."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ class _FirstFeatures(nn.Module):
 
 
 class _AgentOfTeam(nn.Module):
-    """Runs a layer of all agents on one agent's features; it must not mix agents."""
+    """Runs a team's layer, which must not mix agents, on the features of one agent."""
 
     def __init__(self, layer: nn.Module, agent: int, n_agents: int) -> None:
         super().__init__()
@@ -180,14 +180,14 @@ def _layer_of(layer: nn.Module, agent: int, n_agents: int) -> nn.Module:
 
 
 class Act(nn.Module):
-    """Program of an agent without communication: observation and hidden state to action.
+    """Program of an agent without communication: maps observation and hidden state to the action.
 
     Args:
-        observe (OneObservation): input of the agent.
+        observe (OneObservation): input of the agent's network.
         body (nn.Module): the agent's part of its actor's body.
         choose (nn.Module): maps outputs and action mask to the action and its parameters.
-        n_leaves (int): number of observation inputs; action mask, hidden state and ``is_init``
-            follow.
+        n_leaves (int): number of observation inputs; they are followed by action mask, hidden
+            state and ``is_init``.
     """
 
     def __init__(
@@ -210,17 +210,17 @@ class Act(nn.Module):
 
 
 class AgentState(nn.Module):
-    """Shared part of the programs of an agent that communicates.
+    """Code shared by the programs of an agent that communicates.
 
-    The programs of a step pass on a state: the agent's features, hidden state and position,
-    concatenated.
+    The programs of a step pass a state from one to the next. It concatenates the agent's features,
+    hidden state and position.
 
     Args:
         observe (OneObservation): input of the agent.
         body (TeamNetwork): the agent's part of its actor's body.
         choose (nn.Module): maps outputs and action mask to the action and its parameters.
         n_leaves (int): number of observation inputs.
-        position (sequence of int): columns of its observation that hold its position.
+        position (sequence of int): columns of the observation that hold the agent's position.
 
     Shapes:
         - a state: ``[H + S + P]``
@@ -264,7 +264,7 @@ class AgentState(nn.Module):
         return (*chosen, hidden.squeeze(0)) if self.remembers else chosen
 
     def message(self, parts: Sequence[Tensor], number: int) -> Tensor:
-        """Returns the message of a round, ``[K]``."""
+        """Returns the agent's message in a round, ``[K]``."""
         x, _, place = parts
         one = cast(Round, self.channel.rounds[number])
         message = one.send(x, place if self.position else None).squeeze(0)
@@ -284,14 +284,14 @@ class AgentState(nn.Module):
         return one.mix(x, inbox, heard.unsqueeze(0), place if self.position else None)
 
     def update(self, parts: Sequence[Tensor], words: Tensor, number: int = 0) -> list[Tensor]:
-        """Returns the parts updated by the aggregated messages of a round, ``[1, V]``."""
+        """Updates the parts of the state with a round's aggregated messages, ``[1, V]``."""
         x, hidden, place = parts
         return [cast(Round, self.channel.rounds[number]).take_in(x, words), hidden, place]
 
     def receive(
         self, parts: Sequence[Tensor], inbox: Tensor, heard: Tensor, number: int
     ) -> list[Tensor]:
-        """Returns the parts updated by the messages of a round."""
+        """Updates the parts of the state with the messages of a round."""
         return self.update(parts, self.aggregate(parts, inbox, heard, number), number)
 
     def _update_memory(self, x: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -302,7 +302,7 @@ class AgentState(nn.Module):
 
 
 class FirstMessage(nn.Module):
-    """Program ``speak``: observation and hidden state to the first message and the state.
+    """Program ``speak``: maps observation and hidden state to the first message and the state.
 
     With a gate it also returns ``gate_logits``, positive where the agent sends its message.
     """
@@ -322,7 +322,7 @@ class FirstMessage(nn.Module):
 
 
 class _StateProgram(nn.Module):
-    """Base of all programs after the first: they read a state."""
+    """Base class of the later programs of a step, which read a state."""
 
     def __init__(self, agent: AgentState, sizes: Sequence[int]) -> None:
         super().__init__()
@@ -334,12 +334,12 @@ class _StateProgram(nn.Module):
 
 
 class NextMessage(_StateProgram):
-    """Program ``hear_i``: messages of a round to the message of the next, and the next state.
+    """Program ``hear_i``: maps one round's messages to the agent's next message and state.
 
     Args:
         agent (AgentState): the agent.
         sizes (sequence of int): H, S and P.
-        number (int): the round whose messages it reads, from 0.
+        number (int): index of the round whose messages the program reads, from 0.
     """
 
     def __init__(self, agent: AgentState, sizes: Sequence[int], number: int) -> None:
@@ -353,7 +353,7 @@ class NextMessage(_StateProgram):
 
 
 class MessageDecoder(_StateProgram):
-    """Program ``listen``: delayed messages to their aggregate, ``[V]``."""
+    """Program ``listen``: maps delayed messages to their aggregate, ``[V]``."""
 
     def forward(self, state: Tensor, inbox: Tensor, heard: Tensor) -> tuple[Tensor]:
         """Returns the aggregated messages."""
@@ -361,11 +361,11 @@ class MessageDecoder(_StateProgram):
 
 
 class Relay(_StateProgram):
-    """Programs ``forth`` and ``back``: a relayed message ``[D]`` to the one passed on.
+    """Programs ``forth`` and ``back``: map a message received ``[D]`` to the one passed on.
 
     Args:
         agent, sizes: as for :class:`NextMessage`.
-        back (bool): against the order of agents.
+        back (bool): True for the program ``back``, from the last agent to the first.
     """
 
     def __init__(self, agent: AgentState, sizes: Sequence[int], back: bool) -> None:
@@ -380,13 +380,13 @@ class Relay(_StateProgram):
 
 
 class ActOnMessages(_StateProgram):
-    """Program ``act`` of an agent that communicates: state and messages to action."""
+    """Program ``act`` of an agent that communicates: maps state and messages to the action."""
 
     def forward(self, state: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Returns the action, its parameters and the next hidden state.
 
-        Its inputs are ``inbox`` and ``heard``; the messages relayed in both directions; or, with
-        a delay, the aggregate of an earlier step.
+        After the state come ``inbox`` and ``heard``. A relaying agent reads the messages of both
+        directions instead, and one with a delay reads the aggregate of an earlier step.
         """
         parts = self.parts(state)
         if self.agent.channel.delay is not None:
@@ -415,11 +415,11 @@ def talking_programs(
 
     Args:
         agent (AgentState): the agent.
-        seen (tuple of Field): its observation and hidden state.
-        legal (tuple of Field): its action mask, or nothing.
-        done (list of str): outputs of its last program.
+        seen (tuple of Field): inputs for the agent's observation and hidden state.
+        legal (tuple of Field): input for the agent's action mask; empty without a mask.
+        done (list of str): names of the outputs of the last program.
         channel (Channel): channel between the agents.
-        size (int): size S of its hidden state.
+        size (int): size S of the agent's hidden state.
     """
     one = channel.rounds[0]
     gate = [] if channel.gate is None else ["gate_logits"]

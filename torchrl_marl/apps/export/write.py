@@ -1,4 +1,4 @@
-"""Files of exported agents: ONNX, or the format of ``torch.export``."""
+"""Writes exported agents to files, as ONNX or in the format of ``torch.export``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Export:
     """Result of an export.
 
     Args:
-        folder (Path): folder of all agents.
+        folder (Path): folder that holds all agents.
         agents (dict): name -> folder of the agent's programs.
         comparison (Comparison, optional): comparison of the programs with the team's policy.
     """
@@ -49,7 +49,7 @@ def export_agents(
 
     Args:
         agents (mapping): name -> agent, from :func:`~torchrl_marl.apps.export.agent.find_agents`.
-        folder (Path): folder of all agents, created where it is missing.
+        folder (Path): folder for all agents, created if it is missing.
         format (str): ``onnx`` or ``pt2``.
 
     Returns:
@@ -57,7 +57,7 @@ def export_agents(
 
     Raises:
         ConfigError: an unknown format, an actor that cannot be split by agent, or an agent that
-            receives messages of a group that is not exported.
+            receives messages from a group that is not exported.
         MissingExtraError: a package that is not installed.
         WriteError: a folder that cannot be written.
         TrustError: links that lead out of the folder.
@@ -83,7 +83,7 @@ def export_agents(
 
 
 def _folders(names: Iterable[str], folder: Path) -> dict[str, Path]:
-    """Returns the folder of each agent; any agent name maps to a folder inside the export."""
+    """Returns the folder of each agent; with any agent name, it lies inside the export."""
     try:
         folders = {name: path_within(folder, name) for name in names}
     except ValueError as error:
@@ -111,7 +111,7 @@ def _check_senders(agents: Mapping[str, AgentActor]) -> None:
 
 
 class _Writer:
-    """Writer of programs; equal programs of agents that share all parameters convert once."""
+    """Writes programs; converts a program only once if several agents have the same one."""
 
     def __init__(self, format: str) -> None:
         self.format = format
@@ -159,7 +159,7 @@ def _identity(exported: Any, program: Program) -> str:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silences the log lines and warnings of the exporters."""
+    """Silences log lines and warnings from the exporters."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

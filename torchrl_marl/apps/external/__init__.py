@@ -1,4 +1,4 @@
-"""External simulators: clients that send observations and receive actions."""
+"""Support for external simulators: clients that send observations and receive actions."""
 
 from typing import TYPE_CHECKING
 

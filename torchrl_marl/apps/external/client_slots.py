@@ -1,4 +1,4 @@
-"""The current steps of all clients as arrays, and the fragments that record them.
+"""Arrays with the current steps of all clients, and a recorder that cuts them into fragments.
 
 Shapes: C slots, n slots of a batch, N agents of a group, O observation features.
 """
@@ -28,7 +28,7 @@ class GroupSlots:
 
     Args:
         name (str): name of the kind.
-        kind (DeclaredKind): number of agents, observation and action.
+        kind (DeclaredKind): number of agents, and description of observation and action.
         capacity (int): number C of slots.
     """
 
@@ -47,10 +47,10 @@ class GroupSlots:
             self.legal = np.ones((*shape, kind.n_actions or 0), bool)
 
     def read_all(self, slot: int, observations: list[Any]) -> bool:
-        """Reads the observations of all agents in order, as bytes.
+        """Reads the observations of all agents from bytes, in the order of the agents.
 
         Returns:
-            bool: False where they have another format.
+            bool: False if they have another format.
         """
         try:
             numbers = np.frombuffer(b"".join(observations), "<f4")
@@ -64,7 +64,7 @@ class GroupSlots:
         return True
 
     def read_some(self, slot: int, observations: Mapping[str, Any]) -> int:
-        """Reads the observations of some agents, and returns the number of these agents."""
+        """Reads the observations of the agents present, and returns their number."""
         acts, found, width = self.mask[slot], 0, self.kind.observation
         acts[:] = False
         for i, name in enumerate(self.names):
@@ -82,7 +82,7 @@ class ClientSlots:
     episode ends. Rewards count from an agent's first step to its termination.
 
     Args:
-        declared (Declared): the agents.
+        declared (Declared): description of the agents.
         capacity (int): number C of slots.
         largest (float): largest absolute value of an observation, reward or state.
 
@@ -109,7 +109,7 @@ class ClientSlots:
         self._tracked = False
 
     def begin(self, slot: int) -> None:
-        """Begins an episode: no agent is born or terminated yet."""
+        """Begins an episode, in which no agent is born or terminated yet."""
         for group in self.groups.values():
             for rows in (group.observation, group.dead, group.born):
                 rows[slot] = 0
@@ -129,7 +129,7 @@ class ClientSlots:
             last (bool): whether the message ends the episode.
 
         Raises:
-            Refused: unknown agents, wrong shapes.
+            Refused: unknown agents or wrong shapes.
         """
         self._read_observations(slot, _map(message, "observations"))
         if self.state is not None and (message.get("state") is not None or not last):
@@ -201,7 +201,7 @@ class ClientSlots:
             group.legal[slot, i] = [bool(x) for x in own]
 
     def faults(self, slots: np.ndarray) -> dict[int, str]:
-        """Returns the errors in the messages read: slot -> a sentence."""
+        """Returns the errors in the messages read, as a dict: slot -> a sentence."""
         found: dict[int, str] = {}
         for group in self.groups.values():
             acts = group.mask[slots]
@@ -224,13 +224,13 @@ class ClientSlots:
         return found
 
     def _fits(self, numbers: np.ndarray) -> np.ndarray:
-        """Returns True where a number is neither NaN nor too large."""
+        """Returns a mask, True for numbers that are neither NaN nor too large."""
         return np.abs(numbers) <= self.largest
 
     # ------------------------------------------------------------------------- steps of a batch
 
     def inputs(self, slots: np.ndarray) -> Leaves:
-        """Returns the policy's inputs for some slots, and the done flags before their steps."""
+        """Returns the policy's inputs for some slots, with the done flags before the step."""
         leaves: Leaves = {}
         for name, group in self.groups.items():
             mask, dead = group.mask[slots], group.dead[slots][..., None]
@@ -254,7 +254,7 @@ class ClientSlots:
     def outcome(self, slots: np.ndarray) -> Leaves:
         """Returns the outcome of the last step of some slots, and marks terminated agents dead.
 
-        The keys are those below ``"next"``.
+        The keys omit the prefix ``"next"``.
         """
         dead = {n: g.dead[slots] | g.ending[slots] for n, g in self.groups.items()}
         over = np.stack([x.all(-1) for x in dead.values()]).all(0)
@@ -268,7 +268,7 @@ class ClientSlots:
             group.dead[slots] = dead[name]
             group.mask[slots] &= living
             leaves[name, "observation"] = group.observation[slots]
-            # A truncated agent is bootstrapped, also where it was waiting.
+            # A truncated agent is bootstrapped, even if it was waiting.
             leaves[name, "mask"] = living & (group.mask[slots] | truncated) & ~terminated
             if group.legal is not None:
                 leaves[name, "action_mask"] = group.legal[slots]
@@ -308,23 +308,23 @@ class ClientSlots:
 class Fragments:
     """Recorder that cuts the steps of each client into fragments of T steps.
 
-    A fragment may hold several episodes, and the start of one that continues in the next fragment.
-    Where a client leaves in the middle of a fragment, its episode is truncated. The next client
-    to begin a fragment continues this one, so that no step is lost.
+    A fragment may hold several episodes, and the last one may continue in the next fragment. If a
+    client leaves in the middle of a fragment, its episode is truncated. The next client that needs
+    a fragment continues this one, so no step is lost.
 
-    With ``hold`` a batch is played by one policy. Only as many fragments are begun as the batch
-    needs, and a client whose fragment is complete waits. Without it, clients play on until the
-    fragments of a whole batch are complete.
+    With ``hold``, one policy plays the whole batch. Only as many fragments are begun as the batch
+    needs, and a client whose fragment is complete waits. Without ``hold``, clients play on until
+    enough fragments for a batch are complete.
 
     Args:
-        n_steps (int): steps T of a fragment.
-        per_batch (int): fragments of a batch.
+        n_steps (int): number T of steps in a fragment.
+        per_batch (int): number of fragments in a batch.
         groups (sequence of str): names of the groups, whose returns are summed.
         capacity (int): number C of slots.
         hold (bool): whether clients wait during an update.
 
     Attributes:
-        ready (deque of dict): complete fragments: key -> array ``[T, ...]``.
+        ready (deque of dict): complete fragments, each a dict: key -> array ``[T, ...]``.
         changed (threading.Condition): notified when a fragment is complete.
     """
 
@@ -361,11 +361,11 @@ class Fragments:
     # -------------------------------------------------------------------------- the server's side
 
     def begin(self, slot: int, whole: bool) -> None:
-        """Notes that an episode begins.
+        """Records that an episode begins.
 
         Args:
             slot (int): slot of the client.
-            whole (bool): False where the client is in the middle of an episode.
+            whole (bool): False if the client is already in the middle of an episode.
         """
         for returns in self._returns.values():
             returns[slot] = 0
@@ -375,7 +375,7 @@ class Fragments:
         self._episodes += 1
 
     def may_open(self, slot: int) -> bool:
-        """Returns whether a client's next step may begin now; begins a fragment if needed."""
+        """Returns whether a client may begin its next step; begins a fragment if needed."""
         if self._begun[slot]:
             if slot in self._left:  # the slot's former client left
                 self._left.remove(slot)
@@ -393,7 +393,7 @@ class Fragments:
         return True
 
     def _inherit(self, slot: int, other: int) -> None:
-        """Continues the fragment of a client that left."""
+        """Lets a slot continue the fragment of a client that left."""
         if slot != other:
             n = self._count[other]
             for rows in self._rows.values():
@@ -403,7 +403,7 @@ class Fragments:
         self._begun[slot] = True
 
     def open(self, slots: np.ndarray, leaves: Leaves, version: int) -> None:
-        """Records the first half of steps: observations and actions."""
+        """Records the first half of a step for some slots: observations and actions."""
         count = self._count[slots]
         for key, value in leaves.items():
             self._row(key, value)[slots, count] = value
@@ -413,7 +413,7 @@ class Fragments:
         self._row(("collector", "traj_ids"), np.zeros(n, np.int64))[slots, count] = ids
 
     def _row(self, key: tuple[str, ...], like: np.ndarray) -> np.ndarray:
-        """Returns the steps of all slots under a key, ``[C, T, ...]``."""
+        """Returns the recorded values of a key for all slots, ``[C, T, ...]``."""
         rows = self._rows.get(key)
         if rows is None:
             shape = (len(self._count), self.n_steps, *like.shape[1:])
@@ -421,7 +421,7 @@ class Fragments:
         return rows
 
     def close(self, slots: np.ndarray, outcome: Leaves) -> None:
-        """Records the second half of open steps: their outcomes."""
+        """Records the second half of a step for some slots: the outcomes."""
         count = self._count[slots]
         for key, value in outcome.items():
             if key[-1] != "earns":
@@ -432,7 +432,7 @@ class Fragments:
             self._complete(slot)
 
     def _sum(self, slots: np.ndarray, count: np.ndarray, outcome: Leaves) -> None:
-        """Updates the returns of running episodes: the mean over a group's living agents."""
+        """Adds rewards, as means over a group's living agents, to the returns of episodes."""
         self._lengths[slots] += 1
         sums = {"episode_known": self._whole[slots]}
         for name, returns in self._returns.items():
@@ -452,7 +452,7 @@ class Fragments:
             self.changed.notify_all()
 
     def cut(self, slot: int) -> None:
-        """Drops an open step, and truncates the episode before it."""
+        """Discards a step without an outcome, and truncates the episode at the step before it."""
         last = self._count[slot] - 1
         done = self._rows.get(("next", "done"))
         if last < 0 or done is None or done[slot, last, 0]:
@@ -475,9 +475,9 @@ def numbers_of(name: str, given: Any, size: int) -> np.ndarray:
     """Reads numbers from little-endian float32 bytes or from a list.
 
     Args:
-        name (str): the agent, or ``state``, in messages.
-        given: as received.
-        size (int): expected number of numbers.
+        name (str): name of the agent, or ``state``, for error messages.
+        given: the value received.
+        size (int): expected count of numbers.
 
     Raises:
         Refused: another type or another size.

@@ -1,4 +1,4 @@
-"""Collection from external simulators."""
+"""Collection of batches from external simulators."""
 
 from __future__ import annotations
 
@@ -37,30 +37,31 @@ _POLL_SECONDS = 0.1  # between two checks for Ctrl-C
 class ExternalCollector:
     """Collector of batches from the clients of an :class:`~torchrl_marl.apps.external.ExternalEnv`.
 
-    T consecutive steps of one client are a fragment, whatever its pace. E fragments are a batch, so
-    a quick client contributes several. A row does not continue the same row of the previous batch.
-    A fragment cut in the middle of an episode ends with the client's next observation.
+    A fragment is T consecutive steps of one client, and a batch is E fragments. A fast client
+    contributes several fragments to a batch. A row of a batch does not continue the same row of the
+    previous batch. A fragment that ends inside an episode ends with the client's next
+    observation.
 
     Args:
-        env (ExternalEnv): environment with E rows.
-        policy (callable): TensorDict in, TensorDict out. With ``env.hold=False`` clients are
-            answered by a copy of it, taken with each batch.
+        env (ExternalEnv): environment, with batches of E rows.
+        policy (callable): TensorDict in, TensorDict out. With ``env.hold=False``, a copy of
+            it answers the clients; the copy is renewed with each batch.
 
     Keyword Args:
-        frames_per_batch (int): steps of all clients, rounded up to a multiple of E.
-        total_frames (int): frames of the run; -1: no end.
+        frames_per_batch (int): steps in a batch, over all clients; rounded up to a multiple of E.
+        total_frames (int): total steps of the run; -1: no end.
         remembers (bool): whether networks read hidden states or ``is_init``.
-        asked (callable): returns True where waiting for a batch should end.
+        asked (callable): returns True if waiting for a batch should end.
 
     Attributes:
-        frames (int): steps collected.
+        frames (int): number of steps collected.
         follows (bool): False: a row does not continue the same row of the previous batch.
 
     Keys:
-        - writes: the keys of clients and policy, ``("next", ...)``, ``("collector", "traj_ids")``
+        - writes: the keys from clients and policy, ``("next", ...)``, ``("collector", "traj_ids")``
           and ``("collector", "policy_version")``; the running episodes' return and length up to
           each step, ``("collector", "<group>/episode_reward")`` and ``"<group>/episode_length"``;
-          ``("collector", "episode_known")``: whether these cover the whole episode
+          ``("collector", "episode_known")``: whether these cover the episode from its start
 
     Shapes:
         - every entry of a batch: ``[E, T, ...]``
@@ -100,7 +101,7 @@ class ExternalCollector:
         return self.frames // self.frames_per_batch
 
     def rollout(self) -> TensorDictBase:
-        """Returns the next batch, once its fragments are complete."""
+        """Waits until the next batch is complete, and returns it."""
         policy = self._serving_policy()
         if not self._opened:
             self._open(policy)
@@ -111,9 +112,9 @@ class ExternalCollector:
         return batch
 
     def _serving_policy(self) -> Any:
-        """Returns the policy that answers clients: the policy itself, or a copy without ``hold``.
+        """Returns the policy that answers clients: the original, or a copy without ``hold``.
 
-        On a CPU the answers come from graphs. They are recorded here, so that none is recorded
+        On a CPU, answers come from traced graphs. They are recorded here, so no graph is recorded
         while another thread trains.
         """
         policy, on_cpu = self.policy, self.env.device in (None, torch.device("cpu"))
@@ -128,7 +129,7 @@ class ExternalCollector:
         return acting
 
     def _open(self, policy: Any) -> None:
-        """Opens the port with the first batch, and starts to record."""
+        """Opens the port and starts to record, at the first batch."""
         self._opened = True
         self.env.open()
         self.env.listener.ask(self._begin, policy)
@@ -149,7 +150,7 @@ class ExternalCollector:
         server.resume_waiting()
 
     def _wait(self) -> list[Leaves]:
-        """Returns the fragments of a batch; prints the slow clients while it waits for long."""
+        """Waits for the fragments of a batch; if this takes long, prints which clients are slow."""
         fragments, began = self.fragments, time.monotonic()
         ready, since = len(fragments.ready), began
         while (found := fragments.take()) is None:
@@ -167,14 +168,14 @@ class ExternalCollector:
         return found
 
     def finish(self, batch: TensorDictBase) -> None:
-        """Does nothing: messages of clients are checked on arrival."""
+        """Does nothing, since clients' messages are checked when they arrive."""
 
     def prepare(self) -> None:
-        """Does nothing."""
+        """Does nothing, since there is nothing to prepare."""
 
     @property
     def counters(self) -> dict[str, int]:
-        """Returns the counts of the server, as metrics."""
+        """Returns the server's counters, as metrics."""
         return self.env.counts()
 
     def state_dict(self) -> dict[str, Any]:
@@ -197,7 +198,7 @@ class ExternalCollector:
 
 
 def as_batch(fragments: list[Leaves]) -> TensorDict:
-    """Returns fragments as a batch ``[E, T]``, groups ``[E, T, N]``."""
+    """Stacks fragments into a batch ``[E, T]``, with groups ``[E, T, N]``."""
     shape = torch.Size([len(fragments), len(next(iter(fragments[0].values())))])
     batch = TensorDict({}, shape)
     for key in fragments[0]:
@@ -210,14 +211,14 @@ def as_batch(fragments: list[Leaves]) -> TensorDict:
 
 
 def _on(policy: Any, device: torch.device | None) -> Any:
-    """Returns a policy on a device, called with tensors of the CPU."""
+    """Returns a policy that takes and returns CPU tensors, but runs on the given device."""
     if device is None or device.type == "cpu":
         return policy
     return lambda given: policy(given.to(device)).to("cpu")
 
 
 def with_declared(config: TrainConfig, env: EnvBase) -> TrainConfig:
-    """Returns the settings with the agents that the first client declared.
+    """Adds the agents that the first client declared to the settings of a run.
 
     Args:
         config (TrainConfig): settings of the run.
@@ -244,7 +245,7 @@ def external_collector(
         env (EnvBase): environment of the run.
         policy (TensorDictModuleBase): policy of all groups.
         remembers (bool): whether networks read hidden states or ``is_init``.
-        asked (callable): returns True where waiting for a batch should end.
+        asked (callable): returns True if waiting for a batch should end.
     """
     base = _base_of(env)
     assert isinstance(base, ExternalEnv)

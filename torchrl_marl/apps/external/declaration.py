@@ -23,13 +23,13 @@ _MOST = {"n": 10_000, "observation": 1_000_000, "n_actions": 100_000, "size": 10
 
 @dataclass(frozen=True)
 class DeclaredKind:
-    """One kind of agents: their number, observation and action.
+    """One kind of agents: their number, and the sizes of observation and action.
 
     Args:
         n (int): number of agents, called ``name_0``, ``name_1``, ...
         observation (int): number O of observation features.
         n_actions (int, optional): number of discrete actions.
-        low, high (tuple of float): bounds of continuous actions, one for each of A.
+        low, high (tuple of float): bounds of continuous actions, A numbers each.
         mask (bool): whether the client sends masks of legal actions.
     """
 
@@ -48,8 +48,8 @@ class DeclaredKind:
         bounds, or ``{n_actions, mask}``.
 
         Args:
-            where (str): the kind, in messages.
-            given: as received.
+            where (str): name of the kind, for error messages.
+            given: the value received.
 
         Raises:
             ConfigError: another type, a missing or unknown key, or a value out of range.
@@ -77,7 +77,7 @@ class DeclaredKind:
 
     @property
     def n_answers(self) -> int:
-        """Bytes of one agent's action, or of its action mask."""
+        """Bytes counted for one agent's action or action mask in a message."""
         return self.n_actions or 4 * len(self.low)
 
     def settings(self) -> dict[str, Any]:
@@ -97,7 +97,7 @@ class Declared:
 
     Args:
         kinds (dict of str to DeclaredKind): kinds of agents; each is a group.
-        state_size (int, optional): features S of the state, which only critics read.
+        state_size (int, optional): number S of features of the state, which only critics read.
 
     Examples:
         >>> declared = Declared.read({"walker": {"n": 2, "observation": 3, "action": 1}})
@@ -115,7 +115,7 @@ class Declared:
         """Reads the agents by kind; see :meth:`DeclaredKind.read`.
 
         Raises:
-            ConfigError: naming the kind, what was found and what was expected.
+            ConfigError: an invalid kind; the message says what was found and what was expected.
         """
         if not isinstance(agents, Mapping) or not agents:
             raise ConfigError(
@@ -135,18 +135,18 @@ class Declared:
 
     @property
     def n_numbers(self) -> int:
-        """Number of features of all observations and the state in one step."""
+        """Total number of features in one step: those of all observations and of the state."""
         observed = sum(kind.n * kind.observation for kind in self.kinds.values())
         return observed + (self.state_size or 0)
 
     def check_size(self, most: int) -> None:
-        """Refuses agents with steps too large for a message.
+        """Raises an error if a step of these agents is too large for a message.
 
         Args:
             most (int): maximum bytes of a message.
 
         Raises:
-            ConfigError: the size found and the maximum.
+            ConfigError: a step is too large; the message gives its size and the maximum.
         """
         size = 4 * self.n_numbers + sum(kind.n * kind.n_answers for kind in self.kinds.values())
         if size > most:
@@ -156,16 +156,16 @@ class Declared:
             )
 
     def settings(self) -> dict[str, Any]:
-        """Returns ``agents``, and ``state_size`` where there is one, as settings of a run."""
+        """Returns ``agents``, and ``state_size`` if there is a state, as settings of a run."""
         agents = {name: kind.settings() for name, kind in self.kinds.items()}
         state = {} if self.state_size is None else {"state_size": self.state_size}
         return {"agents": agents, **state}
 
     def check_same(self, other: Declared) -> None:
-        """Refuses a declaration that differs.
+        """Raises an error if another declaration differs from this one.
 
         Raises:
-            ConfigError: the first difference.
+            ConfigError: the declarations differ; the message names the first difference.
         """
         for name in {**self.kinds, **other.kinds}:
             if name not in self.kinds:
@@ -195,8 +195,8 @@ class Declared:
         """Returns the specs of these agents, in the form that all library adapters use.
 
         Args:
-            owner (str): the environment's name in messages.
-            num_envs (int): number E of rows of a batch.
+            owner (str): the environment's name, for error messages.
+            num_envs (int): number E of rows in a batch.
         """
         import torch
         from torchrl.data import Bounded, Categorical, Unbounded

@@ -1,4 +1,4 @@
-"""External simulators as an environment."""
+"""Environment that receives its steps from external simulators."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ _POLL_SECONDS = 0.1  # between two checks for Ctrl-C
 class ExternalEnv(DeclaredEnv):
     """Environment of external simulators: clients that send observations and receive actions.
 
-    It has specs and groups as any environment, but cannot be stepped: its clients own the clock.
-    :class:`~torchrl_marl.apps.external.ExternalCollector` makes batches of their steps. Without
-    ``agents`` it waits for the first client, which declares them.
+    It has specs and groups like any environment, but it cannot be stepped: the clients decide when
+    a step happens. :class:`~torchrl_marl.apps.external.ExternalCollector` collects their steps into
+    batches. Without ``agents``, the environment waits until the first client declares them.
 
     Args:
-        name (str): name of the environment, in messages.
+        name (str): name of the environment, for messages.
 
     Keyword Args:
-        num_envs (int): rows E of a batch, each a fragment of one client's steps.
-        seed (int, optional): not used: environments are seeded where they run.
-        device (torch.device): device of batches and policy.
+        num_envs (int): number E of rows in a batch; each row is a fragment of one client's steps.
+        seed (int, optional): ignored, since each simulator seeds itself.
+        device (torch.device): device of the batches and the policy.
         **arguments: fields of :class:`~torchrl_marl.apps.external.library.ExternalArguments`.
 
     Attributes:
         server (ActionServer): server that answers the clients.
         hold (bool): whether clients wait during an update.
-        patience (float): seconds between two messages on slow clients.
+        patience (float): seconds between two printed messages about slow clients.
 
     Raises:
         ConfigError: invalid agents, a port in use, or a host without a token.
@@ -130,7 +130,7 @@ class ExternalEnv(DeclaredEnv):
         """Opens the port and prints the address; a second call does nothing.
 
         Args:
-            waits_for (str): what it waits for, in the message.
+            waits_for (str): what the environment waits for, as the message says it.
         """
         if self._listener is not None:
             return
@@ -144,7 +144,7 @@ class ExternalEnv(DeclaredEnv):
         print_notice(f"listens at {self.address} and waits for {waits_for}")
 
     def waiting_message(self, seconds: float, ready: int, needed: int) -> str:
-        """Returns a message on slow clients: the time waited, and their last messages."""
+        """Returns a message about slow clients: the time waited, and the last message of each."""
         now, clients = self.server.clock(), list(self.server.clients.values())
         late = sorted((one for one in clients if not one.busy), key=lambda one: one.last_message)
         texts = [f"{one.describe()}, {now - one.last_message:.0f} s ago" for one in late[:3]]
@@ -177,7 +177,7 @@ class ExternalEnv(DeclaredEnv):
         )
 
     def _set_seed(self, seed: int | None) -> None:
-        """Does nothing: environments are seeded where they run."""
+        """Does nothing, since each simulator seeds itself."""
 
     def close(self, *, raise_if_closed: bool = True) -> None:
         """Closes the port."""
@@ -190,7 +190,7 @@ def tls_context(certificate: str | None, key: str | None) -> ssl.SSLContext | No
     """Returns the TLS context of a server, or None without a certificate.
 
     Raises:
-        ConfigError: a file that cannot be read, or that is no certificate or key.
+        ConfigError: a file that cannot be read, or is not a certificate or key.
     """
     if certificate is None:
         if key is not None:

@@ -1,4 +1,4 @@
-"""Policies that act on arrays for external simulators, as graphs of fixed batch sizes."""
+"""Policies for external simulators: they act on arrays, with a graph for each batch size."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ __all__ = [
 ]
 
 Leaves = dict[tuple[str, ...], np.ndarray]
-"""Key -> array with the rows of a batch as its first dimension."""
+"""Dict of keys to arrays ``[n, ...]``, for n rows of a batch."""
 
 
 class Acting:
-    """A policy that reads and returns arrays, in eager execution.
+    """A policy in eager execution that reads and returns arrays.
 
     Args:
         policy (callable): TensorDict in, TensorDict out, on the CPU.
 
     Shapes:
-        - every array: ``[n, ...]``; of a group ``[n, N, ...]``
+        - every array: ``[n, ...]``; an array of a group: ``[n, N, ...]``
 
     Examples:
         >>> acting = Acting(lambda td: td.set(("car", "action"), 2 * td["car", "observation"]))
@@ -57,8 +57,8 @@ class Acting:
         """Returns the entries that the policy writes.
 
         Args:
-            leaves (dict): the policy's inputs, of all rows.
-            kind (ExplorationType): sampled or deterministic actions.
+            leaves (dict): key -> the policy's input for all rows.
+            kind (ExplorationType): whether actions are sampled or deterministic.
         """
         with torch.no_grad(), set_exploration_type(kind):
             acted = self.policy(as_tensordict(leaves))
@@ -66,7 +66,7 @@ class Acting:
 
 
 def as_tensordict(leaves: Mapping[tuple[str, ...], Any]) -> TensorDict:
-    """Returns arrays or tensors of n rows as a TensorDict ``[n]``, groups ``[n, N]``."""
+    """Converts arrays or tensors of n rows to a TensorDict ``[n]``, with groups ``[n, N]``."""
     nested: dict[str, Any] = {}
     size = torch.Size([len(next(iter(leaves.values())))])
     for key, value in leaves.items():
@@ -83,7 +83,7 @@ def as_tensordict(leaves: Mapping[tuple[str, ...], Any]) -> TensorDict:
 
 
 def flat_leaves(td: TensorDictBase) -> list[tuple[tuple[str, ...], Tensor]]:
-    """Returns the leaves of a TensorDict with their whole keys."""
+    """Returns the leaves of a TensorDict by their full nested keys."""
     return [(key if isinstance(key, tuple) else (key,), x) for key, x in td.items(True, True)]
 
 
@@ -92,7 +92,7 @@ SIZES = (1, 8, 64, 256)
 
 
 class GraphActing(Acting):
-    """A policy as graphs of a few batch sizes; a batch is padded to the next size.
+    """A policy captured as one graph per batch size; a batch is padded to the next size.
 
     Parameters and buffers may change in place at any time. Actions are sampled from the policy's
     distributions, but the samples depend on the padded batch size. A policy that cannot be
@@ -100,8 +100,8 @@ class GraphActing(Acting):
 
     Args:
         policy (callable): TensorDict in, TensorDict out, on the CPU.
-        execution ("compile" or "trace"): compiled, which takes some seconds for each size; or
-            traced operation by operation, with the same bits as eager execution.
+        execution ("compile" or "trace"): ``compile`` takes some seconds for each size; ``trace``
+            records single operations and gives bitwise the same results as eager execution.
         sizes (sequence of int): batch sizes P, ascending.
 
     Reduces to: :class:`~torchrl_marl.apps.external.graph_acting.Acting`.
@@ -134,10 +134,10 @@ class GraphActing(Acting):
         self._eager = execution == "eager"
 
     def prepare(self, example: Leaves, *kinds: ExplorationType) -> None:
-        """Makes the graphs now, and makes them again where the policy's modules have changed.
+        """Captures the graphs now, and again if the policy's modules have changed.
 
         Args:
-            example (dict): arrays of one row or more, with the keys of all later batches.
+            example (dict): arrays with at least one row, and with the keys of all later batches.
             *kinds (ExplorationType): exploration types to prepare.
         """
         found = fingerprint(self.policy)
@@ -179,7 +179,7 @@ class GraphActing(Acting):
 
 
 class _Graph:
-    """A policy as a graph of one batch size."""
+    """A policy captured as a graph for one batch size."""
 
     def __init__(
         self, policy: Any, size: int, kind: ExplorationType, example: Leaves, execution: Any
@@ -213,7 +213,7 @@ class _Graph:
 
 
 def _read(policy: Any, example: Leaves) -> list[tuple[str, ...]]:
-    """Returns the keys that a policy reads; all, where it has no ``in_keys``."""
+    """Returns the keys that a policy reads; all keys if it has no ``in_keys``."""
     keys = getattr(policy, "in_keys", None)
     if keys is None:
         return list(example)
@@ -233,7 +233,7 @@ def sizes_for(n: int) -> tuple[int, ...]:
 
 
 def same_structure(one: nn.Module, other: nn.Module) -> bool:
-    """Returns whether two policies have tensors of the same names, shapes and types."""
+    """Returns whether the tensors of two policies have the same names, shapes and types."""
     names = [
         [(name, x.shape, x.dtype) for name, x in (*net.named_parameters(), *net.named_buffers())]
         for net in (one, other)
@@ -243,7 +243,7 @@ def same_structure(one: nn.Module, other: nn.Module) -> bool:
 
 @torch.no_grad()
 def copy_tensors(policy: nn.Module, newer: nn.Module) -> None:
-    """Copies the tensors of a newer policy in place; graphs of the policy stay valid."""
+    """Copies a newer policy's tensors into a policy in place, so its graphs stay valid."""
     mine, other = ([*net.parameters(), *net.buffers()] for net in (policy, newer))
     for own, new in zip(mine, other):
         own.copy_(new)

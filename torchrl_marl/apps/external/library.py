@@ -1,4 +1,4 @@
-"""Description of external simulators, available without further imports."""
+"""Settings of external simulators; importing this module imports no server code."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class ExternalArguments:
 
 
 def check_external(config: EnvConfig) -> None:
-    """Refuses invalid agents and a missing package.
+    """Raises an error if the agents are invalid or a package is missing.
 
     Raises:
         ConfigError: an unknown argument, or invalid agents.

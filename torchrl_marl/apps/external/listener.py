@@ -1,4 +1,4 @@
-"""The thread, port and token of a server, and the connections of its clients."""
+"""Runs a server in a thread: its port, its token and the connections of its clients."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ _HELLO_BYTES = 1 << 16  # of a client not yet known
 class Connection(asyncio.Protocol):
     """One connection to an :class:`ActionServer`.
 
-    The loop reads one message of each connection per pass, so a flood delays the others by one
-    message at most. Unread answers are buffered up to a bound; then the client is disconnected.
+    Each pass of the event loop reads at most one message from each connection, so a client that
+    floods the server delays the others by one message at most. Answers that a client does not read
+    are buffered up to a limit; then the client is disconnected.
 
     Args:
         server (ActionServer): server that answers.
@@ -49,7 +50,7 @@ class Connection(asyncio.Protocol):
         return self._client is not None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Sends a nonce, so that the token itself is never sent."""
+        """Sends a nonce, which the client signs, so the token itself is never sent."""
         self._transport, self._made = cast(asyncio.Transport, transport), True
         if self.closed:  # too many connections
             self._transport.abort()
@@ -62,7 +63,7 @@ class Connection(asyncio.Protocol):
         self.send(framed({"type": "nonce", "protocol": PROTOCOL, "nonce": self._nonce}))
 
     def data_received(self, data: bytes) -> None:
-        """Reads the bytes received."""
+        """Decodes received bytes into messages."""
         if self.closed:
             return
         self._frames.feed(data)
@@ -70,7 +71,7 @@ class Connection(asyncio.Protocol):
             self._take_next()
 
     def _take_next(self) -> None:
-        """Handles one message, and schedules the next."""
+        """Handles one message, and schedules this call again if bytes are left."""
         was_scheduled, self._take_scheduled = self._take_scheduled, False
         if self.closed:
             return
@@ -114,7 +115,7 @@ class Connection(asyncio.Protocol):
         self.closed = True
 
     def _close_once_read(self) -> None:
-        """Closes after the other side or a timeout: unread bytes would discard the last message."""
+        """Closes after the client has closed, or a timeout; else the last message could be lost."""
         if not self._transport.can_write_eof():  # TLS
             self._transport.close()
             return
@@ -153,7 +154,7 @@ class Listener:
     Keyword Args:
         host (str): host to listen on; any but this machine's own needs a token.
         port (int): port to listen on; 0: a free one.
-        hello_timeout (float): seconds for a new client to send its ``hello``.
+        hello_timeout (float): seconds within which a new client must send its ``hello``.
         ssl (ssl.SSLContext, optional): TLS context.
 
     Attributes:
@@ -204,11 +205,11 @@ class Listener:
         self._thread.start()
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> None:
-        """Schedules a call in the thread."""
+        """Schedules a function call in the thread, without waiting for it."""
         self._loop.call_soon_threadsafe(function, *arguments)
 
     def ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Calls a function in the thread, and returns its result."""
+        """Calls a function in the thread, waits, and returns the result."""
         found: list[Any] = []
         ready = threading.Event()
 
@@ -225,7 +226,7 @@ class Listener:
         return found[0]
 
     def raise_error(self) -> None:
-        """Raises the exception that ended the thread."""
+        """Raises the exception that ended the thread, if there is one."""
         if self.error is not None:
             raise self.error
         if not self._thread.is_alive():
@@ -273,7 +274,7 @@ class Listener:
         self._loop.call_later(self._pause, self._reap)
 
     def _handle_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Ends the thread, unless only a client's connection failed."""
+        """Ends the thread, unless the exception concerns only one client's connection."""
         error = context.get("exception")
         if error is None or isinstance(error, OSError):
             return
@@ -288,7 +289,7 @@ def _expect_hello(reference: weakref.ref[Connection]) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Returns whether a host is reachable from this machine only.
+    """Returns whether a host can be reached only from this machine.
 
     Examples:
         >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0")
@@ -301,13 +302,13 @@ def is_loopback(host: str) -> bool:
 
 
 def read_token(file: str | None) -> str:
-    """Returns the token from a file or the environment variable; empty where neither is set.
+    """Returns the token from a file or the environment variable; empty if neither is set.
 
     Args:
         file (str, optional): path of the token file.
 
     Raises:
-        ConfigError: a file that cannot be read, or is empty.
+        ConfigError: the file cannot be read or is empty.
     """
     if file is None:
         return os.environ.get(TOKEN_VARIABLE, "").strip()

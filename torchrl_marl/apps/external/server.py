@@ -1,4 +1,4 @@
-"""Server of external simulators, and its clients."""
+"""Server to which external simulators connect, and its clients."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["ActionServer", "Client", "ClientConnection"]
 
 
 class ClientConnection(Protocol):
-    """Protocol of a client's connection."""
+    """Protocol that a client's connection implements."""
 
     def send(self, data: bytes) -> None:
         """Sends a message."""
@@ -32,20 +32,21 @@ class ClientConnection(Protocol):
 
 
 class Client:
-    """A simulator: its slot, its last step, and the last answer, which may be sent again.
+    """A connected simulator: its slot, its last step, and the last answer, kept for resending.
 
     Args:
-        name (str): name that the client gave itself.
-        slot (int): index in all arrays.
+        name (str): name that the client chose.
+        slot (int): index of the client in all arrays.
 
     Attributes:
-        episode, t (int): episode and step of its last message, which identify the step.
-        busy (bool): whether the last message waits for its answer.
+        episode, t (int): numbers of episode and step in the last message.
+        busy (bool): whether the last message has not been answered yet.
         over (bool): whether the episode has ended.
-        recorded (bool): whether its last step is recorded and still open.
+        recorded (bool): whether the last step is recorded, but without its outcome.
         answer (bytes): answer to the last message.
-        last_message (float): time of the last message, by the server's clock.
-        connection (ClientConnection, optional): its connection; None while it is disconnected.
+        last_message (float): time of the last message in seconds, by the server's clock.
+        connection (ClientConnection, optional): current connection; None while
+            disconnected.
     """
 
     __slots__ = (
@@ -75,12 +76,12 @@ class ActionServer:
     All its methods run in the thread of its event loop.
 
     Args:
-        declared (Declared, optional): the agents; None: the first client declares them.
+        declared (Declared, optional): the agents' description; None: the first client declares it.
         policy (callable or Acting, optional): TensorDict ``[n]`` in, TensorDict out; clients wait
-            until there is one.
+            until a policy is set.
 
     Keyword Args:
-        token (str): token that clients must have; empty: none is needed.
+        token (str): token that clients must know; empty: no token is needed.
         max_clients (int): maximum number of clients.
         grace (float): seconds for which a disconnected client's slot is kept.
         idle_timeout (float): seconds of silence after which a client is disconnected.
@@ -92,7 +93,7 @@ class ActionServer:
         clients (dict of str to Client): clients by name.
         counts (dict of str to int): numbers of ``steps``, ``batches``, ``reconnects``,
             ``duplicates``, ``late`` messages, ``truncated`` episodes and ``refused`` messages.
-        version (int): version of the policy, part of every answer.
+        version (int): version of the policy, which every answer contains.
     """
 
     def __init__(
@@ -129,7 +130,7 @@ class ActionServer:
 
     @property
     def policy(self) -> Acting | None:
-        """The policy that answers."""
+        """The policy that answers the clients."""
         return self._acting
 
     @policy.setter
@@ -145,7 +146,7 @@ class ActionServer:
         self.slots.track_hidden(self._hidden_sizes)
 
     def track_hidden(self, sizes: Mapping[str, int]) -> None:
-        """Keeps hidden states, group -> size of an agent's, and provides ``is_init``."""
+        """Starts to keep hidden states (sizes per agent by group) and to provide ``is_init``."""
         self._hidden_sizes = dict(sizes)
         if self.declared is not None:
             self.slots.track_hidden(sizes)
@@ -165,7 +166,7 @@ class ActionServer:
         """Registers a client, or reconnects a known one.
 
         Raises:
-            Refused: another protocol, a wrong proof, other agents, or too many clients.
+            Refused: another protocol version, a wrong token, other agents, or too many clients.
         """
         if message.get("type") != "hello":
             raise Refused(f"the first message is {quoted(message.get('type'))}, expected 'hello'.")
@@ -213,7 +214,7 @@ class ActionServer:
         return client
 
     def lost(self, client: Client, connection: ClientConnection) -> None:
-        """Notes that a connection is lost; the client may reconnect."""
+        """Records that a connection is lost; the client may reconnect."""
         if client.connection is connection:
             client.connection, client.last_message = None, self.clock()
 
@@ -240,7 +241,7 @@ class ActionServer:
         client.recorded = False
 
     def reap(self) -> None:
-        """Removes clients that are disconnected for too long, or silent when it is their turn."""
+        """Removes clients that have been disconnected, or have owed a message, for too long."""
         now = self.clock()
         for client in list(self.clients.values()):
             silent = now - client.last_message
@@ -254,7 +255,7 @@ class ActionServer:
     # -------------------------------------------------------------------------------- messages
 
     def receive(self, client: Client, message: Mapping[str, Any]) -> None:
-        """Handles a message of a client.
+        """Handles a message from a client.
 
         Raises:
             Refused: another type than ``step`` or ``end``, or a step out of order.
@@ -279,13 +280,13 @@ class ActionServer:
         self._wake()
 
     def _handle_repeated(self, client: Client, same: bool) -> None:
-        """Answers a repeated message with the same answer; drops a late one."""
+        """Answers a repeated message with the same answer; ignores one from an earlier step."""
         self.counts["duplicates" if same else "late"] += 1
         if same and client.answer and client.connection is not None:
             client.connection.send(client.answer)
 
     def _start_step(self, client: Client, episode: int, t: int, kind: str) -> None:
-        """Checks that a step follows the last one, and begins episodes."""
+        """Checks that a step follows the last one; begins a new episode if the message does."""
         if client.busy:
             raise Refused(
                 f"step {t} of episode {episode} was sent before the last one was answered, "
@@ -316,7 +317,7 @@ class ActionServer:
     # --------------------------------------------------------------------------------- a batch
 
     def flush(self) -> None:
-        """Answers the messages received since the last call, except for held clients."""
+        """Answers the messages received since the last call, except for clients that must wait."""
         self._scheduled = False
         received, self._received = self._received, []
         if received:
@@ -326,7 +327,7 @@ class ActionServer:
             self._act(acting)
 
     def _end_steps(self, received: list[Client]) -> None:
-        """Ends the open steps of clients; those with a running episode then wait for actions."""
+        """Completes the clients' last steps; those in a running episode then wait for actions."""
         slots = np.array([client.slot for client in received])
         faults = self.slots.faults(slots)
         if faults:
@@ -352,7 +353,7 @@ class ActionServer:
                 self._waiting.append(client)
 
     def _steps_to_begin(self) -> list[Client]:
-        """Returns the waiting clients that may begin a step."""
+        """Returns those waiting clients that may begin a step now."""
         if self.policy is None:
             return []
         if self.recording is None:
@@ -366,7 +367,7 @@ class ActionServer:
         return acting
 
     def resume_waiting(self) -> None:
-        """Answers clients that wait for the next batch to begin."""
+        """Answers the clients that were waiting for the next batch to begin."""
         if self._waiting:
             self._wake()
 
@@ -390,7 +391,7 @@ class ActionServer:
             self._answer(client, actions)
 
     def _actions(self, name: str, acted: Leaves, leaves: Leaves) -> list[dict[str, Any]]:
-        """Returns each client's actions of the agents to act, of one group."""
+        """Returns, for each client, the actions of those agents of a group that act now."""
         actions, mask = acted[name, "action"].tolist(), leaves[name, "mask"]
         names = self.slots.groups[name].names
         if mask.all():

@@ -1,4 +1,4 @@
-"""Messages on the wire: four bytes of length, then MessagePack (see ``protocol.md``)."""
+"""Format of messages: four bytes with the length, then MessagePack (see ``protocol.md``)."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ _MOST_NAMES = 20_000  # keys of one map: agents of a step
 
 
 class Refused(UserError):
-    """An invalid message of a client, which receives the reason; other clients continue."""
+    """A client sent an invalid message; it receives the reason, and other clients continue."""
 
 
 def check_msgpack() -> None:
-    """Raises an error where MessagePack is not installed.
+    """Raises an error if MessagePack is not installed.
 
     Raises:
-        MissingExtraError: with the command that installs it.
+        MissingExtraError: MessagePack is missing; the message gives the command to install it.
     """
     if msgpack is None:
         raise MissingExtraError("msgpack", "serve")
 
 
 def framed(message: dict[str, Any]) -> bytes:
-    """Encodes a message: its length, then MessagePack.
+    """Encodes a message as four bytes with its length, then MessagePack.
 
     Examples:
         >>> framed({"type": "welcome"})[:4]
@@ -67,7 +67,7 @@ class Frames:
 
     @property
     def waiting(self) -> int:
-        """Number of bytes not decoded yet."""
+        """Number of received bytes that are not decoded yet."""
         return len(self._data)
 
     def feed(self, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Many runs: seeds, tuning, and runs on several processes or machines."""
+"""Training of many runs: seeds, tuning, and runs on several processes or machines."""
 
 from typing import TYPE_CHECKING
 

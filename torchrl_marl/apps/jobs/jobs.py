@@ -1,4 +1,4 @@
-"""Many runs: in sequence in this process, in parallel processes, or as Ray tasks."""
+"""Training of many runs: in sequence in this process, in parallel processes, or as Ray tasks."""
 
 from __future__ import annotations
 
@@ -42,25 +42,25 @@ def _ignore(_: Any) -> None:
 
 
 class Stopped(Exception):
-    """A run was stopped by Ctrl-C or SIGTERM, and can be resumed."""
+    """Ctrl-C or SIGTERM stopped a run, which can be resumed."""
 
 
 class Jobs:
-    """Runs, and the place where they are trained.
+    """Several runs, and how to train them.
 
     Args:
-        configs (sequence of TrainConfig): settings of each run; they name its folder, except where
-            it is trained in this process.
-        where (str): ``here``, in sequence; ``processes``, one process for each run; or ``ray``, one
-            task for each run, by ``distributed.backend: ray``.
+        configs (sequence of TrainConfig): settings of each run; they must name the run's folder,
+            unless runs are trained in this process.
+        where (str): ``here``: in this process, in sequence; ``processes``: one process for each
+            run; ``ray``: one Ray task for each run, as for ``distributed.backend: ray``.
 
     Keyword Args:
         at_once (int): number of parallel processes.
-        folder (Path): folder of all runs and of the processes' logs.
-        began (callable): called with the number of a run that begins.
+        folder (Path): folder for all runs and the logs of the processes.
+        began (callable): called with a run's number when the run begins.
         look (callable): called every half second with the numbers of the running runs.
-        resume (bool): whether to resume interrupted runs, also with ``here``.
-        **overrides: settings of runs trained here or in processes.
+        resume (bool): whether ``here`` resumes interrupted runs; the others always do.
+        **overrides: further settings, for runs trained in this process or in processes.
     """
 
     def __init__(
@@ -82,8 +82,8 @@ class Jobs:
         """Trains all runs.
 
         Yields:
-            tuple: the number of a run, in the order in which runs end; and the run, its folder
-            where it was trained elsewhere, or its exception.
+            tuple: the number of a run, in the order in which runs end; and the run, or its folder
+            if another process trained it, or its exception.
         """
         places = {"here": self._here, "processes": self._in_processes, "ray": self._on_ray}
         return places[self.where]()
@@ -156,19 +156,19 @@ def train_or_resume(
     trust: bool = False,
     **overrides: Any,
 ) -> Run:
-    """Trains a run, or resumes it where its folder holds one.
+    """Trains a run, or resumes it if its folder holds one already.
 
     Args:
         settings (TrainConfig or mapping): settings of the run.
-        folder (str or Path, optional): folder of the run; None: a new run, in the folder of its
-            settings.
+        folder (str or Path, optional): folder of the run; None: a new run, in the folder that
+            its settings name.
 
     Keyword Args:
         trust (bool): whether to resume a run of another user.
         **overrides: further settings.
 
     Raises:
-        UserError: invalid settings or a folder that cannot be used; the message names the fix.
+        UserError: invalid settings, or a folder that cannot be used; the message names the fix.
     """
     from torchrl_marl.runs import resume, train
 
@@ -218,7 +218,7 @@ class _Process:
             self.process.terminate()
 
     def close(self) -> None:
-        """Kills the process where it still runs, and waits for its end."""
+        """Kills the process if it still runs, and waits until it has ended."""
         if not self.has_ended:
             self.process.kill()
         self.process.wait()
@@ -227,7 +227,7 @@ class _Process:
             self.process.stdin.close()
 
     def outcome(self) -> Path | Exception:
-        """Returns the run's folder, or an error with the last line of its log."""
+        """Returns the run's folder, or an exception with the last line of the log."""
         code = self.process.returncode
         if code == 0:
             return self.folder
@@ -244,7 +244,7 @@ class _Process:
 
 
 def _environment(one_thread: bool) -> dict[str, str]:
-    """Returns a child's environment variables: this package's path, and one thread if asked."""
+    """Returns a child's environment variables: with this package's path, maybe with one thread."""
     one = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS")
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)  # empty: the current folder
     paths = [str(Path(__file__).parents[3]), *filter(None, given)]
@@ -253,7 +253,7 @@ def _environment(one_thread: bool) -> dict[str, str]:
 
 
 def _main() -> int:
-    """Trains the run described on standard input, in a child process."""
+    """Trains the run described on standard input; runs in a child process."""
     request = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_input, daemon=True).start()
     from torchrl_marl.apps.console import print_error, silence_libraries
@@ -279,11 +279,11 @@ def _end_with_input() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-# ------------------------------------------------------------------------------------ tasks of Ray
+# --------------------------------------------------------------------------------------- Ray tasks
 
 
 def _placed(config: TrainConfig, number: int) -> TrainConfig:
-    """Returns the settings of a run as one Ray task, with a fixed folder."""
+    """Returns the settings of a run for a Ray task: with a fixed folder, and not distributed."""
     folder = config.folder
     if folder is None:
         stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
@@ -330,7 +330,7 @@ def _outcome(ray: Any, result: Any, config: TrainConfig) -> Path | Exception:
 
 
 def _train_task(config: TrainConfig) -> None:
-    """Trains a run, or resumes it where Ray has restarted the task."""
+    """Trains a run, or resumes it if Ray has restarted the task."""
     from torchrl_marl.training import trainer
 
     folder = Path(str(config.folder))
@@ -341,15 +341,15 @@ def _train_task(config: TrainConfig) -> None:
 
 
 def train_all(configs: Sequence[TrainConfig]) -> Iterator[tuple[int, Path | Exception]]:
-    """Trains every run as a Ray task, one per CPU in parallel.
+    """Trains each run as a Ray task; as many run in parallel as the CPUs allow.
 
-    Results are the same as without Ray. Where a process or machine dies, Ray restarts the task,
-    which resumes from its last checkpoint; so all machines must share the folders. After Ctrl-C all
+    Results are the same as without Ray. If a process or machine dies, Ray restarts the task, which
+    resumes from its last checkpoint; so all machines must share the run folders. After Ctrl-C all
     runs save and stop.
 
     Args:
         configs (sequence of TrainConfig): settings with ``distributed.backend: ray``; ``address``,
-            ``cpus_per_actor``, ``gpus_per_actor`` and ``max_restarts`` apply to tasks.
+            ``cpus_per_actor``, ``gpus_per_actor`` and ``max_restarts`` apply to the tasks.
 
     Yields:
         tuple: the number of a run, in the order in which runs end, and its folder or exception.
@@ -366,15 +366,15 @@ def train_all(configs: Sequence[TrainConfig]) -> Iterator[tuple[int, Path | Exce
 def train_each(
     configs: Sequence[TrainConfig], *, seeds: bool = False
 ) -> Iterator[tuple[TrainConfig, list[Run] | Exception]]:
-    """Trains runs; yields each one as it ends, with its members where it is a population.
+    """Trains runs; yields each one when it ends, with its members if it is a population.
 
     Args:
-        configs (sequence of TrainConfig): settings that differ in their seed.
-        seeds (bool): whether these are runs of several seeds; with ``distributed.backend: ray``
-            and no shards, each is a Ray task.
+        configs (sequence of TrainConfig): settings that differ only in the seed.
+        seeds (bool): whether these are runs of several seeds; then with
+            ``distributed.backend: ray`` and no shards, each run is a Ray task.
 
     Raises:
-        Exception: the exception of a single run; those of several runs are yielded instead.
+        Exception: the exception of a single run; with several runs, exceptions are yielded.
     """
     from torchrl_marl.training.recorder import print_message
 
@@ -399,7 +399,7 @@ def train_each(
 
 
 def _load(folder: Path) -> list[Run]:
-    """Plots the curves of a run trained elsewhere, and returns it or its members."""
+    """Plots the curves of a run that another process trained; returns the run or its members."""
     from torchrl_marl.runs import draw
     from torchrl_marl.training.run import Run
 

@@ -1,4 +1,4 @@
-"""Trials of a tuning: runs that start and end independently, in the rows of one population.
+"""Trials of a tuning: runs that start and end independently, as members of one population.
 
 Shapes: P members, L learners.
 """
@@ -40,7 +40,7 @@ class TrialScheduler(Protocol):
     rungs: Sequence[int]
 
     def next(self) -> tuple[int, dict[str, float]] | None:
-        """Returns the number and the settings of the next trial; None when there is none."""
+        """Returns the number and the settings of the next trial; None if no trial is left."""
 
     def is_finished(self, trial: int) -> bool:
         """Returns whether a trial has ended already."""
@@ -49,27 +49,28 @@ class TrialScheduler(Protocol):
         """Records a trial's value at a rung, and returns whether to prune it."""
 
     def ended(self, trial: int, value: float | None, *, pruned: bool) -> None:
-        """Records the value of an ended trial; None where it was pruned or has diverged."""
+        """Records the value of an ended trial; None if it was pruned or has diverged."""
 
 
 class Trials(Part):
-    """Members of a population as trials: the next trial takes over the rows of an ended one.
+    """Runs trials as the members of a population; a new trial takes the place of an ended one.
 
-    Shapes never change, so nothing is recorded again. A trial begins with networks of its own seed
-    and an optimizer without moments. Episodes running at that time are not counted.
+    Shapes never change, so no graph is captured again. A trial begins with networks initialized
+    from its seed and an optimizer without moments. Episodes that are running when a trial begins
+    do not count for it.
 
     Args:
-        config (TrainConfig): settings of the run; ``population.vary`` holds those of the first
-            trials.
+        config (TrainConfig): settings of the run; ``population.vary`` holds the tuned settings
+            of the first trials.
         population (Population): the members.
         learners (sequence of OnPolicyLearner): learners of all members.
         scheduler (TrialScheduler): proposes trials and prunes them.
 
     Attributes:
-        numbers (list): number of the trial in each member's rows; None where no trial is left.
+        numbers (list): number of each member's current trial; None for a member without one.
 
     Raises:
-        ConfigError: another algorithm than MAPPO and IPPO.
+        ConfigError: an algorithm other than MAPPO and IPPO.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class Trials(Part):
     # -------------------------------------------------------------------------------- next trial
 
     def replace_ended(self, training: Training) -> None:
-        """Starts new trials in the rows of those that ended before an interruption."""
+        """After an interruption, starts new trials in place of those that had ended."""
         is_finished = [
             i for i, x in enumerate(self.numbers) if x is None or self.scheduler.is_finished(x)
         ]
@@ -115,7 +116,7 @@ class Trials(Part):
             training.save()
 
     def _start_next(self, i: int, now: Progress) -> None:
-        """Begins the next trial in the rows of a member, if there is one."""
+        """Begins the next trial in the place of a member, if a trial is left."""
         self.numbers[i] = None
         proposed = self.scheduler.next()
         if proposed is None:
@@ -135,7 +136,7 @@ class Trials(Part):
 
     @torch.no_grad()
     def _reset_member(self, i: int, settings: Mapping[str, float]) -> None:
-        """Gives a member new networks, an optimizer without moments, and settings."""
+        """Gives a member new networks, new settings, and an optimizer without moments."""
         with RandomState(self.population.configs[i].seed, self.population.device).active():
             alone = self.population.alone(i)
         for k, (learner, one) in enumerate(zip(self.learners, alone)):
@@ -152,7 +153,7 @@ class Trials(Part):
     # ------------------------------------------------------------------------------ an iteration
 
     def take(self, batch: TensorDictBase) -> TensorDictBase:
-        """Corrects the learning rates of members with younger optimizer moments."""
+        """Corrects the learning rates of members that began later than the optimizer."""
         for k, learner in enumerate(self.learners):
             now = _updates_of(learner)
             half = (now - float(self._before[k])) / 2  # of the updates of a batch
@@ -162,7 +163,7 @@ class Trials(Part):
         return batch
 
     def finish(self, training: Training) -> None:
-        """Ends trials that are complete, diverged or pruned, and starts the next ones."""
+        """Ends all trials that are complete, diverged or pruned, and starts new ones."""
         if training.tracker.returns is not None:
             self.fitness.update(*training.tracker.returns)
         now = training.progress
@@ -191,7 +192,7 @@ class Trials(Part):
         return now.frames - self.population.members[i].begun.frames
 
     def _falls_behind(self, i: int, now: Progress) -> bool:
-        """Returns whether a trial has reached a rung and is pruned there."""
+        """Returns whether a trial has just reached a rung and must be pruned there."""
         rungs, reached, number = self.scheduler.rungs, self._reached[i], self.numbers[i]
         if reached == len(rungs) or self._frames_of(i, now) < rungs[reached]:
             return False
@@ -203,7 +204,7 @@ class Trials(Part):
         return self.scheduler.should_prune(number, rungs[reached], value)
 
     def _values_of(self, whole: Sequence[int], now: Progress) -> dict[int, float]:
-        """Evaluates complete trials, and records the results."""
+        """Evaluates the complete trials, and records and returns the results."""
         results = self.population.play(self.population.policy) if whole else []
         for i in whole:
             member = self.population.members[i]
@@ -212,7 +213,7 @@ class Trials(Part):
         return {i: results[i]["return_mean"] for i in whole}
 
     def _end_member(self, i: int, now: Progress) -> None:
-        """Ends a member's run, and frees its rows."""
+        """Ends a member's run, and frees its place for another trial."""
         member = self.population.members[i]
         if not member.idle:
             member.end(now)
@@ -237,7 +238,7 @@ class Trials(Part):
         return {name: float(getattr(learner, name)) for name in names}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores a saved state, with the trials that began after the first ones."""
+        """Restores a saved state, including the trials that replaced the first ones."""
         for i, number in enumerate(state["numbers"]):
             if number != self.numbers[i]:
                 self.population.members[i].close()
@@ -253,12 +254,12 @@ class Trials(Part):
 def adam_correction(own: Tensor, shared: float) -> Tensor:
     """Returns the learning-rate factor that gives each member its own Adam bias correction.
 
-    The optimizer counts updates for all members together. With this factor a member's step is as
-    large as with a count of its own, except for Adam's epsilon.
+    The optimizer has one count of updates for all members. With this factor a member's step is as
+    large as with a separate count, except for the effect of Adam's epsilon.
 
     Args:
-        own (Tensor): updates of each member, at least 1.
-        shared (float): updates counted by the optimizer.
+        own (Tensor): number of updates of each member, at least 1.
+        shared (float): number of updates counted by the optimizer.
 
     Shapes:
         - own, returns: ``[P]``

@@ -1,8 +1,8 @@
 """Tuning: Optuna proposes settings, and populations train many of them in parallel.
 
-With pruning, trials are the members of one population and may end early, by successive halving. At
-each rung (a sixty-fourth, a sixteenth and a quarter of the run) a trial continues only if its
-return is in the best quarter of those seen at this rung. A new trial takes over the rows of a
+With pruning, trials are the members of one population, and successive halving may end them early.
+At each rung (a sixty-fourth, a sixteenth and a quarter of the run), a trial continues only if its
+return is in the best quarter of the returns seen at this rung. A new trial takes the place of a
 pruned one.
 
 Reference: Li et al., 2020, https://arxiv.org/abs/1810.05934 (ASHA).
@@ -58,7 +58,7 @@ def parse_choice(text: str) -> Choice | None:
     """Parses a range such as ``learner.lr=1e-4..1e-2:log``; returns None for a single value.
 
     Raises:
-        ConfigError: an invalid range, or a setting that cannot differ by member.
+        ConfigError: an invalid range, or a setting that cannot differ between members.
 
     Examples:
         >>> parse_choice("learner.lr=1e-4..1e-2:log")
@@ -101,7 +101,7 @@ def tune(
     prune: str | None = None,
     log: Callable[[str], None] = print,
 ) -> Path:
-    """Searches settings with Optuna's TPE sampler, training many trials at once as a population.
+    """Searches for good settings with Optuna's TPE sampler; trains many trials as a population.
 
     The same call resumes an interrupted search in its folder. It writes ``trials.csv``, a run
     folder for each trial, and ``best.yaml``, a recipe.
@@ -109,14 +109,15 @@ def tune(
     Args:
         recipe (str or Path): name or file of a recipe.
         choices (sequence of Choice): settings to tune.
-        settings (sequence of str): further settings, ``key=value``.
+        settings (sequence of str): further settings, each as ``key=value``.
 
     Keyword Args:
         trials (int): total number of trials.
         together (int): number of parallel trials.
         folder (str or Path): folder of the search.
         prune (str, optional): ``"asha"``: end poor trials early, and start others in their place.
-        log (callable): called with a line for each new best trial; with ``prune`` for each trial.
+        log (callable): called with a line of text for each new best trial; with ``prune``, for
+            each trial that ends.
 
     Returns:
         Path: ``best.yaml``.
@@ -169,7 +170,7 @@ def _suggest(choices: Sequence[Choice], trial: Any) -> dict[str, float]:
 
 
 def _check_same(study: Any, given: dict[str, Any], folder: Path) -> None:
-    """Refuses to resume a study with other options."""
+    """Raises an error if a study is resumed with other options."""
     known = {key: study.user_attrs.get(key) for key in given}
     if study.get_trials(deepcopy=False) and known != given:
         words = {
@@ -199,7 +200,7 @@ def _study(folder: Path, seed: int, pruner: Any) -> Any:
         study_name="tune",
         load_if_exists=True,
         direction="maximize",
-        # Parallel trials are proposed apart from each other.
+        # Parallel trials get proposals far apart from each other.
         sampler=optuna.samplers.TPESampler(seed=seed, constant_liar=True),
         pruner=pruner,
     )
@@ -216,7 +217,7 @@ def _round(
     folder: Path,
     log: Callable[[str], None],
 ) -> None:
-    """Trains a population of proposals, or resumes an interrupted one."""
+    """Trains a population of proposed trials, or resumes an interrupted one."""
     running = [trial for trial in study.get_trials() if not trial.state.is_finished()]
     size = base.population.size
     proposed_all = all(c.name in trial.params for trial in running for c in choices)
@@ -272,7 +273,7 @@ def _write_table(study: Any, choices: Sequence[Choice], folder: Path) -> None:
 
 
 def _places(folder: Path) -> dict[int, str]:
-    """Returns the run folder of each trial."""
+    """Returns the run folder of each trial, by the trial's number."""
     found = {}
     for population in sorted(folder.glob("trials_*")):
         first = int(population.name.partition("_")[2])
@@ -307,8 +308,8 @@ def rungs_of(config: TrainConfig) -> list[int]:
         config (TrainConfig): settings of each trial.
 
     Raises:
-        ConfigError: a run too short for a rung, an off-policy algorithm, or schedules, which all
-            members share.
+        ConfigError: a run too short for a rung, an off-policy algorithm, or schedules, which
+            cannot be used because all members share them.
 
     Examples:
         >>> rungs_of(TrainConfig(total_frames=640_000, frames_per_batch=6_400))
@@ -342,7 +343,7 @@ def rungs_of(config: TrainConfig) -> list[int]:
 
 
 def pruner_of(rungs: Sequence[int]) -> Any:
-    """Returns Optuna's pruner with these rungs; without rungs, one that never prunes."""
+    """Returns an Optuna pruner with these rungs; without rungs, it never prunes."""
     import optuna
 
     if not rungs:
@@ -361,7 +362,7 @@ class Halving:
         suggest (callable): maps a trial to the values of its tuned settings, by name.
         trials (int): total number of trials.
         rungs (sequence of int): environment steps from :func:`rungs_of`.
-        log (callable): called with a line for each ended trial.
+        log (callable): called with a line of text for each ended trial.
     """
 
     study: Any
@@ -371,13 +372,13 @@ class Halving:
     log: Callable[[str], None]
 
     def first(self, count: int) -> list[dict[str, float]]:
-        """Returns the settings of the first trials, proposing only the missing ones."""
+        """Returns the settings of the first trials; proposes only those that the study lacks."""
         while len(self._known()) < count:
             self.study.ask()
         return [self.suggest(self._trial(number)) for number in range(count)]
 
     def next(self) -> tuple[int, dict[str, float]] | None:
-        """Returns the number and the learner's settings of the next trial."""
+        """Returns the number and the learner settings of the next trial."""
         if len(self._known()) >= self.trials:
             return None
         trial = self.study.ask()
@@ -385,7 +386,7 @@ class Halving:
         return trial.number, {name.removeprefix("learner."): x for name, x in settings.items()}
 
     def is_finished(self, trial: int) -> bool:
-        """Returns whether a trial has ended in the study."""
+        """Returns whether the study records a trial as ended."""
         return self._known()[trial].state.is_finished()
 
     def should_prune(self, trial: int, frames: int, value: float) -> bool:
@@ -412,7 +413,7 @@ class Halving:
         self.log(f"trial {trial}: {how} with {settings}")
 
     def forget(self, running: Sequence[int | None]) -> None:
-        """Marks trials as failed that are not running: their process was killed."""
+        """Marks unfinished trials as failed if they no longer run: their process was killed."""
         for trial in self._known():
             if not trial.state.is_finished() and trial.number not in running:
                 self.study.tell(trial.number, state=_failed())

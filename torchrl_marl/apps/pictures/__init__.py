@@ -1,4 +1,4 @@
-"""Recording of episodes, and animations of them."""
+"""Records episodes, and makes animations of them."""
 
 from typing import TYPE_CHECKING
 

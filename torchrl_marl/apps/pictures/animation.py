@@ -37,14 +37,14 @@ _BACKGROUND, _FIELD = (255, 255, 255), (247, 247, 244)
 
 
 def check_drawable(env: EnvBase, paths: Sequence[Path] = ()) -> None:
-    """Raises an error, before any episode, if an environment or file cannot be drawn.
+    """Raises an error if an environment or a file type cannot be drawn; for use before episodes.
 
     Args:
         env (EnvBase): environment to draw.
         paths (sequence of Path): files to write.
 
     Raises:
-        ConfigError: an environment that cannot be drawn, or an unsupported file type.
+        ConfigError: the environment cannot be drawn, or a file type is not supported.
         MissingExtraError: matplotlib, or imageio-ffmpeg for a video, is not installed.
     """
     check_matplotlib()
@@ -66,7 +66,7 @@ def write(film: Film, path: Path) -> None:
 
     Args:
         film (Film): recorded episodes.
-        path (Path): file name, which ends in ``.gif`` or ``.mp4``.
+        path (Path): file to write, which ends in ``.gif`` or ``.mp4``.
 
     Raises:
         WriteError: the file cannot be written.
@@ -133,7 +133,7 @@ def _write_video(pictures: Sequence[np.ndarray], path: Path, milliseconds: int) 
 
 
 def _palette(pictures: Sequence[Image]) -> Image:
-    """Returns a palette for all pictures, made from three of them, with exact backgrounds."""
+    """Returns one palette for all pictures, from three samples, with exact background colors."""
     from PIL import Image
 
     width, height = pictures[0].size
@@ -147,9 +147,9 @@ def _palette(pictures: Sequence[Image]) -> Image:
 
 
 def draw_frames(film: Film) -> list[np.ndarray]:
-    """Draws the frames of a film: uint8 arrays ``[H, W, 3]`` of one size.
+    """Draws the frames of a film; returns uint8 arrays ``[H, W, 3]`` of equal size.
 
-    An episode that has ended shows its last state until the longest one ends.
+    An episode that has ended shows its last state until the longest episode ends.
 
     Args:
         film (Film): recorded episodes.
@@ -206,7 +206,7 @@ def _panels(figure: Figure, film: Film) -> Iterator[_Panel]:
 
 
 class _View:
-    """Layout that all panels share: limits and parts."""
+    """Layout that all panels share: the limits of the view, the colors, and the parts shown."""
 
     def __init__(self, film: Film, every: Sequence[Frame]) -> None:
         self.stage, self.first = film.stage, every[0]
@@ -227,13 +227,13 @@ class _View:
             left, right, bottom, top = self.limits
             self.ratio = (top - bottom) / (right - left)
             self.colors = {s.name: s.color for s in picture if s.role == "agent"}
-        # Agents with a shape show their state in it.
+        # Agents that are drawn as shapes show their state there.
         placed = all(agent.name in self.colors for agent in every[0].agents)
         self.has_line = bool(every[0].agents) and (talks or (lives != {ACTS} and not placed))
 
 
 class _Panel:
-    """Panel of one episode: environment, title and line of agents."""
+    """Panel of one episode, with the environment, a title and a line of agents."""
 
     def __init__(
         self, figure: Figure, view: _View, place: Any, below: Any | None, title: str, pad: int
@@ -244,7 +244,7 @@ class _Panel:
         for spine in axes.spines.values():
             spine.set_color("#c8c8c8")
         axes.set_title(title, loc="left", fontsize=10, fontweight="bold", y=1.0, pad=pad)
-        # Not a matplotlib title, since all titles of axes have the same distance.
+        # Not a matplotlib title, since all titles of an axes have the same distance from it.
         self._status = axes.annotate(
             *("", (1, 1), (0, 6)),
             xycoords="axes fraction",

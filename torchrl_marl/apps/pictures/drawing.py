@@ -1,4 +1,4 @@
-"""Helpers for matplotlib figures: checks for a working matplotlib, figures, legends."""
+"""Helpers for matplotlib: checks that it works, new figures, and legends."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _WIDEST = 90  # most characters of a line
 
 
 def has_matplotlib() -> bool:
-    """Returns whether matplotlib is installed, working or not."""
+    """Returns whether matplotlib is installed, even if its import fails."""
     return importlib.util.find_spec("matplotlib") is not None
 
 
@@ -48,7 +48,7 @@ def check_matplotlib() -> None:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Returns an empty figure that a notebook shows once, where it is returned."""
+    """Returns an empty figure; a notebook shows it once, as the result of a cell."""
     from matplotlib import pyplot
 
     figure = pyplot.figure(figsize=(width, height), layout="constrained")
@@ -73,9 +73,9 @@ def legend_below(
 
     Args:
         figure (Figure): figure with its axes.
-        entries (mapping): text -> artist, in order.
+        entries (mapping): text -> artist, in the order of the legend.
         title (str): title of the legend.
-        most (int): most columns.
+        most (int): maximum number of columns.
     """
     room = figure.bbox.width
     looks = [(columns, _WIDEST) for columns in range(min(len(entries), most), 0, -1)]
@@ -92,7 +92,7 @@ def legend_below(
 def _legend(
     figure: Figure, entries: Mapping[str, Artist], title: str, columns: int, letters: int
 ) -> tuple[Legend, int]:
-    """Draws a legend with wrapped lines; returns it with its number of lines."""
+    """Draws a legend with wrapped lines; returns the legend and its number of lines."""
     texts = ["\n".join(textwrap.wrap(text, letters)) for text in (*entries, title)]
     legend = figure.legend(
         list(entries.values()),

@@ -1,4 +1,4 @@
-"""Recording of episodes while they are played: pictures, returns, agents and messages.
+"""Records episodes while they are played: pictures, returns, agents and messages.
 
 Shapes: E envs, N agents of a group.
 """
@@ -21,7 +21,7 @@ from torchrl_marl.specs import TeamSpec
 __all__ = ["ACTS", "DEAD", "UNBORN", "WAITS", "Agent", "Film", "Frame"]
 
 ACTS, WAITS, DEAD, UNBORN = "acts", "waits", "is gone", "is not yet there"
-"""States of an agent: it acts, waits for its turn, has died, or is not yet born."""
+"""States of an agent: it acts, it waits for its turn, it has died, or it is not born yet."""
 _LEAST_HEARD = 0.01
 
 Policy = Callable[[TensorDictBase], TensorDictBase]
@@ -40,18 +40,18 @@ class Agent:
 
 @dataclass(frozen=True)
 class Frame:
-    """Frame of an episode."""
+    """One frame of an episode."""
 
     step: int
-    """Number of steps since the start."""
+    """Number of steps since the start of the episode."""
     picture: Picture
-    """Shapes (in the same order in every frame), pixels or a text."""
+    """Either shapes, in the same order in every frame, or pixels, or a text."""
     returns: Mapping[str, float]
-    """Group -> return so far, as in the evaluation."""
+    """Group -> return so far, computed as in an evaluation."""
     agents: tuple[Agent, ...] = ()
-    """All agents of the team."""
+    """States of all agents of the team."""
     words: tuple[tuple[str, str, float], ...] = ()
-    """Messages as (listener, speaker, attention weight), weights 0 to 1."""
+    """Messages as (listener, speaker, attention weight from 0 to 1)."""
     over: bool = False
     """True if the episode has ended."""
 
@@ -59,7 +59,7 @@ class Frame:
 class Film:
     """Recorder of the first episodes of an evaluation.
 
-    It draws no random numbers, so the episodes are the same without it.
+    It uses no random numbers, so episodes are the same with and without a recorder.
 
     Args:
         env (EnvBase): environment that can be drawn.
@@ -89,7 +89,7 @@ class Film:
         """Records the start of each episode.
 
         Args:
-            carry (TensorDictBase): result of a reset, ``[E]``.
+            carry (TensorDictBase): what the reset returned, ``[E]``.
         """
         returns = dict.fromkeys(self._team.groups, 0.0)
         self.episodes = []
@@ -98,11 +98,11 @@ class Film:
             self.episodes.append([Frame(0, scene(self._env, i), returns, agents)])
 
     def update(self, act: Policy, step: TensorDictBase, sums: Mapping[str, Tensor]) -> None:
-        """Records a step of the running episodes; must be called before ended ones are reset.
+        """Records a step of the running episodes; call it before ended episodes are reset.
 
         Args:
-            act (callable): policy of the step.
-            step (TensorDictBase): step with its ``"next"``, ``[E]``.
+            act (callable): policy that made the step.
+            step (TensorDictBase): the step, including ``"next"``, ``[E]``.
             sums (mapping): group -> return including this step, ``[E]``.
         """
         running = [i for i, frames in enumerate(self.episodes) if not frames[-1].over]
@@ -125,7 +125,7 @@ class Film:
             )
 
     def _attention(self, act: Policy, step: TensorDictBase) -> dict[str, Tensor]:
-        """Returns attention weights of each communicating group, ``[shown, N, N]``."""
+        """Returns the attention weights in each communicating group, ``[shown, N, N]``."""
         if not isinstance(act, nn.Module):
             return {}
         with torch.no_grad():

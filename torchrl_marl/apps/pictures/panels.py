@@ -1,4 +1,4 @@
-"""Drawing of frames with matplotlib: shapes, pixels, texts, and a line of agents."""
+"""Draws frames with matplotlib: shapes, pixels, texts, and a line of agents."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ Limits = tuple[float, float, float, float]
 
 
 class ShapesPanel:
-    """Panel of an environment of shapes; artists are created once and moved between frames.
+    """Panel of an environment that consists of shapes; its artists are created once, then moved.
 
     Args:
         axes (Axes): axes of the panel.
         view (tuple): left, right, bottom and top.
         stage (Stage, optional): visible part of the plane, with its walls.
-        turns (bool): True if agents act in turns, so that the acting one is marked.
+        turns (bool): True if agents act in turns; the agent to act is then marked.
     """
 
     def __init__(self, axes: Axes, view: Limits, stage: Stage | None, turns: bool) -> None:
@@ -54,7 +54,7 @@ class ShapesPanel:
 
         Args:
             frame (Frame): frame of shapes.
-            recent (sequence of Frame): frames up to it, for the trails.
+            recent (sequence of Frame): frames up to this one, for the trails.
         """
         shapes = _shapes(frame)
         known: list[tuple[Any, ...]] = [(one.name, one.kind, one.role) for one in shapes]
@@ -83,7 +83,7 @@ class ShapesPanel:
         self._lines = (self._trails, self._words)
 
     def _artists(self, shape: Shape) -> dict[str, Any]:
-        """Returns the artists of a shape: form, text, and an agent's marks."""
+        """Returns the artists of a shape: its form, its text, and the marks of an agent."""
         artists: dict[str, Any] = {}
         order = _ORDER[shape.role]
         if shape.kind != "text":
@@ -127,7 +127,7 @@ class ShapesPanel:
             artists["cross"].set_visible(shape.visible and life == DEAD)
 
     def _write(self, artist: Any, shape: Shape, height: float | None) -> None:
-        """Places a text in a shape, with a letter height in the environment's units."""
+        """Writes a text into a shape; the height of its letters is in the environment's units."""
         room = 1.1 * min(shape.reach)
         if height is None:
             height = min(room, 3.0 * shape.reach[0] / max(len(shape.text), 1))
@@ -175,14 +175,14 @@ def _grown(shape: Shape) -> Shape:
 
 
 def _word(listener: Shape, speaker: Shape) -> list[tuple[float, float]]:
-    """Returns the line of a message, offset to one side so that the reply does not cover it."""
+    """Returns the line of a message, moved to one side so that a reply does not cover it."""
     x, y = speaker.x - listener.x, speaker.y - listener.y
     side = 0.25 * max(listener.reach) / max(math.hypot(x, y), 1e-9)
     return [(s.x - side * y, s.y + side * x) for s in (listener, speaker)]
 
 
 def _form(axes: Axes, shape: Shape, order: int) -> Any:
-    """Returns the artist of a shape at the origin; a transform moves it."""
+    """Returns the artist of a shape, drawn at the origin; a transform moves it."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Circle, Rectangle
 
@@ -249,8 +249,8 @@ class TextPanel:
 
     Args:
         axes (Axes): axes of the panel.
-        lines (int): most lines of a frame.
-        columns (int): length of the longest line.
+        lines (int): maximum number of lines in a frame.
+        columns (int): number of characters in the longest line.
     """
 
     def __init__(self, axes: Axes, lines: int, columns: int) -> None:
@@ -274,14 +274,14 @@ class TextPanel:
 
 
 class AgentLine:
-    """Line of all agents: filled if acting, hollow if waiting, crossed if dead.
+    """Line with a dot for each agent: filled if acting, hollow if waiting, crossed if dead.
 
-    The bar over an agent shows the others' attention to its messages.
+    The bar over an agent shows how much attention others pay to its messages.
 
     Args:
         axes (Axes): axes of the line.
         agents (sequence of Agent): all agents.
-        colors (dict): agent -> color; others get a default color.
+        colors (dict): agent -> color; other agents get a default color.
     """
 
     def __init__(self, axes: Axes, agents: Sequence[Agent], colors: dict[str, Any]) -> None:
@@ -313,12 +313,12 @@ class AgentLine:
 def limits(frames: Sequence[Frame], stage: Stage | None) -> Limits:
     """Returns the limits of the view: left, right, bottom, top.
 
-    Agents are always inside. Other shapes are cut to the scenario's view, which grows with the
-    agents, since floors may be endless and used-up objects may be moved far away.
+    The view contains all agents. Other shapes count only as far as the scenario's view, extended to
+    the agents: floors may be endless, and used-up objects may be moved far away.
 
     Args:
         frames (sequence of Frame): all frames to show.
-        stage (Stage, optional): the environment's view; default: everything that is drawn.
+        stage (Stage, optional): the scenario's view; by default, all visible shapes count.
     """
     shapes = [shape for frame in frames for shape in _shapes(frame) if shape.visible]
     agents = [shape for shape in shapes if shape.role == "agent"] if stage else shapes
@@ -340,7 +340,7 @@ def limits(frames: Sequence[Frame], stage: Stage | None) -> Limits:
 def _spans_in_view(
     shapes: Sequence[Shape], stage: Stage, axis: int, own: Sequence[tuple[float, float]]
 ) -> list[tuple[float, float]]:
-    """Returns the extents of walls and of other shapes than agents, cut to the scenario's view."""
+    """Returns the extents of walls, and of shapes other than agents, cut to the view."""
     middle, half = stage.center[axis], stage.half_size[axis]
     view = (
         min([middle - half, *(a for a, _ in own)]),

@@ -1,9 +1,9 @@
 """Reports over many runs: scores with confidence intervals, as tables and one HTML page.
 
-In the order of the work: ``curves`` (reads run folders, names their differences), ``grouping``
-(runs by task and algorithm), ``aggregates`` (scores, references, estimates), ``results`` (a whole
-report, also from tables of other libraries), ``answers`` (sentences), ``tables`` (Markdown, CSV),
-``pictures`` (PNG) and ``page`` (HTML).
+The modules, in the order in which they work: ``curves`` (reads run folders and names their
+differences), ``grouping`` (runs by task and algorithm), ``aggregates`` (scores, references,
+estimates), ``results`` (a whole report, also from tables of other libraries), ``answers``
+(sentences), ``tables`` (Markdown, CSV), ``pictures`` (PNG) and ``page`` (HTML).
 """
 
 from typing import TYPE_CHECKING

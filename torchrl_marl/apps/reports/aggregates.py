@@ -50,7 +50,7 @@ _KEYS = {"task", "settings", "random", "best", "source"}
 
 @dataclass(frozen=True)
 class Reference:
-    """Random and best known return of a task, with their sources; None where unknown."""
+    """Random and best known return of a task, with their sources; None if unknown."""
 
     random: float | None
     random_source: str
@@ -59,7 +59,7 @@ class Reference:
 
     @property
     def why_none(self) -> str:
-        """Reason why returns cannot be normalized; empty if they can."""
+        """The reason why returns cannot be normalized; empty if they can."""
         if self.random is None:
             return "no run has measured the random policy"
         if self.best is None or self.best <= self.random:
@@ -67,7 +67,7 @@ class Reference:
         return ""
 
     def normalize(self, returns: Any) -> Any:
-        """Scales returns: 0 is the random policy's, 1 the best known; keeps the shape."""
+        """Scales returns so that the random policy has 0 and the best known return is 1."""
         assert self.random is not None and self.best is not None
         return (returns - self.random) / (self.best - self.random)
 
@@ -76,7 +76,7 @@ def read_references(path: Path | None = None) -> list[Mapping[str, Any]]:
     """Reads the entries of a file such as ``references.yaml``.
 
     Args:
-        path (Path, optional): file to read; default: the package's own.
+        path (Path, optional): file to read; default: the file in the package.
 
     Raises:
         ConfigError: the file cannot be read, or does not hold such entries.
@@ -106,8 +106,9 @@ def find_reference(
 ) -> Reference:
     """Finds the reference returns of a task: the random policy's and the best known.
 
-    The entries take precedence. Otherwise random is the mean that the runs measured, and the best
-    known is the better of the heuristic's mean and the best run.
+    Values in the entries take precedence. Otherwise the random policy's return is the mean over the
+    runs' measurements, and the best known one is the better of the heuristic's mean and the best
+    run's return.
 
     Args:
         task (Task): task with its runs.
@@ -147,7 +148,7 @@ _FINE = 4  # fewest evaluations that make a curve
 
 @dataclass(frozen=True)
 class Scored:
-    """Score of a run: its return at the frames at which the task's runs are compared."""
+    """Score of a run, which is its return at the frames at which the task's runs are compared."""
 
     record: Record
     score: float
@@ -155,16 +156,16 @@ class Scored:
     agent_frames: float
     seconds: float
     at_equal_frames: bool
-    """False if the run has no measurement near those frames; its last return is the score."""
+    """False if the run has no measurement near those frames; the score is then its last return."""
     end: float
-    """Last return of the run."""
+    """Last measured return of the run."""
     groups: dict[str, float]
-    """Return of each group at those frames; empty for a task of one group."""
+    """Return of each group at those frames; empty for a task with one group."""
 
 
 @dataclass(frozen=True)
 class Team:
-    """One algorithm in one task: scores of its seeds, estimates and curves."""
+    """Results of one algorithm in one task: scores of the seeds, estimates and curves."""
 
     algorithm: str
     runs: list[Scored]
@@ -174,7 +175,7 @@ class Team:
     evaluation: Line | None
     training: Line | None
     groups: dict[str, Estimate]
-    """Interquartile mean of each group's return; empty for a task of one group."""
+    """Interquartile mean of each group's return; empty for a task with one group."""
 
     @property
     def scores(self) -> list[float]:
@@ -188,17 +189,17 @@ class TaskResult:
 
     task: Task
     frames: float
-    """Frames at which runs are compared."""
+    """Number of frames at which runs are compared."""
     equal: bool
-    """True if all runs are compared at those frames."""
+    """True if every run has a measurement near those frames."""
     reference: Reference
     teams: dict[str, Team]
     improvements: dict[tuple[str, str], Estimate]
-    """Probability that a run of the first algorithm is better than one of the second."""
+    """Pair of algorithms -> probability that a run of the first beats one of the second."""
 
     @property
     def best(self) -> str:
-        """Algorithm with the greatest interquartile mean."""
+        """The algorithm with the greatest interquartile mean."""
         return max(self.teams, key=lambda name: self.teams[name].iqm.value)
 
     def normalized(self, algorithm: str) -> list[float]:
@@ -207,7 +208,7 @@ class TaskResult:
 
 
 def result_of(task: Task, references: Sequence[Mapping[str, Any]]) -> TaskResult:
-    """Computes the figures of a task.
+    """Computes the results of a task.
 
     Args:
         task (Task): task with its runs.
@@ -231,9 +232,9 @@ def result_of(task: Task, references: Sequence[Mapping[str, Any]]) -> TaskResult
 
 
 def shown_by(result: TaskResult) -> str:
-    """Returns the curves of a task to show first: ``evaluation`` or ``training``.
+    """Returns which curves of a task are shown first: ``evaluation`` or ``training``.
 
-    These are the evaluations, unless there are few.
+    The evaluations are shown first, unless they have few points.
     """
     teams = result.teams.values()
     if all(t.evaluation is not None and len(t.evaluation.frames) >= _FINE for t in teams):
@@ -244,10 +245,10 @@ def shown_by(result: TaskResult) -> str:
 def improvements(
     scores: Mapping[str, Sequence[np.ndarray]],
 ) -> dict[tuple[str, str], Estimate]:
-    """Compares each algorithm with each of the others.
+    """Estimates for each pair of algorithms the probability that the first is better.
 
     Args:
-        scores (mapping): scores of each algorithm, by task; the tasks are the same for all.
+        scores (mapping): algorithm -> scores in each task; all have the same tasks.
     """
     return {
         (one, other): estimate(probability_of_improvement, scores[one], scores[other])
@@ -274,9 +275,9 @@ def _team(name: str, runs: list[Scored]) -> Team:
 
 
 def _common_frames(task: Task) -> float:
-    """Returns the most frames that every algorithm has reached with a finished run.
+    """Returns the largest number of frames that a finished run of every algorithm has reached.
 
-    Unfinished runs count where no algorithm has a finished one.
+    Algorithms without a finished run do not count, unless no algorithm has one.
     """
     finished = [
         max(ends)
@@ -313,13 +314,13 @@ def _group_returns(record: Record, frames: float) -> dict[str, float]:
 
 
 POINTS = 80
-"""Most points of a curve."""
+"""Maximum number of points in a curve."""
 _RESAMPLES = 2000
 
 
 @dataclass(frozen=True)
 class Line:
-    """Curve over frames with its interval, ``[K]`` each; NaN where there is no interval.
+    """Curve over frames, with its interval, ``[K]`` each; bounds are NaN without an interval.
 
     ``agent_frames`` and ``seconds`` are means over the runs at those frames.
     """
@@ -331,20 +332,20 @@ class Line:
     low: Numbers
     high: Numbers
     runs: Numbers
-    """Number of runs with a return at each point."""
+    """Number of runs that have a return, at each point."""
     each: Numbers
-    """Returns of each run, ``[K, R]``; NaN where it has none."""
+    """Return of each run at each point, ``[K, R]``; NaN if the run has none there."""
 
 
 def line_of(runs: Sequence[Progress], points: int = POINTS) -> Line | None:
     """Joins the curves of an algorithm's runs in one task.
 
-    A run's curve is interpolated linearly between measurements. The line ends where fewer than
-    half of the runs continue.
+    A run's curve is interpolated linearly between measurements. The line ends at the
+    point after which fewer than half of the runs continue.
 
     Args:
         runs (list of Progress): curves of the seeds.
-        points (int): most points of the line.
+        points (int): maximum number of points in the line.
     """
     runs = [run for run in runs if len(run)]
     if not runs:
@@ -368,7 +369,7 @@ def line_of(runs: Sequence[Progress], points: int = POINTS) -> Line | None:
 
 
 def on_grid(runs: Sequence[Progress], grid: Numbers, column: str = "returns") -> Numbers:
-    """Interpolates the runs' curves at the given frames, ``[K, R]``; NaN before and after a run.
+    """Interpolates the runs' curves at the given frames, ``[K, R]``; NaN outside a run's frames.
 
     Args:
         runs (list of Progress): curves of the seeds.
@@ -400,23 +401,23 @@ STATISTICS = {
     "mean": mean,
     "optimality gap": optimality_gap,
 }
-"""Statistics of normalized scores, by their names in a report."""
+"""Statistics of normalized scores, by name in a report."""
 
 _POINTS = 60
 
 
 @dataclass(frozen=True)
 class Aggregate:
-    """Figures of some algorithms over all tasks that they share."""
+    """Results of some algorithms over all tasks that they share."""
 
     tasks: list[str]
     estimates: dict[str, dict[str, Estimate]]
     """Algorithm -> statistic -> estimate."""
     thresholds: Numbers
     profiles: dict[str, Estimate]
-    """Share of runs above each threshold."""
+    """Algorithm -> fraction of runs above each threshold."""
     share: Numbers
-    """Share of each task's frames, at the points of the curves."""
+    """Fraction of each task's frames, at the points of the curves."""
     curves: dict[str, Estimate]
     improvements: dict[tuple[str, str], Estimate]
     seeds: dict[str, list[int]]
@@ -433,13 +434,14 @@ class Aggregate:
 def aggregates_of(results: Sequence[TaskResult]) -> list[Aggregate]:
     """Aggregates the algorithms that share several tasks.
 
-    The first aggregate has the algorithms with the most tasks. Each further one adds algorithms
-    with fewer tasks, on the tasks that all share. Algorithms that share too few tasks with these
-    form aggregates of their own, so that every algorithm with several tasks is in one. A report on
-    one task has one aggregate, of that task.
+    The first aggregate has the algorithms with the most tasks. Each further aggregate adds
+    algorithms with fewer tasks, and covers the tasks that all of them share. Algorithms that share
+    too few tasks with these form separate aggregates, so every algorithm with several tasks is in
+    one. A report on a single task has one aggregate.
 
     Args:
-        results (list of TaskResult): results; those that cannot be normalized are skipped.
+        results (list of TaskResult): results of tasks; those that cannot be normalized are
+            skipped.
     """
     usable = {result.task.name: result for result in results if not result.reference.why_none}
     names = {name for result in usable.values() for name in result.teams}
@@ -462,7 +464,7 @@ def aggregates_of(results: Sequence[TaskResult]) -> list[Aggregate]:
 def _blocks(
     order: Sequence[str], having: Mapping[str, set[str]], fewest: int
 ) -> list[tuple[list[str], list[str]]]:
-    """Returns pairs of shared tasks and algorithms, from the fewest algorithms to the most."""
+    """Returns pairs of shared tasks and their algorithms, sorted by number of algorithms."""
     blocks: dict[tuple[str, ...], list[str]] = {}
     for i in range(1, len(order) + 1):
         tasks = set.intersection(*(having[name] for name in order[:i]))
@@ -508,10 +510,10 @@ def _aggregate(results: Sequence[TaskResult], algorithms: Sequence[str]) -> Aggr
 
 
 def _curve(results: Sequence[TaskResult], name: str, share: Numbers) -> Estimate | None:
-    """Estimates the curve over the share of the tasks' frames; None if no run reaches the end.
+    """Estimates the curve over the fraction of frames; None if in some task no run is complete.
 
-    Only runs with returns up to the frames of the comparison count: those of evaluations, or of
-    training episodes for a run without evaluations.
+    Only runs count that have returns up to the frames of the comparison. Returns are those of
+    evaluations or, for a run without evaluations, of training episodes.
     """
     tasks = []
     for result in results:
@@ -523,7 +525,7 @@ def _curve(results: Sequence[TaskResult], name: str, share: Numbers) -> Estimate
 
 
 def _on_share(result: TaskResult, name: str, share: Numbers) -> Numbers:
-    """Returns the returns of the runs that have reached the task's frames, ``[K, R]``."""
+    """Interpolates the returns of the runs that have reached the task's frames, ``[K, R]``."""
     runs = [run.record.measured for run in result.teams[name].runs]
     runs = [run for run in runs if run.end >= 0.9 * result.frames]
     if not runs:

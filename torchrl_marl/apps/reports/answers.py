@@ -39,7 +39,7 @@ __all__ = [
 
 
 def figure(value: float | None) -> str:
-    """Formats a number with about four significant digits, ``-`` for None and NaN.
+    """Formats a number with about four significant digits; None and NaN become ``-``.
 
     Examples:
         >>> figure(1500000), figure(-8.7654), figure(0.00004), figure(None)
@@ -65,7 +65,7 @@ def share(value: float | None) -> str:
 
 
 def with_interval(found: Estimate, of_share: bool = False) -> str:
-    """Formats an estimate and its interval, with as many decimals as the interval's width needs.
+    """Formats an estimate and its interval; the interval's width decides the decimals.
 
     Examples:
         >>> with_interval(Estimate(41.2345, 36.054, 44.87)), with_interval(Estimate(0.5), True)
@@ -87,7 +87,7 @@ def _rounded(value: float, digits: int | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Formats a duration.
+    """Formats a duration, given in seconds.
 
     Examples:
         >>> duration(8.25), duration(754), duration(9000)
@@ -102,7 +102,7 @@ def duration(seconds: float | None) -> str:
 
 
 def counted(number: int, thing: str) -> str:
-    """Formats a number of things.
+    """Formats a count with its noun, in the singular or plural.
 
     Examples:
         >>> counted(1, "run"), counted(3, "seed")
@@ -112,7 +112,7 @@ def counted(number: int, thing: str) -> str:
 
 
 def ranged(counts: Sequence[int], thing: str) -> str:
-    """Formats the range of several numbers of things.
+    """Formats the range of several counts with their noun.
 
     Examples:
         >>> ranged([5, 3], "seed"), ranged([1, 1], "seed")
@@ -123,7 +123,7 @@ def ranged(counts: Sequence[int], thing: str) -> str:
 
 
 def listed(names: Sequence[str], most: int = 6) -> str:
-    """Joins names with commas and `and`; a long list is cut.
+    """Joins names with commas and `and`; a long list is shortened.
 
     Examples:
         >>> listed(["a", "b", "c"]), listed(["a", "b", "c"], most=2)
@@ -135,7 +135,7 @@ def listed(names: Sequence[str], most: int = 6) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
-# Coverage of a 95 % interval by number of runs, for normally distributed returns:
+# Coverage of a 95 % interval by number of runs, for normally distributed returns; measured by
 # `benchmarks/intervals.py`.
 COVERAGE = {2: 0.50, 3: 0.75, 4: 0.87, 5: 0.90}
 _PAIRS = 5  # most comparisons with the best algorithm that get a sentence each
@@ -143,14 +143,14 @@ _FEW = 20  # most seeds for which an interval is checked by the exact test
 
 
 def answers(report: Report) -> list[str]:
-    """Returns the main results, one sentence each."""
+    """Returns the main results, each as one sentence."""
     if report.aggregates and len(report.tasks) > 1:
         return [sentence for found in report.aggregates for sentence in _overall(found)]
     return [sentence for task in report.tasks for sentence in _of_task(task)]
 
 
 def notes(report: Report) -> list[str]:
-    """Returns the caveats of the figures and the runs left out, one sentence each."""
+    """Returns the caveats of the results and the runs left out, each as one sentence."""
     return [
         *_on_aggregation(report),
         *_on_frames(report),
@@ -165,7 +165,7 @@ def notes(report: Report) -> list[str]:
 
 
 def methods() -> list[str]:
-    """Returns the sentences on how the figures are computed."""
+    """Returns sentences that say how the numbers are computed."""
     confidence, level = (f"{x:.0%}".replace("%", " %") for x in (CONFIDENCE, 1 - CONFIDENCE))
     return asset("methods.txt").format(confidence=confidence, level=level).splitlines()
 
@@ -217,7 +217,7 @@ def _other_pairs(others: Sequence[object]) -> Iterator[str]:
 
 
 def _zero_sum(result: TaskResult) -> str | None:
-    """Returns a sentence that a zero-sum task's mean return compares nothing; None for others."""
+    """Returns a warning that mean returns in a zero-sum task are always 0; None for other tasks."""
     runs = [run for team in result.teams.values() for run in team.runs]
     groups = [abs(x) for run in runs for x in run.groups.values()]
     nothing = 1e-6 * max([1.0, *groups])
@@ -292,7 +292,7 @@ def _on_frames(report: Report) -> Iterator[str]:
 
 
 def _on_totals(report: Report) -> Iterator[str]:
-    """Yields a note where seeds of one algorithm have different ``total_frames``."""
+    """Yields a note for each algorithm that has seeds with different ``total_frames``."""
     for result, team in report.teams:
         totals = sorted({run.record.total_frames for run in team.runs})
         if len(totals) > 1:
@@ -324,13 +324,13 @@ def _on_normalization(report: Report) -> Iterator[str]:
 
 
 def _on_zero_sums(report: Report) -> Iterator[str]:
-    """Yields a note for each zero-sum task, which answers over several tasks do not name."""
+    """Yields a note for each zero-sum task, since answers over several tasks do not name them."""
     if report.aggregates and len(report.tasks) > 1:
         yield from filter(None, map(_zero_sum, report.tasks))
 
 
 def _on_actions(report: Report) -> Iterator[str]:
-    """Yields a note where the likeliest actions and sampled ones earn different returns."""
+    """Yields a note if the likeliest actions and sampled actions earn different returns."""
     for result, team in report.teams:
         runs = [run.record.run.summary for run in team.runs]
         differ = [x for x in runs if isinstance(x.get("actions_differ"), str) and _matters(x)]
@@ -345,7 +345,7 @@ def _on_actions(report: Report) -> Iterator[str]:
 
 
 def _matters(summary: Mapping[str, Any]) -> bool:
-    """Returns whether the kinds of actions differ by a relevant amount; True if not recorded."""
+    """Returns whether the two kinds of actions differ by a relevant amount; True if unknown."""
     try:
         kinds = [summary["evaluation"][kind] for kind in ("likeliest", "drawn")]
         one, other = (float(kind["return_mean"]) for kind in kinds)
@@ -356,7 +356,7 @@ def _matters(summary: Mapping[str, Any]) -> bool:
 
 
 def _earned(summaries: Sequence[Mapping[str, Any]], kind: str) -> float | None:
-    """Returns the mean return of one kind of actions; None if a run has not measured it."""
+    """Returns the mean return with one kind of actions; None if a run has not measured it."""
     try:
         found = [float(summary["evaluation"][kind]["return_mean"]) for summary in summaries]
     except (KeyError, TypeError, ValueError):

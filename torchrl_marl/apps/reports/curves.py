@@ -23,7 +23,7 @@ from torchrl_marl.training.config import TrainConfig, read_run_config
 __all__ = ["Curves", "environment_name", "experiments", "read_csv", "read_run"]
 
 NOT_READ = "not read"
-"""Placeholder for a setting that a run does not read; left out of names."""
+"""Placeholder for a setting that a run does not read; names leave it out."""
 _OF_A_LEAGUE = ("self_play", "slots", "snapshot_every", "snapshot_at", "exploiters")
 # Settings in which runs of one experiment may differ.
 _NOT_COMPARED = ("seed", "device", "threads", "folder")
@@ -32,7 +32,7 @@ _SECTIONS_NOT_COMPARED = ("checkpoint.", "logging.", "evaluation.")
 
 @dataclass(frozen=True)
 class Curves:
-    """Content of a run folder: settings, both tables, and the summary."""
+    """Content of a run folder: the settings, both tables, and the summary."""
 
     folder: Path
     recipe: str
@@ -42,17 +42,17 @@ class Curves:
     summary: dict[str, Any]
     seed: int = 0
     cut: tuple[str, ...] = ()
-    """Tables with an incomplete last line, which was skipped."""
+    """Names of the tables in which an incomplete last line was skipped."""
     notes: tuple[str, ...] = ()
-    """Notes on the source of the tables, sentences without their subject."""
+    """Notes on the source of the tables, each a sentence without its subject."""
 
 
 def read_run(folder: str | Path) -> Curves:
-    """Reads a run folder; an incomplete last line of a table is skipped.
+    """Reads a run folder; skips the last line of a table if it is incomplete.
 
     Raises:
         CheckpointError: the folder is not a run folder, or has no rows yet.
-        TrustError: a table is a link out of the folder.
+        TrustError: a table is a link that leads out of the folder.
     """
     folder = Path(folder)
     config = read_run_config(folder)
@@ -73,7 +73,7 @@ def read_run(folder: str | Path) -> Curves:
 
 
 def _compared(config: TrainConfig) -> dict[str, Any]:
-    """Returns the settings that runs are compared by, unread ones as :data:`NOT_READ`."""
+    """Returns the settings by which runs are compared; unread settings are :data:`NOT_READ`."""
     idle = {*unread(config, defaults=True), *_idle_in_league(config)}
     return {
         name: NOT_READ if name in idle else value
@@ -94,10 +94,10 @@ def _idle_in_league(config: TrainConfig) -> list[str]:
 
 
 def read_csv(path: Path) -> dict[str, np.ndarray]:
-    """Reads the columns of a table of numbers; empty cells are NaN, a missing file has none.
+    """Reads the columns of a table of numbers; empty cells are NaN. A missing file has no columns.
 
     Raises:
-        CheckpointError: a line that is not numeric, or no column ``frames``.
+        CheckpointError: a line is not numeric, or the column ``frames`` is missing.
     """
     if not path.is_file():
         return {}
@@ -154,17 +154,17 @@ _MISSING = "no such setting"
 
 
 def experiments(runs: Sequence[Curves]) -> list[tuple[str, list[Curves]]]:
-    """Groups runs that differ only in their seed, and names the groups by their differences.
+    """Groups runs that differ only in their seed, and names each group.
 
-    The name is the recipe, or the task if the run changed the recipe's task. If all groups share
-    it, the name is made of the settings in which they differ.
+    The name is the recipe, or the task if the run changed the recipe's task. If all groups would
+    get the same name, it is made from the settings in which they differ.
 
     Args:
         runs (list of Curves): results of :func:`read_run`.
     """
     groups = by_settings(runs)
     names = _names([seeds[0] for seeds in groups])
-    # Folders distinguish runs where names are cut, or where settings without a name differ.
+    # Folders distinguish runs if names are cut, or if settings that names leave out differ.
     count = Counter(names)
     names = [
         name if count[name] == 1 else f"{name}, {seeds[0].folder.name}"
@@ -186,7 +186,7 @@ def by_settings(runs: Iterable[Curves]) -> list[list[Curves]]:
 
 
 def environment_name(run: Curves) -> str:
-    """Returns the task's name without its path; the class name for a user's environment.
+    """Returns the task's name without its path; for a user's environment, the class name.
 
     Args:
         run (Curves): a run of the task.
@@ -196,12 +196,12 @@ def environment_name(run: Curves) -> str:
 
 
 def short_names(settings: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Shortens dotted keys to the fewest last parts that are unique.
+    """Shortens dotted keys to as few of their last parts as are unique.
 
     Keys with the same last part and equal values in every experiment are merged.
 
     Args:
-        settings (list of dict): differing settings of each experiment.
+        settings (list of dict): the settings of each experiment that differ.
 
     Returns:
         dict: key -> short name, for the keys to show.
@@ -262,8 +262,8 @@ def differences(
 
     Args:
         settings (mapping): settings of the experiment.
-        others (list of mappings): settings of all experiments, this one included.
-        most (int): most texts to return; the last one counts the rest.
+        others (list of mappings): settings of all experiments, including this one.
+        most (int): maximum number of texts; if there are more, the last text counts the rest.
 
     Examples:
         >>> one, other = {"learner.lr": 0.001, "seed": 0}, {"learner.lr": 0.01, "seed": 0}

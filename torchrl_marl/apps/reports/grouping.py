@@ -1,4 +1,4 @@
-"""Runs of a report: found in folders, read, and grouped by task and algorithm."""
+"""Finds and reads the runs of a report, and groups them by task and algorithm."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ __all__ = [
 
 Numbers = NDArray[np.float64]
 REWARD = "/episode_reward"
-"""Suffix of the columns with a group's returns."""
+"""Suffix of the columns that hold a group's returns."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Returns over the course of a training, ``[K]`` each; agent frames may be NaN."""
+    """Measurements during a training, ``[K]`` each; agent frames may be NaN."""
 
     frames: Numbers
     agent_frames: Numbers
@@ -56,11 +56,11 @@ class Progress:
 
     @property
     def end(self) -> float:
-        """Frames of the last measurement."""
+        """Number of frames at the last measurement."""
         return float(self.frames[-1])
 
     def at(self, frames: float) -> int | None:
-        """Returns the index of the measurement nearest to the frames; None if none is in 10 %."""
+        """Returns the index of the nearest measurement; None if it is off by more than 10 %."""
         place = int(np.abs(self.frames - frames).argmin())
         return place if abs(self.frames[place] - frames) <= 0.1 * frames else None
 
@@ -74,11 +74,11 @@ class Record:
     training: Progress
     finished: bool
     notes: tuple[str, ...]
-    """Notes on peculiarities of the run, sentences without their subject."""
+    """Notes on peculiarities of the run, each a sentence without its subject."""
 
     @property
     def measured(self) -> Progress:
-        """Returns of evaluations, or of training if there are none."""
+        """Measurements of evaluations or, without evaluations, of training."""
         return self.evaluation if len(self.evaluation) else self.training
 
     @property
@@ -88,22 +88,22 @@ class Record:
 
     @property
     def name(self) -> str:
-        """Path of the run folder as given."""
+        """Path of the run folder, as the user gave it."""
         return str(self.run.folder)
 
     @property
     def frames(self) -> int:
-        """Frames that the run has been trained for."""
+        """Number of frames for which the run has been trained."""
         tables = (self.run.training, self.run.evaluation)
         return int(max(table["frames"][-1] for table in tables if len(table.get("frames", ()))))
 
     @property
     def total_frames(self) -> int:
-        """Frames that the run was configured for."""
+        """Number of frames for which the run was configured."""
         return int(self.run.settings.get("total_frames", 0))
 
     def summarized(self, key: str) -> float | None:
-        """Returns a finite figure of ``summary.json``, or None."""
+        """Returns a number from ``summary.json``; None if it is missing or not finite."""
         value = self.run.summary.get(key)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             return None
@@ -117,7 +117,7 @@ def record_of(run: Curves) -> Record | str:
         run (Curves): result of :func:`~torchrl_marl.apps.reports.curves.read_run`.
 
     Returns:
-        Record or str: the record, or a sentence with the reason why there is none.
+        Record or str: the record, or a sentence that says why there is none.
     """
     notes = list(run.notes)
     evaluation, broken = _progress(run, run.evaluation.get("return_mean"), run.evaluation)
@@ -150,7 +150,7 @@ def record_of(run: Curves) -> Record | str:
 
 
 def without_copies(records: Sequence[Record]) -> tuple[list[Record], list[str]]:
-    """Removes runs with the settings, the seed and every number of another run.
+    """Removes copies of runs: those with equal settings, seed and measurements.
 
     Args:
         records (list of Record): the runs.
@@ -174,16 +174,16 @@ def without_copies(records: Sequence[Record]) -> tuple[list[Record], list[str]]:
 
 
 def _content(table: dict[str, Numbers]) -> tuple[tuple[str, bytes], ...]:
-    """Returns the bytes of a table's columns, without those that hold times."""
+    """Returns the bytes of a table's columns, except for columns with times."""
     return tuple((name, x.tobytes()) for name, x in table.items() if "second" not in name)
 
 
 def _progress(
     run: Curves, returns: Numbers | None, table: dict[str, Numbers]
 ) -> tuple[Progress, int | None]:
-    """Returns the measurements up to the first non-finite return, and the frames of that return.
+    """Returns the measurements before the first non-finite return, and that return's frames.
 
-    Rows of training in which no episode ended hold NaN and are skipped.
+    Training rows in which no episode ended hold NaN, and are skipped.
     """
     nothing = Progress(*(np.empty(0),) * 4)
     if returns is None or not len(returns):
@@ -218,14 +218,14 @@ def _over_frames(run: Curves, column: str, frames: Numbers) -> Numbers:
 def _training_returns(run: Curves) -> Numbers | None:
     """Returns the training returns if the task has one group, else None.
 
-    The mean over several groups would need their sizes, which the tables lack.
+    The mean over several groups would need their sizes, which are not in the tables.
     """
     columns = [name for name in run.training if name.endswith(REWARD)]
     return run.training[columns[0]] if len(columns) == 1 else None
 
 
 def _is_finished(run: Curves) -> bool:
-    """Returns whether the run has ended: a resumed run has more frames than its summary."""
+    """Returns whether the run has ended; one that was resumed has more frames than its summary."""
     frames = run.summary.get("frames")
     trained = run.training.get("frames", np.empty(0))
     return isinstance(frames, (int, float)) and (not len(trained) or trained[-1] <= frames)
@@ -237,8 +237,8 @@ _DEEPEST = 6  # most levels of folders above a run
 def find_runs(paths: Iterable[str | Path] | str | Path) -> tuple[list[Curves], list[str]]:
     """Reads all runs below the given folders.
 
-    A folder may be a run folder, or that of several seeds, a population or a suite. A population
-    whose members replace each other counts as two runs: its best member and its mean.
+    A folder may hold one run, several seeds, a population or a suite. A population whose members
+    replace each other counts as two runs: its best member, and the mean of its members.
 
     Args:
         paths (list of paths): the folders.
@@ -274,7 +274,7 @@ def find_runs(paths: Iterable[str | Path] | str | Path) -> tuple[list[Curves], l
 
 
 def _run_folders(folder: Path, depth: int = 0) -> Iterator[Path]:
-    """Yields the run folder itself, a population's members, or the runs below, by name.
+    """Yields the run folder itself, the members of a population, or the runs below, sorted.
 
     If the members of a population replace each other, only the population's folder is a run.
     """
@@ -294,7 +294,7 @@ def _run_folders(folder: Path, depth: int = 0) -> Iterator[Path]:
 
 
 SHOWN = "population.members"
-"""Setting that distinguishes the best member of a population from the mean."""
+"""Setting that says whether a run stands for a population's best member or its mean."""
 
 _METHODS = {"pbt": "PBT", "tournament": "tournaments"}
 _OF_ALL = ("iteration", "frames", "agent_frames", "seconds", "frames_per_second")
@@ -302,7 +302,7 @@ Table = Mapping[str, np.ndarray]
 
 
 def is_evolved(folder: Path) -> bool:
-    """Returns whether a folder holds a population with selection of members."""
+    """Returns whether a folder holds a population in which members replace each other."""
     if not (folder / "config.yaml").is_file():
         return False
     try:
@@ -322,7 +322,7 @@ def population_name(settings: Mapping[str, object]) -> str | None:
 
 
 def read_population(folder: Path) -> list[Curves]:
-    """Reads a population: its best member at each measurement, and the mean of all members.
+    """Reads a population as two runs: the best member at each measurement, and the mean.
 
     Args:
         folder (Path): folder of the population, which holds the members' folders.
@@ -356,7 +356,7 @@ def read_population(folder: Path) -> list[Curves]:
 
 
 def _together(tables: Sequence[Table], shown: str) -> dict[str, np.ndarray]:
-    """Returns the members' common columns, at their common frames, ``[K]`` each."""
+    """Combines the columns that all members have, at their common frames, ``[K]`` each."""
     if not all("frames" in table for table in tables):
         return {}
     frames = tables[0]["frames"]
@@ -377,7 +377,7 @@ def _together(tables: Sequence[Table], shown: str) -> dict[str, np.ndarray]:
 
 
 def mean_of_known(values: Numbers, axis: int) -> Numbers:
-    """Returns the mean without NaN, over the runs that have a number; NaN if none has."""
+    """Returns the mean over all numbers that are not NaN; NaN if there are none."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # none has it
         return np.asarray(np.nanmean(values, axis))
@@ -385,7 +385,7 @@ def mean_of_known(values: Numbers, axis: int) -> Numbers:
 
 # Settings of `env` that change the meaning of a return.
 _OF_TASK = ("env.library", "env.name", "env.max_steps", "env.group_map")
-# Settings that change speed or length of a run, but not the policy after a number of frames.
+# Settings that change a run's speed or length, but not the policy after a number of frames.
 _NOT_LEARNED = ("execution", "total_frames", "stop_at_return")
 _NOT_LEARNED_SECTIONS = ("distributed.", "env.worker", "env.restart_workers")
 # Settings of `distributed` that change the random states or the lag of a policy.
@@ -397,7 +397,7 @@ _WAITS_NOT = "distributed.asynchronous"
 
 @dataclass(frozen=True)
 class Task:
-    """Task with its arguments, and the runs of each algorithm."""
+    """A task with its arguments, and the runs of each algorithm."""
 
     name: str
     settings: dict[str, Any]
@@ -405,7 +405,7 @@ class Task:
 
     @property
     def records(self) -> list[Record]:
-        """All runs."""
+        """The runs of all algorithms."""
         return [record for seeds in self.algorithms.values() for record in seeds]
 
 
@@ -415,10 +415,10 @@ def is_task_setting(setting: str) -> bool:
 
 
 def group(records: Sequence[Record]) -> list[Task]:
-    """Groups runs by task and, within it, by algorithm; seeds of one algorithm together.
+    """Groups runs by task and, within a task, by algorithm.
 
-    Names are as short as possible: for a task its name, for an algorithm ``MAPPO``; then, where
-    needed, the recipe and the settings that differ.
+    Names are as short as possible: a task's name without its path, and ``MAPPO`` for an algorithm.
+    The recipe and differing settings are added only if needed.
 
     Args:
         records (list of Record): the runs.
@@ -439,7 +439,7 @@ def group(records: Sequence[Record]) -> list[Task]:
 
 
 def by_task(runs: Sequence[Curves]) -> dict[str, dict[str, list[Curves]]]:
-    """Groups runs as :func:`group` does, by the names of tasks and algorithms.
+    """Groups runs as :func:`group` does; returns them by names of tasks and algorithms.
 
     Args:
         runs (list of Curves): results of :func:`~torchrl_marl.apps.reports.curves.read_run`.
@@ -453,9 +453,9 @@ def by_task(runs: Sequence[Curves]) -> dict[str, dict[str, list[Curves]]]:
 
 
 def each_seed_once(records: Sequence[Record]) -> tuple[list[Record], list[str]]:
-    """Removes runs with the seed and algorithm of another, such as a population's member.
+    """Keeps one run of each algorithm and seed; a population's member may repeat another run.
 
-    A finished run is kept over an unfinished one, then the longer one, then the first.
+    A finished run is preferred to an unfinished one, then a longer run, then the first.
 
     Args:
         records (list of Record): the runs.
@@ -478,7 +478,7 @@ def each_seed_once(records: Sequence[Record]) -> tuple[list[Record], list[str]]:
 
 
 def _key(record: Record) -> str:
-    """Returns the key of a run's seed and algorithm."""
+    """Returns a key that is equal for runs with the same seed and algorithm."""
     return json.dumps([record.run.seed, _learned(record.run)], sort_keys=True)
 
 
@@ -548,7 +548,7 @@ def _recipe(run: Curves) -> str:
 
 
 def _distinguishable(names: Iterable[str]) -> list[str]:
-    """Numbers equal names, of settings that differ in something the names do not show."""
+    """Adds numbers to equal names, if their settings differ in something not in the name."""
     names, seen = list(names), Counter[str]()
     count = Counter(names)
     result = []

@@ -1,4 +1,4 @@
-"""HTML page of a report, and the writing of all its files."""
+"""Renders a report as an HTML page, and writes all files of a report."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def page(report: Report) -> str:
     """Renders a report as HTML.
 
     Args:
-        report (Report): the figures.
+        report (Report): the results.
     """
     tasks = listed([result.task.name for result in report.tasks], 3)
     data = json.dumps(data_of(report), allow_nan=False, separators=(",", ":"))
@@ -72,14 +72,14 @@ def page(report: Report) -> str:
         folds=groupby(tables_of(report), key=lambda table: table.fold),
         style=Markup(asset("report.css")),
         script=Markup("\n".join(map(asset, _SCRIPTS))),
-        # So that no text can end the element it stands in.
+        # No text in the data can then end the HTML element that holds it.
         data=Markup(data.replace("<", "\\u003c")),
         version=__version__,
     )
 
 
 def data_of(report: Report) -> dict[str, Any]:
-    """Returns the data of the page's charts."""
+    """Returns the data for the page's charts."""
     order = {name: i for i, name in enumerate(report.algorithms)}
     found = {
         "algorithms": report.algorithms,
@@ -90,7 +90,7 @@ def data_of(report: Report) -> dict[str, Any]:
 
 
 def _with_numbers_whole(sentence: str) -> Markup:
-    """Marks numbers with intervals in a sentence, so that they stay on one line."""
+    """Marks each number with its interval in a sentence, so that no line break splits them."""
     number = r"(-?[\d.,]*\d \[[^\]]*\])"
     return Markup(re.sub(number, r'<span class="number">\1</span>', escape(sentence)))
 
@@ -127,7 +127,7 @@ def _caption_of(result: TaskResult) -> str:
 
 
 def _sort_value(text: str) -> float | None:
-    """Returns the number at the start of a cell, times in seconds; None without a number."""
+    """Returns the number at the start of a cell, durations in seconds; None without a number."""
     found = re.match(r"\[?(-?\d[\d,]*\.?\d*(?:e[+-]?\d+)?) ?(s|min|h)?\b", text)
     if found is None:
         return None
@@ -155,7 +155,7 @@ def _task_data(result: TaskResult, order: dict[str, int]) -> dict[str, Any]:
 
 
 def _line_data(line: Line | None, runs: Sequence[Progress]) -> dict[str, Any] | None:
-    """Returns a line with the indices of its runs."""
+    """Returns the data of a line, with the indices of its runs."""
     if line is None:
         return None
     return {**vars(line), "of": [i for i, run in enumerate(runs) if len(run)]}
@@ -173,7 +173,7 @@ def _aggregate_data(found: Aggregate) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Converts a value to JSON types; numbers get six digits, non-finite ones are None."""
+    """Converts a value to JSON types; numbers get six digits, non-finite ones become None."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, Estimate):
@@ -201,16 +201,16 @@ def write_report(
 
     ``report.html`` is a self-contained page. ``report.md`` has the same tables and, if matplotlib
     is installed, pictures (``curves.png``, ``together.png``). ``results.csv`` has a row for each
-    task and algorithm, ``evaluations.csv`` for each run and evaluation, ``curves.csv`` for each
-    point of a curve with its interval.
+    task and algorithm, ``evaluations.csv`` one for each run and evaluation, and ``curves.csv`` one
+    for each point of a curve, with its interval.
 
     Args:
-        runs (list of paths): runs, as for :func:`make_report`.
+        runs (list of paths): folders and tables, as for :func:`make_report`.
         folder (str or Path): output folder; an earlier report in it is replaced.
         references (path, optional): file of reference returns, as for :func:`make_report`.
 
     Returns:
-        Report: all figures.
+        Report: all results.
 
     Raises:
         CheckpointError: no runs, or no usable run.
@@ -236,10 +236,10 @@ def _write(path: Path, text: str) -> None:
 
 
 def _check(folder: Path) -> None:
-    """Raises an error if the folder holds anything but a report.
+    """Raises an error if the output folder holds anything but a report.
 
     Raises:
-        ConfigError: a file, or a folder with other files.
+        ConfigError: the path is a file, or a folder with other files.
     """
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{str(folder)!r} is a file, expected a folder; use --out FOLDER.")

@@ -1,4 +1,4 @@
-"""Pictures of a report, drawn with matplotlib for papers and Markdown."""
+"""Draws the pictures of a report with matplotlib, for papers and Markdown."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["draw"]
 
-# Colors of the page's light theme; further algorithms get dashes.
+# Colors of the page's light theme; algorithms beyond these get dashed lines.
 _COLORS = (
     "#0080df", "#e94900", "#095638", "#a1729c", "#5e3e00", "#412fd1", "#40445c", "#c46a44",
 )  # fmt: skip
@@ -38,14 +38,14 @@ _ACROSS = 3
 
 
 def draw(report: Report, folder: Path) -> list[str]:
-    """Draws the curves of all tasks and the figures over several tasks.
+    """Draws the curves of all tasks, and the results over several tasks.
 
     Args:
-        report (Report): the figures.
+        report (Report): the results.
         folder (Path): output folder.
 
     Returns:
-        list of str: names of the files; empty without a working matplotlib.
+        list of str: names of the files written; empty without a working matplotlib.
 
     Raises:
         WriteError: a picture cannot be written.
@@ -66,7 +66,7 @@ def draw(report: Report, folder: Path) -> list[str]:
 
 
 def _figures(report: Report) -> Iterator[tuple[str, Figure]]:
-    """Yields the file names and figures of the pictures."""
+    """Yields the file name and the matplotlib figure of each picture."""
     order = {name: i for i, name in enumerate(report.algorithms)}
     for i, found in enumerate(report.aggregates):
         yield f"together{i + 1 if i else ''}.png", _together(found, order)
@@ -146,7 +146,7 @@ def _together(found: Aggregate, order: dict[str, int]) -> Figure:
 
 
 def _legend(figure: Figure, axes: list[Axes], seeds: list[int]) -> None:
-    """Draws the legend below the axes, with the meaning of bands and bars."""
+    """Draws the legend below the axes, including the meaning of bands and bars."""
     found: dict[str, Artist] = {}
     for one in axes:
         handles, labels = one.get_legend_handles_labels()

@@ -1,4 +1,4 @@
-"""Figures of a whole report, from run folders and from tables of other libraries."""
+"""Computes a whole report, from run folders and from tables of other libraries."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _Key = tuple[str, str, int, str]  # task, algorithm, seed, run
 
 
 def read_table(path: Path) -> tuple[dict[tuple[str, str], list[Record]], list[str]]:
-    """Reads a table of evaluations, in the form of a report's ``evaluations.csv``.
+    """Reads a table of evaluations that has the form of a report's ``evaluations.csv``.
 
     Its columns are ``task, algorithm, seed, frames, return`` and, optionally, ``agent_frames``,
     ``seconds`` and ``run``, which distinguishes two runs of one seed. Other columns are ignored.
@@ -53,8 +53,8 @@ def read_table(path: Path) -> tuple[dict[tuple[str, str], list[Record]], list[st
         path (Path): the file.
 
     Returns:
-        tuple: (task, algorithm) -> runs by seed; and a sentence for each run without a finite
-        return.
+        tuple: a dict, (task, algorithm) -> runs by seed; and a sentence for each run without a
+        finite return.
 
     Raises:
         CheckpointError: missing columns, a row that is not numeric, negative frames, or two rows
@@ -101,7 +101,7 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
 
 
 def _numbers(path: Path, line: int, row: Mapping[str, str]) -> tuple[_Key, float, list[float]]:
-    """Returns the key, the frames, and the return and counters of a row."""
+    """Returns the key, the frames, the return and the counters of a row."""
     try:
         key = row["task"], row["algorithm"], int(row["seed"]), row.get("run") or ""
         frames = float(row["frames"])
@@ -135,10 +135,10 @@ def _record(path: Path, key: _Key, values: np.ndarray) -> Record | str:
 
 
 def join(tasks: Sequence[Task], tables: Iterable[Foreign]) -> list[Task]:
-    """Adds the algorithms of tables to the tasks with the same names.
+    """Adds the algorithms in tables to the tasks with the same names.
 
     Args:
-        tasks (list of Task): tasks of run folders.
+        tasks (list of Task): tasks from the run folders.
         tables (list): runs of each table, from :func:`read_table`.
 
     Raises:
@@ -161,7 +161,7 @@ def join(tasks: Sequence[Task], tables: Iterable[Foreign]) -> list[Task]:
 
 @dataclass(frozen=True)
 class Report:
-    """Figures of a report."""
+    """All results of a report."""
 
     tasks: list[TaskResult]
     aggregates: list[Aggregate]
@@ -170,7 +170,7 @@ class Report:
 
     @property
     def teams(self) -> list[tuple[TaskResult, Team]]:
-        """Pairs of a task and each of its algorithms."""
+        """Pairs of a task's result and an algorithm's results in it."""
         return [(task, team) for task in self.tasks for team in task.teams.values()]
 
     @property
@@ -188,17 +188,18 @@ class Report:
 def make_report(
     runs: Iterable[str | Path] | str | Path, references: str | Path | None = None
 ) -> Report:
-    """Reads runs and computes all figures of a report.
+    """Reads runs and computes all results of a report.
 
     Args:
-        runs (list of paths): run folders, or folders above them; a ``.csv`` is a table of
-            evaluations, from an earlier report or another library.
+        runs (list of paths): run folders, or folders above them; a ``.csv`` file is a table
+            of evaluations, from an earlier report or another library.
         references (path, optional): file of reference returns that replaces ``references.yaml``
             beside this module, in the same form.
 
     Raises:
         CheckpointError: no runs, no usable run, or a broken table.
-        ConfigError: references that cannot be read, or a table with an algorithm of the runs.
+        ConfigError: references that cannot be read, or a table with an algorithm that the runs
+            already have.
     """
     entries = read_references(None if references is None else Path(references))
     given = [runs] if isinstance(runs, (str, os.PathLike)) else list(runs)

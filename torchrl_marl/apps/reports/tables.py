@@ -42,15 +42,16 @@ Row = Sequence[str]
 
 @dataclass
 class Table:
-    """Table of texts for Markdown and HTML.
+    """Table of texts, to be rendered as Markdown or HTML.
 
     Args:
         title (str): title of the table.
         head (sequence of str): names of the columns.
         rows (sequence of sequences): texts of each row, one per column.
-        words (sequence of str): columns with words, by default the first; the others hold numbers.
-        fold (str): summary under which a page hides the table and its neighbors with the same
-            summary; empty: always shown.
+        words (sequence of str): names of the columns that hold words, by default the first; other
+            columns hold numbers.
+        fold (str): summary under which the page folds the table, with adjacent tables that have the
+            same summary; empty: the table is always shown.
     """
 
     title: str
@@ -64,7 +65,7 @@ class Table:
 
 
 def tables_of(report: Report) -> Iterator[Table]:
-    """Yields the tables: over all tasks, of each task, reference returns, all runs."""
+    """Yields the tables over all tasks, of each task, of reference returns, and of all runs."""
     for found in report.aggregates:
         yield _overall(found)
         if len(found.algorithms) > 1:
@@ -87,7 +88,7 @@ def markdown(report: Report, pictures: Sequence[str] = ()) -> str:
     """Renders a report as Markdown.
 
     Args:
-        report (Report): the figures.
+        report (Report): the results.
         pictures (sequence of str): names of picture files in the same folder.
     """
     tasks = [task.task.name for task in report.tasks]
@@ -108,7 +109,7 @@ def template(name: str, escape: Callable[[str], str], **functions: Any) -> Templ
     Args:
         name (str): file name in ``assets``.
         escape (callable): function that escapes a text.
-        **functions: functions for the template.
+        **functions: functions that the template may call.
     """
     environment = Environment(
         autoescape=True,
@@ -237,7 +238,7 @@ def _runs(report: Report) -> Table:
 
 
 def results_csv(report: Report) -> str:
-    """Returns a CSV table with a row for each task and algorithm: all figures with intervals."""
+    """Returns a CSV table with a row for each task and algorithm: all results with intervals."""
     head = [
         "task", "library", "name", "algorithm", "seeds", "frames", "agent_frames", "seconds",
         "iqm", "iqm_low", "iqm_high", "mean", "mean_low", "mean_high", "median", "worst", "best",
@@ -263,7 +264,7 @@ def _normal(result: TaskResult, value: float) -> float | None:
 
 
 def evaluations_csv(report: Report) -> str:
-    """Returns a CSV table with a row for each run and evaluation, or training measurement."""
+    """Returns a CSV table with a row for each evaluation, or training measurement, of each run."""
     head = [
         "task", "library", "name", "algorithm", "seed", "run", "finished", "measured_by",
         "frames", "agent_frames", "seconds", "return", "normalized",
@@ -314,7 +315,7 @@ def _csv(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 
 def _cell(value: Any) -> Any:
-    """Returns the shortest exact form of a number; an empty cell if unknown."""
+    """Returns the shortest exact text of a number; an empty text if the number is unknown."""
     if isinstance(value, (float, np.floating)):
         if not np.isfinite(value):
             return ""

@@ -1,4 +1,4 @@
-"""Trained policies as servers for external simulators."""
+"""Servers that provide trained policies to external simulators."""
 
 from typing import TYPE_CHECKING
 

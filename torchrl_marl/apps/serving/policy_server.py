@@ -1,4 +1,4 @@
-"""Server of a trained policy for simulators."""
+"""Server that answers simulators with a trained policy."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ __all__ = ["PolicyServer", "declared_of", "serve"]
 
 
 def declared_of(team: TeamSpec) -> Declared:
-    """Returns a team's declaration: a group is a kind, its agents are ``<group>_0``, ...
+    """Declares a team's agents: each group is a kind, with agents ``<group>_0``, ``<group>_1``...
 
-    Agents of one group with different sizes are declared with the largest one. Extra observation
-    features are not read, and illegal actions are never chosen. Bounds are the widest of the
-    group; actions without bounds are declared with bounds of -1 and 1. The state is left out.
+    If agents of a group have different sizes, all are declared with the largest. Features beyond an
+    agent's size are not read, and actions beyond it are never chosen. Bounds are the widest of the
+    group; actions without bounds are declared with bounds -1 and 1. The state is left out.
 
     Args:
         team (TeamSpec): team of the environment in which the run was trained.
 
     Raises:
-        ConfigError: agents with several observations, with images, or with composite actions.
+        ConfigError: agents that have several observations, images, or composite actions.
 
     Examples:
         >>> from torchrl.data import Bounded, Unbounded
@@ -91,12 +91,12 @@ class PolicyServer:
         port (int): port to listen on; 0: a free one.
         token_file (str, optional): file with the token of the clients; by default the environment
             variable ``TORCHRL_MARL_TOKEN``.
-        tls_certificate, tls_key (str, optional): files for TLS.
+        tls_certificate, tls_key (str, optional): certificate and key file for TLS.
         max_clients (int): maximum number of clients.
-        stochastic (bool): sample actions; otherwise take the likeliest.
-        execution ("compile", "trace" or "eager"): execution of the policy; ``compile`` takes some
-            seconds at the start, and answers fastest.
-        trust (bool): allow importing the environment module of a run from another user.
+        stochastic (bool): True to sample actions, False to take the likeliest.
+        execution ("compile", "trace" or "eager"): how the policy runs; ``compile`` takes some
+            seconds at the start, and then answers fastest.
+        trust (bool): True to import the environment module of another user's run.
 
     Attributes:
         declared (Declared): the agents that clients must declare.
@@ -162,7 +162,7 @@ class PolicyServer:
 
     @property
     def version(self) -> int:
-        """Frames for which the served policy was trained."""
+        """Number of frames on which the served policy was trained."""
         return self.server.version
 
     @property
@@ -171,7 +171,7 @@ class PolicyServer:
         return f"{self.listener.host}:{self.listener.port}"
 
     def refresh(self) -> bool:
-        """Serves a newer checkpoint from the next answer on; returns whether there was one.
+        """Switches to a newer checkpoint, if there is one; returns whether there was.
 
         Clients' episodes continue, and agents keep their hidden states.
 
@@ -214,7 +214,7 @@ class PolicyServer:
         return _Choosing(TeamPolicy(actors), self._team)
 
     def _graphs(self, policy: _Choosing) -> GraphActing:
-        """Returns a policy as graphs of the batch sizes needed for all clients."""
+        """Captures a policy as graphs, for the batch sizes that ``max_clients`` clients need."""
         needed = sizes_for(self.server.max_clients)
         leaves = self.server.example()
         _check_reads(policy, set(leaves))
@@ -223,7 +223,7 @@ class PolicyServer:
         return acting
 
     def _take(self, policy: _Choosing, acting: GraphActing | None, version: int) -> None:
-        """Switches to a newer policy between two batches, in the server's thread."""
+        """Switches to a newer policy between two batches; runs in the server's thread."""
         if acting is None:
             copy_tensors(self._policy, policy)
         else:
@@ -233,7 +233,7 @@ class PolicyServer:
 
 
 class _Choosing(nn.Module):
-    """A team's policy that returns one-hot actions as indices."""
+    """Wraps a team's policy, and returns one-hot actions as indices."""
 
     def __init__(self, policy: Any, team: TeamSpec) -> None:
         super().__init__()
@@ -253,12 +253,12 @@ def serve(folder: str | Path, *, follow: bool = False, every: float = 1.0, **opt
 
     Args:
         folder (str or Path): folder of the run.
-        follow (bool): serve newer checkpoints while a training writes them.
+        follow (bool): True to switch to newer checkpoints while a training writes them.
         every (float): seconds between two checks for a newer checkpoint.
         **options: arguments of :class:`PolicyServer`.
     """
     with PolicyServer(folder, **options) as served:
-        # Batches are small, and torch's number of threads is per thread.
+        # Batches are small; torch's number of threads is set separately in each Python thread.
         served.listener.ask(torch.set_num_threads, 1)
         print(f"serves {served.folder} ({served.version:,} frames) at {served.address}")
         for name, kind in served.declared.settings()["agents"].items():
@@ -285,7 +285,7 @@ def _follow(served: PolicyServer) -> None:
 
 
 def _check_reads(policy: _Choosing, given: set[tuple[str, ...]]) -> None:
-    """Refuses a policy that reads keys which clients do not send."""
+    """Raises an error if a policy reads keys that clients do not send."""
     for key in policy.in_keys:
         if key not in given:
             raise ConfigError(

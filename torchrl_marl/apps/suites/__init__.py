@@ -1,6 +1,6 @@
 """Suites: many tasks, algorithms and seeds trained from one table of settings.
 
-A suite is a YAML file. Those of the package are in this folder.
+A suite is a YAML file. The package's suites are in this folder.
 """
 
 from typing import TYPE_CHECKING

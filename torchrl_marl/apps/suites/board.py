@@ -33,7 +33,7 @@ class Board:
     """Progress of all runs of a suite.
 
     Args:
-        results (dict): folder of a run -> its current result; the caller keeps it up to date.
+        results (dict): folder of a run -> current result; the caller keeps the dict up to date.
         jobs (int): number of concurrent runs.
         said (callable): called with a line for each run that has ended.
         bar (bool): True to show a progress bar on a terminal.
@@ -74,7 +74,7 @@ class Board:
         self._working[place] = time.monotonic(), self._frames[place]
 
     def show(self, working: Iterable[Path]) -> None:
-        """Updates the bar from the runs that are training now."""
+        """Updates the bar with the progress of the runs that are training."""
         for place in working:
             self._frames[place] = self._frames_now(place)
         self._bar.update(sum(self._frames.values()) - self._bar.n)
@@ -127,7 +127,7 @@ class Board:
 
 
 def frames_of(folder: Path) -> int:
-    """Returns a run's frames from the last complete row of its ``metrics.csv``, else 0."""
+    """Returns a run's frames, from the last complete row of ``metrics.csv``; 0 without a row."""
     try:
         with (folder / "metrics.csv").open("rb") as file:
             heads = file.readline().decode().strip().split(",")
@@ -151,14 +151,14 @@ _COLUMNS = ["task", "algorithm", "seed", "state", *_SUMMARIZED, "elapsed", "fold
 
 @dataclass(frozen=True)
 class Result:
-    """State and result of a run of a suite.
+    """State and result of one run of a suite.
 
     Attributes:
         run (SuiteRun): the run.
         folder (Path): folder of the run.
         state (str): ``finished``, ``failed``, ``stopped``, ``begun`` or ``waiting``.
-        summary (dict): content of its ``summary.json``; empty unless it is finished.
-        elapsed (float): total seconds of the run, not only of training.
+        summary (dict): content of ``summary.json``; empty unless the run has finished.
+        elapsed (float): total duration of the run in seconds, not only of training.
         error (str): error message of a failed run.
     """
 
@@ -176,7 +176,7 @@ class Result:
 
 
 def found_result(out: Path, run: SuiteRun, elapsed: float = 0.0) -> Result:
-    """Returns the result of a run that is not being trained, from its folder."""
+    """Reads the result of a run that is not being trained from the run's folder."""
     folder = out / run.place
     try:
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
@@ -190,7 +190,7 @@ def found_result(out: Path, run: SuiteRun, elapsed: float = 0.0) -> Result:
 
 
 def write_results(out: Path, results: Iterable[Result]) -> None:
-    """Writes ``results.csv``, a row for each run.
+    """Writes ``results.csv``, with a row for each run.
 
     Raises:
         WriteError: a full disk or a read-only folder.
@@ -207,7 +207,7 @@ def write_results(out: Path, results: Iterable[Result]) -> None:
 
 
 def read_elapsed(out: Path) -> dict[str, float]:
-    """Returns the seconds of each run so far by its folder, from ``results.csv``."""
+    """Reads from ``results.csv`` how many seconds each run has taken so far, by run folder."""
     try:
         with (out / "results.csv").open(newline="", encoding="utf-8") as file:
             return {row["folder"]: float(row["elapsed"] or 0) for row in csv.DictReader(file)}
@@ -216,7 +216,7 @@ def read_elapsed(out: Path) -> dict[str, float]:
 
 
 def results_table(results: Sequence[Result]) -> str:
-    """Formats a table with mean and range over the seeds of each task and algorithm."""
+    """Formats a table: for each task and algorithm, mean and range over the seeds."""
     heads = ["task", "algorithm", "seeds", "return", "least to most", "random", "frames", "seconds"]
     rows = [heads]
     for pair in dict.fromkeys(one.run.pair for one in results):

@@ -22,7 +22,7 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True)
 class Pace:
-    """Frames and the seconds they took, with compiling and evaluation.
+    """Number of frames, and the seconds they took, including compilation and evaluation.
 
     Examples:
         >>> Pace(1000, 2.0) + Pace(2000, 10.0)
@@ -41,11 +41,13 @@ def seconds_left(
 ) -> float | None:
     """Returns the estimated seconds until all runs have ended, or None without any data.
 
-    An unmeasured pair of task and algorithm is assumed to be as fast as the algorithm in other
-    tasks, or else as all runs together. Runs start in order, each in the first free slot.
+    A pair of task and algorithm without measurements is assumed to be as fast as the algorithm in
+    other tasks or, if there is no such measurement, as all runs together. Runs start in order, each
+    in the first free slot.
 
     Args:
-        left (iterable of (pair, frames)): remaining frames of each run, running ones first.
+        left (iterable of (pair, frames)): (task, algorithm) and remaining frames of each run,
+            running runs first.
         paces (mapping): (task, algorithm) -> measured pace.
         jobs (int): number of concurrent runs.
 
@@ -70,7 +72,7 @@ def seconds_left(
 
 
 def clock(seconds: float) -> str:
-    """Formats a duration for reading.
+    """Formats a duration in seconds as a short text.
 
     Examples:
         >>> clock(42), clock(150), clock(7260), clock(200_000)
@@ -99,7 +101,7 @@ class Plan:
     Attributes:
         suite (Suite): table of settings.
         runs (tuple of SuiteRun): runs ordered by seed, so that every task starts early.
-        selection (dict): arguments of :func:`make_plan` that make the same plan.
+        selection (dict): arguments with which :func:`make_plan` makes the same plan.
     """
 
     suite: Suite
@@ -251,7 +253,7 @@ def suite_names() -> list[str]:
 
 @dataclass(frozen=True)
 class SuiteRun:
-    """Run of a suite: task, algorithm, seed and settings."""
+    """One run of a suite: task, algorithm, seed and settings."""
 
     task: str
     algorithm: str
@@ -275,15 +277,15 @@ class Suite:
 
     Later settings override earlier ones: the defaults, ``common``, the algorithm's, the task's,
     those of the task with the algorithm, and the overrides of the caller. A setting that an
-    algorithm does not have is skipped for it, unless it is given for that algorithm by name.
+    algorithm does not have is skipped, unless it is given for that algorithm by name.
 
     Args:
         name (str): name of the suite.
         about (str): description, one line.
         default (tuple of str): algorithms to train by default.
         common (dict): settings of all runs.
-        algorithms (dict): algorithm -> settings. Any other name is a variant and has
-            ``learner.algorithm`` in its settings.
+        algorithms (dict): algorithm -> settings. A name that is not an algorithm is a variant,
+            which needs ``learner.algorithm`` in its settings.
         tasks (dict): task -> settings.
         exceptions (dict): (task, algorithm) -> settings of this pair.
     """
@@ -308,7 +310,7 @@ class Suite:
             overrides (mapping, optional): settings that override the table.
 
         Raises:
-            ConfigError: an unknown setting, or settings that do not fit.
+            ConfigError: an unknown setting, or settings that do not fit together.
             MissingExtraError: the task's library is not installed.
 
         Examples:
@@ -341,7 +343,7 @@ def _merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
 def _config(
     settings: dict[str, Any], mentioned: set[str], algorithm: str, seed: int
 ) -> TrainConfig:
-    """Reads settings, without those that the algorithm lacks and that were not given for it."""
+    """Reads settings; skips those that the algorithm lacks, unless given for it by name."""
     reader = Reader(TrainConfig)
     config = reader.read(settings)
     idle = (reader.inapplicable.keys() | unread(config).keys()) - mentioned
@@ -429,7 +431,7 @@ def _section(value: Any, name: str, where: str) -> dict[str, Any]:
 
 
 def _spread(section: Mapping[str, Any], name: str, where: str) -> dict[str, dict[str, Any]]:
-    """Returns settings by algorithm; a key such as ``mappo, ippo`` gives them to both."""
+    """Returns settings by algorithm; a key such as ``mappo, ippo`` is split into both names."""
     found: dict[str, dict[str, Any]] = {}
     for names, value in section.items():
         for algorithm in map(str.strip, names.split(",")):

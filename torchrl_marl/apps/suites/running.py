@@ -1,4 +1,4 @@
-"""Training of a suite with several runs at once, in one folder; ``torchrl-marl suite``."""
+"""Trains a suite in one folder, with several runs in parallel (``torchrl-marl suite``)."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def run_suite(
 
     A failed run is logged and does not stop the others. Ctrl-C and SIGTERM stop all runs after
     their current iteration. ``resume=True`` skips finished runs, resumes started ones from their
-    checkpoints and retries failed ones. ``results.csv`` has a row for each run.
+    checkpoints and retries failed ones. ``results.csv`` gets a row for each run.
 
     Args:
         suite (str or Path): name of a suite, or path of a YAML file.
@@ -75,9 +75,9 @@ def run_suite(
         frames (int, optional): frames of each run; default: as in the table.
         out (str or Path, optional): output folder; default: ``suite_NAME``.
         resume (bool): True to continue in that folder; omitted arguments are taken from it.
-        trust (bool): True to run the code, and follow the links, of a foreign folder.
-        jobs (int): number of concurrent runs, each a process with one thread; 0: one by one in
-            this process.
+        trust (bool): True to run code and follow links of a folder that another user owns.
+        jobs (int): number of concurrent runs, each in a process with one thread; 0: one by one
+            in this process.
         said (callable): called with a line for each run that has ended.
         **settings: settings of all runs, such as ``execution="compile"`` or
             ``**{"learner.lr": 1e-3}``.
@@ -156,7 +156,7 @@ class _SuiteRunner:
         self.board = Board(self.results, max(jobs, 1), said)
 
     def run(self) -> list[Result]:
-        """Trains all runs and returns their results; writes them after an interruption, too."""
+        """Trains all runs and returns their results; writes the results even if interrupted."""
         try:
             self._write_results()
             self._train()
@@ -212,11 +212,11 @@ def _reason(error: Exception) -> str:
 
 
 def check_record(record: Path, plan: Plan, without: Callable[[], Plan]) -> None:
-    """Raises an error if a foreign folder's record names code, clusters or services to use.
+    """Raises an error if another user's ``suite.json`` names code or connections to use.
 
     Args:
         record (Path): ``suite.json`` of the folder.
-        plan (Plan): plan with the settings of the record.
+        plan (Plan): plan with the settings in the file.
         without (callable): returns the plan with only the user's settings.
 
     Raises:
@@ -245,14 +245,14 @@ def _named(plan: Plan) -> list[Named]:
 
 
 RECORD = "suite.json"
-"""File of a suite's folder with the selection of runs and their settings."""
+"""File in a suite's folder that stores the selection of runs and their settings."""
 # Settings that may differ between runs: how a run computes and what it logs.
 _FREE = ("device", "execution", "threads", "folder", "recipe", "checkpoint.", "logging.")
 
 
 @contextlib.contextmanager
 def open_folder(out: Path, plan: Plan, *, resume: bool) -> Iterator[None]:
-    """Creates and locks the folder of a suite, and writes its record.
+    """Creates and locks the folder of a suite, and writes ``suite.json``.
 
     Args:
         out (Path): output folder.
@@ -262,7 +262,7 @@ def open_folder(out: Path, plan: Plan, *, resume: bool) -> Iterator[None]:
         resume (bool): True to continue in an existing folder.
 
     Raises:
-        ConfigError: a folder with other content, or with runs of other settings.
+        ConfigError: a folder with other content, or with runs that have other settings.
         CheckpointError: another process is training a suite in the folder.
         WriteError: the folder cannot be written.
     """
@@ -279,7 +279,7 @@ def open_folder(out: Path, plan: Plan, *, resume: bool) -> Iterator[None]:
         if not (out / RECORD).exists():
             with whole_file(out / RECORD) as file:
                 record = {"suite": plan.suite.name, **plan.selection}
-                # This user's signatures of the code and services that the settings name.
+                # This user's signatures for the code and services that the settings name.
                 signatures = sorted({one.signature for one in _named(plan)})
                 record |= {"signatures": signatures} if signatures else {}
                 file.write(json.dumps(record, indent=2) + "\n")
@@ -292,7 +292,7 @@ def read_selection(out: Path, suite: str) -> dict[str, Any]:
     """Reads the selection of a suite's folder: algorithms, tasks, seeds and settings.
 
     Raises:
-        ConfigError: not a suite's folder, or that of another suite.
+        ConfigError: the folder is not a suite's, or belongs to another suite.
     """
     try:
         record = json.loads((out / RECORD).read_text(encoding="utf-8"))
@@ -361,7 +361,7 @@ def _compared(config: TrainConfig) -> dict[str, Any]:
 
 
 def _is_assigned_by_run(key: str) -> bool:
-    """Returns whether a run itself sets a setting at its start: the clusters of agents."""
+    """Returns whether a run sets a setting itself when it starts, such as agents' clusters."""
     return key.startswith("groups.") and key.endswith(".sharing_index")
 
 
@@ -398,7 +398,7 @@ def suite_command(
         resume (bool): True to continue in that folder.
         jobs (int): number of concurrent runs.
         dry_run (bool): True to show the plan without training.
-        trust (bool): True to run the code that a foreign folder names.
+        trust (bool): True to run the code that another user's folder names.
 
     Raises:
         UserError: invalid arguments or settings, or failed runs.
@@ -428,12 +428,12 @@ def suite_command(
 
 
 def suite_rows() -> list[tuple[str, str]]:
-    """Returns rows for ``torchrl-marl list suites``: name and description."""
+    """Returns the rows for ``torchrl-marl list suites``, each a name and a description."""
     return [(name, read_suite(name).about) for name in suite_names()]
 
 
 def plan_table(plan: Plan, out: Path, jobs: int = 1) -> str:
-    """Formats a plan: a row for each task, and totals with a forecast of the time."""
+    """Formats a plan, with a row for each task, and totals with a forecast of the time."""
     rows = []
     for task in plan.selection["tasks"]:
         own = [run for run in plan.runs if run.task == task]
