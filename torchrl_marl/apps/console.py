@@ -167,7 +167,7 @@ def _is_first() -> bool:
 
 
 def print_error(error: UserError) -> None:
-    """Prints an error in one line; with several ranks, only one rank of each machine prints."""
+    """Prints an error in one line; with several ranks, it is printed once on each machine."""
     here = place()
     if here is None or here.local_rank == 0 or isinstance(error, RankError):
         print(f"torchrl-marl: error: {' '.join(str(error).split())}", file=sys.stderr)

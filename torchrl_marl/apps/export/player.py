@@ -229,7 +229,7 @@ class Player:
         return passed
 
     def _state_to_act(self, observation: Any) -> np.ndarray:
-        """Returns the state of a step; raises an error if calls are missing before the action."""
+        """Returns the state for the action; raises an error if a call must come before ``act``."""
         state = self._state_spoken()
         if observation is not None:
             raise self._error(

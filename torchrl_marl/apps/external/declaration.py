@@ -78,7 +78,7 @@ class DeclaredKind:
 
     @property
     def n_answers(self) -> int:
-        """Number of bytes that one agent's action or action mask may take in a message."""
+        """Number of bytes counted for the action or the action mask of one agent in a message."""
         return self.n_actions or 4 * len(self.low)
 
     def settings(self) -> dict[str, Any]:
