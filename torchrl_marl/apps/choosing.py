@@ -1,4 +1,4 @@
-"""Finds the algorithms that fit an environment, by properties such as turns and deaths."""
+"""Finds the algorithms that fit an environment, from properties such as turns and deaths."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ __all__ = ["Fit", "Fits", "Traits", "algorithms_for", "traits_of"]
 
 @dataclass(frozen=True)
 class Traits:
-    """Properties of an environment that decide which algorithms fit, seen in random play.
+    """Properties of an environment, seen in random play, that decide which algorithms fit it.
 
     Args:
         agents (dict): group -> number of agents.
@@ -177,7 +177,7 @@ class Fit:
         algorithm (str): name of the algorithm.
         fits (bool): True if it fits, with the defaults or with ``settings``.
         settings (dict): further settings that the run needs.
-        reason (str): reason for the settings, or for a negative verdict; may be empty.
+        reason (str): why the settings are needed, or why the algorithm does not fit; may be empty.
 
     Examples:
         >>> print(Fit("qmix", True, {"env.continuous_actions": False}).words)
@@ -237,8 +237,8 @@ def algorithms_for(environment: Any) -> Fits:
 
     Every learner is built for the environment and checks a batch of 100 random steps in 16 copies
     (4 copies of an environment stepped in Python). Nothing is trained. Properties that random
-    actions do not reveal remain unknown, such as deaths late in episodes that random play ends
-    early.
+    actions do not reveal remain unknown. For example, agents may die only late in an episode, which
+    random play ends early.
 
     Args:
         environment (str, Path, TrainConfig, EnvConfig or EnvBase): ``"library/environment"`` or
@@ -246,8 +246,8 @@ def algorithms_for(environment: Any) -> Fits:
             reset and stepped.
 
     Raises:
-        ConfigError: an unknown environment, or one whose specs are known only after the first
-            client connects.
+        ConfigError: the environment is unknown, or its specs are known only after the first client
+            connects.
         MissingExtraError: the environment's library is not installed.
 
     Examples:
@@ -325,7 +325,7 @@ def _sample(environment: EnvConfig | EnvBase) -> _Sample:
 
 
 def _sample_discrete(environment: EnvConfig | EnvBase) -> _Sample | None:
-    """Collects a batch from the same environment with discrete actions; None if it has none."""
+    """Collects a batch with discrete actions; returns None if the environment has none."""
     if isinstance(environment, EnvConfig) and environment.continuous_actions:
         with contextlib.suppress(UserError):  # it has continuous ones only
             return _sample(dataclasses.replace(environment, continuous_actions=False))
@@ -364,7 +364,7 @@ def _fit_sample(algorithm: str, sample: _Sample) -> Fit:
 
 
 def _with_groups(fit: Fit, sample: _Sample) -> Fit:
-    """Adds to the reason the names of the groups that the algorithm fits."""
+    """Adds a sentence to the reason if the algorithm fits only some of the groups."""
     alone = {"algorithm": fit.algorithm}
     random = _config("random", {})
     takes = [x for x in sample.team.groups if _refusal(random, sample, {x: alone}) is None]
@@ -388,7 +388,7 @@ def _candidates(traits: Traits) -> Iterator[tuple[dict[str, Any], str]]:
 
 
 def _config(algorithm: str, settings: Mapping[str, Any]) -> Any:
-    """Returns a learner's config; None if the algorithm does not read all of these settings."""
+    """Returns a learner's config; None if the algorithm lacks one of the given settings."""
     schema: Any = ALGORITHMS.schema(algorithm)
     own = {key.removeprefix("learner."): value for key, value in settings.items()}
     if not own.keys() <= settings_of(schema(algorithm)).keys():
@@ -400,7 +400,7 @@ def _config(algorithm: str, settings: Mapping[str, Any]) -> Any:
 def _refusal(
     config: Any, sample: _Sample, groups: Mapping[str, Mapping[str, Any]] | None = None
 ) -> str | None:
-    """Returns the error or warning of a learner on a sample, shortened; None if it fits."""
+    """Returns a learner's shortened error or warning on a sample; None if the learner fits."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -416,7 +416,7 @@ def _refusal(
 
 
 def _short(text: str) -> str:
-    """Shortens an error message to its cause: drops the group's name and the fix."""
+    """Shortens an error message to its cause, without the group's name and the suggested fix."""
     text = text.partition(": ")[2] if text.startswith("group ") else text
     for end in ("; ", ", expected ", ": "):
         text = text.partition(end)[0]

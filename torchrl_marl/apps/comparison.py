@@ -96,7 +96,7 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """Returns a sentence: which side is better, or that the data cannot decide this."""
+        """Returns a sentence that says which side is better, or that the data cannot decide."""
         gap, found = self.paired.difference, self.paired
         if found.p_value is None or found.smallest_p_value is None:
             return "one start says nothing about others; play more episodes"
@@ -141,9 +141,9 @@ def compare(
 
     The interval is a Student's t interval. If a side is a single run, the interval covers the
     variation over starts, and the result holds for these policies only. With several runs on both
-    sides it covers the variation over runs and starts, and the result holds for the algorithms. A
-    side is called better only if the interval excludes 0 and the p-value of the exact test is at
-    most 0.05. This takes at least 4 runs on each side.
+    sides, the interval covers the variation over runs and starts, and the result holds for the
+    algorithms. A side is called better only if the interval excludes 0 and the p-value of the exact
+    test is at most 0.05. This takes at least 4 runs on each side.
 
     Args:
         first, second (str or Path): run folder, population folder, or folder of several runs, such
@@ -160,9 +160,9 @@ def compare(
             one algorithm; a verdict takes at least 6 pairs.
 
     Raises:
-        ConfigError: runs of different environments, the same run on both sides, or ``by_seed``
-            with sides that have different seeds.
-        CheckpointError: no run, or a run without a checkpoint.
+        ConfigError: the runs have different environments, a run is on both sides, or ``by_seed`` is
+            given and the sides have different seeds.
+        CheckpointError: there is no run at a path, or a run has no checkpoint.
 
     Examples:
         >>> compare("runs/a", "runs/b").verdict  # doctest: +SKIP
@@ -203,10 +203,10 @@ def _by_seed(sides: dict[str, list[Path]]) -> dict[str, list[Path]]:
 
 
 def runs_of(given: str | Path) -> list[Path]:
-    """Returns the run folders at a path: the run, a population's members, or the runs inside.
+    """Returns the run folders at a path: the run itself, a population's members, or runs inside.
 
     Raises:
-        CheckpointError: no run at the path.
+        CheckpointError: there is no run at the path.
     """
     folder = Path(given)
     if (folder / "config.yaml").is_file():
@@ -250,7 +250,9 @@ def _play(
 
 
 def win_interval(won: float, games: int) -> tuple[float, float]:
-    """Returns Wilson's 95 % interval of a win rate; if draws count half, it is wider than needed.
+    """Returns Wilson's 95 % interval of a win rate.
+
+    If draws count as half a win, the interval is wider than needed.
 
     Args:
         won (float): number of games won.

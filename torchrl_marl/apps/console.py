@@ -103,7 +103,7 @@ def _value(setting: Setting) -> str:
 
 
 def report(runs: Sequence[Run], seeds: Sequence[int]) -> str:
-    """Formats results: as a list for one run; with a row per seed and a mean for several runs."""
+    """Formats results: one run as a list; several runs as a table by seed, with the mean."""
     if len(runs) == 1:
         summary = runs[0].summary
         found = {text: summary.get(key) for key, text in _RETURNS.items()}
@@ -167,7 +167,7 @@ def _is_first() -> bool:
 
 
 def print_error(error: UserError) -> None:
-    """Prints an error in one line; with several ranks, once on each machine."""
+    """Prints an error in one line; with several ranks, it is printed once on each machine."""
     here = place()
     if here is None or here.local_rank == 0 or isinstance(error, RankError):
         print(f"torchrl-marl: error: {' '.join(str(error).split())}", file=sys.stderr)

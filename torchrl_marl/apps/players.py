@@ -68,7 +68,7 @@ def standing(table: TensorDictBase) -> Standing | None:
         - table: ``[A, A]``
 
     Raises:
-        ConfigError: different numbers of players on the two sides.
+        ConfigError: the two sides have different numbers of players.
     """
     if table.shape[0] != table.shape[1]:
         raise ConfigError(
@@ -111,7 +111,7 @@ def standing_text(
     found: Standing | None,
     what: str = "return with",
 ) -> str:
-    """Formats the table, sorted by rating for opponents, else by the row player's return.
+    """Formats the results of cross-play: opponents as a ranking, partners as a matrix.
 
     Args:
         names (sequence of str): names of the players.
@@ -152,10 +152,10 @@ def _matrix(names: Sequence[str], values: Tensor, what: str) -> str:
 def write_table(
     folder: Path, names: Sequence[str], table: TensorDictBase, found: Standing | None
 ) -> list[Path]:
-    """Writes ``crossplay.csv``, with a row per pair, and, for opponents, ``ratings.csv``.
+    """Writes ``crossplay.csv`` with a row for each pair; for opponents, also ``ratings.csv``.
 
     Raises:
-        WriteError: a full disk or a read-only folder.
+        WriteError: the disk is full, or the folder is read-only.
     """
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)

@@ -60,7 +60,7 @@ class _Line:
 
 @dataclass(frozen=True)
 class _Panel:
-    """Lines on the same axes, which belong to one task, or to one group of agents."""
+    """The lines on one pair of axes; all belong to one task or to one group of agents."""
 
     task: str
     group: str
@@ -75,7 +75,7 @@ def learning_curve(
 ) -> Figure:
     """Plots returns over frames: training as a line, evaluations as dots, seed range as a band.
 
-    Runs with equal learning settings are the seeds of one line. Each environment has its axes.
+    Runs with equal learning settings are the seeds of one line. Each environment has its own axes.
 
     Args:
         folders (list of paths): run folders, or folders above them.
@@ -89,7 +89,7 @@ def learning_curve(
         matplotlib.figure.Figure: the figure, for a notebook.
 
     Raises:
-        CheckpointError: a folder that is not a run folder, or has no rows yet.
+        CheckpointError: a folder is not a run folder, or its table has no rows yet.
         ConfigError: an unknown ``key``, or a file type that matplotlib cannot write.
         MissingExtraError: matplotlib is not installed.
         WriteError: the picture cannot be written.
@@ -110,7 +110,11 @@ def learning_curve(
 
 
 def _read(folders: Sequence[str | Path]) -> list[Curves]:
-    """Reads the runs; warns about broken runs below a folder, raises if one is given directly."""
+    """Reads runs.
+
+    A broken run causes a warning if it was found below a folder, and an error if it was given
+    directly.
+    """
     for folder in folders:
         if not isinstance(folder, (str, os.PathLike)):
             read_run_config(folder)  # raises an error that names the expected type
@@ -125,7 +129,7 @@ def _read(folders: Sequence[str | Path]) -> list[Curves]:
 def aggregate(
     curves: Sequence[tuple[np.ndarray, np.ndarray]],
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the seeds' common frames, and mean, minimum and maximum of their values there.
+    """Returns the frames that all seeds share, and mean, minimum and maximum of the values there.
 
     Args:
         curves: for each seed, a pair of ascending frames and values, ``[rows]`` each.
@@ -198,7 +202,11 @@ def _panels(runs: Sequence[Curves], key: str | None) -> list[_Panel]:
 
 
 def _by_group(named: list[tuple[str, list[Curves]]], key: str | None) -> dict[str, list[_Line]]:
-    """Returns the lines of each group, if several experiments share groups; else in one list."""
+    """Returns a dict of the lines to plot: group -> lines.
+
+    The lines are split by group if several experiments have the same groups. Otherwise all lines
+    are in one list, under the key ``""``.
+    """
     columns = [[key] if key else _reward_columns(seeds) for _, seeds in named]
     if len(named) > 1 and len(columns[0]) > 1 and all(c == columns[0] for c in columns):
         return {
@@ -213,7 +221,7 @@ def _by_group(named: list[tuple[str, list[Curves]]], key: str | None) -> dict[st
 def _all_lines(
     named: Sequence[tuple[str, list[Curves]]], key: str | None
 ) -> Iterator[tuple[str, list[Curves], str]]:
-    """Yields name, seeds and column of each line; with several groups, names include the group."""
+    """Yields each line's name, seeds and column; with several groups, names contain the group."""
     for name, seeds in named:
         own = [key] if key else _reward_columns(seeds)
         for column in own:
@@ -298,7 +306,7 @@ def _draw_references(axes: Axes, lines: Sequence[_Line], legend: dict[str, Artis
 
 
 def _summarized(line: _Line, name: str) -> list[float]:
-    """Returns a number from the summaries of a line's seeds, for the line's group."""
+    """Returns a number for a line's group, from the summaries of the line's seeds."""
     if len(_reward_columns(line.seeds)) > 1:
         name = f"{line.column.removesuffix(REWARD)}/{name}"
     found = [seed.summary.get(name) for seed in line.seeds]

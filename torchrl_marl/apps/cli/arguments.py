@@ -61,7 +61,7 @@ _SEED = _whole(0, 2**32 - 1, f"a number from 0 to {2**32 - 1}")
 def _one_of(
     words: Iterable[str], renamed: Mapping[str, str] = MappingProxyType({})
 ) -> Callable[[str], str]:
-    """Returns a function that parses one of several words; ``renamed`` maps old ones to new."""
+    """Returns a function that parses one of several words; ``renamed`` maps old words to new."""
 
     def read(text: str) -> str:
         text = renamed.get(text, text)
@@ -472,7 +472,7 @@ COMMANDS = tuple(_COMMANDS)
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Builds the command-line parser; its result ``rest`` names the argument of extra words."""
+    """Builds the command-line parser; the result's ``rest`` names the argument for extra words."""
     parser = _Parser(
         prog="torchrl-marl",
         description="Multi-agent reinforcement learning on TorchRL.",

@@ -117,7 +117,7 @@ def print_against(config: TrainConfig, parsed: argparse.Namespace) -> None:
         parsed (Namespace): arguments of the command.
 
     Raises:
-        ConfigError: an environment of one team, or options for animations.
+        ConfigError: the environment has only one team, or options for animations are given.
     """
     if parsed.gif or parsed.mp4:
         raise ConfigError(

@@ -45,7 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command and returns the exit code.
 
     Args:
-        argv (sequence of str, optional): command-line arguments; by default those of the process.
+        argv (sequence of str, optional): command-line arguments; default: the process's own
+            arguments.
 
     Returns:
         int: 0 on success, 2 after a user error (printed in one line), 130 after Ctrl-C, 143 after
@@ -252,7 +253,7 @@ def _compare(parsed: argparse.Namespace) -> None:
 
 
 def _options(parsed: argparse.Namespace, but: str = "") -> dict[str, Any]:
-    """Returns the parsed arguments of a command as keyword arguments, except ``but``."""
+    """Returns a command's parsed arguments as keyword arguments, without those named in ``but``."""
     others = ("command", "rest", but)
     return {key: value for key, value in vars(parsed).items() if key not in others}
 
@@ -282,7 +283,7 @@ def _suite(parsed: argparse.Namespace) -> None:
 
 
 def beside(folders: Iterable[str | Path]) -> Path:
-    """Returns the common parent folder; the parent of the first folder if they share none.
+    """Returns the folders' common parent, or the first folder's parent if there is none.
 
     Args:
         folders (iterable of paths): run folders.
@@ -345,7 +346,7 @@ def _play_off(
     """Plays all players against each other, then prints and writes the results.
 
     Returns:
-        tuple: the results, and the index of each player in them; equal policies share an index.
+        tuple: the results, and each player's index in the results; equal policies share an index.
     """
     silence_libraries()
     from torchrl_marl.apps import players

@@ -41,7 +41,8 @@ class Best(nn.Module):
         dtype (torch.dtype): dtype of actions.
         one_hot (bool): whether actions are one-hot.
         dueling (bool): whether the first output is the state value of a dueling head.
-        values (bool): whether to return action values, also of illegal actions, rather than logits.
+        values (bool): True to return action values, including those of illegal actions; False to
+            return logits.
 
     Shapes:
         - outputs: ``[P]``; action_mask: bool ``[A]``
@@ -158,7 +159,10 @@ class AgentActor:
 
     @property
     def memory_size(self) -> int:
-        """Size S of the hidden state, without delayed messages, which the player stores."""
+        """Size S of the hidden state.
+
+        Delayed messages are not part of it, since the player stores them.
+        """
         memory = getattr(self.network.network, "memory", None)
         return 0 if memory is None else memory.state_size
 
@@ -330,7 +334,7 @@ def find_agents(policy: nn.Module, name: str | None = None) -> dict[str, AgentAc
     """Returns one agent of a team by name, or all agents.
 
     Raises:
-        ConfigError: an unknown name, or a team without network actors.
+        ConfigError: the name is unknown, or no actor of the team is a network.
     """
     known = agents_of(policy)
     if not known:

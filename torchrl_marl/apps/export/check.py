@@ -1,4 +1,4 @@
-"""Test that exported agents act as their team's policy does, over whole episodes.
+"""Tests whether exported agents act as their team's policy does, over whole episodes.
 
 Shapes: N agents of a group.
 """
@@ -106,8 +106,9 @@ def check_players(
     """Compares the actions of exported agents with those of their team, step by step.
 
     The team's policy plays. In the first of the parallel environments, each living exported agent
-    also computes an action from its observation and messages. Agents that exchange messages with
-    exported ones but are not exported are run from memory. Deaths and births are covered.
+    also computes an action from its observation and messages. Agents that are not exported, but
+    exchange messages with exported agents, are run from memory. The comparison includes agents that
+    die or are born during an episode.
 
     Args:
         env (EnvBase): environment with dense groups that keeps the policy's hidden states.
@@ -143,7 +144,11 @@ def check_players(
 
 
 def _teams(policy: nn.Module, players: Mapping[str, Player]) -> list[_Team]:
-    """Returns the agents of each actor: the exported ones, and all others if they communicate."""
+    """Returns the agents to compare, by actor.
+
+    These are the exported agents. If the agents of an actor communicate, its other agents are
+    included.
+    """
     together: dict[int, dict[str, AgentActor]] = {}
     for name, agent in agents_of(policy).items():
         together.setdefault(id(agent.actor), {})[name] = agent
@@ -172,7 +177,7 @@ class _Team:
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
-        """Records the actor's last output and communication links while the context is open."""
+        """Context in which the actor's last output and its communication links are recorded."""
         handles = [self.actor.register_forward_hook(self._keep_output)]
         if self.channel is not None:
             handles.append(self.channel.links.register_forward_hook(self._keep_links))
@@ -243,7 +248,7 @@ class _Team:
 
 
 def _relay(players: Mapping[str, Player]) -> None:
-    """Passes messages from each agent to the next, then in the opposite direction."""
+    """Passes messages along the line of agents: from first to last, then from last to first."""
     for back in (False, True):
         handed = None
         for player in list(players.values())[:: -1 if back else 1]:
@@ -260,7 +265,10 @@ def _observation(agent: AgentActor, row: TensorDictBase) -> dict[str, np.ndarray
 
 
 def _legal(agent: AgentActor, row: TensorDictBase) -> np.ndarray | None:
-    """Returns the agent's action mask; all True if no action is legal, as in the team's policy."""
+    """Returns the agent's action mask.
+
+    If no action is legal, the mask is all True, as in the team's policy.
+    """
     if (legal := row.get("action_mask", None)) is None:
         return None
     legal = _own(legal, (agent.group.action_dims[agent.number],))

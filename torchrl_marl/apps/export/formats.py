@@ -15,7 +15,7 @@ def check_format(word: str) -> None:
     """Raises an error if a format is unknown or its packages are missing.
 
     Raises:
-        ConfigError: an unknown format.
+        ConfigError: the format is unknown.
         MissingExtraError: onnx, onnxscript or onnxruntime is not installed.
 
     Examples:

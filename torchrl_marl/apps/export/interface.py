@@ -58,7 +58,7 @@ class Program:
 
     Args:
         name (str): name of the program, such as ``act``.
-        module (nn.Module): maps tensors without batch dimensions.
+        module (nn.Module): module that maps the inputs to the outputs, without batch dimensions.
         inputs, outputs (tuple of Field): inputs and outputs of the module, in order.
     """
 

@@ -60,7 +60,7 @@ class Player:
         parameters (dict): parameters of the distribution of the last action, such as ``logits``.
 
     Raises:
-        PlayerError: a program that is missing, changed or not trusted, or no onnxruntime.
+        PlayerError: a program is missing, changed or not trusted, or onnxruntime is not installed.
     """
 
     def __init__(self, folder: str | Path, seed: int | None = None, *, trust: bool = False) -> None:
@@ -131,8 +131,8 @@ class Player:
             deterministic (bool): True for the likeliest action, False for a sampled one.
 
         Raises:
-            PlayerError: an input that is missing, not finite or of another shape; no legal
-                action; or an agent that has not spoken in this step.
+            PlayerError: an input is missing, not finite or of another shape; no action is legal; or
+                the agent must first speak in this step.
         """
         given: Arrays = {"action_mask": action_mask}
         if not self._talk:
@@ -160,7 +160,7 @@ class Player:
             deterministic (bool): True if the gate takes the likelier choice, False if it samples.
 
         Raises:
-            PlayerError: an agent that does not communicate, or an input that does not fit.
+            PlayerError: the agent does not communicate, or an input does not fit.
         """
         if not self._talk:
             raise self._error(" does not communicate; call act(observation).")
@@ -178,16 +178,16 @@ class Player:
         """Receives messages; returns the next round's message, or None with a delay.
 
         Args:
-            inbox (mapping): name of a sender -> its message. None is ignored, and so are messages
-                from agents to which this one never listens.
+            inbox (mapping): name of a sender -> its message. A message is ignored if it is None, or
+                if this agent never listens to its sender.
 
         Keyword Args:
-            ago (int): age of the messages in steps of this agent; messages from before its
-                first step are ignored.
+            ago (int): age of the messages, in steps of this agent; messages that are older than the
+                agent's first step are ignored.
 
         Raises:
-            PlayerError: no further round, a message that is too old, an unknown sender, or a
-                message of another size.
+            PlayerError: the step has no further round, or a message is too old, has an unknown
+                sender, or has another size.
         """
         if not 0 <= ago <= self.delay:
             expected = f"expected 0 to {self.delay}, its delay"
@@ -229,7 +229,7 @@ class Player:
         return passed
 
     def _state_to_act(self, observation: Any) -> np.ndarray:
-        """Returns the state of a step; raises an error if calls are missing before the action."""
+        """Returns the state for the action; raises an error if a call must come before ``act``."""
         state = self._state_spoken()
         if observation is not None:
             raise self._error(
@@ -245,7 +245,10 @@ class Player:
         return state
 
     def _decoded(self, inbox: Any) -> np.ndarray:
-        """Returns the aggregate of the messages due now; in the first steps there are none."""
+        """Returns the aggregate of the messages that are due in this step.
+
+        In the first steps of an episode no message is due.
+        """
         if inbox is not None:
             late = f" uses messages {self.delay} steps later"
             raise self._error(f"{late}; call act(), and hear(inbox) after it.")
@@ -258,7 +261,7 @@ class Player:
         return self._state
 
     def _received(self, inbox: Mapping[str, Any] | None) -> Arrays:
-        """Returns the messages of all agents, and flags that mark those received."""
+        """Returns an array of all agents' messages, and flags that are True for those received."""
         names = self._talk["agents"]
         messages = np.zeros((len(names), self._talk["message_size"]), np.float32)
         heard = np.zeros(len(names), bool)
@@ -321,7 +324,7 @@ class Player:
         return outputs
 
     def _checked(self, what: str, value: Any, shape: tuple, dtype: str = "float32") -> np.ndarray:
-        """Returns an input as a new array; checks its shape, its dtype and that it is finite."""
+        """Returns an input as a new array, after a check of shape, dtype and finite values."""
         what, expected = f": {what}", f"expected {dtype} {shape}"
         try:
             given = np.asarray(value)

@@ -91,7 +91,7 @@ def body_of_agent(body: nn.Module, agent: int, n_agents: int) -> nn.Module:
         n_agents (int): number N of agents in the body.
 
     Raises:
-        ConfigError: a body that mixes all agents, and so cannot be split.
+        ConfigError: the body mixes all agents, so it cannot be split.
 
     Examples:
         >>> from torchrl_marl.modules.bodies import Context
@@ -212,8 +212,8 @@ class Act(nn.Module):
 class AgentState(nn.Module):
     """Code shared by the programs of an agent that communicates.
 
-    The programs of a step pass a state from one to the next. It concatenates the agent's features,
-    hidden state and position.
+    In each step, every program passes a state to the next program. The state concatenates the
+    agent's features, hidden state and position.
 
     Args:
         observe (OneObservation): input of the agent.
@@ -304,7 +304,8 @@ class AgentState(nn.Module):
 class FirstMessage(nn.Module):
     """Program ``speak``: maps observation and hidden state to the first message and the state.
 
-    With a gate it also returns ``gate_logits``, positive where the agent sends its message.
+    With a gate the program also returns ``gate_logits``, which are positive if the agent sends its
+    message.
     """
 
     def __init__(self, agent: AgentState) -> None:
@@ -361,11 +362,12 @@ class MessageDecoder(_StateProgram):
 
 
 class Relay(_StateProgram):
-    """Programs ``forth`` and ``back``: map a message received ``[D]`` to the one passed on.
+    """Programs ``forth`` and ``back``: map the received message ``[D]`` to the message to pass on.
 
     Args:
         agent, sizes: as for :class:`NextMessage`.
-        back (bool): True for the program ``back``, from the last agent to the first.
+        back (bool): True for the program ``back``, in which messages go from the last agent to the
+            first.
     """
 
     def __init__(self, agent: AgentState, sizes: Sequence[int], back: bool) -> None:
@@ -385,8 +387,9 @@ class ActOnMessages(_StateProgram):
     def forward(self, state: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Returns the action, its parameters and the next hidden state.
 
-        After the state come ``inbox`` and ``heard``. A relaying agent reads the messages of both
-        directions instead, and one with a delay reads the aggregate of an earlier step.
+        After the state come ``inbox`` and ``heard``. Instead of these, a relaying agent reads the
+        messages of both directions, and an agent with delayed messages reads the aggregate of an
+        earlier step.
         """
         parts = self.parts(state)
         if self.agent.channel.delay is not None:

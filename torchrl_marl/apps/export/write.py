@@ -56,11 +56,11 @@ def export_agents(
         dict: name -> the agent's folder.
 
     Raises:
-        ConfigError: an unknown format, an actor that cannot be split by agent, or an agent that
-            receives messages from a group that is not exported.
-        MissingExtraError: a package that is not installed.
-        WriteError: a folder that cannot be written.
-        TrustError: links that lead out of the folder.
+        ConfigError: the format is unknown, an actor cannot be split by agent, or an agent receives
+            messages from a group that is not exported.
+        MissingExtraError: a package is not installed.
+        WriteError: a folder cannot be written to.
+        TrustError: a link leads out of the folder.
     """
     check_format(format)
     _check_senders(agents)
@@ -83,7 +83,7 @@ def export_agents(
 
 
 def _folders(names: Iterable[str], folder: Path) -> dict[str, Path]:
-    """Returns the folder of each agent; with any agent name, it lies inside the export."""
+    """Returns the folder of each agent; raises an error if it would not lie inside ``folder``."""
     try:
         folders = {name: path_within(folder, name) for name in names}
     except ValueError as error:
@@ -111,7 +111,7 @@ def _check_senders(agents: Mapping[str, AgentActor]) -> None:
 
 
 class _Writer:
-    """Writes programs; converts a program only once if several agents have the same one."""
+    """Writes programs; a program that several agents have in common is converted only once."""
 
     def __init__(self, format: str) -> None:
         self.format = format

@@ -50,7 +50,7 @@ class GroupSlots:
         """Reads the observations of all agents from bytes, in the order of the agents.
 
         Returns:
-            bool: False if they have another format.
+            bool: False if the observations have another format.
         """
         try:
             numbers = np.frombuffer(b"".join(observations), "<f4")
@@ -109,7 +109,7 @@ class ClientSlots:
         self._tracked = False
 
     def begin(self, slot: int) -> None:
-        """Begins an episode, in which no agent is born or terminated yet."""
+        """Begins an episode; no agent has been born or terminated in it yet."""
         for group in self.groups.values():
             for rows in (group.observation, group.dead, group.born):
                 rows[slot] = 0
@@ -129,7 +129,7 @@ class ClientSlots:
             last (bool): whether the message ends the episode.
 
         Raises:
-            Refused: unknown agents or wrong shapes.
+            Refused: the message has unknown agents or wrong shapes.
         """
         self._read_observations(slot, _map(message, "observations"))
         if self.state is not None and (message.get("state") is not None or not last):
@@ -201,7 +201,7 @@ class ClientSlots:
             group.legal[slot, i] = [bool(x) for x in own]
 
     def faults(self, slots: np.ndarray) -> dict[int, str]:
-        """Returns the errors in the messages read, as a dict: slot -> a sentence."""
+        """Returns the errors found in the messages, as a dict: slot -> a sentence."""
         found: dict[int, str] = {}
         for group in self.groups.values():
             acts = group.mask[slots]
@@ -224,13 +224,13 @@ class ClientSlots:
         return found
 
     def _fits(self, numbers: np.ndarray) -> np.ndarray:
-        """Returns a mask, True for numbers that are neither NaN nor too large."""
+        """Returns a mask that is True for numbers that are neither NaN nor too large."""
         return np.abs(numbers) <= self.largest
 
     # ------------------------------------------------------------------------- steps of a batch
 
     def inputs(self, slots: np.ndarray) -> Leaves:
-        """Returns the policy's inputs for some slots, with the done flags before the step."""
+        """Returns the policy's inputs for the given slots, and the done flags before a step."""
         leaves: Leaves = {}
         for name, group in self.groups.items():
             mask, dead = group.mask[slots], group.dead[slots][..., None]
@@ -252,7 +252,7 @@ class ClientSlots:
         return leaves
 
     def outcome(self, slots: np.ndarray) -> Leaves:
-        """Returns the outcome of the last step of some slots, and marks terminated agents dead.
+        """Returns the outcome of the last step of the given slots; marks terminated agents as dead.
 
         The keys omit the prefix ``"next"``.
         """
@@ -309,8 +309,8 @@ class Fragments:
     """Recorder that cuts the steps of each client into fragments of T steps.
 
     A fragment may hold several episodes, and the last one may continue in the next fragment. If a
-    client leaves in the middle of a fragment, its episode is truncated. The next client that needs
-    a fragment continues this one, so no step is lost.
+    client leaves in the middle of a fragment, its episode is truncated. The rest of the fragment is
+    filled by the next client that needs one, so no step is lost.
 
     With ``hold``, one policy plays the whole batch. Only as many fragments are begun as the batch
     needs, and a client whose fragment is complete waits. Without ``hold``, clients play on until
@@ -319,7 +319,7 @@ class Fragments:
     Args:
         n_steps (int): number T of steps in a fragment.
         per_batch (int): number of fragments in a batch.
-        groups (sequence of str): names of the groups, whose returns are summed.
+        groups (sequence of str): names of the groups; a return is recorded for each.
         capacity (int): number C of slots.
         hold (bool): whether clients wait during an update.
 
@@ -355,7 +355,7 @@ class Fragments:
             return [self.ready.popleft() for _ in range(self.per_batch)]
 
     def release(self) -> None:
-        """Lets the fragments of the next batch begin."""
+        """Allows clients to begin the fragments of the next batch."""
         self.to_begin = self.per_batch - len(self.ready) - int(self._begun.sum())
 
     # -------------------------------------------------------------------------- the server's side
@@ -393,7 +393,7 @@ class Fragments:
         return True
 
     def _inherit(self, slot: int, other: int) -> None:
-        """Lets a slot continue the fragment of a client that left."""
+        """Assigns to a slot the unfinished fragment of a client that has left."""
         if slot != other:
             n = self._count[other]
             for rows in self._rows.values():
@@ -403,7 +403,7 @@ class Fragments:
         self._begun[slot] = True
 
     def open(self, slots: np.ndarray, leaves: Leaves, version: int) -> None:
-        """Records the first half of a step for some slots: observations and actions."""
+        """Records the first half of a step for the given slots: observations and actions."""
         count = self._count[slots]
         for key, value in leaves.items():
             self._row(key, value)[slots, count] = value
@@ -421,7 +421,7 @@ class Fragments:
         return rows
 
     def close(self, slots: np.ndarray, outcome: Leaves) -> None:
-        """Records the second half of a step for some slots: the outcomes."""
+        """Records the second half of a step for the given slots: the outcomes."""
         count = self._count[slots]
         for key, value in outcome.items():
             if key[-1] != "earns":
@@ -432,7 +432,7 @@ class Fragments:
             self._complete(slot)
 
     def _sum(self, slots: np.ndarray, count: np.ndarray, outcome: Leaves) -> None:
-        """Adds rewards, as means over a group's living agents, to the returns of episodes."""
+        """Adds each group's reward, the mean over its living agents, to the returns of episodes."""
         self._lengths[slots] += 1
         sums = {"episode_known": self._whole[slots]}
         for name, returns in self._returns.items():
@@ -480,7 +480,7 @@ def numbers_of(name: str, given: Any, size: int) -> np.ndarray:
         size (int): expected count of numbers.
 
     Raises:
-        Refused: another type or another size.
+        Refused: the value has another type or another size.
     """
     if isinstance(given, bytes):
         if len(given) != 4 * size:

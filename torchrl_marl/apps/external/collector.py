@@ -38,9 +38,9 @@ class ExternalCollector:
     """Collector of batches from the clients of an :class:`~torchrl_marl.apps.external.ExternalEnv`.
 
     A fragment is T consecutive steps of one client, and a batch is E fragments. A fast client
-    contributes several fragments to a batch. A row of a batch does not continue the same row of the
-    previous batch. A fragment that ends inside an episode ends with the client's next
-    observation.
+    contributes several fragments to a batch. So a row of a batch does not continue the same row of
+    the previous batch. If a fragment ends before its episode does, its last step still contains the
+    client's next observation.
 
     Args:
         env (ExternalEnv): environment, with batches of E rows.
@@ -59,9 +59,10 @@ class ExternalCollector:
 
     Keys:
         - writes: the keys from clients and policy, ``("next", ...)``, ``("collector", "traj_ids")``
-          and ``("collector", "policy_version")``; the running episodes' return and length up to
-          each step, ``("collector", "<group>/episode_reward")`` and ``"<group>/episode_length"``;
-          ``("collector", "episode_known")``: whether these cover the episode from its start
+          and ``("collector", "policy_version")``; the return and length of the running episode up
+          to each step, ``("collector", "<group>/episode_reward")`` and
+          ``"<group>/episode_length"``; ``("collector", "episode_known")``: whether these cover the
+          episode from its start
 
     Shapes:
         - every entry of a batch: ``[E, T, ...]``
@@ -112,7 +113,7 @@ class ExternalCollector:
         return batch
 
     def _serving_policy(self) -> Any:
-        """Returns the policy that answers clients: the original, or a copy without ``hold``.
+        """Returns the policy that answers clients: the original with ``hold``, otherwise a copy.
 
         On a CPU, answers come from traced graphs. They are recorded here, so no graph is recorded
         while another thread trains.
@@ -129,7 +130,7 @@ class ExternalCollector:
         return acting
 
     def _open(self, policy: Any) -> None:
-        """Opens the port and starts to record, at the first batch."""
+        """Opens the port and starts to record; called before the first batch."""
         self._opened = True
         self.env.open()
         self.env.listener.ask(self._begin, policy)
@@ -171,7 +172,7 @@ class ExternalCollector:
         """Does nothing, since clients' messages are checked when they arrive."""
 
     def prepare(self) -> None:
-        """Does nothing, since there is nothing to prepare."""
+        """Does nothing, since collection from clients needs no preparation."""
 
     @property
     def counters(self) -> dict[str, int]:
@@ -179,7 +180,10 @@ class ExternalCollector:
         return self.env.counts()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the number of frames; clients begin new episodes when a run is resumed."""
+        """Returns the state for a checkpoint: only the number of frames.
+
+        Running episodes are not saved, because clients begin new episodes when a run is resumed.
+        """
         return {"frames": self.frames}
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:

@@ -52,7 +52,8 @@ class DeclaredKind:
             given: the value received.
 
         Raises:
-            ConfigError: another type, a missing or unknown key, or a value out of range.
+            ConfigError: the value has another type, a missing or unknown key, or a number out of
+                range.
         """
         kind = _mapping(where, given, ("n", "observation", "action"))
         action = kind["action"]
@@ -77,7 +78,7 @@ class DeclaredKind:
 
     @property
     def n_answers(self) -> int:
-        """Bytes counted for one agent's action or action mask in a message."""
+        """Number of bytes counted for the action or the action mask of one agent in a message."""
         return self.n_actions or 4 * len(self.low)
 
     def settings(self) -> dict[str, Any]:

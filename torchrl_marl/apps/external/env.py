@@ -130,7 +130,7 @@ class ExternalEnv(DeclaredEnv):
         """Opens the port and prints the address; a second call does nothing.
 
         Args:
-            waits_for (str): what the environment waits for, as the message says it.
+            waits_for (str): what the environment waits for, as words for the printed message.
         """
         if self._listener is not None:
             return
@@ -144,7 +144,7 @@ class ExternalEnv(DeclaredEnv):
         print_notice(f"listens at {self.address} and waits for {waits_for}")
 
     def waiting_message(self, seconds: float, ready: int, needed: int) -> str:
-        """Returns a message about slow clients: the time waited, and the last message of each."""
+        """Returns a text about slow clients: the time waited, and each client's last message."""
         now, clients = self.server.clock(), list(self.server.clients.values())
         late = sorted((one for one in clients if not one.busy), key=lambda one: one.last_message)
         texts = [f"{one.describe()}, {now - one.last_message:.0f} s ago" for one in late[:3]]
@@ -190,7 +190,7 @@ def tls_context(certificate: str | None, key: str | None) -> ssl.SSLContext | No
     """Returns the TLS context of a server, or None without a certificate.
 
     Raises:
-        ConfigError: a file that cannot be read, or is not a certificate or key.
+        ConfigError: a file cannot be read, or is not a certificate or a key.
     """
     if certificate is None:
         if key is not None:

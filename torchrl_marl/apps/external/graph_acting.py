@@ -1,4 +1,4 @@
-"""Policies for external simulators: they act on arrays, with a graph for each batch size."""
+"""Policies for external simulators; they act on arrays, through a graph for each batch size."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ def same_structure(one: nn.Module, other: nn.Module) -> bool:
 
 @torch.no_grad()
 def copy_tensors(policy: nn.Module, newer: nn.Module) -> None:
-    """Copies a newer policy's tensors into a policy in place, so its graphs stay valid."""
+    """Copies a newer policy's tensors into a policy in place; graphs of the policy stay valid."""
     mine, other = ([*net.parameters(), *net.buffers()] for net in (policy, newer))
     for own, new in zip(mine, other):
         own.copy_(new)

@@ -50,7 +50,7 @@ class Connection(asyncio.Protocol):
         return self._client is not None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Sends a nonce, which the client signs, so the token itself is never sent."""
+        """Sends a random nonce for the client to sign, so that the token itself is never sent."""
         self._transport, self._made = cast(asyncio.Transport, transport), True
         if self.closed:  # too many connections
             self._transport.abort()
@@ -71,7 +71,7 @@ class Connection(asyncio.Protocol):
             self._take_next()
 
     def _take_next(self) -> None:
-        """Handles one message, and schedules this call again if bytes are left."""
+        """Handles one message; schedules itself again if received bytes are left."""
         was_scheduled, self._take_scheduled = self._take_scheduled, False
         if self.closed:
             return
@@ -115,7 +115,10 @@ class Connection(asyncio.Protocol):
         self.closed = True
 
     def _close_once_read(self) -> None:
-        """Closes after the client has closed, or a timeout; else the last message could be lost."""
+        """Waits until the client has closed, but not longer than a timeout, and then closes.
+
+        An immediate close could discard the last message before the client has read it.
+        """
         if not self._transport.can_write_eof():  # TLS
             self._transport.close()
             return
@@ -152,7 +155,7 @@ class Listener:
         server (ActionServer): server that answers.
 
     Keyword Args:
-        host (str): host to listen on; any but this machine's own needs a token.
+        host (str): host to listen on; a token is needed if other machines can reach it.
         port (int): port to listen on; 0: a free one.
         hello_timeout (float): seconds within which a new client must send its ``hello``.
         ssl (ssl.SSLContext, optional): TLS context.

@@ -42,7 +42,7 @@ class Client:
         episode, t (int): numbers of episode and step in the last message.
         busy (bool): whether the last message has not been answered yet.
         over (bool): whether the episode has ended.
-        recorded (bool): whether the last step is recorded, but without its outcome.
+        recorded (bool): whether the last step has been recorded; its outcome is then still missing.
         answer (bytes): answer to the last message.
         last_message (float): time of the last message in seconds, by the server's clock.
         connection (ClientConnection, optional): current connection; None while
@@ -146,13 +146,13 @@ class ActionServer:
         self.slots.track_hidden(self._hidden_sizes)
 
     def track_hidden(self, sizes: Mapping[str, int]) -> None:
-        """Starts to keep hidden states (sizes per agent by group) and to provide ``is_init``."""
+        """Starts to keep hidden states, of given sizes by group, and to provide ``is_init``."""
         self._hidden_sizes = dict(sizes)
         if self.declared is not None:
             self.slots.track_hidden(sizes)
 
     def example(self) -> Leaves:
-        """Returns the policy's inputs for one client, all zero."""
+        """Returns example inputs of the policy for one client; all values are zero."""
         assert self.declared is not None
         slots = ClientSlots(self.declared, 1)
         slots.track_hidden(self._hidden_sizes)
@@ -166,7 +166,8 @@ class ActionServer:
         """Registers a client, or reconnects a known one.
 
         Raises:
-            Refused: another protocol version, a wrong token, other agents, or too many clients.
+            Refused: the client has another protocol version, a wrong token or other agents, or
+                there are too many clients.
         """
         if message.get("type") != "hello":
             raise Refused(f"the first message is {quoted(message.get('type'))}, expected 'hello'.")
@@ -232,7 +233,7 @@ class ActionServer:
         self.resume_waiting()
 
     def _truncate(self, client: Client) -> None:
-        """Truncates a client's unfinished episode at its last observation."""
+        """Truncates a client's unfinished episode at the last observation."""
         if not client.over:
             self.counts["truncated"] += 1
             client.over = True
@@ -241,7 +242,10 @@ class ActionServer:
         client.recorded = False
 
     def reap(self) -> None:
-        """Removes clients that have been disconnected, or have owed a message, for too long."""
+        """Removes clients that have been disconnected for too long.
+
+        Connected clients are removed if they have not sent an expected message for too long.
+        """
         now = self.clock()
         for client in list(self.clients.values()):
             silent = now - client.last_message
@@ -258,7 +262,7 @@ class ActionServer:
         """Handles a message from a client.
 
         Raises:
-            Refused: another type than ``step`` or ``end``, or a step out of order.
+            Refused: the message's type is not ``step`` or ``end``, or its step is out of order.
         """
         kind, episode, t = message.get("type"), message.get("episode"), message.get("t")
         if kind != "step" and kind != "end":
@@ -280,13 +284,13 @@ class ActionServer:
         self._wake()
 
     def _handle_repeated(self, client: Client, same: bool) -> None:
-        """Answers a repeated message with the same answer; ignores one from an earlier step."""
+        """Answers a repeated message with the same answer; ignores messages from earlier steps."""
         self.counts["duplicates" if same else "late"] += 1
         if same and client.answer and client.connection is not None:
             client.connection.send(client.answer)
 
     def _start_step(self, client: Client, episode: int, t: int, kind: str) -> None:
-        """Checks that a step follows the last one; begins a new episode if the message does."""
+        """Checks that a step follows the client's last step; begins a new episode if needed."""
         if client.busy:
             raise Refused(
                 f"step {t} of episode {episode} was sent before the last one was answered, "
@@ -327,7 +331,7 @@ class ActionServer:
             self._act(acting)
 
     def _end_steps(self, received: list[Client]) -> None:
-        """Completes the clients' last steps; those in a running episode then wait for actions."""
+        """Completes the clients' last steps; clients in a running episode then wait for actions."""
         slots = np.array([client.slot for client in received])
         faults = self.slots.faults(slots)
         if faults:
@@ -353,7 +357,7 @@ class ActionServer:
                 self._waiting.append(client)
 
     def _steps_to_begin(self) -> list[Client]:
-        """Returns those waiting clients that may begin a step now."""
+        """Returns the waiting clients that may begin a step now."""
         if self.policy is None:
             return []
         if self.recording is None:
@@ -391,7 +395,7 @@ class ActionServer:
             self._answer(client, actions)
 
     def _actions(self, name: str, acted: Leaves, leaves: Leaves) -> list[dict[str, Any]]:
-        """Returns, for each client, the actions of those agents of a group that act now."""
+        """Returns a group's actions for each client, without agents that do not act now."""
         actions, mask = acted[name, "action"].tolist(), leaves[name, "mask"]
         names = self.slots.groups[name].names
         if mask.all():
@@ -409,7 +413,7 @@ class ActionServer:
             client.connection.send(client.answer)
 
     def refuse(self, client: Client, why: str) -> None:
-        """Sends a client the error in its message, and disconnects it."""
+        """Sends a client the reason why its message is refused, and disconnects it."""
         self.counts["refused"] += 1
         connection = client.connection
         self.dismiss(client)

@@ -22,7 +22,7 @@ _MOST_NAMES = 20_000  # keys of one map: agents of a step
 
 
 class Refused(UserError):
-    """A client sent an invalid message; it receives the reason, and other clients continue."""
+    """Raised for an invalid message; its client receives the reason, and other clients continue."""
 
 
 def check_msgpack() -> None:
@@ -78,7 +78,7 @@ class Frames:
         """Returns the next message, or None while it is incomplete.
 
         Raises:
-            Refused: a message that is too large or malformed.
+            Refused: the message is too large or malformed.
         """
         data = self._data
         if len(data) < 4:

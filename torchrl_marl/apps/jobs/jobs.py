@@ -42,7 +42,7 @@ def _ignore(_: Any) -> None:
 
 
 class Stopped(Exception):
-    """Ctrl-C or SIGTERM stopped a run, which can be resumed."""
+    """Raised if Ctrl-C or SIGTERM has stopped a run; the run can be resumed."""
 
 
 class Jobs:
@@ -58,8 +58,9 @@ class Jobs:
         at_once (int): number of parallel processes.
         folder (Path): folder for all runs and the logs of the processes.
         began (callable): called with a run's number when the run begins.
-        look (callable): called every half second with the numbers of the running runs.
-        resume (bool): whether ``here`` resumes interrupted runs; the others always do.
+        look (callable): called every half second with the numbers of the runs in progress.
+        resume (bool): whether interrupted runs are resumed with ``here``; with ``processes`` and
+            ``ray`` they always are.
         **overrides: further settings, for runs trained in this process or in processes.
     """
 
@@ -82,8 +83,8 @@ class Jobs:
         """Trains all runs.
 
         Yields:
-            tuple: the number of a run, in the order in which runs end; and the run, or its folder
-            if another process trained it, or its exception.
+            tuple: in the order in which runs end: the number of a run, and its result. The result
+                is the run, its folder if another process trained it, or its exception.
         """
         places = {"here": self._here, "processes": self._in_processes, "ray": self._on_ray}
         return places[self.where]()
@@ -227,7 +228,7 @@ class _Process:
             self.process.stdin.close()
 
     def outcome(self) -> Path | Exception:
-        """Returns the run's folder, or an exception with the last line of the log."""
+        """Returns the run's folder or, if the run failed, an exception with the log's last line."""
         code = self.process.returncode
         if code == 0:
             return self.folder
@@ -244,7 +245,10 @@ class _Process:
 
 
 def _environment(one_thread: bool) -> dict[str, str]:
-    """Returns a child's environment variables: with this package's path, maybe with one thread."""
+    """Returns the environment variables of a child process.
+
+    They contain this package's path and, with ``one_thread``, limit libraries to one thread.
+    """
     one = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS")
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)  # empty: the current folder
     paths = [str(Path(__file__).parents[3]), *filter(None, given)]
@@ -283,7 +287,7 @@ def _end_with_input() -> None:
 
 
 def _placed(config: TrainConfig, number: int) -> TrainConfig:
-    """Returns the settings of a run for a Ray task: with a fixed folder, and not distributed."""
+    """Returns a run's settings for a Ray task; the folder is fixed, and the run not distributed."""
     folder = config.folder
     if folder is None:
         stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
@@ -352,7 +356,7 @@ def train_all(configs: Sequence[TrainConfig]) -> Iterator[tuple[int, Path | Exce
             ``cpus_per_actor``, ``gpus_per_actor`` and ``max_restarts`` apply to the tasks.
 
     Yields:
-        tuple: the number of a run, in the order in which runs end, and its folder or exception.
+        tuple: in the order in which runs end: the number of a run, and its folder or its exception.
 
     Raises:
         ConfigError: Ray is not available, or a folder is in use.
@@ -366,15 +370,15 @@ def train_all(configs: Sequence[TrainConfig]) -> Iterator[tuple[int, Path | Exce
 def train_each(
     configs: Sequence[TrainConfig], *, seeds: bool = False
 ) -> Iterator[tuple[TrainConfig, list[Run] | Exception]]:
-    """Trains runs; yields each one when it ends, with its members if it is a population.
+    """Trains runs, and yields each run when it ends; a population is yielded with its members.
 
     Args:
         configs (sequence of TrainConfig): settings that differ only in the seed.
-        seeds (bool): whether these are runs of several seeds; then with
+        seeds (bool): whether these are runs of several seeds. If they are, and the settings have
             ``distributed.backend: ray`` and no shards, each run is a Ray task.
 
     Raises:
-        Exception: the exception of a single run; with several runs, exceptions are yielded.
+        Exception: the only run failed. With several runs, exceptions are yielded instead.
     """
     from torchrl_marl.training.recorder import print_message
 
@@ -399,7 +403,10 @@ def train_each(
 
 
 def _load(folder: Path) -> list[Run]:
-    """Plots the curves of a run that another process trained; returns the run or its members."""
+    """Plots the curves of a run that another process trained, and loads the run.
+
+    Returns a list with the run or, for a population, with its members.
+    """
     from torchrl_marl.runs import draw
     from torchrl_marl.training.run import Run
 

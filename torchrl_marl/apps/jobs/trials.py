@@ -49,15 +49,15 @@ class TrialScheduler(Protocol):
         """Records a trial's value at a rung, and returns whether to prune it."""
 
     def ended(self, trial: int, value: float | None, *, pruned: bool) -> None:
-        """Records the value of an ended trial; None if it was pruned or has diverged."""
+        """Records an ended trial's value, which is None if the trial was pruned or has diverged."""
 
 
 class Trials(Part):
-    """Runs trials as the members of a population; a new trial takes the place of an ended one.
+    """Runs trials as members of a population; when a trial ends, a new one takes its place.
 
     Shapes never change, so no graph is captured again. A trial begins with networks initialized
-    from its seed and an optimizer without moments. Episodes that are running when a trial begins
-    do not count for it.
+    from its seed and an optimizer without moments. Episodes that are already running when a trial
+    begins do not count for that trial.
 
     Args:
         config (TrainConfig): settings of the run; ``population.vary`` holds the tuned settings
@@ -70,7 +70,7 @@ class Trials(Part):
         numbers (list): number of each member's current trial; None for a member without one.
 
     Raises:
-        ConfigError: an algorithm other than MAPPO and IPPO.
+        ConfigError: the algorithm is neither MAPPO nor IPPO.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Trials(Part):
     # -------------------------------------------------------------------------------- next trial
 
     def replace_ended(self, training: Training) -> None:
-        """After an interruption, starts new trials in place of those that had ended."""
+        """After an interruption, starts new trials in place of the trials that had ended."""
         is_finished = [
             i for i, x in enumerate(self.numbers) if x is None or self.scheduler.is_finished(x)
         ]
@@ -153,7 +153,7 @@ class Trials(Part):
     # ------------------------------------------------------------------------------ an iteration
 
     def take(self, batch: TensorDictBase) -> TensorDictBase:
-        """Corrects the learning rates of members that began later than the optimizer."""
+        """Corrects the learning rate of members with trials that began after the optimizer."""
         for k, learner in enumerate(self.learners):
             now = _updates_of(learner)
             half = (now - float(self._before[k])) / 2  # of the updates of a batch
@@ -204,7 +204,7 @@ class Trials(Part):
         return self.scheduler.should_prune(number, rungs[reached], value)
 
     def _values_of(self, whole: Sequence[int], now: Progress) -> dict[int, float]:
-        """Evaluates the complete trials, and records and returns the results."""
+        """Evaluates the complete trials, records their results and returns them."""
         results = self.population.play(self.population.policy) if whole else []
         for i in whole:
             member = self.population.members[i]
@@ -213,7 +213,7 @@ class Trials(Part):
         return {i: results[i]["return_mean"] for i in whole}
 
     def _end_member(self, i: int, now: Progress) -> None:
-        """Ends a member's run, and frees its place for another trial."""
+        """Ends a member's run, so that the member is free for another trial."""
         member = self.population.members[i]
         if not member.idle:
             member.end(now)

@@ -1,4 +1,4 @@
-"""Tuning: Optuna proposes settings, and populations train many of them in parallel.
+"""Tuning: Optuna proposes settings; each is a trial, and populations train trials in parallel.
 
 With pruning, trials are the members of one population, and successive halving may end them early.
 At each rung (a sixty-fourth, a sixteenth and a quarter of the run), a trial continues only if its
@@ -58,7 +58,8 @@ def parse_choice(text: str) -> Choice | None:
     """Parses a range such as ``learner.lr=1e-4..1e-2:log``; returns None for a single value.
 
     Raises:
-        ConfigError: an invalid range, or a setting that cannot differ between members.
+        ConfigError: the range is invalid, or the setting cannot differ between members of a
+            population.
 
     Examples:
         >>> parse_choice("learner.lr=1e-4..1e-2:log")
@@ -101,10 +102,10 @@ def tune(
     prune: str | None = None,
     log: Callable[[str], None] = print,
 ) -> Path:
-    """Searches for good settings with Optuna's TPE sampler; trains many trials as a population.
+    """Searches for good settings with Optuna's TPE sampler; trains trials together as populations.
 
-    The same call resumes an interrupted search in its folder. It writes ``trials.csv``, a run
-    folder for each trial, and ``best.yaml``, a recipe.
+    If the search is interrupted, the same call resumes it. The search writes ``trials.csv``, a run
+    folder for each trial, and the recipe ``best.yaml`` with the best settings.
 
     Args:
         recipe (str or Path): name or file of a recipe.
@@ -123,7 +124,8 @@ def tune(
         Path: ``best.yaml``.
 
     Raises:
-        ConfigError: nothing to tune, fewer than two parallel trials, or incompatible settings.
+        ConfigError: there is nothing to tune, fewer than two trials are parallel, or settings are
+            incompatible.
         MissingExtraError: Optuna is not installed.
 
     Reference: Akiba et al., 2019, https://arxiv.org/abs/1907.10902 (Optuna).
@@ -170,7 +172,7 @@ def _suggest(choices: Sequence[Choice], trial: Any) -> dict[str, float]:
 
 
 def _check_same(study: Any, given: dict[str, Any], folder: Path) -> None:
-    """Raises an error if a study is resumed with other options."""
+    """Raises an error if a search is resumed with other options than it was started with."""
     known = {key: study.user_attrs.get(key) for key in given}
     if study.get_trials(deepcopy=False) and known != given:
         words = {
@@ -308,8 +310,9 @@ def rungs_of(config: TrainConfig) -> list[int]:
         config (TrainConfig): settings of each trial.
 
     Raises:
-        ConfigError: a run too short for a rung, an off-policy algorithm, or schedules, which
-            cannot be used because all members share them.
+        ConfigError: the run is too short for a rung, the algorithm is off-policy, or there are
+            schedules. All members would share a schedule, although their trials begin at different
+            times.
 
     Examples:
         >>> rungs_of(TrainConfig(total_frames=640_000, frames_per_batch=6_400))
@@ -343,7 +346,7 @@ def rungs_of(config: TrainConfig) -> list[int]:
 
 
 def pruner_of(rungs: Sequence[int]) -> Any:
-    """Returns an Optuna pruner with these rungs; without rungs, it never prunes."""
+    """Returns an Optuna pruner with the given rungs; without rungs, the pruner never prunes."""
     import optuna
 
     if not rungs:
@@ -372,7 +375,7 @@ class Halving:
     log: Callable[[str], None]
 
     def first(self, count: int) -> list[dict[str, float]]:
-        """Returns the settings of the first trials; proposes only those that the study lacks."""
+        """Returns the settings of the first trials; proposes the trials that the study lacks."""
         while len(self._known()) < count:
             self.study.ask()
         return [self.suggest(self._trial(number)) for number in range(count)]
@@ -413,7 +416,7 @@ class Halving:
         self.log(f"trial {trial}: {how} with {settings}")
 
     def forget(self, running: Sequence[int | None]) -> None:
-        """Marks unfinished trials as failed if they no longer run: their process was killed."""
+        """Marks unfinished trials as failed if they no longer run, as after a killed process."""
         for trial in self._known():
             if not trial.state.is_finished() and trial.number not in running:
                 self.study.tell(trial.number, state=_failed())

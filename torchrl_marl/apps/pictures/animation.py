@@ -37,7 +37,9 @@ _BACKGROUND, _FIELD = (255, 255, 255), (247, 247, 244)
 
 
 def check_drawable(env: EnvBase, paths: Sequence[Path] = ()) -> None:
-    """Raises an error if an environment or a file type cannot be drawn; for use before episodes.
+    """Raises an error if an environment cannot be drawn or a file type cannot be written.
+
+    Meant to be called before any episode is played.
 
     Args:
         env (EnvBase): environment to draw.
@@ -133,7 +135,10 @@ def _write_video(pictures: Sequence[np.ndarray], path: Path, milliseconds: int) 
 
 
 def _palette(pictures: Sequence[Image]) -> Image:
-    """Returns one palette for all pictures, from three samples, with exact background colors."""
+    """Returns one palette for all pictures.
+
+    The palette is computed from three of the pictures, and contains the exact background colors.
+    """
     from PIL import Image
 
     width, height = pictures[0].size

@@ -23,7 +23,7 @@ _WIDEST = 90  # most characters of a line
 
 
 def has_matplotlib() -> bool:
-    """Returns whether matplotlib is installed, even if its import fails."""
+    """Returns whether matplotlib is installed; it may still fail to import."""
     return importlib.util.find_spec("matplotlib") is not None
 
 
@@ -48,7 +48,7 @@ def check_matplotlib() -> None:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Returns an empty figure; a notebook shows it once, as the result of a cell."""
+    """Returns an empty figure, which a notebook shows only once, as the result of a cell."""
     from matplotlib import pyplot
 
     figure = pyplot.figure(figsize=(width, height), layout="constrained")

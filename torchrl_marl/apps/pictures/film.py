@@ -59,7 +59,7 @@ class Frame:
 class Film:
     """Recorder of the first episodes of an evaluation.
 
-    It uses no random numbers, so episodes are the same with and without a recorder.
+    The recorder uses no random numbers, so episodes are the same with and without it.
 
     Args:
         env (EnvBase): environment that can be drawn.
@@ -89,7 +89,7 @@ class Film:
         """Records the start of each episode.
 
         Args:
-            carry (TensorDictBase): what the reset returned, ``[E]``.
+            carry (TensorDictBase): result of the environment's reset, ``[E]``.
         """
         returns = dict.fromkeys(self._team.groups, 0.0)
         self.episodes = []
@@ -138,7 +138,7 @@ class Film:
         loud: Mapping[str, float] | None,
         before: tuple[Agent, ...],
     ) -> tuple[Agent, ...]:
-        """Returns the states of all agents before their next step."""
+        """Returns the states of all agents before the next step."""
         found = []
         born = {agent.name for agent in before if agent.life != UNBORN}
         for group in self._team.groups.values():

@@ -25,7 +25,7 @@ Limits = tuple[float, float, float, float]
 
 
 class ShapesPanel:
-    """Panel of an environment that consists of shapes; its artists are created once, then moved.
+    """Panel of an environment that consists of shapes; artists are created once and then moved.
 
     Args:
         axes (Axes): axes of the panel.
@@ -83,7 +83,7 @@ class ShapesPanel:
         self._lines = (self._trails, self._words)
 
     def _artists(self, shape: Shape) -> dict[str, Any]:
-        """Returns the artists of a shape: its form, its text, and the marks of an agent."""
+        """Returns the artists of a shape: its outline, its text and, for an agent, its marks."""
         artists: dict[str, Any] = {}
         order = _ORDER[shape.role]
         if shape.kind != "text":
@@ -175,14 +175,17 @@ def _grown(shape: Shape) -> Shape:
 
 
 def _word(listener: Shape, speaker: Shape) -> list[tuple[float, float]]:
-    """Returns the line of a message, moved to one side so that a reply does not cover it."""
+    """Returns the ends of a message's line.
+
+    The line is shifted to one side, so that the line of a reply does not cover it.
+    """
     x, y = speaker.x - listener.x, speaker.y - listener.y
     side = 0.25 * max(listener.reach) / max(math.hypot(x, y), 1e-9)
     return [(s.x - side * y, s.y + side * x) for s in (listener, speaker)]
 
 
 def _form(axes: Axes, shape: Shape, order: int) -> Any:
-    """Returns the artist of a shape, drawn at the origin; a transform moves it."""
+    """Returns the artist of a shape at the origin; a transform later moves it to its place."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Circle, Rectangle
 
@@ -209,7 +212,7 @@ def _resize(artist: Any, shape: Shape) -> None:
 
 
 def _paint(artist: Any, shape: Shape, life: str) -> None:
-    """Colors a form; dead and unborn agents are gray and dotted."""
+    """Colors the artist of a shape; dead and unborn agents are gray and dotted."""
     absent = life in (DEAD, UNBORN)
     color = _GONE if absent else shape.color
     alpha = 0.35 if absent else _ALPHA[shape.role]
@@ -274,7 +277,7 @@ class TextPanel:
 
 
 class AgentLine:
-    """Line with a dot for each agent: filled if acting, hollow if waiting, crossed if dead.
+    """Line with a dot for each agent: filled if it acts, hollow if it waits, crossed if it is dead.
 
     The bar over an agent shows how much attention others pay to its messages.
 
@@ -313,8 +316,9 @@ class AgentLine:
 def limits(frames: Sequence[Frame], stage: Stage | None) -> Limits:
     """Returns the limits of the view: left, right, bottom, top.
 
-    The view contains all agents. Other shapes count only as far as the scenario's view, extended to
-    the agents: floors may be endless, and used-up objects may be moved far away.
+    The view contains all agents. Other shapes are included only where they lie in the scenario's
+    view, which is first extended to all agents. The reason is that floors may be endless, and
+    used-up objects may be moved far away.
 
     Args:
         frames (sequence of Frame): all frames to show.
@@ -340,7 +344,7 @@ def limits(frames: Sequence[Frame], stage: Stage | None) -> Limits:
 def _spans_in_view(
     shapes: Sequence[Shape], stage: Stage, axis: int, own: Sequence[tuple[float, float]]
 ) -> list[tuple[float, float]]:
-    """Returns the extents of walls, and of shapes other than agents, cut to the view."""
+    """Returns the extents of the walls, and those of all shapes but agents, cut to the view."""
     middle, half = stage.center[axis], stage.half_size[axis]
     view = (
         min([middle - half, *(a for a, _ in own)]),

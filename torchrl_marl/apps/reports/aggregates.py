@@ -50,7 +50,7 @@ _KEYS = {"task", "settings", "random", "best", "source"}
 
 @dataclass(frozen=True)
 class Reference:
-    """Random and best known return of a task, with their sources; None if unknown."""
+    """Return of a task's random policy and best known return, with sources; None if unknown."""
 
     random: float | None
     random_source: str
@@ -67,7 +67,7 @@ class Reference:
         return ""
 
     def normalize(self, returns: Any) -> Any:
-        """Scales returns so that the random policy has 0 and the best known return is 1."""
+        """Scales returns: the random policy's return becomes 0, the best known return 1."""
         assert self.random is not None and self.best is not None
         return (returns - self.random) / (self.best - self.random)
 
@@ -106,9 +106,9 @@ def find_reference(
 ) -> Reference:
     """Finds the reference returns of a task: the random policy's and the best known.
 
-    Values in the entries take precedence. Otherwise the random policy's return is the mean over the
-    runs' measurements, and the best known one is the better of the heuristic's mean and the best
-    run's return.
+    Values in the entries take precedence. Otherwise the random policy's return is the mean of what
+    the runs measured. The best known return is then the heuristic's mean return or the best run's
+    return, whichever is higher.
 
     Args:
         task (Task): task with its runs.
@@ -148,7 +148,7 @@ _FINE = 4  # fewest evaluations that make a curve
 
 @dataclass(frozen=True)
 class Scored:
-    """Score of a run, which is its return at the frames at which the task's runs are compared."""
+    """A run's score: its return at the number of frames at which the task's runs are compared."""
 
     record: Record
     score: float
@@ -245,7 +245,7 @@ def shown_by(result: TaskResult) -> str:
 def improvements(
     scores: Mapping[str, Sequence[np.ndarray]],
 ) -> dict[tuple[str, str], Estimate]:
-    """Estimates for each pair of algorithms the probability that the first is better.
+    """Estimates, for each pair of algorithms, the probability that the first is better.
 
     Args:
         scores (mapping): algorithm -> scores in each task; all have the same tasks.
@@ -320,7 +320,7 @@ _RESAMPLES = 2000
 
 @dataclass(frozen=True)
 class Line:
-    """Curve over frames, with its interval, ``[K]`` each; bounds are NaN without an interval.
+    """Curve over frames with its interval, ``[K]`` each; without an interval, bounds are NaN.
 
     ``agent_frames`` and ``seconds`` are means over the runs at those frames.
     """
@@ -345,7 +345,7 @@ def line_of(runs: Sequence[Progress], points: int = POINTS) -> Line | None:
 
     Args:
         runs (list of Progress): curves of the seeds.
-        points (int): maximum number of points in the line.
+        points (int): maximum number of points of the line.
     """
     runs = [run for run in runs if len(run)]
     if not runs:
@@ -383,7 +383,7 @@ def on_grid(runs: Sequence[Progress], grid: Numbers, column: str = "returns") ->
 
 
 def _estimates(each: Numbers) -> tuple[Numbers, Numbers, Numbers]:
-    """Estimates each point from the runs that have a return there."""
+    """Estimates each point of a curve from the runs that have a return at its frames."""
     there = np.isfinite(each)
     value, low, high = (np.full(len(each), np.nan) for _ in range(3))
     for pattern in np.unique(there, axis=0):
@@ -408,7 +408,7 @@ _POINTS = 60
 
 @dataclass(frozen=True)
 class Aggregate:
-    """Results of some algorithms over all tasks that they share."""
+    """Results of a set of algorithms over all tasks that these algorithms share."""
 
     tasks: list[str]
     estimates: dict[str, dict[str, Estimate]]
@@ -427,7 +427,7 @@ class Aggregate:
 
     @property
     def algorithms(self) -> list[str]:
-        """Algorithms by interquartile mean, the best first."""
+        """Algorithms sorted by interquartile mean, the best first."""
         return sorted(self.estimates, key=lambda name: -self.estimates[name]["IQM"].value)
 
 
@@ -435,9 +435,9 @@ def aggregates_of(results: Sequence[TaskResult]) -> list[Aggregate]:
     """Aggregates the algorithms that share several tasks.
 
     The first aggregate has the algorithms with the most tasks. Each further aggregate adds
-    algorithms with fewer tasks, and covers the tasks that all of them share. Algorithms that share
-    too few tasks with these form separate aggregates, so every algorithm with several tasks is in
-    one. A report on a single task has one aggregate.
+    algorithms with fewer tasks, and covers the tasks that all its algorithms share. Algorithms that
+    share too few tasks with the first ones form separate aggregates. So every algorithm with
+    several tasks is in an aggregate. A report on a single task has one aggregate.
 
     Args:
         results (list of TaskResult): results of tasks; those that cannot be normalized are
@@ -510,10 +510,10 @@ def _aggregate(results: Sequence[TaskResult], algorithms: Sequence[str]) -> Aggr
 
 
 def _curve(results: Sequence[TaskResult], name: str, share: Numbers) -> Estimate | None:
-    """Estimates the curve over the fraction of frames; None if in some task no run is complete.
+    """Estimates the curve over the fraction of frames; None if a task has no complete run.
 
-    Only runs count that have returns up to the frames of the comparison. Returns are those of
-    evaluations or, for a run without evaluations, of training episodes.
+    A run is complete if it has returns up to the frames of the comparison; other runs do not count.
+    Returns are those of evaluations or, for a run without evaluations, of training episodes.
     """
     tasks = []
     for result in results:
@@ -525,7 +525,7 @@ def _curve(results: Sequence[TaskResult], name: str, share: Numbers) -> Estimate
 
 
 def _on_share(result: TaskResult, name: str, share: Numbers) -> Numbers:
-    """Interpolates the returns of the runs that have reached the task's frames, ``[K, R]``."""
+    """Interpolates the returns, ``[K, R]``, of the runs that have reached the task's frames."""
     runs = [run.record.measured for run in result.teams[name].runs]
     runs = [run for run in runs if run.end >= 0.9 * result.frames]
     if not runs:

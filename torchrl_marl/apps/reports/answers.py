@@ -292,7 +292,7 @@ def _on_frames(report: Report) -> Iterator[str]:
 
 
 def _on_totals(report: Report) -> Iterator[str]:
-    """Yields a note for each algorithm that has seeds with different ``total_frames``."""
+    """Yields a note for each algorithm if its seeds differ in ``total_frames``."""
     for result, team in report.teams:
         totals = sorted({run.record.total_frames for run in team.runs})
         if len(totals) > 1:
@@ -324,7 +324,7 @@ def _on_normalization(report: Report) -> Iterator[str]:
 
 
 def _on_zero_sums(report: Report) -> Iterator[str]:
-    """Yields a note for each zero-sum task, since answers over several tasks do not name them."""
+    """Yields a note for each zero-sum task; answers over several tasks would not mention it."""
     if report.aggregates and len(report.tasks) > 1:
         yield from filter(None, map(_zero_sum, report.tasks))
 

@@ -97,7 +97,8 @@ def read_csv(path: Path) -> dict[str, np.ndarray]:
     """Reads the columns of a table of numbers; empty cells are NaN. A missing file has no columns.
 
     Raises:
-        CheckpointError: a line is not numeric, or the column ``frames`` is missing.
+        CheckpointError: a line holds something else than numbers, or the column ``frames`` is
+            missing.
     """
     if not path.is_file():
         return {}
@@ -157,7 +158,7 @@ def experiments(runs: Sequence[Curves]) -> list[tuple[str, list[Curves]]]:
     """Groups runs that differ only in their seed, and names each group.
 
     The name is the recipe, or the task if the run changed the recipe's task. If all groups would
-    get the same name, it is made from the settings in which they differ.
+    get the same name, names are made from the settings in which the groups differ.
 
     Args:
         runs (list of Curves): results of :func:`read_run`.
@@ -196,12 +197,12 @@ def environment_name(run: Curves) -> str:
 
 
 def short_names(settings: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Shortens dotted keys to as few of their last parts as are unique.
+    """Shortens each dotted key to as few of its last parts as distinguish it from the others.
 
     Keys with the same last part and equal values in every experiment are merged.
 
     Args:
-        settings (list of dict): the settings of each experiment that differ.
+        settings (list of dict): for each experiment, the settings that differ between experiments.
 
     Returns:
         dict: key -> short name, for the keys to show.
@@ -263,7 +264,7 @@ def differences(
     Args:
         settings (mapping): settings of the experiment.
         others (list of mappings): settings of all experiments, including this one.
-        most (int): maximum number of texts; if there are more, the last text counts the rest.
+        most (int): maximum number of texts; if more settings differ, the last text counts the rest.
 
     Examples:
         >>> one, other = {"learner.lr": 0.001, "seed": 0}, {"learner.lr": 0.01, "seed": 0}

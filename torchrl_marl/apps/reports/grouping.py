@@ -44,7 +44,7 @@ REWARD = "/episode_reward"
 
 @dataclass(frozen=True)
 class Progress:
-    """Measurements during a training, ``[K]`` each; agent frames may be NaN."""
+    """Measurements at K points of a training, ``[K]`` each; agent frames may be NaN."""
 
     frames: Numbers
     agent_frames: Numbers
@@ -60,7 +60,7 @@ class Progress:
         return float(self.frames[-1])
 
     def at(self, frames: float) -> int | None:
-        """Returns the index of the nearest measurement; None if it is off by more than 10 %."""
+        """Returns the index of the measurement nearest to given frames; None if over 10 % off."""
         place = int(np.abs(self.frames - frames).argmin())
         return place if abs(self.frames[place] - frames) <= 0.1 * frames else None
 
@@ -183,7 +183,7 @@ def _progress(
 ) -> tuple[Progress, int | None]:
     """Returns the measurements before the first non-finite return, and that return's frames.
 
-    Training rows in which no episode ended hold NaN, and are skipped.
+    Training rows in which no episode ended have NaN as return; they are skipped.
     """
     nothing = Progress(*(np.empty(0),) * 4)
     if returns is None or not len(returns):
@@ -207,7 +207,7 @@ def _progress(
 
 
 def _over_frames(run: Curves, column: str, frames: Numbers) -> Numbers:
-    """Interpolates a counter of ``metrics.csv`` at the given frames; NaN if unknown."""
+    """Interpolates a counter of ``metrics.csv`` at the given frames; unknown values are NaN."""
     table = run.training
     if column not in table or not len(table["frames"]):
         return np.where(frames == 0, 0.0, np.nan)
@@ -218,14 +218,17 @@ def _over_frames(run: Curves, column: str, frames: Numbers) -> Numbers:
 def _training_returns(run: Curves) -> Numbers | None:
     """Returns the training returns if the task has one group, else None.
 
-    The mean over several groups would need their sizes, which are not in the tables.
+    With several groups, the mean would need the groups' sizes, which are not in the tables.
     """
     columns = [name for name in run.training if name.endswith(REWARD)]
     return run.training[columns[0]] if len(columns) == 1 else None
 
 
 def _is_finished(run: Curves) -> bool:
-    """Returns whether the run has ended; one that was resumed has more frames than its summary."""
+    """Returns whether the run has ended.
+
+    A run that was resumed after its end has more frames than its summary says; it has not ended.
+    """
     frames = run.summary.get("frames")
     trained = run.training.get("frames", np.empty(0))
     return isinstance(frames, (int, float)) and (not len(trained) or trained[-1] <= frames)
@@ -247,7 +250,7 @@ def find_runs(paths: Iterable[str | Path] | str | Path) -> tuple[list[Curves], l
         tuple: the runs, and a sentence for each run that cannot be read.
 
     Raises:
-        CheckpointError: a folder without runs, or no readable run at all.
+        CheckpointError: a folder holds no runs, or no run can be read.
         ConfigError: no folder is given.
     """
     given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
@@ -274,7 +277,7 @@ def find_runs(paths: Iterable[str | Path] | str | Path) -> tuple[list[Curves], l
 
 
 def _run_folders(folder: Path, depth: int = 0) -> Iterator[Path]:
-    """Yields the run folder itself, the members of a population, or the runs below, sorted.
+    """Yields the run folders at a path: the path itself, a population's members, or runs below.
 
     If the members of a population replace each other, only the population's folder is a run.
     """
@@ -328,7 +331,7 @@ def read_population(folder: Path) -> list[Curves]:
         folder (Path): folder of the population, which holds the members' folders.
 
     Raises:
-        CheckpointError: a population without members, or a member that cannot be read.
+        CheckpointError: the population has no members, or a member cannot be read.
     """
     members = [read_run(member) for member in seed_folders(folder)]
     if not members:
@@ -439,7 +442,7 @@ def group(records: Sequence[Record]) -> list[Task]:
 
 
 def by_task(runs: Sequence[Curves]) -> dict[str, dict[str, list[Curves]]]:
-    """Groups runs as :func:`group` does; returns them by names of tasks and algorithms.
+    """Groups runs as :func:`group` does; returns a dict: task -> algorithm -> runs.
 
     Args:
         runs (list of Curves): results of :func:`~torchrl_marl.apps.reports.curves.read_run`.
@@ -453,7 +456,9 @@ def by_task(runs: Sequence[Curves]) -> dict[str, dict[str, list[Curves]]]:
 
 
 def each_seed_once(records: Sequence[Record]) -> tuple[list[Record], list[str]]:
-    """Keeps one run of each algorithm and seed; a population's member may repeat another run.
+    """Keeps one run of each algorithm and seed.
+
+    Several may exist, for example if a population's member repeats another run.
 
     A finished run is preferred to an unfinished one, then a longer run, then the first.
 
@@ -505,7 +510,7 @@ def _algorithms(records: Sequence[Record]) -> dict[str, list[Record]]:
 
 
 def _learned(run: Curves) -> dict[str, Any]:
-    """Returns the settings that determine the policy after a number of frames."""
+    """Returns the settings that decide which policy a run has after a given number of frames."""
     found = {name: value for name, value in run.settings.items() if _is_learned(name)}
     if found.get(_WAITS_NOT) == NOT_READ:  # without actors everything waits
         found[_WAITS_NOT] = False
@@ -520,7 +525,7 @@ def _is_learned(setting: str) -> bool:
 
 
 def _algorithm_names(firsts: Sequence[Curves]) -> list[str]:
-    """Returns names such as ``MAPPO``, or ``MAPPO (rmappo, lr=0.01)`` if several would be equal."""
+    """Returns names such as ``MAPPO``; equal names are extended, as ``MAPPO (rmappo, lr=0.01)``."""
     plain = [_algorithm(run) for run in firsts]
     kinds = [(name, _recipe(run)) for run, name in zip(firsts, plain)]
     names = []
@@ -548,7 +553,7 @@ def _recipe(run: Curves) -> str:
 
 
 def _distinguishable(names: Iterable[str]) -> list[str]:
-    """Adds numbers to equal names, if their settings differ in something not in the name."""
+    """Adds numbers to names that are still equal although the settings differ."""
     names, seen = list(names), Counter[str]()
     count = Counter(names)
     result = []

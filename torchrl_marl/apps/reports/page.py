@@ -90,7 +90,7 @@ def data_of(report: Report) -> dict[str, Any]:
 
 
 def _with_numbers_whole(sentence: str) -> Markup:
-    """Marks each number with its interval in a sentence, so that no line break splits them."""
+    """Marks each number and its interval in a sentence, so that no line break separates the two."""
     number = r"(-?[\d.,]*\d \[[^\]]*\])"
     return Markup(re.sub(number, r'<span class="number">\1</span>', escape(sentence)))
 
@@ -127,7 +127,7 @@ def _caption_of(result: TaskResult) -> str:
 
 
 def _sort_value(text: str) -> float | None:
-    """Returns the number at the start of a cell, durations in seconds; None without a number."""
+    """Returns the number at the start of a cell; None without one. Durations become seconds."""
     found = re.match(r"\[?(-?\d[\d,]*\.?\d*(?:e[+-]?\d+)?) ?(s|min|h)?\b", text)
     if found is None:
         return None
@@ -213,7 +213,7 @@ def write_report(
         Report: all results.
 
     Raises:
-        CheckpointError: no runs, or no usable run.
+        CheckpointError: there are no runs, or no run is usable.
         ConfigError: the folder holds other files, or the references cannot be read.
         WriteError: the folder cannot be written to.
     """

@@ -57,8 +57,8 @@ def read_table(path: Path) -> tuple[dict[tuple[str, str], list[Record]], list[st
         finite return.
 
     Raises:
-        CheckpointError: missing columns, a row that is not numeric, negative frames, or two rows
-            of a run at the same frames.
+        CheckpointError: a column is missing, a row is not numeric, frames are negative, or a run
+            has two rows at the same frames.
     """
     runs: dict[_Key, dict[float, tuple[int, list[float]]]] = {}
     for line, row in _rows(path):
@@ -170,7 +170,7 @@ class Report:
 
     @property
     def teams(self) -> list[tuple[TaskResult, Team]]:
-        """Pairs of a task's result and an algorithm's results in it."""
+        """All pairs of a task's result and the results of one algorithm in that task."""
         return [(task, team) for task in self.tasks for team in task.teams.values()]
 
     @property
@@ -197,8 +197,8 @@ def make_report(
             beside this module, in the same form.
 
     Raises:
-        CheckpointError: no runs, no usable run, or a broken table.
-        ConfigError: references that cannot be read, or a table with an algorithm that the runs
+        CheckpointError: there are no runs, no run is usable, or a table is broken.
+        ConfigError: the references cannot be read, or a table has an algorithm that the runs
             already have.
     """
     entries = read_references(None if references is None else Path(references))

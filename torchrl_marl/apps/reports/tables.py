@@ -50,8 +50,8 @@ class Table:
         rows (sequence of sequences): texts of each row, one per column.
         words (sequence of str): names of the columns that hold words, by default the first; other
             columns hold numbers.
-        fold (str): summary under which the page folds the table, with adjacent tables that have the
-            same summary; empty: the table is always shown.
+        fold (str): summary under which the page folds the table; adjacent tables with the same
+            summary are folded together. If empty, the table is always shown.
     """
 
     title: str
@@ -104,7 +104,7 @@ def markdown(report: Report, pictures: Sequence[str] = ()) -> str:
 
 
 def template(name: str, escape: Callable[[str], str], **functions: Any) -> Template:
-    """Returns a template that escapes all values except markup.
+    """Returns a template that escapes all inserted values except markup.
 
     Args:
         name (str): file name in ``assets``.
@@ -238,7 +238,7 @@ def _runs(report: Report) -> Table:
 
 
 def results_csv(report: Report) -> str:
-    """Returns a CSV table with a row for each task and algorithm: all results with intervals."""
+    """Returns a CSV table of all results and their intervals, by task and algorithm."""
     head = [
         "task", "library", "name", "algorithm", "seeds", "frames", "agent_frames", "seconds",
         "iqm", "iqm_low", "iqm_high", "mean", "mean_low", "mean_high", "median", "worst", "best",
@@ -264,7 +264,7 @@ def _normal(result: TaskResult, value: float) -> float | None:
 
 
 def evaluations_csv(report: Report) -> str:
-    """Returns a CSV table with a row for each evaluation, or training measurement, of each run."""
+    """Returns a CSV table with a row for each evaluation or training measurement of each run."""
     head = [
         "task", "library", "name", "algorithm", "seed", "run", "finished", "measured_by",
         "frames", "agent_frames", "seconds", "return", "normalized",

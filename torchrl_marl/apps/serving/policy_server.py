@@ -36,15 +36,16 @@ __all__ = ["PolicyServer", "declared_of", "serve"]
 def declared_of(team: TeamSpec) -> Declared:
     """Declares a team's agents: each group is a kind, with agents ``<group>_0``, ``<group>_1``...
 
-    If agents of a group have different sizes, all are declared with the largest. Features beyond an
-    agent's size are not read, and actions beyond it are never chosen. Bounds are the widest of the
-    group; actions without bounds are declared with bounds -1 and 1. The state is left out.
+    If agents of a group have different sizes, all are declared with the largest size. Features
+    beyond an agent's own size are not read, and actions beyond it are never chosen. Bounds are the
+    widest of the group; actions without bounds are declared with bounds -1 and 1. The environment's
+    state is not declared.
 
     Args:
         team (TeamSpec): team of the environment in which the run was trained.
 
     Raises:
-        ConfigError: agents that have several observations, images, or composite actions.
+        ConfigError: an agent has several observations, images, or composite actions.
 
     Examples:
         >>> from torchrl.data import Bounded, Unbounded
@@ -87,7 +88,7 @@ class PolicyServer:
         folder (str or Path): folder of the run.
 
     Keyword Args:
-        host (str): host to listen on; any but this machine's own needs a token.
+        host (str): host to listen on; a token is needed if other machines can reach it.
         port (int): port to listen on; 0: a free one.
         token_file (str, optional): file with the token of the clients; by default the environment
             variable ``TORCHRL_MARL_TOKEN``.
@@ -103,10 +104,10 @@ class PolicyServer:
         server (ActionServer): server with ``counts`` and ``version``.
 
     Raises:
-        CheckpointError: no run, or no complete checkpoint in it.
-        ConfigError: observations that the protocol cannot send, a port in use, or a host without a
-            token.
-        TrustError: an environment module that needs ``trust``.
+        CheckpointError: the folder holds no run, or the run has no complete checkpoint.
+        ConfigError: the protocol cannot send the observations, the port is in use, or the host
+            needs a token.
+        TrustError: the environment's module is imported only with ``trust``.
 
     Examples:
         >>> import tempfile, torchrl_marl
@@ -176,7 +177,7 @@ class PolicyServer:
         Clients' episodes continue, and agents keep their hidden states.
 
         Raises:
-            CheckpointError: no complete checkpoint in the run's folder.
+            CheckpointError: the run's folder has no complete checkpoint.
         """
         newest = latest_checkpoint(self.folder)
         if newest == self._checkpoint:

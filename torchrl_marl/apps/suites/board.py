@@ -176,7 +176,7 @@ class Result:
 
 
 def found_result(out: Path, run: SuiteRun, elapsed: float = 0.0) -> Result:
-    """Reads the result of a run that is not being trained from the run's folder."""
+    """Reads a run's result from its folder; the run must not be in training."""
     folder = out / run.place
     try:
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
@@ -193,7 +193,7 @@ def write_results(out: Path, results: Iterable[Result]) -> None:
     """Writes ``results.csv``, with a row for each run.
 
     Raises:
-        WriteError: a full disk or a read-only folder.
+        WriteError: the disk is full, or the folder is read-only.
     """
     with whole_file(out / "results.csv", newline="") as file:
         writer = csv.DictWriter(file, _COLUMNS)
@@ -216,7 +216,7 @@ def read_elapsed(out: Path) -> dict[str, float]:
 
 
 def results_table(results: Sequence[Result]) -> str:
-    """Formats a table: for each task and algorithm, mean and range over the seeds."""
+    """Formats a table of results: for each task and algorithm, mean and range over the seeds."""
     heads = ["task", "algorithm", "seeds", "return", "least to most", "random", "frames", "seconds"]
     rows = [heads]
     for pair in dict.fromkeys(one.run.pair for one in results):

@@ -1,4 +1,4 @@
-"""Plan of a suite: its table of settings, its runs, and a forecast of their time."""
+"""Plan of a suite: the table of settings, the runs, and a forecast of the time they take."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Plan:
     Attributes:
         suite (Suite): table of settings.
         runs (tuple of SuiteRun): runs ordered by seed, so that every task starts early.
-        selection (dict): arguments with which :func:`make_plan` makes the same plan.
+        selection (dict): arguments from which :func:`make_plan` makes this plan again.
     """
 
     suite: Suite
@@ -167,7 +167,7 @@ def seeds_of(value: Any) -> list[int]:
     """Parses seeds given as ``5``, ``[0, 2]``, ``"0..4"`` or ``"0,2"``.
 
     Raises:
-        ConfigError: another form, or a repeated seed.
+        ConfigError: the seeds have another form, or a seed is repeated.
 
     Examples:
         >>> seeds_of(3), seeds_of([4, 2]), seeds_of("1..3"), seeds_of("7,9")
@@ -277,7 +277,7 @@ class Suite:
 
     Later settings override earlier ones: the defaults, ``common``, the algorithm's, the task's,
     those of the task with the algorithm, and the overrides of the caller. A setting that an
-    algorithm does not have is skipped, unless it is given for that algorithm by name.
+    algorithm does not have is skipped. It is not skipped if it is given for that algorithm by name.
 
     Args:
         name (str): name of the suite.
@@ -343,7 +343,10 @@ def _merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
 def _config(
     settings: dict[str, Any], mentioned: set[str], algorithm: str, seed: int
 ) -> TrainConfig:
-    """Reads settings; skips those that the algorithm lacks, unless given for it by name."""
+    """Reads a run's settings.
+
+    Settings that the algorithm lacks are skipped, unless they are given for this algorithm by name.
+    """
     reader = Reader(TrainConfig)
     config = reader.read(settings)
     idle = (reader.inapplicable.keys() | unread(config).keys()) - mentioned

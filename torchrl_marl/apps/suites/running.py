@@ -86,7 +86,7 @@ def run_suite(
         list of Result: result of each run, in the order of the plan.
 
     Raises:
-        UserError: invalid arguments or settings, before the first run starts.
+        UserError: arguments or settings are invalid; this is checked before the first run starts.
 
     Examples:
         >>> import tempfile
@@ -212,7 +212,7 @@ def _reason(error: Exception) -> str:
 
 
 def check_record(record: Path, plan: Plan, without: Callable[[], Plan]) -> None:
-    """Raises an error if another user's ``suite.json`` names code or connections to use.
+    """Raises an error if another user's ``suite.json`` would import code or open connections.
 
     Args:
         record (Path): ``suite.json`` of the folder.
@@ -220,7 +220,7 @@ def check_record(record: Path, plan: Plan, without: Callable[[], Plan]) -> None:
         without (callable): returns the plan with only the user's settings.
 
     Raises:
-        TrustError: the record names an import or a connection that the user did not give.
+        TrustError: the file names an import or a connection that the user did not give.
     """
     try:
         given = json.loads(record.read_text(encoding="utf-8")).get("signatures", [])
@@ -262,7 +262,7 @@ def open_folder(out: Path, plan: Plan, *, resume: bool) -> Iterator[None]:
         resume (bool): True to continue in an existing folder.
 
     Raises:
-        ConfigError: a folder with other content, or with runs that have other settings.
+        ConfigError: the folder has other content, or runs in it have other settings.
         CheckpointError: another process is training a suite in the folder.
         WriteError: the folder cannot be written.
     """
@@ -329,8 +329,8 @@ def check_folder(out: Path, plan: Plan, *, resume: bool) -> None:
         resume (bool): True to continue in an existing folder.
 
     Raises:
-        ConfigError: a folder with other content, or with a run of other settings; the message
-            names the run, the setting and both values.
+        ConfigError: the folder has other content, or a run in it has other settings. The message
+            names the run, the setting, and the setting's old and new value.
     """
     _check_new(out, resume)
     now: dict[tuple[str, str], dict[str, Any]] = {}
@@ -361,7 +361,7 @@ def _compared(config: TrainConfig) -> dict[str, Any]:
 
 
 def _is_assigned_by_run(key: str) -> bool:
-    """Returns whether a run sets a setting itself when it starts, such as agents' clusters."""
+    """Returns whether a run itself computes a setting when it starts, such as agents' clusters."""
     return key.startswith("groups.") and key.endswith(".sharing_index")
 
 
@@ -401,7 +401,7 @@ def suite_command(
         trust (bool): True to run the code that another user's folder names.
 
     Raises:
-        UserError: invalid arguments or settings, or failed runs.
+        UserError: arguments or settings are invalid, or a run failed.
     """
     if not texts or "=" in texts[0]:
         raise ConfigError(f"no suite is given; name one of {', '.join(suite_names())} first.")
@@ -433,7 +433,7 @@ def suite_rows() -> list[tuple[str, str]]:
 
 
 def plan_table(plan: Plan, out: Path, jobs: int = 1) -> str:
-    """Formats a plan, with a row for each task, and totals with a forecast of the time."""
+    """Formats a plan: a row for each task, then totals and a forecast of the time."""
     rows = []
     for task in plan.selection["tasks"]:
         own = [run for run in plan.runs if run.task == task]
