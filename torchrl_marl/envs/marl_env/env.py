@@ -332,7 +332,7 @@ class MarlEnv(EnvGraphs, DeclaredEnv):
         return self._wrap(self._episode["given"])
 
     def _drawing(self) -> contextlib.AbstractContextManager[None]:
-        """Context in which the env's random state is used; CUDA graphs use torch's instead."""
+        """Context in which the env's random state is used; captured steps use torch's instead."""
         in_graph = self._captured is not None and self._captured.in_graph
         return contextlib.nullcontext() if in_graph else self.random_state.active()
 

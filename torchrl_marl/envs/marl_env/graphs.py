@@ -1,4 +1,4 @@
-"""Captures the steps of custom environments as CUDA graphs.
+"""Captures the steps of custom environments as graphs, which are compiled.
 
 Shapes: E envs.
 """
@@ -30,7 +30,7 @@ _known_slots: WeakKeyDictionary[type, dict[tuple, dict[Path, bool]]] = WeakKeyDi
 
 
 class EnvGraphs:
-    """Part of :class:`~torchrl_marl.envs.MarlEnv` that captures its steps as CUDA graphs."""
+    """Part of :class:`~torchrl_marl.envs.MarlEnv` that captures its steps as graphs."""
 
     random_state: RandomState
     device: Any
@@ -62,7 +62,7 @@ class EnvGraphs:
         return self
 
     def captured(self) -> CapturedSimulator:
-        """Returns the environment in a form that can be captured as a CUDA graph.
+        """Returns the environment in a form that can be captured as a graph.
 
         Raises:
             CaptureError, SimulatorStateError: the state cannot be packed.
