@@ -72,7 +72,7 @@ class _TakenBy(ReadWhere):
 
     @property
     def values(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Returns the libraries that read the setting; ``"module:Class"`` stands for custom ones."""
+        """Returns the libraries that read the setting; ``"module:Class"`` means custom ones."""
         taking = (name for name, library in LIBRARIES.items() if self._setting in library.settings)
         return (*taking, OWN_ENVIRONMENT)
 
