@@ -49,10 +49,10 @@ def own_environment_hint(name: str) -> str:
 
 
 class _NotAModule:
-    """Marks a setting that refuses the name of a file or module without a class."""
+    """Marks a setting that must not name a file or module without naming a class in it."""
 
     def misfit(self, key: str, value: Any, default: Any) -> str | None:
-        """Returns an error message for a file or module that is named without a class."""
+        """Returns an error message if a value names a file or module, but no class in it."""
         file = value.endswith(".py")
         named = value in LIBRARIES.names() or LIBRARIES.advice(value) is not None
         if not file and (named or not is_module(value)):
@@ -64,7 +64,7 @@ class _NotAModule:
 
 
 class _TakenBy(ReadWhere):
-    """Marks a setting that only some libraries, and custom environments, read."""
+    """Marks a setting that only custom environments and some of the libraries read."""
 
     def __init__(self, setting: str) -> None:
         self.key, self.but, self.of = "library", False, ()
@@ -72,7 +72,7 @@ class _TakenBy(ReadWhere):
 
     @property
     def values(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Returns the libraries that read the setting, and ``"module:Class"`` for custom ones."""
+        """Returns the libraries that read the setting; ``"module:Class"`` means custom ones."""
         taking = (name for name, library in LIBRARIES.items() if self._setting in library.settings)
         return (*taking, OWN_ENVIRONMENT)
 
@@ -126,12 +126,12 @@ class EnvConfig:
 
     @property
     def has_clients(self) -> bool:
-        """True if the simulators connect as clients, which then declare their agents."""
+        """True if the simulators connect as clients; each client then declares its agents."""
         return self.record is not None and self.record.clients
 
     @property
     def is_stateless(self) -> bool:
-        """True if environments certainly return no ``"state"``: none is requested or built in."""
+        """True if environments return no ``"state"``, as none is requested and none is built in."""
         return (
             self.state is None
             and self.record is not None

@@ -160,7 +160,7 @@ def build_own(
         device (torch.device): device of the environment.
 
     Raises:
-        ConfigError: the class does not take a setting, or does not make an environment.
+        ConfigError: the class does not take one of the settings, or does not make an environment.
     """
     from torchrl.envs import EnvBase
 
@@ -179,7 +179,7 @@ def build_own(
             continue
         offered[field.name] = value
         unused = None if field.name == "max_steps" else getattr(defaults, field.name)
-        # Whether the actions are continuous is known only after the environment is built.
+        # Only the built environment shows whether its actions are continuous.
         if field.name not in {*taken, "continuous_actions"} and value != unused:
             raise ConfigError(
                 f"env.{field.name} is {quoted(value)}, but {maker.__name__} takes no "
@@ -200,7 +200,7 @@ def build_own(
 
 
 def _arguments_of(maker: Any) -> set[str]:
-    """Returns a class's or function's argument names, including those passed on to parents."""
+    """Returns the argument names of a class or function, and those that a class's parents take."""
     names: set[str] = set()
     inits = [vars(c).get("__init__") for c in maker.__mro__] if inspect.isclass(maker) else [maker]
     for init in filter(None, inits):
@@ -216,7 +216,7 @@ def _arguments_of(maker: Any) -> set[str]:
 
 @contextmanager
 def _importing(place: str) -> Iterator[None]:
-    """Turns an exception of a user's module into a one-sentence error."""
+    """Context in which an exception of a user's module becomes a one-sentence error."""
     try:
         yield
     except UserError:
@@ -239,7 +239,7 @@ def adapted(env: Any, library: str, **settings: Any) -> EnvBase:
 
 
 def as_environment(env: Any, config: EnvConfig, device: torch.device | str) -> EnvBase:
-    """Wraps an environment in its library's adapter; returns TorchRL environments unchanged.
+    """Wraps an environment in its library's adapter; a TorchRL environment is not changed.
 
     Raises:
         ConfigError: the object is not an environment.

@@ -1,4 +1,4 @@
-"""Registry of environment libraries; it describes each one without importing it.
+"""Registry of environment libraries; it describes a library without importing it.
 
 Imports neither torch nor a library. A new library is a folder with an adapter and a
 :class:`Library`, its description. Register it in ``LIBRARIES`` below, with
@@ -52,12 +52,12 @@ class Library:
         meaning (str): one-line summary, shown by ``torchrl-marl list settings``.
         adapter (str): ``"module:Class"`` of the environment (or a function), called as
             ``adapter(name, seed=, device=, **settings, **env.kwargs)``.
-        settings (tuple of str): fields of :class:`EnvConfig` that the adapter takes.
-        of_objects (tuple of str): the subset of ``settings`` that also applies to an existing
-            environment or to a function that makes one.
+        settings (tuple of str): names of the fields of :class:`EnvConfig` that the adapter takes.
+        of_objects (tuple of str): those of ``settings`` that also apply to an existing environment,
+            or to a function that makes one.
         states (tuple of str): valid values of ``env.state``, besides null.
-        environments (callable, optional): function that returns the names of the environments. By
-            default other names are refused.
+        environments (callable, optional): function that returns the names of the environments.
+            Other names are refused, unless ``unlisted`` is True.
         unlisted (bool): True to also accept names that ``environments`` does not list.
         own_limit (bool): the environments have their own time limit, so none is set by default.
         owns (callable, optional): ``owns(environment)`` returns True for this library's
@@ -68,18 +68,19 @@ class Library:
             external code that a name would run, or None.
         arguments (str, optional): ``"module:Class"`` of a dataclass that defines the adapter's
             settings in ``env.kwargs``, with their types, ranges and docs.
-        captured (bool): True if the steps can be compiled; the adapter then has a method
-            ``captured()``.
+        captured (bool): True if the steps can be captured and compiled. The adapter then has a
+            method ``captured()``.
         drawn (bool): True if the adapter takes ``drawn=True``, for environments with their own
             renderer.
-        clients (bool): True if the simulators connect as clients, which declare their agents.
+        clients (bool): True if the simulators connect as clients; each client declares its agents.
         files (bool): True if an environment's name may be the path of a Python file.
         one_per_process (bool): True if a process can run only one simulation.
         collector (str, optional): ``"module:function"`` that makes the collector of a run, called
             as ``collector(config, env, policy, remembers, asked)``.
         declared (str, optional): ``"module:function"`` that adds an environment's declared
             settings to the settings of a run, called as ``declared(config, env)``.
-        packages (tuple of str): packages that the adapter imports, never from the current folder.
+        packages (tuple of str): packages that the adapter imports. They are never imported from the
+            current folder.
         kwargs_name (str, optional): the adapter's argument that takes ``env.kwargs`` as a dict. By
             default the entries of ``env.kwargs`` are passed as keyword arguments.
 
@@ -145,7 +146,7 @@ class Library:
                 )
 
     def read(self, config: EnvConfig, *, of_object: bool = False) -> dict[str, Any]:
-        """Returns the adapter's arguments from the settings of a run.
+        """Returns those settings of a run that are arguments of the adapter.
 
         Args:
             config (EnvConfig): the settings.
@@ -163,7 +164,7 @@ _SMAX = "JaxMARL has SMAC's battles as SMAX: use env=jaxmarl/HeuristicEnemySMAX"
 _MPE = "use env=pettingzoo/mpe2/simple_spread_v3"
 _ROBOTS = "they are in gymnasium_robotics: use env=pettingzoo/gymnasium_robotics/Ant"
 _TORCHRL = "pass the TorchRL environment in Python: train(RECIPE, env={})".format
-# Advice for names that are no library here, but that users may try.
+# Advice for names that users may try, but that are no registered library.
 _ELSEWHERE = {
     **dict.fromkeys(("smac", "smacv2", "smax", "starcraft"), _SMAX),
     **dict.fromkeys(("mpe", "mpe2"), _MPE),
@@ -189,7 +190,7 @@ class Libraries(Registry[Library]):
         return {name: library.meaning for name, library in self.items()}
 
     def advice(self, word: str) -> str | None:
-        """Returns advice if an unregistered name is a common one, otherwise None."""
+        """Returns advice for a common name that is not registered; None for other names."""
         return _ELSEWHERE.get(word.lower())
 
     def hook(self, word: str, name: str) -> Any:
@@ -267,11 +268,11 @@ def find_library(name: str) -> Library:
 
 
 def check_kinds(arguments: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
-    """Raises an error if an argument is text, but its default is a number or bool.
+    """Raises an error for an argument that is text although its default is a number or bool.
 
     Args:
         arguments (mapping): values of ``env.kwargs``.
-        defaults (mapping): known defaults, by argument name.
+        defaults (mapping): default of each argument, as far as it is known.
 
     Raises:
         ConfigError: an argument is text instead of a number or bool; the message names it.

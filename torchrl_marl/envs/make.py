@@ -36,16 +36,16 @@ def make_env(
 
             - a name: ``"library/environment"``, such as ``"vmas/balance"``, or ``"module:Class"``;
             - a config;
-            - a TorchRL environment, whose masks and done flags are corrected where necessary;
-            - a PettingZoo or JaxMARL environment, or a function that makes one, which is copied
+            - a TorchRL environment; its masks and done flags are corrected where necessary;
+            - a PettingZoo or JaxMARL environment, or a function that makes one; it is copied
               ``num_envs`` times.
 
     Keyword Args:
         seed (int, optional): random seed of the environment; random if None.
-        device (torch.device): device of the simulation; for one that runs on CPU only, device of
-            the returned tensors.
-        num_envs (int, optional): number E of envs; by default that of the config.
-        drawn (bool): build the environment with its own renderer (PettingZoo).
+        device (torch.device): device of the simulation. If the simulation can run only on CPU, it
+            is the device of the returned tensors.
+        num_envs (int, optional): number E of envs; by default the number in the config.
+        drawn (bool): True to build a PettingZoo environment with its own renderer.
         **settings: with a name, other fields of :class:`EnvConfig` and arguments of the
             environment; with an environment object, arguments of its adapter.
 
@@ -151,7 +151,7 @@ def _check_settings(env: EnvConfig) -> None:
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """Splits the name of an environment into its library and its name there.
+    """Splits an environment's full name into its library and its name in that library.
 
     The library of ``"mine:Reach"`` is the whole name, ``"mine:Reach"``.
 
@@ -197,7 +197,7 @@ def named_config(name: str, **settings: Any) -> EnvConfig:
 
 
 def _check_bools(env: EnvConfig) -> None:
-    """Raises an error if a bool setting is text, which Python would take as true."""
+    """Raises an error if a bool setting is text, because Python treats text as True."""
     for name in ("continuous_actions", "restart_workers"):
         value = getattr(env, name)
         if not isinstance(value, bool):

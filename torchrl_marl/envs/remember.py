@@ -35,7 +35,7 @@ class Remember(Transform):
     tensors and no fixed batch size, so it fits any number of envs and can be part of a CUDA graph.
 
     Args:
-        sizes (mapping): number S of hidden units of an agent, by group.
+        sizes (mapping): for each group, the number S of hidden units of an agent.
 
     Shapes:
         - ``(group, "hidden")``, also under ``"next"``: ``[E, N, S]``, dense
@@ -86,7 +86,7 @@ class Remember(Transform):
         return next_tensordict
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        """Adds the entries that the transform carries to the spec."""
+        """Adds to the spec the entries that the transform carries."""
         for name, shape in self.shapes.items():
             observation_spec[name, self.leaf] = Unbounded(
                 (*observation_spec.shape, *shape), device=observation_spec.device, dtype=self.dtype
@@ -98,7 +98,7 @@ class WhoPlays(Remember):
     """Carries the player index of each agent, ``(group, "player")``; sets it to 0 at a reset.
 
     At the start of an episode, :class:`~torchrl_marl.collectors.matches.MatchPolicy` draws a past
-    player, which plays until the episode ends.
+    player. This player acts until the episode ends.
 
     Args:
         groups (iterable of str): groups with player indices.
@@ -123,7 +123,7 @@ class WhoPlays(Remember):
 
 
 def with_players(env: EnvBase, groups: Iterable[str]) -> EnvBase:
-    """Adds the player indices of some groups to an environment; see :class:`WhoPlays`.
+    """Adds the player indices of the given groups to an environment; see :class:`WhoPlays`.
 
     Raises:
         SpecError: unknown group.
@@ -148,7 +148,8 @@ def with_memory(env: EnvBase, policy: nn.Module | Mapping[str, int]) -> EnvBase:
             the environment is returned unchanged.
 
     Keys:
-        - adds ``(group, "is_init")`` in every group, ``(group, "hidden")`` in those with memory
+        - adds ``(group, "is_init")`` in every group, and ``(group, "hidden")`` in every group with
+          memory
 
     Examples:
         >>> from torchrl_marl import TeamSpec

@@ -1,4 +1,4 @@
-"""Scenes, which are pictures of an environment, made of shapes."""
+"""Scenes: pictures of an environment that are made of shapes."""
 
 from __future__ import annotations
 
@@ -150,7 +150,8 @@ def scene(env: EnvBase, index: int = 0, step: TensorDictBase | None = None) -> P
         env (EnvBase): environment with a method ``scene``, such as
             :class:`~torchrl_marl.envs.VmasEnv`; it may be wrapped in transforms.
         index (int): index of the env.
-        step (TensorDictBase, optional): last step of that env, which some environments also draw.
+        step (TensorDictBase, optional): last step of that env, for environments that draw
+            it, too.
 
     Raises:
         ConfigError: the environment cannot be drawn.
@@ -166,7 +167,7 @@ def scene(env: EnvBase, index: int = 0, step: TensorDictBase | None = None) -> P
 
 
 def stage(env: EnvBase) -> Stage | None:
-    """Returns the view and border of an environment; None if the view must fit all entities.
+    """Returns an environment's view and border; None if it defines none, so all must fit in.
 
     Args:
         env (EnvBase): environment with a method ``scene``.
@@ -179,7 +180,7 @@ def stage(env: EnvBase) -> Stage | None:
 
 
 def check_scene(env: EnvBase) -> None:
-    """Raises an error if an environment cannot be drawn, so it is found before the first step.
+    """Raises an error if an environment cannot be drawn; call it before the first step.
 
     Raises:
         ConfigError: the environment cannot be drawn; the message names what is missing.
@@ -191,7 +192,7 @@ def check_scene(env: EnvBase) -> None:
 
 @contextlib.contextmanager
 def watched(env: EnvBase, number: int) -> Iterator[None]:
-    """Context in which envs that are reset within a step keep the last picture of each episode.
+    """Context in which the last picture of an episode is kept if its env is reset in the step.
 
     Args:
         env (EnvBase): environment with a method ``scene``.
@@ -242,7 +243,8 @@ class FinalFrames:
         """Returns a picture of one env: shapes, pixels or a text.
 
         Args:
-            index (int): index of the env. A watched env shows the last state of an ended episode.
+            index (int): index of the env. If its episode has just ended and the env is watched, the
+                picture shows the last state of that episode.
         """
         return self._frames[index] if self._frames else self._draw(index)
 

@@ -24,8 +24,9 @@ __all__ = ["AgentInitTracker", "PadAgents", "with_dense_groups"]
 class PadAgents(Transform):
     """Pads lazily stacked groups of an environment to dense tensors.
 
-    Outputs are padded with zeros to the shape of the largest agent. Actions are cut to each agent's
-    shape before they reach the environment. Buffers, losses and compiled code need dense groups.
+    Outputs are padded with zeros to the shape of the largest agent. Before actions reach the
+    environment, they are cut to each agent's shape. Buffers, losses and compiled code need dense
+    groups.
     :class:`~torchrl_marl.specs.TeamSpec` finds each agent's shapes in spite of the padding.
 
     Homogeneous groups are not changed.
@@ -54,7 +55,7 @@ class PadAgents(Transform):
 
     @property
     def members(self) -> dict[str, tuple[Composite, ...]]:
-        """Specs of each agent, by heterogeneous group."""
+        """For each heterogeneous group, the specs of its agents."""
         return {n: group.members for n, group in self.groups.items() if group.members is not None}
 
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
@@ -73,7 +74,7 @@ class PadAgents(Transform):
         for name, spec in self.groups.items():
             group = tensordict.get(name, None)
             if group is not None and not is_lazy(group):
-                # All leaves, because other transforms read their sums and counts in this data.
+                # All leaves are unpadded, because other transforms read their sums and counts here.
                 tensordict.set(name, unpad_group(group, spec.paddings))
         return tensordict
 
@@ -101,9 +102,9 @@ class AgentInitTracker(Transform):
     """Marks each agent's first step, at which recurrent policies reset their state.
 
     ``(group, "is_init")`` is True from the reset up to and including the first step in which the
-    agent acts. So it is also True for agents that are not born yet. TorchRL's ``InitTracker``
+    agent acts. So it is True for all agents that are not born yet. TorchRL's ``InitTracker``
     marks only the first step of the episode. Groups may be dense, padded or stacked lazily. In a
-    group without masks all agents start with the episode.
+    group without masks, all agents act from the first step of the episode.
 
     Args:
         init_key (str): name of the leaf, such as ``"is_init"``.
@@ -152,7 +153,7 @@ class AgentInitTracker(Transform):
         return tensordict_reset
 
     def _fresh(self, tensordict: TensorDictBase, n_agents: int) -> Tensor:
-        """Returns a mask of the agents at the start of an episode, ``[E, N, 1]``."""
+        """Returns a mask ``[E, N, 1]`` of the agents in envs that are being reset."""
         shape = (*self.parent.batch_size, n_agents, 1)
         reset = tensordict.get("_reset", None)
         if reset is None:
@@ -181,10 +182,11 @@ def with_dense_groups(env: EnvBase) -> EnvBase:
 
 
 class _PaddedComposite(Composite):
-    """Spec of a padded group, which compares equal to the lazily stacked spec that it pads.
+    """Spec of a padded group; it compares equal to the lazily stacked spec of the same group.
 
-    Under a transform, TorchRL calls the environment's ``rand_action`` only if the action specs are
-    equal. That method is needed in environments with legal-action masks.
+    In a transformed environment, TorchRL calls the inner environment's ``rand_action`` only if the
+    action specs of the two environments are equal. Environments with legal-action masks need that
+    method.
     """
 
     def __eq__(self, other: object) -> bool:

@@ -17,7 +17,7 @@ __all__ = ["VmasScene"]
 
 
 class VmasScene:
-    """Scene of a VMAS environment: its entities as shapes, and the scenario's view.
+    """Draws a VMAS environment: its entities become shapes, seen in the scenario's view.
 
     Args:
         env (VmasEnv): VMAS environment from this package or from TorchRL.
@@ -75,7 +75,7 @@ def _talks(agent: Agent) -> bool:
 
 
 def _message(agent: Agent, index: int) -> Shape:
-    """Returns a label above an agent: index and value of the message's largest component."""
+    """Returns an agent's label: the index and value of the largest component of its message."""
     message = agent.state.c[index].tolist()
     largest = max(range(len(message)), key=lambda i: abs(message[i]))
     label = f"{largest}: {message[largest]:.1f}" if message[largest] else ""

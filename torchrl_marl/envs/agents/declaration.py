@@ -33,7 +33,7 @@ _LEAVES = frozenset({"observation", "action", "mask", "action_mask", "reward", *
 
 
 class Declaration:
-    """Agents and state of an environment, with their specs and a reader of the outputs.
+    """Agents and state of an environment, their specs, and a reader of the environment's outputs.
 
     Args:
         owner (str): name of the environment in error messages.
@@ -114,7 +114,7 @@ class Declaration:
         return pad_specs(self._members(name, leaves), f"group {name!r}")
 
     def _specs(self, groups: dict[str, Composite]) -> dict[str, Composite]:
-        """Returns TorchRL's specs without batch dims; groups with different shapes are stacked."""
+        """Returns TorchRL's specs without batch dims; heterogeneous groups have stacked specs."""
         specs = {key: Composite() for key in ("observation", "action", "reward", "done")}
         for key in _FLAGS:
             specs["done"][key] = _flag(1)
@@ -144,7 +144,7 @@ class Declaration:
 
 
 def refuse_unknown(unknown: dict[str, Any], *classes: type) -> None:
-    """Raises an error for the first argument that none of the classes' constructors takes."""
+    """Raises an error for the first argument that no constructor of the given classes takes."""
     inits = (inspect.signature(cls.__init__) for cls in classes)  # type: ignore[misc]
     names = {name for init in inits for name in init.parameters}
     known = sorted(names - {"self", "args", "kwargs", "unknown"})
@@ -156,7 +156,7 @@ def refuse_unknown(unknown: dict[str, Any], *classes: type) -> None:
 
 
 def check_whole_numbers(owner: str, numbers: Mapping[str, Any], least: int = 1) -> None:
-    """Raises an error for arguments that are neither None nor whole numbers from ``least``."""
+    """Raises an error for arguments that are neither None nor whole numbers >= ``least``."""
     for name, value in numbers.items():
         whole = isinstance(value, Integral) and not isinstance(value, bool)
         if value is not None and not (whole and value >= least):
@@ -175,7 +175,8 @@ def check_snapshot(of: str, own: str) -> None:
     """Raises an error for a snapshot of another environment.
 
     Raises:
-        SimulatorStateError: the environments differ; the message names both.
+        SimulatorStateError: the snapshot is of another environment; the message names both
+            environments.
     """
     if of != own:
         raise SimulatorStateError(
@@ -185,11 +186,11 @@ def check_snapshot(of: str, own: str) -> None:
 
 
 def check_least(owner: str, **numbers: tuple[float, float]) -> None:
-    """Raises an error for numbers below their minimum.
+    """Raises an error for an argument that is below its minimum.
 
     Args:
         owner (str): name of the environment in error messages.
-        **numbers: pairs of a number and its minimum, by name of the argument.
+        **numbers: for each argument, the pair of its value and its minimum.
 
     Examples:
         >>> check_least("Arena", lives=(3, 1), years=(5, 1))
@@ -200,7 +201,7 @@ def check_least(owner: str, **numbers: tuple[float, float]) -> None:
 
 
 def _check_one_group(where: str, kinds: Sequence[AgentSpec]) -> None:
-    """Raises an error for kinds that cannot share a stacked spec."""
+    """Raises an error for kinds of agents that cannot be stacked in one group."""
     first = kinds[0]
     for kind in kinds:
         if len(kinds) > 1 and kind.name in _LEAVES:
@@ -222,7 +223,7 @@ def _check_one_group(where: str, kinds: Sequence[AgentSpec]) -> None:
 
 
 def _structure(spec: TensorSpec, key: NestedKey) -> tuple:
-    """Returns the properties of a spec that must be equal in a group."""
+    """Returns the properties of a spec that must be the same for all agents of a group."""
     if isinstance(spec, Composite):
         return (Composite,)
     return (type(spec), spec.dtype, spec.ndim, spec.shape if key == "reward" else None)
@@ -240,7 +241,7 @@ def _n_features(spec: TensorSpec) -> int:
 
 
 def _agent_specs(kind: AgentSpec) -> Composite:
-    """Returns the specs of one agent's leaves, as they are named in its group."""
+    """Returns the specs of one agent, by the names that the leaves have in the agent's group."""
     own = {
         "observation": kind.observation_spec,
         "action": kind.action_spec,

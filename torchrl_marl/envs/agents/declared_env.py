@@ -52,7 +52,7 @@ def _draw(
     if legal is None or several or not isinstance(spec, (Categorical, OneHot)):
         return batched(spec, batch_size).rand().to(device)
     legal = legal if spec.mask is None else legal & spec.mask.to(legal.device)
-    # Agents without a legal action are masked, so any action is fine.
+    # Agents without a legal action are masked, so their actions have no effect.
     weights = (legal | ~legal.any(-1, keepdim=True)).float()
     action = torch.multinomial(weights.flatten(0, -2), 1).view(legal.shape[:-1])
     if isinstance(spec, OneHot):
@@ -98,11 +98,12 @@ class DeclaredEnv(EnvBase):
         return self.batch_size[0]
 
     def rand_action(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
-        """Draws random actions for all agents, which the action masks allow.
+        """Draws random actions for all agents; only actions that the action masks allow are drawn.
 
         Args:
             tensordict (TensorDictBase, optional): data that hold the action masks, and receive the
-                actions. Actions are padded with zeros if a heterogeneous group is dense in them.
+                actions. If these data hold a heterogeneous group in dense form, its actions are
+                padded with zeros.
         """
         size, device = self.batch_size, self.device
         if tensordict is None:
@@ -121,15 +122,15 @@ class DeclaredEnv(EnvBase):
 class AutoResetEnv(DeclaredEnv):
     """Base class of vectorized adapters, which reset ended envs within the step.
 
-    An adapter declares its agents and defines two methods. Both return nested dicts of tensors, by
-    group and leaf, with all leaves of the specs and flags. In a heterogeneous group, leaves with
-    different shapes are under the name of their kind.
+    An adapter declares its agents and defines two methods. Both methods return nested dicts of
+    tensors, by group and leaf, with all leaves of the specs and flags. In a heterogeneous group,
+    leaves whose shape differs between kinds are returned under the name of each kind.
 
     - ``_start(fresh)`` resets the envs where the mask ``fresh`` ``[E]`` is True, or all envs if it
       is None. It returns the outputs of all E envs.
     - ``_play(actions)`` makes a step. It returns the outputs of the step, with its rewards, and
-      the inputs of the next step. The two differ only in ended envs, whose next step starts a new
-      episode.
+      the inputs of the next step. Outputs and inputs differ only in ended envs, whose next step
+      starts a new episode.
 
     So the end of an episode needs no second call of the simulator, neither in
     :meth:`step_and_maybe_reset` nor when TorchRL resets the ended envs. The adapter must not write
@@ -191,7 +192,7 @@ class AutoResetEnv(DeclaredEnv):
     def step_and_maybe_reset(
         self, tensordict: TensorDictBase
     ) -> tuple[TensorDictBase, TensorDictBase]:
-        """Makes a step; returns it, and the input of the next step, in which ended envs are reset.
+        """Makes a step, and resets ended envs; returns the step, and the input of the next step.
 
         Reduces to: TorchRL's method, but calls the simulator only once.
         """

@@ -58,7 +58,7 @@ class GroupKinds:
         return any(leaf == (key if isinstance(key, str) else key[0]) for key in self.paddings)
 
     def parts(self, leaves: Mapping[str, Any], leaf: str) -> dict[str, Any]:
-        """Returns a dict with one tensor ``[E, M, ...]`` of a leaf for each kind.
+        """Returns a leaf as a dict, with one tensor ``[E, M, ...]`` for each kind.
 
         A leaf that is stored for the whole group is returned as one tensor ``[E, N, ...]`` under
         the key ``""``.
@@ -68,7 +68,7 @@ class GroupKinds:
         return {name: leaves[name][leaf] for name in self.names}
 
     def acting(self, actions: Mapping[str, Any], mask: Tensor) -> dict[str, Any]:
-        """Returns the actions, with zeros for masked agents; mask: ``[E, N]``."""
+        """Returns the actions, with zeros for agents that a mask ``[E, N]`` marks as False."""
         zeroed: dict[str, Any] = {}
         for kind, action in self.parts(actions, "action").items():
             acts = mask[:, self.slices[kind]] if kind else mask
@@ -94,11 +94,11 @@ class GroupKinds:
     def stacked(
         self, leaves: Mapping[str, Any], batch_size: torch.Size, device: torch.device | None
     ) -> LazyStackedTensorDict:
-        """Stacks the data of a group's agents lazily, as views.
+        """Stacks the data of a group's agents lazily; the stacked data are views of the leaves.
 
         Args:
-            leaves (mapping): leaves of all agents ``[E, N, ...]``, and leaves of a kind
-                ``[E, M, ...]`` under its name.
+            leaves (mapping): leaves of all agents ``[E, N, ...]``, and, under the name of a kind,
+                the leaves ``[E, M, ...]`` of this kind.
             batch_size (torch.Size): batch size ``[E]``.
             device (torch.device, optional): device of the data.
         """
@@ -112,7 +112,7 @@ class GroupKinds:
         return LazyStackedTensorDict(*members, stack_dim=len(batch_size))
 
     def written(self, group: TensorDictBase, leaves: Mapping[str, Any]) -> TensorDictBase:
-        """Returns a copy of a group's data with new leaves, given for all agents or by kind."""
+        """Returns a copy of a group's data with new leaves, which are for all agents or by kind."""
         if not self.lazy:
             return group.clone(recurse=False).update(dict(leaves))
         own = self.stacked(leaves, group.batch_size[:-1], group.device).unbind(1)
@@ -126,7 +126,7 @@ def _stacked(members: list[TensorDictBase], dim: int) -> TensorDictBase:
 
 
 def map_leaves(nested: Mapping[str, Any], function: Any) -> dict[str, Any]:
-    """Applies a function to every tensor of nested dicts."""
+    """Applies a function to every tensor in nested dicts; returns dicts of the results."""
     return {
         key: map_leaves(x, function) if isinstance(x, Mapping) else function(x)
         for key, x in nested.items()
@@ -134,7 +134,7 @@ def map_leaves(nested: Mapping[str, Any], function: Any) -> dict[str, Any]:
 
 
 def joined(values: Sequence[Any]) -> Any:
-    """Concatenates the kinds' tensors ``[E, M, ...]``, or dicts of these, to ``[E, N, ...]``."""
+    """Concatenates tensors ``[E, M, ...]`` of all kinds, or dicts of such, to ``[E, N, ...]``."""
     if isinstance(values[0], Tensor):
         return torch.cat(list(values), 1)
     return {key: joined([value[key] for value in values]) for key in values[0]}
@@ -261,7 +261,7 @@ class OutputReader:
         return {key: output.get(key) for key in output.keys() if key not in own}, own
 
     def _read_kinds(self, where: str, name: str, leaf: str, own: dict[str, Any]) -> dict[str, Any]:
-        """Returns an output leaf by kind; empty if no kind has it and it is optional."""
+        """Returns a leaf of the output by kind; an empty dict if it is optional and missing."""
         present = [kind for kind, mapping in own.items() if leaf in mapping.keys()]
         if leaf in _OPTIONAL and not present:
             return {}

@@ -62,7 +62,7 @@ class GroupFlags:
         """Adds the end of the episode, and sets the mask of the next step.
 
         At a time limit the mask is True for all living agents, including waiting ones, because
-        their return is bootstrapped from the last observation.
+        the returns of living agents are bootstrapped from the last observation.
 
         Args:
             root (TeamFlags): flags of the episode.
@@ -79,7 +79,7 @@ class GroupFlags:
 
 @dataclass(frozen=True)
 class TeamFlags:
-    """Done flags of the episode, ``[E, 1]`` each; at most one of the two is True in an env."""
+    """Flags ``terminated`` and ``truncated`` of the episode, ``[E, 1]``; never True together."""
 
     terminated: Tensor
     truncated: Tensor
@@ -91,7 +91,7 @@ class TeamFlags:
 
     @classmethod
     def running(cls, batch_size: torch.Size, device: torch.device | None) -> TeamFlags:
-        """Returns the flags of running episodes."""
+        """Returns flags that are all False, for envs in which every episode is running."""
         false = torch.zeros(*batch_size, 1, dtype=torch.bool, device=device)
         return cls(false, false.clone())
 
@@ -104,8 +104,8 @@ class TeamFlags:
     ) -> TeamFlags:
         """Returns the flags after a step.
 
-        An episode is terminated if all its agents are, or if the environment says so. Episodes
-        that end for another reason are truncated.
+        An episode is terminated if all its agents are terminated, or if the environment says so.
+        Episodes that end for another reason are truncated.
 
         Args:
             groups (sequence of GroupFlags): flags of all groups after the step.
@@ -125,7 +125,7 @@ class TeamFlags:
 
 
 def begun(team: TeamSpec, root: TeamFlags, source: Mapping[str, Any]) -> dict[str, GroupFlags]:
-    """Returns the flags of each group after a reset, with the masks that the environment gives."""
+    """Returns the flags of each group after a reset; the masks are those of the environment."""
     size, device = root.terminated.shape[:-1], root.terminated.device
     living = {
         name: GroupFlags.living(size, group.n_agents, device) for name, group in team.groups.items()
@@ -136,7 +136,7 @@ def begun(team: TeamSpec, root: TeamFlags, source: Mapping[str, Any]) -> dict[st
 def ended(
     groups: Mapping[str, GroupFlags], source: Mapping[str, dict[str, Any]]
 ) -> dict[str, GroupFlags]:
-    """Moves the done flags of agents from an environment's output into the groups' flags."""
+    """Returns the groups' flags after a step; removes the agents' done flags from the output."""
     return {
         name: flags.ended_by(
             source[name].pop("terminated", None), source[name].pop("truncated", None)
@@ -168,7 +168,7 @@ def episode_of(
     source: dict[str, Any],
     born: dict[str, Tensor],
 ) -> dict[str, Any]:
-    """Returns the state of the running episodes and the environment's output, as nested dicts."""
+    """Returns nested dicts of the running episodes' state and of the environment's output."""
     output = {**source, "done": root.done, **root.__dict__}
     for name, flags in groups.items():
         output[name] = {**source[name], "done": flags.done, **flags.__dict__}

@@ -40,8 +40,8 @@ def spec_of_space(
         space (gymnasium.Space): Box, Discrete, MultiDiscrete, MultiBinary, or a Dict of these.
 
     Keyword Args:
-        action (bool): True for an action space; a single discrete action then has shape ``[]``
-            instead of ``[1]``.
+        action (bool): True for an action space. The spec of a single discrete action then has
+            shape ``[]`` instead of ``[1]``.
         one_hot (bool): True to one-hot encode the values of a Discrete space.
 
     Raises:
@@ -95,7 +95,7 @@ def action_spec_of(where: str, space: Any, *, one_hot: bool = False) -> TensorSp
 
 def _box(space: Any) -> TensorSpec:
     shape = tuple(space.shape) or (1,)
-    # A JaxMARL space may have a single bound for all entries, of another type than the entries.
+    # A JaxMARL space may have a single bound for all entries, and the bound may have another type.
     bounds = (np.asarray(bound, space.dtype) for bound in (space.low, space.high))
     low, high = (torch.tensor(bound).expand(shape).clone() for bound in bounds)
     dtype = torch.float32 if low.is_floating_point() else low.dtype
@@ -140,7 +140,7 @@ def check_values(
 ) -> None:
     """Raises an error if a value of an acting agent is NaN or outside its spec.
 
-    It reads values, so it waits for the device.
+    This check reads the values of tensors, so it waits for the device.
 
     Args:
         where (str): name of the method in error messages.
@@ -212,7 +212,8 @@ def grouped(
     Args:
         agents (sequence): ids of all agents of an environment.
         group_map (MarlGroupMapType or mapping, optional): grouping. By default ``bob_0`` and
-            ``bob_1`` form the group ``bob``, and an agent without a number in its id is a group.
+            ``bob_1`` form the group ``bob``, and an agent without a number in its id forms a group
+            by itself.
 
     Raises:
         ConfigError: an agent is in no group or in two groups, or an id is unknown.

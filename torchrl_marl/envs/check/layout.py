@@ -1,4 +1,4 @@
-"""Checks of an environment's specs and keys, and a list of the broken rules."""
+"""Checks of an environment's specs and keys, and the collection of broken rules."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Finding", "Findings", "check_layout", "check_specs", "leaves", "spec
 
 @dataclass(frozen=True)
 class Finding:
-    """A broken rule: the key, the finding, the expected value, and a fix."""
+    """A broken rule: the key, the value found there, the expected value, and a fix."""
 
     key: NestedKey
     found: str
@@ -34,7 +34,7 @@ class Finding:
 
 @dataclass
 class Findings:
-    """Collection of broken rules, each of which is listed once, and of hints.
+    """Collection of broken rules and of hints; each rule is listed once per key.
 
     Examples:
         >>> findings = Findings()
@@ -54,7 +54,7 @@ class Findings:
     def where(
         self, broken: Tensor, key: NestedKey, step: int, found: str, expected: str, fix: str
     ) -> None:
-        """Adds a broken rule if a bool tensor is True anywhere, and names the first index."""
+        """Adds a broken rule if a bool tensor has a True entry, and names the first such index."""
         if bool(broken.any()):
             place = broken.nonzero()[0].tolist()
             at = f"in step {step} at {place}" if place else f"in step {step}"
@@ -208,7 +208,7 @@ def _check_shape(
 
 
 def leaves(td: TensorDictBase, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple, Tensor]]:
-    """Yields all tensors with their paths; in lazily stacked groups, those of each agent."""
+    """Yields all tensors with their paths; a lazily stacked group yields each agent's tensors."""
     if is_lazy(td):
         for i, member in enumerate(td.unbind(td.stack_dim)):
             yield from leaves(member, (*path, i))
@@ -233,7 +233,7 @@ def spec_leaves(spec: TensorSpec, path: tuple[Any, ...] = ()) -> Iterator[tuple[
 
 
 def check_specs(td: TensorDictBase, specs: list[Composite], step: int, findings: Findings) -> bool:
-    """Checks that data have the declared keys, shapes and dtypes."""
+    """Checks that data have the keys, shapes and dtypes that the specs declare."""
     found, before = dict(leaves(td)), len(findings.problems)
     for path, spec in (pair for part in specs for pair in spec_leaves(part)):
         key: NestedKey = path if len(path) > 1 else path[0]
@@ -254,7 +254,7 @@ def check_specs(td: TensorDictBase, specs: list[Composite], step: int, findings:
 
 
 def outside(value: Tensor, spec: TensorSpec) -> Tensor:
-    """Returns a mask of values that are NaN, infinite or out of bounds of their spec."""
+    """Returns a mask of the values that are NaN, infinite, or outside the spec's bounds."""
     wrong = torch.zeros_like(value, dtype=torch.bool)
     if value.is_floating_point():
         wrong = ~value.isfinite()

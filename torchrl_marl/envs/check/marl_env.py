@@ -43,7 +43,8 @@ def check_marl_env(
     The rules are:
 
     - keys, shapes and dtypes are as declared;
-    - ``done = terminated | truncated``, and never both are True, for the episode and for agents;
+    - ``done = terminated | truncated``, for the episode and for agents;
+    - ``terminated`` and ``truncated`` are never both True;
     - dead agents stay dead and are masked;
     - the episode ends with its last agent;
     - at a time limit episodes are truncated, and the mask of living agents stays True;
@@ -53,7 +54,7 @@ def check_marl_env(
     - a partial reset does not change the other envs;
     - the same seed gives the same episodes;
     - actions of masked agents have no effect;
-    - outputs are never overwritten later.
+    - later steps do not write to earlier outputs.
 
     Args:
         env (EnvBase): grouped environment of any batch size. It is seeded, played and reset.
@@ -62,15 +63,15 @@ def check_marl_env(
         n_steps (int): number of steps to play.
         seed (int): random seed of the environment and of the actions.
         max_steps (int, optional): time limit in steps; ``env.max_steps`` by default.
-        make (callable, optional): function that builds a second instance, to check that the two
-            are independent.
+        make (callable, optional): function that builds a second environment, to check that the
+            two environments do not disturb each other.
 
     Returns:
         str: summary of the checks, with hints about possible mistakes.
 
     Raises:
-        SpecError: rules are broken; the message lists the key, finding, expectation and fix of
-            each.
+        SpecError: rules are broken; for each one, the message lists the key, the value found there,
+            the expected value, and a fix.
         ConfigError: the object is not a TorchRL environment.
 
     Examples:

@@ -47,10 +47,11 @@ def attributes(env: EnvBase) -> Attributes:
 def left_over(
     first: tuple[Attributes, Attributes], second: tuple[Attributes, Attributes]
 ) -> list[Path]:
-    """Returns attributes that differ between two resets because neither reset set them.
+    """Returns the attributes that two resets left as they were, so they still differ.
 
     Args:
-        first, second (tuple of Attributes): attributes before and after a reset.
+        first, second (tuple of Attributes): attributes before and after the first reset, and before
+            and after the second.
 
     Examples:
         >>> was, now = {("level",): 0, ("x",): 3}, {("level",): 0, ("x",): 1}
@@ -70,7 +71,7 @@ def left_over(
 
 
 def put_back(env: EnvBase, paths: list[Path], values: Attributes) -> None:
-    """Restores earlier values of attributes."""
+    """Sets attributes of the environment to the given earlier values."""
     for path in paths:
         holder: Any = vars(base_of(env))
         for key in path[:-1]:
@@ -111,7 +112,7 @@ Flat = dict[tuple, Tensor]
 
 @dataclass(frozen=True)
 class Step:
-    """Copies of the data of one step: its start, actions and result, and the next step's start."""
+    """Data of one step, copied: its start, actions and result, and the start of the next step."""
 
     before: TensorDictBase
     action: TensorDictBase
@@ -162,12 +163,12 @@ class Play:
         return Step(before, action, transition.get("next").clone(), carry.clone())
 
     def record(self, n: int) -> list[Flat]:
-        """Makes several steps, and returns all tensors by step."""
+        """Makes several steps, and returns all tensors of each step."""
         return _flat([self.begin, *(self.step() for _ in range(n))])
 
 
 def choose_legal(group: TensorDictBase) -> None:
-    """Replaces illegal actions of a group by legal ones, in place."""
+    """Replaces the illegal actions of a group with legal actions, in place."""
     if is_lazy(group):
         for member in group.unbind(group.ndim - 1):
             choose_legal(member)
@@ -249,7 +250,7 @@ def check_twin(
     alone: list[Flat],
     findings: Findings,
 ) -> None:
-    """Checks that two instances in one process do not disturb each other."""
+    """Checks that two instances of an environment in one process do not disturb each other."""
     twin = make()
     try:
         own, other = Play(env, team, seed), Play(twin, team, seed)
@@ -371,9 +372,10 @@ def _with_begin(env: EnvBase, team: TeamSpec, seed: int, n: int) -> _Recording:
 def _stale_attributes(
     env: EnvBase, team: TeamSpec, seed: int, first: _Recording, second: _Recording
 ) -> str:
-    """Returns the names of attributes that a reset forgets; empty if none explains a difference.
+    """Returns the names of the attributes that make two plays differ because no reset sets them.
 
-    With the earlier values of these attributes, the second play repeats the first.
+    The names are found by a test: with the first play's values of these attributes, a new play
+    must repeat the first. Otherwise the text is empty.
     """
     paths = left_over(first.attributes, second.attributes)
     if not paths:
@@ -385,7 +387,7 @@ def _stale_attributes(
 
 
 def _flat(played: list) -> list[Flat]:
-    """Returns all tensors of each step."""
+    """Returns all tensors of each recorded step, by path."""
     given = [
         TensorDict({"next": x.after, "carry": x.carry}, []) if isinstance(x, Step) else x
         for x in played
@@ -408,5 +410,5 @@ def changed(now: TensorDictBase, then: TensorDictBase) -> list[tuple]:
 
 
 def brief(error: Exception) -> str:
-    """Returns an error in one line."""
+    """Returns the type and the message of an error as one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"

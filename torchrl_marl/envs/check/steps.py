@@ -71,7 +71,7 @@ class StepRules:
         self._check_end(before, after, carry)
 
     def finish(self) -> None:
-        """Runs the checks that need all steps; call it after the last one."""
+        """Runs the checks that need all steps; call it after the last step."""
         counts = self.at_limit
         if counts["terminated"] and not counts["truncated"]:
             found = (
@@ -106,7 +106,7 @@ class StepRules:
             )
 
     def _note(self, broken: Tensor, key: NestedKey, found: str, expected: str, fix: str) -> None:
-        """Adds a broken rule of this step if a bool tensor is True anywhere."""
+        """Adds a broken rule of this step if a bool tensor has a True entry."""
         self.findings.where(broken, key, self.step, found, expected, fix)
 
     @property
@@ -206,7 +206,7 @@ class StepRules:
         )
 
     def _of_agents(self, td: TensorDictBase, group: GroupSpec, flag: str) -> Tensor:
-        """Returns a flag of the agents ``[*B, N]``, or of the episode ``[*B, 1]`` without those."""
+        """Returns a flag ``[*B, N]`` per agent; if agents have none, the episode's ``[*B, 1]``."""
         return td.get(group.key(flag)).squeeze(-1) if group.agent_done else td.get(flag)
 
     # ----------------------------------------------------------------------------------- values
@@ -244,7 +244,7 @@ class StepRules:
                 self._check_choices(td, group)
 
     def _acting(self, td: TensorDictBase, group: GroupSpec, path: tuple, value: Tensor) -> Tensor:
-        """Returns a mask of the values of acting agents, in the shape of a leaf."""
+        """Returns a mask that selects the values of acting agents; it has the shape of a leaf."""
         if group.mask_key is None:
             return torch.ones_like(value, dtype=torch.bool)
         acts = td.get(group.mask_key)

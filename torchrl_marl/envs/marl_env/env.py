@@ -37,9 +37,10 @@ __all__ = ["MarlEnv", "completed", "forbid_inplace_writes"]
 
 
 def completed(method: Callable[..., Any], complete: str) -> Callable[..., Any]:
-    """Wraps a method so that a call of it runs the env's ``complete(method, tensordict)``.
+    """Wraps a method of an env; calling it runs the env's ``complete(method, tensordict)``.
 
-    A call from within, such as ``super()._step(...)`` in a subclass, runs the method itself.
+    If the method is called while ``complete`` runs, as by ``super()._step(...)`` in a subclass, the
+    method itself runs.
 
     Args:
         method (callable): method ``_reset`` or ``_step`` of an environment.
@@ -64,7 +65,7 @@ _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, rand
 
 @contextlib.contextmanager
 def forbid_inplace_writes(episode: dict[str, Any], method: str) -> Iterator[None]:
-    """Context that raises an error for in-place writes to outputs that rollouts may still hold."""
+    """Context in which writing in place to an output that a rollout may hold raises an error."""
     leaves = list(_leaves(episode.get("given", {})))
     versions = [x._version for _, x in leaves]
     yield
@@ -108,19 +109,19 @@ class MarlEnv(EnvGraphs, DeclaredEnv):
       base class keeps the states and entries of the others.
     - ``_step(tensordict)`` returns the same entries of the next state, and ``(group, "reward")``.
       Optional entries are ``(group, "terminated")`` and ``(group, "truncated")`` of agents that
-      end in this step, and ``"terminated"`` and ``"truncated"`` of the whole episode. Its input has
-      ``(group, "action")``, ``(group, "mask")`` and the agents' done flags. The actions of dead
-      and waiting agents are zeros.
+      end in this step, and ``"terminated"`` and ``"truncated"`` of the whole episode. The argument
+      ``tensordict`` has ``(group, "action")``, ``(group, "mask")`` and the agents' done flags. The
+      actions of dead and waiting agents are zeros.
 
     The base class adds the rest:
 
     - specs, ``group_map`` and masks;
     - the agents' done flags, which stay True until the episode's reset;
-    - the episode's done flags, at the root: terminated if all agents are terminated, truncated if
-      it ends for another reason;
+    - the episode's done flags, at the root: an episode is terminated if all its agents are
+      terminated, and truncated if it ends for another reason;
     - the time limit, at which episodes are truncated;
-    - random numbers: the global functions of torch, numpy and Python draw from the env's random
-      state in both methods;
+    - random numbers: in ``_reset`` and ``_step``, the global functions of torch, numpy and Python
+      draw from the env's random state;
     - :meth:`snapshot` and :meth:`restore`.
 
     An agent is born in the first step in which it acts, and earns rewards from then until its end.
@@ -128,14 +129,14 @@ class MarlEnv(EnvGraphs, DeclaredEnv):
     agents are then born at the reset, and may win or lose before their first turn.
 
     Keep the state in tensor attributes with the E envs in the first dim. Never write in place to
-    an output of ``_step``. The base class also builds the environment with 7 and 11 envs, to find
-    the tensors of the state, so ``__init__`` must pass ``num_envs`` to ``super().__init__``.
+    an output of ``_step``. To find the tensors of the state, the base class also builds the
+    environment with 7 and 11 envs, so ``__init__`` must pass ``num_envs`` to ``super().__init__``.
 
     A group may have several kinds of agents. Return the entries of each kind under its name, or
     return a lazily stacked group. Entries that have the same shape for all kinds may be returned
-    for the whole group. :meth:`by_kind` reads the actions. If shapes differ between the kinds, the
-    group is heterogeneous: its specs are TorchRL's stacked specs, and its data are a lazily stacked
-    TensorDict ``[E, N]``, which :class:`~torchrl_marl.envs.PadAgents` makes dense.
+    for the whole group. :meth:`by_kind` splits the actions by kind. If shapes differ between the
+    kinds, the group is heterogeneous: its specs are TorchRL's stacked specs, and its data are a
+    lazily stacked TensorDict ``[E, N]``. :class:`~torchrl_marl.envs.PadAgents` makes it dense.
 
     A method ``scene(index)`` makes the environment drawable. It returns the shapes, the pixels or
     the text of one env; see :mod:`torchrl_marl.envs.scene`.
@@ -270,8 +271,8 @@ class MarlEnv(EnvGraphs, DeclaredEnv):
             spec (TensorSpec): spec of one env's state, ``[S]``.
 
         Raises:
-            ConfigError: the spec is not one of floats, there is a state already, or ``__init__``
-                is over.
+            ConfigError: the spec's values are not floats, there is a state already, or
+                ``__init__`` is over.
         """
         self._declare(self._declaration.with_state(spec), "the state")
 
@@ -331,7 +332,7 @@ class MarlEnv(EnvGraphs, DeclaredEnv):
         return self._wrap(self._episode["given"])
 
     def _drawing(self) -> contextlib.AbstractContextManager[None]:
-        """Context in which the env's random state is used; in a graph, torch's is used instead."""
+        """Context in which the env's random state is used; captured steps use torch's instead."""
         in_graph = self._captured is not None and self._captured.in_graph
         return contextlib.nullcontext() if in_graph else self.random_state.active()
 
@@ -395,7 +396,7 @@ class MarlEnv(EnvGraphs, DeclaredEnv):
         return tensordict
 
     def _check_values(self, method: str, leaf: str, output: dict[str, dict[str, Any]]) -> None:
-        """Checks values against their specs, if it is the method's first call or ``check=True``."""
+        """Checks values against their specs in a method's first call; in all calls if ``check``."""
         if torch.compiler.is_compiling() or (method in self._checked and not self.check):
             return
         masks = {name: flags["mask"] for name, flags in self._episode["groups"].items()}
@@ -440,7 +441,7 @@ class MarlEnv(EnvGraphs, DeclaredEnv):
         return TensorDict({"world": env, "random": TensorDict(self.random_state.state_dict())})
 
     def restore(self, snapshot: TensorDict) -> None:
-        """Restores a snapshot of an environment built with the same arguments.
+        """Restores a snapshot of an environment that was built with the same arguments.
 
         Raises:
             SimulatorStateError: the snapshot has other state tensors or another number of envs.

@@ -1,4 +1,4 @@
-"""Captures the steps of custom environments as graphs.
+"""Captures the steps of custom environments as graphs, which are compiled.
 
 Shapes: E envs.
 """
@@ -72,7 +72,7 @@ class EnvGraphs:
         if self._captured is None:
             random = self.random_state.state_dict()
             with torch.random.fork_rng():  # building other envs must not change the random state
-                # A graph is valid for one time limit only, so that is no part of the state.
+                # A graph is valid for one time limit only, so the limit is not part of the state.
                 exclude = self._not_simulator - {("max_steps",)}
                 state = SimulatorState(lambda n: self.twin(n)._after_a_step(), exclude)
             self.random_state.load_state_dict(random)
@@ -80,12 +80,12 @@ class EnvGraphs:
         return self._captured
 
     def twin(self, num_envs: int) -> Any:
-        """Builds a twin: the same environment with another number of envs.
+        """Builds a twin of this environment: the same environment with another number of envs.
 
-        The twin shares this environment's random state and copies its settings.
+        The twin has the same settings, and shares the random state of this environment.
 
         Raises:
-            CaptureError: the class does not take ``num_envs``, or does not pass it on.
+            CaptureError: the class does not take ``num_envs``, or does not pass it to its parent.
         """
         args, kwargs = list(self._made_with[0]), dict(self._made_with[1])
         at = _place_of_num_envs(type(self))
@@ -111,9 +111,10 @@ class EnvGraphs:
         return twin
 
     def _slots_of_envs(self) -> dict[Path, bool] | None:
-        """Finds the tensors with the envs as first dim, by building twins with other sizes.
+        """Finds the tensors that have the envs as first dim.
 
-        Returns None if the environment cannot be built with another number of envs.
+        Builds this environment with other numbers of envs, and compares the shapes. Returns None
+        if it cannot be built with another number of envs.
         """
         if self._env_slots is ...:
             exclude = {*self._not_simulator, ("_episode",)}
@@ -150,9 +151,10 @@ class EnvGraphs:
         return repr(made), str(self.device), shapes
 
     def _warn_of_tables(self, exclude: set[Path]) -> None:
-        """Warns of tables shared by all envs that happen to have as many rows as there are envs.
+        """Warns of tensors that all envs share, but that have as many rows as there are envs.
 
-        A reset of some envs would change such a table for the others.
+        Such a tensor looks like one row per env. So a reset of some envs would change rows that
+        the other envs read, too.
         """
 
         def step(env: EnvGraphs) -> TensorDictBase:
@@ -174,7 +176,7 @@ class EnvGraphs:
             )
 
     def _follow_leader(self) -> None:
-        """Copies the settings of the leader to this twin, which draws initial states for it."""
+        """Copies the settings of the environment of which this is a twin; see :meth:`twin`."""
         if self._leader is not None:
             sizes = (self.batch_size[0], self._leader.batch_size[0])
             exclude = {*self._not_simulator, ("_episode",)}
@@ -188,7 +190,7 @@ class EnvGraphs:
 
     @contextlib.contextmanager
     def _isolated(self, random: RandomState) -> Iterator[None]:
-        """Context in which a twin has its leader's settings, but a separate random state."""
+        """Context in which a twin has its original's settings, but a separate random state."""
         self._follow_leader()
         kept = self._leader, self.random_state
         self._leader, self.random_state = None, random
@@ -198,7 +200,7 @@ class EnvGraphs:
             self._leader, self.random_state = kept
 
     def check_actions(self, tensordict: TensorDictBase) -> None:
-        """Checks actions against their specs; this waits for the device.
+        """Checks that actions are inside their specs; waits for the device.
 
         Raises:
             SpecError: an action is outside its spec; the message names the agent and the env.
@@ -215,7 +217,7 @@ class EnvGraphs:
 
 
 def _is_plain(value: Any) -> bool:
-    """Returns True for numbers, strings, devices, None, and collections of these."""
+    """Returns True for a number, string, device or None, or a collection of such values."""
     if isinstance(value, dict):
         return all(_is_plain(x) for item in value.items() for x in item)
     if isinstance(value, (tuple, list)):
@@ -224,9 +226,9 @@ def _is_plain(value: Any) -> bool:
 
 
 def _place_of_num_envs(cls: type) -> int | None:
-    """Returns the position of the argument ``num_envs``; None if it has none.
+    """Returns the position of a class's argument ``num_envs``; None if it cannot be positional.
 
-    A class with ``*args`` and no other positional arguments passes them on to its parent.
+    If the only positional arguments of a class are ``*args``, the parent's signature is read.
     """
     for init in (vars(parent)["__init__"] for parent in cls.__mro__ if "__init__" in vars(parent)):
         parameters = list(inspect.signature(init).parameters.values())[1:]

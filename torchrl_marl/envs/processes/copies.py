@@ -1,4 +1,4 @@
-"""Copies of an environment within one process, their arrays in shared memory, and their failures.
+"""Copies of an environment in one process: their arrays in shared memory, and their failures.
 
 The module does not import torch, so workers start fast.
 """
@@ -30,10 +30,10 @@ ALIGNMENT = 64  # bytes: a cache line, and the alignment of torch's vector instr
 
 @dataclass(frozen=True)
 class RowLayout:
-    """Layout of the arrays through which copies of an environment exchange data, a row per copy.
+    """Layout of the arrays with which copies of an environment exchange data; one row per copy.
 
     Args:
-        fields (dict): shape of one row, and name of the numpy dtype, by field.
+        fields (dict): for each field, the shape of one row and the name of the numpy dtype.
 
     Examples:
         >>> layout = RowLayout({"action": ((2,), "float32"), "done": ((), "bool")})
@@ -65,7 +65,7 @@ class RowLayout:
 
 
 def row_of(rows: Rows, number: int) -> Rows:
-    """Returns views of one copy's row in every array; a row of one number is also a view."""
+    """Returns one copy's row of every array, as a view; a row of a single number is a view, too."""
     return {name: array[number, ...] for name, array in rows.items()}
 
 
@@ -96,7 +96,8 @@ class Failure:
         worker (int, optional): index of its worker process; None if it runs in the main process.
         message (str): error message.
         traceback (str): traceback, empty if unknown.
-        known (str, optional): name of the error's class in ``torchrl_marl.errors``, if it is there.
+        known (str, optional): name of the error's class in ``torchrl_marl.errors``; None for other
+            errors.
         lost (bool): True if the worker died or does not answer.
         wrong (bool): True for a programming error, which a new copy would repeat.
     """
@@ -122,7 +123,7 @@ class Failure:
 
     @property
     def repairable(self) -> bool:
-        """True if a new copy may succeed; False after an error in settings, specs or code."""
+        """True if a new copy may succeed; False if settings, specs or code are wrong."""
         return self.known in (None, "NonFiniteError") and not self.wrong
 
     def describe(self, env: str) -> str:
@@ -157,10 +158,10 @@ class EnvInstance(Protocol):
     """Interface of one copy of an environment, which is made in the process that runs it."""
 
     def begin(self, row: Rows, seed: int | None) -> None:
-        """Starts an episode and writes its row; if the seed is None, it is not seeded again."""
+        """Starts an episode and writes the copy's row; a seed of None keeps the random state."""
 
     def play(self, row: Rows) -> None:
-        """Reads the actions from its row, makes a step and writes the row; resets at an end."""
+        """Makes a step with the actions in the copy's row, and writes the row; resets at an end."""
 
     def save(self) -> bytes:
         """Returns the whole state of the copy."""
@@ -200,7 +201,7 @@ class Copies:
         self._turns: list[tuple[int, EnvInstance, Rows]] = []
 
     def play(self) -> list[Failure]:
-        """Steps each copy; returns the failures."""
+        """Steps each copy; returns the failures of the copies."""
         failures, current = [], self._current
         for i, copy, row in self._turns:
             current[0] = i
@@ -213,7 +214,7 @@ class Copies:
     def call(
         self, method: str, arguments: Mapping[int, tuple]
     ) -> tuple[dict[int, Any], list[Failure]]:
-        """Calls a method of some copies.
+        """Calls a method of the given copies.
 
         Args:
             method (str): ``"make"``, ``"begin"``, ``"renew"`` (make and begin), ``"save"``,
@@ -221,7 +222,7 @@ class Copies:
             arguments (mapping): arguments of the method, by copy.
 
         Returns:
-            dict and list: results by copy, and failures.
+            dict and list: the results by copy, and the failures.
         """
         results: dict[int, Any] = {}
         failures = []
@@ -235,7 +236,7 @@ class Copies:
         return results, failures
 
     def close(self) -> None:
-        """Closes all copies; errors in doing so are ignored."""
+        """Closes all copies; ignores errors that are raised while they close."""
         for copy in self._copies.values():
             with contextlib.suppress(Exception):
                 copy.close()

@@ -1,8 +1,10 @@
-"""Worker process for copies of an environment, and its handle in the parent. Imports no torch.
+"""Worker process that runs copies of an environment, and its handle in the parent process.
 
-The process is a fresh interpreter. It is not forked, because threads and CUDA would break. It is
+The module does not import torch, so workers start fast.
+
+The worker is a fresh interpreter. It is not forked, because threads and CUDA would break. It is
 not spawned by ``multiprocessing``, which would run the user's script again. The messages "play" and
-"done" are one byte each; any other message is its length, followed by a pickle.
+"done" are one byte each; any other message is a pickle, preceded by its length.
 """
 
 from __future__ import annotations
@@ -46,13 +48,13 @@ class WorkerLost(Exception):
 
 
 class Worker:
-    """Handle of a worker process that runs some of the copies.
+    """Handle of a worker process that runs some copies of an environment.
 
     Args:
         make (bytes): pickled function that makes a copy.
         layout (RowLayout): layout of the arrays in the shared memory.
-        block (int): descriptor of the shared memory, which holds the arrays of all copies, then
-            the index of each worker's running copy.
+        block (int): descriptor of the shared memory. It holds the arrays of all copies, followed by
+            the index of the running copy of each worker.
         n_copies (int): number of copies of all workers.
         n_workers (int): number of workers.
         number (int): index of this worker.
@@ -60,7 +62,7 @@ class Worker:
 
     Attributes:
         copies (range): indices of the worker's copies.
-        traceback (str): traceback of the process when it crashed or did not answer.
+        traceback (str): traceback that the process wrote when it crashed or did not answer.
     """
 
     def __init__(
@@ -82,7 +84,7 @@ class Worker:
         self.traceback = ""
 
     def start(self) -> None:
-        """Starts the process; it makes its copies later, when it is asked to."""
+        """Starts the process, which makes its copies only when a request asks for them."""
         ours, theirs = socket.socketpair()
         self._socket, self._trace = ours, tempfile.TemporaryFile()  # noqa: SIM115
         handles = (theirs.fileno(), self._block, self._trace.fileno())
@@ -100,7 +102,7 @@ class Worker:
             send(self._socket, self._start_message)
 
     def send(self, message: Any) -> None:
-        """Sends a request; first discards the previous answer if Ctrl-C prevented its reading."""
+        """Sends a request; first discards an old answer that was not read because of Ctrl-C."""
         if self._waiting:
             self.receive()
         self._waiting = True
@@ -111,7 +113,7 @@ class Worker:
         """Returns the answer to a request.
 
         Raises:
-            WorkerLost: the process did not answer, or died; it is ended.
+            WorkerLost: the process died or did not answer; it is then killed.
         """
         try:
             answer = receive(self._socket)
@@ -146,7 +148,7 @@ class Worker:
         self.kill()
 
     def kill(self) -> None:
-        """Kills the process, and reads the traceback that it wrote when it crashed or hung."""
+        """Kills the process; keeps the traceback that it wrote in a crash or while it hung."""
         self._process.kill()
         self._process.wait()
         self._socket.close()
@@ -166,7 +168,7 @@ class Worker:
 
 
 def copies_of(worker: int, n_workers: int, n_copies: int) -> range:
-    """Returns the indices of a worker's copies."""
+    """Returns the indices of the copies that a worker runs."""
     return range(worker * n_copies // n_workers, (worker + 1) * n_copies // n_workers)
 
 
@@ -177,7 +179,7 @@ def _how_it_ended(code: int) -> str:
 
 
 def serve(connection: int, block: int, trace: int) -> None:
-    """Runs in the process: answers requests until the parent closes the connection.
+    """Main loop of a worker process: answers requests until the parent closes the connection.
 
     Args:
         connection (int): descriptor of the socket to the parent.
@@ -230,7 +232,7 @@ def _answer(parent: socket.socket, copies: Copies) -> None:
 
 
 def _end_with_parent(connection: int) -> None:
-    """Ends this process, even if it is busy or hangs, when its parent has ended."""
+    """Ends this process when its parent has ended, even if this process is busy or hangs."""
     gone = select.poll()
     gone.register(connection, 0)  # poll then reports only that the other end is closed
     gone.poll()
@@ -239,7 +241,7 @@ def _end_with_parent(connection: int) -> None:
 
 
 def send(connection: socket.socket, message: Any) -> None:
-    """Sends a message; None takes one byte."""
+    """Sends a message; the message None is sent as one byte."""
     if message is None:
         connection.sendall(b".")
         return

@@ -21,10 +21,10 @@ __all__ = ["EnvInstance", "Repeats", "Workers"]
 
 
 class Repeats:
-    """Counts each copy's steps and episodes since it was made, and its failures in the same step.
+    """Counts the steps and episodes of each copy since it was made, and repeated failures.
 
-    A copy that fails again and again in the same step, with different seeds, is broken: restarts
-    do not help.
+    A copy that fails again and again in the same step, although its seeds differ, is broken.
+    Restarts do not help then.
 
     Args:
         n_copies (int): number of copies.
@@ -48,7 +48,7 @@ class Repeats:
         self._at[list(copies)] = 1, 0
 
     def begun(self, copies: Sequence[int]) -> None:
-        """Counts a new episode of some copies."""
+        """Counts a new episode of the given copies."""
         self._at[list(copies)] += (1, 0)
         self._at[list(copies), 1] = 0
 
@@ -60,7 +60,7 @@ class Repeats:
             self.begun(np.flatnonzero(ended).tolist())
 
     def failed(self, copy: int) -> int:
-        """Counts a failure of a copy; returns how often in a row it has failed in this step."""
+        """Counts a failure of a copy; returns the number of its failures in a row in this step."""
         at = tuple(self._at[copy].tolist())
         last, times = self._failed.get(copy, (at, 0))
         self._failed[copy] = at, (times if last == at else 0) + 1
@@ -72,17 +72,17 @@ class Repeats:
         return f"step {steps + 1} of its episode {episodes}"
 
 
-MOST_RESTARTS = 10  # restarts in a row, without a step that succeeds in between
-MOST_REPEATS = 3  # failures in the same step, after which a copy is taken to be broken
+MOST_RESTARTS = 10  # restarts in a row without a successful step between them
+MOST_REPEATS = 3  # number of failures in the same step after which a copy counts as broken
 
 
 class Workers:
     """E copies of an environment, in worker processes or in this process.
 
     Each copy has a row in arrays in shared memory, so a step sends only one byte to each worker and
-    one back. Workers are fresh interpreters. They are not forked, do not run the user's script
-    again (it needs no ``if __name__ == "__main__"``), and do not import torch. They end when this
-    object is closed or deleted, and when this process ends.
+    one back. Workers are fresh interpreters. They are not forked, and do not import torch. They do
+    not run the user's script again, so the script needs no ``if __name__ == "__main__"``. They end
+    when this object is closed or deleted, and when this process ends.
 
     Args:
         make (callable): function that makes a copy, called in the copy's process. It is pickled
@@ -180,7 +180,7 @@ class Workers:
 
         Returns:
             numpy.ndarray or None: mask ``[E]`` of the copies that were restarted after a failure.
-            Their rows hold the start of an episode. None if no copy was restarted.
+            The rows of these copies hold the start of an episode. None if no copy was restarted.
         """
         self._check_open()
         ended = self.rows.get("ended")
@@ -209,7 +209,7 @@ class Workers:
         self._call("load", {i: (state,) for i, state in enumerate(states)})
 
     def watch(self, number: int) -> None:
-        """Makes the first copies keep a picture of each step, if they can be drawn."""
+        """Lets the first copies keep a picture of each step, if the environment can be drawn."""
         self._call("watch", {i: (i < number,) for i in range(self._n_copies)})
 
     def draw(self, copy: int) -> Any:
@@ -309,7 +309,7 @@ class Workers:
         warnings.warn(f"{text}; restarted (restart {self.restarts}).", RuntimeWarning, stacklevel=4)
 
     def _restart_worker_of(self, failure: Failure) -> Iterable[int]:
-        """Restarts a lost worker; returns the copies to restart."""
+        """Restarts the lost worker of a failure; returns the copies that must be made again."""
         if not failure.lost:
             return [failure.copy]
         worker = self._workers[failure.worker or 0]

@@ -106,7 +106,7 @@ class Reading:
     def ends(self, td: TensorDictBase, steps: Tensor) -> Ends:
         """Returns the episode's flags as the environment reports them: terminated and truncated.
 
-        Each flag is ``[E, 1]``, or None if it is not reported.
+        Each flag has the shape ``[E, 1]``; it is None if the environment does not report it.
 
         Args:
             td (TensorDictBase): output of a step.
@@ -121,7 +121,7 @@ class Reading:
         return self._split(terminated, steps)
 
     def _split(self, done: Tensor, steps: Tensor) -> Ends:
-        """Splits a done flag: truncated at the time limit, otherwise terminated."""
+        """Splits a done flag: an end at the time limit is truncated, any other is terminated."""
         if self.max_steps is None:
             return done, None
         late = done & (steps >= self.max_steps)
@@ -130,7 +130,7 @@ class Reading:
     def write(
         self, td: TensorDictBase, name: str, kinds: GroupKinds, own: Mapping[str, Any]
     ) -> None:
-        """Writes the actions of a group, for all agents or by kind, ``[E, N, ...]``."""
+        """Writes a group's actions, given for all agents ``[E, N, ...]`` or by kind."""
         td.set(name, kinds.written(td.get(name), own))
 
 
@@ -151,7 +151,7 @@ class SmacReading(Reading):
     """
 
     def _team(self, env: EnvBase) -> TeamSpec:
-        # TorchRL keeps the currently legal actions in the spec, so from_env would take agents with
+        # TorchRL keeps the currently legal actions in the spec. So from_env would treat agents with
         # different legal actions as different kinds.
         n, action = self.base.n_agents, self.base.full_action_spec["agents", "action"]
         spec: TensorSpec = (OneHot if isinstance(action, OneHot) else Categorical)(
@@ -196,8 +196,8 @@ class MeltingpotReading(Reading):
 class UnityReading(Reading):
     """Reads Unity, which has one entry per agent and no done flags of the whole episode.
 
-    The agents of a group are stacked. Their actions are continuous, or have one or more discrete
-    branches, but not both. The reward is the sum of the agent's and the group's reward. An agent
+    The agents of a group are stacked. The actions of a group are either continuous, or have one or
+    more discrete branches. The reward is the sum of the agent's and the group's reward. An agent
     that ends waits for the others, because a reset restarts all of them.
 
     Written from TorchRL's source and tested with a stand-in, because the engine was not available.
@@ -260,7 +260,7 @@ class UnityReading(Reading):
         return torch.stack(earned, 1)
 
     def ends(self, td: TensorDictBase, steps: Tensor) -> Ends:
-        """Returns no flags of the episode, which ends with its last agent."""
+        """Returns None for both flags of the episode, because it ends with its last agent."""
         return None, None
 
     def write(

@@ -42,9 +42,9 @@ def adapt(env: EnvBase) -> EnvBase:
 
     A correct environment is returned unchanged. Otherwise agents get flags and masks, episodes are
     truncated at a time limit, dead agents are masked, and an unbatched environment gets the batch
-    size ``[1]``; see :class:`TorchRLEnv`. Environments of PettingZoo and OpenSpiel are taken out of
-    TorchRL's wrappers, which send actions of dead agents, lose rewards of waiting agents, and do
-    not support simultaneous games.
+    size ``[1]``; see :class:`TorchRLEnv`. PettingZoo and OpenSpiel environments are taken out of
+    TorchRL's wrappers, because these send actions of dead agents, lose rewards of waiting agents,
+    and do not support simultaneous games.
 
     Args:
         env (EnvBase): grouped environment. Do not use it after it is adapted.
@@ -101,7 +101,7 @@ def _is_gymnasium(env: Any) -> bool:
 
 
 def _unwrapped(env: EnvBase) -> EnvBase | None:
-    """Returns an adapter of the environment inside a wrapper; None if the wrapper is usable."""
+    """Returns an adapter of the environment inside a wrapper; None if the wrapper can be used."""
     if isinstance(env, torchrl.envs.OpenSpielWrapper):
         from torchrl_marl.envs.torchrl.openspiel import OpenSpielGames
 
@@ -137,8 +137,9 @@ class TorchRLEnv(FinalFrames, AutoResetEnv):
 
     Every agent has a ``mask``, and ``done``, ``terminated`` and ``truncated`` flags that agree with
     those of the episode. Flags of the environment are kept; missing flags are derived from the
-    others. The episode is done when all agents are. An episode that ends at the environment's time
-    limit is truncated. A team reward is given to every agent. The adapter has its own random state.
+    others. The episode is done when all agents are done. An episode that ends at the environment's
+    time limit is truncated. A team reward is given to every agent. The adapter has its own random
+    state.
 
     Args:
         env (EnvBase): environment, unbatched or with batch size ``[E]``.
@@ -212,7 +213,7 @@ class TorchRLEnv(FinalFrames, AutoResetEnv):
             own = source[name]
             own["reward"] = earned(own["reward"], before[name], self._born[name])
             closed = flags.closed_by(root, source[name].get("mask"))
-            # Returns are bootstrapped at a time limit of an agent or of the episode.
+            # At a time limit, of an agent or of the episode, returns are bootstrapped.
             stopped = before[name].mask & root.truncated & ~closed.terminated.squeeze(-1)
             self._flags[name] = {**closed.__dict__, "mask": closed.mask | stopped}
             self._born[name] = self._born[name] | closed.mask
@@ -238,7 +239,7 @@ class TorchRLEnv(FinalFrames, AutoResetEnv):
         return self._reading.read(td, self.group_kinds, rewards)
 
     def _acting(self, actions: dict[str, dict[str, Any]]) -> TensorDictBase:
-        """Returns the environment's input for a step; actions of masked agents are zeros."""
+        """Returns the data that the environment steps; actions of masked agents are zeros."""
         if self._last is None:
             raise ConfigError(
                 f"{self._declaration.owner}: a step before the first reset; call reset() first."
@@ -275,7 +276,7 @@ class TorchRLEnv(FinalFrames, AutoResetEnv):
         check_scene(self._drawn())
 
     def stage(self) -> Stage | None:
-        """Returns the view of the environment; None if it has none."""
+        """Returns the view of the environment in drawings; None if it defines no view."""
         return stage(self._drawn())
 
     def _draw(self, index: int) -> Picture:

@@ -1,4 +1,4 @@
-"""OpenSpiel games, turn-based or simultaneous, which do not use the step of TorchRL's wrapper.
+"""OpenSpiel games, turn-based or simultaneous, with a step that replaces TorchRL's.
 
 Shapes: E envs, N players of a group, A actions.
 """
@@ -27,10 +27,11 @@ __all__ = ["OpenSpielGames"]
 class OpenSpielGames(FinalFrames, AutoResetEnv):
     """OpenSpiel game with batch size ``[1]``, which replaces TorchRL's wrapper.
 
-    The mask is True for the player to move; in a simultaneous game, for all players that have a
-    choice. The action mask holds the legal actions. A step's reward is the change of the returns.
-    Chance nodes are sampled as in the wrapper. The observation is OpenSpiel's flat observation
-    tensor, or the information state tensor in games without one.
+    The mask is True for the player that moves next; in a simultaneous game, it is True for all
+    players that have a choice. The action mask holds the legal actions. A player's reward for a
+    step is the change of its return. Chance nodes are sampled as in TorchRL's wrapper. The
+    observation is OpenSpiel's flat observation tensor, or the information state tensor in games
+    without an observation tensor.
 
     Args:
         wrapper (OpenSpielWrapper): wrapper from which the game, the groups, the type of actions
@@ -102,7 +103,7 @@ class OpenSpielGames(FinalFrames, AutoResetEnv):
         return state
 
     def _choices(self, actions: dict[str, dict[str, Any]]) -> dict[int, int]:
-        """Returns each player's action."""
+        """Returns the action that each player chose, by index of the player."""
         choices: dict[int, int] = {}
         for name, names in self.group_map.items():
             chosen = actions[name]["action"][0]
@@ -111,7 +112,7 @@ class OpenSpielGames(FinalFrames, AutoResetEnv):
         return choices
 
     def _legal(self, player: int, choices: dict[int, int]) -> int:
-        """Returns a player's action; 0 for a player without a choice, as OpenSpiel requires."""
+        """Returns a player's action; OpenSpiel requires 0 for a player without a choice."""
         legal = self._state.legal_actions(player)
         if not legal:
             return 0
@@ -143,7 +144,7 @@ class OpenSpielGames(FinalFrames, AutoResetEnv):
         return output
 
     def _options(self, player: int) -> list[int]:
-        """Returns the legal actions of a player; empty if others move or the game is over."""
+        """Returns a player's legal actions; an empty list if the player does not move next."""
         state = self._state
         turn = state.is_simultaneous_node() or state.current_player() == player
         return state.legal_actions(player) if turn and not state.is_terminal() else []

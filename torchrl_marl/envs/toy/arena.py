@@ -28,12 +28,13 @@ __all__ = ["Arena"]
 class Arena(MarlEnv):
     """Environment in which agents answer cues until their lives or years are used up.
 
-    In each step an agent sees a random cue, which is the index of the right answer, and answers.
-    A right answer earns ``1 / N`` for every agent; a wrong one costs one of the agent's ``lives``.
-    Agent i dies after ``(i + 1) * years`` steps at the latest, so agents die one by one even in the
-    best team. The optimal return is the same for every agent, dead or alive: the longest possible
-    lifetime in steps, averaged over the agents. It is 12.5 with 4 agents and 5 years. The expected
-    return of the uniform random policy, ``random_return``, is also exact: 0.99 with the defaults.
+    In each step an agent sees a random cue, which is the index of the right answer, and answers. A
+    right answer earns ``1 / N`` for every agent; a wrong one costs one of the agent's ``lives``.
+    Agent i dies after ``(i + 1) * years`` steps at the latest, so agents die one by one even if all
+    answers are right. The optimal return is the same for every agent, dead or alive: the longest
+    possible lifetime in steps, averaged over the agents. It is 12.5 with 4 agents and 5 years. The
+    expected return of the uniform random policy, ``random_return``, is also exact: 0.99 with the
+    defaults.
 
     Options:
 
@@ -53,7 +54,7 @@ class Arena(MarlEnv):
         n_groups (int): number of groups of equal size.
         n_actions (int): number A of answers.
         lives (int): number of wrong answers after which an agent dies.
-        years (int): number of steps by which each agent can outlive the previous one.
+        years (int): number of steps by which agent i + 1 can outlive agent i.
         late_spawn (int): number of steps between births; 0 if all agents are born at the reset.
         kinds (int): number of kinds of agents: 1, or 2 for heterogeneous groups.
         action_mask (bool): True if some answers are illegal.
@@ -62,9 +63,9 @@ class Arena(MarlEnv):
         max_steps, seed, device, check: as in :class:`MarlEnv`.
 
     Shapes:
-        - ``("agents", "observation")``: ``[E, N, C + 2]``: the cue (C is A, or 1 for a number), and
-          the fractions of lives and steps left. Several groups are called ``"agents_0"``,
-          ``"agents_1"``, ...
+        - ``("agents", "observation")``: ``[E, N, C + 2]``: the cue (C = A, or C = 1 for a number),
+          and the fractions of lives and steps that are left. Several groups are called
+          ``"agents_0"``, ``"agents_1"``, ...
         - ``"state"``: ``[E, N * (C + 2)]``
 
     Raises:
@@ -206,7 +207,7 @@ class Arena(MarlEnv):
         return torch.cat(answers, 1)
 
     def _judge(self, answer: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the rewards of the answers and a mask of the right answers, ``[E, N]`` each."""
+        """Returns the rewards ``[E, N]`` of the answers, and a mask ``[E, N]`` of right answers."""
         if self.continuous_actions:
             distance = (answer - self.cue).abs()
             return (1 - distance).clamp_min(0.0), distance <= 0.5
@@ -232,7 +233,7 @@ class Arena(MarlEnv):
         return out
 
     def _places(self) -> Iterator[tuple[str, str, slice, int]]:
-        """Yields each kind's group and name, its slice of all agents, and its number of answers."""
+        """Yields for each kind: group, name, slice of the agents, and number of its answers."""
         start = 0
         for group, kinds in self.group_kinds.items():
             for kind, n_agents in zip(kinds.names, kinds.sizes):
@@ -259,7 +260,7 @@ class Arena(MarlEnv):
     # ------------------------------------------------------------------------------- drawing
 
     def scene(self, index: int = 0, step: TensorDictBase | None = None) -> list[Shape]:
-        """Returns a drawing of the agents with their cues; their last answers are above them."""
+        """Returns a drawing of the agents with their cues; above each agent is its last answer."""
         alive, cue = self.alive[index].tolist(), self.cue[index].tolist()
         shown = [f"{x:.1f}" if self.continuous_actions else str(x) for x in cue]
         inside = [word if lives else "" for word, lives in zip(shown, alive)]

@@ -25,17 +25,18 @@ _NEVER = 2**31
 
 
 class Echo(MarlEnv):
-    """Environment in which agents name past symbols, their own or those of another agent.
+    """Environment in which each agent names a symbol that it, or another agent, saw earlier.
 
-    In each step every agent sees a random symbol. It earns 1 if it names the right symbol: the one
-    that was seen ``lag`` steps ago by the agent ``hop`` positions after it. Nothing is earned in
-    the first ``lag`` steps. ``hop=0`` requires only memory, ``lag=0`` only communication. Without
-    the required skill agents can only guess, and earn ``1 / K`` per step.
+    In each step every agent sees a random symbol, and names a symbol. It earns 1 if it names the
+    symbol that was seen ``lag`` steps ago by the agent ``hop`` positions after it. Nothing is
+    earned in the first ``lag`` steps. ``hop=0`` requires only memory, ``lag=0`` only communication.
+    Agents without the required skill can only guess, and earn ``1 / K`` per step.
 
     With ``late_spawn`` agent i is born after ``i * late_spawn`` steps, and with ``years`` it lives
     for ``(i + 1) * years`` steps. Positions are then counted among the agents that were alive when
     the symbol was seen. If the agent itself was not alive then, or was alone, the right answer is
-    symbol 0. So stale memory, mixed-up agents and messages from dead agents each reduce the return.
+    symbol 0. So the return drops if memory is stale, agents are mixed up, or dead agents send
+    messages.
 
     Args:
         num_envs (int): number E of parallel envs.
@@ -46,10 +47,9 @@ class Echo(MarlEnv):
         lag (int): number of steps between a symbol and the answer.
         hop (int): number of positions to the agent that saw the symbol; 0 is the agent itself.
         late_spawn (int): number of steps between births; 0 if all agents are born at the reset.
-        years (int): number of steps by which each agent outlives the previous one; 0 if no agent
-            dies.
+        years (int): agent i lives for ``(i + 1) * years`` steps; 0 if no agent dies.
         answers (bool): True to add the right answers to the state, for critics without memory.
-        max_steps (int): time limit in steps; ``max_steps - lag`` answers count in an episode.
+        max_steps (int): time limit in steps; ``max_steps - lag`` answers in an episode can earn.
         seed, device, check: as in :class:`MarlEnv`.
 
     Shapes:
@@ -93,7 +93,7 @@ class Echo(MarlEnv):
 
     @property
     def _scored(self) -> float:
-        """Mean number of answers that count, per agent and episode."""
+        """Mean number of answers of an agent in an episode that can earn a reward."""
         limit = math.inf if self.max_steps is None else self.max_steps
         last = torch.where(self.deaths < _NEVER, self.deaths, math.inf).clamp_max(limit)
         return (last - self.births.clamp_min(self.lag)).clamp_min(0).mean().item()
@@ -140,7 +140,7 @@ class Echo(MarlEnv):
         return {"agents": own, "state": torch.cat(known, -1).flatten(1).float()}
 
     def _next_answers(self) -> Tensor:
-        """Returns the right answers of this step, one-hot ``[E, N, K]``; zeros if there is none."""
+        """Returns this step's right answers, one-hot ``[E, N, K]``; zeros where none exists."""
         due = self.answers[..., 0]
         return one_hot(due.clamp_min(0), self.n_symbols) * (due >= 0).unsqueeze(-1)
 
@@ -160,7 +160,7 @@ class Echo(MarlEnv):
     # ------------------------------------------------------------------------------- drawing
 
     def scene(self, index: int = 0, step: TensorDictBase | None = None) -> list[Shape]:
-        """Returns a drawing of the agents with their symbols, and answers above; right is green."""
+        """Returns a drawing of agents with their symbols; right answers above them are green."""
         seen = self._episode["given"]["agents"]["observation"][index, :, : self.n_symbols]
         symbols = seen.argmax(-1).tolist()
         inside = [chr(65 + s) if a else "" for s, a in zip(symbols, self.alive[index].tolist())]

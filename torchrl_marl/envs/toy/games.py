@@ -1,6 +1,7 @@
 """Matrix games, cooperative and zero-sum, with known optimal returns and equilibria.
 
-Shapes: E envs, N agents of a group, A actions, M actions of the first side, K of the second.
+Shapes: E envs, N agents of a group, A actions, M actions of the first side, K actions of the second
+side.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ ZERO_SUM_PAYOFFS = {
 
 
 def _payoff_of(env: MarlEnv, payoff: Any, known: Mapping[str, list]) -> Tensor:
-    """Returns a payoff matrix as a tensor, given as a name or as nested lists."""
+    """Returns as a tensor a payoff matrix that is given by its name or as nested lists."""
     if isinstance(payoff, str) and payoff not in known:
         raise ConfigError(
             f"{type(env).__name__}: unknown payoff {payoff!r}; {nearest(payoff, known)}"
@@ -53,15 +54,16 @@ class MatrixGame(MarlEnv):
     """One-step game in which all agents earn the entry of the payoff matrix that they choose.
 
     The optimal return is the largest entry, and the uniform random policy earns the mean of the
-    entries; for ``climbing`` they are 11 and -3.44. There the best joint action is next to the
-    worst ones, so independent learners converge to a joint action that is not the best.
+    entries. In ``climbing``, the optimal return is 11 and the random policy earns -3.44. The best
+    entry of ``climbing`` is next to the worst ones, so independent learners converge to a joint
+    action that is not the best.
 
     Args:
         num_envs (int): number E of parallel envs.
 
     Keyword Args:
         payoff (str or nested list): payoff matrix: ``climbing``, ``penalty``, ``coordination``, or
-            nested lists of shape ``[A] * N``.
+            nested lists with N dims of size A.
         max_steps, seed, device, check: as in :class:`MarlEnv`.
 
     Shapes:
@@ -199,7 +201,7 @@ class TwoStepGame(MarlEnv):
     # ------------------------------------------------------------------------------- drawing
 
     def scene(self, index: int = 0, step: TensorDictBase | None = None) -> list[Shape]:
-        """Returns a drawing of both matrices; after the first step, only of the chosen matrix."""
+        """Returns a drawing of both matrices; after the first step, of the chosen matrix only."""
         did, place = actions_in(self, step), int(self.place[index])
         chosen = None if step is None else (int(did[0]), int(did[1]))
         shapes = players(self, ["", ""], [(-1.2, -0.5), (0.5, 1.3)])
@@ -215,7 +217,8 @@ class ZeroSum(MarlEnv):
     """One-step zero-sum game: the first side earns an entry of the payoff, the second its negative.
 
     In ``rock_paper_scissors`` the equilibrium is uniform, and repeated best responses never reach
-    it. In ``biased`` rock against scissors pays double, and the equilibrium is 1/4, 1/2, 1/4.
+    it. In ``biased`` rock against scissors pays double. Its equilibrium is 1/4 rock, 1/2 paper and
+    1/4 scissors.
 
     Args:
         num_envs (int): number E of parallel envs.
@@ -262,7 +265,7 @@ class ZeroSum(MarlEnv):
 
     @property
     def nash(self) -> Nash:
-        """Equilibrium with the largest entropy, and the first side's return in it."""
+        """Equilibrium with the largest entropy, and the first side's return at this equilibrium."""
         return nash(self.payoff)
 
     @property
@@ -278,7 +281,7 @@ class ZeroSum(MarlEnv):
     def strategies(
         self, policy: Callable[[TensorDictBase], TensorDictBase], copies: int = 1000
     ) -> tuple[Tensor, Tensor]:
-        """Returns each side's action probabilities, from one call of the policy.
+        """Returns each side's action probabilities, which one call of the policy determines.
 
         The probabilities of all sampled actions are exact; see
         :func:`~.probabilities.action_probabilities`.

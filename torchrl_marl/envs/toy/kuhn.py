@@ -37,8 +37,8 @@ class Kuhn(MarlEnv):
     Both players pay an ante of 1 and get one of three cards. The first player passes or bets 1.
     After a pass, the second player passes or bets; after a bet, it folds or calls. If the first
     player passed and the second bet, the first player folds or calls. The higher card wins the pot,
-    unless a player folds. In equilibrium the first player bluffs with the lowest card a third as
-    often as it bets with the highest, and loses 1/18 per game.
+    unless a player folds. In equilibrium the first player bets with the lowest card, as a bluff, a
+    third as often as with the highest card. It loses 1/18 per game on average.
 
     Args:
         num_envs (int): number E of parallel envs.
@@ -49,7 +49,7 @@ class Kuhn(MarlEnv):
     Shapes:
         - ``("first", "observation")``, ``("second", "observation")``: ``[E, 1, 8]``: the card
           (3), the betting history (4: empty, pass, bet, pass and bet), and the seat (1). ``"mask"``
-          marks the player to act. Actions: 0 passes or folds, 1 bets or calls
+          is True for the player that acts next. Action 0 passes or folds, action 1 bets or calls
         - ``"state"``: ``[E, 10]``, both cards and the betting history
 
     Raises:
@@ -79,7 +79,7 @@ class Kuhn(MarlEnv):
     def bets(
         self, policy: Callable[[TensorDictBase], TensorDictBase], copies: int = 1000
     ) -> Tensor:
-        """Returns the probability of a bet or call in every information set, by one policy call.
+        """Returns the probability of a bet or call in every information set; calls the policy once.
 
         The probabilities are exact if the policy writes ``action_log_prob``; see
         :func:`~.probabilities.action_probabilities`.
@@ -109,8 +109,8 @@ class Kuhn(MarlEnv):
     def nash_conv(self, policy: Callable[[TensorDictBase], TensorDictBase] | Tensor) -> float:
         """Returns the NashConv: how much the players gain in total if each plays a best response.
 
-        It is 0 at an equilibrium, and 11/12 if both play uniformly at random. It is exact,
-        calculated from the 64 pure strategies of each player.
+        It is 0 at an equilibrium, and 11/12 if both players act uniformly at random. The result is
+        exact, because it is calculated from all 64 pure strategies of each player.
 
         Args:
             policy (callable or Tensor): policy of both players, or the result of :meth:`bets`.

@@ -48,7 +48,7 @@ _HIDDEN = 6
 
 
 class Places(NamedTuple):
-    """Tables with a row for each betting history. The three actions are fold, pass/call, raise."""
+    """Tables with a row for each betting history; actions are fold, pass (or call) and raise."""
 
     second_moves: Tensor
     """True if the second player acts, bool ``[P]``."""
@@ -73,7 +73,7 @@ class Places(NamedTuple):
 
 
 def _place(first: str, second: str | None) -> tuple:
-    """Returns the row of each table for one betting history."""
+    """Returns, for one betting history, its row in each of the tables."""
     word, size = (first, 2.0) if second is None else (second, 4.0)
     staked = 1 + 2.0 * first.count("r") + 4.0 * (second or "").count("r")
     legal = [word.endswith("r"), True, word.count("r") < 2]
@@ -98,9 +98,9 @@ def _place(first: str, second: str | None) -> tuple:
 
 
 def strength(cards: Tensor) -> Tensor:
-    """Compares hands: 1 if the first player's is better, -1 if the second's is, 0 if equal.
+    """Compares hands: 1 if the first player has the better one, -1 if the second; 0 if equal.
 
-    A hand that forms a pair with the public card wins, otherwise the hand of higher rank.
+    A hand that forms a pair with the public card wins. If no hand does, the higher rank wins.
 
     Args:
         cards (Tensor): cards of both players, and the public card, ``[*B, 3]``.
@@ -116,8 +116,9 @@ def information_sets() -> tuple[Tensor, Tensor]:
     """Returns the information sets of each player, and a table of their indices.
 
     Shapes:
-        - returns: the sets ``[2, I, 3]`` as betting history, own card and public card (6 if it is
-          hidden); and the index of a set by the same three numbers, ``[P, 6, 7]``
+        - returns: the sets ``[2, I, 3]``, each of which is three numbers: betting history, own card
+          and public card (6 if it is hidden); and a table ``[P, 6, 7]``, which maps these three
+          numbers to the index of the set
     """
     known: tuple[list, list] = ([], [])
     number = torch.full((len(_PLACES), 6, 7), -1)
@@ -165,8 +166,8 @@ def seen(places: Places, place: Tensor, own: Tensor, public: Tensor, seat: int) 
     Args:
         places (Places): tables of the betting histories, on the device of the other arguments.
         place (Tensor): indices of the betting histories, ``[*B]``.
-        own, public (Tensor): the player's card and the public card, ``[*B]``; a hidden public card
-            is ignored.
+        own, public (Tensor): the player's card and the public card, ``[*B]``; if the public card
+            is hidden, its value is ignored.
         seat (int): seat of the player, 0 or 1.
     """
     shown = one_hot(public.clamp_max(5), 6) * places.public[place].unsqueeze(-1)
@@ -179,9 +180,9 @@ class Leduc(MarlEnv):
 
     Both players pay an ante of 1 and get a card. In the first round they pass, call, fold, or raise
     by 2, with at most two raises. Then a public card is shown, and in a second round raises are 4.
-    A hand that forms a pair with the public card wins, otherwise the hand of higher rank; equal
-    ranks split the pot. A player that folds loses its bets. The players have 936 information sets
-    in total. In equilibrium the first player loses 0.0856 per game.
+    A hand that forms a pair with the public card wins. If no hand does, the higher rank wins, and
+    equal ranks split the pot. A player that folds loses its bets. The players have 936 information
+    sets in total. In equilibrium the first player loses 0.0856 per game.
 
     Args:
         num_envs (int): number E of parallel envs.
@@ -192,9 +193,9 @@ class Leduc(MarlEnv):
     Shapes:
         - ``("first", "observation")``, ``("second", "observation")``: ``[E, 1, 30]``: the seat
           (2), the card (6), the public card (6, zeros in the first round), and the betting history
-          (16: two rounds, four moves, call or raise). ``"mask"`` marks the player to act. Actions:
-          0 folds, 1 passes or calls, 2 raises; ``"action_mask"``: ``[E, 1, 3]``, all False for the
-          waiting player
+          (16: two rounds, four moves, call or raise). ``"mask"`` is True for the player that acts
+          next. Action 0 folds, 1 passes or calls, 2 raises
+        - ``"action_mask"`` of each player: ``[E, 1, 3]``, all False for the player that waits
         - ``"state"``: ``[E, 34]``, both players' cards, the public card and the betting history
 
     Raises:
@@ -239,8 +240,8 @@ class Leduc(MarlEnv):
             copies (int): number of samples of each information set.
 
         Shapes:
-            - returns: ``[2, 468, 3]``, float64, by player, information set and action, which sum
-              to 1. The sets are in the order of :func:`information_sets`
+            - returns: ``[2, 468, 3]``, float64, by player, information set and action. The sum
+              over the actions is 1. The sets are in the order of :func:`information_sets`
         """
         rows = TensorDict({}, [468], device=self.device)
         for seat, name in enumerate(self.group_map):
@@ -258,7 +259,8 @@ class Leduc(MarlEnv):
     def nash_conv(self, policy: Callable[[TensorDictBase], TensorDictBase] | Tensor) -> float:
         """Returns the NashConv: how much the players gain in total if each plays a best response.
 
-        It is exact: 0 at an equilibrium, and 4.7472 if both play uniformly at random.
+        The result is exact. It is 0 at an equilibrium, and 4.7472 if both players act uniformly at
+        random.
 
         Args:
             policy (callable or Tensor): policy of both players, or the result of
@@ -287,7 +289,7 @@ class Leduc(MarlEnv):
 
     @property
     def better(self) -> Tensor:
-        """Comparison of the hands: 1 if the first player's is better, -1 if worse, 0 if equal."""
+        """Comparison of the hands: 1 if the first player's is better, -1 if it is worse, else 0."""
         return strength(self.cards)
 
     def _observe(self) -> dict[str, Any]:

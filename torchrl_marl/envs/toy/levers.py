@@ -1,4 +1,4 @@
-"""Lever games, which require communication or a convention."""
+"""Lever games, in which agents need communication or a convention to coordinate."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ __all__ = ["Levers", "MatchingLevers"]
 class Levers(MarlEnv):
     """One-step game in which N agents from a pool must pull N different levers.
 
-    In each episode N of the P agents of a pool are drawn without replacement. Each observes only
-    its index in the pool. All agents earn the fraction of the levers that were pulled. A team with
+    In each episode N of the P agents of a pool are drawn without replacement. Each drawn agent
+    observes only its index in the pool. The reward of all agents is the fraction of the levers that
+    were pulled. A team with
     communication can earn 1. Without communication, the best policy assigns a fixed lever to each
     agent of the pool, and spreads the agents evenly over the levers. It earns ``silent_return``,
     0.6740 for 5 of 500 agents; uniform random actions earn 0.6723.
@@ -104,7 +105,7 @@ class Levers(MarlEnv):
     # ------------------------------------------------------------------------------- drawing
 
     def scene(self, index: int = 0, step: TensorDictBase | None = None) -> list[Shape]:
-        """Returns a drawing of the agents with their levers above them; unique ones are green."""
+        """Returns a drawing of agents, each below its lever, green if no other agent pulled it."""
         pulled = actions_in(self, step)
         good = [word != "" and pulled.count(word) == 1 for word in pulled]
         above = [f"lever {word}" if word else "" for word in pulled]
@@ -115,10 +116,11 @@ class MatchingLevers(MarlEnv):
     """Repeated game in which two partners earn 1 if both pull the same lever.
 
     Each agent observes the partner's last lever. Agents that were trained together agree on a lever
-    and earn ``optimal_return``, which is 8. Agents that were trained with other partners each use
-    the lever that they agreed on then, so they match only by coincidence and earn
-    ``random_return``, 2 on average. An agent that guesses once and then copies a partner with a
-    fixed lever earns ``adaptive_return``, 7.25. This is the best return with an unknown partner.
+    and earn ``optimal_return``, which is 8. If two agents were trained with other partners, each
+    uses the lever on which it agreed with its former partner. So they match only by coincidence,
+    and earn ``random_return`` on average, which is 2. An agent that guesses once and then copies a
+    partner with a fixed lever earns ``adaptive_return``, 7.25. This is the best return with an
+    unknown partner.
 
     Args:
         num_envs (int): number E of parallel envs.
@@ -195,7 +197,7 @@ class MatchingLevers(MarlEnv):
     # ------------------------------------------------------------------------------- drawing
 
     def scene(self, index: int = 0, step: TensorDictBase | None = None) -> list[Shape]:
-        """Returns a drawing of both partners with their levers above them; equal ones are green."""
+        """Returns a drawing of both partners; the levers above them are green if they are equal."""
         pulled = actions_in(self, step)
         above = [f"lever {word}" if word else "" for word in pulled]
         inside = list(map(str, range(1, 3)))

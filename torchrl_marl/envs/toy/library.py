@@ -59,7 +59,7 @@ def make_toy(name: str, **arguments: Any) -> Any:
 
 
 def check_toy(config: EnvConfig) -> None:
-    """Raises an error for an unknown toy environment, or for settings that it does not take.
+    """Raises an error if a toy environment is unknown, or does not take a given setting.
 
     Raises:
         ConfigError: an environment or setting is unknown; the message names it.

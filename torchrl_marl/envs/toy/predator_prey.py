@@ -33,13 +33,14 @@ class PredatorPrey(MarlEnv):
     Predators and prey start in different cells. A predator moves up, right, down or left, or stays.
     Walls stop it, other predators do not. It observes each cell within ``vision``: the cell's
     index, whether the prey is there, and the number of predators there. With ``vision=0`` it
-    observes only the cell in which it is, so it never sees the others, and sees the prey only after
-    it has reached it. A predator that has reached the prey stays there.
+    observes only the cell in which it is. So it does not see predators in other cells, and sees the
+    prey only after reaching it. A predator that has reached the prey stays there.
 
-    The length of the episode measures how good the predators are. With communication, they can
-    divide the grid and call the others to the prey. A hand-written policy, in which each predator
-    walks to the nearest unvisited cell, takes 8.9 of 20 steps. Predators that know the prey's cell
-    from the start take ``informed_length`` steps, here 4.7.
+    The length of the episode measures how good the predators are. With communication, predators can
+    divide the grid among them, and the first that finds the prey can call the others. A
+    hand-written policy, in which each predator walks to the nearest unvisited cell, takes 8.9 of 20
+    steps. Predators that know the prey's cell from the start take ``informed_length`` steps, here
+    4.7.
 
     In each step a predator that has not reached the prey earns -0.05. A predator that has reached
     it earns a reward that depends on ``mode``:
@@ -53,15 +54,17 @@ class PredatorPrey(MarlEnv):
 
     Keyword Args:
         n_agents (int): number N of predators; in the paper 3 (easy), 5 (medium) or 10 (hard).
-        size (int): height and width of the grid; in the paper 5, 10 or 20.
-        vision (int): visible distance in each direction, in cells; in the paper 0, 1 or 1.
+        size (int): height and width of the grid; in the paper 5 (easy), 10 (medium) or 20 (hard).
+        vision (int): visible distance in each direction, in cells; in the paper 0 (easy) or 1
+            (medium and hard).
         mode (str): reward at the prey: ``mixed``, ``cooperative`` or ``competitive``.
         max_steps (int, optional): time limit in steps, 20 by default; in the paper 20, 40 or 80.
         seed, device, check: as in :class:`MarlEnv`.
 
     Shapes:
         - ``("agents", "observation")``: ``[E, N, W * (G + 3)]``: for each cell of the window, its
-          index one-hot (G is outside the grid), a flag for the prey, and the number of predators
+          index, one-hot (index G is outside the grid), a flag for the prey, and the number of
+          predators
         - ``"state"``: ``[E, N * G + G]``, the cells of the predators and of the prey
 
     Raises:
@@ -174,7 +177,7 @@ class PredatorPrey(MarlEnv):
     # ------------------------------------------------------------------------------- drawing
 
     def scene(self, index: int = 0) -> list[Shape]:
-        """Returns a drawing of one env; predators come first in the list."""
+        """Returns a drawing of one env, as a list of shapes that begins with the predators."""
         grid = (self.size, self.size)
         predators, prey = self.predators[index].tolist(), self.prey[index, 0].tolist()
         turns = [2 * math.pi * i / self.n_agents for i in range(self.n_agents)]

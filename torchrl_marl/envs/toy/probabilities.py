@@ -34,8 +34,8 @@ def action_probabilities(
         - reads: ``(group, "action")`` and ``(group, "action_log_prob")``
 
     The log-probability gives the exact probability of each sampled action. The remaining
-    probability is divided equally among the actions that were not sampled, which is exact if there
-    is only one. Without log-probabilities the result is the frequency of each action.
+    probability is divided equally among the actions that were not sampled. This is exact if there
+    is only one such action. Without log-probabilities the result is the frequency of each action.
     """
     drawn = one_hot(acted[group, "action"], n_actions)
     log_prob = acted.get((group, "action_log_prob"), None)
@@ -57,8 +57,9 @@ def legal_probabilities(
 ) -> dict[str, Tensor]:
     """Returns the probability of each of three actions under action masks.
 
-    The probabilities are exact even if two legal actions are so rare that neither is sampled. The
-    policy is then also called with the third action masked, which gives the ratio of the two.
+    The probabilities are exact even if two legal actions are so rare that neither is sampled. In
+    this case the policy is called again with the third action masked. This call gives the ratio of
+    the probabilities of the two rare actions.
 
     Args:
         policy (callable): policy of all groups.

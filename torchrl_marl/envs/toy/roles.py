@@ -1,4 +1,4 @@
-"""Declarations that toy environments share: homogeneous teams, and two players.
+"""Declarations that several toy environments use: a homogeneous team, and two players.
 
 Shapes: E envs.
 """
@@ -20,7 +20,7 @@ __all__ = ["declare_players", "declare_team", "zero_sum_step"]
 def declare_team(
     env: MarlEnv, n_agents: int, n_seen: int, n_actions: int, n_state: int, name: str = "agent"
 ) -> None:
-    """Registers a homogeneous team with discrete actions, the group ``"agents"``, and its state.
+    """Registers a homogeneous team with discrete actions as the group ``"agents"``; and the state.
 
     Args:
         env (MarlEnv): the environment.

@@ -45,7 +45,7 @@ def names_of(env: Any) -> list[str]:
 
 
 def actions_in(env: Any, step: TensorDictBase | None) -> list[str]:
-    """Returns the action of each agent in a step as a string; empty if the agent did not act.
+    """Returns each agent's action in a step as a text, which is empty if it did not act.
 
     Args:
         env: toy environment.
@@ -125,7 +125,7 @@ def matrix(
 
     Keyword Args:
         left (float): x-coordinate of the left edge.
-        name (str): name with which the names of the cells' shapes begin.
+        name (str): prefix of the names of the shapes.
     """
     shapes = []
     for i, values in enumerate(payoff.tolist()):
@@ -150,7 +150,7 @@ Color = tuple[float, float, float]
 
 
 def windows(height: int, width: int, vision: int) -> Tensor:
-    """Returns the indices of the cells visible from each cell, ``[G, W]``; G is outside the grid.
+    """Returns the indices of the cells visible from each cell, ``[G, W]``; G if out of the grid.
 
     Args:
         height (int): height of the grid.
@@ -195,9 +195,9 @@ def in_cell(
         color (tuple of float): RGB color, each from 0 to 1.
 
     Keyword Args:
-        size (float): size of the entity, as a fraction of the cell's.
-        turn (float): angle, in radians, of the offset from the cell's center, which separates
-            entities in the same cell.
+        size (float): size of the entity, as a fraction of the size of a cell.
+        turn (float): angle, in radians, of the entity's offset from the cell's center. Different
+            angles separate entities in the same cell.
         visible (bool): False hides the entity.
     """
     (row, column), (height, width) = place, grid

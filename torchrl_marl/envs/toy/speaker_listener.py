@@ -24,11 +24,12 @@ __all__ = ["SpeakerListener"]
 
 
 class SpeakerListener(MarlEnv):
-    """Environment in which a speaker observes the goal, and a listener must move there.
+    """Environment in which a speaker observes the goal, and a listener must move to the goal.
 
     The landmarks are random points in a square of side 2, and one of them is the goal. In each step
     the speaker says one of K symbols. The listener starts in the middle, and observes the landmarks
-    and the previous symbol. Both earn minus the squared distance between listener and goal.
+    and the previous symbol. Speaker and listener both earn the negative squared distance between
+    listener and goal.
 
     If the speaker names the goal, and the listener waits one step and then moves straight there,
     both earn ``heuristic_return``, -1.04 in 25 steps. Uniform random actions earn

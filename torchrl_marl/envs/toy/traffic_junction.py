@@ -48,7 +48,7 @@ DIFFICULTIES = {
 
 
 class Routes(NamedTuple):
-    """All routes from an entry to an exit: R routes of at most L cells, from A entries."""
+    """All routes along the roads: R routes of at most L cells, which start at A entries."""
 
     cells: Tensor
     """Cell indices of each route, ``[R, L]``, counted row by row from the top; -1 after its end."""
@@ -85,12 +85,12 @@ def make_routes(difficulty: str, size: int) -> Routes:
 
 
 class _Roads:
-    """Lanes of a grid by the cars' heading, and the routes along them."""
+    """Lanes of a grid, by the heading of the cars on them, and the routes along the lanes."""
 
     def __init__(self, difficulty: str, size: int) -> None:
         self.size, self.n_junctions = size, {"easy": 1, "medium": 1, "hard": 2}[difficulty]
         self.turns = ("straight",) if difficulty == "easy" else tuple(_TURNS)
-        # Index of the first lane of each road, the same for rows and columns.
+        # Index of the first lane of each road; it is the same for horizontal and vertical roads.
         self.roads = {
             "easy": [size // 2],
             "medium": [size // 2 - 1],
@@ -113,11 +113,11 @@ class _Roads:
         return found
 
     def drive_from(self, cell: Cell, heading: Cell) -> list[list[Cell]]:
-        """Returns the routes from an entry."""
+        """Returns all routes that start at an entry."""
         return [route for route, _ in self._drive([cell], heading, self.n_junctions)]
 
     def _drive(self, route: list[Cell], heading: Cell, left: int) -> list[tuple[list[Cell], int]]:
-        """Returns all ways to continue a route, which may turn at ``left`` more junctions."""
+        """Returns all ways to continue a route that may still turn at ``left`` junctions."""
         while not self._ends(route[-1], heading):
             ahead = _next(route[-1], heading)
             if left and self._is_junction(ahead) and not self._is_junction(route[-1]):
@@ -127,7 +127,7 @@ class _Roads:
         return [(route, left)]
 
     def _turned(self, route: list[Cell], heading: Cell, turn: str) -> tuple[list[Cell], Cell]:
-        """Extends a route, which has entered a junction, across it; returns route and heading."""
+        """Extends a route across the junction that it entered; returns route and new heading."""
         if turn == "straight":
             return [*route, _next(route[-1], heading)], heading
         if turn == "left":
@@ -157,14 +157,14 @@ class TrafficJunction(MarlEnv):
     each entry, in the order of the entries, as long as fewer than ``capacity`` cars are on the
     roads. Its route is drawn from those that start at the entry. Gas (0) moves the car by one cell,
     and off the road at the end of its route; brake (1) keeps it in place. Cars in the same cell
-    collide, and drive on. A car observes its last action, its route, and the index and number of
-    cars of each cell within ``vision``.
+    collide, but drive on afterwards. A car observes its last action, its route, and the index and
+    number of cars of each cell within ``vision``.
 
     In each step a car earns -0.01 times the number of steps that it has spent on the roads, and -10
     in a collision. An episode *succeeds* if no cars collide (no car earns -10 or less in a step).
     In ``easy``, 29 % of the episodes succeed if all cars only use gas. With a hand-written policy,
-    96 % succeed: one road gives way to the other, and no car drives into a waiting car. This needs
-    communication or vision.
+    96 % succeed: the cars of one road give way to those of the other, and no car drives into a
+    waiting car. Such a policy needs communication or vision.
 
     Each car is an agent, which is born at its entry and terminated at its exit. Its memory is empty
     at its birth, and absent cars send no messages. At most ``n_agents`` cars enter in an episode;
@@ -188,12 +188,12 @@ class TrafficJunction(MarlEnv):
         seed, device, check: as in :class:`MarlEnv`.
 
     Shapes:
-        - ``("agents", "observation")``: ``[E, N, 1 + R + W * (B + 2)]``: the last action; which of
-          the R routes; and, for each of the W visible cells, which of the B cells of roads (index
-          B is no road), and its number of cars
+        - ``("agents", "observation")``: ``[E, N, 1 + R + W * (B + 2)]``: the last action; the
+          route, one-hot; and for each of the W visible cells its index among the B cells of roads,
+          one-hot (index B is no road), and its number of cars
         - ``("agents", "mask")``: ``[E, N]``, True for cars on the roads
         - ``"state"``: ``[E, 2 * R * L]``: for each of L cells of each route, the number of cars,
-          and the mean number of steps that they have spent on the roads, in tens
+          and the mean number of steps that these cars have spent on the roads, divided by 10
 
     Raises:
         ConfigError: an argument is unknown, or a number is invalid.
@@ -342,7 +342,7 @@ class TrafficJunction(MarlEnv):
     # ------------------------------------------------------------------------------- drawing
 
     def scene(self, index: int = 0) -> list[Shape]:
-        """Returns a drawing of one env; cars come first in the list, and collisions are red."""
+        """Returns a drawing of one env: a list of shapes, first the cars; collisions are red."""
         grid = (self.size, self.size)
         at, crashed, alive = (x[index].tolist() for x in (self.at, self.crashed, self.alive))
         shapes = []

@@ -26,11 +26,11 @@ __all__ = ["Nim", "Paces"]
 class Nim(MarlEnv):
     """Game in which two players take stones from a heap in turns; taking the last stone wins.
 
-    The heap has a random number of 1 to S stones. A move takes 1 to ``most`` of them. When the last
-    stone is taken, the winner earns 1 and the loser -1; the loser receives its reward in the
-    winner's turn. A player that leaves a multiple of ``most + 1`` stones can always win. The first
-    player's return is ``optimal_return`` if both play optimally, and ``random_return`` if both play
-    at random.
+    The heap has a random number of 1 to S stones. In each move a player takes 1 to ``most`` stones.
+    When the last stone is taken, the winner earns 1 and the loser -1; the loser receives its reward
+    in the winner's turn. A player that leaves a multiple of ``most + 1`` stones can always win. The
+    first player's return is ``optimal_return`` if both play optimally, and ``random_return`` if
+    both play at random.
 
     Args:
         num_envs (int): number E of parallel envs.
@@ -123,9 +123,9 @@ class Paces(MarlEnv):
 
     Agent i is born after ``i * late_spawn`` steps, and then answers a random cue in every
     ``paces[i]``-th step. A right answer earns ``1 / paces[i]`` in that step and in each step until
-    the agent's next turn; a wrong answer earns nothing. So the best team earns, in each step, the
-    mean of ``1 / pace`` over the agents that are born; the optimal return is the sum over all
-    steps. Random answers earn ``1 / A`` of that.
+    the agent's next turn; a wrong answer earns nothing. So in each step the best team earns the
+    mean of ``1 / pace`` over the agents that are born; the optimal return is the sum of these means
+    over all steps. Random answers earn ``1 / A`` of the optimal return.
 
     Args:
         num_envs (int): number E of parallel envs.
@@ -139,8 +139,8 @@ class Paces(MarlEnv):
             never ends.
 
     Shapes:
-        - ``("agents", "observation")``: ``[E, N, A + 1]``: the cue, one-hot, which is zeros for
-          agents that wait, and the number of steps until the agent's next turn, divided by its pace
+        - ``("agents", "observation")``: ``[E, N, A + 1]``: the cue, one-hot (zeros for agents
+          that wait), and the number of steps until the agent's next turn, divided by its pace
         - ``"state"``: ``[E, N * (A + 1)]``
 
     Raises:
@@ -176,7 +176,7 @@ class Paces(MarlEnv):
 
     @property
     def optimal_return(self) -> float:
-        """Return of the best policy; in each step it is averaged over the agents that are born."""
+        """Return of the best policy; a step's rewards are averaged over the agents then born."""
         if self.max_steps is None:
             return math.inf
         born = self.births.unsqueeze(-1) <= torch.arange(self.max_steps, device=self.device)
@@ -210,7 +210,7 @@ class Paces(MarlEnv):
     # ------------------------------------------------------------------------------- drawing
 
     def scene(self, index: int = 0, step: TensorDictBase | None = None) -> list[Shape]:
-        """Returns a drawing of the agents with cues and waiting times; answers are above them."""
+        """Returns a drawing of the agents with cues and waiting times; above each is its answer."""
         waits, cue = self.waits[index].tolist(), self.cue[index].tolist()
         inside = ["" if left else str(own) for left, own in zip(waits, cue)]
         below = [f"in {left}" if left else "" for left in waits]
