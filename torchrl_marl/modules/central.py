@@ -356,7 +356,7 @@ def _central(
     width: int,
     settings: dict[str, Any],
 ) -> Feedforward:
-    """Builds a network of all features, with ``out_features`` outputs for every agent."""
+    """Builds a network of all features, with ``width`` outputs for every agent."""
     shared, owner, device = sharing_of(config), group.group_index, settings.get("device")
     sizes = [own.n_agents if per_agent else 1 for own in group.groups]
     alike = all(list(own) == list(columns[0]) for own in columns)
@@ -470,7 +470,7 @@ def make_set_network(
 def pick_of(
     group: GroupSpec, seen: GroupSpec, per_agent: bool = True, device: Device = None
 ) -> PickAgents:
-    """Returns a module that picks a group's values from those of all agents seen."""
+    """Returns a module that picks a group's values from those of all agents that a critic sees."""
     names = [one.name for one in group.groups]
     agents = [i for i, k in enumerate(seen.group_index) if seen.groups[k].name in names]
     return PickAgents(agents, _outputs_of(group, per_agent), seen.n_agents, device)

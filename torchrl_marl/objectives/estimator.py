@@ -298,7 +298,7 @@ class TeamGAE(MultiAgentGAE):
         return following.get(self.mask_key) if living is None else living
 
     def _learning(self, data: TensorDictBase, agents: Tensor) -> Tensor:
-        """Returns the mask of those given agents that the learning policy controls."""
+        """Returns a mask of agents, restricted to those that the learning policy controls."""
         learning = None if self.group is None else learning_mask(data, self.group, agents)
         return agents if learning is None else learning
 

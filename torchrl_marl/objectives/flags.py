@@ -58,7 +58,7 @@ def bootstrap_mask(
 
 
 def loss_mask(tensordict: TensorDictBase, mask_key: NestedKey) -> Tensor:
-    """Returns the mask of steps to learn from: turns with an outcome in the batch; ``[*B, N]``.
+    """Returns the mask of steps to learn from: acting steps with a known outcome; ``[*B, N]``.
 
     These are the steps that an estimator with ``bootstrap="agent"`` has marked, or else all steps
     in which an agent acts.

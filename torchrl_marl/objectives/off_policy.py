@@ -59,9 +59,9 @@ class OffPolicyLoss(LossModule):
 
     With a recurrent acting network, the last dim of ``*B`` is time. The hidden state of the first
     step, ``(group, "hidden")``, is read; the target reads it too unless there is a
-    ``(group, "target_hidden")``. The network then runs one more step to value the next step, from
-    the state after the step. If there is an entry ``valid``, steps in which it is False are left
-    out.
+    ``(group, "target_hidden")``. The value of a next step is computed by one more step of the
+    network, from the hidden state after the current step. If there is an entry ``valid``, steps in
+    which it is False are left out.
 
     With mixed values, the team's reward is stored, under ``("next", group, "team", "reward")``;
     without, each agent's reward is stored. With ``bootstrap="team"`` dead agents get the team's

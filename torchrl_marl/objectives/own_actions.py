@@ -77,8 +77,8 @@ class Choices(nn.Module):
         device (torch.device, optional): device of the indices.
         apart (bool): whether no value depends on the actions of another group.
 
-    Shapes (in addition to those above): M agents with separate copies: N, or the size of the
-    largest group.
+    Shapes (in addition to those of the module): M agents with separate copies, which is N, or the
+    size of the largest group if groups are apart.
     """
 
     mine: Tensor

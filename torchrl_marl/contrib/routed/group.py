@@ -78,7 +78,8 @@ def locate(
     """Returns the first group along a path, and its path.
 
     It is the first entry that is lazily stacked or has more batch dims than the root; if there is
-    none, the first entry. With ``exact``, it is the entry at the end of the path.
+    none, it is the first entry along the path. With ``exact``, it is the entry at the end of the
+    path.
     """
     if not path:
         return ((), root) if is_lazy(root) else None

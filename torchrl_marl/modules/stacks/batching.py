@@ -28,7 +28,7 @@ def run(bucket: Bucket, members: Sequence[int], copies: int, dim: int, inputs: A
         bucket (Bucket): the structure.
         members (sequence of int): indices of K members.
         copies (int): number n of agents per member.
-        dim (int): agent dim of inputs and outputs, ordered by member.
+        dim (int): agent dim of inputs and outputs; agents are ordered by member.
         inputs (sequence): positional inputs, pytrees of tensors.
     """
     every = len(members) == bucket.n_members
@@ -150,7 +150,7 @@ Place = tuple[int, int]
 
 @dataclasses.dataclass(frozen=True)
 class BatchedCall:
-    """Agents that run in one call: their members have the same structure and number of agents.
+    """Agents that run in one call: members of one structure, each with equally many agents.
 
     Args:
         bucket (int): index of the structure.

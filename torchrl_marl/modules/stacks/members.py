@@ -174,8 +174,8 @@ class StackModule(TensorDictModuleBase):
     """A :class:`ModuleStack` that reads from a TensorDict and writes to it.
 
     A group whose agents differ in shape is lazily stacked: every agent's leaf is read from, and
-    written to, its own TensorDict. The module works inside ``TensorDictSequential``, and as the
-    module of a ``ProbabilisticActor`` if the agents' outputs have one shape.
+    written to, the TensorDict of this agent. The module works inside ``TensorDictSequential``, and
+    as the module of a ``ProbabilisticActor`` if the agents' outputs have one shape.
 
     Args:
         stack (ModuleStack or StackSelection): the modules.
