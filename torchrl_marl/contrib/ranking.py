@@ -22,8 +22,7 @@ def alpha_rank(payoff: Tensor, *, alpha: float = 100.0, population: int = 50) ->
               e^{-\alpha (f_r(k) - f_s(k))}\Big)^{-1}
 
     where f are the mean payoffs while k of the m individuals play r. The result is the stationary
-    distribution of these takeovers; players that beat each other in a cycle divide their part of
-    it.
+    distribution of these takeovers; players that beat each other in a cycle share the time.
 
     Args:
         payoff (Tensor): payoff of the row's player against the column's, in a symmetric game.

@@ -31,11 +31,11 @@ class SplitPolicy(TensorDictModuleBase):
     Args:
         policies (mapping): name -> policy.
         sizes (sequence of int, optional): number of environments of each policy, in order.
-        key (NestedKey, optional): entry of the environment with the index of the policy to act.
+        key (NestedKey, optional): entry of the environment with the index of the policy that acts.
 
     Attributes:
         names (list of str): names of the policies, in order.
-        batched (bool): whether they act in one forward.
+        batched (bool): whether the policies act in one batched forward.
 
     Shapes:
         - the entry at ``key``: integers, ``[E]`` or ``[E, 1]``
@@ -121,7 +121,7 @@ def split(
         policies (mapping): name -> policy, such as a trained actor and frozen ones.
         sizes (sequence of int, optional): number of environments of each policy, in order.
         key (NestedKey, optional): used instead of ``sizes``: entry of the environment with the
-            index of the policy to act, such as the index of a sub-task.
+            index of the policy that acts, such as the index of a sub-task.
 
     Raises:
         ValueError: fewer than two policies, both or neither of ``sizes`` and ``key``, or sizes

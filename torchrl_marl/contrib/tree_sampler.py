@@ -25,10 +25,10 @@ __all__ = ["TreeSampler"]
 class TreeSampler(PrioritizedSampler):
     r"""TorchRL's ``PrioritizedSampler`` without its compiled extension.
 
-    Arguments, priorities, weights, keys and methods are the same. Three things differ. Sums have
-    double precision, and samples come from torch's random generator (or the buffer's), not numpy's.
-    For an index given twice in one update, the larger priority counts. ``state_dict`` holds plain
-    tensors, which ``torch.load`` reads with ``weights_only=True``.
+    Arguments, priorities, weights, keys and methods are those of TorchRL's sampler. Three things
+    differ. Sums have double precision, and samples come from torch's random generator (or the
+    buffer's), not numpy's. For an index given twice in one update, the larger priority counts.
+    ``state_dict`` holds plain tensors, which ``torch.load`` reads with ``weights_only=True``.
 
     Args:
         max_capacity (int): capacity C of the buffer.

@@ -32,11 +32,12 @@ def gae(
         A_t = r_t + \gamma (1 - \text{terminated}_t) V(s_{t+1}) - V(s_t)
               + \gamma \lambda (1 - \text{done}_t) A_{t+1}
 
-    With a mask, an agent skips the steps in which it does not act. Their rewards are added, without
-    discount, to the last step in which the agent acted, and that step bootstraps from the next step
-    in which it acts. Rewards after an agent's end (``done`` stays True until the reset) are not
-    propagated to earlier steps. The last step bootstraps from its next value, whichever agent acts
-    then; :class:`~torchrl_marl.objectives.TeamGAE` leaves out agents that do not act then.
+    With a mask, an agent skips the steps in which it does not act. The rewards of skipped steps are
+    added, without discount, to the last step in which the agent acted, and that step bootstraps
+    from the next step in which it acts. Rewards after an agent's end (``done`` stays True until the
+    reset) are not propagated to earlier steps. The last step bootstraps from its next value, even
+    if the agent does not act next; :class:`~torchrl_marl.objectives.TeamGAE` leaves out such
+    agents.
 
     Args:
         reward (Tensor): reward of the step.
@@ -135,13 +136,13 @@ def vtrace(
         gamma (float): discount factor.
         lmbda (float): lambda of the estimator.
         rho_clip (float): limit of the ratio that multiplies an error; it determines the fixed
-            point. With 1, the targets estimate the value of a policy between the two; with
-            infinity, that of the policy itself, with more variance.
+            point. With 1, the targets estimate the value of a policy between the acting one and the
+            given one; with infinity, the value of the given policy, with more variance.
         c_clip (float): limit of the ratio that carries errors to earlier steps. It changes the
             speed of convergence, not the fixed point.
         mask (Tensor, optional): bool, whether the agent acts in the step.
         weigh (bool): whether the advantage is multiplied by rho, as a plain policy gradient needs.
-            Pass False if the loss itself has the ratio, as PPO's has.
+            Pass False if the loss itself has the ratio, as the loss of PPO does.
 
     Shapes:
         - log_ratio, reward, value, next_value, done, terminated: ``[*B, T, N, 1]``

@@ -132,7 +132,7 @@ def masked_standardize(
 
     Args:
         value, mask, dim: as in :func:`masked_mean`. If every dim is reduced, agents are pooled, as
-            the MAPPO authors do; if -2 is left out, each agent is standardized separately.
+            the MAPPO authors do; if dim -2 is not reduced, each agent is standardized separately.
         eps (float): number added to the standard deviation.
         ranks (SingleProcess): as in :func:`masked_moments`.
 

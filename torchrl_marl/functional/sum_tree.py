@@ -1,4 +1,4 @@
-"""Sampling in proportion to changing values; its time is logarithmic in their number.
+"""Sampling in proportion to changing values, in time logarithmic in the number of values.
 
 Shapes: C capacity, M indices sampled or written at once.
 """
@@ -26,9 +26,9 @@ class SumTree:
 
     A node has several children and stores their running sums, so each level of the tree takes one
     search in one row. Setting values recomputes the sums above them from the children, so rounding
-    errors do not accumulate. Nothing waits for the device. Sums have double precision, and so
-    should the random numbers: those of ``torch.rand`` in float32 are multiples of 2^-24, with which
-    some of a million rows with equal values would be drawn 6 % more often than others.
+    errors do not accumulate. Nothing waits for the device. Sums have double precision, and the
+    random numbers should have it, too. In float32, ``torch.rand`` gives multiples of 2^-24, with
+    which some of a million rows with equal values would be drawn 6 % more often than others.
 
     Args:
         capacity (int): number C of values, all 0 at first.

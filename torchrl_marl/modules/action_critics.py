@@ -88,14 +88,15 @@ class ObservationsAndActions(nn.Module):
 
     Args:
         seen (GroupSpec): agents whose observations are read.
-        group (GroupSpec): agents whose actions are read; other agents of ``seen`` have none.
+        group (GroupSpec): agents whose actions are read; no actions are read for other agents of
+            ``seen``.
         actions (ActionFeatures): encoder of the actions of ``group``.
         norm (ObservationNorm, optional): standardizes observations.
         device (torch.device, optional): device of the indices.
 
     Shapes:
-        - inputs: those of :class:`AgentInput` for ``seen``, then the actions; returns
-          ``[*B, M, O + A]``
+        - inputs: those of :class:`AgentInput` for the M agents of ``seen``, then the actions;
+          returns ``[*B, M, O + A]``
     """
 
     index: Tensor | None
@@ -133,7 +134,7 @@ class ObservationsAndActions(nn.Module):
 
 
 class StateAndActions(nn.Module):
-    """Concatenates the state and all agents' actions, without their padding."""
+    """Concatenates the state and all agents' actions, and leaves out padding of the actions."""
 
     index: Tensor | None
 
@@ -162,7 +163,7 @@ def _places(seen: GroupSpec, group: GroupSpec) -> list[int]:
 
 
 def _order_of(observed: Sequence[int], acted: Sequence[int], most: int) -> Tensor | None:
-    """Returns an order that puts each agent's real features first, or None if they are first."""
+    """Returns an order that puts real features before padding; None if it is the given order."""
     first = max(observed)
     if min(observed) == first and min(acted) == most:
         return None
@@ -194,9 +195,10 @@ def make_action_critic(
         group (GroupSpec): group whose agents act, or several groups joined into one.
         config (CriticConfig or NetworkConfig, optional): network of each critic.
         centralized (bool or "state"): input of the critic, as in
-            :func:`~torchrl_marl.modules.make_critic`. With ``False`` it reads its agent's action.
-            With ``True`` it reads the actions of those agents of ``group`` that it sees. With
-            ``"state"`` it reads the actions of all agents of ``group``.
+            :func:`~torchrl_marl.modules.make_critic`. With ``False`` the critic of an agent reads
+            this agent's action. With ``True`` a critic reads the actions of those agents of
+            ``group`` that it sees. With ``"state"`` a critic reads the actions of all agents of
+            ``group``.
         team (GroupSpec, optional): agents that a critic across groups sees.
         n_critics (int): number K of critics, which differ only in their initialization.
         observation_norm (ObservationNorm, optional): standardizes observations.
@@ -273,7 +275,7 @@ def _state_and_actions(group: GroupSpec, actions: ActionFeatures) -> TensorDictM
 
 
 def _widened(group: GroupSpec, widths: Mapping[str, list[int]]) -> GroupSpec:
-    """Returns a copy of a group; in the groups of ``widths``, observations include actions."""
+    """Returns a copy of a group, wider in groups of ``widths``: observations include actions."""
     own = [widths.get(one.name, [0] * one.n_agents) for one in group.groups]
     parts = tuple(_wide(one, actions) for one, actions in zip(group.groups, own))
     if not isinstance(group, JoinedGroup):
@@ -289,6 +291,6 @@ def _wide(group: GroupSpec, actions: Sequence[int]) -> GroupSpec:
 
 
 def _split(group: GroupSpec, widths: Sequence[int]) -> list[list[int]]:
-    """Returns the widths of all agents by group."""
+    """Returns a list of widths for each group, from the widths of all agents."""
     owner = group.group_index
     return [[w for w, k in zip(widths, owner) if k == i] for i in range(len(group.groups))]

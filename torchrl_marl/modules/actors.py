@@ -134,7 +134,7 @@ def make_primer(group: GroupSpec, sizes: Mapping[str, int]) -> TensorDictPrimer:
 
     TorchRL's ``get_primers_from_module`` finds it in an actor, and
     :class:`~torchrl_marl.envs.AgentInitTracker` marks each agent's first step. Captured rollouts
-    use :func:`~torchrl_marl.envs.with_memory`, which does both.
+    use :func:`~torchrl_marl.envs.with_memory`, which replaces the primer and the tracker.
 
     Args:
         group (GroupSpec): group of the agents, or several groups joined into one.

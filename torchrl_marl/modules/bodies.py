@@ -2,8 +2,8 @@
 
 A body is a module ``body(features, mask, context) -> (features, state)``. It reads all agents'
 features, the mask of living agents (or None), and a context of further inputs. The ``state`` that
-it returns is in the context of the next step; a body without memory returns None.
-:mod:`.registry` names the bodies.
+it returns is in the context of the next step; a body without memory returns None as ``state``.
+The settings' names of the bodies are in :mod:`.registry`.
 
 Shapes: B any batch dims, N agents, I input features, O output features.
 """
@@ -107,7 +107,8 @@ def make_cnn(
         **settings: ``gain``, ``num_cells`` and ``activate_last_layer`` of :func:`make_mlp`.
 
     Raises:
-        ConfigError: no image, or different image shapes for agents of one network.
+        ConfigError: the input has no image, or agents of one network have images of different
+            shapes.
 
     Examples:
         >>> from torchrl_marl.modules.inputs import Picture
@@ -136,7 +137,7 @@ def make_cnn(
 
 
 class PictureEncoder(nn.Module):
-    """Three convolutions, each of which halves an image's sides if one is longer than 8 pixels.
+    """Three convolutions; each halves both sides of its input if the longer one exceeds 8 pixels.
 
     Args:
         shape (tuple of int): ``(H, W, C)`` or ``(C, H, W)``.
@@ -183,7 +184,7 @@ class PictureEncoder(nn.Module):
 
 
 class PictureNetwork(nn.Module):
-    """Encodes the images in a row of features; a perceptron reads the codes and the rest.
+    """Encodes the images in a row of features; a perceptron reads encodings and other features.
 
     Images with the same leaf and shape, such as those of all agents that a centralized critic sees,
     share convolutions.

@@ -118,7 +118,7 @@ def has_parts(config: NetworkConfig) -> bool:
 
 
 def encoder_maker(make: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
-    """Returns a builder of networks that end in their last hidden layer.
+    """Returns a builder of networks that end with the last hidden layer, without output layer.
 
     Args:
         make (callable): builds whole networks, as :func:`~torchrl_marl.modules.bodies.make_mlp`
@@ -135,10 +135,10 @@ def encoder_maker(make: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
 
 
 def sharing_of_encoder(config: NetworkConfig) -> NetworkConfig:
-    """Returns the settings of the encoder: for ``trunk``, it is one network for all agents.
+    """Returns the settings of the encoder; with ``trunk`` sharing, all agents share one encoder.
 
     Raises:
-        ConfigError: a way of sharing that supports no memory and no communication.
+        ConfigError: a way of sharing that supports neither memory nor communication.
     """
     if sharing_of(config) == "trunk":
         return replace(config, sharing="full", share_params=None)
@@ -211,7 +211,7 @@ def extra_keys(
 
 
 def feedforward(network: nn.Module) -> Feedforward:
-    """Wraps a network of features as a body; the names of parameters do not change."""
+    """Wraps a network that reads features alone as a body; parameters keep their names."""
     return Feedforward(*network) if isinstance(network, nn.Sequential) else Feedforward(network)
 
 
@@ -224,8 +224,8 @@ def check_channel(group: GroupSpec, config: NetworkConfig) -> None:
     """Refuses communication settings that do not fit a group.
 
     Raises:
-        ConfigError: a group of one agent, a chain over separate groups, or positions that are not
-            observed.
+        ConfigError: a group of one agent, a chain of messages over groups that do not hear each
+            other, or positions that are not observed.
     """
     own = config.communication
     if not communicates(config):
@@ -256,7 +256,7 @@ def check_channel(group: GroupSpec, config: NetworkConfig) -> None:
 
 
 def links_of(group: GroupSpec, config: NetworkConfig, device: Device = None) -> Tensor | None:
-    """Returns the agents that may hear each other, those of the same group; bool, ``[N, N]``.
+    """Returns True for pairs of agents that may hear each other (same group); bool, ``[N, N]``.
 
     Returns None if all agents may hear each other, or if each network reads a single agent.
     """
@@ -301,7 +301,7 @@ def make_actor(
           writes ``("next", group, "hidden")``; :func:`~torchrl_marl.envs.with_memory` carries the
           state from step to step
 
-    Groups of different agents may be padded or lazily stacked; padding does not count in
+    Groups whose agents differ in shape may be padded or lazily stacked; padding does not count in
     log-probabilities and entropies.
 
     Raises:

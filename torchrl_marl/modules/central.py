@@ -46,17 +46,18 @@ __all__ = [
 
 
 class SetNetwork(nn.Module):
-    r"""Encodes each agent by its kind, pools the living agents, and reads the pool.
+    r"""Encodes each agent by its kind, pools the encodings of living agents, and reads the pool.
 
     .. math::
         h_i = \phi_{k(i)}(x_i), \qquad c = \tfrac{1}{|\text{living}|} \sum_{j \text{ living}} h_j,
         \qquad y_i = \rho(h_i, c) \ \text{ or } \ y = \rho(c)
 
-    With ``pooling="attention"`` each agent attends to the living agents: the context
-    :math:`c_i` is the result, and a team's :math:`c` is its mean over the living agents.
+    With ``pooling="attention"`` each agent attends to the living agents: the result is the agent's
+    context :math:`c_i`. A team's context :math:`c` is the mean of these contexts over the living
+    agents.
 
-    Features of masked agents may hold anything, NaN included. Their outputs are finite, but
-    meaningless unless ``per_agent`` is False. If no agent is alive, the context is 0.
+    Features of masked agents may hold anything, NaN included. The outputs of masked agents are
+    finite, but meaningless unless ``per_agent`` is False. If no agent is alive, the context is 0.
 
     Args:
         in_features (int): features per agent; narrower kinds are padded with zeros.
@@ -79,10 +80,10 @@ class SetNetwork(nn.Module):
         ValueError: invalid settings, or features or a mask that do not fit ``kinds``.
 
     Reference: Zaheer et al., 2017, https://arxiv.org/abs/1703.06114 (mean); Lee et al., 2019,
-    https://arxiv.org/abs/1810.00825 (attention). Differs from the latter: no normalization, and
-    a team's context is a mean, not a learned query.
+    https://arxiv.org/abs/1810.00825 (attention). Differs from Lee et al.: no normalization, and a
+    team's context is a mean, not a learned query.
 
-    Reduces to: the mean, if the query weights of attention are 0.
+    Reduces to: mean pooling, if the query weights of attention are 0.
 
     Examples:
         >>> network = SetNetwork(5, 1, [0, 0, 1], num_cells=[16], activation="tanh",
@@ -249,7 +250,7 @@ def _mean_of_living(value: Tensor, mask: Tensor) -> Tensor:
 
 
 def _routes(kinds: Sequence[int]) -> tuple[list[list[slice]], list[tuple[int, slice]]]:
-    """Returns the agents of each kind as slices, and each slice's rows within its kind."""
+    """Returns slices of the agents of each kind, and each slice's place among its kind's rows."""
     agents: list[list[slice]] = [[] for _ in range(max(kinds) + 1)]
     rows, filled, start = [], [0] * len(agents), 0
     for kind, run in groupby(kinds):
@@ -279,7 +280,7 @@ def _check_settings(kinds, num_cells, activation, pooling, num_heads) -> None:
 
 
 class GroupColumns(nn.Module):
-    """Picks different columns of one row for each of several networks.
+    """Picks the columns of a row of features that each of several networks reads.
 
     Args:
         columns (sequence of sequence of int): columns of each network.
@@ -321,9 +322,9 @@ def make_central_network(
 ) -> nn.Module:
     """Builds a network of all agents' features, with a value for every agent.
 
-    With ``sharing: group`` each group has a network, and with ``full`` all groups share one; it has
-    an output for each agent. With other values each agent has an output of the networks that
-    ``config.sharing`` builds.
+    With ``sharing: group`` each group has a network, and with ``full`` all groups share one. In
+    both cases a network has an output for each of its agents. With any other ``sharing``, networks
+    are built for single agents and shared as ``config.sharing`` says.
 
     Args:
         group (GroupSpec): agents to value, or several groups joined into one.
@@ -355,7 +356,7 @@ def _central(
     width: int,
     settings: dict[str, Any],
 ) -> Feedforward:
-    """Builds a network of all features, with ``out_features`` outputs for every agent."""
+    """Builds a network of all features, with ``width`` outputs for every agent."""
     shared, owner, device = sharing_of(config), group.group_index, settings.get("device")
     sizes = [own.n_agents if per_agent else 1 for own in group.groups]
     alike = all(list(own) == list(columns[0]) for own in columns)
@@ -469,12 +470,12 @@ def make_set_network(
 def pick_of(
     group: GroupSpec, seen: GroupSpec, per_agent: bool = True, device: Device = None
 ) -> PickAgents:
-    """Returns a module that picks a group's values from those of all agents seen."""
+    """Returns a module that picks a group's values from those of all agents that a critic sees."""
     names = [one.name for one in group.groups]
     agents = [i for i, k in enumerate(seen.group_index) if seen.groups[k].name in names]
     return PickAgents(agents, _outputs_of(group, per_agent), seen.n_agents, device)
 
 
 def _outputs_of(group: GroupSpec, per_agent: bool) -> tuple[int, ...]:
-    """Returns the index of each agent's output: 0, or its group's if a group has one value."""
+    """Returns the index of each agent's output: its group's if values are per group, else 0."""
     return (0,) * group.n_agents if per_agent else group.group_index

@@ -33,12 +33,12 @@ def cluster_agents(
     latent: int = 4,
     steps: int = 1000,
 ) -> tuple[int, ...]:
-    """Returns the cluster of each agent; agents with the same dynamics and rewards share one.
+    """Returns the cluster of each agent; agents with the same dynamics and rewards share a cluster.
 
     An encoder maps each agent's index to a Gaussian over latents. A decoder predicts the next
-    observation and the reward from the latent, the observation and the action. Both are trained on
-    the evidence lower bound, which separates agents whose actions have different effects. Then
-    k-means finds the clusters.
+    observation and the reward from the latent, the observation and the action. Encoder and decoder
+    are trained on the evidence lower bound, which separates agents whose actions have different
+    effects. Then k-means finds the clusters.
 
     Reference: Christianos et al., 2021, https://arxiv.org/abs/2102.07475.
     Differs from the paper: k-means compares the decoder's predictions for the same observations
@@ -48,9 +48,9 @@ def cluster_agents(
 
     Args:
         observation (Tensor): observations of the agents.
-        action (Tensor): their actions; discrete actions one-hot.
-        next_observation (Tensor): their next observations.
-        reward (Tensor): their rewards.
+        action (Tensor): actions of the agents; discrete actions one-hot.
+        next_observation (Tensor): next observations of the agents.
+        reward (Tensor): rewards of the agents.
         n_clusters (int): number K of clusters.
         mask (Tensor, optional): mask of living agents; other transitions are left out.
         observation_mask (Tensor, optional): mask of each agent's real features, without padding.
@@ -113,7 +113,7 @@ def _standardized(rows: dict[str, Tensor], real: Tensor | None) -> tuple[Tensor,
 
 
 def _standardize(rows: Tensor, real: Tensor | None = None) -> Tensor:
-    """Standardizes each feature over the rows in which it is real; 0 elsewhere."""
+    """Standardizes each feature over the rows in which it is not padding; 0 at padding."""
     real = torch.ones_like(rows, dtype=torch.bool) if real is None else real
     count = real.sum(0).clamp(min=1)
     centered = torch.where(real, rows - torch.where(real, rows, 0.0).sum(0) / count, 0.0)
@@ -168,7 +168,7 @@ def _predictions(
 
 
 def _decoder(widths: list[int], generator: torch.Generator) -> list[Tensor]:
-    """Initializes weight, bias, weight, ... from ``generator``; modules use the global one."""
+    """Returns weight, bias, weight, ... from ``generator``; modules use the global generator."""
     tensors: list[Tensor] = []
     for fan_in, fan_out in zip(widths, widths[1:]):
         tensors.append(torch.randn(fan_out, fan_in, generator=generator) / math.sqrt(fan_in))
@@ -184,7 +184,7 @@ def _decode(decoder: list[Tensor], rows: Tensor) -> Tensor:
 
 
 def _k_means(points: Tensor, n_clusters: int, generator: torch.Generator) -> list[int]:
-    """Returns the best clusters of several k-means++ initializations; none is empty."""
+    """Runs k-means from several initial centers (k-means++); returns the best; none is empty."""
     best, labels = math.inf, torch.zeros(len(points), dtype=torch.long)
     for _ in range(RESTARTS):
         centers = _far_apart(points, n_clusters, generator)
@@ -213,6 +213,6 @@ def _far_apart(points: Tensor, n_clusters: int, generator: torch.Generator) -> T
 
 
 def _by_first_appearance(labels: list[int]) -> tuple[int, ...]:
-    """Renumbers by first appearance: ``[2, 0, 2]`` becomes ``(0, 1, 0)``."""
+    """Renumbers clusters in order of first appearance: ``[2, 0, 2]`` becomes ``(0, 1, 0)``."""
     names: dict[int, int] = {}
     return tuple(names.setdefault(label, len(names)) for label in labels)

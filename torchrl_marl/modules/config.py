@@ -249,7 +249,7 @@ ARCHITECTURES = {
 
 
 class _NeedsIndex(ReadWhere):
-    """Condition for settings that are read only if agents share networks by an index."""
+    """Condition for settings that matter only if agents share networks by an index."""
 
     def __init__(self) -> None:
         self.key, self.but, self.of = "sharing", False, ()
@@ -519,7 +519,7 @@ def has_memory(config: NetworkConfig) -> bool:
 
 
 def sharing_of(config: NetworkConfig) -> str:
-    """Returns the way of sharing, with ``share_params`` applied.
+    """Returns the way of sharing, with ``share_params`` taken into account.
 
     Args:
         config (NetworkConfig): the network.

@@ -50,9 +50,9 @@ def make_critic(
 ) -> TensorDictModule:
     """Builds a critic with a value for every agent of a group.
 
-    The critic's input distinguishes MAPPO (``True`` or ``"state"``) from IPPO (``False``). A
-    shared centralized critic has an output for each agent, so that agents with separate rewards
-    have separate values.
+    The critic's input, ``centralized``, distinguishes MAPPO (``True`` or ``"state"``) from IPPO
+    (``False``). A shared centralized critic has an output for each agent, so that agents with
+    separate rewards have separate values.
 
     Args:
         group (GroupSpec): keys, sizes and masks, from :class:`TeamSpec`, or several groups joined
@@ -60,10 +60,10 @@ def make_critic(
         config (CriticConfig or NetworkConfig, optional): the network. ``mlp`` reads the agents'
             concatenated observations. ``set`` (their mean) and ``attention`` read any number of
             living agents in any order.
-        centralized (bool or "state"): input: all observations of the group, each agent's
+        centralized (bool or "state"): input: all observations of the group (``True``), each agent's
             observation (``False``), or the environment's ``"state"``.
-        team (GroupSpec, optional): agents that a critic across groups sees, from several joined
-            groups; default: the agents of ``group``.
+        team (GroupSpec, optional): agents of several joined groups that a critic across groups
+            sees; default: the agents of ``group``.
         value_norm (ValueNorm, optional): statistics of returns; with them, the network predicts
             normalized returns.
         observation_norm (ObservationNorm, optional): standardizes observations.
@@ -185,7 +185,7 @@ def _central_critic(group, team, config, norm, head, device) -> AgentNetwork:
 
 
 def _check_values(group: GroupSpec, config: NetworkConfig, central: bool) -> None:
-    """Refuses one value per group from a network that cannot give it.
+    """Refuses settings with one value per group if the network cannot have one.
 
     Raises:
         ConfigError: contradictory settings; the message names them.

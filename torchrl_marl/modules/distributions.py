@@ -181,12 +181,12 @@ class PaddedTanhNormal(_Padded, TanhNormal):
         return self._density(normal) - stretch
 
     def rsample_and_log_prob(self, sample_shape: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
-        """Samples actions with gradients, and their log-probabilities, without an inverse."""
+        """Returns samples with gradients, and log-probabilities without inverting the squashing."""
         normal = self.base_dist.rsample(torch.Size(sample_shape))
         return self._scored(normal, self.transforms[0](normal))
 
     def sample_and_log_prob(self, sample_shape: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
-        """Samples detached actions and their log-probabilities, without an inverse."""
+        """Returns detached samples, and log-probabilities without inverting the squashing."""
         normal = self.base_dist.sample(torch.Size(sample_shape))
         with torch.no_grad():
             action = self.transforms[0](normal)
@@ -206,7 +206,8 @@ class PaddedTanhNormal(_Padded, TanhNormal):
 class Gated(Distribution):
     """Distribution over actions and a communication gate that was sampled before.
 
-    Samples are actions; log-probabilities and entropies are those of both.
+    Samples are actions alone. Log-probabilities and entropies are those of action and gate
+    together.
 
     Args:
         gate (Tensor): samples of the channel; the first is the gate, 1 for an agent that sent.

@@ -1,4 +1,4 @@
-"""Random actions, and exploration with them."""
+"""Random actions, and exploration by random actions and noise."""
 
 from __future__ import annotations
 
@@ -96,9 +96,10 @@ class RandomActor(TensorDictModuleBase):
 class Explore(TensorDictModuleBase):
     """Adds exploration to actions: random actions, and Gaussian noise on continuous ones.
 
-    With probability ``epsilon``, an agent's action is replaced by one of :class:`RandomActor`.
-    Otherwise a continuous action gets Gaussian noise and is clipped to its bounds. Without sampling
-    (``ExplorationType.DETERMINISTIC``, ``MODE`` or ``MEAN``) actions stay unchanged.
+    With probability ``epsilon``, an agent's action is replaced by an action of
+    :class:`RandomActor`. Otherwise a continuous action gets Gaussian noise and is clipped to its
+    bounds. Without sampling (``ExplorationType.DETERMINISTIC``, ``MODE`` or ``MEAN``) actions stay
+    unchanged.
 
     Args:
         group (GroupSpec): group that acts, or several groups joined into one.

@@ -41,7 +41,7 @@ def register_constants(module: nn.Module, device: Device, **tensors: Tensor | No
     """Registers constant tensors of a module as buffers that are not saved.
 
     Args:
-        module (nn.Module): gets a non-persistent buffer for each.
+        module (nn.Module): gets a non-persistent buffer for each tensor.
         device (torch.device, optional): device of the buffers.
         **tensors (Tensor, optional): tensors by buffer name.
     """
@@ -216,7 +216,7 @@ class TeamInput(nn.Module):
     """Reads all agents' observations as one row.
 
     Args:
-        agents (AgentInput): reads them as ``[*B, N, O]``.
+        agents (AgentInput): reads the observations as ``[*B, N, O]``.
         own (sequence of int): number of real features of each agent, without padding.
 
     Shapes:
@@ -326,7 +326,7 @@ class AgentValues(nn.Module):
 
 
 class PickAgents(nn.Module):
-    """Picks the values of some agents; the value of an agent is one of its K outputs.
+    """Picks the values of the given agents; the value of an agent is one of its K outputs.
 
     Args:
         agents (sequence of int): indices of the N agents to pick, among all M.

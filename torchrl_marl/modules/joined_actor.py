@@ -110,7 +110,7 @@ class ActorPart(TensorDictModuleBase):
         return tensordict
 
     def _blank(self, group: GroupSpec, like: TensorDictBase) -> TensorDict:
-        """Returns a group without living agents, which any network can read."""
+        """Returns placeholder data of a group in which no agent lives; any network can read it."""
         batch, size = (*like.batch_size, group.n_agents), self.whole.state_size
         blank = TensorDict({}, batch, device=like.device)
         for key in group.observation_keys:
@@ -186,7 +186,7 @@ class GroupActors(nn.Module):
 
 
 def merge_parts(actors: Iterable[TensorDictModuleBase]) -> list[TensorDictModuleBase]:
-    """Returns the actors, with a joined actor instead of its views if all of them are given."""
+    """Returns the actors; if all views of a joined actor are given, it replaces them."""
     actors = list(actors)
     wholes = [actor.whole if isinstance(actor, ActorPart) else None for actor in actors]
     merged: list[TensorDictModuleBase] = []

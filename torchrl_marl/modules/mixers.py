@@ -42,13 +42,13 @@ def make_mixer(
         Q_{tot} = |w_2(s)|^T \, \mathrm{elu}\big(|W_1(s)|^T q + b_1(s)\big) + V(s)
         \quad \text{(monotonic)}
 
-    Both are monotonic in every agent's value, so the best joint action consists of each agent's
-    best action. Masked agents have value 0. If several groups are joined into one, each has a
-    separate mixer.
+    Both mixers are monotonic in every agent's value, so the best joint action consists of each
+    agent's best action. Masked agents have value 0. If several groups are joined into one, each has
+    a separate mixer.
 
     Args:
         group (GroupSpec): agents to value, or several groups joined into one.
-        kind ("none", "sum" or "monotonic"): mixer, as in IQL, VDN or QMIX.
+        kind ("none", "sum" or "monotonic"): mixer, as in IQL, VDN or QMIX, respectively.
 
     Keyword Args:
         hidden (int): hidden units H of the monotonic mixer.
@@ -144,7 +144,7 @@ class SumMixer(nn.Module):
 
 
 class MonotonicMixer(nn.Module):
-    """Mixes values by two layers of positive weights, made by linear hypernetworks.
+    """Mixes values by two layers with positive weights, which linear hypernetworks compute.
 
     Args:
         group (GroupSpec): agents to value, or several groups joined into one.
@@ -234,7 +234,7 @@ def make_mixed_critic(
     observation_norm: ObservationNorm | None = None,
     device: Device = None,
 ) -> TensorDictSequential:
-    r"""Builds critics of each agent's observation and action, and mixers of their values.
+    r"""Builds critics of each agent's observation and action, and mixers of the critics' values.
 
     .. math::
         Q_{tot}(s, a) = f_s\big(Q_1(o_1, a_1), \dots, Q_N(o_N, a_N)\big)

@@ -1,4 +1,4 @@
-"""Modules of networks: feedforward layers, team networks, and networks of input, body and head."""
+"""Parts of networks: feedforward layers, team networks, and networks of input, body and head."""
 
 from __future__ import annotations
 

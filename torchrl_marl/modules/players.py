@@ -77,7 +77,7 @@ def dispatch(owner: Tensor, n_members: int, block: int) -> Blocks:
 
 
 class Players(TensorDictModuleBase):
-    """Stores S copies of an actor; an entry of the data says which acts in each environment.
+    """Stores S copies of an actor; an entry of the data says which copy acts in each environment.
 
     All copies act in one batched forward, in which rows are sorted into blocks of one player each.
     Copies are written in place, so a recorded graph stays valid.

@@ -37,7 +37,7 @@ class DeterministicActor(ActsForGroup, TensorDictSequential):
     Args:
         group (GroupSpec): group of the agents.
         network (TensorDictModule): writes ``(group, "loc")``, or action values.
-        squash (TensorDictModule): maps them to actions.
+        squash (TensorDictModule): maps the network's outputs to actions.
     """
 
     def __init__(
@@ -142,8 +142,8 @@ def make_q_actor(
     r"""Builds a policy that is greedy in Q-values, such as Q-learning trains.
 
     Illegal actions are never chosen, whatever their value. An agent without a legal action (it
-    waits or is dead) chooses from all. A following :class:`Explore` makes some actions random. With
-    ``dueling``
+    waits or is dead) chooses from all actions. A following :class:`Explore` makes some actions
+    random. With ``dueling``
 
     .. math:: Q(o, a) = V(o) + A(o, a) - \mathrm{mean}_{a'} A(o, a')
 

@@ -1,7 +1,7 @@
 """Registry of bodies and ways of sharing, by their name in the settings. Imports no torch.
 
-A new entry needs a builder and one line below. :func:`register_body` and :func:`register_sharing`
-add external entries.
+A new entry needs a builder and one line in a table of this module. :func:`register_body` and
+:func:`register_sharing` add external entries.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Meanings(Registry[T]):
     """Registry of entries with a one-line description: bodies and ways of sharing."""
 
     def of(self, word: str) -> T:
-        """Returns the entry of a known name."""
+        """Returns the entry of a name that is known to exist."""
         found = self.find(word)
         assert found is not None
         return found

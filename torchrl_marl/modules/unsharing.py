@@ -23,12 +23,13 @@ __all__ = ["Origin", "carry_state", "unshare", "unshare_memory"]
 
 @dataclass(frozen=True)
 class Origin:
-    """Rows of the shared parameter from which an un-shared one was copied.
+    """Rows of a shared parameter from which an un-shared parameter was copied.
 
     Args:
         name (str): name of the shared parameter.
         rows (tuple of int): row of the shared parameter for each row of the new one.
-        stacked (bool): whether the shared parameter has rows; otherwise every row copies it whole.
+        stacked (bool): whether the shared parameter has rows; otherwise every new row is a copy of
+            the whole parameter.
     """
 
     name: str
@@ -36,7 +37,7 @@ class Origin:
     stacked: bool = True
 
     def take(self, tensor: Tensor) -> Tensor:
-        """Returns the rows of the new parameter from the old one, or from a tensor of its shape.
+        """Returns the new parameter's rows, from the old one or a tensor of the old one's shape.
 
         Examples:
             >>> import torch

@@ -47,8 +47,8 @@ class TeamGAE(MultiAgentGAE):
     credited separately. A transition runs from a step in which the agent acts (its turn) to its
     next turn, or to its end. It earns all rewards in between, and only turns are discounted. A
     transition that is still open when the batch ends has no next observation to bootstrap from. Its
-    advantage is 0, and it is left out of the loss mask. The turn before it bootstraps from its
-    value, as usual.
+    advantage is 0, and it is left out of the loss mask. The transition before it bootstraps, as
+    usual, from the value at the first step of the open one.
 
     Args:
         gamma (float): discount factor.
@@ -57,13 +57,14 @@ class TeamGAE(MultiAgentGAE):
         group (GroupSpec, optional): sets every key; without it, set them with ``set_keys``.
         bootstrap ("team" or "agent"): ``team`` uses the done flags of the root TensorDict. A dead
             agent then earns the mean reward of the living agents of its group, and its value is the
-            mean of theirs. An unborn agent does not count. If some agents do not learn, means are
-            over those that do. ``agent`` uses each agent's done flags, and skips steps in which the
-            agent does not act.
+            mean of these agents' values. An unborn agent does not count. If some agents do not
+            learn, means are over the learning agents. ``agent`` uses each agent's done flags, and
+            skips steps in which the agent does not act.
         value_norm (ValueNorm, optional): statistics that are updated by the value targets of every
             batch that is estimated in training mode.
         centering (bool): whether, in training mode, all values of a batch and the mean of the value
-            norm are shifted by one number, after which values and returns have the same mean.
+            norm are shifted by one number, chosen so that values and returns then have the same
+            mean.
         **kwargs: arguments of :class:`torchrl.objectives.value.MultiAgentGAE`.
 
     Shapes:
@@ -76,8 +77,9 @@ class TeamGAE(MultiAgentGAE):
           ``("next", done)``, ``("next", terminated)``; the mask; the flags of
           :mod:`torchrl_marl.objectives.flags`, which are computed from the batch if missing
         - writes: advantage, value_target and value, all under the group (it may be lazily stacked).
-          ``loss_mask``, in the same place as the mask, marks the steps to learn from, for ``agent``
-          or if ``(group, "learns")`` marks the agents of the learning policy
+          ``loss_mask``, in the same place as the mask, marks the steps to learn from. It is written
+          for ``bootstrap="agent"``, and if ``(group, "learns")`` marks the agents of the learning
+          policy
         - if the critic has memory: reads ``(group, "critic_hidden")`` of the first step (default:
           0), and writes it for every step, and the next step's under ``"next"``
 
@@ -209,7 +211,7 @@ class TeamGAE(MultiAgentGAE):
     def _estimator(
         self, data: TensorDictBase, learned: Tensor | None, turns: Tensor | None
     ) -> Callable[..., tuple[Tensor, Tensor]]:
-        """Returns a function from rewards, values and flags to advantages and value targets."""
+        """Returns a function of rewards, values and flags that computes advantages and targets."""
         gamma, lmbda = self._discount
         return partial(gae, gamma=gamma, lmbda=lmbda, mask=turns)
 
@@ -255,7 +257,7 @@ class TeamGAE(MultiAgentGAE):
     ) -> TensorDictBase:
         """Runs a critic with memory over the steps; returns the next steps with their state.
 
-        Writes the values and the state before each step, and the last one under ``"next"``. The
+        Writes the values and the state before each step, and the last state under ``"next"``. The
         critic runs one more step to value the next step, also where an episode is truncated.
         """
         network, keys = self.value_network, self.tensor_keys
@@ -296,7 +298,7 @@ class TeamGAE(MultiAgentGAE):
         return following.get(self.mask_key) if living is None else living
 
     def _learning(self, data: TensorDictBase, agents: Tensor) -> Tensor:
-        """Returns those of the given agents that the learning policy controls."""
+        """Returns a mask of agents, restricted to those that the learning policy controls."""
         learning = None if self.group is None else learning_mask(data, self.group, agents)
         return agents if learning is None else learning
 
@@ -313,7 +315,7 @@ class TeamGAE(MultiAgentGAE):
         return signal.expand_as(value)
 
     def _best_valued(self, seen: Tensor, alive: Tensor) -> Tensor:
-        """Returns each group's agents that the critic sees; all living ones if it sees none."""
+        """Returns the agents that the critic sees; in a group without any, the living ones."""
         some = self._sum_of_own_group(seen.to(torch.get_default_dtype())) > 0
         return torch.where(some, seen, alive)
 

@@ -58,7 +58,7 @@ def bootstrap_mask(
 
 
 def loss_mask(tensordict: TensorDictBase, mask_key: NestedKey) -> Tensor:
-    """Returns the mask of steps to learn from: turns with an outcome in the batch; ``[*B, N]``.
+    """Returns the mask of steps to learn from: acting steps with a known outcome; ``[*B, N]``.
 
     These are the steps that an estimator with ``bootstrap="agent"`` has marked, or else all steps
     in which an agent acts.
@@ -106,9 +106,9 @@ def blank_masked_inputs(
 ) -> TensorDictBase:
     """Zeroes the masked slots of networks' inputs, since 0 times NaN would be NaN.
 
-    The agents' entries are those in the same group as their mask. The ``"state"`` belongs to no
-    agent and stays unchanged, whatever its shape. Hidden states stay unchanged, too, because a
-    waiting agent keeps its state.
+    An entry belongs to the agents if it is in the same group as the mask. The ``"state"`` belongs
+    to no agent and stays unchanged, whatever its shape. Hidden states stay unchanged, too, because
+    a waiting agent keeps its state.
 
     Args:
         inputs (TensorDictBase): selected inputs, changed in place.
@@ -188,7 +188,7 @@ class Births:
         return born
 
     def forget(self, envs: Tensor | None = None) -> None:
-        """Forgets the births in running episodes of some environments, bool ``[E]``, or of all."""
+        """Forgets births in running episodes of the given environments (bool ``[E]``) or of all."""
         if envs is None:
             self._before = {}
             return
@@ -225,7 +225,7 @@ def _waiting(groups: Mapping[str, GroupSpec]) -> dict[str, GroupSpec]:
 
 
 def _born(acts: Tensor, done: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns masks of born agents: ``[*B, T, N]`` per step; ``[*B, N]`` in the running episode.
+    """Returns masks of born agents: per step, ``[*B, T, N]``; for the next batch, ``[*B, N]``.
 
     Args:
         acts (Tensor): acting agents, ``[*B, T, N]``.
@@ -317,7 +317,7 @@ def of_agents(signal: Tensor, mask: Tensor) -> Tensor:
 
 
 def team_mean(signal: Tensor, sources: Tensor, per_group: PerGroup) -> Tensor:
-    """Returns the mean over the source agents of each agent's group; 0 if there are none.
+    """Returns the mean signal of the source agents in each agent's group; 0 if there are none.
 
     Shapes:
         - signal: ``[*B, N, 1]``; sources: ``[*B, N]``; returns ``[*B, N]``, or ``[*B, 1]``
@@ -330,7 +330,7 @@ def team_mean(signal: Tensor, sources: Tensor, per_group: PerGroup) -> Tensor:
 def share(
     signal: Tensor, own: Tensor | None, sources: Tensor | None, per_group: PerGroup
 ) -> Tensor:
-    """Gives agents without a signal the mean of their group's source agents.
+    """Gives agents without a signal the mean signal of the source agents in their group.
 
     Args:
         signal (Tensor): signal, such as rewards or values.

@@ -38,14 +38,14 @@ class MADDPGLoss(OffPolicyLoss):
     Args:
         actor_network (TensorDictModule): writes actions, such as
             :func:`~torchrl_marl.modules.make_deterministic_actor`.
-        qvalue_network (TensorDictModule): writes their values ``[*B, N, K]``, such as
+        qvalue_network (TensorDictModule): writes the actions' values ``[*B, N, K]``, such as
             :func:`~torchrl_marl.modules.make_action_critic`.
 
     Keyword Args:
         actor_gradient ("group", "agent" or "all", optional): values that an action should increase:
-            the mean over the agent's group, the agent's value, or the values of all agents, in one
-            pass. ``all`` is exact if no critic sees the actions of another group. Default:
-            ``group`` if ``bootstrap`` is ``team``, else ``agent``.
+            the mean over the agent's group, the agent's value, or the values of all agents. ``all``
+            takes one pass of the critic, and is exact if no critic sees the actions of another
+            group. Default: ``group`` if ``bootstrap`` is ``team``, else ``agent``.
         policy_noise, noise_clip (float): standard deviation and limit of the noise on the target
             actor's next action, relative to half the action range; 0 for no noise.
         saturation_coeff (float): weight c; recipes use 0.001.

@@ -21,7 +21,7 @@ __all__ = ["MASACLoss"]
 
 
 class Policy(NamedTuple):
-    """Sampled actions of a policy, with their log-probabilities or those of all actions.
+    """Sampled actions of a policy, with log-probabilities of these or of all discrete actions.
 
     Shapes:
         - action: ``[*B, N, A]``; log_prob: ``[*B, N, 1]``, or ``[*B, N, A]`` for discrete actions
@@ -64,10 +64,10 @@ class MASACLoss(OffPolicyLoss):
 
     Keyword Args:
         actor_gradient ("group", "agent" or "all", optional): values that an action should increase:
-            the mean over the agent's group, the agent's value, or the values of all agents, in one
-            pass. ``all`` is exact if no critic sees the actions of another group (for discrete
-            actions: of another agent). Default: ``group`` if ``bootstrap`` is ``team``, else
-            ``agent``.
+            the mean over the agent's group, the agent's value, or the values of all agents. ``all``
+            takes one pass of the critic, and is exact if no critic sees the actions of another
+            group (for discrete actions: of another agent). Default: ``group`` if ``bootstrap`` is
+            ``team``, else ``agent``.
         groups_apart (bool): whether no critic sees the actions of another group. Discrete actions
             of several groups are then evaluated in parallel, in fewer passes.
         alpha_init (float): initial temperature.
@@ -203,13 +203,13 @@ class MASACLoss(OffPolicyLoss):
         return Policy(self._of_seen(action, data), log_prob, None, self.own_target)
 
     def _of_seen(self, action: Tensor, data: TensorDictBase) -> Tensor:
-        """Returns the actions, with 0 for agents that do not act, as in stored actions."""
+        """Returns the actions; as in stored actions, they are 0 for agents that do not act."""
         mask = None if self.group.mask_key is None else data.get(self.group.mask_key)
         return action if mask is None else torch.where(mask.unsqueeze(-1), action, 0.0)
 
 
 def _scales(group: GroupSpec, target_entropy: float | None) -> tuple[Tensor, Tensor]:
-    """Returns each agent's target entropy, and the log of its action range over that of [-1, 1]."""
+    """Returns each agent's target entropy, and the log of its action range relative to [-1, 1]."""
     if group.discrete:
         return torch.tensor(0.5 if target_entropy is None else target_entropy), torch.zeros(())
     each = -1.0 if target_entropy is None else target_entropy

@@ -59,9 +59,9 @@ class OffPolicyLoss(LossModule):
 
     With a recurrent acting network, the last dim of ``*B`` is time. The hidden state of the first
     step, ``(group, "hidden")``, is read; the target reads it too unless there is a
-    ``(group, "target_hidden")``. The network then runs one more step to value the next step, from
-    the state after the step. If there is an entry ``valid``, steps in which it is False are left
-    out.
+    ``(group, "target_hidden")``. The value of a next step is computed by one more step of the
+    network, from the hidden state after the current step. If there is an entry ``valid``, steps in
+    which it is False are left out.
 
     With mixed values, the team's reward is stored, under ``("next", group, "team", "reward")``;
     without, each agent's reward is stored. With ``bootstrap="team"`` dead agents get the team's
@@ -79,7 +79,7 @@ class OffPolicyLoss(LossModule):
         mixed (bool): whether values are mixed into one per group. The reward is then the team's:
             the mean over born and living agents. A step counts if any agent acts in it.
         loss_function (str): loss of the critics: ``"l2"``, ``"l1"`` or ``"smooth_l1"``.
-        functional (bool): whether parameters, and those of the targets, are kept separately from
+        functional (bool): whether the parameters of networks and targets are kept separately from
             the networks, as TorchRL's ``SoftUpdate`` needs. If False, the networks are used
             directly, and ``target_actor_network`` and ``target_qvalue_network`` are copies.
             Differentiate each loss with respect to the parameters of its network only.
@@ -317,8 +317,8 @@ class OffPolicyLoss(LossModule):
     def settle_rewards(self, data: TensorDictBase) -> None:
         """Writes the rewards that ``bootstrap="team"`` needs, before a step is stored.
 
-        With mixed values every agent gets the team's reward; without, only dead agents do. A sum
-        over several steps then contains the mean of each step.
+        With mixed values every agent gets the team's reward; without, only dead agents do. If the
+        rewards of several steps are added later, the sum then contains the mean of each step.
 
         Args:
             data (TensorDictBase): steps ``[E, T]``; the group must be dense.
@@ -442,7 +442,7 @@ class OffPolicyLoss(LossModule):
         return distance_loss(value, target, self.loss_function)
 
     def values(self, data: TensorDictBase, target: bool = False, detached: bool = False) -> Tensor:
-        """Returns all critics' values, ``[*B, N, K]``; optionally of the targets, or detached."""
+        """Returns the values of all critics, or of their targets, ``[*B, N, K]``."""
         with self.network("qvalue_network", target, detached) as critic:
             values = critic(data.select(*critic.in_keys))
         return values.get(self.tensor_keys.state_action_value)
@@ -471,6 +471,6 @@ class OffPolicyLoss(LossModule):
 
 
 def _target_of(network: nn.Module) -> nn.Module:
-    """Returns an untrained copy, which shares the observation statistics."""
+    """Returns a copy that is not trained and that shares the network's observation statistics."""
     norms = [module for module in network.modules() if isinstance(module, ObservationNorm)]
     return copy.deepcopy(network, {id(norm): norm for norm in norms}).requires_grad_(False)

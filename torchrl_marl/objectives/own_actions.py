@@ -77,8 +77,8 @@ class Choices(nn.Module):
         device (torch.device, optional): device of the indices.
         apart (bool): whether no value depends on the actions of another group.
 
-    Shapes (in addition to those above): M agents with separate copies: N, or the size of the
-    largest group.
+    Shapes (in addition to those of the module): M agents with separate copies, which is N, or the
+    size of the largest group if groups are apart.
     """
 
     mine: Tensor
@@ -141,7 +141,7 @@ class Choices(nn.Module):
         return self._of_group(found, None if self.mask_key is None else data.get(self.mask_key))
 
     def _of_group(self, found: Tensor, mask: Tensor | None) -> Tensor:
-        """Returns the mean value of the acting agents of the chooser's group."""
+        """Returns, for each choosing agent, the mean value of the acting agents of its group."""
         acts = torch.ones_like(found[..., :1, :1, :]) if mask is None else mask[..., None, None, :]
         count = self.per_group.sum(acts.to(found.dtype)).clamp_min(1.0)
         means = self.per_group.sum(torch.where(acts > 0, found, 0.0)) / count  # [*B, M, A, G]
@@ -174,7 +174,7 @@ def _copied(data: TensorDictBase, key: object, n_copies: int) -> TensorDictBase:
 
 
 def _copies(group: GroupSpec, actor_gradient: str) -> tuple[Tensor | None, Tensor | None]:
-    """Returns the actions that each copy of a step moves, ``[C, N]``, and each agent's copy."""
+    """Returns the agents with moved actions in each copy, ``[C, N]``, and each agent's copy."""
     if actor_gradient not in ("group", "agent", "all"):
         raise ValueError(
             f"actor_gradient is {actor_gradient!r}, expected 'group', 'agent' or 'all'."

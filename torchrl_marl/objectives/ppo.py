@@ -130,7 +130,7 @@ def _draws_of_all(ranks: SingleProcess) -> contextlib.AbstractContextManager[Any
 
 
 def _effective(of_ratios: Tensor, of_squares: Tensor) -> Tensor:
-    """Returns the effective sample size, from the logs of summed ratios and squared ratios."""
+    """Returns the effective sample size, from logs of the sums of ratios and squared ratios."""
     return (2 * of_ratios - of_squares).exp().nan_to_num()
 
 
@@ -152,7 +152,7 @@ def _combine_explained_variance(parts: Tensor, count: Tensor) -> Tensor:
 
 
 def _variance_of_all(number: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-    """Combines the variances of R ranks, ``[R, G]``, into that over all ranks, ``[G]``."""
+    """Combines the variances of R ranks, ``[R, G]``, into the variance over all ranks, ``[G]``."""
     share = number / number.sum(0).clamp_min(1)
     offset = mean - (share * mean).sum(0)
     return (share * (variance + offset.square())).sum(0)
@@ -211,8 +211,8 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
     Attributes:
         count (Tensor, optional): divisor of means, instead of the number of steps to learn from; a
             scalar or ``[G]``. The losses of the parts of a minibatch then add up to the loss of the
-            whole minibatch. So do the metrics, except those in ``combine``, which maps each of them
-            to a function.
+            whole minibatch. So do the metrics, except those in ``combine``, which maps the name of
+            each to a function that combines the parts.
 
     Shapes:
         - if networks have memory, the last dim of ``*B`` is time, and the hidden state of the first
@@ -415,7 +415,7 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
 
     @property
     def _learned_key(self) -> NestedKey | None:
-        """The key of the steps to learn from; the batch need not have it."""
+        """The key of the mask of steps to learn from; the batch need not have this entry."""
         others = None if self.group is None else self.group.key("loss_mask")
         return others if self._mask_key is None else loss_mask_key(self._mask_key)
 

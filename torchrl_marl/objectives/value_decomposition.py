@@ -149,7 +149,7 @@ class ValueDecompositionLoss(OffPolicyLoss):
         return self.to_agents(total.get(self.tensor_keys.global_value))
 
     def distance(self, value: Tensor, target: Tensor) -> Tensor:
-        """Returns the loss; it has a weight if the target is below the value."""
+        """Returns the loss, times ``negative_weight`` where the target is below the value."""
         loss = super().distance(value, target)
         if self.negative_weight == 1.0:
             return loss

@@ -41,8 +41,8 @@ class TeamVTrace(TeamGAE):
         c_clip (float, optional): limit of the ratio that carries errors to earlier steps; None for
             no limit.
         ratio ("agent" or "joint"): ``agent``: each agent's ratio, as in PPO's clip. ``joint``: the
-            product of the ratios of the acting agents of its group, which is exact for a team's
-            value, but whose variance grows with the number of agents.
+            product of the ratios of all acting agents in the agent's group, which is exact for a
+            team's value, but whose variance grows with the number of agents.
         **kwargs: arguments of :class:`TeamGAE`.
 
     Keys:
@@ -51,7 +51,7 @@ class TeamVTrace(TeamGAE):
 
     Reference: Espeholt et al., 2018, https://arxiv.org/abs/1802.01561.
 
-    Reduces to: :class:`TeamGAE`, if the acting policy is the same.
+    Reduces to: :class:`TeamGAE`, if the acting policy and the learning policy are the same.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Routing of agents to different modules, for custom policies; not used in training.
 
 ``sequential`` has the public classes. ``group`` decides which module runs on which agents, and
-reads and writes their entries.
+reads and writes the agents' entries.
 """
 
 from typing import TYPE_CHECKING

@@ -78,7 +78,8 @@ def locate(
     """Returns the first group along a path, and its path.
 
     It is the first entry that is lazily stacked or has more batch dims than the root; if there is
-    none, the first entry. With ``exact``, it is the entry at the end of the path.
+    none, it is the first entry along the path. With ``exact``, it is the entry at the end of the
+    path.
     """
     if not path:
         return ((), root) if is_lazy(root) else None
@@ -102,8 +103,8 @@ class Step:
     Args:
         name (str): position in the policy.
         module (TensorDictModuleBase): module whose keys start at the root.
-        path (tuple of str): path of its group.
-        agents (tuple of int, optional): agents of its route.
+        path (tuple of str): path of the module's group.
+        agents (tuple of int, optional): agents of the module's route.
 
     Attributes:
         reads, writes (list of NestedKey): its keys in the group, relative to it.
@@ -138,7 +139,7 @@ def _split(keys: Iterable[NestedKey], path: Path) -> tuple[list[NestedKey], list
 
 
 def read_agents(name: str, agents: Any, spec: GroupSpec | None) -> tuple[int, ...] | None:
-    """Returns the indices of the agents on a module's route; None without one.
+    """Returns the indices of the agents on a module's route; None without a route.
 
     Args:
         name (str): the module's position in the policy.
@@ -178,7 +179,7 @@ def read_agents(name: str, agents: Any, spec: GroupSpec | None) -> tuple[int, ..
 
 
 class AgentTable:
-    """Table of a group's agents: modules that run on them, and their entries.
+    """Table of a group's agents: modules that run on the agents, and the agents' entries.
 
     Args:
         path (tuple of str): path of the group.
@@ -219,7 +220,7 @@ class AgentTable:
     # ----------------------------------------------------------------------------- routing
 
     def choose(self, step: Step, tolerant: bool) -> tuple[int, ...] | None:
-        """Returns the agents that a module runs on; None if shapes do not determine it yet.
+        """Returns the agents that a module runs on; None if shapes do not determine them yet.
 
         Raises:
             ValueError: no agent with the module's inputs, or inputs of different shapes.
@@ -548,7 +549,7 @@ class DataGroup(AgentTable):
             self._attach(root, found[1])
 
     def _joined(self, leaf: NestedKey) -> Tensor | None:
-        """Returns all agents' entries as one; None if they differ or an agent has none."""
+        """Returns all agents' entries as one tensor; None if they differ or an agent has none."""
         parts = self.written[leaf]
         if [agent for agents, _ in parts for agent in agents] == list(self.everyone):
             values = [value for _, value in parts]

@@ -173,9 +173,9 @@ class RoutedSequential(TensorDictSequential):
 
     In a lazily stacked group, a module runs in one call on the dense stack of the members that have
     its ``in_keys``, and writes into these members only. Entries that earlier modules wrote count as
-    ``in_keys``. If members have a key in different widths, a module takes those whose width fits
-    its first layer. If that is ambiguous, a route decides: ``(module, agents)``. A module with a
-    route also runs on a slice of a dense group. Without routes, a dense group is run as by
+    ``in_keys``. If members have a key in different widths, a module runs on the members whose width
+    fits its first layer. If that is ambiguous, a route decides: ``(module, agents)``. A module with
+    a route also runs on a slice of a dense group. Without routes, a dense group is run as by
     :class:`~tensordict.nn.TensorDictSequential`.
 
     :meth:`log_prob` serves custom losses. TorchRL's losses first read the actions of a lazily
@@ -205,8 +205,8 @@ class RoutedSequential(TensorDictSequential):
     Raises:
         ValueError: a member without module or action, a module without member, two modules that
             write one entry, an agent on a route that lacks a key that its module reads, or widths
-            that fit no module. It is raised at construction if there are specs, otherwise in the
-            first call.
+            that fit no module. The error is raised at construction if there are specs, otherwise in
+            the first call.
 
     Examples:
         >>> import torch
@@ -323,7 +323,7 @@ class RoutedSequential(TensorDictSequential):
     def _execute(
         self, root: TensorDictBase, dists: list[DistributionRoute] | None = None
     ) -> TensorDictBase:
-        """Runs the modules; with ``dists``, up to the last distribution, which is stored there."""
+        """Runs the modules; with ``dists``, up to the last distribution, which is stored in it."""
         groups: dict[Path, DataGroup] = {}
         steps = list(self._steps)
         if dists is not None:
@@ -473,7 +473,7 @@ class RoutedSequential(TensorDictSequential):
     ) -> RoutedSequential:
         """Returns the modules between these ``in_keys`` and ``out_keys``, with their routes.
 
-        Members may then have no module.
+        In the result, members may have no module.
 
         Raises:
             ValueError: no module is left.

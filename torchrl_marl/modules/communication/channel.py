@@ -72,7 +72,7 @@ class OneStep(Memory):
 
 
 def _latest(x: Tensor, state: Tensor, init: Tensor | None, mask: Tensor) -> Tensor:
-    """Returns the last input of a step in which the agent acted, within the episode."""
+    """Returns an agent's latest input from a step of the episode in which it acted; else 0."""
     if len(x) == 1:
         kept = state if init is None else torch.where(init[0], 0.0, state)
         return torch.where(mask, x, kept.unsqueeze(0))
@@ -121,7 +121,7 @@ def living_links(alive: Tensor) -> Tensor:
 
 
 def ring(n_agents: int, device: Device = None) -> Tensor:
-    """Returns the links of a ring, ``[N, N]``: to the agents before and after.
+    """Returns the links of a ring, ``[N, N]``: from each agent to those before and after it.
 
     Examples:
         >>> ring(4)[0].tolist()
@@ -188,7 +188,7 @@ class Links(nn.Module):
         self.register_buffer("fixed", fixed, persistent=False)
 
     def forward(self, alive: Tensor, position: Tensor | None, given: Tensor | None) -> Tensor:
-        """Returns the links. If links are given, only those among them remain."""
+        """Returns the links. If ``given`` links are passed, only links among them remain."""
         links = living_links(alive)
         if self.fixed is not None:
             links = links & self.fixed
@@ -224,8 +224,8 @@ def drawing(how: Literal["draw", "mode", "replay"]) -> Iterator[None]:
 class Channel(nn.Module):
     """Communication channel between the agents of a group.
 
-    All samples (gates, dropped links, noise on messages) are outputs of the rollout, which the
-    update reads back. With a delay, messages arrive some steps later. Gates, links, samples,
+    The rollout writes all samples (gates, dropped links, noise on messages) as outputs, and the
+    update reads them back. With a delay, messages arrive some steps later. Gates, links, samples,
     positions and attention are then those of the sending step. Messages in transit are part of the
     hidden state.
 
@@ -447,7 +447,8 @@ def used_links(module: TensorDictModule, data: TensorDictBase) -> Tensor:
 def listening(actor: nn.Module, data: TensorDictBase) -> Tensor:
     """Returns the communication weights between agents, averaged over the rounds of a step.
 
-    For attention, these are its weights; otherwise all agents heard have equal weight.
+    With attention, these are the attention weights; otherwise all agents that an agent hears have
+    equal weights.
 
     Args:
         actor (nn.Module): actor of a group, or of several groups joined into one.
@@ -496,7 +497,7 @@ def listening(actor: nn.Module, data: TensorDictBase) -> Tensor:
 
 
 def listening_by_group(policy: nn.Module, data: TensorDictBase) -> dict[str, Tensor]:
-    """Returns :func:`listening` of each group with a separate channel.
+    """Returns :func:`listening` by group, for the groups that have a separate channel.
 
     Args:
         policy (nn.Module): policy with the groups' actors.

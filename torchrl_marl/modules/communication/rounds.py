@@ -77,7 +77,8 @@ class Round(nn.Module):
 
         Args:
             features, links, position: as in the class.
-            speaks (Tensor): bool, agents that send, ``[*B, N]``; already part of links.
+            speaks (Tensor): bool, agents that send, ``[*B, N]``; ``links`` already takes this into
+                account.
             code (callable, optional): discretizes the messages.
 
         Keyword Args:
@@ -145,22 +146,22 @@ class Mean(Round):
 
 
 class Attention(Round):
-    r"""Reads messages by attention: agents send keys and values; queries weigh them.
+    r"""Reads messages by attention: agents send keys and values; receivers' queries weigh them.
 
     .. math::
         \alpha_{ij} = \operatorname{softmax}_{j \in L_i} \frac{q_i \cdot k_j + u \cdot e_{ij}}
         {\sqrt{d}}, \qquad h_i' = \tanh\Big(h_i + W \big[h_i, \sum_j \alpha_{ij}
         (v_j + U e_{ij})\big]\Big)
 
-    with :math:`e_{ij}` the difference of the positions and their distance. Without positions the
-    term is absent. The order of agents does not matter.
+    with :math:`e_{ij}` the difference of the positions and their distance. Without positions, the
+    terms with :math:`e_{ij}` are absent. The order of agents does not matter.
 
     Args:
         width (int): number of features H.
         message_size (int): dimension of a value.
         key_size (int): dimension d of a key.
         n_position (int): number P of coordinates of a position, which is part of a message; 0 for
-            none.
+            messages without position.
         device (torch.device, optional): device of the parameters.
 
     Shapes:
@@ -264,9 +265,9 @@ class Chain(nn.Module):
         f_{i+1} = \mathrm{cell}(h_i, f_i), \qquad g_{i-1} = \mathrm{cell}'(h_i, g_i), \qquad
         h_i' = \tanh\big(h_i + W [h_i, f_i, g_i]\big)
 
-    An agent reads the messages that have passed the agents before and after it, and passes on its
-    update. Dead and silent agents are skipped. **The result depends on the order of agents**, so an
-    agent can infer its index.
+    An agent reads the messages that arrive from the agents before and after it, updates them, and
+    passes them on. Dead and silent agents are skipped. **The result depends on the order of
+    agents**, so an agent can infer its index.
 
     Args:
         width (int): number of features H.
@@ -279,11 +280,11 @@ class Chain(nn.Module):
 
     Shapes:
         - features: ``[*B, N, H]``, finite, 0 for dead agents; speaks: ``[*B, N]``, bool
-        - returns: ``[*B, N, H]``; below, U is the number of units, and S the size of a state, of
-          the recurrent network
+        - returns: ``[*B, N, H]``; in the methods, U is the number of units of the recurrent
+          network, and S the size of its state
 
-    Reference: Peng et al., 2017, https://arxiv.org/abs/1703.10069 (BicNet). Differs: an agent reads
-    its features and its neighbors' outputs of the cell, not its own output.
+    Reference: Peng et al., 2017, https://arxiv.org/abs/1703.10069 (BicNet). Differs from the paper:
+    an agent reads its features and the cell outputs of its neighbors, not its own cell output.
 
     Reduces to: a layer per agent if no other agent sends.
 
@@ -347,7 +348,7 @@ class Chain(nn.Module):
         Args:
             features (Tensor): the agent's features, ``[*B, H]``.
             state (Tensor): state received, ``[*B, S]``; zeros for the first agent.
-            back (bool): whether it passes backwards.
+            back (bool): whether the state is passed to the agent before, not to the one after.
         """
         cell = self.back if back else self.forth
         return cell(features[None, ..., None, :], state.unsqueeze(-2), None, None)[1][0, ..., 0, :]

@@ -103,7 +103,8 @@ class Memory(nn.Module):
     """Recurrent cell of agents: reads a state, returns outputs and the states after each step.
 
     A state is reset before the first step of an episode, and kept in a step in which the agent does
-    not act. Agents are independent rows. Those with different networks run as one batched call.
+    not act. Agents are independent rows. Agents with different networks also run in one batched
+    call.
 
     Args:
         in_features (int): number of input features F.
@@ -291,7 +292,7 @@ class _Linear(Memory):
 
 
 class MinGRU(_Linear):
-    r"""A GRU with gate and candidate that do not read the state, followed by a residual layer.
+    r"""A GRU in which gate and candidate do not read the state, followed by a residual layer.
 
     .. math:: h' = (1 - z) h + z c, \quad z = \sigma(W_z x), \quad c = W_c x, \quad
         y = x + \mathrm{SiLU}(W_y h')

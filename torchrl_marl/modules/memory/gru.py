@@ -90,7 +90,7 @@ class _Sequence(torch.autograd.Function):
 def _forward(
     gates: Tensor, state: Tensor, keep: Tensor, weight: Tensor, bias: Tensor
 ) -> list[Tensor]:
-    """Returns states after and before each step, the gates and the new state's hidden part."""
+    """Returns states after and before each step, gates, and the candidates' recurrent parts."""
     n_steps, k, rows, width = gates.shape
     size = width // 3
     after, before, new = (gates.new_empty(n_steps, k, rows, size) for _ in range(3))

@@ -25,7 +25,7 @@ def linear_scan(decay: Tensor, turn: Tensor | None, entered: Tensor, state: Tens
 
     Shapes:
         - entered: ``[T, *R, S]``; state: ``[*R, S]``; returns ``[T, *R, S]``
-        - decay: ``[T, *R, S]``; with ``turn``, both ``[T, *R, S / 2]``
+        - decay: ``[T, *R, S]``; with ``turn``, decay and turn are ``[T, *R, S / 2]``
 
     Reduces to: :func:`linear_scan_loop`, its slow reference.
 

@@ -1,6 +1,7 @@
 """Parameter sharing: the networks of all agents as one batched network.
 
-``ways`` has a function for each way of sharing, ``builder`` the tools that they build with.
+``ways`` has a function for each way of sharing. ``builder`` has the tools that these functions use
+to build networks.
 """
 
 from typing import TYPE_CHECKING

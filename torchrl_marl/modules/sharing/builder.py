@@ -72,7 +72,7 @@ NetworkMaker = Callable[..., nn.Module]
 
 @dataclass(frozen=True)
 class NetworkBuilder:
-    """Tools with which a way of sharing builds the networks of N agents.
+    """Tools that each way of sharing uses to build the networks of N agents.
 
     Args:
         make (callable): builds one network, as :func:`~torchrl_marl.modules.bodies.make_mlp` does.

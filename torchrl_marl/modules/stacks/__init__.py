@@ -1,7 +1,7 @@
 """Module stacks: the modules of many agents as one module.
 
-``module_stack`` has the stack and its builders. ``members`` finds distinct modules, and has the
-windows on single agents and the module that reads and writes TensorDicts. ``storage`` holds the
+``module_stack`` has the stack and its builders. ``members`` finds the distinct modules. It also has
+the views of single agents, and the module that reads and writes TensorDicts. ``storage`` holds the
 parameters. ``batching`` groups agents into calls. ``matmul`` runs perceptrons.
 """
 

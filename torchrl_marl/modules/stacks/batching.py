@@ -22,13 +22,13 @@ EXECUTORS = ("matmul", "vmap", "loop")
 
 
 def run(bucket: Bucket, members: Sequence[int], copies: int, dim: int, inputs: Any) -> Any:
-    """Runs some members of a structure, each for the same number of agents.
+    """Runs the given members of one structure, each for the same number of agents.
 
     Args:
         bucket (Bucket): the structure.
         members (sequence of int): indices of K members.
         copies (int): number n of agents per member.
-        dim (int): agent dim of inputs and outputs, ordered by member.
+        dim (int): agent dim of inputs and outputs; agents are ordered by member.
         inputs (sequence): positional inputs, pytrees of tensors.
     """
     every = len(members) == bucket.n_members
@@ -125,7 +125,7 @@ def choose_executor(bucket: Bucket, copies: int, event_dims: int) -> str:
 
 @torch.no_grad()
 def _vmap_can(bucket: Bucket, copies: int, event_dims: int) -> bool:
-    """Tries vmap if the width of a single input is known; else assumes that it works."""
+    """Returns whether vmap works: tried if the input's width is known, otherwise assumed."""
     widths = (input_width(module) for module in bucket.template.modules())
     width = next((width for width in widths if width is not None), None)
     if event_dims != 1 or width is None:
@@ -150,7 +150,7 @@ Place = tuple[int, int]
 
 @dataclasses.dataclass(frozen=True)
 class BatchedCall:
-    """Agents that run in one call: their members have the same structure and number of agents.
+    """Agents that run in one call: members of one structure, each with equally many agents.
 
     Args:
         bucket (int): index of the structure.
@@ -166,7 +166,7 @@ class BatchedCall:
 
 
 def batched_calls(places: Sequence[Place]) -> tuple[BatchedCall, ...]:
-    """Returns the calls for agents at these places (bucket, member)."""
+    """Returns the batched calls for agents; each agent's member is given as (bucket, member)."""
     agents: dict[Place, list[int]] = {}
     for agent, place in enumerate(places):
         agents.setdefault(place, []).append(agent)
@@ -227,7 +227,7 @@ class Batching:
         return self._merge(outputs, dim, batch, ragged)
 
     def _check(self, leaves: Sequence[Any], n_inputs: int) -> int:
-        """Checks number of agents and widths; returns the number of batch dims."""
+        """Checks the number of agents and their widths; returns the number of batch dims."""
         first = next((x for x in leaves if x is not None), None)
         if first is None:
             raise ValueError("a module stack needs an input, found none.")
@@ -270,7 +270,7 @@ class Batching:
         return self._indices_on[device]
 
     def _take(self, leaf: Any, dim: int) -> Sequence[Any]:
-        """Returns the part of a leaf for each call."""
+        """Returns, for each call, the part of a leaf that it reads."""
         if leaf is None:
             return [None] * len(self.routes)
         if isinstance(leaf, list):

@@ -1,4 +1,4 @@
-"""Members of a stack, windows on them, and their TensorDict modules."""
+"""Members of a stack, views of its agents, and modules that read and write TensorDicts."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ DEFAULT_KEYS = (("observation",), ("action",))
 
 
 class StackPart(nn.Module):
-    """Agents of a module stack: the stack itself, or a window on some of them.
+    """Agents of a module stack: the stack itself, or a view of some of its agents.
 
     ``torch.cat`` and ``torch.stack`` of such parts make a new stack.
     """
@@ -72,7 +72,7 @@ class StackPart(nn.Module):
 
 
 class MultiAgentPart(StackPart):
-    """Part of a stack with an agent dim: the stack itself, or a window on several agents."""
+    """Part of a stack with an agent dim: the stack itself, or a view of several agents."""
 
     batching: Batching
 
@@ -99,7 +99,7 @@ class MultiAgentPart(StackPart):
 
 
 class Members:
-    """The distinct modules of several parts."""
+    """The distinct modules of several parts of stacks."""
 
     def __init__(self) -> None:
         self.modules: list[nn.Module] = []
@@ -174,8 +174,8 @@ class StackModule(TensorDictModuleBase):
     """A :class:`ModuleStack` that reads from a TensorDict and writes to it.
 
     A group whose agents differ in shape is lazily stacked: every agent's leaf is read from, and
-    written to, its own TensorDict. It works inside ``TensorDictSequential``, and as the module of
-    a ``ProbabilisticActor`` if the agents' outputs have one shape.
+    written to, the TensorDict of this agent. The module works inside ``TensorDictSequential``, and
+    as the module of a ``ProbabilisticActor`` if the agents' outputs have one shape.
 
     Args:
         stack (ModuleStack or StackSelection): the modules.

@@ -30,8 +30,8 @@ class ModuleStack(MultiAgentPart):
     Every distinct module is stored once. Parameters are stacked, ``[K, ...]`` for each name and
     structure, so that optimizers, ``state_dict``, target networks and ``torch.func`` work on them.
     Tied weights stay tied and frozen members stay frozen. A parameter that is one object in all
-    members (a shared trunk) stays one. ``stack[i]`` is a view of an agent's member, ``stack[1:3]``
-    of several; ``stack[i].detach()`` is an ordinary module with copies.
+    members (a shared trunk) stays one object. ``stack[i]`` is a view of an agent's member,
+    ``stack[1:3]`` of several; ``stack[i].detach()`` is an ordinary module with copies.
 
     Perceptrons and GRU cells run as batched matmuls, other modules by ``vmap``. Modules that
     ``vmap`` cannot run (``nn.GRU``, ``nn.LSTM``, batch norm that agents share) run in a loop.
@@ -119,7 +119,7 @@ class ModuleStack(MultiAgentPart):
         self.places = tuple(places[member] for member in self.index)
 
     def route(self, agents: Sequence[int]) -> Batching:
-        """Returns the batching of some agents by structure."""
+        """Returns the given agents' batching: members with the same structure run in one call."""
         places = [self.places[agent] for agent in agents]
         return Batching(places, self._structures(), self.event_dims, self.pad)
 
@@ -157,7 +157,7 @@ class ModuleStack(MultiAgentPart):
 
     @property
     def stack(self) -> ModuleStack:  # type: ignore[override]
-        """The stack itself; a window returns the stack that it views."""
+        """The stack itself; for a view, the stack that it shows."""
         return self
 
     def __getitem__(self, agents: int | slice | Sequence[int]) -> StackMember | StackSelection:
@@ -179,7 +179,7 @@ class ModuleStack(MultiAgentPart):
         return agent % len(self)
 
     def bucket(self, agent: int) -> tuple[Bucket, int]:
-        """Returns the bucket of an agent's member, and its index there."""
+        """Returns the bucket of an agent's member, and the member's index in the bucket."""
         b, k = self.places[agent]
         bucket = self.buckets[b]
         assert isinstance(bucket, Bucket)
@@ -205,7 +205,7 @@ class ModuleStack(MultiAgentPart):
         return bucket.copy_of(k, memo)
 
     def select(self, agents: Sequence[int]) -> ModuleStack:
-        """Returns a stack of copies of some agents' members."""
+        """Returns a stack of copies of the given agents' members."""
         copies, members = self.copies(), [self.index[agent] for agent in agents]
         distinct = list(dict.fromkeys(members))
         index = [distinct.index(member) for member in members]
@@ -313,7 +313,8 @@ def cat(
 ) -> ModuleStack:
     """Concatenates the agents of all parts in a new stack.
 
-    Shared members stay shared: in ``cat([expand(a, 2), expand(a, 1)])`` three agents share one.
+    Shared members stay shared: in ``cat([expand(a, 2), expand(a, 1)])`` three agents share one copy
+    of ``a``.
 
     Args:
         parts (sequence of nn.Module): stacks, members of stacks, and modules for one agent each.
@@ -321,7 +322,7 @@ def cat(
 
     Keyword Args:
         pad (bool): see :class:`ModuleStack`; if a part is padded, the result is.
-        event_dims (int, optional): see :class:`ModuleStack`. Default: the parts'.
+        event_dims (int, optional): see :class:`ModuleStack`. Default: that of the parts.
         executor (str, optional): see :class:`ModuleStack`.
 
     Raises:

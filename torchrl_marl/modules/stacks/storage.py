@@ -26,9 +26,10 @@ Slot = tuple[nn.Module, str]
 
 
 def named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yields parameters and buffers: tied ones under each name, repeated modules once.
+    """Yields parameters and buffers: tied ones under each name, a repeated module's once.
 
-    Passing a repeated module to one ``functional_call`` under both names would damage it.
+    If one ``functional_call`` got the tensors of a repeated module under both names, it would
+    damage the module.
     """
     for path, part in module.named_modules():
         for name, tensor in (*part._parameters.items(), *part._buffers.items()):
@@ -149,7 +150,7 @@ class Bucket(nn.Module):
     def _register(
         self, name: str, first: Tensor, member: nn.Module, value: Tensor | None = None
     ) -> Slot:
-        """Registers a copy under its dotted name, in nested containers like the member's."""
+        """Registers a copy of a tensor under its dotted name, in nested containers."""
         value = first.detach().clone() if value is None else value
         box, owner = self.module, member
         *path, leaf = name.split(".")
@@ -187,10 +188,10 @@ class Bucket(nn.Module):
         return super()._apply(fn, recurse)
 
     def read(self, members: Sequence[int] | None = None) -> dict[str, Tensor]:
-        """Returns name -> tensor of all or some members.
+        """Returns name -> stacked tensor of the given members, or of all members.
 
-        They are read by ``getattr``, because they are plain attributes while TensorDict swaps
-        others in.
+        Tensors are read by ``getattr``, because they are plain attributes while TensorDict swaps
+        other tensors in.
         """
         values = {name: getattr(box, leaf) for name, (box, leaf) in self._slots.items()}
         if members is None:
@@ -206,7 +207,7 @@ class Bucket(nn.Module):
         return {name: rows(x) if self.stacked[name] else x for name, x in values.items()}
 
     def pads(self, device: torch.device, members: Sequence[int]) -> Pads:
-        """Returns the padding masks of some members of a padded perceptron."""
+        """Returns the padding masks of the given members of a padded perceptron."""
         pads, every = self._pads_on.get(device), len(members) == self.n_members
         if pads is None:
             assert isinstance(self.plan, Perceptron)
