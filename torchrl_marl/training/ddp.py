@@ -21,7 +21,7 @@ __all__ = ["check_ranks", "gathered", "part_of", "refuse_disagreement", "with_sh
 
 
 def with_shards(config: TrainConfig, n_ranks: int) -> TrainConfig:
-    """Returns the settings with one shard for each rank, unless they set the number of shards."""
+    """Returns the settings with one shard per rank, unless the number of shards is already set."""
     if config.distributed.enabled:
         return config
     one_each = dataclasses.replace(config.distributed, collectors=n_ranks)

@@ -280,7 +280,7 @@ def resume(
 
     Args:
         folder (str or Path): folder of the run.
-        env (EnvBase, optional): the environment, if the run was started with an object.
+        env (EnvBase, optional): the environment, if the run was started with an environment object.
         config (TrainConfig, optional): settings from now on, in place of the run's.
         trust (bool): whether to trust a run of another user: to import the module of its
             environment, unpickle PettingZoo environments, and follow links out of the folder. If
