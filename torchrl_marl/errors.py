@@ -80,7 +80,7 @@ class RankError(UserError, RuntimeError):
 
 
 class TrustError(UserError):
-    """Code or services of another user that would be used without consent."""
+    """A refusal to use code or services of another user that this user has not trusted."""
 
 
 class WriteError(UserError, OSError):
