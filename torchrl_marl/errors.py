@@ -64,7 +64,7 @@ class CheckpointError(UserError, RuntimeError):
 
 
 class SimulatorStateError(UserError, RuntimeError):
-    """A simulator from which the state cannot be read as tensors."""
+    """A simulator that does not allow its state to be read as tensors."""
 
 
 class SpecError(UserError, ValueError):

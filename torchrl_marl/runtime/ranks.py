@@ -29,7 +29,7 @@ LIMIT = timedelta(minutes=5)
 
 @torch.library.custom_op("torchrl_marl::sum_over_ranks", mutates_args=())
 def sum_over_ranks(x: Tensor) -> Tensor:
-    """Sums a tensor over all ranks in one message; the result is bitwise equal on all."""
+    """Sums a tensor over all ranks in one message; the result is bitwise equal on all ranks."""
     total = x.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(total)
     Ranks.messages += 1

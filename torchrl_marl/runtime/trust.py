@@ -116,7 +116,7 @@ _KNOWN = re.compile(r"wandb/(?:latest-run|(?:.*/)?debug[\w-]*\.log)")
 
 
 def refuse_links(folder: Path, kind: str = "run folder") -> None:
-    """Raises if a folder has, at any depth, a link out of it, a pipe or a device.
+    """Raises if a folder has, at any depth, a pipe, a device or a link that leads out of it.
 
     The folder itself may be a link, and links within it are allowed. Within
     :func:`torchrl_marl.runtime.trust.trusting` nothing is checked.
@@ -139,7 +139,7 @@ def refuse_links(folder: Path, kind: str = "run folder") -> None:
 
 
 def refuse_link(path: Path) -> None:
-    """Raises if a path is a link out of its folder, a pipe or a device.
+    """Raises if a path is a pipe, a device or a link that leads out of its folder.
 
     Raises:
         TrustError: the path is such a link, pipe or device; the message names it.

@@ -71,7 +71,7 @@ class Setting:
 
     @property
     def words(self) -> Mapping[str, str]:
-        """Allowed word -> its meaning; empty if the setting is not a choice among words."""
+        """The meaning of each allowed word; empty if the setting is not a choice among words."""
         rule = self.note(OneOf)
         return {} if rule is None else rule.words
 

@@ -69,7 +69,7 @@ class OneOf:
 
     @property
     def words(self) -> Mapping[str, str]:
-        """Allowed word -> its meaning."""
+        """The meaning of each allowed word."""
         return self._words() if callable(self._words) else self._words
 
     def word_of(self, value: Any) -> Any:

@@ -84,7 +84,7 @@ _BY_ENV = ("critic_states", "born")
 
 
 def gathered(state: dict[str, Any], ranks: SingleProcess) -> dict[str, Any]:
-    """Gathers the ranks' states on the first rank, into the state of a run in one process.
+    """Combines the ranks' states on the first rank, in the format of a run in a single process.
 
     Args:
         state (dict): state of this rank; ranks other than the first return it unchanged.
@@ -136,7 +136,7 @@ def _rows_of_all(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def _part(whole: dict[str, Any], shards: range, rows: slice, n_ranks: int) -> dict[str, Any]:
-    """Returns a rank's part of the state of a run in one process."""
+    """Returns a rank's part of a state that has the format of a run in a single process."""
     part, collector = dict(whole), dict(whole["collector"])
     collector["frames"] //= n_ranks
     if collector.get("shards") is not None:

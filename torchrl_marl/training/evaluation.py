@@ -103,7 +103,7 @@ class Episodes:
         return found
 
     def against(self, other: Episodes) -> Paired:
-        """Compares the returns with another policy's from the same initial states, pair by pair."""
+        """Compares the returns, in pairs, with another policy's from the same initial states."""
         return paired_difference(self.total.double().cpu(), other.total.double().cpu())
 
 

@@ -263,7 +263,7 @@ class Exploiter:
 
 @torch.no_grad()
 def copy_in_place(own: OnPolicyLearner, other: OnPolicyLearner) -> None:
-    """Copies a learner with its networks, statistics and optimizer moments.
+    """Copies another learner's networks, statistics and optimizer moments into a learner.
 
     Tensors keep their addresses, so recorded graphs remain valid.
     """

@@ -396,7 +396,7 @@ def _own_or_new(
 
 
 def _environment(env: EnvBase) -> EnvBase:
-    """Returns the environment inside of its transforms and adapters."""
+    """Returns the innermost environment, without its transforms and adapters."""
     while isinstance(env, (TransformedEnv, TorchRLEnv)):
         env = env.base_env if isinstance(env, TransformedEnv) else env._inner
     return env
