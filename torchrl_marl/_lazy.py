@@ -106,7 +106,7 @@ class _Former:
 
     It comes first in ``sys.meta_path``; otherwise a moved package would load its modules twice.
     It does not extend ``importlib.abc``, which imports ``tempfile`` and ``random``. In
-    ``python -m torchrl_marl`` these could still come from the current folder.
+    ``python -m torchrl_marl`` these two modules could still come from the current folder.
     """
 
     def find_spec(

@@ -64,7 +64,7 @@ class CheckpointError(UserError, RuntimeError):
 
 
 class SimulatorStateError(UserError, RuntimeError):
-    """A simulator from which the state cannot be read as tensors."""
+    """A simulator that does not allow its state to be read as tensors."""
 
 
 class SpecError(UserError, ValueError):
@@ -80,7 +80,7 @@ class RankError(UserError, RuntimeError):
 
 
 class TrustError(UserError):
-    """Code or services of another user that would be used without consent."""
+    """A refusal to use code or services of another user that this user has not trusted."""
 
 
 class WriteError(UserError, OSError):

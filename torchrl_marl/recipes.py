@@ -225,7 +225,7 @@ def environment_settings(library: str, name: str, before: str) -> dict[str, Any]
 
 
 def _without(settings: dict[str, Any], keys: Iterable[str]) -> dict[str, Any]:
-    """Returns settings without some dotted keys, and without sections that become empty."""
+    """Returns settings without the given dotted keys, and without sections that become empty."""
     left_out = frozenset(keys)
     flat = flatten(unfold(settings), stop=left_out)
     return unfold({key: value for key, value in flat.items() if key not in left_out})
@@ -306,7 +306,7 @@ def _unknown_recipe(text: str) -> ConfigError:
 
 
 def _no_recipe(text: str, what: str, recipes: list[str], which: str, setting: str) -> ConfigError:
-    """Returns the error for a name of an environment or algorithm, with a recipe that has it."""
+    """Returns the error for an environment or algorithm given as a recipe; suggests a recipe."""
     if recipes:
         use = f"use a recipe {which}, such as {recipes[0]}, or add {setting} to another recipe."
     else:
@@ -323,7 +323,7 @@ def _scenarios() -> Collection[str]:
 
 
 def _recipes_with(section: str, values: tuple[str, ...]) -> list[str]:
-    """Returns the recipes with these values of a section's first settings, the default first."""
+    """Returns the recipes with these values of a section's first settings, DEFAULT_RECIPE first."""
     fields = dataclasses.fields({"env": EnvConfig, "learner": OnPolicyConfig}[section])
     found = []
     for name in recipe_names():

@@ -78,7 +78,7 @@ def train(recipe: Recipe = DEFAULT_RECIPE, *, env: Any = None, **overrides: Any)
 def iterate(recipe: Recipe = DEFAULT_RECIPE, *, env: Any = None, **overrides: Any) -> Iterator[Any]:
     """Trains like :func:`train`, but as a generator that yields after every iteration.
 
-    The settings are checked when it is called, before the first iteration.
+    The settings are checked when the function is called, before the first iteration.
     """
     config, env = _prepared(recipe, env, overrides)
     from torchrl_marl.training import trainer
@@ -98,7 +98,7 @@ def resume(
 
     Args:
         folder (str or Path): folder of the run.
-        env (EnvBase, optional): the environment, if the run was started with an object.
+        env (EnvBase, optional): the environment, if the run was started with an environment object.
         trust (bool): whether to trust a run of another user. If True, the environment's module is
             imported, pickled PettingZoo environments are loaded (otherwise they start new
             episodes), links out of the folder are followed, and the cluster, addresses and

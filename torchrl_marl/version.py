@@ -1,4 +1,4 @@
-"""The package's version, stored here because code may run from its folder, not installed."""
+"""The package's version, stored here because the package may be used without installing it."""
 
 __all__ = ["__version__"]
 

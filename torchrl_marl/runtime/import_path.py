@@ -1,7 +1,7 @@
 """Python's import path without the current folder.
 
 A file in the current folder, which another user may have written, could shadow a package. Only
-modules that settings name, such as custom environments, are imported from it.
+modules that settings name, such as custom environments, are imported from the current folder.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ def leave_current_folder() -> None:
     """Removes the current folder from the import path.
 
     Called by command-line programs; the folder of a running script stays. Child processes started
-    later, also by libraries (PyTorch and ``multiprocessing`` run ``python -c``), do not search it.
+    later, also by libraries (PyTorch and ``multiprocessing`` run ``python -c``), do not search the
+    current folder either.
     """
     sys.path[:] = [*sys.path[:1], *(path for path in sys.path[1:] if path in _safe())]
     os.environ["PYTHONSAFEPATH"] = "1"
@@ -35,7 +36,8 @@ def leave_current_folder() -> None:
 def child_path() -> list[str]:
     """Returns ``sys.path`` for a child process, with the current folder last, if it is searched.
 
-    If ``PYTHONPATH`` names the folder, or a package is installed from it, it keeps its position.
+    If ``PYTHONPATH`` names the folder, or a package is installed from it, the folder keeps its
+    position.
     """
     safe = _safe()
     return safe if len(safe) == len(sys.path) else [*safe, os.getcwd()]
@@ -99,7 +101,7 @@ def refuse_current(package: str) -> None:
         package (str): top-level name of the library.
 
     Raises:
-        TrustError: naming the file.
+        TrustError: the library is in the current folder; the message names the file.
     """
     safe = _safe()
     if package in sys.modules or len(safe) == len(sys.path) or is_trusting():

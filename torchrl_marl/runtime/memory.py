@@ -45,7 +45,8 @@ def refuse_too_large(size: int, device: Device, what: str, fix: str) -> None:
         fix (str): fix, at the end of the message.
 
     Raises:
-        ConfigError: naming both sizes.
+        ConfigError: the allocation exceeds the device's memory; the message names the sizes of
+            both.
     """
     there = memory_of(device)
     if there is not None and size > there:

@@ -61,7 +61,7 @@ def file_name(name: str) -> str:
 
 
 def path_within(folder: Path, name: str, suffix: str = "") -> Path:
-    """Returns the path of a name in a folder.
+    """Returns a path in a folder; its last part is the :func:`file_name` of the name.
 
     Raises:
         ValueError: if the path is a link that leads out of the folder.

@@ -1,4 +1,4 @@
-"""Private random states: of an environment, and of a training with its number of threads."""
+"""Private random states of environments and trainings; a training's also sets its threads."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class RandomState:
 
     @contextlib.contextmanager
     def unchanged(self) -> Iterator[None]:
-        """Like :meth:`active`, but restores this state on exit."""
+        """Like :meth:`active`, but leaves this state on exit as it was on entry."""
         saved = self.state_dict()
         try:
             with self.active():
@@ -135,7 +135,7 @@ class RandomState:
 
 
 def offset_seed(seed: int) -> int:
-    """Derives another seed, so that an env and a policy with one seed draw different numbers.
+    """Derives another seed, so that an env and a policy with equal seeds draw different numbers.
 
     Args:
         seed (int): seed of an environment, possibly also passed to ``torch.manual_seed``.
@@ -182,7 +182,7 @@ class ProcessState:
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """Context in which both are active; nested contexts have no effect."""
+        """Context with this random state and number of threads; nested contexts have no effect."""
         if self._depth:
             yield
             return

@@ -1,8 +1,8 @@
 """Ranks of a data-parallel run, which train one model on parts of a batch.
 
 Statistics, the counts that losses divide by, and gradients are summed over all ranks.
-``current()`` returns the ranks of the statistics: this process alone, except inside
-:meth:`Ranks.active`.
+``current()`` returns the ranks over which statistics are computed: this process alone, except
+inside :meth:`Ranks.active`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LIMIT = timedelta(minutes=5)
 
 @torch.library.custom_op("torchrl_marl::sum_over_ranks", mutates_args=())
 def sum_over_ranks(x: Tensor) -> Tensor:
-    """Sums a tensor over all ranks in one message; the result is bitwise equal on all."""
+    """Sums a tensor over all ranks in one message; the result is bitwise equal on all ranks."""
     total = x.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(total)
     Ranks.messages += 1
@@ -58,7 +58,7 @@ class SingleProcess:
     """Sums each tensor over all ranks, in one message; here it returns them unchanged."""
 
     def row_of_rank(self, x: Tensor) -> Tensor:
-        """Returns ``x`` in this rank's row and zeros in the others; the sum has all ranks' values.
+        """Returns ``x`` in this rank's row, and zeros elsewhere; the sum over ranks has all rows.
 
         Shapes:
             - x: any; returns: ``[R, *x.shape]`` with ``R`` ranks
@@ -84,7 +84,7 @@ class SingleProcess:
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """Context in which statistics are over these ranks."""
+        """Context in which statistics are computed over these ranks."""
         token = _CURRENT.set(self)
         try:
             yield
@@ -95,8 +95,8 @@ class SingleProcess:
 class Ranks(SingleProcess):
     """The ranks of a run that ``torchrun`` has started.
 
-    All ranks must call the same methods in the same order. A rank that is missing for five minutes
-    fails the others.
+    All ranks must call the same methods in the same order. If a rank is missing for five minutes,
+    the other ranks fail.
 
     Args:
         size (int): number of ranks.
@@ -120,7 +120,7 @@ class Ranks(SingleProcess):
         """Joins the process group described by the environment variables of ``torchrun``.
 
         Args:
-            device (torch.device): device of this process: gloo for a CPU, NCCL for a GPU.
+            device (torch.device): device of this process. A CPU uses gloo, and a GPU uses NCCL.
         """
         if cls._joined is None:
             cls._joined = next(iter(dist.rendezvous("env://", timeout=LIMIT)))
@@ -137,7 +137,7 @@ class Ranks(SingleProcess):
         return cls(size, rank, dist.PrefixStore("ranks", store))
 
     def leave(self, seconds: float = 10.0) -> None:
-        """Leaves the group; the first rank waits for the others, since it serves their store.
+        """Leaves the group; the first rank waits for the others, which need its store.
 
         Args:
             seconds (float): time limit of the wait.

@@ -1,4 +1,4 @@
-"""Environment variables that ``torchrun`` sets in each process. Imports no torch."""
+"""Environment variables that ``torchrun`` sets in each process; read without importing torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Place(NamedTuple):
 
 
 def place() -> Place | None:
-    """Returns this process's rank; None if the run has a single process."""
+    """Returns this process's rank and the number of ranks; None for a single process."""
     if any(not os.environ.get(name, "") for name in _NEEDED):
         return None
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

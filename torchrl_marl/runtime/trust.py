@@ -34,8 +34,8 @@ _TRUSTING: ContextVar[bool] = ContextVar("torchrl_marl.trusting", default=False)
 def signature(*parts: bytes) -> str:
     """Signs bytes with a key of this user on this machine (HMAC with SHA-256).
 
-    The key is ``torchrl_marl/key`` in ``$XDG_STATE_HOME`` (``~/.local/state``). Other users cannot
-    read it. It is created on first use.
+    The key is ``torchrl_marl/key`` in ``$XDG_STATE_HOME`` (by default ``~/.local/state``). Other
+    users cannot read it. It is created on first use.
 
     Examples:
         >>> own = signature(b"weights", b"1")
@@ -98,7 +98,7 @@ def _folder() -> Path:
 
 
 def _make_key(path: Path) -> None:
-    """Writes the key atomically and once, since other processes may do the same."""
+    """Writes the key atomically and once, since other processes may write it at the same time."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     part = path.with_name(f"key.{secrets.token_hex(8)}")
     with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
@@ -116,17 +116,17 @@ _KNOWN = re.compile(r"wandb/(?:latest-run|(?:.*/)?debug[\w-]*\.log)")
 
 
 def refuse_links(folder: Path, kind: str = "run folder") -> None:
-    """Raises if a folder has, at any depth, a link out of it, a pipe or a device.
+    """Raises if a folder has, at any depth, a pipe, a device or a link that leads out of it.
 
     The folder itself may be a link, and links within it are allowed. Within
     :func:`torchrl_marl.runtime.trust.trusting` nothing is checked.
 
     Args:
-        folder (Path): folder that may be of another user.
+        folder (Path): folder that may belong to another user.
         kind (str): name of the folder in the message.
 
     Raises:
-        TrustError: naming the link and its target.
+        TrustError: the folder has such a link, pipe or device; the message names it.
     """
     if is_trusting():
         return
@@ -139,10 +139,10 @@ def refuse_links(folder: Path, kind: str = "run folder") -> None:
 
 
 def refuse_link(path: Path) -> None:
-    """Raises if a path is a link out of its folder, a pipe or a device.
+    """Raises if a path is a pipe, a device or a link that leads out of its folder.
 
     Raises:
-        TrustError: naming the link and its target.
+        TrustError: the path is such a link, pipe or device; the message names it.
     """
     if not is_trusting() and _is_strange(path, os.path.realpath(path.parent)):
         raise TrustError(f"found {_described(path)}; replace it by the file itself.")

@@ -71,8 +71,8 @@ def override(config: Any, field: str, name: str) -> Any:
 def unread(config: Any, at: str = "", *, defaults: bool = False) -> dict[str, str]:
     """Returns the settings without effect: they differ from their defaults but are not read.
 
-    If a section has overrides (such as ``groups``), a setting of it counts as read if any of the
-    overridden sections reads it. A setting that an override inherits is not listed under the
+    If a section has overrides (such as ``groups``), one of its settings counts as read if any of
+    the overridden sections reads it. A setting that an override inherits is not listed under the
     override's name.
 
     Args:
@@ -190,7 +190,7 @@ def _check_value(setting: Setting, key: str, value: Any, before: Any = None) -> 
 
 
 def _typed_arguments(setting: Setting, config: Any) -> tuple[Any, dict[str, Setting]] | None:
-    """Returns a setting's arguments as a section, and their settings; None if it is untyped."""
+    """Returns a setting's arguments as a section, and their settings; None without a schema."""
     note = setting.note(Arguments)
     schema = None if note is None else note.variants.schema(getattr(config, note.by))
     if schema is None:

@@ -71,7 +71,7 @@ class Setting:
 
     @property
     def words(self) -> Mapping[str, str]:
-        """Allowed word -> its meaning; empty if the setting is not a choice among words."""
+        """The meaning of each allowed word; empty if the setting is not a choice among words."""
         rule = self.note(OneOf)
         return {} if rule is None else rule.words
 
@@ -84,7 +84,7 @@ class Setting:
         return f"{self.help} {number} of {', '.join(self.words)}."
 
     def note(self, kind: type[_Note]) -> _Note | None:
-        """Returns its annotation of a given class, or None."""
+        """Returns the setting's annotation of a given class, or None."""
         return next((note for note in self.notes if isinstance(note, kind)), None)
 
     def read_where(self) -> list[ReadWhere]:
@@ -127,8 +127,8 @@ def _read_fields(schema: Any) -> dict[str, Setting]:
 def settings_of(schema: Any) -> dict[str, Setting]:
     """Returns all settings of a dataclass and of its sections, by dotted name.
 
-    A section with a tag has the settings of its default schema; if a config is given, those of the
-    schema in the config.
+    For a section with a tag, these are the settings of its default schema or, if a config is given,
+    of the schema in the config.
 
     Args:
         schema (type or config): a dataclass with an explanatory string below each field, or a
@@ -189,7 +189,7 @@ def with_words(setting: Setting, inner: dict[str, Setting]) -> dict[str, Setting
 
 
 def _taken_apart(hint: Any) -> tuple[Any, bool, tuple[Any, ...]]:
-    """``Annotated[int | None, x]`` -> ``(int, True, (x,))``."""
+    """Takes a type hint apart: ``Annotated[int | None, x]`` gives ``(int, True, (x,))``."""
     optional, notes = False, ()
     while True:
         if get_origin(hint) is Annotated:
@@ -271,7 +271,7 @@ def _property(setting: Setting, known: dict[str, Setting]) -> dict[str, Any]:
 
 
 def _tagged(note: Tagged, default: type) -> dict[str, Any]:
-    """Returns the JSON schema of a section with a tag: one condition per tag, then the default."""
+    """Returns a tagged section's JSON schema: a condition per tag, then the default schema."""
     chosen = _section(default)
     for word, schema in schemas_by_word(note.variants).items():
         if schema is not default:

@@ -88,8 +88,8 @@ _TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "
 def converted(kind: Any, value: Any) -> Any:
     """Converts a value to a type; returns ``UNFIT`` if that is impossible.
 
-    Whole floats can become integers, numbers strings, and strings numbers. Words separated by
-    commas can become a list of strings.
+    Whole floats can become integers, numbers can become strings, and strings can become numbers.
+    Words separated by commas can become a list of strings.
 
     Examples:
         >>> converted(int, 1e3), converted(float, 1), converted(list[int], (1, 2.0))

@@ -30,8 +30,8 @@ def with_new_names(
 ) -> dict[str, Any]:
     """Replaces former names of settings (:class:`Formerly`) by the current ones.
 
-    If a setting has become an entry of a mapping of arguments, its value is moved there; a default
-    value is dropped.
+    If a setting has become an entry of a mapping of arguments, its value is moved there, or dropped
+    if it is the default.
 
     Args:
         schema (type): a dataclass.
@@ -101,7 +101,7 @@ def _refuse_both(both: bool, old: str, new: str) -> None:
 
 
 def normalized(schema: type, layer: Mapping[str, Any], *, warn: bool = True) -> dict[str, Any]:
-    """Returns a layer as nested settings, with current names and no strings in place of sections.
+    """Returns a layer as nested settings with current names; strings for sections are expanded.
 
     Args:
         schema (type): a dataclass.
@@ -117,7 +117,7 @@ def normalized(schema: type, layer: Mapping[str, Any], *, warn: bool = True) -> 
 
 
 def _words_in_place(schemas: Iterable[type], layer: Mapping[str, Any]) -> dict[str, Any]:
-    """Replaces a string in place of a section by the section with its first setting.
+    """Replaces a string given for a section by a section with this string as its first setting.
 
     Args:
         schemas (iterable of type): possible schemas of the layer.
@@ -180,7 +180,7 @@ def overridden(note: Tagged, base: Any, own: Mapping[str, Any], at: str = "") ->
     """Returns a section with some settings replaced; a new tag changes its schema.
 
     If the schema changes, settings that both schemas have are kept if they differ from their
-    defaults. If the schemas have a common base class, only its settings are kept.
+    defaults. If the schemas have a common base class, only settings of that class are kept.
 
     Args:
         note (Tagged): annotation that lists the section's schemas.
@@ -211,8 +211,8 @@ class Reader:
 
     After :meth:`read`, ``inapplicable`` lists the given settings that the chosen algorithm or
     library does not have: dotted key -> beginning of a sentence about it. They are left out of the
-    config. ``by_default`` holds the keys of those that have the default value of another algorithm
-    or library.
+    config. ``by_default`` holds the keys of the inapplicable settings that have the default value
+    of another algorithm or library.
 
     Args:
         schema, at, hints: as in :func:`read`.
@@ -240,7 +240,7 @@ class Reader:
             raise ConfigError("settings are nested too deeply; check their brackets.") from None
 
     def _section(self, schema: Any, layer: Mapping[str, Any], path: str) -> Any:
-        """Returns the defaults of a dataclass, or a config, overridden by a layer."""
+        """Returns a dataclass's defaults, or a config, with the settings of a layer in place."""
         kind = schema if isinstance(schema, type) else type(schema)
         known = settings_within(kind)
         values = {}
@@ -312,7 +312,7 @@ class Reader:
         return read
 
     def _of_another(self, section: str, known: Mapping[str, Setting]) -> dict[str, Any]:
-        """Returns a section's given settings that only a group's algorithm (``known``) has."""
+        """Returns settings given for a section that only a group's algorithm (``known``) has."""
         found = {}
         for key, value in self._foreign.get(section, {}).items():
             if key in known:
@@ -346,7 +346,7 @@ class Reader:
     def _name_namesakes(
         self, note: Tagged, field: str, name: str, foreign: Iterable[str], layer: Mapping[str, Any]
     ) -> None:
-        """Adds a hint to inapplicable settings of a name if a similar name would read them."""
+        """Adds a hint to settings that do not apply to a name, but apply to a similar name."""
         near = closest(name, [other for other in layer if other != name])
         own = layer.get(near or "")
         word = own.get(note.by) if isinstance(own, Mapping) else None
@@ -464,7 +464,7 @@ def _schema(note: Tagged, word: Any, key: str) -> type:
 def _applicable(
     variants: Variants, schema: type, layer: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Splits a layer: returns settings that only other schemas have second, and the rest first."""
+    """Splits a layer; returns the settings to read, then those that only other schemas have."""
     known = settings_of(schema)
     flat = flatten(layer, stop=known)
     others = {key for other in schemas_by_word(variants).values() for key in settings_of(other)}

@@ -55,7 +55,8 @@ class OneOf:
         form (str, optional): form of further allowed values, such as ``"module:Class"``. Any text
             with a colon is taken to have this form.
         advice (callable, optional): ``advice(word)`` returns the end of the error message for a
-            name from another library, or None. ``{at}`` in it is replaced by the section's name.
+            name from another library, or None. ``{at}`` in this text is replaced by the section's
+            name.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class OneOf:
 
     @property
     def words(self) -> Mapping[str, str]:
-        """Allowed word -> its meaning."""
+        """The meaning of each allowed word."""
         return self._words() if callable(self._words) else self._words
 
     def word_of(self, value: Any) -> Any:

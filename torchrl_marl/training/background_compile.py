@@ -65,7 +65,7 @@ class BackgroundCompile(Part):
         return {}
 
     def wait(self) -> None:
-        """Waits until the updates are compiled; returns at once without a second process."""
+        """Waits until the updates are compiled; returns at once if there is no second process."""
         if self.process is not None:
             if self.process.poll() is None:
                 waiting = announce("compiling the updates in a second process")
@@ -107,7 +107,7 @@ def _pays(config: TrainConfig, env: EnvBase) -> bool:
 
 
 def _mark_of(config: TrainConfig) -> Path:
-    """Returns the marker file of these settings in the compiler's cache."""
+    """Returns the file in the compiler's cache that marks these settings' graphs as cached."""
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
     plain = TrainConfig()

@@ -45,7 +45,7 @@ _CHUNK = 1 << 20
 
 
 def seal(file: IO[bytes]) -> None:
-    """Appends a checksum of its content to a file.
+    """Appends a checksum to a file, computed from the file's content.
 
     Args:
         file (file): a zip file without a comment, open for reading and writing.
@@ -157,14 +157,14 @@ def excess(path: Path) -> str | None:
 
 
 def read_tensors(path: Path, device: torch.device | str = "cpu") -> Any:
-    """Reads tensors from a file without running code, limited by the size of the file.
+    """Reads tensors from a file without running code; the file's size limits their memory.
 
     Args:
         path (Path): a file that passes :func:`excess`.
         device (torch.device): device of the tensors.
 
     Raises:
-        ValueError: its tensors or containers are larger than the file allows.
+        ValueError: the tensors or containers in the file are larger than its size allows.
     """
     state = torch.load(path, map_location=device, weights_only=True)
     size = path.stat().st_size
@@ -211,7 +211,8 @@ def leaves(value: Any, most: int | None = None) -> Iterator[tuple[str, Tensor]]:
         most (int, optional): largest number of values to visit.
 
     Raises:
-        ValueError: there are more values, for example because containers contain each other.
+        ValueError: there are more than ``most`` values, for example because containers contain each
+            other.
     """
     waiting, seen = [("", value)], 0
     while waiting:
@@ -228,7 +229,7 @@ def leaves(value: Any, most: int | None = None) -> Iterator[tuple[str, Tensor]]:
 
 
 def _unknown(pickled: bytes) -> str | None:
-    """Returns a name that a pickle refers to and tensors do not need, or None."""
+    """Returns a name to which a pickle refers although tensors do not need it, or None."""
     for code, argument, _ in pickletools.genops(pickled):
         if code.name == "GLOBAL" and not _KNOWN.fullmatch(str(argument)):
             return str(argument).replace(" ", ".")
@@ -398,7 +399,7 @@ def fitting(path: Path) -> Iterator[None]:
     """Context that turns errors into the message that a checkpoint does not fit the run.
 
     Raises:
-        CheckpointError: any error; the message names the file and the error.
+        CheckpointError: any error occurs in the context; the message names the file and the error.
     """
     try:
         yield
@@ -415,7 +416,8 @@ def fitting(path: Path) -> Iterator[None]:
 def set_aside_later(path: Path) -> None:
     """Renames damaged checkpoints that are newer than the checkpoint from which a run resumes.
 
-    Otherwise they would count as the latest ones, and new checkpoints would be removed instead.
+    Otherwise the damaged checkpoints would count as the latest ones, and the checkpoints that the
+    resumed run writes would be removed instead.
     """
     for later in all_checkpoints(path.parent.parent):
         if _number(later) > _number(path):
@@ -452,7 +454,7 @@ def _not_finite(value: Any, name: str) -> str | None:
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    """Returns whether all numbers are finite; uses minimum and maximum, to avoid a copy."""
+    """Returns whether a tensor is finite; checks only its minimum and maximum, to avoid a copy."""
     if not (tensor.is_floating_point() or tensor.is_complex()) or not tensor.numel():
         return True
     real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
@@ -467,7 +469,7 @@ def _settings(learner: Learner) -> list[dict[str, Any]]:
 
 
 def _check_moments(optimizer: torch.optim.Optimizer | None) -> None:
-    """Refuses moments with shapes unlike the parameters', which optimizers load unchecked."""
+    """Refuses moments with shapes other than the parameters'; optimizers do not check this."""
     state = {} if optimizer is None else optimizer.state
     for parameter, moments in state.items():
         for moment in moments.values():

@@ -30,7 +30,7 @@ _FRAMES = 15_485_863
 def with_clusters(config: TrainConfig, team: TeamSpec, env: EnvBase) -> TrainConfig:
     """Returns the settings, with the ``sharing_index`` that ``sharing: clusters`` finds.
 
-    It collects steps with random actions, and uses a separate random state.
+    The steps for this are collected with random actions, in a separate random state.
 
     Args:
         config (TrainConfig): config of the run.

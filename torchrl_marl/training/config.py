@@ -222,7 +222,7 @@ class TrainConfig:
             check_shards_divide(self)
 
     def learners(self) -> dict[str, LearnerConfig]:
-        """Returns the settings of every learner, by the prefix that messages give their names."""
+        """Returns every learner's settings; keys are the prefixes of their names in messages."""
         own = {f"groups.{name}.": override(self, "groups", name) for name in self.groups}
         return {"learner.": self.learner, **own}
 
@@ -250,7 +250,7 @@ def check_population(run: TrainConfig) -> None:
 
 
 def _check_learner_of_members(run: TrainConfig, learner: LearnerConfig, at: str) -> None:
-    """Refuses a learner that lacks a varied setting, or the replay buffer that is to be shared."""
+    """Refuses a learner that lacks a setting to vary over members, or a replay buffer to share."""
     known = varying_of(learner)
     for name in run.population.bounds():
         if name not in known:
@@ -266,7 +266,7 @@ def _check_learner_of_members(run: TrainConfig, learner: LearnerConfig, at: str)
 
 
 def with_settings(learner: LearnerConfig, settings: Mapping[str, float]) -> LearnerConfig:
-    """Returns a learner's settings with some replaced, by names such as ``exploration.epsilon``.
+    """Replaces some of a learner's settings, given by names such as ``exploration.epsilon``.
 
     Examples:
         >>> with_settings(OnPolicyConfig(), {"lr": 0.5}).lr
@@ -283,7 +283,7 @@ def with_settings(learner: LearnerConfig, settings: Mapping[str, float]) -> Lear
 
 
 def members_of(run: TrainConfig) -> list[TrainConfig]:
-    """Returns the settings of each member of a population, in the form of an ordinary run's.
+    """Returns the settings of each member of a population, as settings of an ordinary run.
 
     Args:
         run (TrainConfig): settings of the population.
@@ -296,7 +296,7 @@ def members_of(run: TrainConfig) -> list[TrainConfig]:
 
 
 def member_of(run: TrainConfig, number: int, settings: Mapping[str, float]) -> TrainConfig:
-    """Returns the settings of one member, in the form of an ordinary run's.
+    """Returns the settings of one member, as settings of an ordinary run.
 
     Args:
         run (TrainConfig): settings of the population.

@@ -96,8 +96,8 @@ def cross_play(
         longest (int): largest number of steps of an episode; a longer one is an error.
 
     Shapes:
-        - returns: ``[A, B]``, a row for each of ``players_a``: its ``wins``, ``draws`` and
-          ``games``, int64, and its mean return, ``returns``, with the standard error, ``error``,
+        - returns: ``[A, B]``, with a row for each of ``players_a``. ``wins``, ``draws`` and
+          ``games`` are int64; the mean return, ``returns``, and its standard error, ``error``, are
           float64. The player with the larger return wins; the halves of a team always draw
 
     Raises:
@@ -159,12 +159,12 @@ def _check(players: Sequence[Sequence[Policy]], episodes: int, swap: bool, seats
 
 
 def _filled(seated: Tensor, num_envs: int) -> Tensor:
-    """Pads the players by seat and game to all envs, ``[2, E]``, by repeating the last game."""
+    """Pads the players of each game to all envs, ``[2, E]``, by repeating the last game."""
     return torch.cat([seated, seated[:, -1:].expand(-1, num_envs - seated.shape[1])], 1)
 
 
 def _outcomes(returns: dict[str, Tensor], seats: Seats, swapped: Tensor) -> Tensor:
-    """Returns the first player's win, draw, game (1), return and squared return, ``[5, games]``."""
+    """Returns each game's win, draw, 1, return and squared return, for player 1, ``[5, games]``."""
     by_seat = torch.stack([returns[name].double().cpu() for own in seats.agents for name in own])
     own, other = torch.where(swapped, by_seat.flip(0), by_seat)
     close = torch.isclose(own, other, rtol=1e-6, atol=1e-6)
@@ -238,7 +238,7 @@ class Payoffs:
         self._entries: dict[tuple[str, str], float] = {}
 
     def register(self, name: str, policy: Policy) -> None:
-        """Registers a player without playing its entries."""
+        """Registers a player, but does not play its games yet."""
         self._policies[name] = policy
 
     def add(self, name: str, policy: Policy, others: Sequence[str]) -> None:

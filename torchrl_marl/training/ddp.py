@@ -21,7 +21,7 @@ __all__ = ["check_ranks", "gathered", "part_of", "refuse_disagreement", "with_sh
 
 
 def with_shards(config: TrainConfig, n_ranks: int) -> TrainConfig:
-    """Returns the settings with one shard for each rank, unless they set the number of shards."""
+    """Returns the settings with one shard per rank, unless the number of shards is already set."""
     if config.distributed.enabled:
         return config
     one_each = dataclasses.replace(config.distributed, collectors=n_ranks)
@@ -84,7 +84,7 @@ _BY_ENV = ("critic_states", "born")
 
 
 def gathered(state: dict[str, Any], ranks: SingleProcess) -> dict[str, Any]:
-    """Gathers the ranks' states on the first rank, into the state of a run in one process.
+    """Combines the ranks' states on the first rank, in the format of a run in a single process.
 
     Args:
         state (dict): state of this rank; ranks other than the first return it unchanged.
@@ -136,7 +136,7 @@ def _rows_of_all(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def _part(whole: dict[str, Any], shards: range, rows: slice, n_ranks: int) -> dict[str, Any]:
-    """Returns a rank's part of the state of a run in one process."""
+    """Returns a rank's part of a state that has the format of a run in a single process."""
     part, collector = dict(whole), dict(whole["collector"])
     collector["frames"] //= n_ranks
     if collector.get("shards") is not None:

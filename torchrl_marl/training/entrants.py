@@ -50,7 +50,7 @@ def enter(
 
     Keyword Args:
         device (str, optional): device of the policies; by default, that of the first run.
-        trust (bool): whether to run code that the settings of another user's run name.
+        trust (bool): whether to run code that is named in the settings of another user's run.
 
     Raises:
         ConfigError: there is only one player, a name occurs twice, no player is a run, the runs'

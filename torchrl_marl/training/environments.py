@@ -81,7 +81,7 @@ class Environments:
         self.training = with_memory(self.training, self._sizes)
 
     def carry_players(self, groups: Iterable[str]) -> None:
-        """Adds the key ``player`` of a league to the training environment."""
+        """Adds the key ``player``, which a league needs, to the training environment."""
         self.training = with_players(self.training, groups)
 
     @property
@@ -229,7 +229,7 @@ _STEPS_THAT_PAY = 5_000
 
 
 def choose_execution(config: TrainConfig, env: Any = None) -> str:
-    """Returns the execution mode of a run, in which ``auto`` is replaced by a mode.
+    """Returns the execution mode of a run; ``auto`` is resolved to a concrete mode.
 
     ``auto`` becomes ``compile`` on a CPU with a C++ compiler, and ``cudagraph`` on a GPU with
     Triton, provided that the simulator can be captured and every env makes at least 5,000 steps.

@@ -86,7 +86,7 @@ class Episodes:
         return torch.stack(weighted).sum(0) / sum(self.sizes.values())
 
     def figures(self) -> dict[str, float]:
-        """Returns the statistics that :func:`~torchrl_marl.training.evaluate` lists."""
+        """Returns the same statistics as :func:`~torchrl_marl.training.evaluate`."""
         total, lengths = self.total, self.lengths
         found = {
             "return_mean": total.mean().item(),
@@ -103,7 +103,7 @@ class Episodes:
         return found
 
     def against(self, other: Episodes) -> Paired:
-        """Compares the returns with another policy's from the same initial states, pair by pair."""
+        """Compares the returns, in pairs, with another policy's from the same initial states."""
         return paired_difference(self.total.double().cpu(), other.total.double().cpu())
 
 
@@ -128,10 +128,9 @@ def kind_of(deterministic: bool) -> str:
 def where_they_differ(likeliest: Episodes, drawn: Episodes) -> str | None:
     """Returns a sentence if likeliest and sampled actions clearly differ in return, else None.
 
-    The difference must be significant by both the interval and the exact test, which is possible
-    with 6 or more episodes. It must also be at least 0.2 standard deviations of the returns (a
-    small effect according to Cohen), since over many episodes even tiny differences are
-    significant.
+    The difference must be significant by both the interval and the exact test; this takes at least
+    6 episodes. The difference must also be at least 0.2 standard deviations of the returns (a small
+    effect according to Cohen), since over many episodes even tiny differences are significant.
 
     Args:
         likeliest (Episodes): episodes with the most likely actions.
@@ -157,13 +156,13 @@ def where_they_differ(likeliest: Episodes, drawn: Episodes) -> str | None:
 
 
 def _spread(one: Tensor, other: Tensor) -> float:
-    """Returns the square root of the mean of both variances."""
+    """Returns the square root of the mean of the two samples' variances."""
     variance = one.double().var(correction=0) + other.double().var(correction=0)
     return float((variance / 2).sqrt())
 
 
 def after_training(own: Episodes, other: Episodes | None, deterministic: bool) -> dict[str, Any]:
-    """Returns the entries for the last evaluation in a run's summary.
+    """Returns the entries of a run's summary that describe its last evaluation.
 
     Args:
         own (Episodes): episodes with actions as in the settings, deterministic or sampled.
@@ -392,7 +391,7 @@ def first_episodes(
     longest: int,
     film: Film | None = None,
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Plays an episode in each env; returns the first ``count`` returns (by group) and lengths.
+    """Plays one episode in each env; returns ``count`` episodes' returns (by group) and lengths.
 
     Args:
         env (EnvBase): environment; it is reset first.

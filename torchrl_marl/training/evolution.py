@@ -37,7 +37,7 @@ __all__ = ["Bounds", "Evolution", "Fitness", "MemberRating", "perturb", "tournam
 def truncation(fitness: Tensor, share: float, generator: torch.Generator | None = None) -> Tensor:
     """Returns each member's parent after truncation selection: the best replace the worst.
 
-    Each of the worst members gets a parent among an equal number of best members, drawn uniformly.
+    For each of the worst members, a parent is drawn uniformly from an equal number of best members.
     NaN is the lowest fitness. Ties are broken in favor of the lower index.
 
     Args:
@@ -243,7 +243,8 @@ class MemberRating:
     Args:
         env (EnvBase): the environment, with any number of envs.
         learners (sequence of OnPolicyLearner): learners of all groups.
-        make (callable): function that returns the learners of an ordinary run, to hold a member.
+        make (callable): function that returns the learners of an ordinary run; members are copied
+            into these learners to play.
 
     Raises:
         ConfigError: the environment does not have two sides.
@@ -299,7 +300,7 @@ class MemberRating:
 
 
 class Evolution(Part):
-    """Selects among the members of a population, and mutates the copies.
+    """Replaces members of a population by mutated copies of better ones.
 
     Args:
         config (TrainConfig): config of the population.
@@ -322,7 +323,7 @@ class Evolution(Part):
         self.rating = make_rating() if rated else None
 
     def open(self, iteration: int) -> None:
-        """Opens ``evolution.csv``, cut back to an iteration; warns if no selection will happen."""
+        """Opens ``evolution.csv``, without later iterations; warns if no selection will happen."""
         batch, every = self.config.frames_per_batch, self.config.evolution.every_frames
         total = self.config.total_frames
         if math.ceil(every / batch) >= math.ceil(total / batch):
@@ -363,7 +364,7 @@ class Evolution(Part):
         training.results.take_settings()
 
     def due(self, frames: int) -> bool:
-        """Returns whether a selection is due, with enough episodes of every member.
+        """Returns whether a selection is due and every member has finished enough episodes.
 
         Args:
             frames (int): environment steps of each member so far.

@@ -26,7 +26,7 @@ def whole_file(
     """Opens a file that replaces ``path`` only when it is completely written.
 
     Args:
-        path (Path): the file; an existing file is not changed before that.
+        path (Path): the file; an existing file stays unchanged until the new one is complete.
         mode (str): mode of ``open``.
         **options: further options of ``open``; text is written as UTF-8.
 
@@ -88,7 +88,7 @@ def open_to_append(path: Path) -> IO[bytes]:
 
 
 def new_file(path: Path) -> Path:
-    """Removes an existing file before it is written again, to leave its hard links unchanged.
+    """Removes an existing file before a new one is written, so that hard links keep the old one.
 
     Use it for writers that take a path instead of an open file.
 

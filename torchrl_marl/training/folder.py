@@ -149,7 +149,7 @@ def has_checkpoint(folder: Path) -> bool:
 
 
 def _start_failed(folder: Path) -> bool:
-    """Returns whether a run started here and stopped before its first checkpoint.
+    """Returns whether a run started in a folder and stopped before its first checkpoint.
 
     A ``config.yaml`` counts only if a run has written it, so a user's recipe is never replaced.
     """

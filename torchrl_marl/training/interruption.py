@@ -36,7 +36,7 @@ class Terminated(SystemExit):
 
 @contextlib.contextmanager
 def named(folder: Path) -> Iterator[None]:
-    """Adds a run's folder to exceptions that stop the run at once, as a second Ctrl-C does.
+    """Adds a run's folder to exceptions that stop it at once, such as after a second Ctrl-C.
 
     Args:
         folder (Path): folder of the run.
@@ -44,7 +44,7 @@ def named(folder: Path) -> Iterator[None]:
     Raises:
         KeyboardInterrupt: after Ctrl-C; its arguments are the folder and ``False``, since nothing
             was saved.
-        Terminated: after SIGTERM, with the same information.
+        Terminated: after SIGTERM; its ``folder`` is the folder, and its ``saved`` is False.
     """
     try:
         yield
@@ -59,7 +59,7 @@ def named(folder: Path) -> Iterator[None]:
 
 
 class Interruption:
-    """Context that only records Ctrl-C and SIGTERM, so that work can finish an iteration first.
+    """Context that only records Ctrl-C and SIGTERM, so that an iteration can be finished first.
 
     The context can be entered repeatedly, even nested. Outside of it, signals have their usual
     effect. A second Ctrl-C raises at once, except within :meth:`unbroken`. If the user has set a
@@ -91,7 +91,7 @@ class Interruption:
 
     @property
     def entered(self) -> bool:
-        """Returns whether the context is entered."""
+        """Returns whether the program is now inside this context."""
         return self._depth > 0
 
     def __enter__(self) -> Interruption:

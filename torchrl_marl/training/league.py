@@ -106,7 +106,7 @@ def _check(team: TeamSpec, seats: Mapping[str, Seat]) -> None:
 
 
 def envs_of_seats(num_envs: int, n_seats: int, self_play: float) -> list[int]:
-    """Returns the number of envs in which all seats learn, then the numbers for each seat alone.
+    """Returns in how many envs all seats learn, and then in how many each seat learns alone.
 
     Args:
         num_envs (int): number of envs.
@@ -248,7 +248,7 @@ class League(Part):
         return [stored for stored in self.slots if stored is not None and stored.active]
 
     def open(self, iteration: int) -> None:
-        """Opens ``players.csv``, and removes rows after an iteration."""
+        """Opens ``players.csv``, and removes rows after the given iteration."""
         self.pool.open(iteration)
 
     def begin(self, training: Training) -> None:
@@ -333,7 +333,7 @@ class League(Part):
             ) from None
 
     def _retire(self) -> None:
-        """Retires the least probable player; in a tie, the one stored closest to its neighbors."""
+        """Retires the least probable player; in a tie, the one closest in time to its neighbors."""
         newest = max(own.frames for own in self.players)
         may = [
             i
@@ -364,7 +364,7 @@ class League(Part):
         return torch.tensor([own is not None and own.active for own in self._all_players])
 
     def _chances(self) -> Tensor:
-        """Returns each player's sampling probability, by learning seat, ``[S, K]``."""
+        """Returns, for each learning seat, the probability to sample each player, ``[S, K]``."""
         may = self._candidates()
         rate = self.results.win_rate if self.against else self.results.standing(may)
         names = ["" if own is None else own.name for own in self._all_players]

@@ -29,11 +29,12 @@ def matchmaking(
     frames: Sequence[int],
     payoff: Callable[[Sequence[int]], Tensor],
 ) -> Tensor:
-    """Returns the probability of each player, by learning seat.
+    """Returns the probability with which each learning seat meets each player.
 
     Args:
         settings (LeagueConfig): settings of the league.
-        rate (Tensor): win rate against each opponent, or return with each partner scaled to 0 to 1.
+        rate (Tensor): win rate against each opponent, or return with each partner, scaled to the
+            range from 0 to 1.
         may (Tensor): mask of the players that can be sampled, bool.
         frames (sequence of int): environment steps at which each player was stored, for ``latest``.
         payoff (callable): function that returns the payoff matrix of players from their indices,
@@ -206,7 +207,7 @@ class Exploiter:
     Attributes:
         policy (TeamPolicy): policy of all groups.
         results (Results): results of its matches.
-        began_at (int): environment steps of the run at its last reset.
+        began_at (int): environment steps of the run at the exploiter's last reset.
     """
 
     def __init__(self, config: TrainConfig, team: TeamSpec, n_seats: int) -> None:
@@ -234,7 +235,7 @@ class Exploiter:
                 own.load_state_dict(copy.deepcopy(other.state_dict()))
 
     def done(self, frames: int) -> bool:
-        """Returns whether it has reached its win rate, or has trained for its number of frames."""
+        """Returns whether the exploiter has reached its target win rate or its number of frames."""
         won = _WON if self.settings.snapshot_at is None else self.settings.snapshot_at
         every = cast(int, self.settings.snapshot_every)
         return frames - self.began_at >= every or bool(self.results.overall[0] >= won)
@@ -262,7 +263,7 @@ class Exploiter:
 
 @torch.no_grad()
 def copy_in_place(own: OnPolicyLearner, other: OnPolicyLearner) -> None:
-    """Copies a learner with its networks, statistics and optimizer moments.
+    """Copies another learner's networks, statistics and optimizer moments into a learner.
 
     Tensors keep their addresses, so recorded graphs remain valid.
     """

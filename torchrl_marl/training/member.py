@@ -1,4 +1,4 @@
-"""A member of a population, which has a run folder."""
+"""A member of a population, and the writer of its run folder."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class PopulationRun:
 def row_of_all(
     rows: Sequence[Mapping[str, Any]], team: TeamSpec, seeds: Sequence[int], diverged: Tensor
 ) -> dict[str, Any]:
-    """Returns each group's mean return, the return of the best member, and its seed.
+    """Returns each group's mean return, and the best member's return and seed.
 
     Args:
         rows (sequence of mapping): current row of each member's ``metrics.csv``.
@@ -103,8 +103,8 @@ class Member:
     Attributes:
         idle (bool): whether the member has ended.
         folder (Path): run folder, which is locked while the population trains.
-        summary (dict): summary, as of :class:`~torchrl_marl.training.Run`.
-        agent_frames (int): environment steps times living agents so far.
+        summary (dict): summary, like that of :class:`~torchrl_marl.training.Run`.
+        agent_frames (int): number of steps of living agents so far.
         evaluated (tuple, optional): iteration and result of the last evaluation.
     """
 
@@ -205,7 +205,7 @@ class Member:
         state: Mapping[str, Any],
         learners: list[dict[str, Any]],
     ) -> None:
-        """Writes a checkpoint of the member, in the form of an ordinary run's.
+        """Writes a checkpoint of the member, like that of an ordinary run.
 
         Args:
             progress (mapping): progress of the member.

@@ -39,8 +39,8 @@ class EpisodeTracker:
             With several members, means are per member, ``[P]``.
 
     Attributes:
-        episodes (tuple): group -> return up to each step of the last batch, ``[E, T]``; and the
-            ends of episodes, ``[E, T]``.
+        episodes (tuple): two entries: a dict, group -> return up to each step of the last batch,
+            ``[E, T]``; and a mask of the ends of episodes, ``[E, T]``.
         sums (dict): ``"<group>/episode_reward"`` and ``"<group>/episode_length"`` up to each step
             of the last batch, ``[E, T]``.
         returns (tuple, optional): for a population, the mean return of all agents up to each step
@@ -85,7 +85,7 @@ class EpisodeTracker:
         return means
 
     def _totals(self, name: str, value: Tensor, done: Tensor, batch: TensorDictBase) -> Tensor:
-        """Returns the sum over the running episode up to each step, ``[E, T]``."""
+        """Returns the sum of a value over the running episode up to each step, ``[E, T]``."""
         # If rows do not continue those of the last batch, the collector provides the sums.
         if (sums := batch.get(("collector", name), None)) is not None:
             return sums.to(value.dtype)
@@ -114,7 +114,7 @@ class EpisodeTracker:
     def warn_of_games(self) -> None:
         """Warns once about a group in which rewards add up to zero, as in a zero-sum game.
 
-        It waits for the device, until it is known for every group whether this is so.
+        Each call waits for the device, until this is known for every group.
         """
         for name, counts in list(self._rewarded.items()):
             rewarded, unequal = counts.tolist()
@@ -129,7 +129,7 @@ class EpisodeTracker:
                 )
 
     def forget(self, envs: Tensor) -> None:
-        """Discards the running episodes of some envs.
+        """Discards the running episodes of the given envs.
 
         Args:
             envs (Tensor): mask of these envs, bool, ``[E]``.
@@ -155,7 +155,7 @@ def _of_learner(batch: TensorDictBase, group: GroupSpec, done: Tensor) -> Tensor
 
 
 def count_agent_frames(team: TeamSpec, batch: TensorDictBase, n_members: int = 1) -> Tensor:
-    """Returns the number of living agents, summed over steps; for a population ``[P]``."""
+    """Returns the number of living agents, summed over steps; per member (``[P]``) if several."""
     shape = () if n_members == 1 else (n_members,)
     total = torch.zeros(shape, dtype=torch.int64, device=batch.get(("next", "done")).device)
     for group in team.groups.values():
@@ -191,7 +191,7 @@ def group_reward(group: GroupSpec, batch: TensorDictBase, born: Tensor | None = 
 
 
 def _episode_sums(value: Tensor, done: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns an episode's sum up to each step, ``[E, T]``, and after the last step, ``[E]``."""
+    """Returns a value's sum over the episode up to each step, ``[E, T]``, and the last, ``[E]``."""
     sums = start.unsqueeze(-1) + value.cumsum(-1)
     ends = torch.where(done, sums, 0.0)
     steps = torch.arange(value.shape[1], device=value.device).expand_as(value)

@@ -218,7 +218,7 @@ def _versions(library: str) -> dict[str, str | None]:
 
 
 def _is_without_package(library: str, simulator: str) -> bool:
-    """Returns whether environments of a library need no package of the library's name."""
+    """Returns whether a library's environments run without a package of the same name."""
     record = LIBRARIES.find(library)
     if record is None or not record.adapter.startswith("torchrl_marl."):
         return simulator in ("own", "")

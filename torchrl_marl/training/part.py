@@ -32,21 +32,21 @@ class Progress(NamedTuple):
 class Part:
     """Optional part of a run, such as a league or an evolution.
 
-    A part overrides the methods that it needs. The training loop calls these methods of every part.
+    A part overrides the methods that it needs. The training loop calls the methods of every part.
     """
 
     def open(self, iteration: int) -> None:
-        """Opens the part's tables, and removes rows after an iteration."""
+        """Opens the part's tables, and removes rows after the given iteration."""
 
     def begin(self, training: Training) -> None:
         """Prepares the part for a new run."""
 
     def take(self, batch: TensorDictBase) -> TensorDictBase:
-        """Returns the part of a batch from which the run's learners learn, before the update."""
+        """Returns, before the update, the part of a batch from which the run's learners learn."""
         return batch
 
     def learn(self, batch: TensorDictBase, progress: float) -> None:
-        """Learns from a batch, after the run's learners; ``progress`` of the run is from 0 to 1."""
+        """Learns from a batch after the run's learners have; the run's progress is from 0 to 1."""
 
     def update(self, training: Training, batch: TensorDictBase) -> dict[str, float]:
         """Processes a batch after the update; returns metrics for the row of ``metrics.csv``."""

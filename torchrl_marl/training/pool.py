@@ -92,7 +92,7 @@ class Pool:
         self._table: CsvTable | None = None
 
     def open(self, iterations: int) -> None:
-        """Opens the table, and removes rows after an iteration.
+        """Opens the table, and removes rows after the given iteration.
 
         Raises:
             CheckpointError: the table lacks a player, or the file of a player was changed.
@@ -133,7 +133,7 @@ class Pool:
         return self.note(name, path, row)
 
     def note(self, name: str, path: Path | None, row: Mapping[str, Any]) -> str:
-        """Writes a player's row, and returns the hash of its file (empty without a file)."""
+        """Writes a player's row, and returns the hash of its file; empty if there is no file."""
         assert self._table is not None
         found = "" if path is None else _sha256(path)
         self._table.write({**row, "player": name, "sha256": found})

@@ -162,7 +162,7 @@ class Population:
     def evaluation(
         self, now: Progress, played: Sequence[dict[str, float]]
     ) -> list[dict[str, float]]:
-        """Writes a row of each member's ``evaluation.csv``, and returns the rows."""
+        """Writes a row to each member's ``evaluation.csv``, and returns the rows."""
         for member, result in zip(self.members, played):
             member.recorder.evaluation(now.since(member.begun), result)
             member.evaluated = now.iteration, result

@@ -1,4 +1,4 @@
-"""Program of the second process of :class:`BackgroundCompile`, which makes one update."""
+"""Program of the second process of :class:`BackgroundCompile`. It makes one update."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ class Recorder:
         self._loggers.log({f"evaluation/{k}": v for k, v in result.items()}, progress["frames"])
 
     def working(self, what: str) -> None:
-        """Shows in the progress bar which slow work is done, such as a compilation."""
+        """Shows in the progress bar which slow work is being done, such as a compilation."""
         self._bar.set_postfix_str(what)
 
     def close_bar(self) -> None:
@@ -204,7 +204,7 @@ class Backend(Protocol):
 
 
 def check_logging(config: LoggingConfig) -> None:
-    """Checks before training that there is a login for Weights & Biases, if it is a logger.
+    """If Weights & Biases is a logger, checks before training that there is a login for it.
 
     Args:
         config (LoggingConfig): settings with the backends.
@@ -263,7 +263,7 @@ def open_backend(name: str, config: LoggingConfig, folder: Path) -> Backend:
 
 
 def _current_name(column: str) -> str:
-    """Returns the current name of a column that versions before 0.2 wrote."""
+    """Returns the current name of a column; versions before 0.2 wrote other names."""
     return "diverged" if column == "sick" else re.sub("^door/", "server/", column)
 
 

@@ -67,7 +67,7 @@ class Run:
         summary (dict): ``return_before``, ``return_after``, ``return_random``,
             ``return_heuristic``, ``frames``, ``seconds`` and ``frames_per_second``; with several
             groups also ``<group>/return_after`` and so on.
-        env (EnvBase, optional): the environment, if the run was started with an object.
+        env (EnvBase, optional): the environment, if the run was started with an environment object.
 
     Attributes:
         frames (int): environment steps that the run was trained for.
@@ -115,7 +115,8 @@ class Run:
         Args:
             folder (str or Path): folder of the run.
             device (torch.device, optional): device of the policy; by default, that of the run.
-            env (EnvBase, optional): the environment, if the run was started with an object.
+            env (EnvBase, optional): the environment, if the run was started with an environment
+                object.
             trust (bool): whether to trust another user's run: to import the module of its
                 environment, and to follow links out of the folder.
 
@@ -192,8 +193,8 @@ class Run:
                 in the settings.
             gif (bool): whether to write the first episodes to ``episode.gif`` in the run folder.
             env (EnvBase, optional): environment to use in place of the run's.
-            seed (int, optional): random seed of the initial states. The default, 0, gives those of
-                every run's evaluations; training uses others.
+            seed (int, optional): random seed of the initial states. The default, 0, gives the
+                initial states of every run's evaluations; training uses other initial states.
             record (bool): whether to add the result to ``evaluations.jsonl`` in the run folder.
             mp4 (bool): whether to write the first episodes to ``episode.mp4``, too.
             shown (int): number of episodes in the animation.
@@ -395,7 +396,7 @@ def _own_or_new(
 
 
 def _environment(env: EnvBase) -> EnvBase:
-    """Returns the environment inside of its transforms and adapters."""
+    """Returns the innermost environment, without its transforms and adapters."""
     while isinstance(env, (TransformedEnv, TorchRLEnv)):
         env = env.base_env if isinstance(env, TransformedEnv) else env._inner
     return env

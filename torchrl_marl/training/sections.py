@@ -229,7 +229,7 @@ class PopulationConfig:
             self._check_values(f"{at}vary.{name}", given)
 
     def values(self, seed: int) -> dict[str, list[float]]:
-        """Returns the values of every varied learner setting, one per member, by setting.
+        """Returns one value per member for every learner setting that varies over members.
 
         A range gives equally spaced values; with ``log``, their logarithms are equally spaced.
         The values of all settings except the first are shuffled among the members.

@@ -92,7 +92,8 @@ class ShardMaker:
 class EpisodeSums(EpisodeTracker):
     """Writes sums over the running episodes (returns and lengths) into a shard's batches.
 
-    Therefore a row of a batch need not continue the episode in the same row of the last batch.
+    With these sums, a row of a batch need not continue the episode in the same row of the last
+    batch.
 
     Args:
         team (TeamSpec): the groups.
@@ -167,7 +168,7 @@ def _placed(makers: list[ShardMaker], config: TrainConfig) -> Placement:
 
 
 def report_death(collector: Collector, folder: Path) -> None:
-    """Prepares the message that is printed if the Ray that the run started dies.
+    """Prepares the message that is printed if Ray was started by the run and dies.
 
     Args:
         collector (Collector): collector of the run.

@@ -110,7 +110,7 @@ def _share_distribution(
 
 
 def smallest_p_value(counts: ArrayLike, others: ArrayLike) -> float:
-    """Returns the smallest :func:`permutation_p_value` that is possible for some numbers of runs.
+    """Returns the smallest possible :func:`permutation_p_value` for the given numbers of runs.
 
     Args:
         counts, others (list of int): numbers of runs per task, of the first and second algorithm.

@@ -176,8 +176,8 @@ def estimate(
     """Computes a statistic, with an interval by the stratified percentile bootstrap.
 
     Tasks are the strata: the runs of each task are resampled with replacement. A run is resampled
-    with all its leading dims, such as its whole curve. Runs of different algorithms are resampled
-    independently.
+    as a whole, with all leading dims of its scores: for example, its whole curve. Runs of different
+    algorithms are resampled independently.
 
     Args:
         statistic (callable): function of ``scores``, such as :func:`interquartile_mean`.
@@ -342,11 +342,12 @@ def difference_of_runs(
 ) -> Paired:
     """Compares the mean returns of two algorithms with several runs from the same initial states.
 
-    The interval is Student's, over runs and initial states. Its variance is the sum of three: those
-    of the means over either side's runs, and that of the mean difference over initial states. Its
-    degrees of freedom are the smallest of the three. For normally distributed returns it is never
-    too narrow, however different the variances are. The p-value is from
-    :func:`permutation_p_value`, or with ``by_seed`` from :func:`sign_flip_p_value`.
+    The interval is Student's, over runs and initial states. Three variances are added: that of the
+    first side's mean over its runs, that of the second side's mean over its runs, and that of the
+    mean difference over initial states. The smallest of their degrees of freedom is used. For
+    normally distributed returns the interval is never too narrow, however different the variances
+    are. The p-value is from :func:`permutation_p_value`, or with ``by_seed`` from
+    :func:`sign_flip_p_value`.
 
     Args:
         first, second (array): returns by run and initial state, ``[R, n]`` and ``[R', n]``.
@@ -394,7 +395,7 @@ _ONE_START = "one start says nothing about others"
 
 
 def _of_mean(values: NDArray[np.float64]) -> float:
-    """Returns the variance of the mean of some values."""
+    """Returns the variance of the mean of the given values."""
     return float(values.var(ddof=1)) / len(values)
 
 
@@ -419,7 +420,7 @@ def _check_runs(one: NDArray[Any], other: NDArray[Any], by_seed: bool) -> None:
 
 
 def undecided(things: str) -> str:
-    """Returns the verdict if the interval of a difference contains 0.
+    """Returns the verdict for a difference with an interval that contains 0.
 
     Examples:
         >>> undecided("episodes")

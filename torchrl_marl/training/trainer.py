@@ -75,7 +75,8 @@ def start_training(
         config (TrainConfig): config of the run.
         env (EnvBase, optional): environment to use in place of the one in the settings.
         ranks (SingleProcess): the ranks of the run.
-        trials (callable, optional): maker of a part, as for :class:`Training`.
+        trials (callable, optional): function that makes a part of the run, as for
+            :class:`Training`.
     """
     config = resolve_config(config, ranks, own_env=env is not None)
     _check_shards(config)
@@ -253,7 +254,7 @@ def _write_config(folder: Path, config: TrainConfig) -> None:
 
 
 def train(config: TrainConfig, *, env: EnvBase | None = None) -> Run:
-    """Trains until ``total_frames`` or ``stop_at_return``.
+    """Trains until ``total_frames`` or ``stop_at_return`` is reached.
 
     After Ctrl-C or SIGTERM, the current iteration is finished, and the run is saved and ends; after
     SIGTERM the exit status is 143. The processes of ``torchrun`` train one policy together.
@@ -280,7 +281,7 @@ def resume(
 
     Args:
         folder (str or Path): folder of the run.
-        env (EnvBase, optional): the environment, if the run was started with an object.
+        env (EnvBase, optional): the environment, if the run was started with an environment object.
         config (TrainConfig, optional): settings from now on, in place of the run's.
         trust (bool): whether to trust a run of another user: to import the module of its
             environment, unpickle PettingZoo environments, and follow links out of the folder. If

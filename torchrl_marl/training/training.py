@@ -44,7 +44,7 @@ class Training:
     """All components of a run, and the training iteration.
 
     A run has one or several members (``population.size``), in one or several processes (``ranks``).
-    Its random state and number of threads are separate from the rest of the process, so several
+    A run's random state and number of threads are separate from the rest of the process, so several
     trainings do not affect each other.
 
     Args:
@@ -212,14 +212,14 @@ class Training:
 
     @property
     def num_envs(self) -> int:
-        """Number of envs of this process, including those on actors."""
+        """Number of envs of this process, including those on Ray actors."""
         if self.config.distributed.enabled:
             return self.config.env.num_envs // self.ranks.size
         return self.env.batch_size.numel()
 
     @property
     def shards(self) -> range:
-        """The shards of this process, including those on actors."""
+        """The shards of this process, including those on Ray actors."""
         n = (self.config.distributed.collectors or 0) // self.ranks.size
         return range(self.ranks.rank * n, (self.ranks.rank + 1) * n)
 
@@ -347,7 +347,7 @@ class Training:
             self.save()
 
     def _late(self) -> bool:
-        """Returns whether ``checkpoint.every_minutes`` have passed, by the first rank's clock."""
+        """Returns whether the next timed checkpoint is due, by the first rank's clock."""
         minutes = self.config.checkpoint.every_minutes
         if minutes is None:
             return False
@@ -365,7 +365,7 @@ class Training:
         return self.results.evaluation(self.progress, self._measure(self.policy))
 
     def _measure(self, policy: Any, *, other: bool = False) -> list[Episodes]:
-        """Plays the episodes of an evaluation, optionally with the other kind of actions."""
+        """Plays an evaluation's episodes; ``other`` swaps the most likely and sampled actions."""
         found: list[Episodes] = []
         with self.ranks.rank_zero_first() as first, SINGLE_PROCESS.active():
             if first:
@@ -456,7 +456,7 @@ class Training:
 
     @with_run_rng
     def state_dict(self) -> dict[str, Any]:
-        """Returns the complete state, for exact resuming; the first rank gathers it from all."""
+        """Returns the complete state, for exact resuming; rank 0 gathers it from all ranks."""
         collector = self.collector.state_dict()
         collector.pop("policy_state_dict", None)  # it is part of the learners' states
         parts = {name: own.state_dict() for name, own in self.parts.items() if name != "ahead"}
