@@ -131,7 +131,7 @@ class GroupSpec:
         return (self.name, leaf)
 
     def living(self, tensordict: TensorDictBase) -> Tensor | None:
-        """Returns a mask ``[*B, N]`` of agents alive at a step's start; None without flags or masks."""
+        """Returns a mask ``[*B, N]`` of agents alive at a step's start; None without such data."""
         done = tensordict.get(self.done_key, None) if self.agent_done else None
         if done is not None:
             return ~done.squeeze(-1)

@@ -49,7 +49,8 @@ class EnvTraits:
             observations by agent, for environments that return another structure.
         by_place (bool): True if actions are passed as a tuple instead of a dict by agent.
         length (callable, optional): function ``length(env)`` that returns the built-in number of
-            steps per episode. The adapter enforces a shorter limit; a longer one has no effect.
+            steps per episode. The adapter enforces a time limit that is shorter; a longer one has
+            no effect.
     """
 
     limit: str | None = None

@@ -71,7 +71,7 @@ class AgentSlot:
         leaves (tuple of Leaf): leaves of the agent's observation.
         fields (dict): ``"observation"``, ``"action"`` or ``"action_mask"`` -> name of the field.
         places (dict): the same keys -> index of the agent in the field. The index counts the
-            agents of the kind if shapes differ between kinds, otherwise those of the group.
+            agents of the kind if shapes differ between kinds, otherwise the agents of the group.
     """
 
     spaces: AgentSpaces

@@ -395,7 +395,7 @@ class TurnCopy(OneCopy):
 
 
 def _all_false(flags: Mapping) -> bool:
-    """Returns True if all flags are false; fast, but any other value counts as an end."""
+    """Returns True if all flags are False. The test is fast; any other value counts as an end."""
     return list(flags.values()).count(False) == len(flags)
 
 

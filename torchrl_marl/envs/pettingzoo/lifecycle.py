@@ -115,7 +115,7 @@ class LifeCycle:
         self.gone[i] = not is_present
 
     def choose(self, acting: Collection[Any], in_turns: bool = False) -> bool:
-        """Records which living agents act next; returns True if others than before do.
+        """Records which living agents act next; returns True if these agents changed.
 
         Args:
             acting (collection): ids of the agents that may act.

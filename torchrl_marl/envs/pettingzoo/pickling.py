@@ -17,7 +17,8 @@ def pickled(value: Any) -> bytes:
     """Pickles a value with its whole state.
 
     Some environments would pickle only the arguments of their constructor. Unlike ``cloudpickle``,
-    this function keeps their whole state. It also supports pygame's surfaces, fonts and clocks.
+    this function keeps the whole state of such environments. It also supports pygame's surfaces,
+    fonts and clocks.
     """
     file = io.BytesIO()
     _Pickler(file).dump(value)

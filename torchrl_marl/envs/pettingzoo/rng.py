@@ -19,9 +19,10 @@ class OwnRandom:
     environments would seed their own generator at random in every reset, and could not be
     reproduced.
 
-    To swap numpy's generator takes about 2 us, because only a reference changes. To swap Python's
-    takes about 30 us, because the generator is copied. So Python's is swapped only in resets and in
-    the first steps. Once the environment has drawn from it, it is swapped in all steps.
+    Swapping numpy's generator takes about 2 us, because only a reference changes. Swapping Python's
+    generator takes about 30 us, because it is copied. So Python's generator is swapped only in
+    resets and in the first steps. Once the environment has drawn from it, it is swapped in all
+    steps.
 
     Args:
         seed (int): random seed of all generators.

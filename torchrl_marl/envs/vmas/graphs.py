@@ -58,7 +58,7 @@ class VmasGraphs:
 
     @property
     def simulator(self) -> Environment:
-        """VMAS's environment, which holds the state when no graph does."""
+        """VMAS's environment, after the state was written back to it."""
         return self._env
 
     def captured(self) -> CapturedSimulator:
@@ -171,14 +171,14 @@ class VmasGraphs:
         self._follow(rows=True)
 
     def _follow(self, rows: bool = False) -> None:
-        """Copies the leader's settings to this twin; with ``rows``, also tensors of single envs."""
+        """Copies the leader's settings to this twin; with ``rows``, also settings per env."""
         if self._leader is not None and self._packing is not None:
             sizes, packing = (self._env.num_envs, self._leader.num_envs), self._packing
             moving = packing.written if rows else None
             copy_settings(self._env, self._leader, sizes, VIEWER, packing.batched, moving)
 
     def _read(self) -> TensorDict:
-        """Returns the simulator's current outputs, without rewards, like a reset does."""
+        """Returns the simulator's current outputs as a reset would, without rewards."""
         return self._reader.read(self._env, rewards=False)
 
     def _pool_state(self) -> dict[str, Any]:
