@@ -1,7 +1,7 @@
 """Equilibria of two-player zero-sum games, and distances from them.
 
-Shapes: M strategies of the row player, K of the column player, A players (actions in a sequence
-form), I information sets of a player, L leaves.
+Shapes: M strategies of the row player, K strategies of the column player, A players (or, in a
+sequence form, actions), I information sets of a player, L leaves.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def check_matrix(value: Tensor, name: str) -> Tensor:
     """Returns a matrix in float64.
 
     Raises:
-        ValueError: not a matrix, no entries, or entries that are not finite.
+        ValueError: the value is not a matrix, has no entries, or has entries that are not finite.
     """
     if value.ndim != 2 or 0 in value.shape:
         raise ValueError(f"{name} has shape {list(value.shape)}, expected a matrix.")
@@ -43,7 +43,7 @@ def check_square(value: Tensor, name: str) -> Tensor:
     """Returns a square matrix in float64.
 
     Raises:
-        ValueError: not a square matrix, or entries that are not finite.
+        ValueError: the value is not a square matrix, or has entries that are not finite.
     """
     if value.ndim == 2 and value.shape[0] != value.shape[1]:
         raise ValueError(f"{name} has shape {list(value.shape)}, expected [players, players].")
@@ -59,7 +59,7 @@ class Nash(NamedTuple):
 
 
 def nash_conv(payoff: Tensor, row: Tensor, column: Tensor) -> Tensor:
-    """Returns NashConv, the summed gain of both players' best responses; 0 at an equilibrium.
+    """Returns NashConv, the sum of both players' gains by best responses; 0 at an equilibrium.
 
     Args:
         payoff (Tensor): payoff of the row player; the column player gets its negative.
@@ -79,7 +79,7 @@ def nash_conv(payoff: Tensor, row: Tensor, column: Tensor) -> Tensor:
 
 
 def exploitability(payoff: Tensor, row: Tensor, column: Tensor) -> Tensor:
-    """Returns the exploitability, :func:`nash_conv` / 2: the mean gain of a best response.
+    """Returns the exploitability, half of :func:`nash_conv`: the mean gain of a best response.
 
     Args and shapes: as in :func:`nash_conv`.
     """
@@ -89,8 +89,9 @@ def exploitability(payoff: Tensor, row: Tensor, column: Tensor) -> Tensor:
 def nash_average(payoff: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the maximum-entropy equilibrium of players, and each player's payoff against it.
 
-    Copies of a player, and players that lose to all, do not change the result of the others. A mean
-    over opponents lacks this invariance. Players of the equilibrium get 0, others at most 0.
+    If copies of a player are added, or players that lose to all others, the results of the other
+    players do not change. (A mean over opponents would change.) Players in the equilibrium get the
+    payoff 0, and all others at most 0.
 
     Args:
         payoff (Tensor): antisymmetric payoff of the row player, such as ``2 * win_rate - 1``.
@@ -99,7 +100,7 @@ def nash_average(payoff: Tensor) -> tuple[Tensor, Tensor]:
         - payoff: ``[A, A]``; returns distribution and payoff, ``[A]`` each, float64
 
     Raises:
-        ValueError: a matrix that is not antisymmetric.
+        ValueError: the matrix is not antisymmetric.
 
     Reference: Balduzzi et al., 2018, https://arxiv.org/abs/1806.02643 (section 3).
 
@@ -134,7 +135,7 @@ def nash(payoff: Tensor) -> Nash:
         Nash: both distributions and the value, float64.
 
     Raises:
-        ValueError: not a matrix of finite numbers.
+        ValueError: the payoff is not a matrix of finite numbers.
 
     Reference: Balduzzi et al., 2018, https://arxiv.org/abs/1806.02643 (maximum entropy); solved by
     interior points (Wright, 1997, https://doi.org/10.1137/1.9781611971453).
@@ -154,11 +155,11 @@ def nash(payoff: Tensor) -> Nash:
 
 
 def _center(payoff: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Returns an interior equilibrium, and masks of the strategies that any equilibrium uses.
+    """Returns an interior equilibrium, and masks of strategies that occur in any equilibrium.
 
-    It follows the central path of the linear program and its dual. On it, the product of a
-    strategy's probability and its loss against a best response is the same for all strategies, and
-    goes to 0.
+    The function follows the central path of the linear program and its dual. For each strategy,
+    take the product of its probability and its loss compared with a best response. On the central
+    path this product is the same for all strategies, and it goes to 0.
     """
     m, k = payoff.shape
     x = payoff.new_ones(m + k)
@@ -189,9 +190,10 @@ def _most_even(payoff: Tensor, start: Tensor, used: Tensor, others: Tensor) -> T
     Args:
         payoff (Tensor): payoff, ``[M, K]``.
         start (Tensor): an interior equilibrium, ``[M]``.
-        used (Tensor): mask of the rows that any equilibrium uses, ``[M]``.
-        others (Tensor): mask of the columns that any equilibrium uses, ``[K]``. Every equilibrium
-            of the row player earns the same against these, and at least that against the others.
+        used (Tensor): mask of the rows that occur in any equilibrium, ``[M]``.
+        others (Tensor): mask of the columns that occur in any equilibrium, ``[K]``. Each
+            equilibrium strategy of the row player earns the game's value against these columns, and
+            at least the value against all others.
     """
     equal, rest = payoff[used][:, others], payoff[used][:, ~others]
     p = start[used] / start[used].sum()
@@ -210,7 +212,7 @@ def _most_even(payoff: Tensor, start: Tensor, used: Tensor, others: Tensor) -> T
 
 
 def _spread(p: Tensor, free: Tensor, margin: Tensor) -> Tensor:
-    """Returns the maximum-entropy distribution in ``p + free z`` with ``margin.mT p >= 0``."""
+    """Returns the distribution ``q = p + free z`` of maximum entropy with ``margin.mT q >= 0``."""
     slope = margin.mT @ free
     slack = margin.mT @ p
     if bool((slack <= 0).any()):
@@ -234,7 +236,7 @@ def _spread(p: Tensor, free: Tensor, margin: Tensor) -> Tensor:
 
 
 def _reach(value: Tensor, step: Tensor) -> Tensor:
-    """Returns the largest share of a step, at most 1, that keeps values above 0."""
+    """Returns the largest fraction of a step, at most 1, that keeps all values above 0."""
     most = torch.where(step < 0, -_NEARLY_ALL * value / step, 1.0)
     return torch.cat([most, most.new_ones(1)]).min()
 
@@ -243,23 +245,23 @@ class SequenceForm:
     """Sequence form of a two-player zero-sum game with perfect recall.
 
     A *sequence* is a player's last information set and its action there. Sequence 0 is empty, and
-    ``1 + i * A + a`` is action a in set i. One sequence leads to each information set, and one of
-    each player to each leaf. The value of a policy and the best responses to it are sums over
-    sequences, without a walk through the game tree.
+    ``1 + i * A + a`` is action a in set i. Each information set is reached by exactly one sequence
+    of its player, and each leaf by one sequence of each player. The value of a policy and the best
+    responses to it are sums over sequences, without a walk through the game tree.
 
     Args:
         parents (Tensor): sequence that leads to each information set.
         legal (Tensor): mask of legal actions in each information set, bool.
         leaves (Tensor): sequences of both players that lead to each leaf.
-        payoff (Tensor): payoff of the first player at each leaf, times the probability of the
-            chance events on the way, such as deals.
+        payoff (Tensor): payoff of the first player at each leaf, multiplied by the probability of
+            the chance events on the path to the leaf, such as dealt cards.
 
     Shapes:
         - parents: ``[2, I]``; legal: ``[2, I, A]``; leaves: ``[2, L]``; payoff: ``[L]``
         - policies: ``[2, I, A]``, the probabilities of actions; 0 for illegal ones
 
     Raises:
-        ValueError: shapes that do not fit, or parents that form a cycle.
+        ValueError: the shapes do not fit together, or the parents form a cycle.
 
     Reference: von Stengel, 1996, https://doi.org/10.1006/game.1996.0050.
 
@@ -302,11 +304,11 @@ class SequenceForm:
         )
 
     def nash_conv(self, policy: Tensor) -> float:
-        """Returns NashConv, the summed gain of both best responses; 0 at an equilibrium."""
+        """Returns NashConv, the sum of both best-response gains; 0 at an equilibrium."""
         return self.best_responses(policy).sum().item()
 
     def _levels(self) -> list[Tensor]:
-        """Returns masks of the information sets after 0, 1, 2, ... own moves, ``[2, I]`` each."""
+        """Returns masks ``[2, I]`` of the information sets after 0, 1, 2, ... own moves."""
         n_actions = self.legal.shape[-1]
         depth = torch.full_like(self.parents, -1)
         before = (self.parents - 1).clamp_min(0) // n_actions
@@ -322,7 +324,7 @@ class SequenceForm:
         return levels
 
     def _reach(self, policy: Tensor) -> Tensor:
-        """Returns each player's probability of realizing a sequence, ``[2, 1 + I * A]``."""
+        """Returns each player's probability to realize each sequence, ``[2, 1 + I * A]``."""
         chosen = torch.where(self.legal, policy.to(self.payoff), 0.0)
         reach = self.payoff.new_zeros(2, 1 + chosen[0].numel())
         reach[:, 0] = 1
@@ -332,7 +334,7 @@ class SequenceForm:
         return reach
 
     def _best(self, player: int, leaf: Tensor) -> Tensor:
-        """Returns the value of a player's best response for given values of leaves, a scalar."""
+        """Returns the value, a scalar, of a player's best response, given the leaves' values."""
         legal, parents = self.legal[player], self.parents[player]
         worth = leaf.new_zeros(1 + legal.numel()).index_add_(0, self.leaves[player], leaf)
         for level in reversed(self.levels):

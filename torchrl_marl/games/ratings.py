@@ -1,6 +1,6 @@
-"""Statistics of game counts: matchmaking, win rates, and ratings with intervals.
+"""Statistics of game counts: matchmaking, win rates, ratings and confidence intervals.
 
-Shapes: A players, S players to choose among, B any batch dims.
+Shapes: A players, S players that may be chosen as opponent, B any batch dims.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WEIGHTINGS = {
 
 
 def smoothed(wins: Tensor, draws: Tensor, games: Tensor) -> Tensor:
-    """Returns win rates smoothed towards 1/2 for few games.
+    """Returns win rates smoothed towards 1/2, most strongly for players with few games.
 
     The formula is ``(wins + draws / 2 + 1) / (games + 2)``.
 
@@ -46,11 +46,11 @@ def smoothed(wins: Tensor, draws: Tensor, games: Tensor) -> Tensor:
 
 
 def pfsp(win_rate: Tensor, weighting: str = "squared", candidates: Tensor | None = None) -> Tensor:
-    """Returns the probability of each player to be drawn as the opponent.
+    """Returns the probability with which each player is drawn as the opponent.
 
     Args:
-        win_rate (Tensor): learning player's win rate against each player.
-        weighting (str): weighting, a name in :data:`WEIGHTINGS`.
+        win_rate (Tensor): win rate of the learning player against each player.
+        weighting (str): name of a weighting in :data:`WEIGHTINGS`.
         candidates (Tensor, optional): mask of the players that may be drawn; default: all.
 
     Shapes:
@@ -58,7 +58,7 @@ def pfsp(win_rate: Tensor, weighting: str = "squared", candidates: Tensor | None
         - returns: ``[*B, S]``, float64, sums to 1; uniform if every weight is 0
 
     Raises:
-        ValueError: an unknown weighting.
+        ValueError: the weighting is unknown.
 
     Reference: Vinyals et al., 2019, https://doi.org/10.1038/s41586-019-1724-z (methods,
     prioritized fictitious self-play).
@@ -76,7 +76,7 @@ def pfsp(win_rate: Tensor, weighting: str = "squared", candidates: Tensor | None
         )
     rate = win_rate.double()
     may = torch.ones_like(rate, dtype=torch.bool) if candidates is None else candidates
-    # Rates of players that may not be drawn are arbitrary.
+    # Win rates against players that may not be drawn can be any value.
     weight = torch.where(may, WEIGHTINGS[weighting](rate), 0.0)
     total = weight.sum(-1, keepdim=True)
     even = may.double() / may.sum(-1, keepdim=True)
@@ -104,7 +104,8 @@ def interval(wins: Tensor, games: Tensor, level: float = 0.95) -> tuple[Tensor, 
         level (float): confidence level.
 
     Shapes:
-        - wins, games: ``[*B]``; returns ``[*B]`` each, float64; 0 and 1 without games
+        - wins, games: ``[*B]``; returns two tensors ``[*B]``, float64; 0 and 1 where there are no
+          games
 
     Reference: Wilson, 1927, https://doi.org/10.1080/01621459.1927.10502953.
 
@@ -132,11 +133,12 @@ def bradley_terry(
 
     Args:
         wins (Tensor): number of wins of each player against each other player.
-        draws (Tensor, optional): number of draws, symmetric; half a win for both.
-        prior (float): number of virtual games of each player against an average player, half of
-            them won. It keeps the rating finite after only wins or only losses.
-        anchor (int, optional): player with rating 0 and no error, to which the other errors are
-            relative; default: the mean rating is 0.
+        draws (Tensor, optional): number of draws, a symmetric matrix; a draw counts as half a win
+            for each of the two players.
+        prior (float): number of virtual games of each player against an average player; half of
+            them are won. So the rating of a player that only won or only lost stays finite.
+        anchor (int, optional): index of a player whose rating is fixed at 0, without error; errors
+            of other players are then relative to this player. By default the mean rating is 0.
 
     Shapes:
         - wins, draws: ``[A, A]``, wins of the row player; the diagonal is ignored
@@ -145,7 +147,8 @@ def bradley_terry(
         Ratings: rating and standard error, ``[A]`` each.
 
     Raises:
-        ValueError: not a square matrix, or no maximum of the likelihood without a prior.
+        ValueError: ``wins`` is not a square matrix, or, without a prior, the likelihood has no
+            maximum.
 
     Reference: Hunter, 2004, https://doi.org/10.1214/aos/1079120141 (the likelihood; here it is
     maximized by Newton's method).
@@ -170,7 +173,7 @@ def bradley_terry(
         information = -games * expected * (1 - expected)
         information.diagonal().sub_(information.sum(1))
         information.diagonal().add_(prior * average * (1 - average))
-        # Without a prior the likelihood ignores a shift of all ratings: the gauge fixes their sum.
+        # Without a prior, the likelihood ignores a shift of all ratings. The gauge fixes the sum.
         inverse = torch.linalg.inv(information + (gauge if prior <= 0 else 0.0))
         step = inverse @ slope
         theta = theta + step * (_LONGEST / step.abs().max().clamp_min(_LONGEST))
@@ -183,7 +186,7 @@ def bradley_terry(
 
 
 def _won(wins: Tensor, draws: Tensor | None) -> Tensor:
-    """Returns wins plus half the draws, without the diagonal; checks the shapes."""
+    """Returns wins plus half the draws, with zeros on the diagonal; checks the shapes."""
     if wins.ndim != 2 or wins.shape[0] != wins.shape[1]:
         raise ValueError(f"wins has shape {list(wins.shape)}, expected [players, players].")
     if draws is not None and draws.shape != wins.shape:
@@ -193,7 +196,7 @@ def _won(wins: Tensor, draws: Tensor | None) -> Tensor:
 
 
 def _reached(won: Tensor) -> Tensor:
-    """Returns whether a chain of wins leads from each player to each other, ``[A, A]``."""
+    """Returns whether a chain of wins leads from player i to player j, ``[A, A]``."""
     reached = (won > 0).double() + torch.eye(len(won), dtype=torch.float64, device=won.device)
     for _ in range(len(won).bit_length()):
         reached = (reached @ reached).clamp_max(1)

@@ -1,4 +1,4 @@
-"""Access to other libraries' simulators: state, step as a pure function, new initial states."""
+"""Access to other libraries' simulators: their state, steps as pure functions, and resets."""
 
 from typing import TYPE_CHECKING
 

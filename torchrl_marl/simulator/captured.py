@@ -43,21 +43,22 @@ Finish = Callable[[State, Any], list[Tensor]]
 
 
 class CapturedSimulator:
-    """Simulator with a state outside of its object, for steps as graphs.
+    """Simulator that keeps its state outside of the simulator's object, so graphs can step it.
 
-    Graphs read and write :attr:`state`. :meth:`release` writes it back into the simulator's object,
-    from which :attr:`state` is read when it is needed again.
+    Graphs read and write :attr:`state`. :meth:`release` writes the state back into the simulator's
+    object. When :attr:`state` is needed again, it is read from that object.
 
     Args:
         simulator: the simulator, after a reset and a step.
         state (SimulatorState): layout of the simulator's state.
-        step (callable): ``step()`` makes one eager step with any actions.
+        step (callable): ``step()`` makes one eager step with arbitrary actions.
         random_state (RandomState): random state of the simulator.
         branchless (callable, optional): ``branchless()`` is a context in which the simulator
-            takes one path for all states, with the same results.
+            runs the same code in all states, with unchanged results.
 
     Attributes:
-        in_graph (bool): True while a step is recorded or tried; it must not change random states.
+        in_graph (bool): True while a step is recorded or tried; such a step must not change random
+            states.
         ahead (bool): True if :attr:`state` is newer than the simulator's tensors.
 
     Shapes:
@@ -87,11 +88,11 @@ class CapturedSimulator:
         self.packing = self._pack(step)
 
     def _pack(self, step: Callable[[], Any]) -> Packing:
-        """Runs a trial step to find the tensors that it writes."""
+        """Runs a trial step, to find the tensors that a step writes; returns their packing."""
         before = self.simulator_state.read(self.simulator)
         walk = walk_simulator(self.simulator, self.simulator_state.exclude)
         versions = {path: (id(x), x._version) for path, x in walk.tensors.items()}
-        held = list(walk.tensors.values())  # held, so that ids stay valid
+        held = list(walk.tensors.values())  # kept alive, so that the ids stay valid
         with self._random.unchanged():
             step()
         after = walk_simulator(self.simulator, self.simulator_state.exclude)
@@ -114,7 +115,7 @@ class CapturedSimulator:
 
     @property
     def state(self) -> State:
-        """The state as matrices; after :meth:`release`, it is read from the simulator again."""
+        """The state as matrices; after :meth:`release`, they are read from the simulator again."""
         if not self.ahead:
             self._state = self.packing.read(self.simulator)
         return self._state
@@ -139,9 +140,9 @@ class CapturedSimulator:
         return repr({**self._structure(), **self._values})
 
     def read_assumed(self) -> None:
-        """Reads the tensors that determined a step's path through the code; waits for the device.
+        """Reads the values of tensors that decided branches in a step; waits for the device.
 
-        An example is the gravity, if the simulator compares it with zero.
+        An example is a tensor with the gravity, if the simulator compares the gravity with zero.
         """
         if self._assumed:
             tensors = walk_simulator(self.simulator, self.simulator_state.exclude).tensors
@@ -187,7 +188,7 @@ class CapturedSimulator:
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
-        """Context in which a step is recorded; restores the simulator on exit.
+        """Context in which a step is recorded; restores the simulator's state on exit.
 
         Raises:
             CaptureError: if the step writes anything that is not part of the state.
@@ -228,7 +229,7 @@ class CapturedSimulator:
 
     @contextlib.contextmanager
     def trial(self) -> Iterator[None]:
-        """Context for eager steps of the simulator; restores it on exit."""
+        """Context for eager steps of the simulator; restores the simulator's state on exit."""
         saved = self.simulator_state.read(self.release())
         self.in_graph = True
         try:
@@ -248,16 +249,17 @@ class CapturedSimulator:
     ) -> Program:
         """Captures a function that steps the simulator, as a function of state and inputs.
 
-        Before it is compiled, the graph must equal the simulator to the bit in a few steps.
+        Before the graph is compiled, its results are compared with the simulator's in a few steps.
+        They must be equal to the bit.
 
         Args:
             function (callable): function of the inputs that steps the simulator.
             *inputs (Tensor): example inputs.
             name (str): name of the function, for messages.
             execution (str): execution of the graph.
-            finish (callable): ``finish(state, output)`` returns the graph's outputs from the state
-                after the step and the function's output; by default their concatenation. The
-                state comes first.
+            finish (callable): ``finish(state, output)`` returns the graph's outputs, given the
+                state after the step and the function's output. By default the state and the output
+                are concatenated, with the state first.
 
         Returns:
             Program: ``flat([*state, *inputs])`` returns the outputs.
@@ -284,7 +286,7 @@ class CapturedSimulator:
         finish: Finish,
         inputs: tuple[Tensor, ...],
     ) -> None:
-        """Raises if the graph's steps differ from the simulator's in any bit."""
+        """Raises an error if the results of the graph and of the simulator differ in any bit."""
         recorded = Program(traced, traced.module, 0.0, 0)
         state = self.state
         with self.trial(), torch.random.fork_rng():

@@ -1,4 +1,4 @@
-"""Packing of a state's tensors into a few matrices, and a pool of new initial states."""
+"""Packing of a simulator's state into a few matrices, and a pool of new initial states."""
 
 from __future__ import annotations
 
@@ -29,30 +29,30 @@ __all__ = ["Packing", "ResetPool", "TensorDictLayout", "begin_episodes", "put_ba
 
 @dataclass(frozen=True)
 class _Slot:
-    """Paths in a simulator at which one tensor is held, with its shape and dtype."""
+    """All paths in a simulator that hold the same tensor, with the tensor's shape and dtype."""
 
     paths: tuple[Path, ...]
-    shape: torch.Size  # without the dim of the envs
+    shape: torch.Size  # shape without the dim of the envs
     dtype: torch.dtype
 
 
 class Packing:
     """Packing of a simulator's tensors into matrices ``[K, E]``, one per dtype.
 
-    The envs are contiguous in memory, so an operation on all envs is one sweep. New initial states
-    for some envs take one ``torch.where`` per matrix. Tensors that all envs share follow the
-    matrices, unpacked.
+    The values of all envs are contiguous in memory, so an operation on all envs is fast. To give
+    new initial states to some envs, one ``torch.where`` per matrix suffices. Tensors that all envs
+    share are not packed, and follow the matrices.
 
     Args:
         simulator: the simulator, after a reset and a step.
         state (SimulatorState): layout of the simulator's state.
-        shared (iterable of Path): tensors that all envs share and a step writes.
-        apart (iterable of Path): slots that hold the same tensor as another slot now, but possibly
-            not after a step.
+        shared (iterable of Path): tensors that all envs share and that a step writes.
+        apart (iterable of Path): slots that now hold the same tensor as another slot, but may hold
+            a different tensor after a step.
         written (iterable of Path): all slots that a step writes.
 
     Attributes:
-        n_numbers (int): number K of values per env, over all matrices.
+        n_numbers (int): number K of values per env, summed over all matrices.
         paths (frozenset of Path): paths of all slots.
 
     Shapes:
@@ -98,7 +98,7 @@ class Packing:
         state = []
         for slots in self._slots:
             rows = [_rows(slot, find.get(slot.paths[0])) for slot in slots]
-            # A compiled ``cat`` of one slot would keep its layout; graphs need a fixed layout.
+            # A compiled ``cat`` of one slot would keep the slot's layout; graphs need a fixed one.
             own = rows[0].clone(memory_format=torch.contiguous_format)
             state.append(torch.cat(rows) if len(rows) > 1 else own)
         return state + [find.get(paths[0]).clone().contiguous() for paths in self.shared]
@@ -123,7 +123,7 @@ class Packing:
             find.set(paths, x.clone())
 
     def rows_of(self, written: frozenset[Path], device: torch.device) -> list[Tensor]:
-        """Marks the rows of each matrix that belong to slots with a path in ``written``.
+        """Returns masks of each matrix's rows that belong to slots with a path in ``written``.
 
         Shapes:
             - returns: ``[K, 1]`` bool per matrix
@@ -140,7 +140,7 @@ class Packing:
 
 
 class _Finder:
-    """Access to a simulator's tensors by path; each object on the way is looked up only once."""
+    """Finds a simulator's tensors by path; looks up each object on a path only once."""
 
     def __init__(self, simulator: Any) -> None:
         self._holders: dict[Path, Any] = {(): simulator}
@@ -165,14 +165,14 @@ class _Finder:
 
 
 def put_back(simulator: Any, tensors: dict[Path, Tensor]) -> None:
-    """Writes the given tensors themselves, not copies, into a simulator's slots."""
+    """Puts the given tensor objects (no copies) into a simulator's slots."""
     find = _Finder(simulator)
     for path, x in tensors.items():
         find.set((path,), x)
 
 
 def _group(walk, wanted: Iterable[Path], apart: frozenset[Path]) -> list[tuple[Path, ...]]:
-    """Groups paths that hold the same tensor."""
+    """Returns groups of paths; the paths of a group hold the same tensor."""
     groups: dict[Any, list[Path]] = {}
     for path in wanted:
         if path in walk.tensors:
@@ -214,7 +214,7 @@ class TensorDictLayout:
         self.device = example.device
         self._batch = example.batch_size
         self.keys: list[NestedKey] = []
-        # Path of a nested TensorDict -> its batch dims beyond those of the outer one.
+        # Path of a nested TensorDict -> the batch dims that it has in addition to the outer one's.
         self.inner: dict[tuple[str, ...], torch.Size] = {}
         self._enter(example, ())
 
@@ -266,7 +266,7 @@ class TensorDictLayout:
         return made[()]
 
 
-# Largest number of values in a pool; largest number of envs of its twin (CPU, GPU).
+# Largest number of values in a pool; largest number of envs of the pool's twin (CPU, GPU).
 _NUMBERS = 2**24
 _DRAWN_AT_ONCE = (2**13, 2**17)
 
@@ -277,22 +277,23 @@ class ResetPool:
     """Pool of initial states for the next D episodes of every env, drawn in batched resets.
 
     The initial states come from resets of a *twin*, a copy of the environment with several times as
-    many envs. An env that ends takes over only the values that such a reset writes. A graph counts
-    in ``used`` how many initial states each env has taken, without waiting for the device. If an
-    env needs more than D of them between two refills, they are repeated in the same order, and a
-    warning is given once.
+    many envs. When an episode ends, its env takes over only the values that such a reset writes. A
+    graph counts in ``used`` how many initial states each env has taken, without waiting for the
+    device. If an env needs more than D initial states between two refills, its initial states are
+    repeated in the same order, and a warning is given once.
 
-    Eager steps may wait, so :class:`~torchrl_marl.simulator.resets.ResetBank` draws one initial
-    state per env, on demand. The two draw different random numbers and are not interchangeable.
+    For eager steps, which may wait for the device, there is
+    :class:`~torchrl_marl.simulator.resets.ResetBank`. It draws one initial state per env, when one
+    is needed. Pool and bank draw different random numbers, so they are not interchangeable.
 
     Args:
         packing (Packing): packing of the running simulator, also used for the twin.
-        simulator: the running simulator; its settings are copied to the twin.
+        simulator: the running simulator; the simulator's settings are copied to the twin.
         make_twin (callable): ``make_twin(n)`` returns a twin with n envs and its simulator. The
             twin shares the random state of the running environment.
         num_envs (int): number E of envs.
         depth (int): number D of initial states per env. It should be at least the number of
-            episodes of an env that end between two refills. For very large states it is reduced,
+            episodes that end in an env between two refills. For very large states D is reduced,
             but not below 8.
 
     Shapes:
@@ -300,11 +301,12 @@ class ResetPool:
         - ``written``: ``[K, 1]`` bool per matrix; ``used``: ``[E]``
 
     Attributes:
-        is_stale (bool): True if the initial states are discarded; :meth:`prepare` then draws new
+        is_stale (bool): True if the initial states were discarded; then :meth:`prepare` draws new
             ones.
 
     Raises:
-        CaptureError: by refills, if an initial state depends on the env's state before the reset.
+        CaptureError: raised by refills, if an initial state depends on the env's state before the
+            reset.
     """
 
     def __init__(
@@ -336,7 +338,7 @@ class ResetPool:
         self.tensors: dict[str, Any] = {}
 
     def refill(self, n_rows: int | None = None) -> None:
-        """Redraws the first ``n_rows`` initial states of every env, by default all."""
+        """Redraws the first ``n_rows`` initial states of every env; by default all states."""
         if not self._checked or self.is_outdated():
             self._refuse_dependence()
         n_rows = self.depth if n_rows is None or not self.tensors else min(n_rows, self.depth)
@@ -366,7 +368,7 @@ class ResetPool:
         self._settings = Settings(self._simulator, self._packing.exclude, moving)
 
     def _refuse_dependence(self) -> None:
-        """Raises if initial states depend on earlier state, as resets of a small twin show."""
+        """Raises an error if initial states of a small twin depend on states before the reset."""
         if self._small is None:
             self._small = self._make_twin(SimulatorState.PROBES[1])
         twin, simulator = self._small
@@ -387,7 +389,7 @@ class ResetPool:
         self._checked = True
 
     def _draw(self) -> list[Tensor]:
-        """Draws n initial states for every env, ``[n, K, E]`` and ``[n, E, ...]``."""
+        """Draws n initial states per env: matrices ``[n, K, E]``, and entries ``[n, E, ...]``."""
         if self._twin is None:
             self._twin, self._twin_simulator = self._make_twin(self._at_once * self.num_envs)
         getattr(self._twin, "base_env", self._twin)._follow_leader()
@@ -411,7 +413,7 @@ class ResetPool:
         self.is_stale = True
 
     def keep_to(self, structure: str) -> None:
-        """Discards initial states that were drawn for another structure of the simulator.
+        """Discards the initial states if they were drawn for another structure of the simulator.
 
         Args:
             structure (str): current structure, from :meth:`CapturedSimulator.structure`.
@@ -425,13 +427,13 @@ class ResetPool:
         self._twin = self._small = None
 
     def prepare(self) -> None:
-        """Refills the pool in time. It waits for the device, so call it between rollouts."""
+        """Refills the pool before it runs out. Waits for the device; call it between rollouts."""
         if self.is_stale or self.is_outdated():
             self.refill()
             return
         if self._settings is None:  # the initial states were restored
             self._note_settings()
-        # On a GPU this waits for the device.
+        # On a GPU the next line waits for the device.
         used = int(self.tensors["used"].max().cpu())
         self._most = max(self._most, used - self._used_before)
         self._used_before = used
@@ -455,7 +457,7 @@ class ResetPool:
         self._drawn_for = state.get("drawn_for", "")
 
     def _starts(self) -> dict[str, Any]:
-        """Returns the initial states as tensors, with a description in JSON; empty if outdated."""
+        """Returns the initial states as tensors, and a description in JSON; empty if outdated."""
         if self.is_stale or self.is_outdated():
             return {}
         about = {
@@ -471,7 +473,7 @@ class ResetPool:
         return {"about": json.dumps(about), "used": self.tensors["used"].clone(), "drawn": drawn}
 
     def _load_starts(self, state: dict[str, Any]) -> None:
-        self._settings = None  # read from the simulator when it continues
+        self._settings = None  # later read from the simulator, when the run continues
         if not state:
             self.is_stale = True
             return
@@ -495,13 +497,13 @@ class ResetPool:
 def begin_episodes(
     ended: Tensor, state: list[Tensor], carry: Carry, pool: dict[str, Any]
 ) -> tuple[list[Tensor], Carry, Tensor]:
-    """Replaces the state of ended envs by new initial states; also usable inside of graphs.
+    """Gives ended envs new initial states from the pool; can also be called inside of graphs.
 
     Args:
         ended (Tensor): mask of the ended envs, bool ``[E]``.
         state (list of Tensor): state of all envs, ``[K, E]`` per matrix, shared tensors last.
-        carry (dict): input of the next step, ``[E, ...]`` per entry. Entries that the pool does not
-            have become zero in the ended envs.
+        carry (dict): input of the next step, ``[E, ...]`` per entry. Entries that are not in the
+            pool become zero in the ended envs.
         pool (dict): ``ResetPool.tensors``.
 
     Returns:
@@ -523,7 +525,7 @@ def begin_episodes(
 
 
 def _pick(starts: Tensor, row: Tensor, dim: int) -> Tensor:
-    """Selects each env's row of ``[D, ...]``; ``dim`` is the dim of the envs."""
+    """Selects one of D rows for each env; ``dim`` is the dim of the envs."""
     index = _wide(row, starts[0], dim).expand_as(starts[0])
     return starts.gather(0, index.unsqueeze(0)).squeeze(0)
 

@@ -1,4 +1,4 @@
-"""Partial resets of a simulator: in place, or from a bank of new initial states."""
+"""Resets only some envs of a simulator: in place, or from a bank of new initial states."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ __all__ = ["EnvSlots", "ResetBank", "RunningEnvs", "UndoWrites", "random_draws"]
 
 
 class EnvSlots:
-    """Batched tensors of a simulator, looked up by path at each access."""
+    """Batched tensors of a simulator; each access looks the tensors up by path again."""
 
     def __init__(self, simulator: Any, state: SimulatorState) -> None:
         self.simulator = simulator
@@ -66,7 +66,7 @@ class EnvSlots:
         return holder
 
     def merge(self, values: dict[Path, Any], envs: Tensor) -> None:
-        """Writes values for the envs of a mask; tensors that share memory continue to share it."""
+        """Writes values of the envs in a mask; tensors that share memory continue to share it."""
         merged: dict[tuple[int, int], Tensor] = {}
         found = {path: self.get(path) for path in values}
         old = {p: x for p, x in found.items() if x is not None and values[p] is not None}
@@ -193,13 +193,13 @@ class RunningEnvs:
 
 
 class UndoWrites:
-    """Undoes, in some envs, the writes of a computation of all observations.
+    """Undoes writes that a computation of observations made in envs that it should not change.
 
-    Computing observations may write, for example append to a history. The first use finds the
-    tensors that are written in place; later uses copy only these.
+    A computation of observations may write to the simulator, for example append to a history. The
+    first use finds the tensors that the computation writes in place. Later uses copy only these.
 
     Args:
-        simulator: simulator that is observed.
+        simulator: simulator whose observations are computed.
         state (SimulatorState): layout of the simulator's state.
 
     Examples:
@@ -220,7 +220,7 @@ class UndoWrites:
 
     @contextlib.contextmanager
     def where(self, envs: Tensor) -> Iterator[None]:
-        """Context that undoes its writes on exit in the envs where ``envs`` ``[E]`` is True."""
+        """Context; on exit, writes made in it are undone in the envs where ``envs`` is True."""
         slots = self._slots
         found = {path: slots.get(path) for path in slots.paths}
         before = {path: (x, x._version) for path, x in found.items() if x is not None}
@@ -235,12 +235,13 @@ class UndoWrites:
 
 
 class ResetBank:
-    """Bank of new initial states of a simulator, one per env, used without a loop over envs.
+    """Bank of new initial states of a simulator, one per env, for batched partial resets.
 
-    They are the state of a *twin*, a copy of the simulator, after a reset of all its envs. An env
-    that ends takes its row by ``torch.where``. Only tensors that the reset writes are taken, so
-    constants and the structure of the running simulator do not change. Each row is used once; when
-    an env needs another one, the twin is reset again.
+    The initial states are those of a *twin*, a copy of the simulator, after a reset of all the
+    twin's envs. An env whose episode ends takes over its row of the twin's tensors
+    (``torch.where``). Only tensors that the reset writes are taken over, so constants and the
+    structure of the running simulator do not change. Each row is used once. When an env needs a
+    second row, the twin is reset again.
 
     Args:
         state (SimulatorState): layout of the simulator's state.
@@ -251,7 +252,8 @@ class ResetBank:
         device (torch.device): device of the simulator.
 
     Keyword Args:
-        step (callable): ``step(twin)`` makes a step; tensors that it writes are no settings.
+        step (callable): ``step(twin)`` makes a step; tensors that a step writes are not
+            settings.
 
     Raises:
         SimulatorStateError: if initial states depend on the envs' state before the reset.
@@ -284,7 +286,7 @@ class ResetBank:
             self.empty()
         if bool((self.used & envs).any()):
             self._refill()
-        elif self._settings is None:  # the rows were restored
+        elif self._settings is None:  # the initial states were restored
             self._find_moving()
             self._note_settings()
         self.used |= envs
@@ -292,7 +294,7 @@ class ResetBank:
         self._running.merge(starts, envs)
 
     def empty(self) -> None:
-        """Discards the remaining rows, for example after a new seed."""
+        """Discards the remaining initial states, for example after a new seed."""
         self.used.fill_(True)
 
     def _is_outdated(self) -> bool:
@@ -322,7 +324,7 @@ class ResetBank:
             self._moving = written_by(twin, exclude, lambda: self._step(twin))
 
     def _refuse_dependence(self) -> None:
-        """Raises if initial states depend on earlier state, as resets of a copied twin show."""
+        """Raises an error if a twin's initial states depend on the states before the reset."""
         twin, random = copy.deepcopy(self._twin), RandomState(0, self.used.device)
 
         def reset() -> dict[str, Tensor]:
@@ -335,7 +337,7 @@ class ResetBank:
         self._checked = True
 
     def state_dict(self, state: SimulatorState) -> TensorDict:
-        """Returns the remaining rows as a TensorDict."""
+        """Returns the remaining initial states as a TensorDict."""
         if self._is_outdated():
             self.empty()
         return TensorDict(
@@ -348,11 +350,11 @@ class ResetBank:
         )
 
     def load_state_dict(self, state: SimulatorState, saved: TensorDict) -> None:
-        """Restores saved rows."""
+        """Restores saved initial states."""
         state.write(self._twin, saved["twin"])
         self.used.copy_(saved["used"])
         self._paths = frozenset(tuple(path) for path in json.loads(saved["paths"]))
-        self._settings = None  # read from the simulator when it continues
+        self._settings = None  # later read from the simulator, when the run continues
 
 
 def random_draws(call: Callable[[], Any]) -> list[torch.Size]:

@@ -1,4 +1,4 @@
-"""Checks of a simulator: changed settings, resets that depend on earlier state, shared tables."""
+"""Checks for changed settings of a simulator, dependent resets, and tables shared by envs."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Settings:
                 self._numbers.append((holder, path[-1], value))
 
     def changed(self) -> bool:
-        """Returns whether any setting has changed; reads only tensors that were written to."""
+        """Returns whether any setting has changed; reads only tensors that were written since."""
         for path, holder, known in self._known:
             new = vars(holder).keys() - known if len(vars(holder)) > len(known) else ()
             if any(not {key, (*path, key)} & self._exclude for key in new):
@@ -114,7 +114,7 @@ def _is_as(x: Tensor, before: tuple[Tensor, int] | None) -> bool:
 
 
 def _others(walk: SimulatorWalk) -> dict[Path, Any]:
-    """Maps slots that hold no tensor to their numbers, or to names of the referenced objects."""
+    """Returns a dict for slots without a tensor: slot -> number, or name of the object in it."""
     others: dict[Path, Any] = {}
     for path, value in walk.slots():
         if isinstance(value, SCALARS):
@@ -132,12 +132,12 @@ def refuse_dependent_starts(
     step: Callable[[], Any],
     refusal: type[Exception],
 ) -> None:
-    """Raises if a simulator's initial states depend on an env's state before the reset.
+    """Raises an error if initial states depend on an env's state before the reset.
 
     Args:
         simulator, exclude, step: as in :func:`find_dependence`.
         random (RandomState): random state of ``reset``.
-        reset (callable): as in :func:`find_dependence`, but with any random numbers.
+        reset (callable): as in :func:`find_dependence`, but the random numbers may differ.
         refusal (type): type of the exception.
 
     Raises:
@@ -160,11 +160,11 @@ def find_dependence(
     reset: Callable[[], dict[str, Tensor]],
     step: Callable[[], Any],
 ) -> str | None:
-    """Returns the name of a value in initial states that depends on earlier state, or None.
+    """Returns the name of an initial value that depends on the state before a reset, or None.
 
-    The simulator is reset from three states with the same random numbers. In the first state, the
-    tensors that steps and resets write are unchanged; they are zero in the second, and increased
-    in the third.
+    The simulator is reset from three different states, with the same random numbers each time. In
+    the first state, the tensors that steps and resets write are unchanged. In the second they are
+    zero, and in the third they are increased.
 
     Args:
         simulator: simulator, which will be modified.
@@ -217,7 +217,7 @@ def _vary(
         x = walk.tensors[path]
         if id(x) not in new:
             varied = vary(x.detach()).contiguous()
-            # A view remains a view if all slots of its memory are written.
+            # A view remains a view if all slots that share its memory are written.
             new[id(x)] = x.detach().copy_(varied) if memory[path] in views else varied
         if memory[path] not in views:
             set_child(walk.objects[path[:-1]], path[-1], new[id(x)])
@@ -228,7 +228,7 @@ def _more(x: Tensor) -> Tensor:
         return ~x
     if x.is_floating_point() or x.is_complex() or not x.numel():
         return x + 1
-    return (x + 1).clamp(max=max(int(x.max()), 1))  # an index that is too large aborts on a GPU
+    return (x + 1).clamp(max=max(int(x.max()), 1))  # on a GPU, too large an index aborts
 
 
 def _get(holder: Any, key: str) -> Any:
@@ -239,7 +239,7 @@ def _get(holder: Any, key: str) -> Any:
 
 
 def equal(x: Any, y: Any) -> bool:
-    """Returns whether two values have equal types and values; NaN equals NaN."""
+    """Returns whether two values are equal and of the same type; NaN equals NaN."""
     if not (isinstance(x, Tensor) and isinstance(y, Tensor)):
         return type(x) is type(y) and bool(x == y)
     if x.shape != y.shape or x.dtype != y.dtype:
@@ -260,13 +260,14 @@ def copy_settings(
 ) -> None:
     """Copies the settings (numbers, tensors and references) of a simulator to its twin.
 
-    In equal states, the twin then gives the same observations as the leader, the running simulator.
+    The *leader* is the running simulator. After the call, if twin and leader are in equal states,
+    they give the same observations.
 
     Args:
         twin, leader: simulators built with the same arguments, possibly for different numbers of
             envs.
-        sizes (tuple): numbers of envs of twin and leader. Numbers in proportion to them are not
-            copied.
+        sizes (tuple): numbers of envs of twin and leader. A number is not copied if its values in
+            twin and leader have the same ratio as these sizes.
         exclude (iterable of str or Path): names of attributes to skip.
         rows (iterable of Path): tensors with the envs in the first dim.
         moving (iterable of Path, optional): tensors among ``rows`` that steps write, which are not
@@ -301,7 +302,7 @@ def copy_settings(
             if id(x) not in copies:
                 row = torch.arange(sizes[0], device=x.device) % sizes[1]
                 copies[id(x)] = x.detach()[row] if path in of_envs else x.detach().clone()
-            # An unchanged tensor is kept, so that it does not count as written.
+            # A tensor with equal values is kept, so that it does not count as written.
             if path not in of_envs or not _same(value, copies[id(x)]):
                 set_child(walk.objects[path[:-1]], path[-1], copies[id(x)])
         elif isinstance(new, list):
@@ -326,7 +327,7 @@ def copy_settings(
 
 
 def _may_hold_envs(path: Path, x: Tensor, value: Any, sizes: tuple[int, int], probed: bool) -> bool:
-    """Returns whether a leader's tensor unknown to probes may have the envs in its first dim."""
+    """Returns whether a tensor that no probe had may have the envs in its first dim."""
     if isinstance(value, Tensor):
         return x.shape != value.shape and (not probed or x.shape[:1] == (sizes[1],))
     if sizes[0] == sizes[1] or x.shape[:1] != (sizes[1],):
@@ -354,10 +355,10 @@ def shared_tables(
     reset: Callable[[Any], Any],
     step: Callable[[Any], TensorDictBase],
 ) -> list[str]:
-    """Returns the names of tensors with a row per env in which an env also reads others' rows.
+    """Returns the names of tensors ``[E, ...]`` in which an env reads the rows of other envs.
 
-    In a copy of the environment, all rows of a tensor are set to one env's row. If a step then
-    changes that env's output, the env reads other rows.
+    For the test, all rows of a tensor in a copy of the environment are set to the row of one env.
+    If this changes that env's output in a step, the env reads rows of other envs.
 
     Args:
         env: environment to copy.
@@ -389,7 +390,7 @@ def shared_tables(
     found = {
         path_name(path)
         for path, x in rows.items()
-        # Two envs are tested: in a minimum over rows, for example, one row may decide alone.
+        # Two envs are tested, since one env's row may decide alone, as in a minimum over rows.
         for env in (0, -1)
         if not _same_table(expected[env], step(_with(started, path, _as_row(x, env), exclude))[env])
     }

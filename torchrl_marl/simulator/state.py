@@ -1,8 +1,8 @@
-"""A simulator's state as a TensorDict, read and written without changes to the simulator's code.
+"""Reads and writes a simulator's state as a TensorDict; the simulator's code is unchanged.
 
-A simulator is any Python object. Its state consists of all tensors reachable from it, which are
-batched over E envs or shared by all, and of its *structure*, all other attributes, such as numbers
-and references between objects.
+A simulator is any Python object. Its state has two parts. The first part is all tensors that can be
+reached from the object; each is batched over E envs or shared by all envs. The second part is the
+*structure*: all other attributes, such as numbers and references between objects.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ class SimulatorState:
 
     Args:
         probe (callable): ``probe(num_envs)`` returns a simulator with ``num_envs`` envs, after a
-            reset and one step, since some tensors appear only then. It is called for 7 and 11
-            envs; the dim in which a tensor's shapes differ is its batch dim. If None, states are
-            read and written as a whole, without batch dims.
-        exclude (iterable of str or Path): attributes to skip, such as a viewer, by name anywhere or
-            by full path.
+            reset and one step, since some tensors appear only then. It is called with 7 and with
+            11 envs. The dim in which the two shapes of a tensor differ is the tensor's batch dim.
+            If None, states are read and written as a whole, without batch dims.
+        exclude (iterable of str or Path): attributes to skip, such as a viewer. A name skips the
+            attribute in all objects; a full path skips one attribute.
 
     Raises:
         SimulatorStateError: if a tensor's batch dim is not the first, or a ring buffer (``deque``)
@@ -114,8 +114,8 @@ class SimulatorState:
         """Returns a copy of the whole state.
 
         Returns:
-            TensorDict: ``"batched"`` ``[E]`` with a leaf per path, ``"shared"`` with the tensors
-            shared by all envs, and ``"structure"`` with everything else as JSON.
+            TensorDict: ``"batched"`` ``[E]`` with one leaf for each path, ``"shared"`` with the
+            tensors shared by all envs, and ``"structure"`` with everything else as JSON.
         """
         walk = walk_simulator(simulator, self.exclude)
         firsts = {path: walk.tensors[path] for path in walk.first_slots().values()}
@@ -148,10 +148,10 @@ class SimulatorState:
 
 
 def slots_of_envs(probe: Callable[[int], Any], exclude: Exclude = ()) -> dict[Path, bool]:
-    """Returns whether each tensor has the envs in its first dim, from probes with 7 and 11 envs.
+    """Returns whether each tensor has the envs in its first dim; compares probes of two sizes.
 
-    Tensors that one of the probes does not have are omitted. ``probe`` and ``exclude`` are as in
-    :class:`SimulatorState`.
+    The probes have 7 and 11 envs. Tensors that one of the probes lacks are omitted. ``probe`` and
+    ``exclude`` are as in :class:`SimulatorState`.
     """
     sizes = SimulatorState.PROBES
     small, large = (walk_simulator(probe(n), exclude).tensors for n in sizes)
@@ -169,7 +169,7 @@ def read_tensors(simulator: Any, exclude: Exclude = ()) -> dict[Path, Tensor]:
 
 
 def write_tensors(simulator: Any, tensors: dict[Path, Tensor], exclude: Exclude = ()) -> None:
-    """Writes tensors of :func:`read_tensors` to all slots with a tensor of the same shape."""
+    """Writes tensors from :func:`read_tensors` to the slots that hold a tensor of equal shape."""
     walk = walk_simulator(simulator, exclude)
     first = walk.first_slots()
     copies = _Copies(walk.tensors.values())
@@ -200,7 +200,7 @@ class SimulatorWalk:
         return first
 
     def slots(self) -> Iterator[tuple[Path, Any]]:
-        """Yields every writable attribute and entry with its path."""
+        """Yields the path and the value of every writable attribute and entry."""
         for path, holder in self.objects.items():
             if not isinstance(holder, tuple):
                 for key, value in _children(holder):
@@ -208,11 +208,11 @@ class SimulatorWalk:
                         yield (*path, key), value
 
     def enters(self, slot: Path) -> bool:
-        """Returns whether a slot belongs to the state, because it is not excluded."""
+        """Returns whether a slot belongs to the state; False if the slot is excluded."""
         return slot[-1] not in self.exclude and slot not in self.exclude
 
     def structure(self) -> dict[str, dict[str, Any]]:
-        """Maps each object to its slots: ``[scalar]``, or the name of an object or tensor."""
+        """Returns a dict, object -> slots; each slot is ``[scalar]`` or the name of a reference."""
         structure: dict[str, dict[str, Any]] = {}
         first = self.first_slots()
         for path, value in self.slots():
@@ -227,7 +227,7 @@ class SimulatorWalk:
         return structure
 
     def restore_structure(self, structure: dict[str, dict[str, Any]]) -> None:
-        """Restores changed scalars and references, and removes tensors that the structure lacks."""
+        """Restores a structure's scalars and references; removes tensors that are not in it."""
         objects = {path_name(path): x for path, x in self.objects.items()}
         for path, value in list(self.slots()):
             holder, key = self.objects[path[:-1]], path[-1]
@@ -269,7 +269,7 @@ class SimulatorWalk:
 
 
 class _Copies:
-    """Copies of saved tensors, which share memory if the tensors that they replace do."""
+    """Copies of saved tensors; two copies share memory if the tensors that they replace do."""
 
     def __init__(self, replaced: Iterable[Tensor]) -> None:
         self._shared = shared_storages(replaced)
@@ -287,7 +287,7 @@ class _Copies:
 
 
 def shared_storages(tensors: Iterable[Tensor]) -> set[int]:
-    """Returns the addresses of memory that several tensors share; it must be written in place."""
+    """Returns addresses of memory shared by tensors; such tensors must be written in place."""
     distinct = {id(x): x for x in tensors}.values()
     pointers = [x.untyped_storage().data_ptr() for x in distinct if is_writable(x)]
     count = Counter(pointers)
@@ -295,15 +295,15 @@ def shared_storages(tensors: Iterable[Tensor]) -> set[int]:
 
 
 def is_writable(x: Tensor) -> bool:
-    """Returns whether each element has its own memory, unlike in an expanded tensor."""
+    """Returns whether each element of a tensor has separate memory; False if it is expanded."""
     return all(stride or size < 2 for stride, size in zip(x.stride(), x.shape))
 
 
 def walk_simulator(root: Any, exclude: Exclude = ()) -> SimulatorWalk:
-    """Walks a simulator breadth first, except that lists and dicts are entered immediately.
+    """Finds all objects of a simulator breadth first, but enters lists and dicts immediately.
 
-    Therefore an object in a list is named by its index (``landmarks.0``), not by a reference that
-    may change later (``goal``).
+    Therefore the path of an object in a list contains the index (``landmarks.0``), not the name of
+    a reference that may change later (``goal``).
     """
     walk = SimulatorWalk(frozenset(exclude))
     queue: deque[tuple[Path, Any]] = deque([((), root)])
@@ -371,7 +371,7 @@ def _delete_child(holder: Any, key: str) -> None:
 
 
 def _key_name(index: int, key: Any) -> str:
-    """Returns a dict's key as text: a string, ``#`` and a literal, or ``@`` and its index."""
+    """Returns a dict's key as text: a string, ``#`` with a literal, or ``@`` with an index."""
     if isinstance(key, str):
         return key
     literal = isinstance(key, SCALARS) or (
@@ -387,5 +387,5 @@ def _key_of(holder: dict, name: str) -> Any:
 
 
 def path_name(path: Path) -> str:
-    """Returns a path as text."""
+    """Returns a path as text, for names and messages."""
     return ".".join(path)

@@ -1,4 +1,4 @@
-"""Runs steps and partial resets of a simulator, with each step captured as a graph."""
+"""Runs a simulator's steps as captured graphs, and resets only the envs that end."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ __all__ = ["OuterTensors", "StepGraphs", "refuse_many_structures"]
 class OuterTensors:
     """Paths of the simulator's tensors that a graph reads directly (``Trace.captured``).
 
-    A graph reads tensors that all envs share, such as the wind, where they were when it was
-    recorded. A reset of all envs, or the user, may replace them by other tensors.
+    Some tensors are shared by all envs, such as the wind. A graph reads them from the memory that
+    they had when the graph was recorded. A reset of all envs, or the user, may replace them by
+    other tensors.
 
     Args:
         simulator: simulator before the recording.
@@ -37,7 +38,7 @@ class OuterTensors:
     def __init__(self, simulator: Any, exclude: Exclude = ()) -> None:
         self._exclude = frozenset(exclude)
         walk = walk_simulator(simulator, self._exclude)
-        self._tensors = list(walk.tensors.values())  # held, so that ids stay valid
+        self._tensors = list(walk.tensors.values())  # kept alive, so that the ids stay valid
         self._first = walk.first_slots()
         self._paths: dict[int, Path] = {}
 
@@ -74,9 +75,9 @@ _MOST_STRUCTURES = 12  # simple_reference has 9: each of two agents has one of t
 class StepGraphs:
     """Runs an environment's steps as graphs, and its partial resets from a pool.
 
-    One graph is recorded per *structure* of the simulator, its numbers and references, for example
-    the landmark that is the goal. The structure is read again whenever other code may have changed
-    the state, as in a reset of all envs.
+    One graph is recorded for each *structure* of the simulator. The structure is the simulator's
+    numbers and references, for example a reference to the landmark that is the goal. It is read
+    again whenever other code may have changed the state, as in a reset of all envs.
 
     Args:
         captured (CapturedSimulator): the environment's simulator.
@@ -154,7 +155,7 @@ class StepGraphs:
         return self._last.copy()
 
     def _read_state(self) -> list[Tensor]:
-        """Returns the state; if it was changed outside of graphs, also reads the structure."""
+        """Returns the state; if other code changed the state, also reads the structure again."""
         state = self.captured.state
         if state is not self._state:
             self.captured.read_assumed()
@@ -181,7 +182,7 @@ class StepGraphs:
         if self._signature not in self._programs:
             refuse_many_structures([*self._programs, self._signature])
             recorded = self._record(state, actions)
-            # Recording finds the tensors that the path depends on, which change the signature.
+            # Recording finds the tensors that decide branches. They change the signature.
             self._signature = self.captured.signature()
             self._programs[self._signature] = recorded
         return self._programs[self._signature]
@@ -208,7 +209,7 @@ class StepGraphs:
         """Raises the errors of failed checks in all graphs; waits for the device.
 
         Raises:
-            GraphCheckError: a check failed; the message names the line of the simulator.
+            GraphCheckError: a check failed; the message names the line of the simulator's code.
         """
         for step in self._programs.values():
             step.program.raise_failed()
@@ -234,13 +235,15 @@ class _Step:
 
 
 def refuse_many_structures(signatures: Collection[str]) -> None:
-    """Raises if a simulator changes so often that too many graphs would be recorded.
+    """Raises an error if a simulator changes so often that too many graphs would be recorded.
 
     Args:
-        signatures (collection of str): signatures of its structures, including the next one.
+        signatures (collection of str): signatures of the simulator's structures, including the next
+            one.
 
     Raises:
-        CaptureError: there are too many; the message names the difference between the last two.
+        CaptureError: there are too many signatures; the message names the difference between the
+            last two.
     """
     if len(signatures) <= _MOST_STRUCTURES:
         return
@@ -255,7 +258,7 @@ def refuse_many_structures(signatures: Collection[str]) -> None:
 
 
 def _slots(signature: str) -> dict[str, str]:
-    """Maps the names in a signature to their values as text (``inf`` is no Python literal)."""
+    """Returns a dict, name -> value as text, from a signature (``inf`` is no Python literal)."""
     slots = ast.parse(signature, mode="eval").body
     assert isinstance(slots, ast.Dict)
     names = [ast.literal_eval(key) for key in slots.keys if key is not None]

@@ -39,12 +39,12 @@ class AgentSpec:
         reward_spec (TensorSpec): spec of one agent's reward, ``[1]``.
         action_mask (bool): True if the environment returns a mask of legal actions,
             ``[n_actions]``.
-        agent_names (tuple of str): names of the agents, which replace the default names.
+        agent_names (tuple of str): names of the agents, instead of the default names.
 
     Raises:
         ValueError: a name or the number of agents is invalid, the number of names differs from the
-            number of agents, or there is an action mask without discrete actions. A name must be
-            one line of text that is no path.
+            number of agents, or there is an action mask without discrete actions. A name must be a
+            single line of text, and not a path.
 
     Examples:
         >>> from torchrl.data import Bounded, Unbounded
@@ -111,7 +111,7 @@ def check_names(what: str, names: Iterable[object]) -> None:
     """Raises an error for names that cannot be used in tables or as names of folders.
 
     Args:
-        what (str): noun for the named objects in messages, such as ``an agent``.
+        what (str): what is named, for use in messages, such as ``an agent``.
         names (iterable): names to check.
 
     Raises:

@@ -20,33 +20,35 @@ __all__ = ["GroupSpec", "check_action_mask", "check_flags", "check_inputs", "is_
 
 
 def is_lazy(group: object) -> bool:
-    """Returns True if a group's data are stacked lazily."""
+    """Returns True if the data of a group are stacked lazily."""
     return isinstance(group, LazyStackedTensorDict)
 
 
 @dataclass(frozen=True)
 class GroupSpec:
-    """Agents in one sub-TensorDict: their keys, sizes, bounds, masks and done flags.
+    """Spec of agents that share a sub-TensorDict: keys, sizes, bounds, masks and done flags.
 
-    :class:`TeamSpec` builds it. Every module, loss and learner takes its keys from it.
+    :class:`TeamSpec` builds these specs. All modules, losses and learners take their keys from
+    them.
 
     Args:
         name (str): key of the group in the TensorDict.
-        agent_names (tuple of str): names of the N agents, in the order of their dim in the data.
+        agent_names (tuple of str): names of the N agents, in the order of the agents' dim in the
+            data.
         observation_spec (TensorSpec): spec of the group's observations, ``[N, O]``, or a Composite
             of such specs.
         action_spec (TensorSpec): spec of the group's actions, ``[N, A]``, ``[N]`` or
             ``[N, n_actions]``.
         action_key, reward_key (NestedKey): keys of actions and rewards.
         done_key, terminated_key, truncated_key (NestedKey): keys of the agents' done flags if
-            ``agent_done`` is True, otherwise keys of the episode's flags, at the root.
+            ``agent_done`` is True, otherwise keys of the episode's flags at the root.
         observation_keys (tuple of NestedKey): keys of the leaves that an actor reads, in order.
         mask_key, action_mask_key, state_key (NestedKey, optional): keys of the masks and of the
             state; None if the environment does not return them.
         state_spec (TensorSpec, optional): spec of the state, ``[S]``.
         agent_done (bool): True if every agent has done flags.
-        members (tuple of Composite, optional): specs of each agent, if they differ. Sizes and
-            bounds of the group are then those of the padded form; see
+        members (tuple of Composite, optional): specs of each agent, if the agents' specs differ.
+            Then the group's sizes and bounds are those of the padded form; see
             :mod:`torchrl_marl.specs.stacking`.
         kinds (tuple of int): index of each agent's kind.
         in_turns (bool): True for a turn-based group, in which all agents are born at the reset.
@@ -85,7 +87,7 @@ class GroupSpec:
 
     @property
     def groups(self) -> tuple[GroupSpec, ...]:
-        """Groups that a joined group consists of; for an ordinary group, the group itself."""
+        """Groups that were joined to form this group; for an ordinary group, the group itself."""
         return (self,)
 
     @property
@@ -95,14 +97,15 @@ class GroupSpec:
 
     @property
     def teams(self) -> tuple[int, ...]:
-        """Index of the team of each of ``groups``; in a population, each member is a team."""
+        """Team index of each group in ``groups``; in a population, each member is a team."""
         return (0,) * len(self.groups)
 
     def by_source(self, values: Tensor) -> list[tuple[GroupSpec, Tensor]]:
-        """Returns pairs of each of ``sources`` and its value; in a population, its values ``[P]``.
+        """Returns pairs of a group in ``sources`` and its value; in a population, values ``[P]``.
 
         Args:
-            values (Tensor): one value for each of ``groups``, ``[G]``, or one for all, ``[1]``.
+            values (Tensor): one value for each group in ``groups``, ``[G]``, or a common value,
+                ``[1]``.
         """
         return list(zip(self.sources, values.expand(len(self.groups))))
 
@@ -128,7 +131,7 @@ class GroupSpec:
         return (self.name, leaf)
 
     def living(self, tensordict: TensorDictBase) -> Tensor | None:
-        """Returns a mask ``[*B, N]`` of agents alive when a step starts; None if all are alive."""
+        """Returns a mask ``[*B, N]`` of agents alive at a step's start; None without such data."""
         done = tensordict.get(self.done_key, None) if self.agent_done else None
         if done is not None:
             return ~done.squeeze(-1)
@@ -137,8 +140,8 @@ class GroupSpec:
     def mask(self, tensordict: TensorDictBase) -> Tensor:
         """Returns the mask of agent steps to learn from, ``[*B, N]``.
 
-        These are the steps in which an agent acts, or all steps in a group without masks. In a
-        league, ``(group, "learns")`` excludes the steps of agents that past players control.
+        Agents learn from the steps in which they act; in a group without masks, from all steps. In
+        a league, ``(group, "learns")`` excludes the steps of agents that past players control.
         """
         learns = tensordict.get(self.key("learns"), None)
         if self.mask_key is not None:
@@ -152,7 +155,7 @@ class GroupSpec:
     # -------------------------------------------------------------------------------- its data
 
     def dense(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Returns the TensorDict; if the group is lazily stacked, a shallow copy that pads it.
+        """Returns the TensorDict; if the group is lazily stacked, a shallow copy with padding.
 
         Args:
             tensordict (TensorDictBase): data ``[*B]`` that contain the group, also under
@@ -172,7 +175,7 @@ class GroupSpec:
     def gather(
         self, tensordict: TensorDictBase, *, leaves: Sequence[str] = (), flags: bool = False
     ) -> TensorDictBase:
-        """Returns a TensorDict that contains only this group, dense.
+        """Returns a TensorDict that contains only this group, in dense form.
 
         Args:
             tensordict (TensorDictBase): data ``[*B]`` that contain the group.
@@ -185,7 +188,7 @@ class GroupSpec:
     def scatter(
         self, data: TensorDictBase, tensordict: TensorDictBase, leaves: Sequence[str]
     ) -> TensorDictBase:
-        """Writes leaves of a dense group into a TensorDict, in which it may be lazily stacked.
+        """Writes leaves of a dense group into a TensorDict, where the group may be lazily stacked.
 
         Args:
             data (TensorDictBase): result of :meth:`gather`, to which leaves were added.
@@ -197,7 +200,7 @@ class GroupSpec:
         return tensordict
 
     def write(self, tensordict: TensorDictBase, leaf: str, rows: Tensor) -> None:
-        """Writes a leaf ``[*B, N, ...]``; in a lazily stacked group, cut to each agent's shape."""
+        """Writes a leaf ``[*B, N, ...]``; in a lazily stacked group, without the padding."""
         own = self._own(tensordict)
         if not is_lazy(own):
             own.set(leaf, rows)
@@ -247,7 +250,7 @@ class GroupSpec:
             raise SpecError(f"group {self.name!r}: {error}") from None
 
     def check_number(self, found: int, where: str = "") -> None:
-        """Raises an error if data have another number of agents than the specs."""
+        """Raises an error if the data and the specs have different numbers of agents."""
         if found != self.n_agents:
             raise SpecError(
                 f"group {self.name!r}{where} has {found} agents here, and its policy was built for "
@@ -257,7 +260,7 @@ class GroupSpec:
 
     @cached_property
     def _observation_paddings(self) -> dict[NestedKey, Padding]:
-        """Padding of each observation leaf, also of leaves that have the same shape everywhere."""
+        """Padding of each observation leaf, also of leaves with the same shape in all agents."""
         keys = [key[1] if len(key) == 2 else key[1:] for key in self.observation_keys]
         return {
             key: self.paddings.get(key) or Padding((shape[1:],) * self.n_agents)
@@ -273,12 +276,12 @@ class GroupSpec:
 
     @property
     def heterogeneous(self) -> bool:
-        """True if the observation or action specs of the agents differ."""
+        """True if the agents have different observation or action specs."""
         return self.members is not None
 
     @cached_property
     def own_specs(self) -> tuple[Composite, ...]:
-        """Observation and action specs of each agent, even if they are equal."""
+        """Observation and action specs of each agent, even if all agents have equal specs."""
         if self.members is not None:
             return self.members
         seen, does = self.observation_spec, self.action_spec
@@ -314,7 +317,7 @@ class GroupSpec:
 
     @cached_property
     def observation_mask(self) -> Tensor | None:
-        """Mask of the flattened features, False in padding; None if nothing is padded."""
+        """Mask of the flattened features, which is False in padding; None without padding."""
         paddings = self._observation_paddings
         if paddings.keys().isdisjoint(self.paddings):
             return None
@@ -330,14 +333,14 @@ class GroupSpec:
 
     @cached_property
     def observation_padding(self) -> Tensor | None:
-        """Mask ``[N, O]`` of each agent's features, after padding is moved behind them; or None."""
+        """Mask ``[N, O]``, False in padding, which is at each row's end; None without padding."""
         if self.observation_mask is None:
             return None
         return torch.arange(self.observation_dim) < torch.tensor(self.observation_dims)[:, None]
 
     @cached_property
     def observation_order(self) -> Tensor | None:
-        """Order ``[N, O]`` that moves padding behind each agent's features; None if not needed."""
+        """Feature order ``[N, O]`` that moves padding to each row's end; None if not needed."""
         own = self.observation_mask
         if own is None or bool((own[:, 1:] <= own[:, :-1]).all()):
             return None
@@ -372,14 +375,14 @@ class GroupSpec:
 
     @cached_property
     def action_dim(self) -> int:
-        """Number A of features of a continuous action, of the agent with the most features."""
+        """Number A of features of a continuous action, for the agent with the most features."""
         if self.discrete:
             raise ValueError(f"group {self.name!r} has discrete actions; use n_actions.")
         return self._action.shape[-1]
 
     @cached_property
     def action_dims(self) -> tuple[int, ...]:
-        """Number of each agent's discrete actions, or of the features of its action."""
+        """Each agent's number of discrete actions, or of features of a continuous action."""
         if self.members is None:
             return (self.n_actions if self.discrete else self.action_dim,) * self.n_agents
         own = [member["action"] for member in self.members]
@@ -395,7 +398,7 @@ class GroupSpec:
 
     @property
     def action_bounds(self) -> tuple[Tensor, Tensor] | None:
-        """Lower and upper bounds of the actions, ``[N, A]`` each; None if one is unbounded."""
+        """Lower and upper bounds of the actions, ``[N, A]`` each; None if any is unbounded."""
         if not isinstance(self._action, Bounded):
             return None
         low, high = self._action.space.low, self._action.space.high
@@ -404,7 +407,7 @@ class GroupSpec:
 
     @property
     def action_range(self) -> tuple[Tensor, Tensor] | None:
-        """Center and half the range of the actions, ``[N, A]`` each; None if one is unbounded."""
+        """Center and half-range of the actions, ``[N, A]`` each; None if any is unbounded."""
         if self.action_bounds is None:
             return None
         low, high = self.action_bounds
@@ -422,7 +425,7 @@ class GroupSpec:
 
 
 def own_keys(name: str) -> dict[str, Any]:
-    """Returns the keys of a group in which each agent has rewards and done flags."""
+    """Returns the default keys of a group in which each agent has rewards and done flags."""
     leaves = ("action", "reward", "done", "terminated", "truncated")
     return {f"{leaf}_key": (name, leaf) for leaf in leaves}
 
@@ -447,7 +450,7 @@ def _flat_leaf(leaf: Tensor, ndim: int) -> Tensor:
 
 
 def own_first(features: Tensor, order: Tensor) -> Tensor:
-    """Selects features of each agent in an order ``[N, O]``, from features ``[*B, N, F]``."""
+    """Reorders features ``[*B, N, F]`` by an index ``[N, O]``, one row for each agent."""
     return features.gather(-1, order.expand(*features.shape[:-1], order.shape[-1]))
 
 
@@ -502,7 +505,7 @@ def check_flags(group: GroupSpec, source: TensorDictBase) -> None:
 
     Args:
         group (GroupSpec): the group.
-        source (TensorDictBase): data of the group if its agents have done flags, otherwise the
+        source (TensorDictBase): data of the group if the agents have done flags; otherwise the
             whole TensorDict, which holds the episode's flags.
 
     Raises:

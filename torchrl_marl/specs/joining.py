@@ -1,4 +1,4 @@
-"""Joins several groups into one group, and the groups of a population's members into one."""
+"""Joins several groups into one group; also joins the groups of a population's members."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _FLAGS = ("done", "terminated", "truncated")
 
 
 def can_join(first: GroupSpec, second: GroupSpec) -> bool:
-    """Returns True if one actor and one loss can serve both groups."""
+    """Returns True if two groups can be trained by one actor and one loss."""
 
     def of(group: GroupSpec) -> tuple:
         bounded = not group.discrete and group.action_bounds is not None
@@ -53,7 +53,7 @@ class JoinedGroup(GroupSpec):
         groups (tuple of GroupSpec): groups to concatenate, in this order.
 
     Shapes:
-        - leaves: ``[*B, N, ...]``, with N agents in all groups together
+        - leaves: ``[*B, N, ...]``, where N is the number of agents in all groups together
 
     Examples:
         >>> from torchrl_marl import AgentSpec, TeamSpec
@@ -143,7 +143,7 @@ class JoinedGroup(GroupSpec):
     def scatter(
         self, data: TensorDictBase, tensordict: TensorDictBase, leaves: Sequence[str]
     ) -> TensorDictBase:
-        """Writes leaves of the joined group into the groups that it consists of.
+        """Writes leaves of the joined group into the groups that were joined.
 
         Args:
             data (TensorDictBase): result of :meth:`gather`, to which leaves were added.
@@ -162,11 +162,11 @@ class JoinedGroup(GroupSpec):
         return tensordict
 
     def split(self, rows: Tensor, dim: int) -> Sequence[Tensor]:
-        """Splits a tensor of all agents into one tensor for each of ``sources``.
+        """Splits a tensor of all agents into tensors, one for each group in ``sources``.
 
         Args:
             rows (Tensor): tensor of all agents.
-            dim (int): dim of the agents in it.
+            dim (int): dim of the agents in the tensor.
         """
         return rows.split([group.n_agents for group in self.groups], dim)
 
@@ -246,7 +246,7 @@ def as_one(group: GroupSpec) -> GroupSpec:
 
 
 def _members(group: GroupSpec, acts: bool) -> list[Composite]:
-    """Returns the specs of each agent, in which the observation is a flat vector."""
+    """Returns the specs of each agent, with the observation as a flat vector."""
     if not acts:
         return [Composite(observation=Unbounded((width,))) for width in group.observation_dims]
     return [
@@ -260,7 +260,7 @@ def _ones(batch: torch.Size, group: GroupSpec, td: TensorDictBase) -> Tensor:
 
 
 def _cat(rows: Sequence[Tensor], dim: int) -> Tensor:
-    """Concatenates tensors along the agents' dim; pads narrower tensors with zeros at the end."""
+    """Concatenates tensors along the agents' dim; pads shorter feature dims with zeros."""
     if rows[0].ndim > dim + 1:
         width = max(row.shape[-1] for row in rows)
         widen = [(0, width - row.shape[-1]) for row in rows]
@@ -269,10 +269,10 @@ def _cat(rows: Sequence[Tensor], dim: int) -> Tensor:
 
 
 def fold(rows: Tensor, n_members: int, dim: int) -> Tensor:
-    """Moves the members of a population from the envs' dim to the agents' dim.
+    """Moves a population's members from the envs' dim to the agents' dim of a tensor.
 
     Args:
-        rows (Tensor): tensor of all envs, with the envs of each member in sequence.
+        rows (Tensor): tensor of all envs; the envs of one member are consecutive.
         n_members (int): number P of members.
         dim (int): dim of the agents.
 
@@ -289,7 +289,7 @@ def fold(rows: Tensor, n_members: int, dim: int) -> Tensor:
 
 
 def unfold(rows: Tensor, n_members: int, dim: int) -> Tensor:
-    """Moves the members of a population from the agents' dim to the envs' dim.
+    """Moves a population's members from the agents' dim to the envs' dim of a tensor.
 
     Shapes:
         - rows: ``[E, *B, P * N, ...]``; returns: ``[P * E, *B, N, ...]``
@@ -306,7 +306,7 @@ class PopulationGroup(JoinedGroup):
         n_members (int): number P of members.
 
     Shapes:
-        - data of the environment: ``[P * E, *B]``, with the envs of each member in sequence
+        - data of the environment: ``[P * E, *B]``; the envs of one member are consecutive
         - leaves of this group: ``[E, *B, P * N, ...]``
     """
 
@@ -321,12 +321,12 @@ class PopulationGroup(JoinedGroup):
 
     @property
     def teams(self) -> tuple[int, ...]:
-        """Index of the member to which each of ``groups`` belongs."""
+        """Index of the member to which each group in ``groups`` belongs."""
         each = len(self.groups) // self.n_members
         return tuple(i // each for i in range(len(self.groups)))
 
     def by_source(self, values: Tensor) -> list[tuple[GroupSpec, Tensor]]:
-        """Returns pairs of each of ``sources`` and its values ``[P]``, one per member."""
+        """Returns pairs of a group in ``sources`` and its values ``[P]``, one value per member."""
         by_member = values.expand(len(self.groups)).unflatten(0, (self.n_members, -1))
         return list(zip(self.sources, by_member.unbind(1)))
 
@@ -363,13 +363,13 @@ class PopulationGroup(JoinedGroup):
         return TensorDict({self.name: joined}, batch, device=device)
 
     def split(self, rows: Tensor, dim: int) -> Sequence[Tensor]:
-        """Splits a tensor of all agents into tensors ``[P * E, *B, N, ...]`` of ``sources``."""
+        """Splits a tensor of all agents into a ``[P * E, *B, N, ...]`` per group in ``sources``."""
         assert self.team is not None
         return self.team.split(unfold(rows, self.n_members, dim), dim)
 
 
 def of_members(team: GroupSpec, n_members: int, *, same_actions: bool = True) -> PopulationGroup:
-    """Joins the groups of several members of a population into one.
+    """Joins the groups of a population's members into one group.
 
     Args:
         team (GroupSpec): group with the agents of one member, which may be a joined group.

@@ -1,8 +1,8 @@
-"""Converts lazily stacked groups to padded, dense groups and back, without loss.
+"""Converts lazily stacked groups to padded, dense groups, and back; no data are lost.
 
 TorchRL stacks the data of agents with different shapes lazily, but learners need one dense tensor.
-Each leaf is padded with zeros to the largest shape. For an agent that does not have a leaf, the
-whole entry is padding.
+Each leaf is padded with zeros to the largest shape among the agents. If an agent lacks a leaf, the
+agent's whole entry is padding.
 
 Shapes: B any batch dims, N agents of a group.
 """
@@ -69,16 +69,16 @@ class Padding:
 
     @cached_property
     def largest(self) -> tuple[int, ...]:
-        """Padded shape, which is the largest size in each dim."""
+        """Padded shape: in each dim, the largest size of any agent."""
         return tuple(max(sizes) for sizes in zip(*(s for s in self.shapes if s is not None)))
 
     def own(self, agent: int) -> tuple[slice, ...] | None:
-        """Returns the slices of an agent's entry in the padded shape; None without the leaf."""
+        """Returns the slices of an agent's entry in the padded shape; None if it lacks the leaf."""
         shape = self.shapes[agent]
         return None if shape is None else tuple(slice(size) for size in shape)
 
     def mask(self, device: Device = None) -> Tensor:
-        """Returns a mask ``[N, *largest]``, which is False in padding."""
+        """Returns a mask ``[N, *largest]`` that is False in padding."""
         mask = torch.zeros(len(self.shapes), *self.largest, dtype=torch.bool)
         for i in range(len(self.shapes)):
             if (region := self.own(i)) is not None:
@@ -177,7 +177,7 @@ def pad_group(
 def unpad_group(
     group: TensorDictBase, paddings: Mapping[NestedKey, Padding]
 ) -> LazyStackedTensorDict:
-    """Converts a dense group to a lazily stacked group, which consists of views.
+    """Converts a dense group to a lazily stacked group; its tensors are views of the dense ones.
 
     Reduces to: the inverse of :func:`pad_group`.
 
@@ -203,7 +203,7 @@ def unpad_group(
 
 
 def _names(group: TensorDictBase) -> list[str | None] | None:
-    # The dims of a rollout have names, so a group without names could not be written to it.
+    # A rollout names its dims, so a group with unnamed dims could not be written to it.
     return group.names if any(group.names) else None
 
 
@@ -231,7 +231,8 @@ def paddings_of(members: Sequence[Composite]) -> dict[NestedKey, Padding]:
 def pad_specs(members: Sequence[Composite], where: str = "a group") -> Composite:
     """Pads the specs of the agents, and stacks them to one dense spec ``[N]``.
 
-    Padded entries of bounded specs have the bounds 0 and 0. Padded discrete choices are masked.
+    Padded entries of bounded specs have lower and upper bound 0. Discrete actions that exist only
+    as padding are masked.
 
     Args:
         members (sequence of Composite): specs of each agent, without batch dims.
@@ -280,7 +281,7 @@ def _leaf_keys(members: Sequence[Composite]) -> list[NestedKey]:
 def _pad_leaf(leaves: Sequence[TensorSpec | None], padding: Padding, where: str) -> TensorSpec:
     present = [leaf for leaf in leaves if leaf is not None]
     first = present[0]
-    # torch.stack drops masks, so specs with masks are not stacked by it.
+    # torch.stack drops masks, so specs with masks are stacked without it.
     masked = type(first) in _CHOICES and first.mask is not None
     if len(present) == len(leaves) and all(leaf == first for leaf in present) and not masked:
         return torch.stack(present, 0)

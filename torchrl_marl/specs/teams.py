@@ -53,7 +53,7 @@ def _leaf_keys(name: str, observation_specs: Sequence[TensorSpec]) -> tuple[Nest
 def group_from_agents(
     name: str, specs: Sequence[AgentSpec], state_spec: TensorSpec | None, in_turns: bool
 ) -> GroupSpec:
-    """Builds a group from its kinds of agents."""
+    """Builds the spec of a group from the declared kinds of its agents."""
     _check_group_name(name)
     if not specs:
         raise ValueError(f"group {name!r} has no agents; register at least one kind in it.")
@@ -90,7 +90,7 @@ def _member(spec: AgentSpec) -> Composite:
 
 
 def read_group_map(env: EnvBase) -> dict[str, list[str]]:
-    """Returns the names of the agents by group, from ``env.group_map`` or the action keys."""
+    """Returns a dict, group -> names of agents, from ``env.group_map`` or the action keys."""
     base = env.base_env if isinstance(env, TransformedEnv) else env
     # Reading a batched env's group_map would start its workers; its action keys give the groups.
     group_map = None if isinstance(base, BatchedEnvBase) else getattr(env, "group_map", None)
@@ -116,7 +116,7 @@ def read_group_map(env: EnvBase) -> dict[str, list[str]]:
 
 
 def padded_members(env: EnvBase) -> dict[str, tuple[Composite, ...]]:
-    """Returns the specs of each agent in groups that a transform pads, by group."""
+    """Returns a dict: each group that a transform pads -> the specs of each of its agents."""
     known: dict[str, tuple[Composite, ...]] = {}
     while isinstance(env, TransformedEnv):
         for transform in env.transform if isinstance(env.transform, Compose) else [env.transform]:
@@ -126,7 +126,7 @@ def padded_members(env: EnvBase) -> dict[str, tuple[Composite, ...]]:
 
 
 def _lazy_members(env: EnvBase, name: str) -> tuple[Composite, ...] | None:
-    """Returns the specs of each agent if a spec is lazily stacked or masks actions; else None."""
+    """Returns each agent's specs if any spec is lazily stacked or has an action mask, or None."""
     seen, action = env.full_observation_spec[name], env.full_action_spec[name, "action"]
     stacked = [seen, action, *(seen.values(True, False) if isinstance(seen, Composite) else ())]
     if not any(isinstance(spec, (Stacked, StackedComposite)) for spec in stacked):
@@ -144,7 +144,7 @@ def _lazy_members(env: EnvBase, name: str) -> tuple[Composite, ...] | None:
 
 
 def _masked_members(env: EnvBase, name: str, action: TensorSpec) -> tuple[Composite, ...] | None:
-    """Returns the specs of each agent if a dense spec masks actions; otherwise None."""
+    """Returns each agent's specs if the dense action spec has a mask; otherwise None."""
     mask = getattr(action, "mask", None)
     if mask is None or not is_discrete(action) or bool(mask.all()):
         return None
@@ -168,7 +168,7 @@ def _declared_kinds(env: EnvBase, name: str, n_agents: int) -> tuple[int, ...] |
 
 
 def _declared(env: EnvBase, attribute: str) -> Any:
-    """Returns an attribute of the innermost environment; None if that runs in other processes."""
+    """Returns an attribute of the innermost environment; None if it runs in other processes."""
     while isinstance(env, TransformedEnv):
         env = env.base_env
     return None if isinstance(env, BatchedEnvBase) else getattr(env, attribute, None)
@@ -188,7 +188,7 @@ def group_from_env(
         name (str): key of the group.
         agent_names (sequence of str): names of the agents, in the order of the data.
         state_spec (TensorSpec, optional): spec of the environment's state.
-        members (tuple of Composite, optional): specs of each agent, if known.
+        members (tuple of Composite, optional): specs of each agent, if they are already known.
     """
     _check_group_name(name)
     if not agent_names:
@@ -243,7 +243,7 @@ def group_from_env(
 
 
 def _check_masks(name: str, seen: Composite, action: TensorSpec, agents: tuple[int, ...]) -> None:
-    """Checks that masks are bool, and have one entry per agent or, for actions, per action."""
+    """Raises an error if the spec of a mask or action mask has a wrong shape or is not bool."""
     wanted = {"mask": agents}
     if is_discrete(action):
         wanted["action_mask"] = (*agents, action.space.n)
@@ -305,7 +305,7 @@ class TeamSpec:
 
     @classmethod
     def from_env(cls, env: EnvBase) -> TeamSpec:
-        """Reads the team of any TorchRL environment that follows the group convention.
+        """Reads the spec of a team from a TorchRL environment that follows the group convention.
 
         Args:
             env (EnvBase): environment whose groups are those of ``env.group_map``, or of its action

@@ -24,15 +24,16 @@ Range = float | Mapping[str, float] | None
 
 @dataclass(frozen=True)
 class ActionRanges:
-    """Scale or clip of the actions in unbounded action spaces.
+    """Scale or clip of an agent's actions, for tasks with unbounded action spaces.
 
-    A space that a task declares by its size, as ``action_spaces = {"cart": 1}``, is unbounded.
+    An action space is unbounded if the task declares only its size, as in
+    ``action_spaces = {"cart": 1}``.
 
     Args:
         scale (float or mapping, optional): factor by which actions in [-1, 1] are multiplied: one
             number for all agents, or a number by agent or group.
-        clip (float or mapping, optional): absolute value to which normally distributed actions are
-            clipped: one number for all agents, or a number by agent or group.
+        clip (float or mapping, optional): largest absolute value, to which normally distributed
+            actions are clipped: one number for all agents, or a number by agent or group.
 
     Raises:
         ConfigError: if a value is not a positive number.
@@ -69,7 +70,7 @@ class ActionRanges:
         return scale, clip
 
     def spec(self, name: str, group: str, space: Any) -> TensorSpec:
-        """Returns the spec of an agent's actions, ``[A]``.
+        """Returns the spec of one agent's actions; its shape is ``[A]``.
 
         Raises:
             ConfigError: if an unbounded space has neither a scale nor a clip, or both.
@@ -92,7 +93,7 @@ class ActionRanges:
 
 
 def groups_of(env: Any, group_map: Any = None) -> dict[str, list[str]]:
-    """Groups agents with a common prefix and equal spaces; any other agent is a group by itself.
+    """Groups agents with a common name prefix and equal spaces; others are groups of one agent.
 
     Args:
         env (DirectMARLEnv): task with ``possible_agents`` and their spaces.
@@ -114,7 +115,7 @@ def groups_of(env: Any, group_map: Any = None) -> dict[str, list[str]]:
 def declared(
     owner: str, env: Any, groups: Mapping[str, Sequence[str]], ranges: ActionRanges
 ) -> Declaration:
-    """Returns the declaration of a task.
+    """Returns the declaration of a task: its groups of agents, and their specs.
 
     Raises:
         ConfigError: if agents cannot be in one group, or actions have no range.
@@ -142,13 +143,13 @@ def _spaces(env: Any, name: str) -> tuple[Any, Any]:
 
 @dataclass(frozen=True)
 class Agents:
-    """Converts the tensors of single agents in a task to those of groups, and back.
+    """Converts a task's tensors, one per agent, to tensors of whole groups, and back.
 
     Args:
         declaration (Declaration): declaration of the agents.
         device (torch.device): device of all tensors.
-        shapes (dict): agent -> shape of its action in the task.
-        limits (dict): group -> clip and scale of its actions, ``[N, 1]`` each.
+        shapes (dict): agent -> shape of the agent's action in the task.
+        limits (dict): group -> clip and scale of the group's actions, ``[N, 1]`` each.
     """
 
     declaration: Declaration
@@ -161,7 +162,7 @@ class Agents:
         """Builds the conversion from a task's spaces.
 
         Raises:
-            ConfigError: if a range is given, but no action space is unbounded.
+            ConfigError: if a scale or clip is given, but no action space is unbounded.
         """
         device, shapes, limits = torch.device(env.device), {}, {}
         for group in declaration.team.groups.values():
@@ -190,7 +191,7 @@ class Agents:
 
     @property
     def places(self) -> dict[str, slice]:
-        """Slice of each group's agents in the list of all agents, by group."""
+        """Group -> slice that selects the group's agents in the list of all agents."""
         places, start = {}, 0
         for name, group in self.declaration.team.groups.items():
             places[name] = slice(start, start + group.n_agents)
@@ -200,7 +201,7 @@ class Agents:
     # ------------------------------------------------------------------------- output of a task
 
     def away(self, output: Mapping[str, Any]) -> Tensor | None:
-        """Returns a mask ``[1, N, 1]`` of agents missing from a task's output; None if none is.
+        """Returns a mask ``[1, N, 1]`` of agents missing from a task's output, or None.
 
         Raises:
             SpecError: if the output has an agent that is not in ``possible_agents``.
@@ -230,7 +231,7 @@ class Agents:
         return torch.stack(rows, 1).unsqueeze(-1).to(dtype)
 
     def observations(self, output: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        """Returns each group's ``"observation"``; by kind if shapes differ in the group.
+        """Returns each group's observations; split by kind if shapes differ within the group.
 
         The tensors are copies, which share no memory with the task's buffers. Observations of
         absent agents are zeros.
@@ -281,7 +282,7 @@ class Agents:
     # -------------------------------------------------------------------------- input of a task
 
     def actions(self, chosen: Mapping[str, Any], mask: Tensor) -> dict[str, Tensor]:
-        """Returns each agent's action as the task takes it; zeros for masked agents.
+        """Returns each agent's action in the task's format; masked agents get zeros.
 
         Args:
             chosen (mapping): group -> ``"action"``, or group -> kind -> ``"action"``.

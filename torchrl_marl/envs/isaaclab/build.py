@@ -22,7 +22,7 @@ _HOW = (
 
 
 class MissingSimulatorError(ConfigError, ImportError):
-    """Error that Isaac Lab is not installed, or that its simulator is not running."""
+    """Raised if Isaac Lab is not installed, or if its simulator is not running."""
 
 
 def build_task(
@@ -42,8 +42,8 @@ def build_task(
         num_envs (int, optional): number E of envs; if None, the task's default.
         seed (int): random seed of the task.
         device (torch.device, optional): device of the simulation; if None, the task's default.
-        settings (mapping): settings of the task's config by name; settings of a nested config are
-            in a nested mapping.
+        settings (mapping): name -> value of settings in the task's config; a nested mapping
+            sets the settings of a nested config.
 
     Raises:
         ConfigError: if the task or a setting is unknown, or the task is not multi-agent.
@@ -72,7 +72,7 @@ def check_task(env: Any) -> Any:
     """Returns the ``DirectMARLEnv`` inside Gymnasium's wrappers.
 
     Raises:
-        ConfigError: if it is another kind of environment.
+        ConfigError: if the environment inside is not a ``DirectMARLEnv``.
     """
     task = getattr(env, "unwrapped", env)
     if not all(hasattr(task, member) for member in _MEMBERS):

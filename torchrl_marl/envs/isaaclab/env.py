@@ -35,16 +35,18 @@ class IsaacLabEnv(AutoResetEnv):
     """Isaac Lab multi-agent task, a ``DirectMARLEnv``, with grouped agents.
 
     Start Isaac Sim first, as in Isaac Lab's scripts:
-    ``from isaaclab.app import AppLauncher; app = AppLauncher(headless=True).app``. It runs one
-    simulation per process, so evaluate in this environment, or close it before building another.
+    ``from isaaclab.app import AppLauncher; app = AppLauncher(headless=True).app``. Isaac Sim runs
+    one simulation per process. So evaluate in the environment that you train in, or close that
+    environment before you build another.
 
-    Isaac Lab resets an env within the step in which all its agents terminate or all time out, and
-    returns the observation after the reset. Here ``("next", ...)`` holds the last observation and
-    state of the episode. They are read with ``_get_observations`` and ``state()`` before the reset,
-    only in steps in which an env ends. The episode's done flag is the task's ``reset_buf``. An
-    agent that ends earlier stays dead until the reset, even if the task clears its flag. Episodes
-    whose agents end in different ways or steps would never end in Isaac Lab. Here they end once no
-    agent is left; they are terminated if all agents are, otherwise truncated.
+    If all agents of an env terminate in a step, or all time out, Isaac Lab resets the env within
+    that step, and returns the observation after the reset. Here ``("next", ...)`` holds the last
+    observation and state of the episode instead. To get them, the adapter calls
+    ``_get_observations`` and ``state()`` before the reset, only in steps in which an env ends. The
+    episode's done flag is the task's ``reset_buf``. An agent that ends earlier stays dead until the
+    reset, even if the task clears the agent's flag. In Isaac Lab an episode never ends if its
+    agents end in different ways or in different steps. Here such an episode ends once no agent is
+    left. It is terminated if all agents terminated, otherwise truncated.
 
     Args:
         env (DirectMARLEnv or str): a task that is already built, or the name of a registered one,
@@ -58,15 +60,17 @@ class IsaacLabEnv(AutoResetEnv):
         device (torch.device, optional): device of a named task; if None, the task's default.
         state ("observations" or "world", optional): the central critic's input: the concatenated
             observations of all agents, group by group, or the result of the task's ``state()``.
-        group_map (MarlGroupMapType or dict, optional): group -> its agents. By default agents
-            with a common prefix (``robot_0``, ``robot_1``) and equal spaces form a group.
+        group_map (MarlGroupMapType or dict, optional): group -> names of its agents. By
+            default agents with a common name prefix (``robot_0``, ``robot_1``) and equal spaces
+            form a group.
         action_scale (float or dict, optional): factor by which actions in [-1, 1] are multiplied
-            in unbounded action spaces, which a task declares by their size. It is one number for
-            all agents, or a number by agent or group.
-        action_clip (float or dict, optional): instead of a scale, the absolute value to which
-            normally distributed actions are clipped; ``math.inf`` does not clip.
-        terminal_observations (bool): False for tasks that allow only one read of observations per
-            step. At the end of an episode, ``("next", ...)`` then repeats the previous observation.
+            in unbounded action spaces, of which a task declares only the size. It is one number
+            for all agents, or a number by agent or group.
+        action_clip (float or dict, optional): instead of a scale, the largest absolute value, to
+            which normally distributed actions are clipped; with ``math.inf`` nothing is clipped.
+        terminal_observations (bool): False for tasks in which observations can be read only once
+            per step. At the end of an episode, ``("next", ...)`` then repeats the previous
+            observation.
         **kwargs: settings of a named task's config, such as ``episode_length_s``.
 
     Shapes:
@@ -140,7 +144,7 @@ class IsaacLabEnv(AutoResetEnv):
 
     @property
     def task(self) -> Any:
-        """Isaac Lab's environment."""
+        """Isaac Lab's environment, which this adapter wraps."""
         return self._simulation.env
 
     def _set_seed(self, seed: int | None) -> None:
@@ -183,7 +187,7 @@ class IsaacLabEnv(AutoResetEnv):
         return TeamFlags.running(self.batch_size, self.device)
 
     def _given(self, seen: dict[str, Any], root: TeamFlags, agents: GroupFlags) -> dict[str, Any]:
-        """Returns the output of a step or reset, with the flags of each group."""
+        """Returns the output of a step or reset, which includes the flags of each group."""
         output = {**seen, "done": root.done, **root.__dict__}
         # A copy, since users may write to the output.
         flags = {key: x.clone() for key, x in {**agents.__dict__, "done": agents.done}.items()}

@@ -18,7 +18,7 @@ def _owns(env: Any) -> bool:
 
 @dataclass(frozen=True)
 class IsaacLabArguments:
-    """Arguments of the adapter, in addition to the task's settings."""
+    """Arguments that the adapter itself takes; other arguments are settings of the task."""
 
     terminal_observations: bool = True
     """Read the last observation of an episode before the reset."""

@@ -19,10 +19,10 @@ __all__ = ["Ends", "IsaacSimulation", "StateOf", "Step", "present"]
 
 @dataclass(frozen=True)
 class Ends:
-    """Done flags of the agents after a step, for episodes that continue and for those that end.
+    """Done flags of the agents after a step, in episodes that continue and episodes that end.
 
-    A task may clear an agent's ``terminated`` while the episode continues. Here the flag of an
-    agent that ended stays True until the reset. Isaac Lab ends an episode only if all agents
+    A task may clear an agent's ``terminated`` flag while the episode continues. Here the flag of
+    an agent that ended stays True until the reset. Isaac Lab ends an episode only if all agents
     terminate or all time out in the same step. An episode in which some terminated and others timed
     out would never end, so :attr:`over` is also True if no agent is left or the time limit is
     reached.
@@ -52,11 +52,11 @@ class Ends:
         limit: Tensor | None = None,
         away: Tensor | None = None,
     ) -> Ends:
-        """Computes the flags from those before a step and the task's flags after it.
+        """Computes the flags from the flags before a step and the task's flags after the step.
 
         Args:
-            before (GroupFlags): flags before the step, True for all agents that have ended since
-                the last reset.
+            before (GroupFlags): flags before the step; they are True for all agents that have
+                ended since the last reset.
             terminated, timed_out (Tensor): flags from the task, ``[E, N, 1]``.
             limit (Tensor, optional): mask ``[E, 1]`` of the envs at the adapter's time limit.
             away (Tensor, optional): mask ``[1, N, 1]`` of agents that the task left out.
@@ -98,8 +98,8 @@ class Step:
 
     Args:
         seen (dict): observations by group and the state, after ended envs were reset.
-        last (dict, optional): the same for all envs, before ended envs were reset. None if no env
-            was reset, or if last observations are not read.
+        last (dict, optional): observations and state of all envs, before ended envs were reset.
+            None if no env was reset, or if last observations are not read.
         was_reset (bool): True if at least one env was reset.
         reward (Tensor): rewards, ``[E, N, 1]``.
         root (TeamFlags): flags of the episodes.
@@ -123,7 +123,7 @@ class IsaacSimulation:
 
     Args:
         env (DirectMARLEnv): the simulation.
-        agents (Agents): converter of its agents' tensors.
+        agents (Agents): converter of the tensors of the simulation's agents.
         state (str, optional): source of the critic's state, ``"world"`` or ``"observations"``.
         max_steps (int, optional): time limit of an episode in steps, in addition to the task's.
         terminal_observations (bool): True to read the last observations.
@@ -160,7 +160,7 @@ class IsaacSimulation:
         return present(flags, self.agents.away(self.env.obs_dict))
 
     def start(self, envs: Tensor | None) -> dict[str, Any]:
-        """Resets the envs where the mask is True, or all if None; returns all observations."""
+        """Resets the envs where the mask is True, or all envs without one; returns observations."""
         if envs is None:
             self.env.reset()
         else:
@@ -187,7 +187,7 @@ class IsaacSimulation:
         return Step(self._seen(observations), self._last, self._was_reset, reward, root, agents)
 
     def _end(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Replaces the task's ``_get_dones``."""
+        """Replaces the task's ``_get_dones``; reports episodes that must end as timed out."""
         terminated, time_outs = self._get_dones()
         if self._before is None:
             return terminated, time_outs
@@ -205,7 +205,7 @@ class IsaacSimulation:
         return terminated, {name: flag.bool() | over for name, flag in time_outs.items()}
 
     def _begin(self, env_ids: Any) -> None:
-        """Replaces the task's ``_reset_idx``."""
+        """Replaces the task's ``_reset_idx``; reads the last observations before the reset."""
         in_step = self._before is not None
         if in_step and self.terminal_observations and self._last is None:
             self._last = self._read_present()
@@ -221,7 +221,7 @@ class IsaacSimulation:
                 if name in observations:
                     observations[name] = noise(observations[name])
         before = getattr(env, "obs_dict", None)
-        env.obs_dict = observations  # the task may compute its state from them
+        env.obs_dict = observations  # the task may compute its state from the observations
         try:
             return self._seen(observations)
         finally:
@@ -251,11 +251,12 @@ class IsaacSimulation:
 
 
 def _release(env: Any) -> None:
-    """Removes the hooks of an earlier wrapper."""
+    """Restores the methods of a task that an earlier wrapper replaced."""
     for name in ("_get_dones", "_reset_idx"):
         wrapped = vars(env).get(name)
         if isinstance(getattr(wrapped, "__self__", None), IsaacSimulation):
             delattr(env, name)
             earlier = getattr(wrapped.__self__, name)
-            if earlier != getattr(env, name):  # it was replaced before the earlier wrapper was made
+            # unequal if the method was already replaced before the earlier wrapper was made
+            if earlier != getattr(env, name):
                 setattr(env, name, earlier)

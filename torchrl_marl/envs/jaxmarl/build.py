@@ -31,8 +31,9 @@ class EnvTraits:
 
     Args:
         limit (str, optional): name of the attribute that holds the time limit.
-        limit_is_seen (bool): True if observations depend on the time limit. The environment then
-            ends the episode itself; otherwise its limit is disabled, and the adapter counts steps.
+        limit_is_seen (bool): True if observations depend on the time limit. Then the environment
+            itself ends the episode at its limit. Otherwise the environment's limit is disabled, and
+            the adapter counts the steps.
         deadline (bool): True if the time limit is a rule of the game. The environment then
             enforces it, and agents that reach it are terminated.
         timed (bool): True if episodes end only at the time limit.
@@ -48,7 +49,8 @@ class EnvTraits:
             observations by agent, for environments that return another structure.
         by_place (bool): True if actions are passed as a tuple instead of a dict by agent.
         length (callable, optional): function ``length(env)`` that returns the built-in number of
-            steps per episode. The adapter enforces a shorter limit; a longer one has no effect.
+            steps per episode. The adapter enforces a time limit that is shorter; a longer one has
+            no effect.
     """
 
     limit: str | None = None
@@ -76,7 +78,7 @@ def legal_actions(env: Any, traits: EnvTraits, state: Any) -> Any:
 
 
 def traits_of(env: Any) -> EnvTraits:
-    """Returns the facts about an environment's class, or about its nearest known base class.
+    """Returns the known facts about an environment's class, or about its nearest known base.
 
     Args:
         env (MultiAgentEnv): a JaxMARL environment.
@@ -169,7 +171,7 @@ ENV_TRAITS = {
 
 _NO_LIMIT = 2**30
 _BRAX = ("ant_4x2", "halfcheetah_6x1", "hopper_3x1", "humanoid_9|8", "walker2d_2x3")
-# Arguments that SimpleMPE reads from its **kwargs; it ignores all others there.
+# Arguments that SimpleMPE reads from its **kwargs; all other arguments there are ignored.
 _OF_MPE = (
     *("rad", "moveable", "silent", "collide", "mass", "accel", "max_speed"),
     *("u_noise", "c_noise", "damping", "contact_force", "contact_margin"),
@@ -178,7 +180,7 @@ _OF_MPE = (
 
 @dataclass(frozen=True)
 class WrappedEnv:
-    """JaxMARL environment with its name, its :class:`EnvTraits` and its time limit."""
+    """JaxMARL environment, together with its name, :class:`EnvTraits` and time limit."""
 
     env: Any
     name: str
@@ -242,8 +244,8 @@ def wrap_env(
     Args:
         environment (str or MultiAgentEnv): name of an environment, or a built environment.
         max_steps (int, optional): number of steps per episode; if None, the class's default.
-        continuous (bool, optional): True for continuous actions, False for discrete ones, in
-            classes that have both; if None, the class's default.
+        continuous (bool, optional): True for continuous actions, False for discrete ones; if None,
+            the class's default. Used only for classes that support both.
         kwargs (dict): arguments of the class.
 
     Raises:
@@ -314,7 +316,7 @@ def _make(name: str, max_steps: int | None, continuous: bool | None, kwargs: dic
 
 
 def _look_up(name: str, arguments: dict[str, Any]) -> None:
-    """Replaces the names of SMAX scenarios and Overcooked layouts by JaxMARL's objects."""
+    """Replaces names of SMAX scenarios or Overcooked layouts with the named objects of JaxMARL."""
     tables: dict[str, Mapping[str, Any]] = {}
     if "SMAX" in name:
         from jaxmarl.environments.smax.smax_env import MAP_NAME_TO_SCENARIO
@@ -337,7 +339,7 @@ def _look_up(name: str, arguments: dict[str, Any]) -> None:
 
 
 def _refuse_leftover(name: str, env: Any, arguments: dict[str, Any]) -> None:
-    """Raises an error for unknown arguments of MPE environments, which would ignore them."""
+    """Raises an error for unknown arguments, because MPE environments silently ignore them."""
     classes = type(env).__mro__[:-1]
     if "SimpleMPE" not in {cls.__name__ for cls in classes}:
         return
@@ -353,7 +355,7 @@ def _refuse_leftover(name: str, env: Any, arguments: dict[str, Any]) -> None:
 
 
 def _with_limit(env: Any, attribute: str, limit: int | None) -> Any:
-    """Returns a shallow copy with another time limit; the given environment is not modified."""
+    """Returns a shallow copy of an environment, with another time limit."""
     copy = object.__new__(type(env))
     copy.__dict__.update(vars(env))
     if attribute not in vars(env):  # EnemySMAX takes the attribute from its inner environment

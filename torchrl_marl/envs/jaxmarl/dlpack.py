@@ -2,9 +2,9 @@
 
 Torch receives arrays by DLPack and may write to them in place, so JAX must not use them again.
 Therefore :class:`~torchrl_marl.envs.jaxmarl.step.JaxStep` returns copies. JAX reads actions from
-torch's memory, in 32 bits. They must not be overwritten before JAX has read them. A call of
-:func:`to_torch` with a result of the step waits for that. On a GPU, DLPack makes each library wait
-for the other's stream; this is untested.
+torch's memory, in 32 bits. The actions must not be overwritten before JAX has read them. A call of
+:func:`to_torch` with a result of the step waits until JAX is done. On a GPU, DLPack makes each
+library wait for the other's stream; this is untested.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SIGNED = {torch.uint32: torch.int32, torch.uint16: torch.int16}
 
 
 def device_of(device: torch.device) -> Any:
-    """Returns the JAX device that matches a torch device; the CPU if JAX has no GPU."""
+    """Returns the JAX device that matches a torch device; always the CPU if JAX has no GPU."""
     if device.type != "cpu":
         try:
             return jax.devices("gpu")[device.index or 0]
@@ -53,7 +53,7 @@ def to_torch(nested: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
 
 
 def read_tree(tree: Any) -> dict[str, Tensor]:
-    """Copies all arrays of a tree to tensors, by path; unsigned integers are stored as signed."""
+    """Copies a tree of arrays to a dict, path -> tensor; unsigned integers become signed."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     tensors = {jax.tree_util.keystr(path): torch.tensor(np.array(x)) for path, x in leaves}
     return {name: x.view(_SIGNED.get(x.dtype, x.dtype)) for name, x in tensors.items()}

@@ -16,7 +16,7 @@ __all__ = ["draw_environment"]
 
 _BLUE, _RED, _GRAY = (0.35, 0.45, 0.80), (0.85, 0.35, 0.30), (0.45, 0.45, 0.45)
 _GREEN, _YELLOW = (0.30, 0.65, 0.35), (0.95, 0.80, 0.25)
-_MOST_NUMBERS = 8  # largest number of values that a text shows of each leaf
+_MOST_NUMBERS = 8  # largest number of values that are shown of each leaf in a text
 
 
 def draw_environment(env: Any, state: Any) -> Picture:
@@ -56,7 +56,7 @@ def _color(given: Any) -> tuple[float, float, float]:
 
 
 def _smax(env: Any, state: Any) -> list[Shape]:
-    """Draws enlarged units, each with a letter for its type and a health bar."""
+    """Draws SMAX's units, enlarged; each has a letter for its type and a health bar."""
     state = getattr(state, "state", state)
     units = getattr(env, "_env", env)
     types, alive = np.asarray(state.unit_types), np.asarray(state.unit_alive)
@@ -104,7 +104,7 @@ def _render(env: Any, state: Any) -> Picture:
 
 
 def _switch(env: Any, state: Any) -> list[Shape]:
-    """Draws the room with its visitor, and the bulb; past visitors are green."""
+    """Draws the room, its visitor and the bulb; agents that visited the room before are green."""
     inside, been = int(state.agent_in_room), np.asarray(state.has_been)
     room = Shape("room", "goal", "box", 0.0, 2.0, 0.0, _GRAY, length=3.0, width=2.0)
     light = _YELLOW if bool(state.bulb_state) else _GRAY

@@ -28,22 +28,22 @@ __all__ = ["JaxMarlEnv"]
 class JaxMarlEnv(FinalFrames, AutoResetEnv):
     """JaxMARL environment with grouped agents; one jitted call steps all copies.
 
-    A step returns the last observation of an ended episode, and also the first observation of the
-    next one. Masks and done flags are computed in JAX. Tensors are exchanged by DLPack, without a
-    copy on the CPU.
+    If an episode ends in a step, the step returns the last observation of that episode, and also
+    the first observation of the next episode. Masks and done flags are computed in JAX. Tensors are
+    exchanged by DLPack, without a copy on the CPU.
 
     An episode is ``truncated`` after exactly ``max_steps`` steps. The defaults are 25 steps in
-    MPE, 100 in SMAX and 400 in Overcooked. (JaxMARL itself makes one step more in MPE and SMAX.)
-    If the environment ends an episode for another reason, it is ``terminated``, also in unknown
-    classes. The switch riddle is also ``terminated`` on its last day, after which it can no longer
-    be solved.
+    MPE, 100 in SMAX and 400 in Overcooked. (In MPE and SMAX, JaxMARL's own episodes are one step
+    longer.) If the environment ends an episode for another reason, the episode is ``terminated``.
+    This also holds for classes that the adapter does not know. The switch riddle is also
+    ``terminated`` on its last day, after which it can no longer be solved.
 
     - SMAX: a unit that dies is ``terminated``, its mask is False and its reward is 0. With
-      ``bootstrap: team`` it is credited with the later rewards of its team. ``info=True`` adds
-      ``(group, "info", "won")``, which is 1 at the end of a won episode.
+      ``bootstrap: team`` the dead unit is credited with the later rewards of its team.
+      ``info=True`` adds ``(group, "info", "won")``, which is 1 at the end of a won episode.
     - Hanabi: the mask is True for the agent that acts.
     - Switch riddle: for agents outside the room, ``action_mask`` allows only the action "nothing";
-      in JaxMARL their other actions have no effect.
+      in JaxMARL the other actions of these agents have no effect.
     - Overcooked: ``shaped_reward=1.0`` adds the environment's shaped reward. Its weight decays
       linearly to 0 over ``shaped_reward_steps`` env steps, counted over all copies. ``info=True``
       adds the unshaped reward. Evaluations use no shaping (:meth:`measured`).
@@ -62,9 +62,9 @@ class JaxMarlEnv(FinalFrames, AutoResetEnv):
         max_steps (int, optional): time limit of an episode in steps; if None, the class's default.
         seed (int, optional): random seed; if None, it is drawn from torch's global generator.
         device (torch.device): device of the tensors.
-        state ("observations", "world" or callable, optional): the central critic's input: the
-            concatenated observations of all agents, the environment's state (SMAX, MPE and
-            Overcooked), or the result ``[S]`` of ``state(jax_state)`` for one copy.
+        state ("observations", "world" or callable, optional): the central critic's input.
+            It is the concatenated observations of all agents, the environment's state (only in
+            SMAX, MPE and Overcooked), or the result ``[S]`` of ``state(jax_state)`` for one copy.
         info (bool): True to add ``(group, "info")``.
         group_map (dict or MarlGroupMapType, optional): group -> agents; if None, agents are
             grouped by the prefixes of their ids.
@@ -185,7 +185,7 @@ class JaxMarlEnv(FinalFrames, AutoResetEnv):
         return self._dlpack.to_jax(action, self._jax_device)
 
     def _output(self, leaves: dict[str, Any]) -> dict[str, Any]:
-        """Converts the leaves to tensors, and splits the packed flags by group."""
+        """Converts the leaves of a step to tensors, and splits the packed flags by group."""
         output = self._dlpack.to_torch(leaves, self.device)
         flags, root = (zip(names, output.pop(key)) for key, names in self._flags.items())
         rows = {key: x if key == "mask" else x.unsqueeze(-1) for key, x in flags}
@@ -212,7 +212,7 @@ class JaxMarlEnv(FinalFrames, AutoResetEnv):
 
     @contextlib.contextmanager
     def measured(self) -> Iterator[None]:
-        """Context without reward shaping, for evaluation."""
+        """Context in which rewards are not shaped, for evaluation."""
         before, self._is_measured = self._is_measured, True
         try:
             yield

@@ -18,7 +18,7 @@ _SOME = (
 
 @dataclass(frozen=True)
 class JaxMarlArguments:
-    """Arguments of the adapter, in addition to the environment's."""
+    """Arguments that the adapter itself takes; others are arguments of the environment."""
 
     categorical_actions: bool = True
     """Discrete actions as an index; otherwise one-hot."""

@@ -1,4 +1,4 @@
-"""Jitted steps of JaxMARL environments, and the kinds of their agents."""
+"""Jitted steps of JaxMARL environments, and the kinds of agents in each environment."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["FLAGS", "Compiled", "JaxStep", "Kind", "Settings", "Shaping", "compi
 
 # A JAX array, or nested dicts of them.
 Array = Any
-# Names of the flags of agents ("flags") and of the episode ("root"), in the order of stacking.
+# Names of the agents' flags ("flags") and the episode's flags ("root"), in stacking order.
 FLAGS = {
     "flags": ("done", "mask", "terminated", "truncated"),
     "root": ("done", "terminated", "truncated"),
@@ -39,7 +39,7 @@ class Kind:
 
     Args:
         name (str): name of the kind.
-        ids (tuple): the environment's ids of the agents.
+        ids (tuple): ids of the agents in the environment.
         observation (tuple of int, or dict of such tuples): shape of an agent's observation.
         action (TensorSpec): spec of an agent's action.
         n_legal (int, optional): size of the action mask; None without a mask.
@@ -109,7 +109,7 @@ class Shaping:
 
     Args:
         coefficient (float): initial weight.
-        steps (int, optional): number of env steps over which it decays; None for no decay.
+        steps (int, optional): number of env steps over which the weight decays; None for no decay.
     """
 
     coefficient: float = 0.0
@@ -126,14 +126,14 @@ class Shaping:
 class JaxStep:
     """Pure functions that start and step E copies of an environment.
 
-    The *carry* holds the state between two calls; the *leaves* are the outputs for torch, nested
-    dicts by group. They share no memory. The flags of all A agents are one array ``[4, E, A]``,
-    ``"flags"``, and those of the episode another ``[3, E, 1]``, ``"root"``. :data:`FLAGS` gives
-    their order.
+    The *carry* holds the state between two calls. The *leaves* are the outputs for torch, in nested
+    dicts by group. Carry and leaves share no memory. The leaf ``"flags"``, ``[4, E, A]``, holds the
+    flags of all A agents. The leaf ``"root"``, ``[3, E, 1]``, holds the flags of the episodes.
+    :data:`FLAGS` gives the order of the flags.
 
     Args:
         wrapped (WrappedEnv): the environment.
-        kinds (mapping): group -> its kinds.
+        kinds (mapping): group -> kinds of its agents.
         num_envs (int): number E of copies.
         state (callable, optional): function ``state(jax_state, observations)`` that returns the
             critic's state ``[S]`` of one copy.
@@ -164,13 +164,13 @@ class JaxStep:
         return _owned({**carry, "key": key, "calls": calls}, leaves)
 
     def merge(self, carry: Array, new: Array, fresh: Array) -> Array:
-        """Selects the new carry where the mask ``fresh`` ``[E]`` is True, and the old elsewhere."""
+        """Takes the new carry in envs where the mask ``fresh`` is True, the old carry in others."""
         shared = {key: new[key] for key in ("key", "calls")}
         own = {key: x for key, x in new.items() if key not in shared}
         return {**_where(fresh, own, carry), **shared}
 
     def step(self, carry: Array, actions: list[Array]) -> tuple[Array, ...]:
-        """Steps all copies; returns the carry, the result and the start of the next step."""
+        """Steps all copies; returns the carry, the result, and the inputs of the next step."""
         key, stepping, drawing = jax.random.split(carry["key"], 3)
         keys = jax.random.split(stepping, self.num_envs)
         played = jax.vmap(self.wrapped.step)(keys, carry["world"], self._deal(carry, actions))
@@ -186,7 +186,7 @@ class JaxStep:
         return _owned({**going, "key": key, "calls": calls}, after, next_start)
 
     def preview(self, carry: Array, actions: list[Array]) -> Array:
-        """Returns the states that :meth:`step` reaches, before it resets ended episodes."""
+        """Returns the states after a step, before ended episodes are reset."""
         _, stepping, _ = jax.random.split(carry["key"], 3)
         keys = jax.random.split(stepping, self.num_envs)
         return jax.vmap(self.wrapped.step)(keys, carry["world"], self._deal(carry, actions))[1]
@@ -217,7 +217,7 @@ class JaxStep:
     def _ends(
         self, terminated: Array, steps: Array, dones: Array, infos: Array
     ) -> tuple[Array, Array, Array]:
-        """Returns the agents' terminated flags ``[E, A]`` and the episode's two flags ``[E]``."""
+        """Returns the agents' terminated flags, and the episodes' flags (terminated, truncated)."""
         ended = dones["__all__"]
         own = jnp.stack([dones.get(agent, ended) for agent in self.ids], 1)
         over = jnp.zeros_like(ended) if self.limit is None else steps >= self.limit
@@ -268,7 +268,7 @@ class JaxStep:
 
     @property
     def places(self) -> dict[str, slice]:
-        """Slice of each group's agents in the list of all agents, by group."""
+        """Group -> slice that selects the group's agents in the list of all agents."""
         places, end = {}, 0
         for name, kinds in self.kinds.items():
             n = sum(len(kind.ids) for kind in kinds)
@@ -276,7 +276,7 @@ class JaxStep:
         return places
 
     def _by_kind(self, group: str, observations: Array, legal: Array) -> dict[str, Any]:
-        """Returns the group's observations and action masks, by kind if there are several."""
+        """Returns a group's observations and action masks, split by kind if there are several."""
         kinds = self.kinds[group]
         own: dict[str, Any] = {}
         for kind in kinds:
@@ -294,7 +294,7 @@ class JaxStep:
         return jax.vmap(partial(legal_actions, self.env, self.traits))(state)
 
     def _pay(self, leaves: Array, rewards: Array, infos: Array, carry: Array) -> None:
-        """Sets the rewards, also of waiting agents; agents that terminated earlier get 0."""
+        """Sets the rewards of all agents; 0 for an agent that terminated in an earlier step."""
         reward = jnp.stack([rewards[agent] for agent in self.ids], 1).astype(jnp.float32)
         lives = ~carry["terminated"]
         paid = reward = jnp.where(lives, reward, 0.0)
@@ -310,7 +310,7 @@ class JaxStep:
                 leaves[name]["info"]["unshaped_reward"] = reward[:, place, None]
 
     def _info(self, state: Array, infos: Array | None, done: Array) -> dict[str, Array]:
-        """Returns the agents' infos ``[E, A, 1]`` by name, with ``"won"`` if it is defined."""
+        """Returns a dict, name -> infos ``[E, A, 1]``; it has ``"won"`` if games can be won."""
         rows = {} if infos is None else self._info_rows(infos)
         if infos is None:
             rows = {
@@ -322,7 +322,7 @@ class JaxStep:
         return {name: x.reshape(self.num_envs, len(self.ids), 1) for name, x in rows.items()}
 
     def info_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Returns the shapes ``[E, A]`` of a step's infos by name."""
+        """Returns a dict, name -> shape ``[E, A]``, of the infos of a step."""
         shapes = jax.eval_shape(self._sample_infos, jax.random.PRNGKey(0))
         return {name: tuple(x.shape) for name, x in shapes.items()}
 
@@ -354,7 +354,7 @@ class JaxStep:
 
 
 def _where(fresh: Array, new: Array, old: Array) -> Array:
-    """Selects new leaves where ``fresh`` ``[E]`` is True; drops old leaves without a new one."""
+    """Takes new leaves in the envs where ``fresh`` is True; drops leaves that have no new value."""
     if isinstance(new, dict):
         return {key: _where(fresh, x, old[key]) for key, x in new.items()}
 
@@ -365,11 +365,11 @@ def _where(fresh: Array, new: Array, old: Array) -> Array:
 
 
 def _owned(carry: Array, *leaves: Array) -> tuple[Array, ...]:
-    """Returns copies of the arrays, with fixed dtypes, so later calls need no new compilation.
+    """Returns copies of the arrays; their dtypes are fixed, so later calls do not recompile.
 
     Without the copies, JAX may return the same array in carry and leaves, and torch would write to
-    the carry. The flags are packed into one array, since the exchange of each array takes about as
-    long as a cheap step.
+    the carry. The flags are packed into one array, because handing a single array to torch takes
+    about as long as a cheap step.
     """
     carry = jax.tree.map(lambda x: jax.lax.convert_element_type(x, x.dtype), carry)
     packed = [
@@ -396,7 +396,7 @@ class Settings:
 
     @property
     def plain(self) -> bool:
-        """True if no setting is a user's object, so equal settings give the same environment."""
+        """True if no setting is a user's object; then equal settings give the same environment."""
         return _plain((self.environment, self.state, self.group_map, self.kwargs))
 
 
@@ -412,8 +412,8 @@ class Compiled:
 
     Args:
         wrapped (WrappedEnv): the environment.
-        kinds (dict): group -> its kinds.
-        places (dict): group -> slice of its agents among all agents.
+        kinds (dict): group -> kinds of its agents.
+        places (dict): group -> slice that selects its agents in the list of all agents.
         start, merge, step (callable): jitted functions; ``merge`` and ``step`` consume the carry.
         preview (callable): jitted function that returns the states after a step, for pictures.
         carry, leaves: shapes and dtypes of the carry and of the leaves.
@@ -431,7 +431,7 @@ class Compiled:
 
 
 def compiled(settings: Settings) -> Compiled:
-    """Returns the jitted calls of an environment; they are cached, so equal settings share them.
+    """Returns the jitted calls of an environment, cached for later calls with equal settings.
 
     Raises:
         ConfigError: if an environment or argument is unknown, or if the state, shaped reward or
@@ -469,7 +469,7 @@ _compile_cached = lru_cache(maxsize=16)(_compile)
 
 
 def _kinds(wrapped: WrappedEnv, group_map: Any, one_hot: bool) -> dict[str, tuple[Kind, ...]]:
-    """Returns the kinds of each group; shapes are those that the environment returns."""
+    """Returns the kinds of each group, with the shapes of the data that the environment returns."""
     env = wrapped.env
     seen, state = jax.eval_shape(wrapped.reset, jax.random.PRNGKey(0))
     if not isinstance(seen, dict) or any(agent not in seen for agent in env.agents):
@@ -492,7 +492,7 @@ def _kinds(wrapped: WrappedEnv, group_map: Any, one_hot: bool) -> dict[str, tupl
 def _state_of(
     wrapped: WrappedEnv, state: Any, kinds: Mapping[str, tuple[Kind, ...]]
 ) -> Callable[..., Any] | None:
-    """Returns the function ``state(jax_state, observations)`` for one copy."""
+    """Returns the function ``state(jax_state, observations)`` that computes one copy's state."""
     if state is None:
         return None
     if callable(state):

@@ -1,4 +1,4 @@
-"""Positions and views of the agents' data in a PettingZoo copy's row. Imports no torch."""
+"""Positions and views of agents' data in the row of a PettingZoo copy. Imports no torch."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ class AgentSpaces:
     wrapped: bool
 
     def kind(self) -> tuple[Any, Any, str | None]:
-        """Returns the fields that are equal for all agents of one kind."""
+        """Returns the spaces and settings that two agents must share to be of one kind."""
         return self.observation, self.action, self.masked
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """Leaf of an agent's observation: path in the dict, field in the row, and first choice.
+    """Leaf of an agent's observation: its path in the dict, and its field in the row.
 
-    The first choice is the smallest value of a discrete leaf, which is stored as 0.
+    ``start`` is the smallest value of a discrete leaf; the row stores this value as 0.
     """
 
     path: tuple[str, ...]
@@ -62,7 +62,7 @@ class Leaf:
 
 @dataclass(frozen=True)
 class AgentSlot:
-    """Fields and indices at which the data of one agent are stored in a row.
+    """Position of one agent's data in a row, given as fields and indices.
 
     Args:
         spaces (AgentSpaces): spaces of the agent.
@@ -70,8 +70,8 @@ class AgentSlot:
         index (int): index of the agent in its group.
         leaves (tuple of Leaf): leaves of the agent's observation.
         fields (dict): ``"observation"``, ``"action"`` or ``"action_mask"`` -> name of the field.
-        places (dict): the same keys -> index of the agent in the field. It is counted within the
-            agent's kind if shapes differ between kinds, otherwise within the group.
+        places (dict): the same keys -> index of the agent in the field. The index counts the
+            agents of the kind if shapes differ between kinds, otherwise the agents of the group.
     """
 
     spaces: AgentSpaces
@@ -116,7 +116,8 @@ class PartViews:
 
     Args:
         row (dict): row of one copy, by field.
-        part (str): ``"after"`` for the result of a step, ``"begun"`` for the start of the next.
+        part (str): ``"after"`` for the result of a step, ``"begun"`` for the start of the next
+            step.
         slots (sequence of AgentSlot): where each agent's data are stored.
     """
 
@@ -182,7 +183,7 @@ class PartViews:
             write(view, value, f"the observation{list(path) or ''} of agent {agent!r}", start)
 
     def see_nothing(self, i: int) -> None:
-        """Writes zeros for an agent without an observation."""
+        """Writes zeros as the observation of an agent that has none."""
         for _, _, view in self.leaves[i]:
             view[...] = 0
 
@@ -191,7 +192,7 @@ def part_of(observation: Any, key: str, agent: Any) -> Any:
     """Returns the value of a Dict observation under a key.
 
     Raises:
-        SpecError: if the observation does not have the key.
+        SpecError: if the observation lacks the key.
     """
     try:
         return observation[key]
@@ -233,7 +234,7 @@ def write(view: np.ndarray, value: Any, what: str, start: int | tuple[int, ...] 
 
 
 def action_readers(row: Row, slots: Sequence[AgentSlot]) -> list[Callable[[], Any]]:
-    """Returns one function per agent, which reads its action in the environment's format."""
+    """Returns functions, one per agent, that read an action in the environment's format."""
     return [
         _reader(row[slot.fields["action"]], slot.places["action"], slot.spaces.action)
         for slot in slots
@@ -257,7 +258,7 @@ def _reader(rows: np.ndarray, place: int, space: Any) -> Callable[[], Any]:
 
 
 def number(infos: Mapping[str, Any] | None, key: str) -> float:
-    """Returns a number from an agent's info; 0 if it is missing."""
+    """Returns a number from an agent's info; 0 if the number is missing."""
     try:
         return float((infos or {}).get(key, 0))
     except (TypeError, ValueError):

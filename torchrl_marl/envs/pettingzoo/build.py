@@ -70,9 +70,10 @@ def maker_of(
         drawn (bool): True to build the environment with rendering, if it supports that.
 
     Raises:
-        ConfigError: if the name is unknown, a package is not installed, or the environment cannot
-            be copied.
-        MissingExtraError: if a package of an extra is not installed.
+        ConfigError: if the name is unknown, the environment cannot be copied, or a package that the
+            environment imports is not installed.
+        MissingExtraError: if PettingZoo or the environment's own package is not installed, and an
+            extra of this library would install it.
     """
     if backend not in ("auto", "parallel", "aec"):
         raise ConfigError(f"backend is {backend!r}, expected 'auto', 'parallel' or 'aec'.")
@@ -98,7 +99,7 @@ def maker_of(
 
 
 def _mode(creator: Callable[..., Any], drawn: bool) -> dict[str, Any]:
-    """Returns the argument ``render_mode``; an empty dict if the environment does not take it."""
+    """Returns the argument ``render_mode`` in a dict; empty if the environment does not take it."""
     return {"render_mode": "rgb_array"} if drawn and takes_mode(creator) else {}
 
 
@@ -131,7 +132,7 @@ class EnvFacts:
     Args:
         turns (bool): True if agents act in turns.
         agents (list of AgentSpaces): spaces of all agents that may appear.
-        infos (dict): agent -> sorted keys of the numbers in its infos.
+        infos (dict): agent -> sorted keys of the numbers in the agent's infos.
         n_state (int): number S of features of the environment's ``state()``; 0 if unused.
         limit (int, optional): the time limit that the environment declares, in steps.
     """
@@ -144,13 +145,13 @@ class EnvFacts:
 
 
 def probe(name: str, env: Any, infos: bool, state: bool) -> EnvFacts:
-    """Finds out facts about an environment by a reset, and a few random steps if infos are needed.
+    """Finds facts about an environment by a reset, and by a few random steps if infos are needed.
 
     Args:
         name (str): name of the environment in messages.
         env: the environment.
-        infos (bool): True to find the keys of its infos.
-        state (bool): True to find the size of its state.
+        infos (bool): True to find the keys of the environment's infos.
+        state (bool): True to find the size of the environment's state.
 
     Raises:
         ConfigError: if ``env`` is not a PettingZoo environment, or has no ``state()``.
@@ -191,9 +192,9 @@ def _agents_of(name: str, env: Any) -> Iterable[Any]:
 
 
 def _mark_masked(agents: list[AgentSpaces]) -> list[AgentSpaces]:
-    """If one agent's action mask is in its info, expects the masks of all agents there.
+    """If an agent's info has an action mask, marks all agents as having their masks in infos.
 
-    This applies only to agents with discrete actions, and without a mask in the observation.
+    Agents whose actions are not discrete, or whose observation has a mask, are not marked.
     """
     if all(own.masked != "info" for own in agents):
         return agents
@@ -251,7 +252,7 @@ def _numeric(value: Any) -> bool:
 def info_keys(
     facts: EnvFacts, groups: Mapping[str, Iterable[Any]], asked: bool | Iterable[str]
 ) -> dict[str, list[str]]:
-    """Returns the keys of the infos to return, by group.
+    """Returns a dict, group -> keys of the infos that the adapter returns.
 
     Args:
         facts (EnvFacts): facts about the environment.

@@ -21,7 +21,7 @@ _MODES = ("rgb_array", "ansi")
 
 
 def mode_of(env: Any) -> str | None:
-    """Returns an environment's render mode for pixels or text; None if it has none.
+    """Returns an environment's render mode for pixels or text; None if it supports neither.
 
     Args:
         env: PettingZoo environment.
@@ -106,7 +106,7 @@ def _keep_random_state() -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Context without messages, windows and warnings, to import, build or draw environments."""
+    """Context that suppresses messages, windows and warnings of environments."""
     ours = {"PYGAME_HIDE_SUPPORT_PROMPT": "hide", "SDL_VIDEODRIVER": "dummy"}
     added = {key: value for key, value in ours.items() if key not in os.environ}
     os.environ.update(added)

@@ -43,10 +43,11 @@ _PICKLED = b"worlds of PettingZoo"  # prefix of the signed bytes
 class PettingZooEnv(FinalFrames, AutoResetEnv):
     """Vectorized PettingZoo environment, parallel or AEC, with masks and done flags of each agent.
 
-    Agents that died or wait have ``mask`` False, and their actions never reach the environment. The
-    episode continues when a single agent ends. In an AEC environment a step is one agent's move. A
-    parallel environment may return observations only for the agents that act next; waiting agents
-    keep their last observation. Every episode begins with its own seed.
+    Agents that died or wait have ``mask`` False, and their actions never reach the environment.
+    When a single agent ends, the episode continues for the other agents. In an AEC environment a
+    step is one agent's move. A parallel environment may return observations only for the agents
+    that act next; waiting agents keep their last observation. Every episode begins with its own
+    seed.
 
     Args:
         env (str, module, callable or environment): name, such as ``"mpe2/simple_spread_v3"``,
@@ -58,17 +59,18 @@ class PettingZooEnv(FinalFrames, AutoResetEnv):
         workers (int): number of worker processes; 0 runs the copies in this process.
         worker_timeout (float): time in seconds that a worker has to answer.
         restart_workers (bool): True to restart a copy that raises an error, or a worker that died
-            or hangs; restarts are counted. Programming errors are raised nevertheless, and so is
-            the third failure of a copy in the same step.
+            or hangs; restarts are counted. Programming errors are still raised, and so is the third
+            failure of a copy in the same step.
         max_steps (int, optional): time limit of an episode in steps, in addition to the
             environment's.
         seed (int, optional): random seed; if None, it is drawn from torch's global generator.
         device (torch.device): device of the tensors; the environments run on the CPU.
-        state ("observations" or "world", optional): the central critic's input: the concatenated
-            observations of all agents, with zeros for agents that are gone, or the result of the
-            environment's ``state()``.
-        info (bool or sequence of str): True to return ``(group, "info", key)`` for all numeric
-            infos, or the wanted keys. The entry is 0 in steps without a value.
+        state ("observations" or "world", optional): the central critic's input. It is either the
+            concatenated observations of all agents (zeros for agents that are gone), or the result
+            of the environment's ``state()``.
+        info (bool or sequence of str): True to return all numeric infos as
+            ``(group, "info", key)``, or a list of the wanted keys. An entry is 0 in steps in which
+            the environment gives no value.
         group_map (MarlGroupMapType or dict, optional): group -> ids of its agents; if None, agents
             are grouped by the prefixes of their ids.
         continuous_actions (bool, optional): True for continuous actions, False for discrete ones,
@@ -80,7 +82,7 @@ class PettingZooEnv(FinalFrames, AutoResetEnv):
         **kwargs: arguments of the environment.
 
     Attributes:
-        max_steps (int, optional): time limit that was passed, in steps.
+        max_steps (int, optional): time limit that was passed to the adapter, in steps.
         own_limit (int, optional): time limit that the environment declares, in steps.
 
     Shapes:
@@ -191,14 +193,14 @@ class PettingZooEnv(FinalFrames, AutoResetEnv):
     # ------------------------------------------------------------------------------ drawing
 
     def watch(self, number: int) -> None:
-        """Draws the first ``number`` copies in every step from now on; 0 draws none."""
+        """Draws the first ``number`` copies in every later step; 0 stops the drawing."""
         self._workers.watch(number)
 
     def check_scene(self) -> None:
         """Raises an error if the environment cannot be rendered.
 
         Raises:
-            ConfigError: if it cannot be rendered; the message says how to fix that.
+            ConfigError: if the environment cannot be rendered; the message says how to fix that.
         """
         check_modes(self._declaration.owner, self._mode, self._built_for, self._is_given)
 
@@ -215,7 +217,7 @@ class PettingZooEnv(FinalFrames, AutoResetEnv):
     def _cut_off(
         self, restarted: np.ndarray, before: dict[str, Any] | None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Returns the result of a step, in which episodes of restarted copies are truncated."""
+        """Returns the result of a step; the episodes of restarted copies are truncated in it."""
         after, next_start = self._rows.read("after"), self._rows.read("begun")
         last = self._rows.cut_off(next_start if before is None else before)
         return where_fresh(torch.from_numpy(restarted).to(self.device), last, after), next_start
@@ -227,7 +229,7 @@ class PettingZooEnv(FinalFrames, AutoResetEnv):
 
     @property
     def restarts(self) -> int:
-        """Number of restarts of copies and workers."""
+        """Number of times that copies or workers were restarted."""
         return self._workers.restarts
 
     # ------------------------------------------------------------------ random state, snapshot
@@ -293,7 +295,7 @@ class PettingZooEnv(FinalFrames, AutoResetEnv):
 
 
 def _close(name: str, env: Any) -> None:
-    """Closes an environment that was built to find its facts; errors are ignored."""
+    """Closes an environment that was built only to find facts about it; errors are ignored."""
     try:
         getattr(env, "close", bool)()
     except Exception as error:  # noqa: BLE001 - environments of other libraries may raise anything

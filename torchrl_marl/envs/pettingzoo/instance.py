@@ -27,7 +27,7 @@ from torchrl_marl.errors import ConfigError, SpecError, UserError
 
 __all__ = ["CopyPlan", "OneCopy", "ParallelCopy", "TurnCopy", "seen_limit"]
 
-# Longest episode, in steps, of an environment without a known time limit; a longer one is an error.
+# Most steps of an episode in environments without a known time limit; more are an error.
 ENDLESS = 10_000
 _LIMITS = ("max_cycles", "max_steps", "max_num_steps", "_max_episode_steps", "max_episode_steps")
 
@@ -54,7 +54,7 @@ class CopyPlan:
 
 
 class OneCopy(ABC):
-    """One copy of an environment, which resets and steps and writes the results to its row.
+    """One copy of an environment; it resets and steps, and writes the results to its row.
 
     Args:
         make (callable): function that returns the environment.
@@ -95,7 +95,7 @@ class OneCopy(ABC):
     # ------------------------------------------------------------------------------ life cycle
 
     def begin(self, row: Row, seed: int | None) -> None:
-        """Begins an episode and writes its first observations; if the seed is None, draws one."""
+        """Begins an episode and writes its first observations; without a given seed, draws one."""
         self._bind(row)
         self._shown = None
         if seed is not None:
@@ -104,7 +104,7 @@ class OneCopy(ABC):
             self._begin(seed)
 
     def play(self, row: Row) -> None:
-        """Makes a step and writes its result; resets if the episode ended."""
+        """Makes a step and writes its result; resets the environment if the episode ended."""
         self._bind(row)
         with self._random.active():
             if self.steps == 0:
@@ -240,7 +240,7 @@ class OneCopy(ABC):
             check_agents(self.agents, dict(zip(parts, named)))
 
     def _check_spaces(self, infos: Mapping) -> None:
-        """Raises an error if spaces differ from those of the first episode."""
+        """Raises an error if the spaces are not the same as in the first episode."""
         for slot in self.slots:
             declared = slot.spaces
             agent = declared.agent
@@ -288,11 +288,11 @@ class OneCopy(ABC):
         self._spaces = {}
 
     def watch(self, on: bool) -> None:
-        """Turns drawing on or off; if it is on, every step is drawn, also an episode's last."""
+        """Turns drawing on or off; if on, all steps are drawn, including the last of an episode."""
         self._watched, self._shown = on, None
 
     def draw(self) -> np.ndarray | str:
-        """Returns a picture of the environment; after an episode's end, it shows the last state."""
+        """Returns a picture of the environment; after the end of an episode, of its last state."""
         return drawn(self.env, self.plan.name) if self._shown is None else self._shown
 
     def close(self) -> None:
@@ -301,7 +301,7 @@ class OneCopy(ABC):
 
 
 class ParallelCopy(OneCopy):
-    """Copy of a parallel environment; agents with an observation act in the next step."""
+    """Copy of a parallel environment, in which agents with an observation act in the next step."""
 
     def _reset(self, seed: int | None) -> tuple[dict, dict]:
         return self.env.reset(seed=seed)
@@ -317,8 +317,8 @@ class ParallelCopy(OneCopy):
 class TurnCopy(OneCopy):
     """Copy of an AEC environment, where a step is one agent's move.
 
-    The environment accumulates an agent's rewards until its next turn. The copy returns each reward
-    in the step in which it was earned.
+    The environment accumulates an agent's rewards until the agent's next turn. The copy returns
+    each reward in the step in which the agent earned it.
     """
 
     in_turns = True
@@ -369,13 +369,13 @@ class TurnCopy(OneCopy):
         return self.env._cumulative_rewards
 
     def _earn(self, known: dict, earned: dict) -> None:
-        """Adds to the rewards by how much each agent's accumulated reward has grown."""
+        """Adds the growth of each agent's accumulated reward to the agent's reward in this step."""
         for agent, total in self._ledger().items():
             earned[agent] = earned.get(agent, 0.0) + total - known.get(agent, 0)
             known[agent] = total
 
     def _ends(self, before: list[Any], terminated: dict, truncated: dict) -> list[Any]:
-        """Records ended agents, also removed ones; returns those that are not yet removed."""
+        """Records the done flags of all agents; returns ended agents that are not yet removed."""
         env = self.env
         for agent in dict.fromkeys((*before, *env.agents)):
             dead = flag_of(agent, "terminated", env.terminations.get(agent))
@@ -385,7 +385,7 @@ class TurnCopy(OneCopy):
         return [agent for agent in env.agents if terminated[agent] or truncated[agent]]
 
     def _see(self, seen: dict, agents: Collection[Any]) -> None:
-        """Reads the agents' observations; skips waiting agents if theirs are not available."""
+        """Reads the agents' observations; skips waiting agents that cannot be observed."""
         for agent in agents:
             try:
                 seen[agent] = self.env.observe(agent)
@@ -395,7 +395,7 @@ class TurnCopy(OneCopy):
 
 
 def _all_false(flags: Mapping) -> bool:
-    """Returns True if no agent ended, by a fast test that takes other values than bools as ends."""
+    """Returns True if all flags are False. The test is fast; any other value counts as an end."""
     return list(flags.values()).count(False) == len(flags)
 
 

@@ -108,9 +108,9 @@ def _module(name: str, package: str, path: str, extra: str | None) -> ModuleType
 
 
 def external_module(config: EnvConfig) -> str | None:
-    """Returns the module of a named environment, if it is in none of the known packages.
+    """Returns the module of an environment in an unknown package; None for known packages.
 
-    Returns None otherwise. Imports only PettingZoo.
+    Imports only PettingZoo.
     """
     package, env = _parts(config.name)
     asked = config.kwargs.get("backend")
@@ -176,7 +176,7 @@ def of_module(module: ModuleType, backend: Backend) -> Callable[..., Any]:
 def continuous_argument(
     creator: Callable[..., Any], continuous: bool | None, kwargs: dict[str, Any]
 ) -> dict[str, bool]:
-    """Returns the argument for continuous actions, if the environment has one."""
+    """Returns the argument for continuous actions in a dict; empty if there is no such argument."""
     if continuous is None:
         return {}
     if isinstance(creator, _Registered):
@@ -198,7 +198,7 @@ def continuous_argument(
 
 
 def _wrapped_makers(creator: Callable[..., Any]) -> list[Any]:
-    """Returns the factories that a factory calls to wrap their environments."""
+    """Returns the inner factories that a factory calls before it wraps their environments."""
     cells = getattr(creator, "__closure__", None) or ()
     inner = [cell.cell_contents for cell in cells if callable(cell.cell_contents)]
     return inner + [maker for one in inner for maker in _wrapped_makers(one)]
@@ -249,7 +249,7 @@ def known_names() -> list[str]:
 
 
 def _owns(env: Any) -> bool:
-    """Returns True for a PettingZoo environment, its class, a factory, or a module with one."""
+    """Returns True for an environment of PettingZoo, its class or factory, or a module with one."""
     kind = env if inspect.isclass(env) else type(env)
     played = all(callable(getattr(kind, name, None)) for name in ("reset", "step"))
     if played and (kind is env or hasattr(env, "possible_agents") or hasattr(env, "agents")):
@@ -260,7 +260,7 @@ def _owns(env: Any) -> bool:
 
 @dataclass(frozen=True)
 class PettingZooArguments:
-    """Arguments of the adapter, in addition to the environment's."""
+    """Arguments that the adapter itself takes; others are arguments of the environment."""
 
     backend: Annotated[
         str,

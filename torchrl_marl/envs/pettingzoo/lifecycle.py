@@ -17,7 +17,7 @@ _FLAGS = ("terminations", "truncations")
 
 @dataclass
 class LifeCycle:
-    """Life cycle of the agents of one copy. Each list has one entry per agent, as in ``agents``.
+    """Life cycle of the agents of one copy. Each list has one entry per agent.
 
     Args:
         agents (sequence): ids of the agents.
@@ -27,8 +27,8 @@ class LifeCycle:
         left (list of bool): True if the agent ended in an earlier step.
         gone (list of bool): True if the agent ended and was removed from the environment's agents.
         born (list of bool): True if the agent has acted, or acts next.
-        earns (list of bool): True if the agent receives the reward of the next step, which it does
-            if it is born and has not ended.
+        earns (list of bool): True if the agent receives the reward of the next step, because it is
+            born and has not ended.
         all_act (bool): True if all agents act in the next step.
 
     Examples:
@@ -65,7 +65,7 @@ class LifeCycle:
         truncated: Mapping,
         cut_off: bool = False,
     ) -> tuple[bool, bool]:
-        """Records the agents that appeared and those that ended in a step.
+        """Records which agents appeared in a step, and which ended.
 
         Args:
             present (collection): ids of the environment's current agents.
@@ -115,7 +115,7 @@ class LifeCycle:
         self.gone[i] = not is_present
 
     def choose(self, acting: Collection[Any], in_turns: bool = False) -> bool:
-        """Records which living agents act next; returns True if they changed.
+        """Records which living agents act next; returns True if these agents changed.
 
         Args:
             acting (collection): ids of the agents that may act.
@@ -142,7 +142,7 @@ class LifeCycle:
         for i, done in enumerate(map(any, zip(self.terminated, self.truncated))):
             if not done:
                 (self.terminated if terminated else self.truncated)[i] = True
-        # The returns of truncated agents are bootstrapped, also of waiting ones.
+        # The returns of truncated agents are bootstrapped, also if an agent was waiting.
         self.acts = [alive and not dead for alive, dead in zip(lived, self.terminated)]
         return terminated
 
@@ -169,7 +169,7 @@ def check_agents(known: Collection[Any], named: Mapping[str, Collection[Any]]) -
 
     Args:
         known (collection): ids of all declared agents.
-        named (mapping): name of the data -> ids of the agents in them.
+        named (mapping): name of the data -> ids of the agents in these data.
 
     Raises:
         SpecError: if an agent is undeclared; the message names the first one.

@@ -16,8 +16,9 @@ __all__ = ["pickled", "unpickled"]
 def pickled(value: Any) -> bytes:
     """Pickles a value with its whole state.
 
-    Unlike ``cloudpickle``, it keeps the state of environments that would pickle only their
-    constructor's arguments, and supports pygame's surfaces, fonts and clocks.
+    Some environments would pickle only the arguments of their constructor. Unlike ``cloudpickle``,
+    this function keeps the whole state of such environments. It also supports pygame's surfaces,
+    fonts and clocks.
     """
     file = io.BytesIO()
     _Pickler(file).dump(value)

@@ -1,4 +1,4 @@
-"""Random state of one copy: the global generators that its environment uses, and its seeds."""
+"""Random state of one copy: private global generators for its environment, and episode seeds."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ _WATCHED = 200
 class OwnRandom:
     """Private state of numpy's and Python's global generators for one environment.
 
-    Each episode also gets a seed from a separate stream of random numbers. Without it, an
-    environment that seeds its own generator at random in every reset could not be reproduced.
+    Each episode also gets a seed from a separate stream of random numbers. Without this seed, some
+    environments would seed their own generator at random in every reset, and could not be
+    reproduced.
 
-    numpy's generator is swapped by reference, which takes about 2 us. Python's must be copied,
-    which takes 30 us. So Python's is swapped only in resets and in the first steps, until the
-    environment draws from it; after that it is swapped in all steps.
+    Swapping numpy's generator takes about 2 us, because only a reference changes. Swapping Python's
+    generator takes about 30 us, because it is copied. So Python's generator is swapped only in
+    resets and in the first steps. Once the environment has drawn from it, it is swapped in all
+    steps.
 
     Args:
         seed (int): random seed of all generators.
@@ -49,14 +51,14 @@ class OwnRandom:
         self._episodes = np.random.SeedSequence(seed)
 
     def seed_of_episode(self) -> int:
-        """Returns the next episode's seed, of 31 bits: some environments accept no larger seed."""
+        """Returns the next episode's seed; it has 31 bits, as some environments accept no more."""
         return int(self._episodes.spawn(1)[0].generate_state(1)[0]) >> 1
 
     def active(self, look: bool = False) -> OwnRandom:
         """Returns a context in which global random functions draw from these generators.
 
         Args:
-            look (bool): True to swap also Python's generator, and record whether it was used.
+            look (bool): True to swap Python's generator, too, and to record whether it was used.
         """
         self._left -= 1
         self._look = look or self.uses_python or self._left > 0

@@ -1,4 +1,4 @@
-"""Specs of a PettingZoo environment, the fields of its copies' rows, and the rows as tensors.
+"""Specs of a PettingZoo environment; fields of its copies' rows, and the rows as tensors.
 
 Shapes: E copies, N agents of a group, M agents of a kind, S state features.
 """
@@ -43,10 +43,10 @@ def declared(
     Args:
         owner (str): name of the environment in messages.
         num_envs (int): number E of copies.
-        groups (mapping): group -> spaces of its agents.
+        groups (mapping): group -> spaces of the group's agents.
         one_hot (bool): True to encode discrete actions as one-hot vectors.
-        state (int or "observations", optional): number S of features of the state, or
-            ``"observations"`` if it is the concatenated observations; None without a state.
+        state (int or "observations", optional): number S of features of the state;
+            ``"observations"`` if the state is the concatenated observations; None without a state.
         in_turns (bool): True if agents act in turns.
 
     Raises:
@@ -93,7 +93,7 @@ def _agent_spec(name: str, kind: Sequence[AgentSpaces], one_hot: bool) -> AgentS
 def slots_of(
     declaration: Declaration, groups: Mapping[str, Sequence[AgentSpaces]]
 ) -> list[AgentSlot]:
-    """Returns where the data of each declared agent are stored, in the order of the groups."""
+    """Returns the positions in a row of each declared agent's data, in the order of the groups."""
     slots = []
     for name, agents in groups.items():
         kinds = declaration.groups[name]
@@ -116,7 +116,7 @@ def slots_of(
 
 
 def _by_kind(kinds: GroupKinds, leaf: str) -> bool:
-    """Returns True if a leaf has one field per kind instead of one per group."""
+    """Returns True if a leaf has one field for each kind; False if one for the whole group."""
     return kinds.lazy if leaf == "action" else kinds.ragged(leaf)
 
 
@@ -141,9 +141,9 @@ def _start_of(space: Any, path: tuple[str, ...]) -> int | tuple[int, ...]:
 def row_fields(
     declaration: Declaration, infos: Mapping[str, Sequence[str]], state: str | None
 ) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Returns the fields of one copy's row: its actions, and two copies of the output fields.
+    """Returns the fields of one copy's row: one set for actions, and two for outputs.
 
-    The result of a step is under ``after/``, the start of the next step under ``begun/``.
+    The set ``after/`` holds the result of a step, and ``begun/`` the start of the next step.
 
     Args:
         declaration (Declaration): declaration of the environment.
@@ -174,7 +174,7 @@ def row_fields(
 
 
 def specs_of(declaration: Declaration, group: str, leaf: str) -> Iterator[tuple[str, TensorSpec]]:
-    """Yields kind and spec of a leaf; the kind is ``""`` if the spec is for the whole group."""
+    """Yields pairs of kind and spec for a leaf; the kind ``""`` stands for the whole group."""
     kinds, reader = declaration.groups[group], declaration.reader
     owners = reader.kind_specs[group] if _by_kind(kinds, leaf) else {"": reader.specs[group]}
     for kind, specs in owners.items():
@@ -242,13 +242,13 @@ class RowTensors:
         return places
 
     def write_actions(self, actions: Mapping[str, Mapping[str, Any]]) -> None:
-        """Writes actions, given as group -> ``"action"`` or group -> kind -> ``"action"``."""
+        """Writes the actions of a dict, group -> ``"action"`` or group -> kind -> ``"action"``."""
         for field, (group, kind, one_hot) in self._written.items():
             action = (actions[group][kind] if kind else actions[group])["action"]
             self._tensors[field].copy_(action.int().argmax(-1) if one_hot else action)
 
     def read(self, part: str) -> dict[str, Any]:
-        """Returns a part of all copies' output, ``"after"`` or ``"begun"``, in new tensors."""
+        """Returns one part (``"after"`` or ``"begun"``) of all copies' outputs, in new tensors."""
         root = self._own(f"{part}/root").unbind(1)
         output: dict[str, Any] = dict(zip(_FLAGS, root))
         for group in self._groups:
@@ -266,14 +266,14 @@ class RowTensors:
         return output
 
     def without_rewards(self, after: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns a step's result without the rewards, which is the start of the next step."""
+        """Removes the rewards from a step's result, to get the start of the next step."""
         next_start = dict(after)
         for group in self._groups:
             next_start[group] = {key: x for key, x in after[group].items() if key != "reward"}
         return next_start
 
     def cut_off(self, before: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the result of a step that only truncates the episode, with the same state."""
+        """Returns the result of a step that truncates the episode and keeps the observations."""
         last = dict(before)
         last["done"], last["truncated"] = (torch.ones_like(before["done"]) for _ in range(2))
         for group in self._groups:
@@ -320,7 +320,7 @@ class RowTensors:
             NonFiniteError: if a value is not finite; the message names the copy and the agent.
         """
         for field in self._checked[part]:
-            # All numbers are tested at once, since the test runs in every step.
+            # For speed, one test covers all numbers, since it runs in every step.
             if not np.isfinite(np.add.reduce(self.rows[field], axis=None)):
                 self._refuse(part, field)
 
@@ -342,7 +342,7 @@ class RowTensors:
     def _refuse_bad(
         self, values: np.ndarray, counts: np.ndarray, key: tuple[str, str, str], fix: str
     ) -> None:
-        """Raises an error for values that are not finite where ``counts`` ``[E, N]`` is True."""
+        """Raises an error if a value is not finite where the mask ``counts`` ``[E, N]`` is True."""
         group, kind, leaf = key
         bad = ~np.isfinite(values).reshape(*values.shape[:2], -1).all(-1) & counts
         for copy, agent in np.argwhere(bad)[:1].tolist():
@@ -353,7 +353,7 @@ class RowTensors:
             )
 
     def _place(self, group: str, kind: str) -> slice:
-        """Returns the slice of a kind's agents in their group; for ``""``, that of all agents."""
+        """Returns the slice of a kind's agents in the group; the kind ``""`` means all agents."""
         return self._declaration.groups[group].slices[kind] if kind else slice(None)
 
 

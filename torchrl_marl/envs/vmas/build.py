@@ -1,4 +1,4 @@
-"""Builds VMAS environments, and reads their observations, rewards and flags."""
+"""Builds VMAS environments, and reads observations, rewards and flags from them."""
 
 from __future__ import annotations
 
@@ -57,8 +57,9 @@ class ScenarioReader:
     """Reads a scenario's per-agent outputs, and stacks them by group.
 
     Args:
-        groups (dict): group -> indices of its agents in VMAS's lists.
-        lazy (dict): group -> True if its agents differ in shape and are stacked lazily.
+        groups (dict): group -> indices of the group's agents in VMAS's lists.
+        lazy (dict): group -> True if the group is stacked lazily, because its agents' data differ
+            in shape.
         state ("observations" or callable, optional): source of the central critic's input.
         info (bool): True to read infos.
         device (torch.device, optional): device of the TensorDicts.
@@ -131,12 +132,12 @@ class ScenarioReader:
             if infos[i]:
                 source["info"] = _entry(_floats(infos[i]), size)
             members.append(TensorDict(source, size, self.device))
-        # Stacked lazily even if the observations have equal shapes, since the actions differ.
+        # The actions differ in shape, so the group is stacked lazily even if observations do not.
         return LazyStackedTensorDict(*members, stack_dim=1)
 
 
 def where_reset(reset: Tensor, new: TensorDictBase, old: TensorDictBase) -> TensorDictBase:
-    """Selects new data of the envs where ``reset`` ``[E]`` is True, and old data elsewhere."""
+    """Takes new data in the envs where ``reset`` ``[E]`` is True, and old data in the others."""
     if isinstance(new, LazyStackedTensorDict) and isinstance(old, LazyStackedTensorDict):
         pairs = zip(new.tensordicts, old.tensordicts)
         return LazyStackedTensorDict(*[where_reset(reset, *pair) for pair in pairs], stack_dim=1)
@@ -186,7 +187,7 @@ def _entry(x: Any, size: torch.Size) -> Any:
 
 
 def _stack(entries: Sequence[Any], size: torch.Size) -> Any:
-    """Stacks the agents' entries along dim 1; they are tensors ``[E, ...]`` or dicts of these."""
+    """Stacks the agents' entries, tensors ``[E, ...]`` or dicts of such tensors, along dim 1."""
     if isinstance(entries[0], Tensor):
         return torch.stack([_entry(x, size) for x in entries], 1)
     source = {key: _stack([entry[key] for entry in entries], size) for key in entries[0]}
@@ -203,7 +204,7 @@ VIEWER = ("viewer", "visible_display", "text_lines")
 
 
 def import_vmas() -> None:
-    """Imports VMAS, and suppresses the notice that the package gym prints.
+    """Imports VMAS, and suppresses the notice that the package gym prints on import.
 
     Raises:
         MissingExtraError: if VMAS is not installed.
@@ -245,7 +246,7 @@ def check_vmas(
 def make_simulator(
     scenario: str | BaseScenario, num_envs: int, device: torch.device, arguments: Mapping[str, Any]
 ) -> Environment:
-    """Creates a VMAS environment from the active random state, but makes no step."""
+    """Creates a VMAS environment with the active random state; makes no step."""
     import vmas
 
     with _active_random_state():
@@ -259,7 +260,7 @@ def build_simulator(
     arguments: Mapping[str, Any],
     info: bool,
 ) -> Environment:
-    """Builds a VMAS environment from the active random state; makes a step and resets it."""
+    """Builds a VMAS environment with the active random state; makes one step and resets it."""
     env = make_simulator(scenario, num_envs, device, arguments)
     warm_up(env, info)
     env._reset(return_observations=False)
@@ -267,14 +268,14 @@ def build_simulator(
 
 
 def warm_up(env: Environment, info: bool) -> None:
-    """Makes one step with zero actions, since some scenarios create tensors in a first step."""
+    """Makes one step with zero actions, because some scenarios create tensors only in a step."""
     widths = [env.get_agent_action_size(agent) for agent in env.agents]
     advance(env, [torch.zeros(env.num_envs, n, device=env.device) for n in widths])
     env._get_from_scenario(True, True, info, True)
 
 
 def advance(env: Environment, actions: Sequence[Tensor]) -> None:
-    """Steps the simulation like ``Environment.step``, without reading the scenario.
+    """Steps the simulation like ``Environment.step``, but reads no observations or rewards.
 
     Args:
         env (Environment): VMAS environment of E envs.
@@ -296,7 +297,10 @@ def reset_all(env: Environment) -> None:
 
 
 def reset_each(env: Environment) -> None:
-    """Starts new episodes env by env, so each env draws its own layout (scenario ``passage``)."""
+    """Starts new episodes in one env after the other, so that each env draws a separate layout.
+
+    The scenario ``passage`` needs this.
+    """
     for i in range(env.num_envs):
         env._reset_at(i, return_observations=False)
 
@@ -327,11 +331,11 @@ class VmasSimulators:
         return copy.deepcopy(self._scenario)
 
     def build(self, num_envs: int, device: torch.device) -> Environment:
-        """Builds a simulator from the active random state; makes a step and resets it."""
+        """Builds a simulator with the active random state; makes one step and resets it."""
         return build_simulator(self.scenario(), num_envs, device, self._arguments, self._info)
 
     def describe(self, num_envs: int) -> str:
-        """Returns a description; simulators can exchange states if their descriptions are equal."""
+        """Returns a description; simulators with equal descriptions can exchange states."""
         arguments = {"num_envs": num_envs, **self._arguments}
         return f"{self.name}({', '.join(f'{k}={v!r}' for k, v in sorted(arguments.items()))})"
 
@@ -374,15 +378,15 @@ class VmasSimulators:
             together = random_draws(lambda: reset_all(probe))
             alone = random_draws(lambda: probe._reset_at(0, return_observations=False))
         shared = [shape for shape in together if n not in shape]
-        # A full reset may share draws between envs only if a reset of one env does not make them,
-        # such as the choice of the true goal.
+        # Some random numbers of a full reset are shared by all envs, such as the true goal. This is
+        # allowed only if a reset of a single env does not draw them again.
         draws_together = not shared or len(alone) <= len(together) - len(shared)
         return reset_all if draws_together else reset_each
 
 
 @contextlib.contextmanager
 def _active_random_state() -> Iterator[None]:
-    """Context in which VMAS's class-wide random state is the active one; restored on exit."""
+    """Context in which VMAS draws from the active random state; restores VMAS's state on exit."""
     from vmas.simulator.environment import Environment
 
     shared = Environment.vmas_random_state

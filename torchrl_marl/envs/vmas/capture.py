@@ -25,20 +25,20 @@ __all__ = ["contact_lines", "without_branches"]
 
 
 def contact_lines(frame: FrameType) -> range | None:
-    """Returns the lines in the body of the ``if ....collides(...):`` that a frame runs.
+    """Returns the lines below the ``if ....collides(...):`` that a frame currently evaluates.
 
     Args:
         frame (FrameType): frame that calls ``collides``.
 
     Returns:
-        range: line numbers; None if the body does more than write values of pairs in contact.
+        range: line numbers; None if these lines do more than write values for pairs in contact.
     """
     return _contacts(frame.f_code.co_filename).get(frame.f_lineno)
 
 
 @functools.cache
 def _contacts(file: str) -> dict[int, range]:
-    """Maps the line of each ``if`` that tests ``collides`` to the lines of its body."""
+    """Returns a dict: line of an ``if`` that tests ``collides`` -> lines of the if's body."""
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except SyntaxError:
@@ -71,7 +71,7 @@ def _calls(x: ast.expr, method: str) -> bool:
 
 
 def _writes_at_contact(body: list[ast.stmt], distances: set[str]) -> bool:
-    """Returns True if statements only set local names, and write only at small distances."""
+    """Returns True if statements only set local names, or write where a distance is small."""
     for x in body:
         target: ast.expr | None = getattr(x, "target", None)
         if isinstance(x, ast.Assign):
@@ -136,7 +136,7 @@ _COLLISIONS = (
 
 @contextlib.contextmanager
 def without_branches(env: Environment) -> Iterator[None]:
-    """Context in which a step runs the same code for all states, and gives VMAS's results.
+    """Context in which a step runs the same code in all states, with the same results as VMAS.
 
     Only this environment's ``World`` is patched; the patch is removed on exit.
 
@@ -175,12 +175,12 @@ class _Contacts:
         self._forces = world._get_constraint_forces
         self._distance = world.get_distance
         self._pairs: list[tuple[Entity, Entity]] = []
-        # The scenario's last call of collides: mask of near envs, pair of entities, frame, and the
-        # lines that the test guards.
+        # The scenario's last call of collides: mask of the envs where the pair is near, pair of
+        # entities, frame, and the lines that run only if the test is True.
         self._query: tuple[Tensor, set[Entity], FrameType, range] | None = None
 
     def collides(self, a: Entity, b: Entity) -> bool | Tensor:
-        """Replaces ``World.collides``; calls for forces skip the test of nearness."""
+        """Replaces ``World.collides``; tests no distances if VMAS calls it to compute forces."""
         if not self._may_collide(a, b):
             return False
         frame = sys._getframe(1)
@@ -194,7 +194,7 @@ class _Contacts:
         return True
 
     def distance(self, a: Entity, b: Entity, env_index: int | None = None) -> Tensor:
-        """Replaces ``World.get_distance``; infinite if VMAS would skip the lines of the test."""
+        """Replaces ``World.get_distance``; infinite where VMAS's ``collides`` would be False."""
         distance = self._distance(a, b, env_index)
         if self._query is None:
             return distance

@@ -80,14 +80,15 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
         group_map (MarlGroupMapType or dict, optional): grouping of the agents.
         scenario_kwargs (dict, optional): arguments of the scenario, which may also be given as
             ``**kwargs``.
-        state ("observations" or callable, optional): the central critic's input ``[E, S]``: the
-            concatenated observations of all agents, or the result of ``state(vmas_environment)``.
+        state ("observations" or callable, optional): the central critic's input ``[E, S]``. It is
+            the concatenated observations of all agents, or the result of
+            ``state(vmas_environment)``.
         info (bool): True to compute and return ``(group, "info")``.
         execution ("eager", "compile" or "cudagraph"): whether a step runs in the simulator, as a
-            compiled graph on CPU or GPU, or as a CUDA graph. The results are the same. A scenario
-            that cannot be captured warns and runs eagerly. A graph holds the state in its own
-            memory. Reading ``env._env`` writes the state back to VMAS's environment, so do not
-            keep a reference to that.
+            compiled graph on CPU or GPU, or as a CUDA graph. The results are the same. If a
+            scenario cannot be captured, a warning is given, and the scenario runs eagerly. A graph
+            holds the state in its own memory. Reading ``env._env`` writes the state back to VMAS's
+            environment. So read ``env._env`` each time, and do not keep a reference to the result.
         device (torch.device, optional): device of the simulation.
 
     Shapes:
@@ -137,7 +138,7 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
         self._reset_envs = reset_all
         self._bank: ResetBank | None = None
         self._undo: UndoWrites | None = None
-        # The last output of a step or reset, and the step count at which it was read.
+        # The last output of a step or reset, and the step count when the output was read.
         self._given: tuple[TensorDictBase, Tensor, int] | None = None
         self._refused: str | None = None
         self._captured, self._graphs, self._drawn = None, None, {}
@@ -219,7 +220,7 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
 
     @property
     def _env(self) -> Environment:
-        """VMAS's environment; reading it writes the state of the graphs back to it."""
+        """VMAS's environment; reading this property first writes the state of the graphs to it."""
         captured = self.__dict__.get("_captured")
         return self.__dict__["_vmas"] if captured is None else captured.release()
 
@@ -244,7 +245,7 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
             return self._keep_output(self._read_after_reset(ended, output))
 
     def _read_after_reset(self, ended: Tensor, output: TensorDictBase | None) -> TensorDictBase:
-        """Reads the outputs of the envs that were reset; running envs keep their last output."""
+        """Reads outputs after a reset; envs that were not reset keep their last output."""
         with contextlib.nullcontext() if self._undo is None else self._undo.where(~ended):
             read = self._read()
         return read if output is None else where_reset(ended, read, output)
@@ -255,7 +256,7 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
         return output.copy()
 
     def _last_output(self) -> TensorDictBase | None:
-        """Returns the last output; None if other code has stepped the simulator since."""
+        """Returns the last output; None if other code has stepped the simulator in the meantime."""
         if self._given is None:
             return None
         output, steps, version = self._given
@@ -306,8 +307,8 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
     def _set_seed(self, seed: int | None) -> None:
         stream = offset_seed(0 if seed is None else seed)
         self.random_state.seed(stream)
-        # A reset does not overwrite everything that infos read, so what earlier episodes leave
-        # behind must depend on this seed, too.
+        # A reset does not overwrite all values that infos read. So the values that earlier episodes
+        # leave behind must depend on this seed, too.
         write_tensors(self._env, self._initial_tensors, VIEWER)
         with self.random_state.active():
             self._env._reset(return_observations=False)
@@ -398,8 +399,9 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
     def close(self, *, raise_if_closed: bool = True) -> None:
         """Closes the environment; its attributes can still be read.
 
-        VMAS has nothing to close. Unlike TorchRL's ``close``, this does not access the simulator,
-        because at interpreter exit that would write tensors into objects that are being destroyed.
+        VMAS has nothing to close. Unlike TorchRL's ``close``, this method does not access the
+        simulator. At interpreter exit, an access would write tensors into objects that are being
+        destroyed.
         """
         self.is_closed = True
 
@@ -408,7 +410,7 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
         if torch.device(device) == self.device:
             return self
         check_execution(self._execution, device, "VmasEnv.to")
-        self._env = self._env  # moves the state from the graphs to the simulator
+        self._env = self._env  # reading moves the state from the graphs to the simulator
         self._bank = self._undo = self._given = self._captured = self._graphs = None
         self._drawn = {}
         self.random_state = RandomState(offset_seed(self._simulator_seed), device)
@@ -419,7 +421,7 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
 
 
 def _heuristic_policy(env: VmasEnv) -> Callable[[TensorDictBase], TensorDictBase] | None:
-    """Returns the scenario's heuristic policy; None if there is none, or if it does not run.
+    """Returns the scenario's heuristic policy; None if it does not exist or fails.
 
     Args:
         env (VmasEnv): environment with continuous actions; heuristics do not support discrete ones.

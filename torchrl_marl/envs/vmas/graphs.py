@@ -51,14 +51,14 @@ class VmasGraphs:
     _execution: Execution
     _captured: CapturedSimulator | None
     _graphs: StepGraphs | None
-    _drawn: dict[str, Any]  # initial states with which the graphs' pool begins
-    _leader: Environment | None  # in a twin: the simulator for which it draws initial states
+    _drawn: dict[str, Any]  # saved initial states, with which the pool of the graphs begins
+    _leader: Environment | None  # in a twin: the simulator for which the twin draws initial states
     _packing: Packing | None  # in a twin: the packing of the leader's state
     _reset_envs: Callable[[Environment], None]
 
     @property
     def simulator(self) -> Environment:
-        """VMAS's environment, which holds the state."""
+        """VMAS's environment, after the state was written back to it."""
         return self._env
 
     def captured(self) -> CapturedSimulator:
@@ -81,7 +81,7 @@ class VmasGraphs:
         return self._captured
 
     def twin(self, num_envs: int) -> VmasEnv:
-        """Builds a twin: an environment that draws initial states for this one.
+        """Builds a twin, a second environment that draws initial states for this environment.
 
         The twin has the same arguments and settings, and shares this environment's random state.
         """
@@ -103,9 +103,10 @@ class VmasGraphs:
 
     @contextlib.contextmanager
     def _isolated(self, random: RandomState) -> Iterator[None]:
-        """Context in which a twin has its leader's settings, but a separate random state.
+        """Context in which a twin has the settings of its leader, but a separate random state.
 
-        Infos are not read, since they may depend on the previous step.
+        The leader is the environment for which the twin draws initial states. Infos are not read,
+        since they may depend on the previous step.
         """
         self._follow_leader()
         kept = self._leader, self._reader, self.random_state
@@ -126,7 +127,7 @@ class VmasGraphs:
         return ResetPool(self.captured().packing, self._env, make, self._env.num_envs)
 
     def _by_graphs(self, call: Callable[[StepGraphs], TensorDict]) -> TensorDict | None:
-        """Calls a function with the graphs; returns None if the environment cannot be captured."""
+        """Calls a function with the graphs as argument; returns None if capture is impossible."""
         try:
             return call(self._step_graphs())
         except GraphCheckError:
@@ -166,18 +167,18 @@ class VmasGraphs:
         return self._graphs
 
     def _follow_leader(self) -> None:
-        """Copies the leader's settings to this twin, including those that differ between envs."""
+        """Copies the leader's settings to this twin, also settings with one value per env."""
         self._follow(rows=True)
 
     def _follow(self, rows: bool = False) -> None:
-        """Copies the leader's settings to this twin; with ``rows``, also those of single envs."""
+        """Copies the leader's settings to this twin; with ``rows``, also settings per env."""
         if self._leader is not None and self._packing is not None:
             sizes, packing = (self._env.num_envs, self._leader.num_envs), self._packing
             moving = packing.written if rows else None
             copy_settings(self._env, self._leader, sizes, VIEWER, packing.batched, moving)
 
     def _read(self) -> TensorDict:
-        """Returns the simulator's current outputs, as those of a reset."""
+        """Returns the simulator's current outputs as a reset would, without rewards."""
         return self._reader.read(self._env, rewards=False)
 
     def _pool_state(self) -> dict[str, Any]:

@@ -71,14 +71,14 @@ def out_of_file(scenario: str | BaseScenario) -> str | BaseScenario:
 
 
 def _read(source: str) -> _ArgumentReader:
-    """Finds the arguments that a scenario's source code takes from its ``kwargs``."""
+    """Finds the arguments that a scenario's source code reads from the parameter ``kwargs``."""
     reader = _ArgumentReader()
     reader.visit(ast.parse(source))
     return reader
 
 
 def check_scenario(scenario: str | BaseScenario, arguments: dict[str, Any]) -> None:
-    """Raises an error for an unknown scenario, or for arguments that it does not read.
+    """Raises an error for an unknown scenario, or for arguments that a scenario does not read.
 
     Args:
         scenario (str or BaseScenario): name, path of a Python file, or scenario object.
@@ -124,7 +124,7 @@ def check_arguments(scenario: str, arguments: dict[str, Any], known: frozenset[s
 
 
 def _arguments_of(scenario: type) -> frozenset[str] | None:
-    """Returns the arguments that a scenario's class and its bases take; None if unknown."""
+    """Returns the arguments that a scenario's class and base classes read; None if unknown."""
     known: frozenset[str] = frozenset()
     for cls in scenario.__mro__:
         if cls is object or cls.__module__.startswith("vmas.simulator"):
