@@ -30,15 +30,15 @@ class Recorder(Protocol):
 
         Returns:
             tuple: the outputs, still without values, and a function that replays the recording
-            from the current memory of ``inputs`` to that of the outputs.
+            with the current values of ``inputs`` and writes the results into the outputs.
         """
 
 
 class CudaRecorder:
     """Recorder on a GPU.
 
-    Random numbers are drawn from the GPU's default generator, which ``torch.cuda.graph`` supports:
-    each replay continues its sequence, and ``torch.manual_seed`` works as usual.
+    Random numbers are drawn from the GPU's default generator, which ``torch.cuda.graph`` supports.
+    Each replay continues the generator's sequence, and ``torch.manual_seed`` works as usual.
 
     Args:
         device (torch.device): the GPU.
@@ -78,8 +78,8 @@ class CudaGraph:
     """Function of flat tensors that is called by replaying a CUDA graph.
 
     Every call has the effects of one call of the function. The first ``warmup`` calls run it
-    eagerly, the next one records it and replays the graph, and later ones replay it. Nothing has to
-    be undone after the warm-up.
+    eagerly, the next one records it and replays the graph, and later ones replay it. The calls of
+    the warm-up are ordinary calls, so nothing has to be undone after them.
 
     A graph reads and writes fixed memory. Inputs with the same memory in every call, such as
     parameters, are used in place. An input whose memory changes is *buffered* from then on: it is
@@ -89,11 +89,11 @@ class CudaGraph:
     Args:
         function (callable): function from flat tensors to flat tensors, all on one device. It may
             write to its inputs in place.
-        mutated (collection of int, optional): indices of the inputs that it may write to, see
-            :func:`written_inputs`; all by default.
+        mutated (collection of int, optional): indices of the inputs that the function may write to,
+            see :func:`written_inputs`; all by default.
         outputs ("clone" or "static"): ``clone`` returns copies. ``static`` returns the graph's
-            tensors, which the next call of any graph of the pool overwrites. In both, an output
-            that is an input is the caller's input.
+            tensors, which the next call of any graph of the pool overwrites. In both cases, if the
+            function returns one of its inputs, the call returns the caller's own tensor.
         warmup (int): number of calls before the recording, at least one.
         recorder (Recorder, optional): by default a :class:`CudaRecorder` for the inputs' device.
         name (str): name of the function, for messages.
@@ -180,14 +180,14 @@ class CudaGraph:
         self._hold(inputs)
 
     def _moved(self, inputs: Sequence[Tensor]) -> set[int]:
-        """Returns the inputs with a first change of address; checks all shapes."""
+        """Returns the inputs with an address that changed for the first time; checks all shapes."""
         if len(inputs) != len(self._signatures):
             raise CaptureError(
                 f"{self.name} was recorded with {len(self._signatures)} inputs and is called "
                 f"with {len(inputs)}."
             )
         moved = set()
-        # A fast path, since most of hundreds of parameters have not changed.
+        # A fast path: there may be hundreds of parameters, and most have not changed.
         for i, (x, given, address) in enumerate(zip(inputs, self._given, self._addresses)):
             if x is given and x.data_ptr() == address:
                 continue
@@ -298,7 +298,7 @@ def _place(x: Tensor) -> tuple:
 
 
 def _copy(into: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    """Copies tensors of equal strides asynchronously; on a GPU mostly in one launch."""
+    """Copies tensors with equal strides asynchronously; on a GPU usually by one kernel launch."""
     if into:
         torch._foreach_copy_(list(map(_unexpanded, into)), list(map(_unexpanded, values)))
 

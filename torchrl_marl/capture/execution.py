@@ -26,13 +26,14 @@ def check_execution(execution: str, device: torch.device | str | None, where: st
 
     Args:
         execution (str): ``eager``, ``compile`` (compiled graphs, on CPU or GPU), ``cudagraph``
-            (compiled graphs that a GPU replays), or for debugging ``trace`` (graphs run operation
-            by operation).
+            (compiled graphs that a GPU replays), or ``trace`` (graphs that are run operation by
+            operation, for debugging).
         device (torch.device, optional): device of the program.
         where (str): name of the caller, for the message.
 
     Raises:
-        ConfigError: naming the possible modes.
+        ConfigError: the mode is unknown, or needs a GPU that is not there; the message names the
+            possible modes.
 
     Examples:
         >>> check_execution("compile", "cpu", "VmasEnv")

@@ -34,7 +34,7 @@ OPTIONS: dict[str, Any] = {
 # Smallest number of operations of graphs stored on disk, since a library takes some seconds.
 _LARGE = 200
 
-# Operations that Inductor decomposes into operations with other rounding.
+# Operations that Inductor replaces by simpler ones that round differently.
 _REORDERED = (torch.ops.aten.linalg_vector_norm.default, torch.ops.aten.logaddexp.default)
 
 
@@ -47,7 +47,8 @@ def compile_module(
         module (GraphModule): graph of ATen operators.
         leaves (list of Tensor): its inputs; the result is valid for their shapes, strides and
             devices.
-        exact (bool): use torch's kernels where the compiler would compute in another order.
+        exact (bool): whether torch's kernels are used where the compiler's code would round
+            differently, because it computes in another order.
 
     Returns:
         callable, int: function from the inputs to the list of outputs, and number of kernels.
@@ -90,7 +91,7 @@ def _compiling() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Pauses garbage collection, which takes a tenth of the compilation time."""
+    """Pauses garbage collection, which would take a tenth of the compilation time."""
     if not gc.isenabled():
         yield
         return
@@ -103,7 +104,7 @@ def _uninterrupted() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_hints() -> Iterator[None]:
-    """Silences the compiler's hints for its developers, such as about slow fallbacks."""
+    """Silences the hints that the compiler prints for its developers, such as on slow fallbacks."""
     logger = logging.getLogger("torch._inductor.ir")
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -117,8 +118,8 @@ def _without_hints() -> Iterator[None]:
 def _quick_index_analysis() -> Iterator[None]:
     """Skips the compiler's general simplification of linear index expressions.
 
-    The compiler computes the stride of every load of every kernel, and simplifies the index with
-    sympy before. Most indices are linear and cannot be simplified. The attempts take a quarter of
+    For every load of every kernel, the compiler simplifies the index with sympy before it computes
+    the stride. Most indices are linear and cannot be simplified, but the attempts take a quarter of
     the compilation time.
     """
     from torch._inductor import sizevars
@@ -152,9 +153,9 @@ def _quick(name: str, general: Any) -> Any:
 
 
 def _cacheable() -> AbstractContextManager[Any]:
-    """Context in which the compiler caches its output on disk, as with symbolic shapes.
+    """Context in which the compiler caches its output on disk, as it does for symbolic shapes.
 
-    A second compilation of an update then takes 4 s instead of 11 s.
+    If an update has been compiled before, its compilation then takes 4 s instead of 11 s.
     """
     from torch._guards import TracingContext, tracing
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -171,7 +172,7 @@ def _compiled_exactly(module: fx.GraphModule, leaves: list[Tensor]) -> Any:
 
     table = {op: f for op, f in select_decomp_table().items() if op not in _REORDERED}
     for op in _REORDERED:
-        # The compiler's default does the same, unless the environment variable CI is set.
+        # This is the compiler's default, too, unless the environment variable CI is set.
         if op not in lowerings:
             make_fallback(op, override_decomp=True)
     # The cache ignores decompositions, and would return a graph compiled with the defaults.
@@ -183,7 +184,8 @@ _aten = torch.ops.aten
 _LIBRARY = torch.library.Library("torchrl_marl", "FRAGMENT")
 _LIBRARY.define("rows(Tensor[] sources, Tensor index) -> Tensor[]")
 
-# Rational minimax approximation of Eigen and XLA: odd over even powers, lowest first.
+# Rational minimax approximation that Eigen and XLA use: the coefficients of the odd powers of
+# the numerator and of the even powers of the denominator, lowest first.
 _LARGEST = 7.90531110763549805
 _ODD = (
     4.89352455891786e-03,
@@ -207,8 +209,8 @@ def rewrite_for_cpu(module: fx.GraphModule) -> fx.GraphModule:
 
     - ``tanh`` of float32 becomes :func:`rational_tanh`.
     - The bias of a linear layer is added by the kernel that reads the layer's output.
-    - Rows that one index selects from several inputs are gathered once by one operation, instead
-      of by each reader.
+    - If one index selects rows from several inputs, one operation gathers all of these rows once.
+      Otherwise every operation that reads them would gather them again.
     - Norms of a list of tensors are computed tensor by tensor.
 
     Args:
@@ -236,10 +238,10 @@ def rewrite_for_cpu(module: fx.GraphModule) -> fx.GraphModule:
 
 
 def rational_tanh(x: Tensor) -> Tensor:
-    """Returns ``tanh`` as a polynomial of degree 13 over one of degree 6, for float32.
+    """Returns ``tanh`` for float32 as a polynomial of degree 13 divided by one of degree 6.
 
-    The largest absolute error is 4.2e-7, and so is the relative error from 1e-30 on. The function
-    is odd, bounded by 1, and NaN where ``x`` is NaN.
+    The largest absolute error is 4.2e-7, and so is the largest relative error for absolute values
+    of ``x`` from 1e-30 on. The function is odd, bounded by 1, and NaN where ``x`` is NaN.
 
     Shapes:
         - x, returns: any
@@ -277,7 +279,7 @@ def _linear(call: Call, node: fx.Node) -> fx.Node:
 
 
 def _one_by_one(graph: fx.Graph) -> None:
-    """Replaces a norm of a list, which the compiler cannot fuse, by norms of its tensors."""
+    """Replaces the norms of a list of tensors, which the compiler cannot fuse, by one norm each."""
     for node in graph.find_nodes(op="call_function", target=_aten._foreach_norm.Scalar):
         tensors, *order = node.args
         for user in list(node.users):
@@ -290,7 +292,7 @@ def _one_by_one(graph: fx.Graph) -> None:
 
 
 def _gather_once(graph: fx.Graph, written: set[int]) -> None:
-    """Merges all selections of rows by one index into one operation."""
+    """Merges all operations that select rows with the same index into one operation."""
     inputs = graph.find_nodes(op="placeholder")
     unchanged = {x for i, x in enumerate(inputs) if i not in written}
     by_index: dict[fx.Node, list[fx.Node]] = {}
@@ -332,18 +334,18 @@ _LIBRARY.define("computed(Tensor[] values) -> Tensor[]")
 
 
 def compute_before_writes(module: fx.GraphModule) -> fx.GraphModule:
-    """Returns a copy of a graph in which values used after a write are stored before it.
+    """Returns a copy of a graph in which values that are used after a write are stored before it.
 
     This concerns custom operations that write to their inputs, such as a step of Adam. Values
     computed before the write and used after it pass through an operation that stores them. The
-    write takes the stored values as its argument ``before`` and ignores them. Thus the compiler
-    cannot move it before them.
+    write takes the stored values as its argument ``before`` and ignores them. The compiler
+    therefore cannot move the write before the computation of these values.
 
     Args:
         module (GraphModule): graph of ATen and custom operators; not modified.
 
     Raises:
-        CaptureError: if a custom operation writes to its inputs and has no such argument.
+        CaptureError: if a custom operation writes to its inputs and has no argument ``before``.
 
     Examples:
         >>> from torchrl_marl.capture import trace
@@ -396,7 +398,7 @@ def _store_before(graph: fx.Graph, write: fx.Node, stored: set[fx.Node]) -> None
 
 
 def _fresh(graph: fx.Graph, node: fx.Node, fresh: dict[fx.Node, fx.Node]) -> fx.Node:
-    """Returns a node's view of the stored value."""
+    """Returns a node that reads the stored value in place of the given one, which may be a view."""
     if node not in fresh:
         source = _aliased(node)
         assert source is not None
@@ -418,7 +420,7 @@ def _viewed(node: fx.Node) -> fx.Node:
 
 
 def _aliased(node: fx.Node) -> fx.Node | None:
-    """Returns the argument that shares a node's memory, or the operation with several views."""
+    """Returns the node that shares a node's memory: its argument, or an operation with views."""
     if node.target is operator.getitem:
         several = node.args[0]
         return several if isinstance(several, fx.Node) and _aliased(several) else None

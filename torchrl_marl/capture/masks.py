@@ -1,4 +1,4 @@
-"""Reads and writes through boolean masks as ``where``, so that shapes do not depend on data."""
+"""Replaces reads and writes through boolean masks by ``where``, so shapes do not depend on data."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _FULL = slice(None)
 
 
 class Watch(Protocol):
-    """Protocol for queries about tensors."""
+    """Protocol for questions about the tensors of a trace, such as whether two are equal."""
 
     def unrecorded(self) -> AbstractContextManager[None]:
         """Context for computations outside of the graph."""
@@ -49,8 +49,10 @@ class _Tag:
     """Selection of rows by a mask.
 
     Args:
-        mask (Tensor): bool ``[*M]``; for rows of rows, the conjunction of both masks.
-        held (int): value number of the mask when the rows were read.
+        mask (Tensor): bool ``[*M]``; if the rows were selected from rows that another mask had
+            selected, the conjunction of both masks.
+        held (int): number of the mask's values when the rows were read; equal numbers mean equal
+            values.
         number: number of the selection; rows with the same number correspond to each other.
         after (int): number of trailing dims of a row.
     """
@@ -65,20 +67,20 @@ class _Tag:
         return self.mask.reshape(self.mask.shape + (1,) * self.after)
 
     def with_after(self, after: int) -> _Tag:
-        """Returns the same rows with more or fewer trailing dims."""
+        """Returns a tag of the same selection for rows with the given number of trailing dims."""
         return _Tag(self.mask, self.held, self.number, after)
 
 
 @dataclass(frozen=True)
 class _Place:
-    """All rows that an index could select, with the selecting mask."""
+    """All rows that an index could select, and the mask that selects from them."""
 
     rows: Tensor
     tag: _Tag
 
 
 class MaskedRows:
-    """Tensors with rows selected by masks, during a trace.
+    """Keeps track of tensors with rows selected by masks, during a trace.
 
     Args:
         watch (Watch): tracker of tensors that depend on the inputs, and of equal tensors.
@@ -130,7 +132,7 @@ class MaskedRows:
         target.copy_(torch.where(tag.wide(), value.to(target.dtype), target))
 
     def _check_written(self, target: Tensor, tag: _Tag | None, value: Any) -> None:
-        """Raises if rows are written to those of another selection."""
+        """Raises an error if selected rows are written to the rows of another selection."""
         if not isinstance(value, Tensor):
             return
         own = self._tag_of(value)
@@ -145,7 +147,7 @@ class MaskedRows:
     # ------------------------------------------------------------------------------ computing
 
     def apply(self, func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
-        """Calls a function; raises for selected rows if it does not work row by row."""
+        """Calls a function; raises an error if it would not treat selected rows one by one."""
         name = getattr(func, "__name__", str(func))
         places = self._places_of_changing(name, args, kwargs)
         if places is not None:
@@ -202,7 +204,7 @@ class MaskedRows:
         return self._retagged(result, tag, tag.after + first.ndim - x.ndim)
 
     def _reduce_rows(self, func, name: str, x: Tensor, tag: _Tag) -> Tensor:
-        """Reduces over all rows, with the neutral element in unselected ones."""
+        """Reduces over all rows; rows that are not selected count as the neutral element."""
         if name == "sum" and (x.is_floating_point() or x.is_complex()):
             raise self.refusal("the sum of rows chosen by a mask, which depends on their order")
         self._check_unchanged(tag)
@@ -210,7 +212,7 @@ class MaskedRows:
         return func(neutral)
 
     def _behind(self, x: Tensor, tag: _Tag, dim: Any, *, new: bool) -> int | None:
-        """Returns a dim counted from the end; None if it is not after the rows."""
+        """Returns a dim counted from the end; None if it is one of the dims that index the rows."""
         if not isinstance(dim, int):
             return None
         eager = x.ndim - tag.mask.ndim + 1 + new
@@ -268,7 +270,7 @@ class MaskedRows:
         number: Hashable = self._watch.number(mask)
         chosen = mask
         if of_x is not None or of_mask is not None:
-            # Rows of rows: the inner mask has one value per outer row.
+            # Rows selected from selected rows: the inner mask has one value per outer row.
             if of_x is None or of_mask is None or of_x.number != of_mask.number:
                 raise self.refusal("rows chosen by a mask meet another mask")
             if of_mask.after or before or self._before(x) != of_x.mask.ndim:
@@ -287,7 +289,7 @@ class MaskedRows:
         return _Place(rows, self._tag(chosen, number, after))
 
     def _static(self, x: Tensor, parts: tuple) -> tuple:
-        """Returns an index without a changing mask; raises if it affects selected rows."""
+        """Returns an index without a changing mask; raises an error if it affects selected rows."""
         if any(self._tag_of(part) is not None for part in parts):
             raise self.refusal("rows chosen by a mask are used as an index")
         tag = self._tag_of(x)
@@ -313,7 +315,7 @@ class MaskedRows:
     # ----------------------------------------------------------------------------------- tags
 
     def refuse(self, x: Any) -> None:
-        """Raises for rows selected by a mask, where their number would matter."""
+        """Raises an error for selected rows; for functions that depend on the number of rows."""
         if self._tag_of(x) is not None:
             raise self.refusal("the rows that a mask chose are used where their number matters")
 
@@ -345,7 +347,7 @@ class MaskedRows:
 
     @staticmethod
     def refusal(what: str) -> CaptureError:
-        """Returns an error that names the simulator's line."""
+        """Returns an error with a message that names the line of the simulator."""
         return CaptureError(f"{what}, {where()}; use torch.where, which has fixed shapes")
 
 
@@ -362,7 +364,7 @@ def _is_basic(part: Any) -> bool:
 
 
 def _one_for_all(x: Tensor, after: int) -> bool:
-    """Returns whether a tensor has one value for all rows: all dims before them have size 1."""
+    """Returns whether a tensor has one value for all rows: all but the last dims have size 1."""
     return math.prod(x.shape[: max(0, x.ndim - after)]) == 1
 
 
@@ -395,7 +397,7 @@ REDUCING = _named(
 RESHAPING = _named("unsqueeze squeeze")
 JOINING = frozenset({torch.stack, torch.cat})
 
-# Attributes whose reading has no side effect.
+# Attributes that can be read without a side effect.
 HARMLESS = frozenset(
     {
         Tensor.dtype.__get__,  # type: ignore[attr-defined]

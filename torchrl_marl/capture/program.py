@@ -51,7 +51,7 @@ def _set_up() -> None:
 
 @contextlib.contextmanager
 def announce(what: str) -> Iterator[None]:
-    """Announces work to listeners while it lasts, and logs its duration at the end."""
+    """Context of slow work: announces the work to listeners, and finally logs its duration."""
     _set_up()
     began = time.perf_counter()
     for listener in _listeners:
@@ -66,7 +66,7 @@ def announce(what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def announced_to(listener: Listener) -> Iterator[None]:
-    """Adds a listener within this context.
+    """Within the context, calls a listener whenever slow work begins or ends.
 
     Args:
         listener (callable): called as ``listener(description)`` when slow work begins, and as
@@ -84,7 +84,7 @@ _UNPACKED = torch.ops.aten.lift_fresh_copy.default
 
 
 def fold_constants(module: fx.GraphModule) -> int:
-    """Replaces operations on constants by their results; returns their number.
+    """Replaces operations on constants by their results; returns the number of replaced operations.
 
     Tensors that the graph writes in place, also through views, are not constants.
 
@@ -191,7 +191,7 @@ class Program:
 
     Attributes:
         n_operations (int): number of recorded operations.
-        n_kernels (int): number of compiled kernels; 0 if it is not compiled.
+        n_kernels (int): number of compiled kernels; 0 if the graph is not compiled.
         seconds (float): time of recording and compilation.
     """
 
@@ -206,7 +206,7 @@ class Program:
         self.failed: Tensor | None = None
 
     def __call__(self, *inputs: Any) -> Any:
-        """Runs the function on inputs nested like those of the capture."""
+        """Runs the function on inputs that are nested in the same way as the example inputs."""
         leaves = self.flat(pytree.tree_leaves(inputs))
         return self.traced.unflatten(leaves)
 
@@ -227,10 +227,10 @@ class Program:
         self.failed = failed if self.failed is None or failed is None else self.failed | failed
 
     def raise_failed(self) -> None:
-        """Raises the checks that failed since the last call; waits for the device.
+        """Raises an error if a check failed since the last call; waits for the device.
 
         Raises:
-            GraphCheckError: naming the line of the simulator.
+            GraphCheckError: a check failed; the message names the line of the simulator.
         """
         failed, self.failed = self.failed, None
         if failed is not None:
@@ -250,8 +250,8 @@ def capture(
         *inputs: example inputs, with the shapes, dtypes and devices of all later calls.
         name (str): name of the function, for messages.
         execution ("trace", "compile" or "cudagraph"): ``trace`` runs the graph operation by
-            operation, with the bits of eager execution; ``cudagraph`` replays the compiled graph
-            on a GPU.
+            operation, with the same results as eager execution, to the bit; ``cudagraph`` replays
+            the compiled graph on a GPU.
 
     Raises:
         CaptureError: if the path of the function depends on its inputs.
@@ -276,8 +276,9 @@ def compile_trace(
 
     Args:
         traced (Trace): function recorded on these inputs.
-        *inputs, name, execution: as in :func:`capture`; ``exact`` also compiles, but runs torch's
-            kernels where the compiler would compute in another order.
+        *inputs, name, execution: as in :func:`capture`; the additional execution ``exact`` also
+            compiles, but runs torch's kernels where compiled code would round differently, because
+            it computes in another order.
     """
     if execution == "trace":
         return Program(traced, traced.module, traced.seconds, 0)
@@ -294,7 +295,7 @@ def compile_trace(
 
 
 def _written_on_replay(traced: Trace, leaves: Sequence[Tensor], name: str) -> set[int]:
-    """Returns the inputs that a graph writes to; raises if it cannot be a CUDA graph."""
+    """Returns the inputs that a graph writes to; raises an error if it cannot be a CUDA graph."""
     syncs = graph_syncs(traced.module, leaves)
     if syncs:
         raise CaptureError(f"{name} cannot be a CUDA graph, the host would wait in it:\n{syncs}")

@@ -21,7 +21,7 @@ _MACHINERY = (
 
 
 def where() -> str:
-    """Returns file, line and source of the simulator's current statement."""
+    """Returns the file, the line and the source text of the simulator's current statement."""
     frame = user_frame()
     return f"at {site_of(frame)}: {source_of(frame)}"
 

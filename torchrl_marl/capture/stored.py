@@ -78,7 +78,7 @@ def _constants_as_inputs(module: fx.GraphModule) -> tuple[fx.GraphModule, list[T
         node.replace_all_uses_with(placed[name])
         graph.erase_node(node)
     for node in graph.find_nodes(op="placeholder"):
-        node.meta.pop("val", None)  # only some have it, and the inputs suffice
+        node.meta.pop("val", None)  # only some graphs have it, and the inputs suffice
     return fx.GraphModule({}, graph), [getattr(module, name) for name in placed]
 
 
@@ -86,7 +86,7 @@ def _folder() -> Path:
     from torch._inductor.runtime.cache_dir_utils import cache_dir, default_cache_dir
 
     folder = cache_dir()
-    # The default's name is predictable, so that another user may have created it. A folder that
+    # The default folder's name is predictable, so another user may have created it. A folder that
     # the user has chosen is trusted.
     if folder == default_cache_dir() and _is_of_others(folder):
         warnings.warn(
@@ -101,7 +101,7 @@ def _folder() -> Path:
 
 
 def _is_of_others(folder: str) -> bool:
-    user = getattr(os, "getuid", None)  # Windows has none, and a temporary folder for each user
+    user = getattr(os, "getuid", None)  # Windows has none; each user has a temporary folder
     return user is not None and os.stat(folder).st_uid != user()
 
 
@@ -120,7 +120,7 @@ def _key(
 
 
 def _machine() -> tuple:
-    """Returns versions, processor and number of threads, which compiled code depends on."""
+    """Returns the versions, processor and number of threads for which code is compiled."""
     versions = torch.__version__, __version__
     threads = torch.get_num_threads()
     return (*versions, torch.version.git_version, platform.machine(), _processor(), threads)
@@ -157,12 +157,12 @@ def _compile(
         n_kernels = metrics.generated_kernel_count - before
         text = json.dumps({"kernels": n_kernels, "sha256": _digest(whole)})
         (whole / _DESCRIPTION).write_text(text, encoding="utf-8")
-        with contextlib.suppress(OSError):  # another process was faster
+        with contextlib.suppress(OSError):  # another process has stored it in the meantime
             os.rename(whole, folder)
 
 
 def _load(folder: Path) -> tuple[Run, int] | None:
-    """Loads a stored graph and its number of kernels, or None; deletes a damaged one."""
+    """Returns a stored graph and its number of kernels, or None. A damaged graph is deleted."""
     with contextlib.suppress(OSError, ValueError, KeyError):
         description = json.loads((folder / _DESCRIPTION).read_text(encoding="utf-8"))
         if description["sha256"] == _digest(folder):

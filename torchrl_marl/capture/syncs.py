@@ -1,7 +1,7 @@
 """Counts device synchronizations, in eager code or in a graph.
 
 Host and GPU run concurrently until the host reads a value or needs a shape that depends on values.
-Uploads from the host stall both. A captured step does neither.
+Uploads from the host stall both. A captured step neither waits nor uploads.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["Sync", "Syncs", "count_syncs", "graph_syncs"]
 
 _DYNAMIC = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 _INDEXING = ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_")
-# Functions that return values to Python without an operator that a dispatch mode sees.
+# Functions that return values to Python, but call no operator that a dispatch mode could see.
 _READS = (Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.cpu)
 
 Kind = Literal["wait", "upload"]
@@ -38,9 +38,10 @@ class Sync:
     """One synchronization with the device.
 
     Args:
-        kind ("wait" or "upload"): the host waits for a value, or copies one to the device.
+        kind ("wait" or "upload"): whether the host waits for a value, or copies a value to the
+            device.
         operation (str): name of the operation.
-        site (str): file, line and source; in a graph, as far as recorded.
+        site (str): file, line and source text; in a graph, only those that were recorded.
     """
 
     kind: Kind
@@ -49,7 +50,7 @@ class Sync:
 
 
 class Syncs(list[Sync]):
-    """List of synchronizations; as a string, each site with its count."""
+    """List of synchronizations; as a string, each source line with its count."""
 
     @property
     def n_waits(self) -> int:
@@ -66,18 +67,18 @@ class Syncs(list[Sync]):
 
 @contextlib.contextmanager
 def count_syncs(*, strict: bool = False) -> Iterator[Syncs]:
-    """Counts the synchronizations of a ``with`` block that would stall a GPU, also on a CPU.
+    """Counts the synchronizations in a ``with`` block that stall a GPU, or would stall one.
 
-    On a CPU the device of ``torch.tensor(number)`` is unknown, so each call counts as an upload.
-    Copies by ``.to(device)`` are not counted there. Compiled functions are not seen; see
-    :func:`graph_syncs`.
+    The block may run on a CPU. Then the device of ``torch.tensor(number)`` is unknown, so each call
+    counts as an upload, and copies by ``.to(device)`` are not counted. Synchronizations in compiled
+    functions are not counted on any device; see :func:`graph_syncs`.
 
     Args:
-        strict (bool): raise at the first synchronization. On a GPU this also uses
-            ``torch.cuda.set_sync_debug_mode``, which finds all of them.
+        strict (bool): whether to raise an error at the first synchronization. On a GPU this also
+            uses ``torch.cuda.set_sync_debug_mode``, which finds all synchronizations.
 
     Raises:
-        CaptureError: naming the line, if ``strict``.
+        CaptureError: the block synchronizes and ``strict`` is True; the message names the line.
 
     Examples:
         >>> with count_syncs() as syncs:
@@ -143,13 +144,13 @@ class _Calls(TorchFunctionMode):
 
 
 def _is_plain(index: Any) -> bool:
-    """Returns whether an index has no list, which would be uploaded."""
+    """Returns whether an index contains no list; a list would be uploaded."""
     parts = index if isinstance(index, tuple) else (index,)
     return not any(isinstance(x, list) for x in parts)
 
 
 def _kind(op: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any]) -> Kind | None:
-    """Returns the kind of synchronization of an operator for real or fake tensors, or None."""
+    """Returns the kind of synchronization that an operator causes; None if it causes none."""
     name = op._schema.name
     if name in _INDEXING:
         masks = (torch.bool, torch.uint8)

@@ -37,9 +37,9 @@ _SMALL = 16
 class ValueNumbers:
     """Value numbering: tensors with the same number have the same values.
 
-    The same operation on the same numbers gives the same number. So the two masks in
-    ``x[a & b] = x[a & b] + 1`` are known to be equal. A write in place changes the number of a
-    tensor and its views. Tensors with different numbers may still be equal.
+    The same operation on tensors with the same numbers gives a result with the same number. Thus,
+    the two masks in ``x[a & b] = x[a & b] + 1`` are known to be equal. A write in place gives new
+    numbers to the tensor and its views. Tensors with different numbers may still be equal.
 
     Examples:
         >>> values, x = ValueNumbers(), torch.ones(3)
@@ -58,7 +58,7 @@ class ValueNumbers:
         self._held: dict[int, torch.UntypedStorage] = {}
 
     def of(self, x: Tensor, constant: bool = False) -> int:
-        """Returns the number of a tensor's values; equal small tensors share it if ``constant``."""
+        """Returns the number of a tensor's values; equal small constants share a number."""
         place = self._place(x)
         if place not in self._numbers:
             self._numbers[place] = next(self._new)
@@ -114,7 +114,7 @@ class ValueNumbers:
         return storage._cdata, writes, x.storage_offset(), x.shape, x.stride(), x.dtype
 
 
-# Syntax allowed in a guarded write; calls are not, since they may have side effects.
+# Syntax allowed in a guarded write; calls are not allowed, since they may have side effects.
 _SIMPLE = (
     ast.Name,
     ast.Attribute,
@@ -131,7 +131,7 @@ _SIMPLE = (
 
 
 def only_raises(frame: FrameType) -> bool:
-    """Returns whether a line is an ``assert``, or an ``if`` that only raises."""
+    """Returns whether a line is an ``assert``, or an ``if`` that only raises an error."""
     for node in _conditions(frame.f_code.co_filename):
         tested = node if isinstance(node, ast.Assert) else node.test
         if tested.lineno <= frame.f_lineno <= (tested.end_lineno or tested.lineno):
@@ -145,7 +145,7 @@ def only_raises(frame: FrameType) -> bool:
 def guards_masked_writes(frame: FrameType) -> bool:
     """Returns whether a line tests ``if mask.any():`` and then only writes ``x[mask] = ...``.
 
-    The condition can then be dropped: a mask that is False everywhere writes nothing.
+    The condition can then be dropped, because a mask that is False everywhere writes nothing.
     """
     for node in _conditions(frame.f_code.co_filename):
         if isinstance(node, ast.If) and node.test.lineno == frame.f_lineno and not node.orelse:
@@ -198,7 +198,7 @@ def _conditions(file: str) -> list[ast.Assert | ast.If]:
     except SyntaxError:
         return []
     nodes = list(ast.walk(tree))
-    # An error that is caught is a separate path.
+    # If the simulator catches the error, it takes another path.
     caught = [part for node in nodes if isinstance(node, ast.Try) for part in node.body]
     inside = {id(node) for part in caught for node in ast.walk(part)}
     conditions = [node for node in nodes if isinstance(node, (ast.Assert, ast.If))]
@@ -234,12 +234,14 @@ class Trace:
         inputs (TreeSpec): nesting of the inputs.
         outputs (TreeSpec): nesting of the outputs, without the checks.
         constants (dict): index of an output -> its value, if it is not a tensor.
-        checks (list of Check): deferred checks; the last output, bool ``[n_checks]``, is True
-            where one failed.
+        checks (list of Check): deferred checks. The graph's last output, bool ``[n_checks]``, is
+            True for each check that failed.
         seconds (float): time of the recording.
-        captured (list of Tensor): further inputs: outer tensors that the function read, such as
-            weights. They are read in place, so that in-place updates are seen.
-        assumed (set of int): memory of outer tensors on whose values the path depended.
+        captured (list of Tensor): further inputs of the graph: tensors from outside that the
+            function read, such as weights. The graph reads their memory itself, so in-place updates
+            take effect.
+        assumed (set of int): memory of the tensors from outside whose values determined the path of
+            the function.
     """
 
     module: fx.GraphModule
@@ -257,7 +259,7 @@ class Trace:
         return sum(node.op == "call_function" for node in self.module.graph.nodes)
 
     def unflatten(self, leaves: Iterable[Tensor]) -> Any:
-        """Nests flat outputs like the function's."""
+        """Nests flat outputs in the same way as the function nests its outputs."""
         if not self.constants:
             return pytree.tree_unflatten(list(leaves), self.outputs)
         rest = iter(leaves)
@@ -266,10 +268,10 @@ class Trace:
         return pytree.tree_unflatten(full, self.outputs)
 
     def raise_failed(self, failed: Tensor) -> None:
-        """Raises the first check that failed; waits for the device.
+        """Raises the error of the first check that failed; waits for the device.
 
         Raises:
-            GraphCheckError: naming the line of the simulator.
+            GraphCheckError: a check failed; the message names the line of the simulator.
         """
         places = [i for i, x in enumerate(failed.tolist()) if x]
         if not places:
@@ -282,12 +284,13 @@ def trace(function: Callable[..., Any], *inputs: Any) -> Trace:
     """Records one run of a function.
 
     Args:
-        function (callable): function from nested tensors to nested tensors. It may write to its
-            inputs in place; then the graph does, too.
+        function (callable): function from nested tensors to nested tensors. If the function writes
+            to its inputs in place, the graph does, too.
         *inputs: example inputs, with the shapes and devices of all later runs.
 
     Raises:
-        CaptureError: if the path depends on the inputs, or the function writes to an outer tensor.
+        CaptureError: if the path depends on the inputs, or the function writes to a tensor that is
+            not an input and that it did not create.
 
     Examples:
         >>> def double_positive(x):
@@ -315,7 +318,7 @@ def trace(function: Callable[..., Any], *inputs: Any) -> Trace:
         tensors = [x for x in out_leaves if isinstance(x, Tensor)]
         return tensors + ([torch.stack(branches.failed)] if checks else [])
 
-    # One fake mode for the metadata of all results; by default each has a new one.
+    # One fake mode for the metadata of all results; by default each result has a new one.
     mode = FakeTensorMode(allow_fallback_kernels=True)
     with tracing(TracingContext(mode)), _fast_metadata(mode):
         module = make_fx(flat_function, tracing_mode="real", _allow_non_fake_inputs=True)(*flat)
@@ -338,7 +341,7 @@ def trace(function: Callable[..., Any], *inputs: Any) -> Trace:
 
 @contextlib.contextmanager
 def _fast_metadata(mode: FakeTensorMode) -> Iterator[None]:
-    """Records torch's metadata of results without a dispatched operation for each.
+    """Records torch's metadata of results, without dispatching an operation for each result.
 
     The dispatched operations would take a quarter of the recording time.
     """
@@ -364,7 +367,7 @@ def _fast_metadata(mode: FakeTensorMode) -> Iterator[None]:
 
 
 def _lift_outer_tensors(module: fx.GraphModule, watch: _Watch) -> list[Tensor]:
-    """Turns outer tensors into inputs of the graph, and returns them."""
+    """Turns tensors from outside into inputs of the graph, and returns these tensors."""
     last = [node for node in module.graph.nodes if node.op == "placeholder"][-1]
     placed: dict[int, fx.Node] = {}
     captured: list[Tensor] = []
@@ -391,7 +394,7 @@ class _Watch(TorchDispatchMode):
         self._paused = False
         self._dependent: dict[int, torch.UntypedStorage] = {}
         self._own: dict[int, torch.UntypedStorage] = {}
-        # Memory allocated here -> outer memory that it was computed from.
+        # Memory allocated in the trace -> memory from outside that it was computed from.
         self._sources: dict[int, set[int]] = {}
         self.assumed: set[int] = set()
         self._values = ValueNumbers()
@@ -477,7 +480,7 @@ class _Watch(TorchDispatchMode):
 
 
 def _is_dynamic(func, args) -> bool:
-    """Returns whether an operation's output size, or a value for Python, depends on values."""
+    """Returns whether an operation's output size or Python result depends on tensors' values."""
     if func is torch.ops.aten.index.Tensor:  # integer indices have a fixed size
         masks = (torch.bool, torch.uint8)
         return any(index is not None and index.dtype in masks for index in args[1])

@@ -1,4 +1,4 @@
-"""Asynchronous collection: a batch consists of the fragments that arrive first.
+"""Asynchronous collection: a batch consists of the parts that arrive first, from any shards.
 
 Shapes: E envs in a batch, T steps.
 """
@@ -24,22 +24,25 @@ class AsynchronousCollector:
 
     A *fragment* is T steps of one shard. An actor that has finished its fragments starts new ones
     at once, with the newest weights. A batch has as many fragments as there are shards, and a fast
-    shard may contribute several. Fragments of too old a policy are dropped and counted. Batches
-    depend on timing, so runs cannot be repeated exactly;
+    shard may contribute several. Fragments that were collected with too old a policy are dropped
+    and counted. Batches depend on timing, so runs cannot be repeated exactly;
     :class:`~torchrl_marl.collectors.sharded.ShardedCollector` is reproducible.
 
     Args:
-        placement (OnRay): the shards, which write the sums of unfinished episodes into batches.
+        placement (OnRay): the shards. They must write into batches the rewards and lengths summed
+            so far in unfinished episodes.
         policy (nn.Module): policy of the learner.
-        max_lag (int): maximum age of a fragment's weights, in batches that were learned from since.
+        max_lag (int): maximum age of a fragment's weights: the number of batches that the policy
+            has learned from since then.
         device (torch.device, optional): device of batches.
 
     Attributes:
-        follows (bool): False, since the rows of a batch do not continue those of the last batch.
+        follows (bool): False: an episode in a row of a batch need not continue in the same row of
+            the next batch.
 
     Keys:
-        - writes: ``("collector", "policy_version")``: the number of batches from which the acting
-          policy had learned, ``[E, T]``
+        - writes: ``("collector", "policy_version")``: the number of batches that the acting policy
+          had learned from, ``[E, T]``
     """
 
     follows = False
@@ -91,7 +94,7 @@ class AsynchronousCollector:
         return batch
 
     def _fresh(self, shard: int, version: int, played: ShardResult) -> list[TensorDictBase]:
-        """Returns a list with the fragment and its policy version; empty for too old a policy."""
+        """Returns a list with a fragment's batch; empty if the policy that acted was too old."""
         if self.version - version > self.max_lag:
             self.dropped += 1
             return []
@@ -110,7 +113,7 @@ class AsynchronousCollector:
         self._playing[self.placement.play(a, entry)] = a, self.version, entry
 
     def _wait(self, weights: Weights) -> None:
-        """Waits for an actor to finish its fragments, takes them, and starts it again."""
+        """Waits for an actor with finished fragments, takes them, and starts new ones on it."""
         call = self.placement.first(list(self._playing))
         a, version, entry = self._playing.pop(call)
         journal = ReplayLog(keeps=all(state is not None for state in self._snapshots))
@@ -125,7 +128,7 @@ class AsynchronousCollector:
         """Does nothing: each shard has checked its part of the batch."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the shards' last snapshots; after resuming, pending fragments start again."""
+        """Returns the shards' last snapshots; fragments in progress start again after resuming."""
         known = all(state is not None for state in self._snapshots)
         numbers = {"frames": self.frames, "version": self.version, "dropped": self.dropped}
         return {**numbers, "shards": list(self._snapshots) if known else None}
@@ -134,7 +137,7 @@ class AsynchronousCollector:
         """Restores a saved state; an empty one starts new episodes.
 
         Returns:
-            bool: False, since rows do not continue those of the last batch.
+            bool: False: episodes do not continue in the same rows of the next batch.
         """
         self.frames = state.get("frames", self.frames)
         self.version, self.dropped = state.get("version", 0), state.get("dropped", 0)

@@ -28,7 +28,7 @@ _SCALARS = (bool, int, float, str, type(None))
 
 
 def fingerprint(thing: Any) -> tuple:
-    """Returns a fingerprint of a policy or transform: its modules, tensors and attributes.
+    """Returns a fingerprint of the modules, tensors and attributes of a policy or transform.
 
     The values of tensors are left out, since a graph reads the tensors' current values.
 
@@ -156,7 +156,7 @@ class CapturedRollout:
         return TensorDictLayout.of(keys, nesting.inner, nesting.device)
 
     def _loop(self, program: Program, n_state: int, n_carry: int) -> Loop:
-        """Returns a function of flat tensors that makes T steps, on a GPU in one graph."""
+        """Returns a function of flat tensors that makes T steps; a CUDA graph contains all T."""
         moving = n_state + n_carry + 1  # 1: the number of initial states used
 
         def loop(*inputs: Tensor) -> list[Tensor]:
@@ -180,7 +180,8 @@ class CapturedRollout:
         """Refills the pool of initial states; waits for the device, so call it between batches.
 
         Raises:
-            CaptureError: the twin environment, with its transforms, cannot be reset.
+            CaptureError: a copy of the environment, from which initial states are drawn, cannot be
+                reset with its transforms.
         """
         transforms = [(fingerprint(x), _versions(x)) for x in self._parts()]
         changed = self._seen_through is not None and transforms != self._seen_through
@@ -215,7 +216,7 @@ class CapturedRollout:
                 raise CaptureError("the policy or a transform changes attributes when it is called")
             outer.belong_to(program)
             loop = self._loop(program, len(state), len(now))
-            # Capturing finds the tensors that the path depends on, which change the signature.
+            # Capturing finds the tensors that determine the path; they change the signature.
             key = (*acts, self.captured.signature())
             # A reference to the policy is kept, so that no other object gets its id.
             self._programs[key] = program, nesting, loop, outer, policy
@@ -294,7 +295,7 @@ class CapturedRollout:
                     )
 
     def _as_given(self, acted: TensorDictBase) -> TensorDictBase:
-        """Returns a step as the environment receives it from its transforms."""
+        """Returns a step in the form in which the transforms pass it to the environment."""
         if not isinstance(self.env, TransformedEnv):
             return acted
         return self.env.transform.inv(acted.copy())
@@ -319,7 +320,7 @@ class CapturedRollout:
 
 
 def _tried(call: Callable[[], Any], what: str) -> Any:
-    """Calls a function; turns its errors into :class:`CaptureError`, so that steps run eagerly."""
+    """Calls a function; turns its errors into :class:`CaptureError`, so steps then run eagerly."""
     try:
         return call()
     except UserError:

@@ -20,10 +20,12 @@ class Collector(Protocol):
     """Steps environments with a policy and returns batches ``[E, T]``.
 
     Episodes continue from one batch to the next. The environments may be in this process, in other
-    processes or on other machines, and run eagerly or as graphs; training code is the same.
+    processes or on other machines, and may run eagerly or as graphs. Training code does not depend
+    on this.
 
     Attributes:
-        follows (bool): whether the rows of a batch continue those of the last batch.
+        follows (bool): whether each row of a batch continues the episode in the same row of the
+            last batch.
         renewed (Tensor, optional): mask of the envs that lost their running episodes before the
             last batch, bool ``[E]``; None if no env did.
     """

@@ -31,9 +31,10 @@ class MatchPolicy(TensorDictModuleBase):
     """The learning policy, with stored players in some seats of some envs.
 
     The envs are split once: in the first envs the policy plays all seats, in the next ones only the
-    first seat, then only the second, and so on. In these, each env samples one player by
-    ``chances`` at the start of an episode, which plays all other seats until the episode ends.
-    Players and probabilities are data of the graph, so changes do not need a new graph.
+    first seat, then only the second, and so on. In the envs in which the policy plays one seat, one
+    player is sampled by ``chances`` at the start of each episode, and plays all other seats until
+    the episode ends. A captured graph reads the players and their probabilities from tensors, so
+    changing them does not need a new graph.
 
     Args:
         policy (TeamPolicy): the learning policy, which acts for all groups.
@@ -46,9 +47,10 @@ class MatchPolicy(TensorDictModuleBase):
     Keyword Args:
         n_slots (int): number S of slots for stored players.
         guests (sequence of callable): other policies, which are players S, S + 1 and so on.
-        exploiters (sequence of TeamPolicy): policies that learn only to beat this one. Each has
-            the same number of envs, taken from the first ones, and plays one seat in each. This
-            policy plays the other seats there, without learning.
+        exploiters (sequence of TeamPolicy): policies that learn only to beat this one. Each
+            exploiter has the same number of envs, taken from the first envs, and plays one seat in
+            each of them. The policy of this class plays the other seats of these envs, without
+            learning.
         exploited (sequence of int): number of envs in which an exploiter plays each seat.
         block (int): number of rows per block, see :class:`~torchrl_marl.modules.Players`.
 
@@ -58,13 +60,14 @@ class MatchPolicy(TensorDictModuleBase):
             for each learning seat, ``[n_seats, K]``. Change it in place.
         learns (dict): group -> mask of the agents for which the policy acts, ``[E, N]``.
         rows (Tensor): indices of the envs with stored players, ``[R]``.
-        seat (Tensor): learning seat in each of these envs, ``[R]``.
+        seat (Tensor): learning seat in each of the envs ``rows``, ``[R]``.
         n_exploited (int): number of envs of one exploiter.
-        exploited_seat (Tensor): seat of the exploiter in each of its envs, ``[n_exploited]``.
+        exploited_seat (Tensor): seat that an exploiter plays in each of its envs,
+            ``[n_exploited]``.
 
     Shapes:
-        - ``(group, "player")``: int64 ``[E, N]``: k for player k - 1, 0 for the policy or for a
-          player that is not sampled yet
+        - ``(group, "player")``: int64 ``[E, N]``: k + 1 for player k; 0 for the policy, or if no
+          player is sampled yet
         - ``(group, "learns")``: bool ``[E, N]``
 
     Keys:
@@ -131,7 +134,7 @@ class MatchPolicy(TensorDictModuleBase):
         for name, group in team.groups.items():
             learns = _learns(seats, learning_seat, name, group.n_agents)
             self.register_buffer(f"_learns_{name}", learns, persistent=False)
-        # For each actor, positions in `rows` of the envs in which it does not act for all agents.
+        # For each actor: the envs in which it does not act for all agents, as positions in `rows`.
         self._groups = [[own.name for own in one.group.sources] for one in self.players]
         for i, names in enumerate(self._groups):
             acts = torch.stack([~self.learns[name][self.rows].all(-1) for name in names]).any(0)
@@ -204,7 +207,7 @@ class MatchPolicy(TensorDictModuleBase):
         return acted
 
     def _playing(self, tensordict: TensorDictBase) -> Tensor:
-        """Returns the player of each env, ``[R]``, counted from 1; 0 if none is sampled yet."""
+        """Returns the number of each env's player, ``[R]``, from 1; 0 if none is sampled yet."""
         found = []
         for group in self.team.groups.values():
             player = tensordict.get(group.key("player"), None)
@@ -217,7 +220,7 @@ class MatchPolicy(TensorDictModuleBase):
         return torch.stack(found).amax(0)[self.rows]
 
     def _draw(self, tensordict: TensorDictBase) -> Tensor:
-        """Returns the player of each env, ``[R]``, from 1; samples it if an episode begins."""
+        """Returns each env's player, ``[R]``, counted from 1; samples it if an episode begins."""
         playing = self._playing(tensordict)
         reach = self.chances.cumsum(-1)[self.seat]
         point = torch.rand(reach[:, :1].shape, dtype=reach.dtype, device=reach.device)
@@ -239,7 +242,8 @@ class MatchPolicy(TensorDictModuleBase):
             theirs (TensorDictBase): outputs of the players in the envs ``self.rows[place]``.
             place (Tensor or slice): positions of these envs in ``self.rows``.
             groups (sequence of str): groups for which the players act.
-            own (Tensor, optional): mask of the envs of one player among them, bool; default: all.
+            own (Tensor, optional): bool mask of the envs in ``place`` in which one of the players
+                plays; default: all.
         """
         rows = self.rows[place]
         others = {name: ~self.learns[name][rows] for name in groups}
@@ -260,7 +264,7 @@ class MatchPolicy(TensorDictModuleBase):
     def _exploit(
         self, acted: TensorDictBase, before: TensorDictBase, exploiter: nn.Module, rows: Tensor
     ) -> None:
-        """Writes an exploiter's actions for its seat in its envs; only it learns there."""
+        """Writes an exploiter's actions for its seats, and that only the exploiter learns there."""
         learns = {name: self.get_buffer(f"_exploits_{name}") for name in self.team.groups}
         _replace(acted, exploiter(before[rows]), rows, learns)
         for name, own in learns.items():

@@ -55,7 +55,7 @@ def answer_of(ray: Any, result: Any, ready: bool, timeout: float, who: str = "")
         who (str): prefix of the message of a :class:`UserError`.
 
     Raises:
-        UserError: the actor raised one, which the user can correct.
+        UserError: the actor raised a :class:`UserError`, whose cause the user can correct.
     """
     if not ready:
         return ActorFailure(f"was silent for {timeout:g} s (distributed.timeout)", lost=True)
@@ -75,7 +75,7 @@ def _named(cause: UserError, who: str, traceback: str) -> UserError:
     if not who:
         return cause
     kind = type(cause)
-    error = kind.__new__(kind, f"{who}: {cause}")  # its __init__ may have other arguments
+    error = kind.__new__(kind, f"{who}: {cause}")  # the error's __init__ may have other arguments
     error.add_note(f"There:\n{traceback}")
     return error
 
@@ -94,9 +94,9 @@ _TO_IMPORT = 300.0  # minimum timeout, in seconds, for an actor to import and bu
 class OnRay:
     """Shards on Ray actors, which are replaced if they die, fail or stop answering.
 
-    A lost shard is restored from its last snapshot and replays the batches since then, so failures
-    do not change a run by a single bit. Without a snapshot, the shard begins new episodes. Restarts
-    and lost episodes are counted.
+    A lost shard is restored from its last snapshot and replays the batches since then, so a run
+    with failures gives the same results, to the bit. Without a snapshot, the shard begins new
+    episodes. Restarts and lost episodes are counted.
 
     Args:
         makers (sequence of callable): ``maker(life)`` builds a shard, in any process.
@@ -192,7 +192,7 @@ class OnRay:
         return self.actors[a].play.remote(self._ray.put(to_arrays(entry.weights)), entry.with_state)
 
     def first(self, calls: Sequence[Any]) -> Any:
-        """Waits for the first of several calls to end; after the timeout, returns the oldest."""
+        """Returns the first of several calls that has ended; after the timeout, the oldest call."""
         ended, _ = self.connection.wait(calls, 1, self.timeout)
         return next(iter(ended), calls[0])
 
@@ -210,7 +210,7 @@ class OnRay:
         return played
 
     def _played(self, a: int, answer: Any, journal: ReplayLog) -> list[ShardResult]:
-        """Returns the batches of an actor's shards; if it failed, they are played again first."""
+        """Returns the batches of an actor's shards; plays them again if the actor has failed."""
         if isinstance(answer, ActorFailure):
             answer = self._put_back(a, answer, journal)
         own = zip(self.own[a], answer)
@@ -230,7 +230,7 @@ class OnRay:
     # -------------------------------------------------------------------------------- deaths
 
     def _put_back(self, a: int, failure: ActorFailure, journal: ReplayLog) -> Any:
-        """Restores a failed actor's shards; returns their part of the oldest batch in progress."""
+        """Restores a failed actor's shards; returns their part of the batch that began first."""
         tries = 1
         while tries <= self.max_restarts:
             self._replace(a, failure)
@@ -302,7 +302,7 @@ class OnRay:
             self._spares.append(spare)
 
     def _make(self, a: int, states: Mapping[int, Mapping[str, Any]], trust: bool) -> Any:
-        """Starts to build an actor's shards; the answer says which ones lost no episodes."""
+        """Starts to build an actor's shards; its answer says which shards have lost no episodes."""
         makers = {i: self.makers[i] for i in self.own[a]}
         lives = {i: self._lives[i] for i in makers}
         own = {i: states[i] for i in makers if i in states}
@@ -314,10 +314,11 @@ class OnRay:
         trust: bool = False,
         only: Sequence[int] | None = None,
     ) -> dict[int, bool]:
-        """Builds the shards of some or all actors; returns, per shard, whether it lost no episodes.
+        """Builds the shards of the given actors; returns, per shard, True if it lost no episodes.
 
         Raises:
-            WorkerError: an actor fails; the message names its shards, with its traceback.
+            WorkerError: an actor fails; the message names the actor's shards, and has its
+                traceback.
         """
         kept: dict[int, bool] = {}
         which = range(len(self.actors)) if only is None else only
@@ -354,7 +355,7 @@ class OnRay:
         return answer
 
     def load(self, states: Sequence[Mapping[str, Any]] | None) -> list[bool]:
-        """Restores the shards; without states, starts new episodes in all of them."""
+        """Restores the shards; if there are no states, all shards start new episodes."""
         self._pending.clear()
         given: dict[int, Mapping[str, Any]] = {}
         for i in range(len(self.makers)):
@@ -368,7 +369,7 @@ class OnRay:
 
     def close(self) -> None:
         """Stops the actors; also stops Ray if it was started for them."""
-        # At exit Ray may be down already, and a call would start it again.
+        # When Python exits, Ray may have been shut down already, and a call would start it again.
         for actor in (*self.actors, *self._spares) if self._ray.is_initialized() else ():
             self._ray.kill(actor)
         self.actors, self._spares = [], []

@@ -1,4 +1,4 @@
-"""The connection to Ray, which all runs of a process share and the last one closes."""
+"""The connection to Ray, which all runs of a process share; the last run closes it."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Connection:
         self._leaving = True
 
     def _watch(self, pid: int, text: str) -> None:
-        with contextlib.suppress(OSError):  # it has ended already
+        with contextlib.suppress(OSError):  # the process has ended already
             descriptor = os.pidfd_open(pid)
             try:
                 select.select([descriptor], [], [])
@@ -151,7 +151,7 @@ def _start(ray: Any, address: str | None, cpus: float) -> None:
     ours = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGTERM) if ours else None
     try:
-        # Ray draws ports from Python's random generator, which must not change the run's.
+        # Ray draws ports from Python's random generator, but must not change the run's numbers.
         with RandomState(secrets.randbits(32)).active():
             _reach(address)
             with _on_loopback() if address is None else contextlib.nullcontext():
@@ -181,10 +181,10 @@ def _raylet(ray: Any) -> int | None:
 
 @contextlib.contextmanager
 def _on_loopback() -> Iterator[None]:
-    """Makes a Ray started within the context listen at 127.0.0.1 only.
+    """Makes Ray listen at 127.0.0.1 only, if it is started within the context.
 
-    The option ``_node_ip_address="127.0.0.1"`` is not enough: Ray replaces it by the machine's
-    network address.
+    The option ``_node_ip_address="127.0.0.1"`` is not enough, because Ray replaces this address by
+    the machine's network address.
     """
     from ray._private import ray_constants
 

@@ -82,7 +82,7 @@ def check_finite(team: TeamSpec, data: TensorDictBase) -> None:
 
 
 def _place(broken: Tensor, data: TensorDictBase) -> str:
-    """Describes the env and step of the first True in a batch ``[E, T]`` or step ``[E]``."""
+    """Returns a text with the env and step of the first True in a mask ``[E, T]`` or ``[E]``."""
     where = broken.nonzero()[0].tolist()[: data.ndim]
     return ", ".join(f"{n} {i}" for n, i in zip(("env", "step"), where))
 
@@ -160,9 +160,10 @@ class RolloutCollector:
             yields None.
         storing_device (torch.device, optional): device of batches.
         execution ("eager", "trace", "compile" or "cudagraph"): how steps of policy and environment
-            are executed: eagerly, or as a graph that includes resets. The graph is run operation
-            by operation, compiled, or replayed by a GPU. The first batch captures it. An
-            environment that cannot be captured runs eagerly, with a warning.
+            are executed: eagerly, or as a graph that includes resets. ``trace`` runs the graph
+            operation by operation, ``compile`` compiles it, and with ``cudagraph`` a GPU replays
+            it. The graph is captured with the first batch. An environment that cannot be captured
+            runs eagerly, with a warning.
         team (TeamSpec, optional): groups whose observations and rewards must be finite;
             :meth:`rollout` and :meth:`finish` check this.
 
@@ -288,8 +289,8 @@ class RolloutCollector:
     def finish(self, batch: TensorDictBase) -> None:
         """Checks a batch that has been learned from, and prepares the next one.
 
-        It reads the simulator's deferred checks, checks the batch, and refills the pool of initial
-        states. Unlike the collection of a batch by graphs, it waits for the device.
+        This method reads the simulator's deferred checks, checks the batch, and refills the pool of
+        initial states. It waits for the device, which the collection of a batch by graphs does not.
 
         Raises:
             GraphCheckError: a check of the simulator failed in the batch.
@@ -355,7 +356,7 @@ class RolloutCollector:
         )
 
     def raise_failed(self) -> None:
-        """Raises the errors of the simulator's checks that graphs have deferred.
+        """Raises an error if one of the simulator's checks that graphs have deferred has failed.
 
         Raises:
             GraphCheckError: a check failed; the message names the line of the simulator.
@@ -407,7 +408,7 @@ class RolloutCollector:
         batch.set(("collector", "traj_ids"), ids[:-1].transpose(0, 1).reshape(batch.shape))
 
     def _ends(self, batch: TensorDictBase) -> Tensor:
-        """Returns the ends of episodes: ``done`` at the root, or else where all agents are done."""
+        """Returns the ends of episodes: the root's ``done``, or else steps with all agents done."""
         keys = ["done"] if "done" in self.env.done_keys else self.env.done_keys
         ends = [batch.get(("next", key)).reshape(*batch.shape, -1).all(-1) for key in keys]
         return torch.stack(ends).all(0)
@@ -433,7 +434,7 @@ class RolloutCollector:
         cast(torch.nn.Module, self.policy).load_state_dict(weights)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state for resuming, with running episodes if snapshots are possible."""
+        """Returns the state for resuming; includes running episodes if snapshots are possible."""
         # No snapshot before the first batch: taking one may start an episode in some envs.
         begun = self._carry is not None
         state: dict[str, Any] = {

@@ -67,8 +67,8 @@ def shard_seed(seed: int, shard: int, life: int = 0) -> int:
 class Shard:
     """Part of a run's environments, with a collector and a separate random state.
 
-    A shard gives the same results in any process, next to any other shards, because it has its own
-    random state and number of threads.
+    A shard has its own random state and its own number of threads. Its results are therefore the
+    same in any process, and next to any other shards.
 
     Args:
         env (EnvBase): environment with dense groups.
@@ -202,7 +202,7 @@ def from_arrays(arrays: Mapping[Any, tuple[np.ndarray, bool]]) -> dict[Any, Tens
 
 
 def pack(batch: TensorDictBase) -> dict[str, Any]:
-    """Returns a TensorDict as arrays and batch sizes, including those of nested TensorDicts.
+    """Returns a TensorDict as arrays and batch sizes, with those of its nested TensorDicts.
 
     Examples:
         >>> batch = TensorDict({"cars": TensorDict({"x": torch.ones(2, 3)}, [2, 3])}, [2])
@@ -233,7 +233,7 @@ def _to_array(value: Tensor) -> tuple[np.ndarray, bool]:
 
 
 class ShardActor:
-    """Ray actor: a separate process for some of a run's shards.
+    """Ray actor: a separate process that holds one or more of a run's shards.
 
     Examples:
         >>> ShardActor().ready()
@@ -244,7 +244,7 @@ class ShardActor:
         self.shards: dict[int, Shard] = {}
 
     def ready(self, *makers: Callable[[int], Shard]) -> bool:
-        """Returns True; the call makes the process import the modules that the makers need."""
+        """Returns True; the call makes the process import the modules for building shards."""
         return True
 
     def process(self) -> int:
@@ -264,7 +264,7 @@ class ShardActor:
             makers (mapping): index of a shard -> ``maker(life)``.
             lives (mapping): index -> number of restarts without a snapshot.
             states (mapping): index -> saved state, for shards that have one.
-            trust (bool): whether to unpickle environments in the states.
+            trust (bool): whether to unpickle the environments that the states contain.
 
         Returns:
             dict: index -> True if the shard has lost no episode.

@@ -29,7 +29,7 @@ Weights = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class WeightsRecord:
-    """Description of a batch that has begun."""
+    """Record of a batch that has begun, from which it can be replayed."""
 
     weights: Weights
     """Weights of the policy in this batch."""
@@ -41,14 +41,15 @@ class ReplayLog:
     """Snapshots of all shards, and a record of the batches that have begun since.
 
     A lost shard is restored from its snapshot and replays the batches of ``entries``. The learner
-    has already taken the first ``taken`` of them.
+    has already taken the first ``taken`` of these batches.
 
     Args:
-        keeps (bool): whether to keep records of batches that were taken. False if lost shards begin
-            new episodes.
+        keeps (bool): whether to keep the records of batches that were taken. False if lost shards
+            begin new episodes instead of replaying batches.
 
     Attributes:
-        snapshots (list of dict, optional): snapshots of the shards; None for their initial states.
+        snapshots (list of dict, optional): snapshots of the shards; None if the shards are replayed
+            from their initial states.
         entries (list of WeightsRecord): batches that have begun since the snapshots.
         taken (int): number of these batches that were taken.
 
@@ -106,7 +107,7 @@ class ShardResult:
 
 
 class Placement(Protocol):
-    """Protocol of shards in this process or elsewhere; the batch begun first is taken first.
+    """Protocol of shards in this process or elsewhere; batches are taken in the order they began.
 
     Attributes:
         counters (dict): counts of restarts and lost episodes, for the metrics.
@@ -201,16 +202,17 @@ class LocalPlacement:
 class ShardedCollector:
     """Collects batches ``[E, T]`` from shards, with the envs in the order of the shards.
 
-    Shards that are in other processes or collect ahead use the policy's weights at the start of
-    their batch. The batch of iteration ``k`` begins when iteration ``k - overlap`` has ended, so
-    batches do not depend on the placement of the shards.
+    Shards that are in other processes or collect ahead act with the weights that the policy had at
+    the start of the batch. The batch of iteration ``k`` begins when iteration ``k - overlap`` has
+    ended, wherever the shards are, so batches do not depend on the placement of the shards.
 
     Args:
         placement (Placement): the shards.
         policy (nn.Module): policy of the learner.
-        overlap (int): number of batches that are begun ahead of learning.
+        overlap (int): number of batches that are collected ahead of learning.
         snapshot_every (int): number of batches between two snapshots, from which lost shards are
-            restored. 0: no snapshots; the shards are asked for their states when a run is saved.
+            restored. With 0 there are no snapshots, and the shards are asked for their states when
+            a run is saved.
         live (bool): whether the shards use the learner's policy itself.
         device (torch.device, optional): device of batches; by default that of the shards.
 
@@ -219,7 +221,7 @@ class ShardedCollector:
             last batch, bool ``[E]``; None if no env did.
 
     Keys:
-        - writes: ``("collector", "traj_ids")``, ``[E, T]``, unique over all shards
+        - writes: ``("collector", "traj_ids")``, ``[E, T]``, unique among all shards
 
     Examples:
         >>> from functools import partial

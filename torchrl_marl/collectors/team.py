@@ -31,7 +31,8 @@ class TeamPolicy(TensorDictSequential):
 
     Args:
         actors (iterable of TensorDictModuleBase): one actor for each group, with different output
-            keys. The parts of a joined actor are called together, once.
+            keys. If several actors are parts of one joined actor, it is called once for all of
+            them.
         team (TeamSpec, optional): team whose groups must all have an actor.
 
     Raises:
@@ -90,7 +91,7 @@ def check_actions(written: Sequence[NestedKey], needed: Sequence[NestedKey]) -> 
 
 
 def snapshot_env(env: EnvBase) -> dict[str, Any] | None:
-    """Returns a snapshot of an environment and its transforms; None if it does not support that."""
+    """Returns a snapshot of an environment and its transforms; None if it supports no snapshots."""
     base = env.base_env if isinstance(env, TransformedEnv) else env
     if not hasattr(type(base), "snapshot"):
         return None
@@ -112,7 +113,7 @@ def restore_env(env: EnvBase, state: dict[str, Any]) -> None:
 
 
 def carry_to_dict(carry: TensorDictBase) -> dict[str, Any]:
-    """Returns a step as a dict; a lazily stacked group is a list of its agents."""
+    """Returns a step as a dict, in which a lazily stacked group becomes a list of its agents."""
     state: dict[str, Any] = {}
     for key, value in carry.items():
         if is_lazy(value):

@@ -45,9 +45,9 @@ def adam_(
         means, squares: ``exp_avg`` and ``exp_avg_sq`` of the optimizer's state.
         steps: ``step`` of the optimizer's state, float scalars.
         lr (Tensor): learning rate, a scalar.
-        skip (Tensor): 1 to change nothing, else 0; a float scalar.
-        frozen (sequence of Tensor): for each parameter, a mask of its rows that must not change;
-            bool, a scalar or ``[rows, 1, ...]``. Empty if no row is frozen.
+        skip (Tensor): a float scalar: 1 to change nothing, otherwise 0.
+        frozen (sequence of Tensor): for each parameter, a mask of its rows that must not change:
+            bool, a scalar or ``[rows, 1, ...]``. The sequence is empty if no row is frozen.
         betas (tuple): Adam's two decay rates.
         eps (float): Adam's epsilon.
 
@@ -76,7 +76,7 @@ def adam_(
 
 
 class Adam(torch.optim.Adam):
-    """Adam with a step that a captured graph may contain, :meth:`take`.
+    """Adam with a method :meth:`take`, a step that a captured graph may contain.
 
     Args:
         parameters (iterable of Tensor): parameters to train.
@@ -172,7 +172,7 @@ def move(
     frozen: Sequence[Tensor] = (),
     members: Members | None = None,
 ) -> None:
-    """Takes a step of Adam with some of an optimizer's parameters; they must have moments.
+    """Takes a step of Adam with the given parameters of an optimizer, which must have moments.
 
     Args:
         optimizer (Adam): torch's Adam, or :class:`Adam` for a population.

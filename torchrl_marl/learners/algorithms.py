@@ -1,4 +1,4 @@
-"""Registry of algorithms, with their descriptions, settings and learners. Imports no torch.
+"""Registry of algorithms with their descriptions, settings and learners; imports no torch.
 
 A new algorithm needs a config, a learner and one line: an entry of the table below, a call of
 :func:`register_algorithm`, or an entry point for an :class:`Algorithm` in the ``setup.py`` of your
@@ -47,7 +47,7 @@ class Algorithm:
 
 
 _USE = "use {{at}}.algorithm={}".format
-# Advice for the names of algorithms that have another name here.
+# Advice for common names of algorithms that have another name in this library.
 _ELSEWHERE = {
     "ppo": f"PPO for a team is mappo, or ippo with critics of single agents: {_USE('mappo')}",
     "a2c": f"the nearest is mappo: {_USE('mappo')}",
@@ -94,7 +94,7 @@ _RANDOM = (
 
 
 class Algorithms(Registry[Algorithm]):
-    """Registry of algorithms, each of which is a variant of the settings ``learner``."""
+    """Registry of algorithms; each is a variant of the settings section ``learner``."""
 
     def words(self) -> dict[str, str]:
         """Returns the name and the description of every algorithm."""
@@ -106,7 +106,7 @@ class Algorithms(Registry[Algorithm]):
         return None if found is None else self.load(word, found.config)
 
     def advice(self, word: str) -> str | None:
-        """Returns advice on an algorithm that has another name here, or None."""
+        """Returns advice on an algorithm that has another name in this library, or None."""
         return _ELSEWHERE.get(word.lower().replace("-", "").replace("_", ""))
 
     def learner(self, word: str) -> Any:
@@ -202,7 +202,7 @@ def register_algorithm(
 
 
 def group_config(default: LearnerConfig, own: Mapping[str, Any] | None, name: str) -> LearnerConfig:
-    """Returns the settings of a group's learner: the defaults with the group's overrides.
+    """Returns the settings of a group's learner: the default settings with the group's overrides.
 
     Args:
         default (LearnerConfig): settings of all groups.

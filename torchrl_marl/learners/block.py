@@ -56,7 +56,7 @@ class Block:
     Attributes:
         joined (dict): names such as ``"a"`` or, for several groups, ``"a+b"`` -> the group that is
             trained.
-        births (Births): agents already born in the running episodes.
+        births (Births): which agents have been born in the running episodes.
 
     Examples:
         >>> from torchrl_marl import TeamSpec
@@ -88,13 +88,14 @@ class Block:
         self.births = Births({own.name: own for group in all_groups for own in group.sources})
 
     def gather(self, batch: TensorDictBase) -> TensorDictBase:
-        """Returns a copy of the batch with the joined groups, dense, and their flags.
+        """Returns a copy of the batch with the joined groups in dense form, and their flags.
 
         The flags are those of :mod:`torchrl_marl.objectives.flags`. Batches must be passed in
-        order, because births are tracked from one to the next.
+        order, because births are tracked from one batch to the next.
 
         Shapes:
-            - batch: ``[E, T]``, ``[P * E, T]`` of a population; returns ``[E, T]``
+            - batch: ``[E, T]``, or ``[P * E, T]`` for a population
+            - returns: ``[E, T]`` in both cases
         """
         data, following = self._blank(batch), batch.get("next")
         for group in self.groups.values():
@@ -123,7 +124,7 @@ class Block:
             yield _put(group, now, then, data)
 
     def _blank(self, batch: TensorDictBase) -> TensorDictBase:
-        """Returns the TensorDict for joined groups: a copy of the batch, or empty with members."""
+        """Returns a TensorDict for joined groups: a copy of the batch; empty for a population."""
         if self.n_members == 1:
             return batch.copy()
         n_envs, *others = batch.shape
@@ -143,7 +144,7 @@ class Block:
         now: TensorDictBase,
         then: TensorDictBase,
     ) -> None:
-        """Writes the flags of the groups of which a joined group consists."""
+        """Writes the flags of a joined group, taken from the groups of which it consists."""
         if group.mask_key is None:
             return
         for leaf, place, key in (("alive", now, ALIVE), ("bootstraps", then, BOOTSTRAPS)):
@@ -296,7 +297,7 @@ class BlockLearner(nn.Module):
         """Trains on a batch; called by :meth:`learn`."""
 
     def learn(self, batch: TensorDictBase) -> TensorDict:
-        """Trains on a batch; metrics are tensors, ``(group, name)``, ``[P]`` for a population.
+        """Trains on a batch; returns metrics ``(group, name)``: scalars; ``[P]`` for a population.
 
         Raises:
             NonFiniteError: a loss or gradient is not finite; in a population, for every member.
@@ -315,7 +316,8 @@ class BlockLearner(nn.Module):
         diverged only if its parent has.
 
         Args:
-            parent (Tensor): index of each member's parent, ``[P]``; its own index keeps a member.
+            parent (Tensor): index of each member's parent, ``[P]``; a member with its own index
+                stays as it is.
         """
         assert self.members is not None
         self.members.copy(self, parent)
@@ -406,7 +408,7 @@ def must_be_finite(metric: str) -> bool:
 
 
 def _remembered_of(config: Any) -> tuple[str, ...]:
-    """Returns the entries that memory and links given by the environment need in a batch."""
+    """Returns the entries of a batch that networks with memory or the environment's links need."""
     found = []
     if getattr(config, "remembers", False):
         found = ["is_init", "hidden"] if carries(config.actor) else ["is_init"]

@@ -54,7 +54,7 @@ def build_learners(
 
 
 def _checked(learner: Learner) -> Learner:
-    """Refuses a user's learner that lacks parts of the protocol."""
+    """Refuses a user's learner that lacks methods or attributes of :class:`Learner`."""
     missing = [name for name in LEARNER_PARTS if not hasattr(learner, name)]
     if missing:
         raise SpecError(

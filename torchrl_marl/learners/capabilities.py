@@ -1,7 +1,8 @@
 """Features of a run and the settings that they exclude, for error messages and a doc page.
 
 A :class:`Feature` is an option of a run, such as a population. Each of its :class:`Limit` objects
-is a setting that the feature excludes, with the reason. ``docs/capabilities.md`` lists them all.
+describes a setting that the feature excludes, and the reason. ``docs/capabilities.md`` lists all
+features and limits.
 """
 
 from __future__ import annotations
@@ -32,12 +33,14 @@ class Limit:
     """A setting that a feature excludes.
 
     Args:
-        key (str): name of the setting, without ``learner.`` for a setting of a learner.
-        why (str): reason, which follows the value in the error message; ``{}`` stands for the
+        key (str): name of the setting; if it is a setting of a learner, without the prefix
+            ``learner.``.
+        why (str): reason, which follows the value in the error message; ``{}`` is replaced by the
             result of ``when``.
         goes (tuple, optional): allowed values, besides null and ``none``. If it is None, the
             message suggests no value.
-        when (callable): function of the settings that returns whether other values are refused.
+        when (callable): function of the settings. It returns whether values other than the allowed
+            ones are refused.
     """
 
     key: str
@@ -84,11 +87,11 @@ class Feature:
 
     Args:
         name (str): name for messages and pages.
-        asked (callable): function of the settings, and of whether the caller passes an environment,
-            that returns whether the run has the feature.
+        asked (callable): function that returns whether the run has the feature. Its arguments are
+            the settings, and whether the caller passes an environment.
         run (tuple of Limit): excluded settings of the run.
         learner (tuple of Limit): excluded settings of each learner.
-        otherwise (str): fix that turns the feature off.
+        otherwise (str): fix, for the message, that turns the feature off.
     """
 
     name: str
@@ -169,7 +172,7 @@ def check_members(config: Any, at: str = "learner.") -> None:
 
 
 def _of_networks(key: str, why: str, *goes: str, stored: bool = False) -> list[Limit]:
-    """Returns two limits for a setting of networks: the actor's and the critic's."""
+    """Returns two limits for a setting of networks: one for the actor, and one for the critic."""
 
     def when(learner: Any) -> bool:
         return isinstance(learner, ReplayLearnerConfig) or not stored
@@ -253,7 +256,7 @@ AHEAD = Feature(
 )
 RANKS = Feature(
     "several processes of torchrun",
-    lambda run, own_env: False,  # started by torchrun, not by a setting
+    lambda run, own_env: False,  # torchrun starts this feature, not a setting
     (
         Limit("population.size", _NOT_IN_RANKS, (1,)),
         Limit("league", _NOT_IN_RANKS, ("none",), lambda run: run.league.enabled),

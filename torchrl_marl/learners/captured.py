@@ -36,7 +36,7 @@ __all__ = [
 
 
 class Programs(dict[Any, Program]):
-    """Captured graphs; a deep copy has none, since graphs belong to the original's networks."""
+    """Captured graphs; a deep copy is empty, since graphs belong to the original networks."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Programs:
         return Programs()
@@ -44,7 +44,7 @@ class Programs(dict[Any, Program]):
 
 @contextlib.contextmanager
 def unchanged(device: torch.device, tensors: Sequence[Tensor]) -> Iterator[None]:
-    """Within a context, undoes an update that a capture runs, without validation in distributions.
+    """Undoes the changes of an update in the context; distributions do not validate there.
 
     Args:
         device (torch.device): device whose random state is restored.
@@ -94,16 +94,17 @@ class CapturedUpdates(Updates):
     """Runs each update as one graph, without waiting for the device in between.
 
     A graph is captured for each size of a minibatch at its first use. Parameters, the optimizer's
-    state, statistics and schedules are inputs of the graph, and some of these are written in place.
-    Checkpoints and schedules are therefore the same as in eager execution. After an epoch that
-    exceeds the KL limit, updates still run but change nothing.
+    state, statistics and schedules are inputs of the graph, and the graph writes some of these
+    inputs in place. Checkpoints and schedules are therefore the same as in eager execution. After
+    an epoch that exceeds the KL limit, updates still run but change nothing.
 
     Args:
         execution (str): an execution of :func:`~torchrl_marl.capture.capture`.
         *args, **kwargs: arguments of :class:`~torchrl_marl.learners.updates.Updates`.
 
     Attributes:
-        programs (dict): (M, F, number of ranks, keys of the frames) -> the graph.
+        programs (dict): (M, F, number of ranks, keys of the frames) -> the graph for minibatches of
+            M frames, drawn from F frames.
 
     Reduces to: ``Updates``, to the bit if graphs are not compiled.
     """
@@ -124,7 +125,8 @@ class CapturedUpdates(Updates):
         """Trains on the frames of a batch, ``[F]``; ``stop.epochs`` then counts the epochs.
 
         Args:
-            frames, epochs: as for eager updates, but all epochs are drawn.
+            frames, epochs: as for eager updates, but the minibatches of all epochs are drawn, even
+                if groups stop early.
 
         Returns:
             dict, bool: metrics of all updates that counted, (name, metric) -> ``[U]`` or
@@ -155,7 +157,7 @@ class CapturedUpdates(Updates):
                 stop.check(torch.stack(rows[first:])[:, : len(stop.stopped)])
         table = torch.stack(rows)
         n_epochs, finite = self._read(table, ends)
-        if n_epochs < len(random_states):  # undo the draws of epochs that did not count
+        if n_epochs < len(random_states):  # undo the random draws of epochs that did not count
             set_random_state(self.device, random_states[n_epochs])
         table = table[: ends[n_epochs - 1]]
         metrics = {key: table[:, columns].contiguous() for key, columns in self._columns.items()}
@@ -179,7 +181,7 @@ class CapturedUpdates(Updates):
             yield epoch
 
     def _read(self, table: Tensor, ends: list[int]) -> tuple[int, bool]:
-        """Returns the count of epochs that counted, and a flag for finite ones; device transfer."""
+        """Returns the number of valid epochs, and whether they are finite; waits for the device."""
         epochs = self.stop.epochs.amax()
         watched = [c for key, c in self._columns.items() if must_be_finite(key[1])]
         finite = torch.cat([table[:, columns] for columns in watched], 1).isfinite().all(1)
@@ -221,7 +223,7 @@ class CapturedUpdates(Updates):
         return self.programs[shape]
 
     def _row(self, minibatch: TensorDictBase) -> Tensor:
-        """Takes one step of the optimizer; returns a row of metrics, the watched metrics first."""
+        """Takes one step of the optimizer; returns a row of metrics, the KL divergences first."""
         total, metrics, counts = self.evaluate(minibatch)
         parameters = self._started
         gradients: Sequence[Tensor] = torch.autograd.grad(total, parameters)
@@ -281,7 +283,7 @@ class CapturedUpdates(Updates):
         return [p for p in self.optimizer.param_groups[0]["params"] if state.get(p)]
 
     def _start_optimizer(self, minibatch: TensorDictBase) -> None:
-        """Creates Adam's state of the parameters that a gradient reaches."""
+        """Creates Adam's state for each parameter that has a gradient."""
         if self.optimizer.state:
             return
         parameters = [p for p in self.optimizer.param_groups[0]["params"] if p.requires_grad]

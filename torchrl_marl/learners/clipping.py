@@ -29,8 +29,8 @@ __all__ = ["GradientClip"]
 class GradientClip:
     """Clips the gradient norm of each group's parameters.
 
-    If groups are trained as one, their parameters are stacked, and each row belongs to a group.
-    Rows that serve several groups are clipped together.
+    If groups are trained as one, their parameters are stacked, and each row belongs to one group or
+    serves several groups. All rows that serve several groups are clipped by one common norm.
 
     Args:
         parameters (iterable of Parameter): parameters of all groups' networks.
@@ -38,8 +38,8 @@ class GradientClip:
             has a limit for each group and, last, a limit for rows that serve several groups.
         n_groups (int): number G of groups.
         rows (sequence of Tensor, optional): for each row of each parameter, the index of its group,
-            or G for a row that serves several groups; from :meth:`of_networks`. None: there is one
-            group.
+            or G for a row that serves several groups; from :meth:`of_networks`. None if there is
+            only one group.
 
     Attributes:
         row_groups (Tensor or None): ``rows`` of all parameters, concatenated.
@@ -181,7 +181,7 @@ class GradientClip:
         squares = torch.cat([torch.linalg.vector_norm(g, dim=1) for g in flat]).square()
         norms = squares.new_zeros(self.n_groups + 1).index_add(0, self.row_groups, squares).sqrt()
         factors = (self.limit / (norms + 1e-6)).clamp(max=1.0)
-        # Not the flat gradients: for a transposed gradient they are copies.
+        # The flat gradients are not scaled, because that of a transposed gradient is a copy.
         for gradient, factor in zip(of_all, factors[self.row_groups].split(self.sizes)):
             rows = factor.reshape(-1, *(1,) * (gradient.ndim - 1)) if gradient.ndim else factor[0]
             gradient.mul_(rows)
@@ -205,10 +205,11 @@ class GradientClip:
         return self.spread(torch.cat([flags, common.unsqueeze(0)]))
 
     def spread(self, values: Tensor) -> list[Tensor]:
-        """Returns the value of each row of each parameter.
+        """Returns, for each parameter, the value that belongs to each of its rows.
 
         Args:
-            values (Tensor): values of the groups and of rows that serve several, ``[G + 1]``.
+            values (Tensor): a value for each group and, last, a value for rows that serve several
+                groups, ``[G + 1]``.
 
         Shapes:
             - each: a scalar or ``[rows, 1, ...]`` with the parameter's number of dims

@@ -1,4 +1,4 @@
-"""Metrics of communication: links in use, and count of numbers sent.
+"""Metrics of communication: the links in use, and how many numbers agents send.
 
 Shapes: E envs, T steps, N agents of groups that are trained as one.
 """
@@ -29,8 +29,9 @@ def add_communication_metrics(
 ) -> None:
     """Adds ``links_used`` and ``numbers_sent`` of the groups with communication.
 
-    Both are means over the steps in which agents act: the number of senders that an agent receives
-    from, and the count of numbers in the message that it sends.
+    ``links_used`` is the number of senders from which an agent receives messages. ``numbers_sent``
+    is how many numbers the agent's own message contains. Both metrics are means over the steps in
+    which agents act.
 
     Args:
         metrics (TensorDict): metrics by group; the new metrics are added to them.

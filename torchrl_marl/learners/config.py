@@ -82,7 +82,7 @@ def check_shards(section: Any, run: Any, at: str) -> None:
         at (str): prefix of the settings' names in messages.
 
     Raises:
-        ConfigError: an unequal split; the message names the next valid size.
+        ConfigError: minibatches cannot be split equally; the message names the next valid size.
     """
     if run.distributed.asynchronous:  # batches hold the fragments that arrive first
         return
@@ -105,7 +105,7 @@ def remembers(section: Any) -> bool:
 
 
 def finds_clusters(config: LearnerConfig) -> bool:
-    """Returns whether clusters of agents share networks but are not known yet."""
+    """Returns whether each cluster of agents shares a network but the clusters are unknown yet."""
     networks = [getattr(config, part, None) for part in ("actor", "critic")]
     return any(
         own is not None and own.sharing == "clusters" and own.sharing_index is None
@@ -114,14 +114,14 @@ def finds_clusters(config: LearnerConfig) -> bool:
 
 
 def without_memory(section: Any, at: str) -> str:
-    """Returns the settings with which an actor carries no state from step to step."""
+    """Returns a text with the settings for an actor that carries no state from step to step."""
     found = {"memory=none": has_memory(section.actor)}
     found["communication.delay=0"] = delays(section.actor)
     return " and ".join(f"{at}actor.{setting}" for setting, carried in found.items() if carried)
 
 
 class NeedsMemory(ReadWhere):
-    """A setting that is read only if the actor or the critic has memory.
+    """Condition of a setting: it is read only if the actor or the critic has memory.
 
     Args:
         critic (bool): whether critics may have memory, too.
@@ -180,13 +180,13 @@ def check_window(name: str, size: int, window: int, at: str) -> None:
 
     Args:
         name (str): name of the setting.
-        size (int): its number of steps.
+        size (int): number of steps that the setting has as its value.
         window (int): steps of a window.
         at (str): prefix of the setting's name in messages.
 
     Raises:
-        ConfigError: no multiple; the message names the next multiple, and the largest window that
-            divides the number, if there is one.
+        ConfigError: the number is not a multiple of the window. The message names the next multiple
+            and, if there is one, the largest window that divides the number.
     """
     if size % window:
         shorter = next((steps for steps in range(window, 1, -1) if size % steps == 0), None)
@@ -243,7 +243,7 @@ CentralInput = Annotated[
 
 @dataclass(frozen=True)
 class LearnerConfig:
-    """Settings of any learner: the algorithm, which determines the other settings."""
+    """Settings of any learner: the name of the algorithm, which determines the other settings."""
 
     algorithm: str = ""
     """Learning algorithm of the agents."""
@@ -284,8 +284,8 @@ class RandomConfig(LearnerConfig):
 class TrainedConfig(LearnerConfig):
     """Settings of every family that trains networks.
 
-    A group whose algorithm belongs to another family than ``learner.algorithm`` inherits those of
-    these settings from ``learner`` that differ from their defaults.
+    A group may have an algorithm of another family than ``learner.algorithm``. It then inherits
+    from ``learner`` only those of the settings below that differ from their defaults.
     """
 
     central_input: CentralInput = "observations"
@@ -316,7 +316,7 @@ class TrainedConfig(LearnerConfig):
 
     @property
     def central(self) -> bool:
-        """True if critics, or a mixer, read more than their agent's observation."""
+        """True if a critic reads more than its agent's observation, or a mixer reads any input."""
         return self.algorithm in _CENTRAL.values()
 
     def check_run(self, run: Any, at: str, *, own_env: bool = False) -> None:
@@ -329,7 +329,7 @@ class TrainedConfig(LearnerConfig):
             )
 
     def _take_plain(self, **kinds: type) -> None:
-        """Converts parts of another class, such as a plain network, to the expected class.
+        """Converts parts of the settings that have another class to the expected class.
 
         Args:
             **kinds: name of a part -> its expected dataclass.
@@ -371,7 +371,7 @@ class ActorCriticConfig(TrainedConfig):
         self._take_plain(critic=CriticConfig)
 
     def check(self, at: str = "") -> None:
-        """Refuses critics that contradict their input or their parameter sharing.
+        """Refuses settings of critics that contradict the critics' input or parameter sharing.
 
         Raises:
             ConfigError: contradictory settings; the message names them.

@@ -48,8 +48,9 @@ class EpochLearner(BlockLearner):
             :class:`~torchrl_marl.learners.off_policy_config.ParallelQConfig`.
         team (TeamSpec, optional): all groups of the environment, for a network across groups.
         device (torch.device, optional): device of networks and optimizer.
-        execution ("eager", "compile" or "cudagraph"): how updates run: eagerly, or each update,
-            from the minibatch to Adam, as one compiled graph, which ``cudagraph`` replays on a GPU.
+        execution ("eager", "compile" or "cudagraph"): how updates run: eagerly, or as compiled
+            graphs. One graph is a whole update, from the minibatch to Adam; ``cudagraph`` replays
+            it on a GPU.
     """
 
     written: ClassVar[tuple[str, ...]] = ("value_target", "loss_mask")
@@ -74,7 +75,7 @@ class EpochLearner(BlockLearner):
 
     @abstractmethod
     def inspect_first_batch(self, batch: TensorDictBase) -> None:
-        """Checks the first batch for turns and competing agents; warns, or refuses the batch."""
+        """Checks the first batch for turns, and for agents that compete; warns, or refuses it."""
 
     def make_stop(self, clips: Mapping[str, GradientClip], device: torch.device) -> KLStop:
         """Returns the early stop of a batch's epochs; the default never stops."""
@@ -89,7 +90,7 @@ class EpochLearner(BlockLearner):
         self._prepare_updates()
 
     def _prepare_updates(self) -> None:
-        """Creates the object that runs updates of these networks with this optimizer."""
+        """Creates the object that runs the updates of the learner's networks."""
         clips = {name: self.make_clip(name) for name in self.losses}
         if self.members is not None:
             self.members.take_over(clips.values(), self.optimizer_of.values())
@@ -178,7 +179,7 @@ class EpochLearner(BlockLearner):
         self.unshared = True
 
     def use_shards(self, own: range, total: int, seed: int) -> None:
-        """Makes each minibatch consist of equal parts from all shards, including other processes'.
+        """Makes each minibatch consist of equal parts from all shards of all processes.
 
         Args:
             own (range): shards of this process, in the order of its batches.

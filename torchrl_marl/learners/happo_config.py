@@ -44,7 +44,7 @@ class HAPPOConfig(OnPolicyConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.actor.share_params and self.actor.sharing == "none":
-            # ``none`` is also this class's default: then share_params alone decides.
+            # ``none`` is this class's default, too; share_params alone then decides about sharing.
             object.__setattr__(self, "actor", replace(self.actor, sharing="group"))
 
     @property

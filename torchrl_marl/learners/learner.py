@@ -32,7 +32,8 @@ class Learner(Protocol):
 
     Attributes:
         groups (mapping): names of the groups that it trains -> their specs.
-        actors (mapping): names of the groups -> their actors, which collectors use directly.
+        actors (mapping): names of the groups -> their actors; collectors use the same actors, not
+            copies.
         remembered (sequence of str): entries of a batch that networks with memory or communication
             read.
         over_ranks (bool): whether several ranks can train it together

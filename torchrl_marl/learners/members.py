@@ -36,24 +36,25 @@ __all__ = [
 class Members:
     """Members of a population: their settings, their divergence flags and their parameters' rows.
 
-    A learner with members trains all of them in one program, each exactly as it would train alone.
-    Members are stacked along the agents' dim. A replay buffer holds the same number of rows for
-    each member, and an update samples for each member the rows that it would sample alone. A member
-    whose gradients become NaN or infinite is frozen at its last parameters. The others continue to
-    train, and equal, to the bit, those of a run without the frozen member.
+    A learner with members trains all of them in one program, and each member trains exactly as it
+    would alone. Members are stacked along the agents' dim. A replay buffer holds the same number of
+    rows for each member, and an update samples for each member the rows that it would sample alone.
+    A member whose gradients become NaN or infinite is frozen at its last parameters. The other
+    members continue to train. Their results are the same, to the bit, as in a run without the
+    frozen member.
 
     Args:
         config (LearnerConfig): settings of one member.
         n_members (int): number P of members, 2 or more.
-        settings (mapping, optional): name of a setting -> its value for each member, ``[P]``,
-            instead of that in ``config``; names as in
-            :func:`~torchrl_marl.learners.capabilities.varying_of`.
+        settings (mapping, optional): name of a setting -> its value for each member, ``[P]``, which
+            replaces the value in ``config``. :func:`~torchrl_marl.learners.capabilities.varying_of`
+            returns the possible names.
         share_replay (bool): whether all members learn from one replay buffer.
         device (torch.device, optional): device of the learner.
 
     Attributes:
         settings (dict): name -> ``[P]``, the learning rates and the given settings. Values that are
-            written into these tensors take effect with the next batch, and no graph is captured
+            written into these tensors take effect with the next batch, without capturing a graph
             again.
         diverged (Tensor): bool, ``[P]``, True for members that are frozen because a gradient was
             not finite.
@@ -122,15 +123,15 @@ class Members:
 
     @torch.no_grad()
     def note(self, norms: Tensor) -> None:
-        """Flags members with a gradient norm that is not finite; norms of all groups: ``[G]``."""
+        """Flags members with a gradient norm that is NaN or infinite; norms: ``[G]``."""
         self.diverged.logical_or_((~norms.unflatten(0, (self.n, -1)).isfinite()).any(-1))
 
     @torch.no_grad()
     def _exclude_diverged(self, learner: Any, before: Mapping[Tensor, Tensor]) -> None:
         """Restores the parameters that diverged members had when they last acted.
 
-        A member has also diverged if the norm of its parameters overflows. Its statistics are made
-        finite, too, because they are saved.
+        A member has also diverged if the norm of its parameters overflows. The learner's statistics
+        are made finite, too, because they are saved.
         """
         self.rows.note_broken(self.diverged)
         if not bool(self.diverged.any()):
@@ -205,7 +206,7 @@ class Members:
 
     @torch.no_grad()
     def explore(self, learner: Any) -> None:
-        """Sets each member's epsilon, if members differ in it."""
+        """Sets the exploration's epsilon of each member, if members have different epsilons."""
         found = self.settings.items()
         at = "exploration."
         known = {name.removeprefix(at): own for name, own in found if name.startswith(at)}
@@ -223,7 +224,7 @@ class Members:
                 explore.epsilon.copy_(self._each(epsilon, explore.group.n_agents))
 
     def _each(self, values: Tensor, n: int) -> Tensor:
-        """Repeats each member's value, ``[P]``, to n values in total."""
+        """Repeats each member's value, ``[P]``, equally often, up to n values in total."""
         return values.repeat_interleave(n // self.n)
 
     def first_of(self, values: Tensor) -> Tensor:

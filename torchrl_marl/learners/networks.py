@@ -131,7 +131,7 @@ class NetworkBuilder:
 
         Args:
             group (GroupSpec): the group.
-            n_critics (int): number of critics trained on the same targets.
+            n_critics (int): number of critics that are trained on the same targets.
         """
         from torchrl_marl.modules.action_critics import make_action_critic
         from torchrl_marl.modules.mixers import make_mixed_critic
@@ -175,7 +175,7 @@ class NetworkBuilder:
 
 
 def seen_by_critics(groups: Iterable[GroupSpec], config: TrainedConfig) -> GroupSpec | None:
-    """Returns a group of all agents that a critic across groups reads; None without one."""
+    """Returns a group of all agents that a critic across groups reads; None if no critic does."""
     across = config.central and config.central_input == "team"
     return join(list(groups), same_actions=False) if across else None
 
@@ -183,8 +183,8 @@ def seen_by_critics(groups: Iterable[GroupSpec], config: TrainedConfig) -> Group
 def must_stay_apart(config: TrainedConfig) -> bool:
     """Returns whether groups need separate networks.
 
-    They do if a network over a set of agents would read all groups, or if groups do not communicate
-    with each other, since they then cannot share a channel.
+    This is the case if a network over a set of agents would otherwise read all groups. It is also
+    the case if groups do not communicate with each other, since they cannot share a channel then.
     """
     networks = [config.actor, *([config.critic] if hasattr(config, "critic") else [])]
     talks = [own.communication for own in networks if communicates(own)]
@@ -206,8 +206,8 @@ def check_channels(
         team (TeamSpec, optional): all groups of the environment.
 
     Raises:
-        ConfigError: unsupported communication; the message names the groups, or the network without
-            communication across groups.
+        ConfigError: unsupported communication. The message names the groups, or the network that
+            does not support communication across groups.
     """
     networks = {"actor": config.actor, "critic": getattr(config, "critic", config.actor)}
     talks = {name: own for name, own in networks.items() if communicates(own)}

@@ -63,7 +63,7 @@ def build_loss(
 
 
 def _maximized(config: OffPolicyConfig, group: GroupSpec) -> Literal["group", "agent", "all"]:
-    """Returns the ``actor_gradient`` of a loss, in the form that needs the fewest passes."""
+    """Returns the ``actor_gradient`` of a loss, in the cheapest of its equivalent forms."""
     if config.mixed:
         return "all"  # a group's value depends on its own actions alone
     if not config.central and body_of(config.critic).make_body is None:
@@ -80,7 +80,7 @@ class OffPolicyLearner(ReplayLearner):
     """MADDPG, MATD3, MASAC or an independent form, for groups that have the same settings.
 
     Each update takes an optimizer step of the critics. Every ``actor_interval``-th update (TD3)
-    also takes a step of the actors, and then a soft update of the targets.
+    then also takes a step of the actors and a soft update of the targets.
 
     Args:
         groups, team, device, execution: as in
@@ -123,13 +123,13 @@ class OffPolicyLearner(ReplayLearner):
         return actor, build_loss(actor, critic, group, self.config)
 
     def inspect_first_batch(self, batch: TensorDictBase) -> None:
-        """Refuses agents that share a mixer but compete in the first batch."""
+        """Refuses agents that share a mixer but have opposed rewards in the first batch."""
         super().inspect_first_batch(batch)
         if self.config.mixed:
             check_cooperative_agents(self.groups.values(), batch, "learner.mixer.kind=none")
 
     def make_steps(self) -> list[Step]:
-        """Returns two steps: of the critics, and of the actors and temperatures."""
+        """Returns two steps: one of the critics, and one of the actors and temperatures."""
         config, losses, eps = self.config, self.losses, self.config.adam_eps
         limit, seen = config.max_grad_norm, self.block.seen
         actors = [p for loss in losses.values() for p in loss.actor_network.parameters()]

@@ -1,4 +1,4 @@
-"""Settings of learners with a replay buffer, and of those that learn action values."""
+"""Settings of learners with a replay buffer, and of learners of action values."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class ReplayLearnerConfig(TrainedConfig):
         return remembers(self)
 
     def check(self, at: str = "") -> None:
-        """Refuses a replay buffer smaller than a minibatch, and settings that exclude memory."""
+        """Refuses a replay buffer smaller than a minibatch, and unsupported memory."""
         super().check(at)
         check_unshare(self, at)
         if self.remembers:
@@ -282,7 +282,7 @@ learner.replay.capacity, 100; use learner.replay.capacity=512.
 
     @property
     def mixed(self) -> bool:
-        """True if the values of per-agent critics are mixed (FACMAC)."""
+        """True if a mixer combines the values of per-agent critics (FACMAC)."""
         return self.algorithm in ("maddpg", "matd3") and self.mixer.kind != "none"
 
     @property
@@ -311,7 +311,7 @@ learner.replay.capacity, 100; use learner.replay.capacity=512.
         self._check_mixer(at)
 
     def _check_mixer(self, at: str) -> None:
-        """Refuses a mixer with per-agent ends, per-agent values or a central critic."""
+        """Refuses a mixer together with per-agent ends, per-agent values or a central critic."""
         expected = {
             "bootstrap": (self.bootstrap, "team"),
             "central_input": (self.central_input, "observations", "state"),
@@ -337,7 +337,7 @@ _MIXERS = {"iql": "none", "vdn": "sum", "qmix": "monotonic"}
 
 @dataclass(frozen=True)
 class TeamMixerConfig(MixerConfig):
-    """Settings of a mixer and of the agents that it mixes."""
+    """Settings of a mixer, and of the set of agents for which it mixes values."""
 
     over: Annotated[str, OneOf(MIXED)] = "group"
     """Agents mixed into one Q_tot: one group or the whole team."""
@@ -360,7 +360,7 @@ class MixesValues:
         return self.mixes != "none" and self.mixer.over == "team"
 
     def check_ends(self, at: str, subject: str, instead: str) -> None:
-        """Refuses a mixer with per-agent ends of the return.
+        """Refuses a mixer if the returns of agents end separately.
 
         Args:
             at (str): prefix of the settings' names in messages.
@@ -368,7 +368,8 @@ class MixesValues:
             instead (str): the family's setting without a mixer, to suggest in the message.
 
         Raises:
-            ConfigError: per-agent ends; the message names ``bootstrap`` and both fixes.
+            ConfigError: returns end separately; the message names ``bootstrap`` and two fixes: its
+                other value, or no mixer.
         """
         if self.bootstrap == "agent" and self.mixes != "none":
             raise ConfigError(
@@ -419,14 +420,14 @@ class ValueConfig(MixesValues, ReplayLearnerConfig):
         return _MIXERS[self.algorithm]
 
     def check(self, at: str = "") -> None:
-        """Refuses a mixer with per-agent ends, and a replay buffer that is too small."""
+        """Refuses a mixer if each agent's return ends separately, and a too small replay buffer."""
         super().check(at)
         self.check_ends(at, self.algorithm, "algorithm=iql")
 
 
 @dataclass(frozen=True)
 class AnyTeamMixerConfig(AnyMixerConfig):
-    """Settings of a mixer of any kind and of the agents that it mixes."""
+    """Settings of a mixer of any kind, and of the set of agents for which it mixes values."""
 
     over: Annotated[str, OneOf(MIXED), ReadWhere("kind", "none", but=True)] = "group"
     """Agents mixed into one Q_tot: one group or the whole team."""
@@ -487,7 +488,7 @@ class ParallelQConfig(MixesValues, OnBatches, TrainedConfig):
         return self.mixer.kind
 
     def check(self, at: str = "") -> None:
-        """Refuses a mixer with per-agent ends, and minibatches of incomplete windows."""
+        """Refuses a mixer if each agent's return ends separately, and incomplete windows."""
         super().check(at)
         self.check_ends(at, "a mixer", "mixer.kind=none")
         check_unshare(self, at)

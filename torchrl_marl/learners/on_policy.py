@@ -40,8 +40,9 @@ class OnPolicyLearner(EpochLearner):
         config (OnPolicyConfig): settings of the learner.
         team (TeamSpec, optional): all groups of the environment, for a critic across groups.
         device (torch.device, optional): device of networks and optimizer.
-        execution ("eager", "compile" or "cudagraph"): how updates run: eagerly, or each update,
-            from the minibatch to Adam, as one compiled graph, which ``cudagraph`` replays on a GPU.
+        execution ("eager", "compile" or "cudagraph"): how updates run: eagerly, or as compiled
+            graphs. One graph is a whole update, from the minibatch to Adam; ``cudagraph`` replays
+            it on a GPU.
         members (Members, optional): members of a population, each of which learns independently
             from its envs of a batch.
 
@@ -49,11 +50,11 @@ class OnPolicyLearner(EpochLearner):
         actors (GroupActors): actors by group; groups that are trained as one also act as one.
         critics (ModuleDict): critics by the name of a group, or of several joined groups
             (``"a+b"``).
-        critic_states (dict): the same names -> hidden states of a critic with memory after the last
-            batch, ``[E, N, S]``.
+        critic_states (dict): the same names -> the hidden states, ``[E, N, S]``, that a critic with
+            memory has after the last batch.
 
     Shapes:
-        - batch: ``[E, T]``, heterogeneous groups padded; ``[P * E, T]`` for a population
+        - batch: ``[E, T]``, or ``[P * E, T]`` for a population; heterogeneous groups are padded
         - metrics: scalars; ``[P]`` for a population
 
     Keys:
@@ -171,7 +172,7 @@ class OnPolicyLearner(EpochLearner):
         self.critic_states = dict(state.get("critic_states", {}))
 
     def inspect_first_batch(self, batch: TensorDictBase) -> None:
-        """Warns if agents act in turns but are not credited with rewards between their turns."""
+        """Warns if agents act in turns but get no credit for rewards between their turns."""
         warn_of_turns(self.groups.values(), batch, self.config.bootstrap)
 
 

@@ -33,11 +33,11 @@ __all__ = ["ParallelQLearner"]
 class ParallelQLearner(EpochLearner):
     """PQN for one or more groups with the same settings and discrete actions.
 
-    Agents act epsilon-greedily. The lambda-returns of a batch are computed once, by the networks
-    that collected it; then the networks train in epochs of minibatches. There is no replay buffer
-    and no target network: layer norm keeps the values stable. Each group has its own mixer, so
-    competing groups are never mixed. With ``mixer.over: team`` all groups share one mixer and one
-    reward.
+    Agents act epsilon-greedily. The lambda-returns of a batch are computed once, with the
+    parameters that collected the batch. Then the networks train in epochs of minibatches. There is
+    no replay buffer and no target network: layer norm keeps the values stable. Each group has its
+    own mixer, so competing groups are never mixed. With ``mixer.over: team`` all groups share one
+    mixer and one reward.
 
     Args:
         groups, team, device, execution: as in
@@ -49,7 +49,7 @@ class ParallelQLearner(EpochLearner):
         mixers (ModuleDict): mixers by the name of a group, or of several joined groups (``"a+b"``).
 
     Shapes:
-        - batch: ``[E, T]``, heterogeneous groups padded
+        - batch: ``[E, T]``; heterogeneous groups are padded
 
     Keys:
         - reads: the inputs of networks and losses

@@ -48,8 +48,9 @@ class ReplayLearner(BlockLearner):
         config (ReplayLearnerConfig): settings of the learner.
         team (TeamSpec, optional): all groups of the environment, for networks across groups.
         device (torch.device, optional): device of the networks and the replay buffer.
-        execution ("eager", "compile" or "cudagraph"): how updates run: eagerly, or each update,
-            from its rows to the target networks, as one compiled graph.
+        execution ("eager", "compile" or "cudagraph"): how updates run: eagerly, or as compiled
+            graphs. One graph is a whole update, from reading the rows to updating the target
+            networks.
         members (Members, optional): members of a population, each of which learns independently
             from its envs of a batch.
 
@@ -59,7 +60,7 @@ class ReplayLearner(BlockLearner):
         frames (int): number of env steps seen.
 
     Shapes:
-        - batch: ``[E, T]``, heterogeneous groups padded; ``[P * E, T]`` for a population
+        - batch: ``[E, T]``, or ``[P * E, T]`` for a population; heterogeneous groups are padded
         - metrics: scalars; ``[P]`` for a population
 
     Keys:
@@ -115,10 +116,10 @@ class ReplayLearner(BlockLearner):
 
     @abstractmethod
     def make_steps(self) -> list[Step]:
-        """Returns the steps of an update of all losses."""
+        """Returns the steps of which an update consists; they serve all losses."""
 
     def _make_updates(self) -> ReplayUpdates:
-        """Creates the object that runs updates of these networks."""
+        """Creates the object that runs the updates of the learner's networks."""
         steps, members = self.make_steps(), self.members
         if members is not None:
             clips = (clip for step in steps for clip in step.clips.values())
@@ -358,7 +359,7 @@ class ReplayLearner(BlockLearner):
             self.replay.load_state_dict(many.replay.state_of(member, self._stored_keys))
 
     def _with_team_rewards(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Returns a replay buffer's state with team rewards, which older checkpoints lack."""
+        """Returns a replay buffer's state; adds team rewards if an older checkpoint lacks them."""
         leaves = dict(state["leaves"])
         for loss in self.losses.values():
             loss.add_team_reward(leaves, self._arranged, self._restored)
@@ -388,7 +389,7 @@ def _load(optimizer: Adam, state: Mapping[str, Any]) -> None:
     """Restores Adam's moments and step counts in place.
 
     Raises:
-        ValueError: moments of other parameters.
+        ValueError: the saved moments belong to other parameters.
     """
     for name, own in _state_of(optimizer).items():
         if [x.shape for x in state[name]] != [x.shape for x in own]:

@@ -34,7 +34,7 @@ History = dict[NestedKey, Tensor]
 
 @dataclass(frozen=True)
 class Step:
-    """A step of an update: a loss and the optimizers of its parameters.
+    """One of the steps of an update: the loss that it minimizes, and the optimizers.
 
     Args:
         of ("value" or "actor"): loss that the step minimizes.
@@ -54,8 +54,8 @@ class Step:
 class ReplayUpdates:
     """Runs updates from a replay buffer, eagerly or as graphs.
 
-    Each update takes its steps in order; all losses read the same rows. The soft update of the
-    targets follows the last step.
+    Each update takes its steps in order, and all losses read the same rows. After the last step,
+    the targets are updated softly.
 
     Args:
         losses (mapping): name -> the loss, with ``functional=False``.
@@ -97,7 +97,7 @@ class ReplayUpdates:
 
     @property
     def moments(self) -> dict[Tensor, dict[str, Any]]:
-        """Each parameter -> its optimizer state itself, not a copy."""
+        """Each parameter -> its optimizer state, which is not a copy."""
         for x in self.optimizers.values():
             start_adam(x, x.parameters)
         return {p: x.state[p] for x in self.optimizers.values() for p in x.parameters}
@@ -164,7 +164,7 @@ class ReplayUpdates:
             data = replay.look(rows, self.config.n_step, self.gamma)
         metrics: History = {}
         due = self.steps[:n_steps]
-        # All gradients come first: actors learn from the critics before their step.
+        # All gradients are computed first: actors learn from the critics before the critics' step.
         gradients = [self._gradients(data, step, metrics) for step in due]
         values = [value.detach().reshape(-1) for value in metrics.values()]
         ends = pairwise(accumulate(map(len, values), initial=0))

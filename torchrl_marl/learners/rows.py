@@ -1,4 +1,4 @@
-"""Rows of stacked parameters, and the groups and population members that they belong to.
+"""Finds the group and the population member to which each row of a stacked parameter belongs.
 
 Shapes: P members, R rows of a parameter, N agents of all groups, G groups.
 """
@@ -41,7 +41,7 @@ class Rows:
         self.owners: dict[Tensor, Tensor] = {}
 
     def add(self, clip: GradientClip) -> None:
-        """Adds the parameters of a gradient clip with groups sorted by member."""
+        """Adds the parameters of a gradient clip; the groups of the clip are sorted by member."""
         assert clip.row_groups is not None and int(clip.row_groups.max()) < clip.n_groups
         members = clip.row_groups // (clip.n_groups // self.n_members)
         self.owners.update(zip(clip.parameters, members.split(clip.sizes)))
@@ -53,7 +53,7 @@ class Rows:
             self.owners[parameter] = members.repeat_interleave(len(parameter) // self.n_members)
 
     def follow(self, sources: Iterable[Tensor], targets: Iterable[Tensor]) -> None:
-        """Adds the parameters of target networks, with the rows of their sources."""
+        """Adds the parameters of target networks; their rows belong to the sources' members."""
         for source, target in zip(sources, targets):
             self.owners[target] = self.owners[source]
 
@@ -70,7 +70,7 @@ class Rows:
 
     @torch.no_grad()
     def put_back(self, before: Mapping[Tensor, Tensor], diverged: Tensor) -> None:
-        """Restores the earlier parameters of flagged members, ``[P]``."""
+        """Restores the parameters ``before`` for the flagged members; flags: ``[P]``."""
         for p in self.owners:
             p.copy_(torch.where(diverged[self.of(p)], before[p], p))
 
@@ -126,7 +126,7 @@ def statistics_of(learner: Any) -> list[Tensor]:
 
 @dataclass(frozen=True)
 class _Pair:
-    """A tensor of a population, a member's rows in it, and the tensor of an ordinary learner."""
+    """A tensor of a population, a member's rows in it, and an ordinary learner's same tensor."""
 
     all: Tensor
     rows: Tensor
@@ -142,8 +142,8 @@ class _Pair:
 class MemberView:
     """Copies a member's state between a population's learner and an ordinary one.
 
-    The state consists of networks, targets, the optimizers' moments and statistics; reading also
-    copies the replay buffer.
+    The state consists of networks, targets, statistics and the optimizers' moments. :meth:`read`
+    also copies the replay buffer.
 
     Args:
         many (BlockLearner): a learner with P members.
@@ -235,7 +235,7 @@ def rows_served(
     parameters: list[nn.Parameter],
     states: Mapping[str, int] | None = None,
 ) -> list[Tensor]:
-    """Returns the group that each row of each parameter serves, or G if it serves several.
+    """Returns the group that each row of each parameter serves; G if a row serves several groups.
 
     A row serves the groups whose outputs depend on it; autograd finds this dependence.
 

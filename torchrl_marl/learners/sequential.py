@@ -21,15 +21,15 @@ _OF_CRITIC = ("loss_critic", "explained_variance", "value_clip_fraction")
 
 
 class Turns(KLStop):
-    """Trains one agent of each group at a time and freezes the networks of the others.
+    """Trains one agent of each group at a time, and freezes the networks of all other agents.
 
-    A tensor says which agents to train, so one graph of an update serves all agents.
+    A tensor holds which agents are trained, so one captured update serves all turns.
 
     Args:
         *args, **kwargs: arguments of :class:`KLStop`, in which each agent is a group.
 
     Attributes:
-        resting (Tensor): 1 for frozen agents, else 0; ``[N]``, over all losses.
+        resting (Tensor): 1 for frozen agents, else 0; ``[N]``, for the agents of all losses.
         common (Tensor): 1 to freeze parameters that serve several agents, such as the critic's.
     """
 
@@ -68,7 +68,7 @@ class SequentialLearner(OnPolicyLearner):
     r"""HAPPO: each agent has its own policy, and policies are updated in random sequence.
 
     Each agent's advantage is the group's advantage, multiplied by the importance ratios of the
-    agents that were updated before it. All updates together then improve the joint policy:
+    agents that were updated earlier. All updates together then improve the joint policy:
 
     .. math:: \hat A^{i_k} = \hat A \prod_{j < k}
         \frac{\pi^{i_j}_{\text{after}}(a^{i_j} | o^{i_j})}
@@ -130,7 +130,8 @@ class SequentialLearner(OnPolicyLearner):
     def _rewind(self, begun: Mapping[Tensor, Tensor]) -> None:
         """Resets the step counts of this turn's parameters to the beginning of the batch.
 
-        A parameter holds rows of several agents, and an agent's steps must not count for another.
+        A parameter holds rows of several agents but has one step count. The steps of one agent must
+        not count for the next agent.
         """
         now = self._steps()
         for parameter, rows in zip(now, self.updates.stop.frozen(list(now))):
@@ -142,7 +143,7 @@ class SequentialLearner(OnPolicyLearner):
     def _metrics_of(
         self, history: Mapping[Any, Tensor], finite: bool, active: Tensor, *, critic: bool
     ) -> TensorDict:
-        """Returns the metrics of a turn: for each group, those of the agent that was trained."""
+        """Returns the metrics of a turn: for each group, the metrics of the trained agent."""
         stop, of_turn = self.updates.stop, {}
         acted = dict(stop.by_loss(active))
         for (name, key), values in history.items():

@@ -1,4 +1,4 @@
-"""Minibatches, counts and gradients that shards and ranks share.
+"""Minibatches with an equal part of every shard; counts and gradients summed over ranks.
 
 Shapes: S shards of the run, F frames of this process, M frames of a minibatch of this process,
 G groups of a loss.
@@ -33,7 +33,7 @@ class ShardOrder:
         seed (int): random seed of all orders.
 
     Attributes:
-        drawn (int): number of batches so far; resuming needs nothing else.
+        drawn (int): number of batches so far, the only state that resuming needs.
 
     Examples:
         >>> one, half = ShardOrder(range(2), 2, seed=0), ShardOrder(range(1), 2, seed=0)
@@ -96,7 +96,7 @@ def global_counts(
 ) -> Iterator[dict[str, Tensor]]:
     """Makes losses divide by the number of steps of all ranks; gradients can then be summed.
 
-    It takes one all-reduce.
+    The counts are summed by one all-reduce.
 
     Args:
         ranks (SingleProcess): the ranks.
@@ -126,12 +126,12 @@ def reduce_gradients(
     metrics: Mapping[tuple[str, str], Tensor],
     counts: Mapping[str, Tensor],
 ) -> tuple[list[Tensor], dict[tuple[str, str], Tensor]]:
-    """Returns the gradients and metrics over all ranks, by one all-reduce.
+    """Returns the gradients and metrics of all ranks together, by one all-reduce.
 
     Args:
         ranks (SingleProcess): the ranks.
-        objectives (mapping): name -> a loss; its ``combine`` maps the names of metrics that are not
-            means to functions.
+        objectives (mapping): name -> a loss. Its ``combine`` maps the name of each metric that is
+            not a mean to a function.
         gradients (sequence of Tensor): this rank's gradients, within :func:`global_counts`.
         metrics (mapping): (name, metric) -> a scalar or ``[G]``; ``[*, G]`` for ``combine``.
         counts (dict): from :func:`global_counts`.

@@ -25,15 +25,15 @@ __all__ = [
     "warn_of_turns",
 ]
 
-_RIVALS = -0.5  # correlation of rewards below which groups compete
+_RIVALS = -0.5  # groups compete if their rewards' correlation is below this value
 
 
 def refuse_apart(trained: Iterable[str]) -> None:
     """Refuses one mixer for groups that cannot be trained as one.
 
     Args:
-        trained (iterable of str): names of what is trained: each of a group, or of several groups
-            joined into one.
+        trained (iterable of str): names of the groups that are trained; groups that are joined into
+            one have one name.
 
     Raises:
         ConfigError: there is more than one name.
@@ -47,7 +47,7 @@ def refuse_apart(trained: Iterable[str]) -> None:
 
 
 def check_cooperative(groups: Collection[GroupSpec], batch: TensorDictBase) -> None:
-    """Refuses one mixer for groups that compete in the first batch; waits for the device."""
+    """Refuses one mixer for groups with opposed rewards; waits for the device."""
     found = _rival_groups(list(groups), batch)
     if found is not None:
         one, other, together = found
@@ -61,7 +61,7 @@ def check_cooperative(groups: Collection[GroupSpec], batch: TensorDictBase) -> N
 def check_cooperative_agents(
     groups: Iterable[GroupSpec], batch: TensorDictBase, instead: str
 ) -> None:
-    """Refuses a mixer for agents of one group that compete; waits for the device.
+    """Refuses a mixer for agents of one group with opposed rewards; waits for the device.
 
     Args:
         groups (iterable of GroupSpec): groups, each of which has a mixer.
@@ -83,7 +83,7 @@ def check_cooperative_agents(
 
 
 def rivals_among(groups: Iterable[GroupSpec], batch: TensorDictBase) -> tuple[str, ...]:
-    """Returns the names of two competing groups, or agents of one group; empty if none compete.
+    """Returns the names of two groups that compete, or of two agents of a group; empty if none do.
 
     Args:
         groups (iterable of GroupSpec): all groups of the environment.

@@ -1,4 +1,4 @@
-"""Un-sharing during training: one network for many agents becomes a network for each.
+"""Un-sharing during training: a network that agents share becomes a copy for each agent.
 
 Shapes: N agents of a group.
 """
@@ -67,7 +67,7 @@ def unshare_parts(
     known = dict(state)
     for before, after, origins in _unshared(networks):
         known |= _carried(before, after, origins, known)
-        if not any(parameter.requires_grad for parameter in before.values()):  # a target's
+        if not any(parameter.requires_grad for parameter in before.values()):  # a target network
             for parameter in after.values():
                 parameter.requires_grad_(False)
     return known
@@ -76,7 +76,7 @@ def unshare_parts(
 def _unshared(
     networks: Mapping[nn.Module, int],
 ) -> Iterator[tuple[_Named, _Named, dict[str, Origin]]]:
-    """Un-shares networks, and yields the parameters of each one before and after."""
+    """Un-shares networks, and yields each network's parameters before and after."""
     for network, n_agents in networks.items():
         for module in network.modules():
             if not isinstance(module, AgentNetwork) or not isinstance(module.features, AgentInput):

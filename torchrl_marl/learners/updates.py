@@ -31,7 +31,7 @@ __all__ = [
 
 
 class KLStop:
-    """Stops a group's epochs at a KL divergence from the policy that collected the batch.
+    """Stops a group's epochs if its KL divergence from the policy of the batch exceeds a limit.
 
     A group that has stopped is frozen, while other groups continue. Rows of parameters that serve
     several groups of a loss stop with the first of these groups.
@@ -69,7 +69,7 @@ class KLStop:
         self.epochs += 1 - self.stopped
 
     def watched(self, metrics: Mapping[NestedKey, Tensor]) -> Tensor:
-        """Returns the divergences of an update, ``[G]``; empty without a limit."""
+        """Returns the KL divergences of an update, ``[G]``; empty if there is no limit."""
         if self.limit is None:
             return self.stopped.new_zeros(0)
         return torch.cat([metrics[name, self.metric].reshape(-1) for name in self.clips])
@@ -78,7 +78,7 @@ class KLStop:
         """Stops groups that exceed the limit in an epoch.
 
         Args:
-            kl (Tensor): estimates of each update, ``[U, G]``.
+            kl (Tensor): estimates of the KL divergence in each update, ``[U, G]``.
         """
         if self.limit is not None:
             self.stopped.logical_or_(kl.mean(0) > self.limit)
@@ -143,8 +143,8 @@ class Updates:
 
     Args:
         objectives (mapping): name -> the loss.
-        optimizer (Adam): optimizer of all their parameters.
-        clips (mapping, optional): name -> its gradient clip; no clipping by default.
+        optimizer (Adam): optimizer of the parameters of all losses.
+        clips (mapping, optional): name of a loss -> its gradient clip; no clipping by default.
         stop (KLStop, optional): early stop of a batch's epochs.
         after (callable, optional): function without arguments, called after each step of the
             optimizer, for example to update target networks; it must write to tensors in place.
@@ -199,8 +199,9 @@ class Updates:
 
         Args:
             frames (TensorDictBase): frames with the entries that the objectives read.
-            epochs (iterable): epochs, each an iterable of the indices ``[M]`` of minibatches, drawn
-                lazily. Groups may stop after an epoch.
+            epochs (iterable): an iterable of minibatches for each epoch. A minibatch is a tensor of
+                frame indices, ``[M]``. Minibatches are drawn lazily, because groups may stop after
+                an epoch.
 
         Returns:
             dict, bool: metrics of all updates that counted, (name, metric) -> ``[U]`` or
@@ -289,7 +290,7 @@ def evaluate(
 
 
 def minibatch_keys(objectives: Iterable[Objective]) -> list[NestedKey]:
-    """Returns the keys of a minibatch for all objectives; a batch may lack some of them."""
+    """Returns the keys that all objectives read from a minibatch; a batch may lack some keys."""
     keys = [key for o in objectives for key in getattr(o, "minibatch_keys", o.in_keys)]
     return list(dict.fromkeys(keys))
 
@@ -319,7 +320,7 @@ def summarize(
     lr: float,
     epochs: Mapping[str, Tensor],
 ) -> TensorDict:
-    """Returns the metrics of a batch as tensors, ``(group, name)``; ``[P]`` for a population.
+    """Returns the metrics of a batch, ``(group, name)``: scalars; ``[P]`` for a population.
 
     Args:
         history (mapping): (name of groups that are trained as one, metric) -> ``[U]``; ``[U, G]``
@@ -328,7 +329,7 @@ def summarize(
         groups (mapping): all groups by name.
         lr (float): the learning rate.
         epochs (mapping): name of groups that are trained as one -> number of epochs of each group,
-            ``[G]``; later updates changed nothing and do not count.
+            ``[G]``. Updates after these epochs changed nothing, so they do not count.
     """
     device = next(iter(history.values())).device
     summary = TensorDict({name: {} for name in groups}, [], device=device)

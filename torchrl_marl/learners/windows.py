@@ -24,7 +24,7 @@ __all__ = ["check_batch_memory", "recall_all", "warmed_up", "windows_of"]
 
 
 def windows_of(data: TensorDictBase, keys: Iterable[NestedKey], length: int) -> TensorDict:
-    """Cuts a batch into windows; each window has the hidden states of its first step.
+    """Cuts a batch into windows; of the hidden states, a window keeps those of its first step.
 
     Args:
         data (TensorDictBase): a batch.
@@ -63,7 +63,7 @@ def warmed_up(
     burn_in: int,
     recall: Iterable[Callable[[TensorDictBase], Mapping[NestedKey, Tensor]]],
 ) -> TensorDictBase:
-    """Returns windows without their burn-in; their hidden states are those after it.
+    """Returns windows without their burn-in; their hidden states are those after the burn-in.
 
     Args:
         windows (TensorDictBase): windows with the hidden states of their first steps.
@@ -91,7 +91,7 @@ def warmed_up(
 
 
 def _steps(windows: TensorDictBase, steps: slice) -> TensorDictBase:
-    """Returns some steps of windows; hidden states, which have one step only, are kept."""
+    """Returns the given steps of windows; hidden states have only one step, and are kept."""
     if windows.ndim > 1:
         return windows[:, steps]
     chosen = TensorDict({}, windows.batch_size, device=windows.device)

@@ -78,7 +78,7 @@ class Priorities:
         return [*self.tree.tensors, self.highest, self.beta]
 
     def add(self, first: int, n_rows: int) -> None:
-        """Gives consecutive new rows the highest priority, so that each is soon sampled."""
+        """Gives consecutive new rows the highest priority so far, so each row is soon sampled."""
         self.tree.fill(first, self.highest.expand(n_rows))
 
     def sample(self, uniform: Tensor) -> tuple[Tensor, Tensor]:
@@ -97,8 +97,8 @@ class Priorities:
         A row whose error is NaN or infinite gets the highest priority so far.
 
         Shapes:
-            - index: ``[B]``; error: ``[B, ...]``; mask: the error's shape, or without its trailing
-              dims
+            - index: ``[B]``; error: ``[B, ...]``
+            - mask: the error's shape, with or without its trailing dims
         """
         error = error.detach().abs()
         if mask is not None:
@@ -115,7 +115,7 @@ class Priorities:
         return {"values": values, "highest": self.highest.clone(), "beta": self.beta.clone()}
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        """Restores priorities in place, none if ``state`` is None; other rows are never sampled."""
+        """Restores priorities in place; rows without a saved priority are never sampled."""
         values = torch.zeros_like(self.tree.values)
         if state is None:
             self.highest.fill_(1.0)

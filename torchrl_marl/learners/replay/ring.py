@@ -30,7 +30,8 @@ class Ring:
         n_steps (int): number S of steps to keep.
         num_envs (int): number E of envs.
         device (torch.device, optional): device of the buffer; by default that of the first batch.
-        more_bytes (int): bytes per row outside the ring, counted when checking the memory.
+        more_bytes (int): bytes per row that are stored outside of the ring; they count when the
+            available memory is checked.
         windows (bool): whether steps are read in windows, which may span the ends of episodes.
 
     Attributes:
@@ -106,7 +107,7 @@ class Ring:
             mark[self.head - 1].fill_(True)
 
     def _spans(self, n: int) -> Iterator[tuple[slice, slice]]:
-        """Yields slots and the new steps for them: up to the ring's end, then from its start."""
+        """Yields slots with their new steps: first up to the ring's end, then from its start."""
         first, head = max(n - self.n_steps, 0), self.head
         while first < n:
             size = min(n - first, self.n_steps - head)
@@ -163,10 +164,10 @@ class Ring:
     def ahead(
         self, index: Tensor, length: int, marks: Literal["ends", "cuts"] = "ends"
     ) -> tuple[Tensor, Tensor]:
-        """Returns L rows from each row on, and a mask of the rows after which to stop.
+        """Returns each row with the next L - 1 rows, and a mask of the rows after which to stop.
 
-        The mask is True at the ends of episodes, or only at steps that are not continued
-        (``cuts``), and at the newest step.
+        The mask is True at the newest step and at the marked steps. ``marks`` are the ends of
+        episodes, or only the steps that the next stored step does not continue (``cuts``).
 
         Shapes:
             - index: ``[B]``; returns: ``[B, L]`` each
@@ -239,19 +240,19 @@ class Ring:
 
 
 _FLAGS = ("done", "terminated", "truncated", "team_terminated", "mask")
-_CARRIED = ("is_init", *STATES)  # kept for masked agents, too
+_CARRIED = ("is_init", *STATES)  # entries that are kept for masked agents, too
 _KEPT = [(leaf,) for leaf in (*_FLAGS, *_CARRIED)]
 
 
 def settle(
     batch: TensorDictBase, keys: Sequence[Key], dead_earn: bool = False
 ) -> tuple[dict[Key, Tensor], Tensor]:
-    """Returns a batch's leaves for storage, with final masks, and the ends of n-step returns.
+    """Returns the leaves of a batch to store, with final masks, and the ends of n-step returns.
 
     A ``mask`` among the keys applies to its group's entries. In the next step it is True also for
-    agents truncated by a time limit. These are known from the flags of a gathered batch, or else
-    from :func:`~torchrl_marl.objectives.flags.bootstrap_mask`. Observations, actions and action
-    masks of masked slots, and rewards of agents that were not alive, are set to 0.
+    agents truncated by a time limit. Such agents are known from the flags of a gathered batch, or
+    else from :func:`~torchrl_marl.objectives.flags.bootstrap_mask`. Observations, actions and
+    action masks of masked slots, and rewards of agents that were not alive, are set to 0.
 
     Args:
         batch (TensorDictBase): ``[E, T]``, with the keys, the root's ``done`` and, if they exist,

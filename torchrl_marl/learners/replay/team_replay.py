@@ -30,19 +30,20 @@ __all__ = ["TeamReplay", "least_bytes_per_row", "refuse_large_store"]
 class TeamReplay:
     r"""Replay buffer of the last steps of all envs; a row is one step of one env with its team.
 
-    All agents of a step are therefore replayed together, by uniform or prioritized sampling. Masks
+    All agents of a step are therefore replayed together. Sampling is uniform or prioritized. Masks
     are finalized when a batch is stored: an agent truncated by a time limit is unmasked in the next
-    step, and masked slots hold 0. N-step returns are computed when rows are read. They end with the
-    episode, or at the newest step, which counts as a truncation.
+    step, and masked slots hold 0. N-step returns are computed when rows are read. These returns end
+    with the episode, or at the newest step, which counts as a truncation.
 
     Neither storing nor sampling waits for the device. Memory is allocated with the first batch and
-    never replaced, so graphs may read it; call :meth:`extend` outside of graphs.
+    never replaced, so graphs may read it. Only :meth:`extend` must be called outside of graphs.
 
     Args:
         n_steps (int): number S of steps to keep of each env.
         num_envs (int): number E of envs.
         keys (sequence of NestedKey): entries of a batch to store, such as ``("agents", "action")``
-            and ``("next", "agents", "reward")``. A ``mask`` among them blanks its group's entries.
+            and ``("next", "agents", "reward")``. If a group's ``mask`` is among the keys, the
+            group's entries are set to 0 in masked slots.
         priority (Priority, optional): exponents of prioritized replay; uniform by default.
         device (torch.device, optional): device of the buffer; by default that of the first batch.
         dead_earn (bool): whether agents that are not alive keep their rewards, such as team
@@ -116,7 +117,7 @@ class TeamReplay:
 
     @property
     def capacity(self) -> int:
-        """Maximum number of rows of all envs; for a population, of those that a member reads."""
+        """Maximum number of rows of all envs; in a population, of all envs that a member reads."""
         return self.ring.n_steps * self.num_own
 
     @property
@@ -134,7 +135,7 @@ class TeamReplay:
         """Stores a batch over the oldest steps.
 
         Args:
-            batch (TensorDictBase): the steps that follow those of the last batch, dense.
+            batch (TensorDictBase): dense batch of the steps that follow those of the last batch.
             cut (Tensor, optional): bool, steps that the next stored step does not continue, such as
                 the end of an actor's fragment.
 
@@ -168,8 +169,8 @@ class TeamReplay:
     def cut(self) -> None:
         """Marks the newest steps as not continued by the next ones.
 
-        N-step returns then end with them, as at a time limit. Needed if episodes are abandoned and
-        restarted between two batches.
+        N-step returns then end with the newest steps, as at a time limit. This call is needed if
+        episodes are abandoned and restarted between two batches.
         """
         self.ring.cut()
 
@@ -184,7 +185,7 @@ class TeamReplay:
 
         Args:
             n_updates (int): number U of updates.
-            size (int): number B of rows of each.
+            size (int): number B of rows of each update.
             length (int): number L of steps of the windows that begin with these rows; no window
                 goes beyond the newest step.
 
@@ -231,9 +232,9 @@ class TeamReplay:
         """Returns a minibatch of rows with their n-step transitions.
 
         ``("next", ...)`` comes from the last of up to ``n_step`` steps. Every reward is the
-        discounted sum over these steps, and ``discount`` is ``gamma`` to the power of their number.
-        There are fewer than ``n_step`` steps if the episode ends, an agent is truncated, or the
-        buffer has no newer step.
+        discounted sum over these steps, and ``discount`` is ``gamma`` to the power of the number of
+        steps. There are fewer than ``n_step`` steps if the episode ends, an agent is truncated, or
+        the buffer has no newer step.
 
         Args:
             rows (Tensor): rows of one update, from :meth:`rows`.
@@ -296,8 +297,9 @@ class TeamReplay:
     def windows(self, rows: Tensor, length: int) -> TensorDict:
         """Returns windows of steps that begin with the rows, for networks with memory.
 
-        With ``windows``, they span the ends of episodes, which networks detect by ``is_init``. A
-        window ends at a step that the next stored step does not continue.
+        If the buffer was built with ``windows``, a window may span the ends of episodes, which
+        networks detect by ``is_init``. A window ends at a step that the next stored step does not
+        continue.
 
         Args:
             rows (Tensor): rows of one update, from :meth:`rows`.
@@ -334,18 +336,18 @@ class TeamReplay:
 
     @torch.no_grad()
     def update_priority(self, rows: Tensor, error: Tensor, mask: Tensor | None = None) -> None:
-        """Sets the priorities of rows from their largest error; does nothing without priorities.
+        """Sets each row's priority from its largest error; does nothing if sampling is uniform.
 
         A row whose error is NaN or infinite gets the highest priority so far.
 
         Args:
             rows (Tensor): ``index`` of a minibatch.
             error (Tensor): errors of any sign, such as temporal-difference errors.
-            mask (Tensor, optional): bool, errors that count.
+            mask (Tensor, optional): bool mask of the errors that count.
 
         Shapes:
-            - rows: ``[B]``; error: ``[B, ...]``; mask: the error's shape, or without its trailing
-              dims
+            - rows: ``[B]``; error: ``[B, ...]``
+            - mask: the error's shape, with or without its trailing dims
         """
         if self.priorities is not None:
             self.priorities.update(rows, error, mask)
@@ -364,7 +366,7 @@ class TeamReplay:
         return state
 
     def state_of(self, member: int, keys: Collection[NestedKey]) -> dict[str, Any]:
-        """Returns a member's part of the state, as the state of a buffer without members.
+        """Returns a member's part of the state, in the form of a buffer without members.
 
         Args:
             member (int): index of the member.
@@ -413,7 +415,7 @@ def _sizes(leaves: Mapping[Key, Tensor]) -> dict[str, int]:
 def _nested(
     leaves: Mapping[Key, Tensor], batch_size: torch.Size, device: torch.device | None
 ) -> TensorDict:
-    """Returns leaves as a TensorDict, without its slow checks."""
+    """Returns leaves as a TensorDict, without the slow checks of its constructor."""
     own: dict[str, Any] = {key[0]: leaf for key, leaf in leaves.items() if len(key) == 1}
     for name in dict.fromkeys(key[0] for key in leaves if len(key) > 1):
         inner = {key[1:]: leaf for key, leaf in leaves.items() if key[0] == name and key[1:]}
@@ -422,7 +424,7 @@ def _nested(
 
 
 def least_bytes_per_row(groups: Iterable[GroupSpec]) -> int:
-    """Returns the minimum bytes of a step: both observations, actions and rewards.
+    """Returns the minimum bytes of a step: actions, rewards, and observations before and after it.
 
     Args:
         groups (iterable of GroupSpec): groups to store.
