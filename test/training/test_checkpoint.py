@@ -85,7 +85,9 @@ def test_a_checkpoint_that_fails_leaves_the_earlier_one(tmp_path, monkeypatch, w
 
 def test_no_run_and_no_checkpoint(tmp_path):
     for use in (resume, Run.load):
-        with pytest.raises(CheckpointError, match="not a run folder.*config.yaml.*torchrl-marl train"):
+        with pytest.raises(
+            CheckpointError, match="not a run folder.*config.yaml.*torchrl-marl train"
+        ):
             use(tmp_path)
     with pytest.raises(CheckpointError, match="no checkpoint yet.*--resume"):
         latest_checkpoint(make_folder(tmp_path))
