@@ -122,7 +122,7 @@ def test_it_says_what_is_seen_and_reads_what_is_done(program, door, what):
 
 
 def test_it_raises_what_the_server_says(program, door):
-    assert "wrong token" in said(program, "play", door.port, "guess")[0]
+    assert "the token is wrong" in said(program, "play", door.port, "guess")[0]
     assert "'mouse_7' is not declared" in said(program, "wrong", door.port, "secret")[-1]
 
 

@@ -133,7 +133,7 @@ def door():
 
 
 def test_the_page_that_shows_it_plays(door):
-    page = (DOCS / "worlds" / "external.md").read_text(encoding="utf-8")
+    page = (DOCS / "environments" / "external.md").read_text(encoding="utf-8")
     [program] = re.findall(r"^```py\n(.*?)^```", page, re.M | re.S)
     exec(compile(program.replace("port=7777", f"port={door.port}"), "external.md", "exec"), {})
     assert door.server.counts["steps"] == 60 and door.server.counts["refused"] == 0

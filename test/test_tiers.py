@@ -70,4 +70,5 @@ def test_durations_name_tests_that_exist():
     for place in {row["test"] for row in second_tier.durations()}:
         file, *names = place.split("::")
         text = (ROOT / file).read_text(encoding="utf-8")
-        assert all(name in text or file.startswith("torchrl_marl") for name in names), place
+        known = not names or names[0] in text  # methods may be inherited
+        assert known or file.startswith("torchrl_marl"), place

@@ -118,7 +118,7 @@ class TestByName:
             ("my_reach:Reech", "has no class or function 'Reech'; did you mean 'Reach'"),
             ("my_reach:broken", "has no class or function 'broken'"),
             ("my_reach:", "expected module:Class"),
-            ("my_reach:few", r"gives batch size \[2\], expected .* \[3\]"),
+            ("my_reach:few", r"returns batch size \[2\], expected .* \[3\]"),
         ],
     )
     def test_what_is_refused(self, library, message, worlds):

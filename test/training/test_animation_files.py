@@ -66,7 +66,7 @@ class TestWhereItIsAskedFor:
         monkeypatch.delattr(Arena, "scene")
         env = TransformedEnv(Arena(num_envs=2, seed=0))
         message = (
-            "^Arena cannot be drawn, expected an environment with a method scene.index., .* leave"
+            "^Arena cannot be drawn, expected an environment with a method scene.index. .* leave"
         )
         with pytest.raises(ConfigError, match=message):
             evaluate(

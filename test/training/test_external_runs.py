@@ -139,7 +139,7 @@ def test_a_port_that_is_taken_is_said_in_a_sentence(tmp_path):
     [
         ({"evaluation.episodes": 5}, "evaluation.episodes is 5, but an external simulator plays"),
         ({"population.size": 2}, "population.size is 2"),
-        ({"distributed.collectors": 2}, "distributed.collectors is 2, expected none on"),
+        ({"distributed.collectors": 2}, "distributed.collectors is 2, but an external simulator"),
         ({"evaluation.every_frames": 800}, "evaluation.episodes is 0, but evaluation.every_frames"),
         ({"env.kwargs.port": -1}, "env.kwargs.port is -1, expected from 0 to 65535"),
         ({"env.kwargs.grace": 0}, "env.kwargs.grace is 0.0, expected above 0"),
