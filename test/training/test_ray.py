@@ -202,7 +202,9 @@ def test_a_world_that_an_actor_cannot_make(tmp_path):
 def test_more_actors_than_there_is_room_for(tmp_path):
     config, _ = settings_of(tmp_path / "run", distributed={"actors": 4, "cpus_per_actor": 4})
     began = time.monotonic()
-    with pytest.raises(ConfigError, match=r"4 actors with 4 CPUs and 0 GPUs .* free resources of Ray, \d CPUs"):
+    with pytest.raises(
+        ConfigError, match=r"4 actors with 4 CPUs and 0 GPUs .* free resources of Ray, \d CPUs"
+    ):
         torchrl_marl.train(config)
     assert time.monotonic() - began < 30  # it does not wait for room
 
