@@ -12,6 +12,7 @@ from played import roll
 from scripted import BOX, Breaking, Drawn, Faulty, Gambler, OwnSource, Script
 
 from torchrl_marl.envs import PettingZooEnv
+from torchrl_marl.envs.pettingzoo.pickling import unpickled
 from torchrl_marl.errors import NonFiniteError, WorkerError
 
 # ------------------------------------------------------------------- random states, snapshots
@@ -220,3 +221,12 @@ def test_a_worker_loads_no_torch():
     (worker,) = env._workers._workers
     assert "libtorch" not in Path(f"/proc/{worker._process.pid}/maps").read_text()
     env.close()
+
+
+@pytest.mark.parametrize(
+    ("saved", "name"),
+    [("lives", "LifeCycle"), ("own_random", "OwnRandom"), ("one_copy", "CopyPlan")],
+)
+def test_a_snapshot_names_modules_as_they_were_called_when_it_was_saved(saved, name):
+    found = unpickled(f"ctorchrl_marl.envs.pettingzoo.{saved}\n{name}\n.".encode())
+    assert found.__name__ == name and found.__module__.startswith("torchrl_marl.envs.pettingzoo")

@@ -12,6 +12,14 @@ import cloudpickle
 
 __all__ = ["pickled", "unpickled"]
 
+_HERE = __name__.rpartition(".")[0]
+# Modules that snapshots name which were saved before 0.2.
+_MOVED = {
+    f"{_HERE}.lives": f"{_HERE}.lifecycle",
+    f"{_HERE}.own_random": f"{_HERE}.rng",
+    f"{_HERE}.one_copy": f"{_HERE}.instance",
+}
+
 
 def pickled(value: Any) -> bytes:
     """Pickles a value with its whole state.
@@ -27,7 +35,12 @@ def pickled(value: Any) -> bytes:
 
 def unpickled(data: bytes) -> Any:
     """Loads a value from the bytes of :func:`pickled`."""
-    return pickle.loads(data)
+    return _Unpickler(io.BytesIO(data)).load()
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        return super().find_class(_MOVED.get(module, module), name)
 
 
 class _Pickler(cloudpickle.Pickler):
