@@ -250,7 +250,7 @@ class MaskedRows:
         return mask
 
     def _changing_mask(self, parts: tuple) -> int | None:
-        """Returns the position in an index of the mask that changes between runs, or None."""
+        """Returns where in an index a mask stands that changes between runs, or None."""
         masks = [i for i, part in enumerate(parts) if is_mask(part) and self._changes(part)]
         if not masks:
             return None
@@ -315,7 +315,7 @@ class MaskedRows:
     # ----------------------------------------------------------------------------------- tags
 
     def refuse(self, x: Any) -> None:
-        """Raises an error for selected rows; for functions that depend on the number of rows."""
+        """Raises an error if a mask selected the rows of ``x``, since their number may change."""
         if self._tag_of(x) is not None:
             raise self.refusal("the rows that a mask chose are used where their number matters")
 

@@ -336,7 +336,7 @@ class OnRay:
     # ---------------------------------------------------------------------------------- state
 
     def states(self) -> list[dict[str, Any]]:
-        """Returns the states of the shards after the last batch that has begun."""
+        """Returns the states of the shards at the end of the batch that began last."""
         found: dict[int, dict[str, Any]] = {}
         answers = self._answers([actor.states.remote() for actor in self.actors])
         for a, answer in enumerate(answers):

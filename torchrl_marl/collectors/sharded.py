@@ -136,7 +136,7 @@ class Placement(Protocol):
         """
 
     def states(self) -> list[dict[str, Any]]:
-        """Returns the states of the shards after the last batch that has begun."""
+        """Returns the states of the shards at the end of the batch that began last."""
 
     def load(self, states: Sequence[Mapping[str, Any]] | None) -> list[bool]:
         """Restores the shards; without states, starts new episodes in all of them.

@@ -34,10 +34,10 @@ def gae(
 
     With a mask, an agent skips the steps in which it does not act. The rewards of skipped steps are
     added, without discount, to the last step in which the agent acted, and that step bootstraps
-    from the next step in which it acts. Rewards after an agent's end (``done`` stays True until the
-    reset) are not propagated to earlier steps. The last step bootstraps from its next value, even
-    if the agent does not act next; :class:`~torchrl_marl.objectives.TeamGAE` leaves out such
-    agents.
+    from the next step in which it acts. No reward is passed back to a step with ``done``, or beyond
+    it. With the agents' flags, ``done`` stays True from an agent's death until the reset, so later
+    rewards do not count for that agent. The last step bootstraps from its next value, even if the
+    agent does not act next; :class:`~torchrl_marl.objectives.TeamGAE` leaves out such agents.
 
     Args:
         reward (Tensor): reward of the step.

@@ -140,8 +140,8 @@ def q_lambda(
 
     In the last step of an episode or a rollout the bracket is the greedy value alone. Masked steps
     are skipped as in :func:`~torchrl_marl.functional.gae`: their rewards are added, undiscounted,
-    to the last step in which the agent acted. Rewards after an agent's end are not propagated to
-    earlier steps.
+    to the last step in which the agent acted. No reward is passed back to a step with ``done``, or
+    beyond it.
 
     Args:
         reward (Tensor): reward of the step.

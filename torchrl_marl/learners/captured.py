@@ -181,7 +181,10 @@ class CapturedUpdates(Updates):
             yield epoch
 
     def _read(self, table: Tensor, ends: list[int]) -> tuple[int, bool]:
-        """Returns the number of valid epochs, and whether they are finite; waits for the device."""
+        """Returns the number of epochs that count, and whether their results are finite.
+
+        The results are losses and gradient norms. Waits for the device.
+        """
         epochs = self.stop.epochs.amax()
         watched = [c for key, c in self._columns.items() if must_be_finite(key[1])]
         finite = torch.cat([table[:, columns] for columns in watched], 1).isfinite().all(1)

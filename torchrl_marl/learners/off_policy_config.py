@@ -78,8 +78,8 @@ class ReplayLearnerConfig(TrainedConfig):
     learning_starts: Annotated[int, Range(0)] = 10_000
     """Frames with random actions before the first update."""
     updates_per_frame: Annotated[float, Range(0, 1_000, above=True)] = 0.1
-    """Updates per frame once learning has started. The first updates count all frames of the
-    batch that reaches ``learning_starts``."""
+    """Updates per frame once learning has started. Learning starts after the batch that
+    reaches ``learning_starts``. All frames of this batch count."""
     minibatch_size: Count = 256
     """Frames per update, sampled from the replay buffer. All agents of a frame are in the same
     minibatch."""

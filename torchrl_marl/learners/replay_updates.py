@@ -41,7 +41,7 @@ class Step:
         optimizers (mapping): name -> Adam, of all parameters that the step trains.
         clips (mapping): name of a loss -> its gradient clip.
         norm (str): name under which the gradient norm is reported.
-        interval (int): number of updates between two steps.
+        interval (int): the step runs in every ``interval``-th update.
     """
 
     of: Literal["value", "actor"]
@@ -54,12 +54,13 @@ class Step:
 class ReplayUpdates:
     """Runs updates from a replay buffer, eagerly or as graphs.
 
-    Each update takes its steps in order, and all losses read the same rows. After the last step,
-    the targets are updated softly.
+    Each update runs the steps that are due, in order; all losses read the same rows. An update
+    that includes the last step also updates the targets softly.
 
     Args:
         losses (mapping): name -> the loss, with ``functional=False``.
-        steps (sequence of Step): steps of an update in their order.
+        steps (sequence of Step): steps of an update in their order; each interval is a multiple of
+            the one before.
         config (ReplayLearnerConfig): settings of minibatches, windows, n-step returns and targets.
         execution (str): ``eager``, or an execution of :func:`~torchrl_marl.capture.capture`; each
             update is then one graph, from the rows to the priorities.
@@ -105,7 +106,8 @@ class ReplayUpdates:
     def run(self, replay: TeamReplay, n_updates: int) -> History:
         """Runs updates; returns their metrics, (name, metric) -> ``[U]`` or ``[U, G]``.
 
-        The metrics of a step are those of the updates that took the step.
+        A :class:`Step` runs only in every ``interval``-th update. For its metrics, U counts only
+        these updates.
         """
         rows: dict[int, list[Tensor]] = {}
         for own in self._draw(replay, n_updates) if n_updates else ():

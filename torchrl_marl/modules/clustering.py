@@ -184,7 +184,10 @@ def _decode(decoder: list[Tensor], rows: Tensor) -> Tensor:
 
 
 def _k_means(points: Tensor, n_clusters: int, generator: torch.Generator) -> list[int]:
-    """Runs k-means from several initial centers (k-means++); returns the best; none is empty."""
+    """Returns the cluster of each point, by the best of several k-means runs (k-means++).
+
+    An empty cluster keeps its center.
+    """
     best, labels = math.inf, torch.zeros(len(points), dtype=torch.long)
     for _ in range(RESTARTS):
         centers = _far_apart(points, n_clusters, generator)

@@ -300,13 +300,14 @@ class AgentValues(nn.Module):
 
     Args:
         index (sequence of int): output of each agent, numbered over all networks.
-        several (bool): whether a dim of networks precedes the dim of outputs.
-        n_outputs (int): number of outputs.
+        several (bool): whether a dim of K networks precedes the dim of outputs.
+        n_outputs (int): number of outputs of all networks together.
         device (torch.device, optional): device of the indices.
         width (int): count W of numbers per output; 1 for a value.
 
     Shapes:
-        - values: ``[*B, n_outputs * W]``; returns ``[*B, N, W]``
+        - values: ``[*B, n_outputs * W]``, or ``[*B, K, n_outputs * W / K]`` if ``several``
+        - returns: ``[*B, N, W]``
     """
 
     index: Tensor | None

@@ -26,7 +26,7 @@ class Context:
     Args:
         links (Tensor, optional): True where the agent of a row may hear the agent of a column;
             None: all may hear all. Groups that are trained as one do not hear each other.
-        state (optional): state that the body returned in the step before.
+        state (optional): hidden state that the body returned in the step before.
         is_init (Tensor, optional): True at an agent's first step of an episode.
         position (Tensor, optional): positions of the agents.
         drawn (Tensor, optional): samples of the channel.
@@ -159,10 +159,10 @@ class AgentNetwork(nn.Module):
         links (Tensor, optional): ``[N, N]``, True for agents that may hear each other.
 
     Attributes:
-        reads (tuple of str): leaves of the group that it reads after observations and mask:
-            ``links``, ``is_init`` and the state, ``channel``.
-        writes (tuple of str): leaves that it returns after the outputs: the state after the step,
-            ``channel``, ``gate_logits``.
+        reads (tuple of str): names of the inputs after observations and mask: those of ``links``,
+            ``is_init``, ``state`` (the hidden state) and ``channel`` that the network needs.
+        writes (tuple of str): names of the outputs after the head's: those of ``state`` (the hidden
+            state after the step), ``channel`` and ``gate_logits`` that the network returns.
     """
 
     links: Tensor | None

@@ -54,8 +54,8 @@ def unshare(
     """Returns a network with separate parameters for each agent, and their origins.
 
     The outputs do not change. A trunk is copied for each agent. A network that reads the agent's id
-    still reads it; an agent keeps its mask. The given network is not changed. :func:`carry_state`
-    copies the optimizer's state.
+    still reads it. With ``sharing="masks"`` each agent keeps its pruning mask of hidden units. The
+    given network is not changed. :func:`carry_state` copies the optimizer's state.
 
     Args:
         network (nn.Module): from ``make_shared_mlp``, or any module that all agents share.

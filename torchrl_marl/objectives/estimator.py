@@ -255,10 +255,11 @@ class TeamGAE(MultiAgentGAE):
         following: TensorDictBase,
         params: TensorDictBase | None,
     ) -> TensorDictBase:
-        """Runs a critic with memory over the steps; returns the next steps with their state.
+        """Runs a critic with memory over the steps; returns the next steps with hidden states.
 
-        Writes the values and the state before each step, and the last state under ``"next"``. The
-        critic runs one more step to value the next step, also where an episode is truncated.
+        Writes the values, the hidden state before each step, and the hidden state after it under
+        ``"next"``. The critic runs one more step to value the next step, also where an episode is
+        truncated.
         """
         network, keys = self.value_network, self.tensor_keys
         [key] = [k for k in network.in_keys if k[-1] == "critic_hidden"]

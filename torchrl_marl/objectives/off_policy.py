@@ -263,7 +263,7 @@ class OffPolicyLoss(LossModule):
 
         Args:
             data (TensorDictBase): steps, dense.
-            everyone (Tensor): any tensor of shape ``[*B, N]``.
+            everyone (Tensor): tensor of shape ``[*B, N]``; its values are not used.
         """
         reward, next_value, terminated, learned = self.outcome(data, everyone)
         discount = data.get(self.tensor_keys.discount, None)
@@ -304,7 +304,7 @@ class OffPolicyLoss(LossModule):
         """Returns each agent's reward, or the team's for mixed values.
 
         Shapes:
-            - everyone: any ``[*B, N]``; returns ``[*B, N, 1]``
+            - everyone: ``[*B, N]``, its values are not used; returns ``[*B, N, 1]``
         """
         stored = data.get(self._team_reward_key, None) if self.mixed else None
         if stored is not None:

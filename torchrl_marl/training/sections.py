@@ -59,7 +59,8 @@ class EvaluationConfig:
     deterministic: bool = True
     """Evaluate with the most likely actions; false: with sampled actions."""
     both: bool = True
-    """Evaluate with deterministic and with sampled actions at the end, and report a difference."""
+    """Evaluate with both deterministic and sampled actions at the end. A message is printed if
+    their mean returns clearly differ."""
     gif: bool = False
     """Write an animation of the first evaluation episodes to ``episode.gif`` after the run."""
     animate_every: Count | None = None

@@ -302,9 +302,10 @@ class AgentState(nn.Module):
 
 
 class FirstMessage(nn.Module):
-    """Program ``speak``: maps observation and hidden state to the first message and the state.
+    """Program ``speak``: maps observation and hidden state to the first message and a state.
 
-    With a gate the program also returns ``gate_logits``, which are positive if the agent sends its
+    The later programs of the step read this state. A relaying agent has no first message. With a
+    gate the program also returns ``gate_logits``, which are positive if the agent sends its
     message.
     """
 

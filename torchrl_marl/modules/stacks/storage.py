@@ -38,7 +38,7 @@ def named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def shared_parameters(members: Sequence[nn.Module]) -> frozenset[int]:
-    """Returns the ``id`` of parameters that are one object in several members (a trunk's)."""
+    """Returns the ``id`` of each parameter that several members share, as in a shared trunk."""
     seen: set[int] = set()
     shared: set[int] = set()
     for member in members:
