@@ -280,7 +280,10 @@ def _settings(recipe: Recipe) -> dict[str, Any]:
 
 
 def _unknown_recipe(text: str) -> ConfigError:
-    """Returns the error for an unknown recipe; adds advice for environments and algorithms."""
+    """Returns the error for an unknown recipe.
+
+    If the text is the name of an environment or algorithm, the message says how to use it.
+    """
     names = recipe_names()
     library, slash, environment = (text if "/" in text else f"{DEFAULT_LIBRARY}/{text}").partition(
         "/"

@@ -41,7 +41,7 @@ class Watch(Protocol):
         """Returns whether a tensor's values may differ in the next run."""
 
     def number(self, x: Tensor) -> int:
-        """Returns the number of a tensor's values; equal numbers mean equal values."""
+        """Returns the value number of a tensor; equal value numbers mean equal values."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,9 +51,9 @@ class _Tag:
     Args:
         mask (Tensor): bool ``[*M]``; if the rows were selected from rows that another mask had
             selected, the conjunction of both masks.
-        held (int): number of the mask's values when the rows were read; equal numbers mean equal
-            values.
-        number: number of the selection; rows with the same number correspond to each other.
+        held (int): value number of the mask when the rows were read; equal value numbers mean
+            equal values.
+        number: identifier of the selection; rows of the same selection correspond to each other.
         after (int): number of trailing dims of a row.
     """
 
@@ -289,7 +289,7 @@ class MaskedRows:
         return _Place(rows, self._tag(chosen, number, after))
 
     def _static(self, x: Tensor, parts: tuple) -> tuple:
-        """Returns an index without a changing mask; raises an error if it affects selected rows."""
+        """Returns the index with fixed masks as positions; refuses one that cuts selected rows."""
         if any(self._tag_of(part) is not None for part in parts):
             raise self.refusal("rows chosen by a mask are used as an index")
         tag = self._tag_of(x)

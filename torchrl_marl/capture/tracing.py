@@ -58,7 +58,7 @@ class ValueNumbers:
         self._held: dict[int, torch.UntypedStorage] = {}
 
     def of(self, x: Tensor, constant: bool = False) -> int:
-        """Returns the number of a tensor's values; equal small constants share a number."""
+        """Returns the value number of a tensor; equal small constants share one."""
         place = self._place(x)
         if place not in self._numbers:
             self._numbers[place] = next(self._new)
@@ -424,7 +424,7 @@ class _Watch(TorchDispatchMode):
         return self._sources.get(memory, set()) if self.made(x) else {memory}
 
     def number(self, x: Tensor) -> int:
-        """Returns the number of a tensor's values; equal numbers mean equal values."""
+        """Returns the value number of a tensor; equal value numbers mean equal values."""
         return self._values.of(x)
 
     @contextlib.contextmanager

@@ -207,7 +207,7 @@ class MatchPolicy(TensorDictModuleBase):
         return acted
 
     def _playing(self, tensordict: TensorDictBase) -> Tensor:
-        """Returns the number of each env's player, ``[R]``, from 1; 0 if none is sampled yet."""
+        """Returns each env's player, ``[R]``, counted from 1; 0 if none is sampled yet."""
         found = []
         for group in self.team.groups.values():
             player = tensordict.get(group.key("player"), None)

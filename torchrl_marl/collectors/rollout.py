@@ -398,7 +398,7 @@ class RolloutCollector:
         self._traj_ids = ids + first
 
     def _name_trajectories(self, batch: TensorDictBase) -> None:
-        """Writes the number of the episode of every env and step."""
+        """Writes the id of the episode to which each step of each env belongs."""
         assert self._traj_ids is not None  # set by the reset
         done = self._ends(batch).reshape(-1, self.n_steps).transpose(0, 1)
         numbers = done.flatten().cumsum(0).view_as(done) + self._traj_ids.max()

@@ -1,4 +1,7 @@
-"""Masked means and moments, of all agents or of each group."""
+"""Masked means and moments, of all agents or of each group.
+
+Shapes: B any batch dims, T time, N agents, G groups.
+"""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ _RANDOM = (
 
 
 class Algorithms(Registry[Algorithm]):
-    """Registry of algorithms; each is a variant of the settings section ``learner``."""
+    """Registry of algorithms; each selects the schema of the settings section ``learner``."""
 
     def words(self) -> dict[str, str]:
         """Returns the name and the description of every algorithm."""

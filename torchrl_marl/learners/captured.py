@@ -1,4 +1,7 @@
-"""Updates captured as graphs."""
+"""Updates captured as graphs.
+
+Shapes: U updates, G groups of a loss.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,9 @@ class Programs(dict[Any, Program]):
 
 @contextlib.contextmanager
 def unchanged(device: torch.device, tensors: Sequence[Tensor]) -> Iterator[None]:
-    """Undoes the changes of an update in the context; distributions do not validate there.
+    """Context that restores tensors and the random state on exit.
+
+    Within it, distributions do not validate their arguments.
 
     Args:
         device (torch.device): device whose random state is restored.

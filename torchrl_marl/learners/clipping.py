@@ -73,7 +73,7 @@ class GradientClip:
         limit: float | None,
         per_agent: bool = False,
     ) -> GradientClip:
-        """Builds the clip of an actor and a critic, with the group of each parameter's row.
+        """Builds the clip of an actor and a critic; finds the groups of each parameter's rows.
 
         Args:
             group (GroupSpec): the agents of a group, or of several groups joined into one.
@@ -109,7 +109,7 @@ class GradientClip:
         per_agent: bool = False,
         states: Mapping[str, int] | None = None,
     ) -> GradientClip:
-        """Builds the clip of any networks, with the group of each parameter's row.
+        """Builds the clip of any networks; finds the groups of each parameter's rows.
 
         Args:
             group (GroupSpec): the agents of a group, or of several groups joined into one.
@@ -120,7 +120,7 @@ class GradientClip:
             seen (GroupSpec, optional): other agents in a network's input.
             per_agent (bool): whether each agent is treated as a separate group.
             states (mapping, optional): leaf -> width per agent, for the networks' other inputs:
-                hidden states, and samples of the channel.
+                hidden states, and samples of the communication channel.
         """
         parameters = list(dict.fromkeys(parameters))
         index = tuple(range(group.n_agents)) if per_agent else group.group_index
@@ -139,7 +139,7 @@ class GradientClip:
         *,
         seen: GroupSpec | None = None,
     ) -> GradientClip:
-        """Builds the clip of critics or Q-networks, with the group of each parameter's row.
+        """Builds the clip of critics or Q-networks; finds the groups of each parameter's rows.
 
         Args:
             loss (OffPolicyLoss): loss with the networks.

@@ -1,6 +1,7 @@
 """The learner of MAPPO and IPPO.
 
-Shapes: E envs, T steps, N agents of a group, G groups that are trained as one.
+Shapes: E envs, T steps, N agents of a group, G groups that are trained as one, P members of a
+population, S numbers of a hidden state.
 """
 
 from __future__ import annotations

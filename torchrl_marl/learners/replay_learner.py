@@ -1,6 +1,7 @@
 """Base class of learners with a replay buffer.
 
-Shapes: E envs, T steps, N agents of a group, G groups that are trained as one.
+Shapes: E envs, T steps, N agents of a group, G groups that are trained as one, P members of a
+population, S steps of the replay buffer.
 """
 
 from __future__ import annotations
@@ -366,7 +367,7 @@ class ReplayLearner(BlockLearner):
         return {**state, "leaves": leaves}
 
     def _arranged(self, rows: Tensor) -> Tensor:
-        """Returns rows of the replay buffer, ``[S, E, N, 1]``, in the layout of the losses."""
+        """Converts rows of the replay buffer, ``[S, E, N, 1]``, to the layout of the losses."""
         if self.members is None:
             return rows
         return fold(rows.transpose(0, 1), self.n_members, 2)

@@ -1,6 +1,6 @@
 """Updates from a replay buffer: sampling, losses, clipping, Adam, targets and priorities.
 
-Shapes: U updates, B rows of a minibatch, G groups that are trained as one.
+Shapes: U updates, B rows of a minibatch, G groups that are trained as one, P members.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Optimizer steps over epochs of minibatches, with early stop and metrics."""
+"""Optimizer steps over epochs of minibatches, with early stop and metrics.
+
+Shapes: F frames of a batch, M frames of a minibatch, U updates, G groups of a loss (in
+:class:`KLStop`, of all losses), P members of a population.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Windows: sequences of steps on which networks with memory are trained.
 
-Shapes: E envs, T steps of a batch, L steps of a window, W windows of a batch, N agents.
+Shapes: E envs, T steps of a batch, L steps of a window, W windows of a batch, B windows of a
+minibatch, N agents, S numbers of a hidden state.
 """
 
 from __future__ import annotations

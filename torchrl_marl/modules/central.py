@@ -1,4 +1,7 @@
-"""Networks of centralized critics, which read all observations, the state, or a set of agents."""
+"""Networks of centralized critics, which read all observations, the state, or a set of agents.
+
+Shapes: B any batch dims, N agents, F input features.
+"""
 
 from __future__ import annotations
 
@@ -283,7 +286,7 @@ class GroupColumns(nn.Module):
     """Picks the columns of a row of features that each of several networks reads.
 
     Args:
-        columns (sequence of sequence of int): columns of each network.
+        columns (sequence of sequence of int): columns of each of the K networks.
 
     Shapes:
         - features: ``[*B, F]``; returns ``[*B, K, widest]``, padded with zeros

@@ -1,6 +1,7 @@
 """Distributions over padded actions, and over actions with a communication gate.
 
-Shapes: B any batch dims, N agents, A action features of the widest agent.
+Shapes: B any batch dims, N agents, A action features of the widest agent, D samples of the
+channel for each agent.
 """
 
 from __future__ import annotations

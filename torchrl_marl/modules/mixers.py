@@ -1,4 +1,8 @@
-"""Mixers of agents' values, and critics with mixed values."""
+"""Mixers of agents' values, and critics with mixed values.
+
+Shapes: B any batch dims, N agents, O observation features, S state features, K critics, F features
+of a hypernetwork's input, G groups that are joined into one.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Parts of networks: feedforward layers, team networks, and networks of input, body and head."""
+"""Parts of networks: feedforward layers, team networks, and networks of input, body and head.
+
+Shapes: B any batch dims, N agents, I input features, O output features, S numbers of a hidden
+state, P coordinates of a position, D samples of the channel for each agent.
+"""
 
 from __future__ import annotations
 
@@ -159,10 +163,12 @@ class AgentNetwork(nn.Module):
         links (Tensor, optional): ``[N, N]``, True for agents that may hear each other.
 
     Attributes:
-        reads (tuple of str): names of the inputs after observations and mask: those of ``links``,
-            ``is_init``, ``state`` (the hidden state) and ``channel`` that the network needs.
-        writes (tuple of str): names of the outputs after the head's: those of ``state`` (the hidden
-            state after the step), ``channel`` and ``gate_logits`` that the network returns.
+        reads (tuple of str): names of the inputs that follow observations and mask: ``links``,
+            ``is_init``, ``state`` (the hidden state) and ``channel`` (samples of the communication
+            channel), each only if the network needs it.
+        writes (tuple of str): names of the outputs that follow the head's: ``state`` (the hidden
+            state after the step), ``channel`` and ``gate_logits``, each only if the network returns
+            it.
     """
 
     links: Tensor | None

@@ -1,6 +1,6 @@
 """Running statistics of observations and returns, over living agents only.
 
-Shapes: B any batch dims, N agents, F features.
+Shapes: B any batch dims, N agents, F features, G groups that are trained as one.
 """
 
 from __future__ import annotations

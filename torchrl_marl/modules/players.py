@@ -1,4 +1,7 @@
-"""Policies of several players, with one player per environment."""
+"""Policies of several players, with one player per environment.
+
+Shapes: K members, M rows, G blocks of B rows each; in :class:`Players`, B any batch dims.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Value estimator of a team: a critic and masked :func:`~torchrl_marl.functional.gae`.
 
-Shapes: B any batch dims, T time, N agents.
+Shapes: B any batch dims, T time, N agents, G groups that are trained as one.
 """
 
 from __future__ import annotations
@@ -224,7 +224,8 @@ class TeamGAE(MultiAgentGAE):
             learned (Tensor, optional): mask of the values that count.
 
         Shapes:
-            - gap, earned: ``[*B, N, 1]``; learned: ``[*B, N]``; returns ``[]``, or ``[G]``
+            - gap, earned: ``[*B, N, 1]``; learned: ``[*B, N]``
+            - returns: ``[]`` for one group, ``[G]`` for several
         """
         groups = self._norm().per_group
         sums = [groups.total(gap, learned), groups.total(earned, learned)]

@@ -1,6 +1,6 @@
 """Loss of MADDPG, MATD3 and their independent forms, which differ in critics and noise.
 
-Shapes: B any batch dims, N agents, A action features, K critics.
+Shapes: B any batch dims, N agents, A action features, K critics, G groups that are trained as one.
 """
 
 from __future__ import annotations

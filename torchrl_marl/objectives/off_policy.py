@@ -1,4 +1,8 @@
-"""Base class of off-policy losses: n-step returns, targets and importance weights."""
+"""Base class of off-policy losses: n-step returns, targets and importance weights.
+
+Shapes: B any batch dims, E envs, T steps, L steps of a window, N agents, G groups that are trained
+as one, K critics, S numbers of a hidden state.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Losses of MAPPO, IPPO and HAPPO."""
+"""Losses of MAPPO, IPPO and HAPPO.
+
+Shapes: B any batch dims, N agents, G groups that are trained as one.
+"""
 
 from __future__ import annotations
 
@@ -111,7 +114,11 @@ def entropy_of(distribution: torch.distributions.Distribution, n_samples: int) -
 
 
 class _OwnRows(TorchFunctionMode):
-    """Samples for the rows of all ranks, along dim 1, and keeps those of this rank."""
+    """Context in which a rank draws the random numbers of all ranks and keeps its own.
+
+    ``normal_`` and ``uniform_`` draw a tensor with a further dim 1, the ranks, and return this
+    rank's part.
+    """
 
     def __init__(self, ranks: SingleProcess) -> None:
         super().__init__()

@@ -153,7 +153,15 @@ def settings_of(schema: Any) -> dict[str, Setting]:
 
 
 def all_settings(schema: type) -> dict[str, Setting]:
-    """Returns the settings of :func:`settings_of`, and those of all other variants of sections."""
+    """Returns all settings of a dataclass and of all schemas of its sections, by dotted name.
+
+    A section with a tag, or a mapping of arguments, can have one of several schemas. The result has
+    the settings of all of them, while :func:`settings_of` reads only one schema of each section. If
+    several schemas have the same setting, the first is returned.
+
+    Args:
+        schema (type): a dataclass, as for :func:`settings_of`.
+    """
     found: dict[str, Setting] = {}
     for name, setting in settings_within(schema).items():
         if not setting.is_section:

@@ -70,7 +70,7 @@ def warn_renamed(old: str, new: str) -> None:
 def _move_into(
     arguments: Arguments, name: str, renamed: dict[str, Any], warn: bool, path: str
 ) -> None:
-    """Moves settings that have become arguments of a variant into their mapping."""
+    """Moves settings that have become arguments into their mapping of arguments."""
     for old, setting in _moved(arguments).items():
         if old not in renamed:
             continue
@@ -330,7 +330,7 @@ class Reader:
         }
 
     def _refuse(self, note: Tagged, foreign: Mapping[str, Any], path: str) -> None:
-        """Records given settings that only other variants have."""
+        """Records given settings that a section has only for other values of its tag."""
         schemas = schemas_by_word(note.variants)
         known = {word: settings_of(schema) for word, schema in schemas.items()} if foreign else {}
         for key, value in foreign.items():
@@ -421,7 +421,7 @@ class Reader:
         return ConfigError(unknown_setting(key, names, self.at, first=first))
 
     def _applicable(self) -> Iterator[str]:
-        """Yields the settings of the chosen variants."""
+        """Yields the settings of the schemas that the given tags select."""
         for name, setting in settings_within(self.schema).items():
             if not setting.is_section:
                 yield name

@@ -101,11 +101,11 @@ class GroupSpec:
         return (0,) * len(self.groups)
 
     def by_source(self, values: Tensor) -> list[tuple[GroupSpec, Tensor]]:
-        """Returns pairs of a group in ``sources`` and its value; in a population, values ``[P]``.
+        """Returns pairs of a group in ``sources`` and its value, or in a population its P values.
 
         Args:
-            values (Tensor): one value for each group in ``groups``, ``[G]``, or a common value,
-                ``[1]``.
+            values (Tensor): one value for each of the G groups in ``groups``, ``[G]``, or a common
+                value, ``[1]``.
         """
         return list(zip(self.sources, values.expand(len(self.groups))))
 
@@ -121,7 +121,7 @@ class GroupSpec:
 
     @property
     def membership(self) -> Tensor | None:
-        """One-hot group of each agent, ``[N, G]``; None for an ordinary group."""
+        """One-hot group of each agent, ``[N, G]`` for G groups; None for an ordinary group."""
         if len(self.groups) == 1:
             return None
         return torch.eye(len(self.groups))[torch.tensor(self.group_index)]

@@ -166,7 +166,8 @@ def after_training(own: Episodes, other: Episodes | None, deterministic: bool) -
 
     Args:
         own (Episodes): episodes with actions as in the settings, deterministic or sampled.
-        other (Episodes, optional): episodes with the other kind of actions.
+        other (Episodes, optional): episodes with sampled actions if those of ``own`` are
+            deterministic, else with the most likely actions.
         deterministic (bool): True if the settings ask for the most likely actions.
     """
     found = {kind_of(deterministic): own.figures()}

@@ -364,7 +364,7 @@ class League(Part):
         return torch.tensor([own is not None and own.active for own in self._all_players])
 
     def _chances(self) -> Tensor:
-        """Returns, for each learning seat, the probability to sample each player, ``[S, K]``."""
+        """Returns the probability that each of S seats meets each of K players, ``[S, K]``."""
         may = self._candidates()
         rate = self.results.win_rate if self.against else self.results.standing(may)
         names = ["" if own is None else own.name for own in self._all_players]

@@ -1,4 +1,7 @@
-"""A league's results, matchmaking, and exploiters."""
+"""A league's results, matchmaking, and exploiters.
+
+Shapes: S seats, K players, R envs with stored players, T steps.
+"""
 
 from __future__ import annotations
 
@@ -241,7 +244,7 @@ class Exploiter:
         return frames - self.began_at >= every or bool(self.results.overall[0] >= won)
 
     def learn(self, batch: TensorDictBase, progress: float) -> None:
-        """Learns from the exploiter's part of a batch, ``[R, T]``."""
+        """Learns from the exploiter's part of a batch."""
         for learner in self.learners:
             learner.set_progress(progress)
             learner.learn(batch)

@@ -69,7 +69,7 @@ def row_of_all(
         diverged (Tensor): mask of the members to leave out, bool.
 
     Shapes:
-        - diverged: ``[P]``
+        - diverged: ``[P]`` for P members
     """
     row: dict[str, Any] = {}
     for name in team.groups:

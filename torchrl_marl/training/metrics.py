@@ -112,9 +112,10 @@ class EpisodeTracker:
         return torch.stack([(size > 0).sum(), (total > 1e-5 * size).sum()])
 
     def warn_of_games(self) -> None:
-        """Warns once about a group in which rewards add up to zero, as in a zero-sum game.
+        """Warns once about each group in which rewards add up to zero, as in a zero-sum game.
 
-        Each call waits for the device, until this is known for every group.
+        A group is decided after 10 steps with rewards, or after rewards that do not add up to zero.
+        A call waits for the device as long as a group is undecided.
         """
         for name, counts in list(self._rewarded.items()):
             rewarded, unequal = counts.tolist()

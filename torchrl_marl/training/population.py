@@ -193,7 +193,7 @@ class Population:
             member.summary["return_heuristic"] = None
 
     def conclude(self, now: Progress, measure: Callable[[], Any]) -> None:
-        """Does nothing, since members are evaluated with only one kind of actions."""
+        """Does nothing: members are evaluated with deterministic or sampled actions, not both."""
 
     # ---------------------------------------------------------------------------------- records
 

@@ -123,8 +123,8 @@ class RunResults:
 
         Args:
             now (Progress): progress at the end.
-            measure (callable): function that plays episodes with the other kind of actions; used
-                for ``evaluation.both``.
+            measure (callable): plays episodes with sampled actions if ``evaluation.deterministic``
+                is set, else with the most likely actions. Called only for ``evaluation.both``.
         """
         settings, played = self.config.evaluation, self._played_at(now.iteration)
         if played is not None:

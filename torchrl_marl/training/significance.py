@@ -1,4 +1,7 @@
-"""Probability of improvement, exact tests, and Student's distribution."""
+"""Probability of improvement, exact tests, and Student's distribution.
+
+Shapes: L any leading dims, R and R' runs of the two algorithms, or R pairs of scores.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Statistics of a few runs: estimates with intervals, differences, and verdicts in words."""
+"""Statistics of a few runs: estimates with intervals, differences, and verdicts in words.
+
+Shapes: L any leading dims, R runs of a task, or R pairs of scores, K thresholds.
+"""
 
 from __future__ import annotations
 
@@ -350,7 +353,8 @@ def difference_of_runs(
     :func:`sign_flip_p_value`.
 
     Args:
-        first, second (array): returns by run and initial state, ``[R, n]`` and ``[R', n]``.
+        first, second (array): returns by run and initial state, ``[R, n]`` and ``[R', n]``
+            for n initial states.
 
     Keyword Args:
         by_seed (bool): True to compare the runs as pairs, in the given order.

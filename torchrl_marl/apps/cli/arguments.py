@@ -290,7 +290,7 @@ def _add_measuring(command: _Parser, kinds: str) -> None:
 
     Args:
         command (ArgumentParser): the command's parser.
-        kinds (str): the default kind of actions, for the help text.
+        kinds (str): text for the help that says which actions are the default.
     """
     command.option("--episodes", "N", "number of episodes; default: 200", _COUNT, 200)
     how = command.add_mutually_exclusive_group()

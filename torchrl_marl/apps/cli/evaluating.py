@@ -23,7 +23,7 @@ __all__ = ["comparison_text", "print_against", "print_evaluation"]
 
 
 def print_evaluation(config: TrainConfig, parsed: argparse.Namespace) -> None:
-    """Plays episodes of a run and prints the results; by default with both kinds of actions.
+    """Plays episodes of a run and prints the results; by default for likeliest and drawn actions.
 
     Args:
         config (TrainConfig): settings of the run, with the device given to the command.
@@ -49,10 +49,10 @@ def print_evaluation(config: TrainConfig, parsed: argparse.Namespace) -> None:
 
 
 def evaluation_text(found: Mapping[str, Mapping[str, float]]) -> str:
-    """Formats evaluation results, with one column for each kind of actions.
+    """Formats evaluation results, with a column each for likeliest and drawn actions.
 
     Args:
-        found (mapping): kind of actions -> its results.
+        found (mapping): ``likeliest`` or ``drawn`` -> results with these actions.
     """
     lines = [["", *(f"{kind} actions" for kind in found)]]
     columns = list(found.values())

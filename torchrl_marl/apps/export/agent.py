@@ -1,4 +1,7 @@
-"""The part of a team's policy that computes one agent's actions."""
+"""The part of a team's policy that computes one agent's actions.
+
+Shapes: P outputs of the agent's network, A actions or action features of the agent.
+"""
 
 from __future__ import annotations
 

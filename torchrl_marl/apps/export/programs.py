@@ -1,4 +1,9 @@
-"""Programs of one agent, made from the networks of its team."""
+"""Programs of one agent, made from the networks of its team.
+
+Shapes: I input features of a network, H features, S numbers of a hidden state, P coordinates of a
+position, M messages of K numbers each, V numbers of their aggregate, D numbers of a message that a
+relaying agent passes on.
+"""
 
 from __future__ import annotations
 

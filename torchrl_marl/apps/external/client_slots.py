@@ -1,6 +1,7 @@
 """Arrays with the current steps of all clients, and a recorder that cuts them into fragments.
 
-Shapes: C slots, n slots of a batch, N agents of a group, O observation features.
+Shapes: C slots, n slots of a batch, N agents of a group, O observation features, S numbers
+of a hidden state.
 """
 
 from __future__ import annotations

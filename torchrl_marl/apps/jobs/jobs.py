@@ -61,7 +61,7 @@ class Jobs:
         look (callable): called every half second with the numbers of the runs in progress.
         resume (bool): whether interrupted runs are resumed with ``here``; with ``processes`` and
             ``ray`` they always are.
-        **overrides: further settings, for runs trained in this process or in processes.
+        **overrides: further settings of all runs; ignored with ``ray``.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Jobs:
         """Trains all runs.
 
         Yields:
-            tuple: in the order in which runs end: the number of a run, and its result. The result
+            tuple: in the order in which runs end: the index of a run, and its result. The result
                 is the run, its folder if another process trained it, or its exception.
         """
         places = {"here": self._here, "processes": self._in_processes, "ray": self._on_ray}
@@ -356,7 +356,7 @@ def train_all(configs: Sequence[TrainConfig]) -> Iterator[tuple[int, Path | Exce
             ``cpus_per_actor``, ``gpus_per_actor`` and ``max_restarts`` apply to the tasks.
 
     Yields:
-        tuple: in the order in which runs end: the number of a run, and its folder or its exception.
+        tuple: in the order in which runs end: the index of a run, and its folder or its exception.
 
     Raises:
         ConfigError: Ray is not available, or a folder is in use.

@@ -67,7 +67,7 @@ class Trials(Part):
         scheduler (TrialScheduler): proposes trials and prunes them.
 
     Attributes:
-        numbers (list): number of each member's current trial; None for a member without one.
+        numbers (list): number of the trial that each member runs; None if it runs none.
 
     Raises:
         ConfigError: the algorithm is neither MAPPO nor IPPO.

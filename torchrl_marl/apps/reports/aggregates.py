@@ -1,4 +1,7 @@
-"""Normalized scores, sample efficiency, and aggregates over tasks."""
+"""Normalized scores, sample efficiency, and aggregates over tasks.
+
+Shapes: K points of a curve or thresholds of a profile, R runs.
+"""
 
 from __future__ import annotations
 

@@ -345,7 +345,7 @@ def _on_actions(report: Report) -> Iterator[str]:
 
 
 def _matters(summary: Mapping[str, Any]) -> bool:
-    """Returns whether the two kinds of actions differ by a relevant amount; True if unknown."""
+    """Returns whether likeliest and drawn actions differ relevantly in return; True if unknown."""
     try:
         kinds = [summary["evaluation"][kind] for kind in ("likeliest", "drawn")]
         one, other = (float(kind["return_mean"]) for kind in kinds)
@@ -356,7 +356,7 @@ def _matters(summary: Mapping[str, Any]) -> bool:
 
 
 def _earned(summaries: Sequence[Mapping[str, Any]], kind: str) -> float | None:
-    """Returns the mean return with one kind of actions; None if a run has not measured it."""
+    """Returns the mean return with likeliest or drawn actions; None if a run did not measure it."""
     try:
         found = [float(summary["evaluation"][kind]["return_mean"]) for summary in summaries]
     except (KeyError, TypeError, ValueError):

@@ -276,8 +276,9 @@ class Suite:
     """Table of settings of a suite.
 
     Later settings override earlier ones: the defaults, ``common``, the algorithm's, the task's,
-    those of the task with the algorithm, and the overrides of the caller. A setting that an
-    algorithm does not have is skipped. It is not skipped if it is given for that algorithm by name.
+    those of the task with the algorithm, and the overrides of the caller. A setting that the
+    algorithm lacks is skipped if it comes from ``common`` or from the task. It raises an error if
+    it comes from the algorithm, from the task with the algorithm, or from the caller.
 
     Args:
         name (str): name of the suite.
@@ -345,7 +346,8 @@ def _config(
 ) -> TrainConfig:
     """Reads a run's settings.
 
-    Settings that the algorithm lacks are skipped, unless they are given for this algorithm by name.
+    Settings that the algorithm lacks are skipped. Those in ``mentioned``, which are given for this
+    algorithm or by the caller, raise an error instead.
     """
     reader = Reader(TrainConfig)
     config = reader.read(settings)

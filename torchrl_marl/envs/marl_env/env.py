@@ -293,7 +293,7 @@ class MarlEnv(EnvGraphs, DeclaredEnv):
             group (str): name of the group.
 
         Shapes:
-            - tensordict: ``[*B]``; returns: ``[*B, M]`` per kind
+            - tensordict: ``[*B]``; returns: ``[*B, M]`` for a kind of M agents
         """
         return self.group_kinds[group].split(tensordict.get(group))
 

@@ -1,4 +1,8 @@
-"""Channel between agents: links, delays, gates and discrete messages."""
+"""Channel between agents: links, delays, gates and discrete messages.
+
+Shapes: B any batch dims, N agents, H features, P coordinates of a position, S numbers in transit
+for each agent.
+"""
 
 from __future__ import annotations
 
@@ -212,7 +216,7 @@ def drawing(how: Literal["draw", "mode", "replay"]) -> Iterator[None]:
 
     Args:
         how (str): ``draw`` samples them; ``mode`` takes the likeliest gate, without dropout and
-        noise; ``replay`` reads the samples in the batch, as losses do.
+            noise; ``replay`` reads the samples in the batch, as losses do.
     """
     token = _HOW.set(how)
     try:
@@ -248,7 +252,7 @@ class Channel(nn.Module):
         - features: ``[*B, N, H]``; mask: ``[*B, N]``; context.drawn: ``[*B, N, D]``;
           context.state: ``[*B, N, S]``
         - returns: features ``[*B, N, H]``, samples ``[*B, N, D]``, gate logits ``[*B, N, 1]``, and
-        messages in transit ``[*B, N, S]``; each of the last three is None if unused
+          messages in transit ``[*B, N, S]``; each of the last three is None if unused
 
     Reference: Singh et al., 2019, https://arxiv.org/abs/1812.09755 (gate, IC3Net); Foerster et
     al., 2016, https://arxiv.org/abs/1605.06676 (DIAL); Jang et al., 2017,
@@ -438,7 +442,7 @@ def used_links(module: TensorDictModule, data: TensorDictBase) -> Tensor:
 
     Shapes:
         - returns: bool, ``[*B, N, N]``, True where the agent of a row heard the agent of a
-        column
+          column
     """
     return cast(Any, module.module).used_links(*(data.get(key) for key in module.in_keys))
 

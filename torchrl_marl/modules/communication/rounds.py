@@ -1,6 +1,7 @@
 """Rounds of messages: mean, attention, or a recurrent chain.
 
-Shapes: B any batch dims, N agents, H features, K numbers per message.
+Shapes: B any batch dims, N receivers (all agents, or one that is deployed alone), M senders, H
+features, K numbers per message, P coordinates of a position.
 """
 
 from __future__ import annotations
@@ -358,6 +359,8 @@ class Chain(nn.Module):
 
         Args:
             features (Tensor): receivers' features.
-            before, behind (Tensor): outputs of the neighbors, the first U numbers of their states.
+            before (Tensor): output received from the previous agent, which is the first U numbers
+                of the state that it passes on; zeros for the first agent.
+            behind (Tensor): output received from the next agent; zeros for the last agent.
         """
         return torch.tanh(features + self.update(torch.cat([features, before, behind], -1)))

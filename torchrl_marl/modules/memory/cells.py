@@ -41,8 +41,7 @@ class AgentLinear(nn.Module):
 
     Args:
         in_features, out_features (int): F and O.
-        index (sequence of int): number of each agent's map, from 0; ``[0]``: one map for all
-            agents.
+        index (sequence of int): index of each agent's map; ``[0]``: one map for all agents.
         gain (float): gain of the orthogonal initialization; biases are 0.
         device (torch.device, optional): device of the parameters.
 
@@ -109,7 +108,7 @@ class Memory(nn.Module):
     Args:
         in_features (int): number of input features F.
         size (int): number of units H.
-        index (sequence of int): number of each agent's network; ``[0]``: one for all agents.
+        index (sequence of int): index of each agent's network; ``[0]``: one for all agents.
         device (torch.device, optional): device of the parameters.
 
     Attributes:
@@ -407,7 +406,7 @@ def make_memory(
     Args:
         in_features (int): number of input features F.
         config (MemoryConfig): kind, size and layers.
-        index (sequence of int): number of each agent's network; ``[0]``: one for all agents.
+        index (sequence of int): index of each agent's network; ``[0]``: one for all agents.
         device (torch.device, optional): device of the parameters.
 
     Examples:

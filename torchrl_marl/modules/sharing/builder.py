@@ -1,4 +1,7 @@
-"""Networks of several agents that share parameters as the settings say."""
+"""Networks of several agents that share parameters as the settings say.
+
+Shapes: B any batch dims, N agents, F features, D features of an id, I inputs, O outputs.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Many linear layers as one matrix product, forward and backward."""
+"""Many linear layers as one matrix product, forward and backward.
+
+Shapes: K networks with n copies each, M rows of a network, I inputs and O outputs of a layer, F
+inputs or outputs.
+"""
 
 from __future__ import annotations
 
@@ -406,13 +410,13 @@ def _blank(x: Tensor, pad: Tensor | None) -> Tensor:
 
 
 def _fold(x: Tensor, shape: tuple[int, int], dim: int) -> Tensor:
-    """Folds ``[*, A, *, I]`` to ``[K, n * M, I]``."""
+    """Folds ``[*, K * n, *, I]`` to ``[K, M, I]``."""
     x = x.movedim(dim, 0) if dim else x
     return x if x.ndim == 3 and shape[1] == 1 else x.reshape(shape[0], -1, x.shape[-1])
 
 
 def _unfold(y: Tensor, x: Tensor, dim: int) -> Tensor:
-    """Unfolds ``[K, n * M, O]`` to the layout of the input."""
+    """Unfolds ``[K, M, O]`` to the layout of the input."""
     lead = [x.shape[dim], *x.shape[:dim], *x.shape[dim + 1 : -1]]
     if len(lead) != 2 or y.shape[0] != lead[0]:
         y = y.reshape(*lead, y.shape[-1])

@@ -27,11 +27,11 @@ __all__ = ["ModuleStack", "cat", "expand", "stack"]
 class ModuleStack(MultiAgentPart):
     """Modules over an agent dim, run in one batched call for each structure.
 
-    Every distinct module is stored once. Parameters are stacked, ``[K, ...]`` for each name and
-    structure, so that optimizers, ``state_dict``, target networks and ``torch.func`` work on them.
-    Tied weights stay tied and frozen members stay frozen. A parameter that is one object in all
-    members (a shared trunk) stays one object. ``stack[i]`` is a view of an agent's member,
-    ``stack[1:3]`` of several; ``stack[i].detach()`` is an ordinary module with copies.
+    Every distinct module is stored once. Parameters of the K modules with the same structure are
+    stacked, ``[K, ...]``, so that optimizers, ``state_dict``, target networks and ``torch.func``
+    work on them. Tied weights stay tied and frozen members stay frozen. A parameter that is one
+    object in all members (a shared trunk) stays one object. ``stack[i]`` is a view of an agent's
+    member, ``stack[1:3]`` of several; ``stack[i].detach()`` is an ordinary module with copies.
 
     Perceptrons and GRU cells run as batched matmuls, other modules by ``vmap``. Modules that
     ``vmap`` cannot run (``nn.GRU``, ``nn.LSTM``, batch norm that agents share) run in a loop.
