@@ -380,6 +380,7 @@ def _lift_outer_tensors(module: fx.GraphModule, watch: _Watch) -> list[Tensor]:
         if id(tensor) not in placed:
             with module.graph.inserting_after(last):
                 last = placed[id(tensor)] = module.graph.placeholder(f"outer_{len(placed)}")
+            last.meta["val"] = tensor.detach()
             captured.append(tensor)
         node.replace_all_uses_with(placed[id(tensor)])
         module.graph.erase_node(node)

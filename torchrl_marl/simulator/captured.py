@@ -9,16 +9,19 @@ Shapes: E envs, K numbers per env.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+import torch.utils._pytree as pytree
+from torch import Tensor, fx
 
 from torchrl_marl.capture.program import Program, compile_trace
+from torchrl_marl.capture.reduction import reduce_graph
 from torchrl_marl.capture.tracing import Trace, trace
 from torchrl_marl.errors import CaptureError
 from torchrl_marl.runtime.random_state import RandomState
@@ -311,24 +314,52 @@ class CapturedSimulator:
     ) -> Program:
         """Compiles a graph, with torch's exact rounding if steps amplify rounding errors."""
         state = self.state
+        if execution != "trace":
+            traced = self._reduced(traced, inputs)
         program = compile_trace(traced, state, *inputs, name=name, execution=execution)
         if execution != "compile" or self.packing.device.type != "cpu":
             return program
-        recorded = Program(traced, traced.module, 0.0, 0)
+        for expected, found in self._compared(traced, program, inputs):
+            if not all(map(_close, expected[: len(state)], found)):
+                # Stiff joints, for example, amplify rounding errors.
+                return compile_trace(
+                    traced, state, *inputs, name=f"{name} exactly", execution="exact"
+                )
+        program.failed = None
+        return program
+
+    def _reduced(self, traced: Trace, inputs: tuple[Tensor, ...]) -> Trace:
+        """Returns a trace with a smaller graph, whose results are equal to the bit."""
+        leaves = [*self.state, *pytree.tree_leaves(inputs), *traced.captured]
+
+        def is_equal(module: fx.GraphModule) -> bool:
+            found = Program(dataclasses.replace(traced, module=module), module, 0.0, 0)
+            pairs = self._compared(traced, found, inputs)
+            return all(all(map(_same_bits, *pair)) for pair in pairs)
+
+        module = reduce_graph(traced.module, leaves, self.state[0].shape[1], is_equal)
+        return dataclasses.replace(traced, module=module)
+
+    def _compared(
+        self, traced: Trace, program: Program, inputs: tuple[Tensor, ...]
+    ) -> Iterator[tuple[Sequence[Tensor], Sequence[Tensor]]]:
+        """Yields the outputs of a recorded graph and of a program for it, in a few steps."""
+        recorded, state = Program(traced, traced.module, 0.0, 0), self.state
         with torch.random.fork_rng():
             for seed in range(_COMPARED):
                 torch.manual_seed(seed)
                 expected = recorded.flat([*state, *inputs])
                 torch.manual_seed(seed)
-                found = program.flat([*state, *inputs])
-                if not all(map(_close, expected[: len(state)], found)):
-                    # Stiff joints, for example, amplify rounding errors.
-                    return compile_trace(
-                        traced, state, *inputs, name=f"{name} exactly", execution="exact"
-                    )
+                yield expected, program.flat([*state, *inputs])
                 state = list(expected[: len(state)])
-        program.failed = None
-        return program
+
+
+def _same_bits(x: Tensor, y: Tensor) -> bool:
+    """Returns whether two tensors are equal, with the signs of zeros; NaN equals NaN."""
+    signs = (
+        x.signbit() == y.signbit() if x.is_floating_point() else torch.ones((), dtype=torch.bool)
+    )
+    return equal(x, y) and bool((signs | x.isnan()).all())
 
 
 def _close(x: Tensor, y: Tensor) -> bool:

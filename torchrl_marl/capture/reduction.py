@@ -1,0 +1,62 @@
+"""Choice of the smallest graph that gives a recorded step's results, to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor, fx
+
+from torchrl_marl.capture.batching import batch
+from torchrl_marl.capture.folding import fold_constants
+from torchrl_marl.capture.simplify import simplify
+from torchrl_marl.errors import CaptureError
+
+__all__ = ["n_operations", "reduce_graph"]
+
+
+def reduce_graph(
+    module: fx.GraphModule,
+    leaves: Sequence[Tensor],
+    n_envs: int,
+    is_equal: Callable[[fx.GraphModule], bool],
+) -> fx.GraphModule:
+    """Returns a smaller graph with the same results.
+
+    The graph is simplified (:func:`~torchrl_marl.capture.simplify.simplify`). Then operations of
+    the same kind are batched (:func:`~torchrl_marl.capture.batching.batch`), if that pays
+    (:func:`batching_pays`). A graph without a rule for one of its operations is returned as it is.
+
+    Args:
+        module (GraphModule): recorded graph.
+        leaves (sequence of Tensor): example inputs.
+        n_envs (int): number of envs.
+        is_equal (callable): ``is_equal(graph)`` returns whether a graph's results are those of the
+            recorded graph, to the bit, in states that the simulator reaches.
+    """
+    fold_constants(module)
+    try:
+        simplified = simplify(module)
+    except CaptureError:
+        return module
+    if not is_equal(simplified):
+        return module
+    if may_batch(leaves):
+        batched = simplify(batch(simplified, leaves, n_envs))
+        if batching_pays(simplified, batched) and is_equal(batched):
+            return batched
+    return simplified
+
+
+def may_batch(leaves: Sequence[Tensor]) -> bool:
+    """Returns whether batching was measured on the device of these inputs."""
+    return all(x.device.type == "cpu" for x in leaves)
+
+
+def batching_pays(simplified: fx.GraphModule, batched: fx.GraphModule) -> bool:
+    """Returns whether a batched graph has at most half of the operations."""
+    return 2 * n_operations(batched) <= n_operations(simplified)
+
+
+def n_operations(module: fx.GraphModule) -> int:
+    """Returns the number of operations of a graph, views included."""
+    return sum(node.op == "call_function" for node in module.graph.nodes)

@@ -1,0 +1,351 @@
+"""Simplification of graphs: equal values are computed once, and exact identities are applied.
+
+A recorded step repeats itself: the distance of two agents is computed for each of the two, and
+zeros are made again and again. All rewrites keep every bit of the results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor, fx
+
+from torchrl_marl.capture.folding import LARGEST_CONSTANT, memory
+from torchrl_marl.capture.writes import value_of, without_writes
+
+__all__ = ["REDUCTIONS", "filled_with", "is_random", "memory_order", "simplify"]
+
+_aten = torch.ops.aten
+Node = Any  # fx.Node, whose arguments have a wide type
+
+# Operations that only copy. They matter for writes and strides, and the graph has no writes.
+_COPIES = {
+    _aten.alias.default,
+    _aten.detach.default,
+    _aten.clone.default,
+    _aten.lift_fresh.default,
+    _aten.lift_fresh_copy.default,
+}
+_VIEWS = {_aten.view.default, _aten._unsafe_view.default}
+_MADE = {
+    _aten.zeros.default: 0,
+    _aten.zeros_like.default: 0,
+    _aten.new_zeros.default: 0,
+    _aten.ones.default: 1,
+    _aten.ones_like.default: 1,
+    _aten.new_ones.default: 1,
+    _aten.full.default: None,
+    _aten.full_like.default: None,
+    _aten.new_full.default: None,
+    _aten.scalar_tensor.default: None,
+}
+
+REDUCTIONS = {_aten.linalg_vector_norm.default, _aten.sum.dim_IntList, _aten.mean.dim}
+"""Operations that add in an order that depends on strides."""
+
+
+def simplify(module: fx.GraphModule) -> fx.GraphModule:
+    """Returns a smaller graph with the same results, to the bit.
+
+    - Writes in place become values (:func:`~torchrl_marl.capture.writes.without_writes`).
+    - Copies are dropped, and an operation with the same arguments as an earlier one, too.
+    - Operations on constants are replaced by their results.
+    - ``x * 1``, ``x / 1``, ``x - 0``, ``(x + 0) + 0``, ``where(c, x, x)`` and ``~~b`` are ``x``,
+      ``x`` and ``b``.
+
+    Random numbers are drawn as often as before, in the same order.
+
+    Args:
+        module (GraphModule): recorded graph of ATen operators, with descriptions of its values.
+
+    Raises:
+        CaptureError: a write in place has no rule.
+
+    Examples:
+        >>> from torchrl_marl.capture import trace
+        >>> traced = trace(lambda x, y: [(x - y).abs(), (x - y).abs() * 1.0], torch.ones(2),
+        ...                torch.zeros(2))
+        >>> traced.n_operations
+        5
+        >>> [node.name for node in simplify(traced.module).graph.nodes]
+        ['arg0_1', 'arg1_1', 'sub', 'abs_1', 'clone', 'output']
+    """
+    functional = without_writes(module)
+    return _Pass(functional).run()
+
+
+def filled_with(node: Node) -> Any:
+    """Returns the number with which an ``aten.full`` fills a tensor; None for other nodes."""
+    return node.args[1] if node.target is _aten.full.default else None
+
+
+class _Pass:
+    """One pass over a graph without writes, which builds the simplified graph."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        self.module, self.graph = module, fx.Graph()
+        self.base, _ = memory(module.graph)
+        self.known: dict[Hashable, Node] = {}
+        self.values: dict[Node, Tensor] = {}  # constants of the new graph
+        self.attributes: dict[str, Tensor] = {}
+
+    def run(self) -> fx.GraphModule:
+        new: dict[Node, Node] = {}
+        for node in self.module.graph.nodes:
+            if node.op == "output":
+                self.graph.output(self._outputs(node, new))
+            elif node.op == "placeholder":
+                new[node] = self.graph.node_copy(node)
+            elif node.op == "get_attr":
+                new[node] = self._constant(getattr(self.module, node.target).detach())
+            else:
+                args, kwargs = fx.node.map_arg((node.args, node.kwargs), new.__getitem__)
+                new[node] = self._operation(node, args, kwargs)
+        simplified = fx.GraphModule(self.attributes, self.graph)
+        _drop_unused(simplified.graph)
+        simplified.recompile()
+        return simplified
+
+    def _operation(self, node: Node, args: tuple, kwargs: dict[str, Any]) -> Node:
+        same = _same(node, args)
+        if same is not None:
+            return same
+        if node.target in _MADE:
+            return self._made(node, args)
+        target, args = _normal(node, args)
+        if target is _aten.permute.default and args[1] == sorted(args[1]):
+            return args[0]
+        if is_random(target):
+            return self._node(node, target, args, kwargs)
+        if target in REDUCTIONS:
+            args = (self._as_recorded(node.args[0], args[0]), *args[1:])
+        key = target, _frozen(args), _frozen(kwargs)
+        if key not in self.known:
+            value = self._folded(target, args, kwargs)
+            made = (
+                self._node(node, target, args, kwargs) if value is None else self._constant(value)
+            )
+            self.known[key] = made
+        return self.known[key]
+
+    def _as_recorded(self, old: Any, new: Node) -> Node:
+        """Copies a reduction's operand if its memory would be in another order than before."""
+        if not value_of(old).is_contiguous() or new in self.values:
+            return new
+        key = (_aten.clone.default, new)
+        if key not in self.known:
+            how = {"memory_format": torch.contiguous_format}
+            self.known[key] = self._node(old, _aten.clone.default, (new,), how)
+        return self.known[key]
+
+    def _node(self, like: Node, target: Any, args: tuple, kwargs: dict[str, Any]) -> Node:
+        node = self.graph.call_function(target, args, kwargs)
+        node.meta.update(like.meta)
+        return node
+
+    # ------------------------------------------------------------------------------- constants
+
+    def _made(self, node: Node, args: tuple) -> Node:
+        value, described = _MADE[node.target], value_of(node)
+        value = args[-1] if value is None else value
+        if isinstance(value, fx.Node):
+            return self._node(node, node.target, args, dict(node.kwargs))
+        small = torch.full((), value, dtype=described.dtype)
+        return self._full(small, described.shape, described.device, node.meta)
+
+    def _full(self, value: Tensor, shape: torch.Size, device: Any, meta: dict) -> Node:
+        """Returns the node of a tensor that is filled with one number."""
+        key = ("full", tuple(shape), str(device), _bits(value))
+        if key not in self.known:
+            args = (list(shape), value.item())
+            how = {"dtype": value.dtype, "device": device, "pin_memory": False}
+            node = self.graph.call_function(_aten.full.default, args, how)
+            node.meta.update(meta)
+            node.meta["val"] = torch.empty(shape, dtype=value.dtype, device="meta")
+            self.known[key] = node
+            if shape.numel() <= LARGEST_CONSTANT:
+                self.values[node] = value.to(device).expand(shape)
+        return self.known[key]
+
+    def _constant(self, value: Tensor) -> Node:
+        if value.numel() and _is_uniform(value):
+            return self._full(value.flatten()[0].cpu(), value.shape, value.device, {})
+        key = ("constant", tuple(value.shape), str(value.device), _bits(value))
+        if key not in self.known:
+            name = f"_constant_{len(self.attributes)}"
+            self.attributes[name] = value.contiguous().clone()
+            self.known[key] = node = self.graph.get_attr(name)
+            node.meta["val"] = self.values[node] = self.attributes[name]
+        return self.known[key]
+
+    def _folded(self, target: Any, args: tuple, kwargs: dict[str, Any]) -> Tensor | None:
+        """Returns the value of an operation on constants; None if it is not one, or large."""
+        inputs = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, fx.Node)]
+        if not inputs or any(x not in self.values for x in inputs):
+            return None
+        args, kwargs = fx.node.map_arg((args, kwargs), self.values.get)
+        with torch.no_grad():
+            value = target(*args, **kwargs)
+        return value if isinstance(value, Tensor) and value.numel() <= LARGEST_CONSTANT else None
+
+    # --------------------------------------------------------------------------------- outputs
+
+    def _outputs(self, output: Node, new: dict[Node, Node]) -> list[Node]:
+        """Returns the outputs; each has memory of its own, in the recorded order of elements."""
+        return [self._owned(node, new[node]) for node in output.args[0]]
+
+    def _owned(self, old: Node, new: Node) -> Node:
+        described = value_of(old)
+        order = memory_order(described)
+        how = {"memory_format": torch.contiguous_format}
+        if order == sorted(order):
+            return self._node(old, _aten.clone.default, (new,), how)
+        moved = self._node(old, _aten.permute.default, (new, order), {})
+        own = self._node(old, _aten.clone.default, (moved,), how)
+        moved.meta["val"] = own.meta["val"] = described.permute(order)
+        back = [order.index(dim) for dim in range(len(order))]
+        return self._node(old, _aten.permute.default, (own, back), {})
+
+
+def memory_order(x: Tensor) -> list[int]:
+    """Returns the dims of a tensor from the largest to the smallest stride."""
+    strides = x.stride()
+    return sorted(range(x.ndim), key=lambda dim: -strides[dim])
+
+
+def _drop_unused(graph: fx.Graph) -> None:
+    graph.eliminate_dead_code(lambda node: is_random(node.target) or node.is_impure())
+
+
+def is_random(target: Any) -> bool:
+    """Returns whether an operation draws random numbers."""
+    return (
+        isinstance(target, torch._ops.OpOverload)
+        and torch.Tag.nondeterministic_seeded in target.tags
+    )
+
+
+def _same(node: Node, args: tuple) -> Node | None:
+    """Returns the argument that an operation returns unchanged, to the bit."""
+    first = args[0] if args and isinstance(args[0], fx.Node) else None
+    rule = _IDENTITIES.get(node.target)
+    if rule is not None and not node.kwargs:
+        same = rule(args)
+        return same if same is not None and _is_like(value_of(same), value_of(node)) else None
+    if node.target in _COPIES:
+        return first
+    return None
+
+
+def _is_like(x: Any, y: Any) -> bool:
+    return isinstance(x, Tensor) and (x.shape, x.dtype) == (y.shape, y.dtype)
+
+
+def _unless(number: int) -> Callable[[tuple], Any]:
+    return lambda args: args[0] if not isinstance(args[1], fx.Node) and args[1] == number else None
+
+
+def _add(args: tuple) -> Any:
+    """``x + 0`` turns -0.0 into 0.0, so only the second of two such sums is ``x``."""
+    x, number = args[:2]
+    if isinstance(number, fx.Node) or number != 0 or x.target is not _aten.add.Tensor:
+        return None
+    return x if not isinstance(x.args[1], fx.Node) and x.args[1] == 0 else None
+
+
+def _where(args: tuple) -> Any:
+    condition, x, y = args
+    taken = filled_with(condition)
+    if taken is None:
+        return x if x is y else None
+    return x if taken else y
+
+
+def _twice(args: tuple) -> Any:
+    return args[0].args[0] if args[0].target is _aten.bitwise_not.default else None
+
+
+def _reshape(args: tuple) -> Any:
+    return args[0]
+
+
+def _stack(args: tuple) -> Any:
+    """A stack of all slices of a tensor is the tensor."""
+    parts, dim = args[0], args[1] if len(args) > 1 else 0
+    if any(x.target is not _aten.select.int for x in parts):
+        return None
+    whole = parts[0].args[0]
+    n_dims = value_of(whole).ndim
+    places = [(x.args[0], x.args[1] % n_dims, x.args[2]) for x in parts]
+    expected = [(whole, dim % n_dims, i) for i in range(value_of(whole).shape[dim])]
+    return whole if places == expected else None
+
+
+# Operation -> function of its arguments that returns the argument with the same values. The result
+# must also have the shape and dtype of the operation's.
+_IDENTITIES: dict[Any, Callable[[tuple], Any]] = {
+    _aten.mul.Tensor: _unless(1),
+    _aten.div.Tensor: _unless(1),
+    _aten.sub.Tensor: _unless(0),
+    _aten.add.Tensor: _add,
+    _aten.where.self: _where,
+    _aten.bitwise_not.default: _twice,
+    _aten.stack.default: _stack,
+    **dict.fromkeys((*_VIEWS, _aten.reshape.default, _aten.expand.default), _reshape),
+}
+
+
+def _normal(node: Node, args: tuple) -> tuple[Any, tuple]:
+    """Returns an operation and its arguments in the one form in which they are compared."""
+    if node.target in _VIEWS:
+        return _aten.reshape.default, (args[0], list(value_of(node).shape))
+    if node.target is _aten.reshape.default or node.target is _aten.expand.default:
+        return node.target, (args[0], list(value_of(node).shape))
+    if node.target in _PERMUTATIONS:
+        return _permuted(args[0], _PERMUTATIONS[node.target](value_of(node).ndim, *args[1:]))
+    return node.target, args
+
+
+def _permuted(x: Node, dims: list[int]) -> tuple[Any, tuple]:
+    """Returns a permutation of dims; two in a row are one."""
+    if x.target is _aten.permute.default:
+        x, before = x.args
+        dims = [before[dim] for dim in dims]
+    return _aten.permute.default, (x, dims)
+
+
+def _swapped(n_dims: int, a: int, b: int) -> list[int]:
+    dims = list(range(n_dims))
+    dims[a], dims[b] = dims[b], dims[a]
+    return dims
+
+
+# Operation -> function of the number of dims and its arguments that returns the order of the dims.
+_PERMUTATIONS: dict[Any, Callable[..., list[int]]] = {
+    _aten.permute.default: lambda n_dims, dims: [dim % n_dims for dim in dims],
+    _aten.transpose.int: lambda n_dims, a, b: _swapped(n_dims, a, b) if n_dims else [],
+    _aten.t.default: lambda n_dims: list(range(n_dims))[::-1],
+}
+
+
+def _frozen(x: Any) -> Hashable:
+    if isinstance(x, (list, tuple)):
+        return tuple(map(_frozen, x))
+    if isinstance(x, dict):
+        return tuple((key, _frozen(value)) for key, value in sorted(x.items()))
+    return x if isinstance(x, fx.Node) else (type(x), repr(x))
+
+
+def _bits(x: Tensor) -> tuple:
+    return str(x.dtype), x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+
+
+def _is_uniform(x: Tensor) -> bool:
+    """Returns whether all elements have the same bits."""
+    flat = x.detach().flatten()
+    if flat.dtype.is_floating_point and bool((flat == 0).any()):
+        flat = flat.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()])
+    return bool((flat == flat[0]).all())
