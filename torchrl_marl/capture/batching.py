@@ -133,8 +133,8 @@ class _Emission:
         self.single: dict[Node, Tensor] = {}
         self.single.update(zip(self.graph.find_nodes(op="placeholder"), leaves))
         for key, group in enumerate(self.groups):
-            self.stacks[key] = self._stack_of(group)
             self.places.update((node, (key, row)) for row, node in enumerate(group))
+            self.stacks[key] = self._stack_of(group)
         (output,) = self.graph.find_nodes(op="output")
         return [self._owned(node) for node in output.args[0]]
 
@@ -155,7 +155,10 @@ class _Emission:
         if any(stacked):
             in_dims = tuple(0 if several else None for several in stacked)
             return torch.vmap(run, in_dims)(*values)
-        return pytree.tree_map(lambda x: x.unsqueeze(0), run(*values))
+        value = run(*values)
+        if isinstance(value, Tensor):
+            self.single[first] = value
+        return pytree.tree_map(lambda x: x.unsqueeze(0), value)
 
     def _owned(self, node: Node) -> Tensor:
         """Returns an output in memory of its own, with the recorded order of its elements."""

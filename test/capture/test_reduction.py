@@ -1,0 +1,246 @@
+"""Smaller graphs give the results of the recorded ones, to the bit."""
+
+import math
+
+import pytest
+import torch
+import torch.utils._pytree as pytree
+
+from torchrl_marl.capture.batching import batch
+from torchrl_marl.capture.folding import fold_constants
+from torchrl_marl.capture.reduction import n_operations, reduce_graph
+from torchrl_marl.capture.simplify import simplify
+from torchrl_marl.capture.tracing import trace
+from torchrl_marl.capture.writes import without_writes
+from torchrl_marl.errors import CaptureError
+
+E = 5
+
+
+def bits(x):
+    """Integers with the bits of a tensor's values; all NaN are one."""
+    if not x.is_floating_point():
+        return x
+    x = torch.where(x.isnan(), torch.full_like(x, math.nan), x)
+    return x.contiguous().view(torch.int32)
+
+
+def targets(module):
+    return [str(node.target) for node in module.graph.nodes if node.op == "call_function"]
+
+
+def n_of(module, name):
+    return sum(name in target for target in targets(module))
+
+
+def smaller_graphs(function, *inputs):
+    """The recorded graph and the three smaller ones."""
+    module = trace(function, *inputs).module
+    fold_constants(module)
+    simplified = simplify(module)
+    batched = simplify(batch(simplified, pytree.tree_leaves(inputs), E))
+    return module, without_writes(module), simplified, batched
+
+
+def assert_same_bits(function, *inputs, states=(0, 1, 2)):
+    """Runs all graphs on several inputs, and returns them."""
+    module, *smaller = smaller_graphs(function, *inputs)
+    for state in states:
+        torch.manual_seed(state)
+        leaves = [torch.randn_like(x) if x.is_floating_point() else x for x in inputs]
+        leaves = [torch.where(x > 1.2, special(x, state), x) for x in leaves]
+        expected = run(module, leaves)
+        for graph in smaller:
+            found = run(graph, leaves)
+            for x, y in zip(expected, found, strict=True):
+                assert x.dtype == y.dtype and x.stride() == y.stride()
+                assert torch.equal(bits(x), bits(y))
+    return module, *smaller
+
+
+def special(x, state):
+    return torch.full_like(x, (math.nan, -0.0, math.inf)[state % 3])
+
+
+def run(module, leaves):
+    leaves = [x.clone() for x in leaves]
+    torch.manual_seed(7)
+    out = module(*leaves)
+    return [x.clone(memory_format=torch.preserve_format) for x in out]
+
+
+def pairwise(n):
+    """Forces between all pairs of n agents, written as a simulator writes them."""
+
+    def step(positions):
+        agents = list(positions.unbind(0))
+        forces = [torch.zeros(E, 2) for _ in range(n)]
+        for i in range(n):
+            for j in range(i + 1, n):
+                delta = agents[i] - agents[j]
+                distance = torch.linalg.vector_norm(delta, dim=-1)
+                push = torch.where((distance < 1.0).unsqueeze(-1), delta * 0.1, torch.zeros(()))
+                forces[i] += push
+                forces[j] -= push
+        return [torch.stack(agents) + torch.stack(forces), forces[0]]
+
+    return step
+
+
+@pytest.mark.parametrize("n", [3, 4, 5, 6])
+def test_pairs_run_as_one_operation(n):
+    recorded, _, simplified, batched = assert_same_bits(pairwise(n), torch.zeros(n, E, 2))
+    pairs = n * (n - 1) // 2
+    assert n_of(recorded, "linalg_vector_norm") == n_of(simplified, "linalg_vector_norm") == pairs
+    assert n_of(batched, "linalg_vector_norm") == n_of(batched, "lt.Scalar") == 1
+
+
+def test_operations_do_not_grow_with_agents():
+    def turn(headings):
+        agents = [x.cos() * (0.5 + i) for i, x in enumerate(headings.unbind(0))]
+        return [torch.stack(agents)]
+
+    graphs = [smaller_graphs(turn, torch.zeros(n, E)) for n in (4, 8, 32)]
+    assert len({n_operations(batched) for *_, batched in graphs}) == 1
+    assert len({n_operations(recorded) for recorded, *_ in graphs}) == 3
+
+
+def test_writes_become_values():
+    def step(x):
+        x = x.clone()
+        x[:, 0] += 1
+        x[1:3] *= 2
+        x.t()[1].clamp_(max=0.5)
+        x[0].fill_(-0.0)
+        column = x.unsqueeze(0)[0].select(1, 1)
+        x[3] = 9
+        return [x, column + 1]
+
+    _, functional, *_ = assert_same_bits(step, torch.zeros(E, 2))
+    assert not any(target.split(".")[1].endswith("_") for target in targets(functional))
+
+
+def test_a_view_that_was_taken_before_a_write_reads_the_new_value():
+    def step(x):
+        x = x + 0
+        row = x[0]
+        x[0, 0] = 3.0
+        return row + 1
+
+    *_, simplified, _ = assert_same_bits(step, torch.zeros(2, E))
+    assert simplified(torch.zeros(2, E))[0][0] == 4.0
+
+
+def test_writes_through_masks():
+    def step(x, y):
+        x, y = x.clone(), y.clone()
+        near = (x - y).abs().sum(-1) < 1
+        x[near] = y[near] * 2
+        y[~near] += 1
+        x[near & (y[:, 0] > 0)] -= 1
+        return [x, y]
+
+    assert_same_bits(step, torch.zeros(E, 2), torch.zeros(E, 2))
+
+
+def test_random_numbers_are_drawn_in_the_same_order():
+    def step(x):
+        first = [torch.rand(E) for _ in range(3)]
+        unused = torch.rand(E)
+        del unused
+        return [x + first[0] - first[2], torch.randn(E) * first[1]]
+
+    *_, simplified, batched = assert_same_bits(step, torch.zeros(E))
+    assert n_of(simplified, "rand.") == n_of(batched, "rand.") == 4
+
+
+def test_mixed_shapes_and_constants_of_agents():
+    def step(x, y):
+        speeds = [torch.tensor(0.1 * i) for i in range(1, 5)]
+        wide = [a * s for a, s in zip(x.unbind(0), speeds)]
+        narrow = [a * s for a, s in zip(y.unbind(0), speeds)]
+        return [torch.cat([torch.cat(wide, -1), torch.cat(narrow, -1)], -1), torch.stack(wide, 1)]
+
+    *_, batched = assert_same_bits(step, torch.zeros(4, E, 2), torch.zeros(4, E, 3))
+    assert n_of(batched, "mul") == 2
+
+
+def test_reductions_and_lists():
+    def step(x):
+        parts = x.split([2, 2, 3], 1)
+        least = [part.min(-1) for part in parts[:2]]
+        return [*(value for value, _ in least), *(place for _, place in least), parts[2].mean(1)]
+
+    *_, batched = assert_same_bits(step, torch.zeros(E, 7))
+    assert n_of(batched, "min.dim") == 1
+
+
+def test_outputs_have_memory_of_their_own():
+    def step(x):
+        return [x, x[0], x + 0, x + 0, torch.ones(2)]
+
+    for graph in smaller_graphs(step, torch.zeros(2, E))[2:]:
+        x = torch.zeros(2, E)
+        out = graph(x)
+        for y in out:
+            y.fill_(5)
+        assert x.sum() == 0 and graph(x)[4].sum() == 2
+        assert len({y.data_ptr() for y in out}) == 5
+
+
+def test_identities_keep_the_sign_of_zero():
+    def step(x):
+        return [x * 1.0, x / 1.0, x - 0.0, x + 0.0, (x + 0.0) + 0.0, torch.where(x > 0, x, x)]
+
+    _, _, simplified, _ = assert_same_bits(step, torch.zeros(E))
+    assert n_of(simplified, "add") == 1 and n_operations(simplified) == 7
+    assert simplified(torch.tensor([-0.0] * E))[2].signbit().all()
+    assert not simplified(torch.tensor([-0.0] * E))[3].signbit().any()
+
+
+def test_constants_with_other_bits_stay_apart():
+    def step(x):
+        return [x * torch.tensor(0.0), x * torch.tensor(-0.0)]
+
+    assert_same_bits(step, torch.zeros(E))
+
+
+def test_layouts_of_outputs_are_kept():
+    def step(x):
+        return [x.t() + 1, x.permute(2, 0, 1) * 2 if x.ndim == 3 else x * 2]
+
+    assert_same_bits(step, torch.zeros(3, E))
+    assert_same_bits(lambda x: [x.permute(2, 0, 1) * 2], torch.zeros(2, 3, E))
+
+
+def test_a_graph_that_writes_to_an_input_stays_as_it_is():
+    def step(x):
+        x += 1
+        return [x * 2]
+
+    module = trace(step, torch.zeros(E)).module
+    with pytest.raises(CaptureError, match="which it did not make"):
+        without_writes(module)
+    assert reduce_graph(module, [torch.zeros(E)], E, lambda graph: True) is module
+
+
+def test_a_write_without_a_rule_is_refused():
+    def step(x):
+        y = x + 0
+        y.unfold(0, 2, 1)[0].add_(1)
+        return [y]
+
+    with pytest.raises(CaptureError, match="has no rule"):
+        simplify(trace(step, torch.zeros(E)).module)
+
+
+def test_the_recorded_graph_is_kept_if_results_differ():
+    module = trace(pairwise(4), torch.zeros(4, E, 2)).module
+    tried = []
+
+    def differs(graph):
+        tried.append(graph)
+        return False
+
+    assert reduce_graph(module, [torch.zeros(4, E, 2)], E, differs) is module
+    assert len(tried) == 1
