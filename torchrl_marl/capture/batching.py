@@ -26,6 +26,7 @@ _aten = torch.ops.aten
 Node = Any  # fx.Node, whose arguments have a wide type
 _SEVERAL = (_aten.split_with_sizes.default, _aten.split.Tensor, _aten.unbind.int)
 _JOINS = (_aten.stack.default, _aten.cat.default)
+_ARITHMETIC = (_aten.add.Tensor, _aten.sub.Tensor, _aten.mul.Tensor, _aten.div.Tensor)
 # Operations without work of their own: they take a part of a stack.
 _PARTS = (_aten.select.int, operator.getitem, _aten.clone.default)
 
@@ -51,12 +52,29 @@ def batch(module: fx.GraphModule, leaves: Sequence[Tensor], n_envs: int) -> fx.G
         ...  for m in (simplified, batched)]
         [6, 1]
     """
-    emission = _Emission(module, n_envs)
+    emission = _Emission(_with_tensors_for_numbers(module), n_envs)
     with torch.no_grad():
         batched = make_fx(emission)(*[x.clone() for x in leaves])
     batched.graph.eliminate_dead_code(lambda node: is_random(node.target) or node.is_impure())
     batched.recompile()
     return batched
+
+
+def _with_tensors_for_numbers(module: fx.GraphModule) -> fx.GraphModule:
+    """Turns factors and summands such as an agent's mass into constants, which can be stacked."""
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    for node in list(graph.nodes):
+        if node.target in _ARITHMETIC and isinstance(node.args[1], (int, float)):
+            described = value_of(node)
+            if not described.is_floating_point() or described.dtype != value_of(node.args[0]).dtype:
+                continue
+            how = {"dtype": described.dtype, "device": described.device, "pin_memory": False}
+            with graph.inserting_before(node):
+                number = graph.call_function(_aten.full.default, ([], node.args[1]), how)
+            number.meta["val"] = torch.empty((), dtype=described.dtype, device="meta")
+            node.update_arg(1, number)
+    return fx.GraphModule(module, graph)
 
 
 class _Places:

@@ -29,7 +29,13 @@ _COPIES = {
     _aten.lift_fresh.default,
     _aten.lift_fresh_copy.default,
 }
-_VIEWS = {_aten.view.default, _aten._unsafe_view.default}
+_RESHAPES = {
+    _aten.view.default,
+    _aten._unsafe_view.default,
+    _aten.reshape.default,
+    _aten.unsqueeze.default,
+    _aten.squeeze.dim,
+}
 _MADE = {
     _aten.zeros.default: 0,
     _aten.zeros_like.default: 0,
@@ -70,8 +76,8 @@ def simplify(module: fx.GraphModule) -> fx.GraphModule:
         ...                torch.zeros(2))
         >>> traced.n_operations
         5
-        >>> [node.name for node in simplify(traced.module).graph.nodes]
-        ['arg0_1', 'arg1_1', 'sub', 'abs_1', 'clone', 'output']
+        >>> [node.name for node in simplify(traced.module).graph.nodes][2:4]
+        ['sub_tensor', 'abs_default']
     """
     functional = without_writes(module)
     return _Pass(functional).run()
@@ -117,6 +123,8 @@ class _Pass:
             return self._made(node, args)
         target, args = _normal(node, args)
         if target is _aten.permute.default and args[1] == sorted(args[1]):
+            return args[0]
+        if target is _aten.reshape.default and _is_like(value_of(args[0]), value_of(node)):
             return args[0]
         if is_random(target):
             return self._node(node, target, args, kwargs)
@@ -294,19 +302,31 @@ _IDENTITIES: dict[Any, Callable[[tuple], Any]] = {
     _aten.where.self: _where,
     _aten.bitwise_not.default: _twice,
     _aten.stack.default: _stack,
-    **dict.fromkeys((*_VIEWS, _aten.reshape.default, _aten.expand.default), _reshape),
+    **dict.fromkeys((*_RESHAPES, _aten.expand.default), _reshape),
 }
 
 
 def _normal(node: Node, args: tuple) -> tuple[Any, tuple]:
     """Returns an operation and its arguments in the one form in which they are compared."""
-    if node.target in _VIEWS:
-        return _aten.reshape.default, (args[0], list(value_of(node).shape))
-    if node.target is _aten.reshape.default or node.target is _aten.expand.default:
+    if node.target in _RESHAPES or _takes_only_row(node):
+        return _aten.reshape.default, (_before_reshapes(args[0]), list(value_of(node).shape))
+    if node.target is _aten.expand.default:
         return node.target, (args[0], list(value_of(node).shape))
     if node.target in _PERMUTATIONS:
         return _permuted(args[0], _PERMUTATIONS[node.target](value_of(node).ndim, *args[1:]))
     return node.target, args
+
+
+def _takes_only_row(node: Node) -> bool:
+    if node.target is not _aten.select.int:
+        return False
+    return value_of(node.args[0]).numel() == value_of(node).numel()
+
+
+def _before_reshapes(x: Node) -> Node:
+    while x.target is _aten.reshape.default:
+        x = x.args[0]
+    return x
 
 
 def _permuted(x: Node, dims: list[int]) -> tuple[Any, tuple]:
