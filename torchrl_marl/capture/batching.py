@@ -318,7 +318,8 @@ class _Emission:
             return _aten.slice.Tensor(x, dim, rows[0], rows[-1] + 1, step)
         index = self._constant(("rows", *rows), lambda: torch.tensor(rows, device=x.device))
         envs = self._envs_dim(x)
-        return x.movedim(envs, -1).index_select(dim, index).movedim(-1, envs)
+        moved = x.movedim(envs, -1).index_select(dim - (dim > envs), index)
+        return moved.movedim(-1, envs)
 
     def _cat(self, stacks: list[Tensor], dim: int) -> Tensor:
         envs = self._envs_dim(stacks[0])

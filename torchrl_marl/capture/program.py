@@ -88,7 +88,8 @@ class Program:
         run (callable): flat inputs to flat outputs, checks included.
 
     Attributes:
-        n_operations (int): number of recorded operations.
+        n_operations (int): number of operations of the graph.
+        n_recorded (int): number of recorded operations, before the graph was made smaller.
         n_kernels (int): number of compiled kernels; 0 if the graph is not compiled.
         seconds (float): time of recording and compilation.
     """
@@ -101,6 +102,7 @@ class Program:
         self.seconds = seconds
         self.n_kernels = n_kernels
         self.n_operations = traced.n_operations
+        self.n_recorded = traced.n_recorded
         self.failed: Tensor | None = None
 
     def __call__(self, *inputs: Any) -> Any:

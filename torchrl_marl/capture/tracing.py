@@ -242,6 +242,9 @@ class Trace:
             take effect.
         assumed (set of int): memory of the tensors from outside whose values determined the path of
             the function.
+
+    Attributes:
+        n_recorded (int): number of recorded operations, before the graph is made smaller.
     """
 
     module: fx.GraphModule
@@ -252,6 +255,10 @@ class Trace:
     seconds: float = 0.0
     captured: list[Tensor] = field(default_factory=list)
     assumed: set[int] = field(default_factory=set)
+    n_recorded: int = 0
+
+    def __post_init__(self) -> None:
+        self.n_recorded = self.n_recorded or self.n_operations
 
     @property
     def n_operations(self) -> int:

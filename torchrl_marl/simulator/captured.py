@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import random
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal
@@ -330,6 +331,7 @@ class CapturedSimulator:
 
     def _reduced(self, traced: Trace, inputs: tuple[Tensor, ...]) -> Trace:
         """Returns a trace with a smaller graph, whose results are equal to the bit."""
+        began = time.perf_counter()
         leaves = [*self.state, *pytree.tree_leaves(inputs), *traced.captured]
 
         def is_equal(module: fx.GraphModule) -> bool:
@@ -338,7 +340,8 @@ class CapturedSimulator:
             return all(all(map(_same_bits, *pair)) for pair in pairs)
 
         module = reduce_graph(traced.module, leaves, self.state[0].shape[1], is_equal)
-        return dataclasses.replace(traced, module=module)
+        seconds = traced.seconds + time.perf_counter() - began
+        return dataclasses.replace(traced, module=module, seconds=seconds)
 
     def _compared(
         self, traced: Trace, program: Program, inputs: tuple[Tensor, ...]
