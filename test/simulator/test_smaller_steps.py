@@ -1,0 +1,76 @@
+"""Steps of real simulators as smaller graphs: equal to the bit, and no longer with more agents."""
+
+import pytest
+import torch
+from contract import assert_same, draw_actions
+
+from torchrl_marl.capture import reduction
+from torchrl_marl.capture.program import Program
+from torchrl_marl.envs import VmasEnv
+from torchrl_marl.simulator import captured
+
+pytest.importorskip("vmas")
+
+
+@pytest.fixture
+def programs(monkeypatch):
+    """Programs of compiled environments; the graphs run operation by operation here."""
+    made = []
+
+    def uncompiled(traced, *inputs, name, execution):
+        program = Program(traced, traced.module, traced.seconds, 0)
+        if execution != "trace":
+            made.append(program)
+        return program
+
+    monkeypatch.setattr(captured, "compile_trace", uncompiled)
+    return made
+
+
+def make(scenario, execution, **settings):
+    return VmasEnv(scenario, num_envs=6, seed=0, execution=execution, **settings)
+
+
+CASES = {
+    "navigation": {"n_agents": 6},
+    "flocking": {"n_agents": 4},
+    "simple_spread": {"n_agents": 5},
+    "balance": {"n_agents": 3},
+    "dropout": {},
+    "simple_tag": {},
+}
+
+
+@pytest.mark.parametrize("scenario", CASES)
+def test_smaller_steps_are_recorded_ones_to_the_bit(scenario, programs):
+    recorded = make(scenario, "trace", **CASES[scenario])
+    smaller = make(scenario, "compile", **CASES[scenario])
+    td, other = recorded.reset(), smaller.reset()
+    for action in draw_actions(recorded, 8):
+        expected, td = recorded.step_and_maybe_reset(td.update(action))
+        found, other = smaller.step_and_maybe_reset(other.update(action))
+        assert_same(found, expected)
+    program = programs[0]
+    assert program.n_operations <= 0.75 * program.n_recorded
+
+
+def n_operations(programs, scenario, n_agents):
+    programs.clear()
+    env = make(scenario, "compile", n_agents=n_agents)
+    td = env.reset()
+    env.step(td.update(draw_actions(env, 1)[0]))
+    return programs[0].n_operations
+
+
+@pytest.mark.parametrize("scenario", ["navigation", "flocking"])
+def test_batched_steps_do_not_grow_with_the_number_of_agents(scenario, programs, monkeypatch):
+    monkeypatch.setattr(reduction, "batching_pays", lambda simplified, batched: True)
+    few, many = (n_operations(programs, scenario, n) for n in (4, 8))
+    assert many <= 1.5 * few, (few, many)
+
+
+def test_a_step_whose_smaller_graph_differs_runs_as_recorded(programs, monkeypatch):
+    monkeypatch.setattr(captured, "_same_bits", lambda x, y: torch.tensor(False))
+    env = make("dropout", "compile")
+    env.step(env.reset().update(draw_actions(env, 1)[0]))
+    assert programs[0].n_operations > 0.9 * programs[0].n_recorded
