@@ -132,8 +132,9 @@ def test_code_that_is_not_as_expected_is_built_by_torch(tmp_path, monkeypatch):
 
 
 @pytest.mark.compiled
-def test_what_cannot_be_built_quickly_is_built_by_torch(tmp_path, monkeypatch):
-    from torch._inductor.exc import CppCompileError
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_what_cannot_be_built_quickly_is_built_by_torch(tmp_path, monkeypatch, wrapped):
+    from torch._inductor.exc import CppCompileError, InductorError
 
     tried = []
 
@@ -142,7 +143,8 @@ def test_what_cannot_be_built_quickly_is_built_by_torch(tmp_path, monkeypatch):
 
         tried.append(VecISA.check_build)
         if len(tried) == 1:
-            raise CppCompileError(["g++"], "error: unknown instruction")
+            error = CppCompileError(["g++"], "error: unknown instruction")
+            raise InductorError(error, None) if wrapped else error
         (tmp_path / "theirs.so").write_bytes(b"library")
         return str(tmp_path / "theirs.so")
 

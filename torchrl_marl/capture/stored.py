@@ -140,7 +140,6 @@ def _compile(
 ) -> None:
     """Compiles a graph and writes it to its folder atomically."""
     import torch._inductor
-    from torch._inductor.exc import CppCompileError
 
     before = _kernels()
     with warnings.catch_warnings(), contextlib.ExitStack() as building:
@@ -148,13 +147,20 @@ def _compile(
         building.enter_context(quick_build())
         try:
             path = torch._inductor.aot_compile(module, tuple(inputs), options=dict(options))
-        except CppCompileError:
-            # The compiler does not know the processor's instructions after all.
-            building.close()
+        except Exception as error:
+            if not _of_cpp(error):
+                raise
+            building.close()  # the compiler does not know the processor's instructions after all
             forget_vectors()
             before = _kernels()
             path = torch._inductor.aot_compile(module, tuple(inputs), options=dict(options))
         _write(Path(str(path)), _kernels() - before, folder)
+
+
+def _of_cpp(error: Exception) -> bool:
+    from torch._inductor.exc import CppCompileError
+
+    return isinstance(getattr(error, "inner_exception", error), CppCompileError)
 
 
 def _kernels() -> int:
