@@ -74,6 +74,7 @@ setup(
     package_data={
         "torchrl_marl": [
             "configs/*.yaml",
+            "capture/graph_runtime.h",
             "apps/suites/*.yaml",
             "apps/reports/*.yaml",
             "apps/reports/assets/*",

@@ -85,8 +85,29 @@ def _libraries_load() -> bool:
 
 @contextlib.contextmanager
 def _compiling() -> Iterator[None]:
-    with _cacheable(), _uninterrupted(), _quick_index_analysis(), _without_hints():
+    with _cacheable(), _uninterrupted(), _quick_index_analysis(), _without_hints(), _one_table():
         yield
+
+
+@contextlib.contextmanager
+def _one_table() -> Iterator[None]:
+    """Lets the compiler make its table of dtypes once, not for every operation of every kernel."""
+    from torch._inductor.dtype_propagation import DtypePropagationOpsHandler
+
+    kind: Any = DtypePropagationOpsHandler
+    make = kind.__init__
+    made: list[Any] = []
+
+    def make_once(self: Any) -> None:
+        if not made:
+            make(self)
+            made.append(self)
+
+    kind.__init__ = make_once
+    try:
+        yield
+    finally:
+        kind.__init__ = make
 
 
 @contextlib.contextmanager

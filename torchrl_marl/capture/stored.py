@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from torchrl_marl.capture.build import RUNTIME, forget_vectors, quick_build
 from torchrl_marl.version import __version__
 
 __all__ = ["compile_stored"]
@@ -113,7 +114,7 @@ def _key(
 ) -> str:
     shapes = [(x.dtype, tuple(x.shape), x.stride(), x.device.type) for x in inputs]
     made_of = (module.code, shapes, sorted(options.items()), _machine())
-    key = hashlib.sha256(repr(made_of).encode())
+    key = hashlib.sha256(repr(made_of).encode() + RUNTIME.read_bytes())
     for x in constants:
         key.update(x.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return key.hexdigest()
@@ -139,13 +140,36 @@ def _compile(
 ) -> None:
     """Compiles a graph and writes it to its folder atomically."""
     import torch._inductor
+
+    before = _kernels()
+    with warnings.catch_warnings(), contextlib.ExitStack() as building:
+        warnings.simplefilter("ignore", FutureWarning)  # from torch's internal use of its pytrees
+        building.enter_context(quick_build())
+        try:
+            path = torch._inductor.aot_compile(module, tuple(inputs), options=dict(options))
+        except Exception as error:
+            if not _of_cpp(error):
+                raise
+            building.close()  # the compiler does not know the processor's instructions after all
+            forget_vectors()
+            before = _kernels()
+            path = torch._inductor.aot_compile(module, tuple(inputs), options=dict(options))
+        _write(Path(str(path)), _kernels() - before, folder)
+
+
+def _of_cpp(error: Exception) -> bool:
+    from torch._inductor.exc import CppCompileError
+
+    return isinstance(getattr(error, "inner_exception", error), CppCompileError)
+
+
+def _kernels() -> int:
     import torch._inductor.metrics as metrics
 
-    before = metrics.generated_kernel_count
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # from torch's internal use of its pytrees
-        path = torch._inductor.aot_compile(module, tuple(inputs), options=dict(options))
-    library = Path(str(path))
+    return metrics.generated_kernel_count
+
+
+def _write(library: Path, n_kernels: int, folder: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as made:
         whole = Path(made) / "whole"
@@ -154,7 +178,6 @@ def _compile(
         operators = library.with_suffix(".json")
         if operators.exists():
             shutil.copy(operators, whole / _OPERATORS)
-        n_kernels = metrics.generated_kernel_count - before
         text = json.dumps({"kernels": n_kernels, "sha256": _digest(whole)})
         (whole / _DESCRIPTION).write_text(text, encoding="utf-8")
         with contextlib.suppress(OSError):  # another process has stored it in the meantime

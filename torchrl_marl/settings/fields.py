@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import inspect
 import math
+import sys
 import textwrap
 import types
 from collections.abc import Iterator, Mapping
@@ -214,17 +216,35 @@ def _strings_below(schema: type) -> dict[str, str]:
     """Returns the string below each field of a class and its base classes."""
     found: dict[str, str] = {}
     for cls in reversed(schema.__mro__[:-1]):
-        try:
-            source = textwrap.dedent(inspect.getsource(cls))
-        except (OSError, TypeError):  # a class that was typed into an interpreter
-            continue
-        body = ast.parse(source).body[0].body  # type: ignore[attr-defined]
+        body = _body_of(cls)
         for node, below in zip(body, body[1:]):
             if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
                 continue
             if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
                 found[node.target.id] = " ".join(str(below.value.value).split())
     return found
+
+
+def _body_of(cls: type) -> list[ast.stmt]:
+    if cls.__qualname__ in (known := _classes_of(cls.__module__)):
+        return known[cls.__qualname__].body
+    try:
+        source = textwrap.dedent(inspect.getsource(cls))
+    except (OSError, TypeError):  # a class that was typed into an interpreter
+        return []
+    return ast.parse(source).body[0].body  # type: ignore[attr-defined]
+
+
+@functools.cache
+def _classes_of(module: str) -> dict[str, ast.ClassDef]:
+    """Returns the top-level classes of one of this package's modules, which it parses once."""
+    if module.partition(".")[0] != __package__.partition(".")[0]:
+        return {}  # others' modules may be reloaded
+    try:
+        source = inspect.getsource(sys.modules[module])
+    except (KeyError, OSError, TypeError):
+        return {}
+    return {x.name: x for x in ast.parse(source).body if isinstance(x, ast.ClassDef)}
 
 
 _TYPES = {int: "integer", float: "number", bool: "boolean", str: "string"}

@@ -1,0 +1,166 @@
+"""Libraries of compiled graphs: few commands, own runtime, no test programs, the same values."""
+
+import stat
+import subprocess
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from torchrl_marl.capture import build, capture, inductor, stored
+
+WRAPPER = """torch::stuff
+} // extern "C"
+extern "C" void kernel_0(float* x);
+namespace torch::aot_inductor {
+    outputs_info_[0].name = "output0";
+    outputs_info_[1].name = "output1";
+} // namespace torch::aot_inductor
+void AOTInductorModel::run_impl(
+) {
+    __check_inputs_outputs(input_handles, output_handles);
+    [[maybe_unused]] auto& kernels = static_cast<AOTInductorModelKernels&>(*this->kernels_.get());
+    kernel_0(x);
+}
+"""
+
+
+@pytest.fixture
+def commands(monkeypatch, tmp_path):
+    """The C++ compiler's commands; torch may run none of its own."""
+    from torch._inductor import cpp_builder
+    from torch._inductor.cpu_vec_isa import VecISA
+
+    def refuse(*_):
+        raise AssertionError("torch builds a program")
+
+    found, run = [], build._run
+    monkeypatch.setattr(inductor, "_LARGE", 0)
+    monkeypatch.setattr(stored, "_folder", lambda: tmp_path)
+    monkeypatch.setattr(cpp_builder, "_run_compile_cmd", refuse)
+    monkeypatch.setattr(VecISA, "_probe_load", refuse)
+    monkeypatch.setattr(build, "_run", lambda command: (found.append(command), run(command)))
+    build.forget_vectors()
+    yield found
+    build.forget_vectors()
+
+
+def step(x, y):
+    y.add_(x.sum(0))
+    return (x @ x.T).tanh() * torch.tensor([1.0, 2.0, 3.0]), torch.rand(2) + y
+
+
+def values(run):
+    torch.manual_seed(3)
+    y = torch.ones(2)
+    return *run(torch.arange(6.0).view(3, 2) / 9, y), y
+
+
+@pytest.mark.compiled
+def test_a_library_takes_two_compilations_and_a_link_and_no_test_program(commands):
+    run = capture(step, torch.ones(3, 2), torch.ones(2), name="a test")
+    names = [command[command.index("-o") + 1].rpartition("/")[2] for command in commands]
+    assert sorted(names[:2]) == ["kernels.o", "wrapper.o"] and names[2:] == ["graph.so"]
+    for x, y in zip(values(run), values(step)):
+        torch.testing.assert_close(x, y, rtol=1e-6, atol=5e-7)  # a compiled tanh differs
+
+
+@pytest.mark.compiled
+def test_instructions_that_the_compiler_does_not_know_are_not_used(commands, monkeypatch, tmp_path):
+    from torch._inductor import config
+    from torch._inductor.cpp_builder import get_cpp_compiler
+
+    script = tmp_path / "g++"
+    refuse = 'case "$1" in -mavx*) echo "unknown flag $1" >&2; exit 1;; esac; shift'
+    script.write_text(
+        f'#!/bin/bash\ncheck() {{ while [ $# -gt 0 ]; do {refuse}; done; }}\ncheck "$@"\n'
+        f'exec {get_cpp_compiler()} "$@"\n'
+    )
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    build._accepted.cache_clear()
+    with config.patch({"cpp.cxx": (str(script),)}):
+        run = capture(step, torch.ones(3, 2), torch.ones(2), name="a test")
+    build._accepted.cache_clear()
+    assert len(commands) == 3
+    assert not [flag for command in commands for flag in command if flag.startswith("-mavx")]
+    for x, y in zip(values(run), values(step)):
+        torch.testing.assert_close(x, y, rtol=1e-6, atol=5e-7)
+
+
+@pytest.mark.compiled
+def test_a_failed_operation_is_an_error_and_gradients_stay_as_they_were(commands):
+    function = capture(
+        lambda x, y, i: (x.index_select(0, i) + 1, y.index_select(0, i) * 2),
+        *(torch.ones(3, 2), torch.ones(3, 2), torch.tensor([0, 1])),
+        name="a test",
+    )
+    with pytest.raises(RuntimeError):
+        function(torch.ones(3, 2), torch.ones(3, 2), torch.tensor([0, 7]))
+    assert torch.is_grad_enabled()
+    assert function(torch.ones(3, 2), torch.ones(3, 2), torch.tensor([0, 2]))[1].tolist() == [
+        [2.0, 2.0],
+        [2.0, 2.0],
+    ]
+
+
+def test_the_runtime_of_torch_is_replaced():
+    code = build._with_own_runtime(WRAPPER)
+    assert code.startswith("#define TORCHRL_MARL_OUTPUTS 2\n") and "torch::stuff" not in code
+    kept = ('extern "C" void kernel_0(float* x);', "kernel_0(x);", "::run_impl(\n) {")
+    assert all(text in code for text in kept)
+    assert "__check_inputs_outputs" not in code and "kernels_.get()" not in code
+
+
+def test_code_that_is_not_as_expected_is_built_by_torch(tmp_path, monkeypatch):
+    asked = []
+
+    def theirs(*given, **_):
+        asked.append(given[1])
+        return "their library"
+
+    def fails(*_):
+        from torch._inductor.exc import CppCompileError
+
+        raise CppCompileError(["g++"], "error: unknown construct")
+
+    monkeypatch.setattr(build, "_library", fails)
+    plain, holding = SimpleNamespace(constants={}), SimpleNamespace(constants={"c": 1})
+    for graph, wrapper in ((plain, "other"), (holding, WRAPPER), (plain, WRAPPER)):
+        found = build._build(tmp_path, theirs, graph, wrapper, "", None, device_type="cpu")
+        assert found == "their library"
+    assert asked == ["other", WRAPPER, WRAPPER]
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_what_cannot_be_built_quickly_is_built_by_torch(tmp_path, monkeypatch, wrapped):
+    from torch._inductor.exc import CppCompileError, InductorError
+
+    tried = []
+
+    def compile(module, inputs, options):
+        from torch._inductor.cpu_vec_isa import VecISA
+
+        tried.append(VecISA.check_build)
+        if len(tried) == 1:
+            error = CppCompileError(["g++"], "error: unknown instruction")
+            raise InductorError(error, None) if wrapped else error
+        (tmp_path / "theirs.so").write_bytes(b"library")
+        return str(tmp_path / "theirs.so")
+
+    monkeypatch.setattr(torch._inductor, "aot_compile", compile)
+    stored._compile(None, [], {}, tmp_path / "graphs" / "key")
+    assert (tmp_path / "graphs" / "key" / "graph.so").read_bytes() == b"library"
+    assert len(tried) == 2 and tried[0] is not tried[1]
+
+
+def test_flags_are_tried_on_an_empty_program():
+    assert build._accepted("-O1") and not build._accepted("-mno-such-instructions")
+
+
+def test_a_compiler_that_is_not_there_accepts_nothing(monkeypatch):
+    def run(*_, **__):
+        raise FileNotFoundError
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert not build._accepted("-O7")
