@@ -69,6 +69,16 @@ def test_a_compiled_tanh_and_its_gradient_are_within_the_tolerance():
     assert program.traced.module(x)[0].equal(x.tanh())  # the recorded graph stays as it was
 
 
+def test_a_compiled_tanh_fuses_and_is_never_beyond_one():
+    bits = torch.tensor([6.0, 8.0]).view(torch.int32)
+    x = torch.arange(int(bits[0]), int(bits[1]), dtype=torch.int32).view(torch.float32)
+    found = capture(torch.tanh, x, name="a tanh")(x)
+    assert found.max() <= 1.0
+    assert (found.double() - x.double().tanh()).abs().max() < LARGEST_ERROR
+    fused = targets(rewrite_for_cpu(trace(torch.tanh, x).module))
+    assert fused.count(torch.ops.prims.fma.default) == 6 + 3  # numerator and denominator
+
+
 def test_run_operation_by_operation_a_graph_stays_torchs():
     x = torch.randn(100)
     program = capture(torch.tanh, x, name="a tanh", execution="trace")
@@ -90,6 +100,17 @@ def test_a_linear_layer_adds_its_bias_apart(shape):
     assert aten.addmm.default not in targets(module)
     found = module(x, *traced.captured)[0]
     torch.testing.assert_close(found, layer(x).detach(), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("n_rows", "n_columns", "turned"), [(64, 14, 1), (64, 16, 0), (15, 14, 0)])
+def test_a_product_with_few_columns_is_computed_transposed(n_rows, n_columns, turned):
+    torch.manual_seed(0)
+    left, right = torch.randn(n_rows, 100), torch.randn(100, n_columns)
+    [expected], [found], module = rewritten(torch.mm, left, right)
+    assert targets(module).count(aten.t.default) == 3 * turned
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    compiled = capture(torch.mm, left, right, name="a product")(left, right)
+    torch.testing.assert_close(compiled, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_rows_of_many_inputs_are_gathered_by_one_operation():

@@ -207,8 +207,9 @@ _EVEN = (
 def rewrite_for_cpu(module: fx.GraphModule) -> fx.GraphModule:
     """Returns a copy of a recorded graph that is faster on a CPU when compiled.
 
-    - ``tanh`` of float32 becomes :func:`rational_tanh`.
+    - ``tanh`` of float32 becomes :func:`rational_tanh`, with fused multiplications and additions.
     - The bias of a linear layer is added by the kernel that reads the layer's output.
+    - A matrix product with few columns is computed transposed.
     - If one index selects rows from several inputs, one operation gathers all of these rows once.
       Otherwise every operation that reads them would gather them again.
     - Norms of a list of tensors are computed tensor by tensor.
@@ -250,32 +251,61 @@ def rational_tanh(x: Tensor) -> Tensor:
         >>> rational_tanh(torch.tensor([0.0, 1.0, float("inf")]))
         tensor([0.0000, 0.7616, 1.0000])
     """
-    return _rational_tanh(lambda operation, arguments: operation(*arguments), x)
+    return _rational_tanh(lambda operation, arguments: operation(*arguments), x, _multiply_add)
 
 
 Call = Callable[[Any, tuple], Any]
 
 
-def _rational_tanh(call: Call, x: Any) -> Any:
+def _rational_tanh(call: Call, x: Any, multiply_add: Callable[..., Any]) -> Any:
     x = call(_aten.clamp.default, (x, -_LARGEST, _LARGEST))
     square = call(_aten.mul.Tensor, (x, x))
-    odd = call(_aten.mul.Tensor, (x, _polynomial(call, square, _ODD)))
-    return call(_aten.div.Tensor, (odd, _polynomial(call, square, _EVEN)))
+    above, below = (_polynomial(call, square, own, multiply_add) for own in (_ODD, _EVEN))
+    return call(_aten.div.Tensor, (call(_aten.mul.Tensor, (x, above)), below))
 
 
-def _polynomial(call: Call, x: Any, coefficients: Sequence[float]) -> Any:
-    *rest, value = coefficients
+def _polynomial(
+    call: Call, x: Any, coefficients: Sequence[float], multiply_add: Callable[..., Any]
+) -> Any:
+    *rest, value = (call(_aten.full.default, ([], c)) for c in coefficients)
     for coefficient in reversed(rest):
-        value = call(_aten.mul.Tensor, (x, value))
-        value = call(_aten.add.Tensor, (value, coefficient))
+        value = multiply_add(call, x, value, coefficient)
     return value
 
 
+def _multiply_add(call: Call, x: Any, factor: Any, summand: Any) -> Any:
+    return call(_aten.add.Tensor, (call(_aten.mul.Tensor, (x, factor)), summand))
+
+
+def _fused_multiply_add(call: Call, x: Any, factor: Any, summand: Any) -> Any:
+    return call(torch.ops.prims.fma.default, (x, factor, summand))
+
+
+def _tanh(call: Call, node: fx.Node) -> fx.Node:
+    from torch._inductor import inductor_prims
+
+    # The compiler does not fuse by itself; before torch 2.13 it may not have the operation.
+    fuses = hasattr(inductor_prims, "fma")
+    return _rational_tanh(call, node.args[0], _fused_multiply_add if fuses else _multiply_add)
+
+
 def _linear(call: Call, node: fx.Node) -> fx.Node:
-    bias, x, weight = node.args
-    product = call(_aten.mm.default, (x, weight))
+    bias, *factors = node.args
+    product = _product(call, *_value_of(node).shape, *factors)
     # With a sum, the compiler would fuse it and the product into one operation.
     return call(_aten.sub.Tensor, (product, call(_aten.neg.default, (bias,))))
+
+
+def _matmul(call: Call, node: fx.Node) -> fx.Node:
+    return _product(call, *_value_of(node).shape, *node.args)
+
+
+def _product(call: Call, n_rows: int, n_columns: int, left: Any, right: Any) -> fx.Node:
+    """Multiplies matrices; few columns become rows, since BLAS computes 16 columns at a time."""
+    if not n_columns < 16 <= n_rows:
+        return call(_aten.mm.default, (left, right))
+    turned = [call(_aten.t.default, (x,)) for x in (right, left)]
+    return call(_aten.t.default, (call(_aten.mm.default, tuple(turned)),))
 
 
 def _one_by_one(graph: fx.Graph) -> None:
@@ -320,14 +350,20 @@ _LIBRARY.impl(
 )
 
 _REWRITES: dict[Any, Callable[[Call, fx.Node], fx.Node]] = {
-    _aten.tanh.default: lambda call, node: _rational_tanh(call, node.args[0]),
+    _aten.tanh.default: _tanh,
     _aten.addmm.default: _linear,
+    _aten.mm.default: _matmul,
 }
 
 
 def _is_float32(node: fx.Node) -> bool:
-    known = node.meta.get("val", node.meta.get("tensor_meta"))
+    known = _value_of(node)
     return known is not None and known.dtype is torch.float32 and not node.kwargs
+
+
+def _value_of(node: fx.Node) -> Any:
+    """Returns what was recorded of a node's result, such as its shape; None if nothing was."""
+    return node.meta.get("val", node.meta.get("tensor_meta"))
 
 
 _LIBRARY.define("computed(Tensor[] values) -> Tensor[]")
