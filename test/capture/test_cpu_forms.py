@@ -102,15 +102,37 @@ def test_a_linear_layer_adds_its_bias_apart(shape):
     torch.testing.assert_close(found, layer(x).detach(), rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize(("n_rows", "n_columns", "turned"), [(64, 14, 1), (64, 16, 0), (15, 14, 0)])
-def test_a_product_with_few_columns_is_computed_transposed(n_rows, n_columns, turned):
+@pytest.mark.parametrize(
+    ("n_rows", "n_summed", "n_columns", "turned"),
+    [(64, 100, 14, 1), (64, 100, 64, 0), (64, 50, 14, 0)],
+)
+def test_a_narrow_product_with_long_sums_is_computed_transposed(
+    n_rows, n_summed, n_columns, turned
+):
     torch.manual_seed(0)
-    left, right = torch.randn(n_rows, 100), torch.randn(100, n_columns)
+    left, right = torch.randn(n_rows, n_summed), torch.randn(n_summed, n_columns)
     [expected], [found], module = rewritten(torch.mm, left, right)
     assert targets(module).count(aten.t.default) == 3 * turned
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     compiled = capture(torch.mm, left, right, name="a product")(left, right)
     torch.testing.assert_close(compiled, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_gradient_after_a_rewritten_tanh_is_computed_transposed():
+    torch.manual_seed(0)
+    grow, x = nn.Linear(8, 40), torch.randn(100, 8)
+
+    def gradient(x, weight):
+        weight = weight.detach().requires_grad_()
+        with torch.enable_grad():
+            total = (x.tanh() @ weight.t()).tanh().sum()
+        return torch.autograd.grad(total, weight)[0]
+
+    [expected], [found], module = rewritten(gradient, x, grow.weight.detach())
+    products = [node for node in module.graph.nodes if node.target is aten.mm.default]
+    assert [tuple(module(x, grow.weight.detach())[0].shape), len(products)] == [(40, 8), 2]
+    assert products[1].args[1].target is aten.t.default
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_rows_of_many_inputs_are_gathered_by_one_operation():

@@ -9,7 +9,7 @@ import logging
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.utils._pytree as pytree
@@ -209,7 +209,7 @@ def rewrite_for_cpu(module: fx.GraphModule) -> fx.GraphModule:
 
     - ``tanh`` of float32 becomes :func:`rational_tanh`, with fused multiplications and additions.
     - The bias of a linear layer is added by the kernel that reads the layer's output.
-    - A matrix product with few columns is computed transposed.
+    - The gradient of a weight that has fewer inputs than outputs is computed transposed.
     - If one index selects rows from several inputs, one operation gathers all of these rows once.
       Otherwise every operation that reads them would gather them again.
     - Norms of a list of tensors are computed tensor by tensor.
@@ -233,7 +233,11 @@ def rewrite_for_cpu(module: fx.GraphModule) -> fx.GraphModule:
         rewrite = _REWRITES.get(node.target)
         if rewrite is not None and _is_float32(node):
             with graph.inserting_before(node):
-                node.replace_all_uses_with(rewrite(graph.call_function, node))
+                fast = rewrite(graph.call_function, node)
+            if fast is node:
+                continue
+            fast.meta = dict(node.meta)
+            node.replace_all_uses_with(fast)
             graph.erase_node(node)
     return fx.GraphModule(module, graph)
 
@@ -290,20 +294,18 @@ def _tanh(call: Call, node: fx.Node) -> fx.Node:
 
 
 def _linear(call: Call, node: fx.Node) -> fx.Node:
-    bias, *factors = node.args
-    product = _product(call, *_value_of(node).shape, *factors)
+    bias, x, weight = node.args
+    product = call(_aten.mm.default, (x, weight))
     # With a sum, the compiler would fuse it and the product into one operation.
     return call(_aten.sub.Tensor, (product, call(_aten.neg.default, (bias,))))
 
 
 def _matmul(call: Call, node: fx.Node) -> fx.Node:
-    return _product(call, *_value_of(node).shape, *node.args)
-
-
-def _product(call: Call, n_rows: int, n_columns: int, left: Any, right: Any) -> fx.Node:
-    """Multiplies matrices; few columns become rows, since BLAS computes 16 columns at a time."""
-    if not n_columns < 16 <= n_rows:
-        return call(_aten.mm.default, (left, right))
+    left, right = cast(Sequence[fx.Node], node.args)
+    (n_rows, n_summed), n_columns = _value_of(left).shape, _value_of(right).shape[1]
+    if not n_columns < n_rows < n_summed:
+        return node
+    # BLAS is up to 7 times slower on long sums if the result is narrow instead of flat.
     turned = [call(_aten.t.default, (x,)) for x in (right, left)]
     return call(_aten.t.default, (call(_aten.mm.default, tuple(turned)),))
 
