@@ -135,6 +135,28 @@ def test_a_gradient_after_a_rewritten_tanh_is_computed_transposed():
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch without oneDNN")
+@pytest.mark.parametrize(
+    ("n_rows", "n_columns", "tall"), [(2048, 32, 1), (2047, 32, 0), (2048, 4, 0)]
+)
+def test_products_of_many_rows_are_computed_by_onednn(n_rows, n_columns, tall):
+    torch.manual_seed(0)
+    layer, x = nn.Linear(14, n_columns), torch.randn(n_rows, 14)
+    leaves = layer.weight.detach(), layer.bias.detach(), torch.randn(n_columns, 14)
+
+    def twice(x, weight, bias, second):
+        y = nn.functional.linear(x, weight, bias).tanh()
+        return y, (y @ second) @ second.t()
+
+    expected, found, module = rewritten(twice, x, *leaves)
+    product = torch.ops.torchrl_marl.tall_product.default
+    assert targets(module).count(product) == 2 * tall
+    compiled = capture(twice, x, *leaves, name="two layers")(x, *leaves)
+    for one, other, third in zip(expected, found, compiled):
+        torch.testing.assert_close(other, one, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(third, one, rtol=1e-5, atol=1e-5)
+
+
 def test_rows_of_many_inputs_are_gathered_by_one_operation():
     def pick(index, x, y):
         return x.index_select(0, index) * 2, y.index_select(0, index)

@@ -183,6 +183,9 @@ def _compiled_exactly(module: fx.GraphModule, leaves: list[Tensor]) -> Any:
 _aten = torch.ops.aten
 _LIBRARY = torch.library.Library("torchrl_marl", "FRAGMENT")
 _LIBRARY.define("rows(Tensor[] sources, Tensor index) -> Tensor[]")
+_LIBRARY.define("tall_product(Tensor x, Tensor y) -> Tensor")
+_tall_product = torch.ops.torchrl_marl.tall_product.default
+_TALL = 2048  # rows; with half as many, oneDNN and BLAS take the same time
 
 # Rational minimax approximation that Eigen and XLA use: the coefficients of the odd powers of
 # the numerator and of the even powers of the denominator, lowest first.
@@ -210,6 +213,7 @@ def rewrite_for_cpu(module: fx.GraphModule) -> fx.GraphModule:
     - ``tanh`` of float32 becomes :func:`rational_tanh`, with fused multiplications and additions.
     - The bias of a linear layer is added by the kernel that reads the layer's output.
     - The gradient of a weight that has fewer inputs than outputs is computed transposed.
+    - Products with many rows are computed by oneDNN instead of BLAS.
     - If one index selects rows from several inputs, one operation gathers all of these rows once.
       Otherwise every operation that reads them would gather them again.
     - Norms of a list of tensors are computed tensor by tensor.
@@ -294,13 +298,16 @@ def _tanh(call: Call, node: fx.Node) -> fx.Node:
 
 
 def _linear(call: Call, node: fx.Node) -> fx.Node:
-    bias, x, weight = node.args
-    product = call(_aten.mm.default, (x, weight))
+    bias, *factors = node.args
+    operation = _tall_product if _is_tall(node) else _aten.mm.default
+    product = call(operation, tuple(factors))
     # With a sum, the compiler would fuse it and the product into one operation.
     return call(_aten.sub.Tensor, (product, call(_aten.neg.default, (bias,))))
 
 
 def _matmul(call: Call, node: fx.Node) -> fx.Node:
+    if _is_tall(node):
+        return call(_tall_product, node.args)
     left, right = cast(Sequence[fx.Node], node.args)
     (n_rows, n_summed), n_columns = _value_of(left).shape, _value_of(right).shape[1]
     if not n_columns < n_rows < n_summed:
@@ -308,6 +315,12 @@ def _matmul(call: Call, node: fx.Node) -> fx.Node:
     # BLAS is up to 7 times slower on long sums if the result is narrow instead of flat.
     turned = [call(_aten.t.default, (x,)) for x in (right, left)]
     return call(_aten.t.default, (call(_aten.mm.default, tuple(turned)),))
+
+
+def _is_tall(node: fx.Node) -> bool:
+    """Returns whether oneDNN computes a product faster than BLAS, which copies all rows first."""
+    n_rows, n_columns = _value_of(node).shape
+    return n_rows >= _TALL and n_columns % 16 == 0 and torch.backends.mkldnn.is_available()
 
 
 def _one_by_one(graph: fx.Graph) -> None:
@@ -350,6 +363,12 @@ _LIBRARY.impl("rows", _rows, "CompositeExplicitAutograd")
 _LIBRARY.impl(
     "rows", lambda sources, index: [x.new_empty(len(index), *x.shape[1:]) for x in sources], "Meta"
 )
+_LIBRARY.impl(
+    "tall_product",
+    lambda x, y: torch.ops.mkldnn._linear_pointwise(x, y.t(), None, "none", [], ""),
+    "CompositeExplicitAutograd",
+)
+_LIBRARY.impl("tall_product", lambda x, y: x.new_empty(x.shape[0], y.shape[1]), "Meta")
 
 _REWRITES: dict[Any, Callable[[Call, fx.Node], fx.Node]] = {
     _aten.tanh.default: _tanh,
