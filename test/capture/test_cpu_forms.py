@@ -69,6 +69,16 @@ def test_a_compiled_tanh_and_its_gradient_are_within_the_tolerance():
     assert program.traced.module(x)[0].equal(x.tanh())  # the recorded graph stays as it was
 
 
+def test_a_compiled_tanh_fuses_and_is_never_beyond_one():
+    bits = torch.tensor([6.0, 8.0]).view(torch.int32)
+    x = torch.arange(int(bits[0]), int(bits[1]), dtype=torch.int32).view(torch.float32)
+    found = capture(torch.tanh, x, name="a tanh")(x)
+    assert found.max() <= 1.0
+    assert (found.double() - x.double().tanh()).abs().max() < LARGEST_ERROR
+    fused = targets(rewrite_for_cpu(trace(torch.tanh, x).module))
+    assert fused.count(torch.ops.prims.fma.default) == 6 + 3  # numerator and denominator
+
+
 def test_run_operation_by_operation_a_graph_stays_torchs():
     x = torch.randn(100)
     program = capture(torch.tanh, x, name="a tanh", execution="trace")
@@ -90,6 +100,61 @@ def test_a_linear_layer_adds_its_bias_apart(shape):
     assert aten.addmm.default not in targets(module)
     found = module(x, *traced.captured)[0]
     torch.testing.assert_close(found, layer(x).detach(), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("n_rows", "n_summed", "n_columns", "turned"),
+    [(64, 100, 14, 1), (64, 100, 64, 0), (64, 50, 14, 0)],
+)
+def test_a_narrow_product_with_long_sums_is_computed_transposed(
+    n_rows, n_summed, n_columns, turned
+):
+    torch.manual_seed(0)
+    left, right = torch.randn(n_rows, n_summed), torch.randn(n_summed, n_columns)
+    [expected], [found], module = rewritten(torch.mm, left, right)
+    assert targets(module).count(aten.t.default) == 3 * turned
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    compiled = capture(torch.mm, left, right, name="a product")(left, right)
+    torch.testing.assert_close(compiled, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_gradient_after_a_rewritten_tanh_is_computed_transposed():
+    torch.manual_seed(0)
+    grow, x = nn.Linear(8, 40), torch.randn(100, 8)
+
+    def gradient(x, weight):
+        weight = weight.detach().requires_grad_()
+        with torch.enable_grad():
+            total = (x.tanh() @ weight.t()).tanh().sum()
+        return torch.autograd.grad(total, weight)[0]
+
+    [expected], [found], module = rewritten(gradient, x, grow.weight.detach())
+    products = [node for node in module.graph.nodes if node.target is aten.mm.default]
+    assert [tuple(module(x, grow.weight.detach())[0].shape), len(products)] == [(40, 8), 2]
+    assert products[1].args[1].target is aten.t.default
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch without oneDNN")
+@pytest.mark.parametrize(
+    ("n_rows", "n_columns", "tall"), [(2048, 32, 1), (2047, 32, 0), (2048, 4, 0)]
+)
+def test_products_of_many_rows_are_computed_by_onednn(n_rows, n_columns, tall):
+    torch.manual_seed(0)
+    layer, x = nn.Linear(14, n_columns), torch.randn(n_rows, 14)
+    leaves = layer.weight.detach(), layer.bias.detach(), torch.randn(n_columns, 14)
+
+    def twice(x, weight, bias, second):
+        y = nn.functional.linear(x, weight, bias).tanh()
+        return y, (y @ second) @ second.t()
+
+    expected, found, module = rewritten(twice, x, *leaves)
+    product = torch.ops.torchrl_marl.tall_product.default
+    assert targets(module).count(product) == 2 * tall
+    compiled = capture(twice, x, *leaves, name="two layers")(x, *leaves)
+    for one, other, third in zip(expected, found, compiled):
+        torch.testing.assert_close(other, one, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(third, one, rtol=1e-5, atol=1e-5)
 
 
 def test_rows_of_many_inputs_are_gathered_by_one_operation():

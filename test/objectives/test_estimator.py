@@ -8,8 +8,11 @@ from tensordict import TensorDict
 from torch import nn
 from torchrl.objectives.value import MultiAgentGAE
 
+from torchrl_marl.learners.config import OnPolicyConfig
+from torchrl_marl.learners.on_policy import OnPolicyLearner
 from torchrl_marl.modules import NetworkConfig, ValueNorm, make_critic
 from torchrl_marl.objectives import TeamGAE
+from torchrl_marl.objectives import estimator as estimator_module
 from torchrl_marl.objectives.flags import blank_masked_inputs, share
 
 
@@ -321,3 +324,48 @@ def test_errors():
     estimator.set_keys(reward="wrong")
     with pytest.raises(ValueError, match=r"'wrong' has shape \(4, 6, 3, 1, 1\)"):
         estimator(td)
+
+
+@pytest.mark.parametrize("bootstrap", ["team", "agent"])
+@pytest.mark.parametrize("centralized", [False, True])
+def test_fast_values_are_the_values_of_fewer_steps(bootstrap, centralized, monkeypatch):
+    monkeypatch.setattr(estimator_module, "_IN_CACHE", 16)
+    torch.manual_seed(0)
+    group = make_group(n=2, o=3)
+    critic = make_critic(group, NetworkConfig([8]), centralized=centralized)
+    td = make_trajectory(group, 4, 5, alive=1.0)
+    observation, following = td["car", "observation"], td["next", "car", "observation"]
+    following[:, :-1] = observation[:, 1:]
+    following[2, 1] += 1  # an episode ends there, and the next one starts elsewhere
+    arguments = {"gamma": 0.9, "lmbda": 0.9, "value_network": critic, "group": group}
+    plain, fast = (TeamGAE(**arguments, bootstrap=bootstrap) for _ in range(2))
+    fast.fast_values = True
+    expected, read = plain(td.copy()), []
+    critic.register_forward_hook(lambda module, inputs, output: read.append(output.numel()))
+    found = fast(td.copy())
+    assert read == [
+        16,
+        4,
+        4 + 1,
+    ]  # 20 steps in two parts; the last next steps, and the one that ends
+    for key in ("advantage", "value_target", "state_value"):
+        torch.testing.assert_close(found["car", key], expected["car", key], rtol=1e-5, atol=1e-6)
+
+
+def test_fast_values_of_masked_steps_are_those_of_the_critic():
+    torch.manual_seed(0)
+    group = make_group(n=3, o=2)
+    critic = make_critic(group, NetworkConfig([8]), centralized=True)
+    td = make_trajectory(group, 6, 7)
+    plain, fast = (TeamGAE(gamma=0.9, lmbda=0.9, value_network=critic, group=group) for _ in "ab")
+    fast.fast_values = True
+    expected, found = plain(td.copy()), fast(td.copy())
+    for key in ("advantage", "value_target", "state_value"):
+        torch.testing.assert_close(found["car", key], expected["car", key], rtol=1e-5, atol=1e-6)
+
+
+def test_a_compiled_learner_on_a_cpu_has_fast_values():
+    group = make_group(n=2, o=3)
+    for execution, fast in (("eager", False), ("trace", False), ("compile", True)):
+        learner = OnPolicyLearner({"car": group}, OnPolicyConfig(), execution=execution)
+        assert learner.losses["car"].value_estimator.fast_values is fast

@@ -98,7 +98,10 @@ class OnPolicyLearner(EpochLearner):
             actor, critic = self.builder.actor(group), self.builder.critic(group)
             self.actors.add(group, actor)
             self.critics[name] = critic
-            self.losses[name] = _loss(actor, critic, group, config, device, self.per_agent)
+            self.losses[name] = loss = _loss(actor, critic, group, config, device, self.per_agent)
+            # Compiled updates round differently, too.
+            on_cpu = next(critic.parameters()).device.type == "cpu"
+            loss.value_estimator.fast_values = self.execution == "compile" and on_cpu
         self.start_optimizer()
 
     @property

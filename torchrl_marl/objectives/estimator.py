@@ -39,6 +39,10 @@ __all__ = ["TeamGAE", "estimator_keys", "policy_ratio", "transition_complete"]
 # targets together.
 _LEAST_EARNED = 1e-5
 
+# Steps of which a critic's activations fit into a processor's cache; twice as many or half as many
+# take about the same time.
+_IN_CACHE = 2048
+
 
 class TeamGAE(MultiAgentGAE):
     """Advantages and value targets of one group of agents that may die or wait.
@@ -67,6 +71,11 @@ class TeamGAE(MultiAgentGAE):
             mean.
         **kwargs: arguments of :class:`torchrl.objectives.value.MultiAgentGAE`.
 
+    Attributes:
+        fast_values (bool): for CPUs: whether the critic reads steps in parts that fit into the
+            processor's cache, and reads a next step only if it differs from the step after it in
+            the batch. Values may then be rounded differently. Default: False.
+
     Shapes:
         - reward: ``[*B, T, N, 1]``, or the team's ``[*B, T, 1]``
         - done, terminated: ``[*B, T, 1]`` or ``[*B, T, N, 1]``; mask: ``[*B, T, N]``
@@ -93,6 +102,8 @@ class TeamGAE(MultiAgentGAE):
     Reduces to: TorchRL's ``MultiAgentGAE`` without masks; for ``agent``, GAE of each agent's
     sequence of turns. Centering changes nothing if values and returns have the same mean.
     """
+
+    fast_values = False
 
     def __init__(
         self,
@@ -154,7 +165,10 @@ class TeamGAE(MultiAgentGAE):
                 value = self._value(data, params)
             with set_recurrent_mode(False):  # TorchRL sets it in all losses
                 following_params = params if target_params is None else target_params
-                next_value = self._value(following, following_params)
+                if self.fast_values and not self.remembers and following_params is params:
+                    next_value = self._next_value(data, following, value, params)
+                else:
+                    next_value = self._value(following, following_params)
             reward, done, terminated = (
                 self._team_or_agent(data, key, value)
                 for key in (keys.reward, keys.done, keys.terminated)
@@ -243,11 +257,36 @@ class TeamGAE(MultiAgentGAE):
         return norm
 
     def _value(self, tensordict: TensorDictBase, params: TensorDictBase | None) -> Tensor:
-        network = self.value_network
-        inputs = blank_masked_inputs(tensordict.select(*network.in_keys), self.mask_key, tensordict)
+        return self._value_of(self._inputs(tensordict), params)
+
+    def _inputs(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Returns what the critic reads, with zeros in masked slots."""
+        inputs = tensordict.select(*self.value_network.in_keys)
+        return blank_masked_inputs(inputs, self.mask_key, tensordict)
+
+    def _value_of(self, inputs: TensorDictBase, params: TensorDictBase | None) -> Tensor:
+        network, key = self.value_network, self.tensor_keys.value
         stateless = contextlib.nullcontext() if params is None else params.to_module(network)
         with stateless:
-            return network(inputs).get(self.tensor_keys.value)
+            if not self.fast_values or inputs.numel() <= _IN_CACHE:
+                return network(inputs).get(key)
+            parts = [network(part).get(key) for part in inputs.reshape(-1).split(_IN_CACHE)]
+            return torch.cat(parts).unflatten(0, inputs.shape)
+
+    def _next_value(
+        self,
+        data: TensorDictBase,
+        following: TensorDictBase,
+        value: Tensor,
+        params: TensorDictBase | None,
+    ) -> Tensor:
+        """Returns values of next steps; runs the critic only on those that are not in the batch."""
+        time_dim = value.ndim - 3
+        now, then = self._inputs(data), self._inputs(following)
+        other = ~_follows(now, then, value.shape[: time_dim + 1])
+        next_value = value.roll(-1, time_dim)
+        next_value[other] = self._value_of(then[other], params)
+        return next_value
 
     def _remember(
         self,
@@ -340,6 +379,17 @@ class TeamGAE(MultiAgentGAE):
         else:  # TorchRL's norms take no mask
             norm.update(value_target if mask is None else value_target[mask])
         return norm.denormalize(normalized)
+
+
+def _follows(now: TensorDictBase, then: TensorDictBase, size: torch.Size) -> Tensor:
+    """Returns whether each next step equals the step after it in the batch, bool ``[*B, T]``."""
+    time_dim, last = len(size) - 1, size[-1] - 1
+    found = torch.ones(size, dtype=torch.bool, device=now.device)
+    found.select(time_dim, last).fill_(False)
+    for key, later in now.items(True, True):
+        equal = later.narrow(time_dim, 1, last) == then.get(key).narrow(time_dim, 0, last)
+        found.narrow(time_dim, 0, last).logical_and_(equal.flatten(time_dim + 1).all(-1))
+    return found
 
 
 def transition_complete(done: Tensor, terminated: Tensor, seen: Tensor) -> Tensor:
