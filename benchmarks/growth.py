@@ -337,6 +337,8 @@ def main() -> None:
     """Measures and reports."""
     from torchrl_marl.runtime.memory import memory_of
 
+    # So that a stopped script also ends the process of its point.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     args = parsed()
     args.write = args.write and not args.quick
     args.memory = args.memory or 0.9 * (memory_of("cpu") or 2**63) / 2**30

@@ -2,7 +2,11 @@
 
 import importlib
 import json
+import os
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -148,6 +152,37 @@ def test_a_process_ends_in_a_result(growth, monkeypatch, tmp_path, program, expe
     monkeypatch.setattr(growth, "POINTS", script)
     limit = 1 if "sleep" in program else 60
     assert growth.run_point({"threads": 1, "limit": limit}, str(tmp_path)) == expected
+
+
+def test_a_stopped_script_ends_its_point(tmp_path):
+    """A point that says its id and waits; the script is ended as by ``kill`` or ``timeout``."""
+    said = tmp_path / "id"
+    (tmp_path / "point.py").write_text(
+        f"import os, pathlib, time; pathlib.Path({str(said)!r}).write_text(str(os.getpid()))\n"
+        "time.sleep(60)"
+    )
+    program = (
+        "import pathlib, sys\n"
+        f"sys.path.insert(0, {str(FOLDER)!r})\n"
+        "import growth\n"
+        f"growth.POINTS = pathlib.Path({str(tmp_path / 'point.py')!r})\n"
+        "growth.main()"
+    )
+    words = ["--sweeps", "rows", "--results", str(tmp_path / "points.jsonl")]
+    script = subprocess.Popen([sys.executable, "-c", program, *words])
+    wait_until(lambda: said.exists() and said.read_text())
+    script.terminate()
+    assert script.wait(60) == 128 + signal.SIGTERM
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(said.read_text()), 0)
+
+
+def wait_until(condition):
+    for _ in range(1200):
+        if condition():
+            return
+        time.sleep(0.05)
+    raise AssertionError("not within a minute")
 
 
 def test_what_does_not_fit_into_memory_says_so(growth, tmp_path):
