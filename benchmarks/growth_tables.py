@@ -13,6 +13,8 @@ import report
 
 SEVERAL = 2  # points of a line that has a slope
 SLOPE = "slope"
+LEAST_RATIO = 30  # of the ends of a value axis
+MANY_DECADES = 30  # square root of the ratio from which on only powers of 10 are marked
 
 Line = list[tuple[dict[str, Any], dict[str, Any]]]  # points, with their results
 Lines = dict[str, Line]
@@ -133,19 +135,39 @@ def draw(sweep: Sweep, lines: Lines, path: Path) -> None:
     for axes in panels.flat[len(measures) :]:
         axes.set_visible(False)
     for axes, measure in zip(panels.flat, measures):
-        for name, line in lines.items():
-            _draw_line(axes, name, *columns_of(line, measure))
-        axes.set(xscale="log", yscale="log", xlabel=sweep.grows, title=measure.heading)
-        axes.title.set_fontsize(10)
-        axes.grid(color="#e4e4e4")
-        if axes.lines:  # a graph that is not compiled has no kernels
-            axes.legend(fontsize=7, title=SLOPE, title_fontsize=7)
+        _draw_panel(axes, measure, lines)
+        axes.set_xlabel(sweep.grows)
     figure.savefig(path, dpi=130)
     plt.close(figure)
 
 
-def _draw_line(axes: Any, name: str, sizes: list[int], values: list[float | None]) -> None:
-    shown = [(x, y) for x, y in zip(sizes, values) if y is not None and y > 0]
-    if shown:
-        found = slope(sizes, values)
-        axes.plot(*zip(*shown), marker="o", markersize=3, label=f"{name} {_cell(found, '.2f')}")
+def _draw_panel(axes: Any, measure: Measure, lines: Lines) -> None:
+    """Lines with their slopes; a constant one is seen to be constant."""
+    from matplotlib.ticker import LogLocator
+
+    axes.set(xscale="log", yscale="log")
+    axes.set_title(measure.heading, fontsize=10)
+    for name, line in lines.items():
+        found = zip(*columns_of(line, measure))
+        shown = [(x, y) for x, y in found if y is not None and y > 0]
+        if shown:
+            exponent = _cell(slope(*columns_of(line, measure)), ".2f")
+            axes.plot(*zip(*shown), marker="o", markersize=3, label=f"{name} {exponent}")
+    if not axes.lines:  # a graph that is not compiled has no kernels
+        return
+    low, high = axes.get_ylim()
+    middle, half = math.sqrt(low * high), max(math.sqrt(high / low), LEAST_RATIO**0.5)
+    axes.set_ylim(middle / half, middle * half)
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if half < MANY_DECADES else (1,)))
+    axes.yaxis.set_major_formatter(lambda y, _: f"{y:,.10g}")
+    axes.tick_params(axis="y", labelsize=8)
+    sizes = sorted({point["size"] for line in lines.values() for point, _ in line})
+    axes.set_xticks(sizes, [_short(x) for x in sizes], fontsize=8)
+    axes.minorticks_off()
+    axes.grid(color="#e4e4e4")
+    axes.legend(fontsize=7, title=SLOPE, title_fontsize=7)
+
+
+def _short(size: int) -> str:
+    power = len(str(size)) - 1
+    return f"1e{power}" if size == 10**power >= 10_000 else f"{size:,}"
