@@ -68,8 +68,9 @@ SWEEPS = {
         (8,),
         ("balance",),
         """VMAS `balance`, 3 agents, batches of 25 steps. Training is IPPO, 2 epochs of 4
-        minibatches. Points share a compiler cache; each number of envs still compiles its own
-        graph.""",
+        minibatches. The points of one call share a compiler cache. Each number of envs compiles its
+        own graph; the first point of a call
+        also compiles what they share, which takes some seconds.""",
         LOOP,
         shared_cache=True,
     ),
