@@ -164,3 +164,14 @@ def test_a_compiler_that_is_not_there_accepts_nothing(monkeypatch):
 
     monkeypatch.setattr(subprocess, "run", run)
     assert not build._accepted("-O7")
+
+
+def test_an_untested_version_of_torch_builds_by_itself(monkeypatch):
+    from torch._inductor.codecache import AotCodeCompiler
+
+    theirs = vars(AotCodeCompiler)["compile"]
+    with build.quick_build():
+        assert vars(AotCodeCompiler)["compile"] is not theirs
+    monkeypatch.setattr(torch, "__version__", "2.11.0")
+    with build.quick_build():
+        assert vars(AotCodeCompiler)["compile"] is theirs

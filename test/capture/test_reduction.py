@@ -8,7 +8,7 @@ import torch.utils._pytree as pytree
 
 from torchrl_marl.capture.batching import batch
 from torchrl_marl.capture.folding import fold_constants
-from torchrl_marl.capture.reduction import n_operations, reduce_graph
+from torchrl_marl.capture.reduction import batching_pays, n_operations, reduce_graph
 from torchrl_marl.capture.simplify import simplify
 from torchrl_marl.capture.tracing import trace
 from torchrl_marl.capture.writes import without_writes
@@ -244,3 +244,20 @@ def test_the_recorded_graph_is_kept_if_results_differ():
 
     assert reduce_graph(module, [torch.zeros(4, E, 2)], E, differs) is module
     assert len(tried) == 1
+
+
+def test_batching_pays_with_three_tenths_of_the_operations():
+    def graph(n):
+        return trace(lambda x: [x + i for i in range(n)], torch.zeros(E)).module
+
+    assert batching_pays(graph(10), graph(3)) and not batching_pays(graph(10), graph(4))
+
+
+def test_a_large_graph_is_batched_if_its_results_are_equal():
+    module = trace(pairwise(12), torch.zeros(12, E, 2)).module
+    leaves = [torch.zeros(12, E, 2)]
+    batched = reduce_graph(module, leaves, E, lambda graph: True)
+    assert n_of(batched, "linalg_vector_norm") == 1
+    answers = iter([True, False])
+    simplified = reduce_graph(module, leaves, E, lambda graph: next(answers))
+    assert n_of(simplified, "linalg_vector_norm") == 66

@@ -170,6 +170,8 @@ class _Emission:
         if first.target in REDUCTIONS:
             values = [x.contiguous() for x in values]
         run = _call(first)
+        if any(stacked) and _is_elementwise(first):
+            return self._elementwise(first, values, stacked)
         if any(stacked):
             in_dims = tuple(0 if several else None for several in stacked)
             return torch.vmap(run, in_dims)(*values)
@@ -177,6 +179,22 @@ class _Emission:
         if isinstance(value, Tensor):
             self.single[first] = value
         return pytree.tree_map(lambda x: x.unsqueeze(0), value)
+
+    def _elementwise(self, first: Node, values: list[Tensor], stacked: list[bool]) -> Tensor:
+        """Runs an operation on elements with the envs as the last dim.
+
+        The compiler's loops follow the order of the dims where it cannot tell the strides.
+        """
+        n_dims = value_of(first).ndim
+        shaped = [
+            x.reshape(*x.shape[:1], *(1 for _ in range(n_dims + 1 - x.ndim)), *x.shape[1:])
+            if several
+            else x.reshape(*(1 for _ in range(n_dims + 1 - x.ndim)), *x.shape)
+            for x, several in zip(values, stacked)
+        ]
+        shape = value_of(first).shape
+        envs = next((i for i in range(1, n_dims + 1) if shape[i - 1] == self.n_envs), n_dims)
+        return _call(first)(*(x.movedim(envs, -1) for x in shaped)).movedim(-1, envs)
 
     def _owned(self, node: Node) -> Tensor:
         """Returns an output in memory of its own, with the recorded order of its elements."""
@@ -318,7 +336,11 @@ class _Emission:
             return _aten.slice.Tensor(x, dim, rows[0], rows[-1] + 1, step)
         index = self._constant(("rows", *rows), lambda: torch.tensor(rows, device=x.device))
         envs = self._envs_dim(x)
-        moved = x.movedim(envs, -1).index_select(dim - (dim > envs), index)
+        dim = dim - (dim > envs)
+        # Compiled, this has no check of the index, which is known to be valid.
+        moved = _aten._unsafe_index.Tensor(
+            x.movedim(envs, -1), [*(None for _ in range(dim)), index]
+        )
         return moved.movedim(-1, envs)
 
     def _cat(self, stacks: list[Tensor], dim: int) -> Tensor:
@@ -334,6 +356,14 @@ class _Emission:
 
 def _operands(node: Node) -> list[Node]:
     return [x for x in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(x, fx.Node)]
+
+
+def _is_elementwise(node: Node) -> bool:
+    """Returns whether an operation works on elements; scalars of another dtype are excluded."""
+    described = [value_of(x) for x in _operands(node)]
+    dtypes = {x.dtype for x in described if x.dtype != torch.bool}
+    mixed = len(dtypes) > 1 and any(not x.ndim for x in described)
+    return torch.Tag.pointwise in node.target.tags and value_of(node).ndim > 0 and not mixed
 
 
 def _call(node: Node) -> Callable[..., Any]:
