@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.utils._pytree as pytree
 
+from torchrl_marl.capture import reduction
 from torchrl_marl.capture.batching import batch
 from torchrl_marl.capture.folding import fold_constants
 from torchrl_marl.capture.reduction import batching_pays, n_operations, reduce_graph
@@ -48,7 +49,7 @@ def assert_same_bits(function, *inputs, states=(0, 1, 2)):
     for state in states:
         torch.manual_seed(state)
         leaves = [torch.randn_like(x) if x.is_floating_point() else x for x in inputs]
-        leaves = [torch.where(x > 1.2, special(x, state), x) for x in leaves]
+        leaves = [special(x, state) if x.is_floating_point() else x for x in leaves]
         expected = run(module, leaves)
         for graph in smaller:
             found = run(graph, leaves)
@@ -59,7 +60,7 @@ def assert_same_bits(function, *inputs, states=(0, 1, 2)):
 
 
 def special(x, state):
-    return torch.full_like(x, (math.nan, -0.0, math.inf)[state % 3])
+    return torch.where(x > 1.2, (math.nan, -0.0, math.inf)[state % 3], x)
 
 
 def run(module, leaves):
@@ -261,3 +262,70 @@ def test_a_large_graph_is_batched_if_its_results_are_equal():
     answers = iter([True, False])
     simplified = reduce_graph(module, leaves, E, lambda graph: next(answers))
     assert n_of(simplified, "linalg_vector_norm") == 66
+
+
+def test_an_operation_without_a_rule_for_batches_leaves_the_graph_simplified(monkeypatch):
+    def refuse(*given):
+        raise RuntimeError("vmap: no batching rule")
+
+    monkeypatch.setattr(reduction, "batch", refuse)
+    module = trace(pairwise(12), torch.zeros(12, E, 2)).module
+    graph = reduce_graph(module, [torch.zeros(12, E, 2)], E, lambda graph: True)
+    assert n_of(graph, "linalg_vector_norm") == 66
+
+
+def test_a_number_below_zero_is_not_zero():
+    def step(x):
+        return [x - (-0.0), (x + (-0.0)) + 0.0, torch.add(x, 0, alpha=-1) + 0.0]
+
+    *_, simplified, batched = assert_same_bits(step, torch.zeros(E))
+    assert not simplified(torch.tensor([-0.0] * E))[0].signbit().any()
+
+
+def test_draws_of_unequal_depth_keep_their_order():
+    def step(x):
+        drawn = [torch.bernoulli(y.sigmoid().clamp(0, 1).nan_to_num(0.5)) for y in x.unbind(0)]
+        return [torch.where(x > -100, torch.rand(E) + torch.stack(drawn), x)]
+
+    assert_same_bits(step, torch.zeros(3, E))
+
+
+def test_comparisons_in_place_keep_the_dtype():
+    def step(x):
+        x, y = x.clone(), x.clone()
+        x.gt_(0)
+        y[0] = torch.arange(E) % 2
+        return [x, x + 1, y]
+
+    assert_same_bits(step, torch.zeros(2, E))
+
+
+def test_parts_of_other_dtypes_are_joined_once():
+    def step(x, y):
+        return [torch.cat([x, x + 1, y]), torch.where(y > 0, torch.tensor(2.0).double(), y)]
+
+    assert_same_bits(step, torch.full((3, E), 2**24 + 1), torch.zeros(3, E), states=(0,))
+
+
+def test_splits_along_the_envs():
+    assert_same_bits(lambda x: [*x.split([2, 1, 2], 0)], torch.zeros(E, 7))
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda x: [(x + 0).pow_(2.0)],
+        lambda x: torch._foreach_add(list((x + 0).unbind(0)), 1.0),
+        lambda x: torch._foreach_add_([x[0] + 0, x[1] + 0], 1.0) or [x + 1],
+        lambda x: [(x + 0).unsqueeze_(0) * 2],
+        lambda x: [x.t().contiguous().as_strided((E,), (1,))],
+        lambda x: [torch.zeros(3).to(torch.float8_e4m3fn).float()[0] + x],
+        lambda x: [torch.stack([y + 1 for y in x[:, :0].unbind(0)])],
+    ],
+)
+def test_what_has_no_rule_never_fails(step):
+    module = trace(step, torch.zeros(2, E)).module
+    x = torch.randn(2, E)
+    expected = [y.clone() for y in module(x)]
+    graph = reduce_graph(module, [x], E, lambda graph: all(map(torch.equal, graph(x), expected)))
+    assert all(map(torch.equal, graph(x), expected))

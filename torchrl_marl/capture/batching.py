@@ -67,7 +67,7 @@ def _with_tensors_for_numbers(module: fx.GraphModule) -> fx.GraphModule:
     for node in list(graph.nodes):
         if node.target in _ARITHMETIC and isinstance(node.args[1], (int, float)):
             described = value_of(node)
-            if not described.is_floating_point() or described.dtype != value_of(node.args[0]).dtype:
+            if {described.dtype, value_of(node.args[0]).dtype} - {torch.float32, torch.float64}:
                 continue
             how = {"dtype": described.dtype, "device": described.device, "pin_memory": False}
             with graph.inserting_before(node):
@@ -89,6 +89,7 @@ class _Places:
     def __init__(self, module: fx.GraphModule) -> None:
         self.constants: dict[Node, Tensor] = {}
         self.depth: dict[Node, int] = {}
+        self.last_draw = 0
         groups: dict[Hashable, list[Node]] = defaultdict(list)
         for i, node in enumerate(module.graph.nodes):
             key = self._key(module, node, i)
@@ -108,8 +109,10 @@ class _Places:
         elif node.op == "call_function":
             below = max((self.depth[x] for x in node.all_input_nodes), default=0)
             self.depth[node] = below + (node.target not in _PARTS)
+            if is_random(node.target):  # draws keep their order
+                self.last_draw = self.depth[node] = max(self.depth[node], self.last_draw + 1)
             if node.target not in (*_PARTS, *_SEVERAL):
-                own = i if is_random(node.target) else None
+                own = i if is_random(node.target) or _promotes(node) else None
                 return self.depth[node], node.target, _static((node.args, node.kwargs)), own
         return None
 
@@ -315,7 +318,7 @@ class _Emission:
         """
         first, k = group[0], len(group)
         dim: int = (first.args[1] if len(first.args) > 1 else 0) % value_of(first).ndim
-        shapes = [value_of(x).shape for x in first.args[0]]
+        shapes = [_shapes(value_of(x)) for x in first.args[0]]
         starts = [i for i in range(len(shapes)) if not i or shapes[i] != shapes[i - 1]]
         joined = []
         for start, end in zip(starts, [*starts[1:], len(shapes)]):
@@ -336,6 +339,8 @@ class _Emission:
             return _aten.slice.Tensor(x, dim, rows[0], rows[-1] + 1, step)
         index = self._constant(("rows", *rows), lambda: torch.tensor(rows, device=x.device))
         envs = self._envs_dim(x)
+        if dim == envs:
+            return x.index_select(dim, index)
         dim = dim - (dim > envs)
         # Compiled, this has no check of the index, which is known to be valid.
         moved = _aten._unsafe_index.Tensor(
@@ -359,11 +364,16 @@ def _operands(node: Node) -> list[Node]:
 
 
 def _is_elementwise(node: Node) -> bool:
-    """Returns whether an operation works on elements; scalars of another dtype are excluded."""
-    described = [value_of(x) for x in _operands(node)]
-    dtypes = {x.dtype for x in described if x.dtype != torch.bool}
-    mixed = len(dtypes) > 1 and any(not x.ndim for x in described)
-    return torch.Tag.pointwise in node.target.tags and value_of(node).ndim > 0 and not mixed
+    """Returns whether an operation works on elements and returns one tensor."""
+    value = value_of(node)
+    return torch.Tag.pointwise in node.target.tags and isinstance(value, Tensor) and value.ndim > 0
+
+
+def _promotes(node: Node) -> bool:
+    """Returns whether the dtype of the result depends on which operands are scalars."""
+    described = pytree.tree_leaves([value_of(x) for x in _operands(node)])
+    dtypes = {x.dtype for x in described} - {torch.bool}
+    return len(dtypes) > 1 and any(not x.ndim for x in described)
 
 
 def _call(node: Node) -> Callable[..., Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import warnings
 from collections.abc import Callable, Sequence
 
 from torch import Tensor, fx
@@ -9,11 +11,12 @@ from torch import Tensor, fx
 from torchrl_marl.capture.batching import batch
 from torchrl_marl.capture.folding import fold_constants
 from torchrl_marl.capture.simplify import simplify
-from torchrl_marl.errors import CaptureError
 
 __all__ = ["batching_pays", "may_batch", "n_operations", "reduce_graph"]
 
 _LARGEST_PART = 0.3
+
+_logger = logging.getLogger("torchrl_marl.capture")
 
 
 def reduce_graph(
@@ -36,17 +39,30 @@ def reduce_graph(
             recorded graph, to the bit, in states that the simulator reaches.
     """
     fold_constants(module)
-    try:
-        simplified = simplify(module)
-    except CaptureError:
+    simplified = _attempted(lambda: simplify(module), is_equal)
+    if simplified is None:
         return module
-    if not is_equal(simplified):
-        return module
-    if may_batch(leaves):
-        batched = simplify(batch(simplified, leaves, n_envs))
-        if batching_pays(simplified, batched) and is_equal(batched):
-            return batched
-    return simplified
+    if not may_batch(leaves):
+        return simplified
+    batched = _attempted(
+        lambda: simplify(batch(simplified, leaves, n_envs)),
+        lambda graph: batching_pays(simplified, graph) and is_equal(graph),
+    )
+    return batched or simplified
+
+
+def _attempted(
+    make: Callable[[], fx.GraphModule], is_good: Callable[[fx.GraphModule], bool]
+) -> fx.GraphModule | None:
+    """Returns a smaller graph; None if it is not good, or an operation has no rule."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.vmap warns of operations that it loops over
+        try:
+            graph = make()
+            return graph if is_good(graph) else None
+        except Exception as error:  # torch raises errors of many kinds for such operations
+            _logger.debug("a graph is not made smaller: %s", error)
+            return None
 
 
 def may_batch(leaves: Sequence[Tensor]) -> bool:

@@ -6,6 +6,7 @@ zeros are made again and again. All rewrites keep every bit of the results.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor, fx
 
 from torchrl_marl.capture.folding import LARGEST_CONSTANT, memory
 from torchrl_marl.capture.writes import value_of, without_writes
+from torchrl_marl.errors import CaptureError
 
 __all__ = ["REDUCTIONS", "filled_with", "is_random", "memory_order", "simplify"]
 
@@ -49,6 +51,7 @@ _MADE = {
     _aten.scalar_tensor.default: None,
 }
 
+_READS_MEMORY = {_aten.as_strided.default, _aten.view.dtype}
 REDUCTIONS = {_aten.linalg_vector_norm.default, _aten.sum.dim_IntList, _aten.mean.dim}
 """Operations that add in an order that depends on strides."""
 
@@ -116,6 +119,8 @@ class _Pass:
         return simplified
 
     def _operation(self, node: Node, args: tuple, kwargs: dict[str, Any]) -> Node:
+        if node.target in _READS_MEMORY:
+            raise CaptureError(f"{node.target} depends on how memory is laid out")
         same = _same(node, args)
         if same is not None:
             return same
@@ -175,7 +180,7 @@ class _Pass:
             node.meta["val"] = torch.empty(shape, dtype=value.dtype, device="meta")
             self.known[key] = node
             if shape.numel() <= LARGEST_CONSTANT:
-                self.values[node] = value.to(device).expand(shape)
+                self.values[node] = value.to(device).expand(shape).contiguous()
         return self.known[key]
 
     def _constant(self, value: Tensor) -> Node:
@@ -253,15 +258,20 @@ def _is_like(x: Any, y: Any) -> bool:
 
 
 def _unless(number: int) -> Callable[[tuple], Any]:
-    return lambda args: args[0] if not isinstance(args[1], fx.Node) and args[1] == number else None
+    return lambda args: args[0] if _is_number(args[1], number) else None
+
+
+def _is_number(x: Any, number: int) -> bool:
+    """Returns whether an argument is a number; -0.0 is not 0."""
+    return not isinstance(x, fx.Node) and x == number and math.copysign(1.0, x) > 0
 
 
 def _add(args: tuple) -> Any:
     """``x + 0`` turns -0.0 into 0.0, so only the second of two such sums is ``x``."""
     x, number = args[:2]
-    if isinstance(number, fx.Node) or number != 0 or x.target is not _aten.add.Tensor:
+    if not _is_number(number, 0) or x.target is not _aten.add.Tensor or x.kwargs:
         return None
-    return x if not isinstance(x.args[1], fx.Node) and x.args[1] == 0 else None
+    return x if _is_number(x.args[1], 0) else None
 
 
 def _where(args: tuple) -> Any:
@@ -360,12 +370,16 @@ def _frozen(x: Any) -> Hashable:
 
 
 def _bits(x: Tensor) -> tuple:
-    return str(x.dtype), x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    return str(x.dtype), _bytes(x)
+
+
+def _bytes(x: Tensor) -> bytes:
+    flat = x.detach().cpu().flatten().clone(memory_format=torch.contiguous_format)
+    return flat.view(torch.uint8).numpy().tobytes()
 
 
 def _is_uniform(x: Tensor) -> bool:
     """Returns whether all elements have the same bits."""
-    flat = x.detach().flatten()
-    if flat.dtype.is_floating_point and bool((flat == 0).any()):
-        flat = flat.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()])
-    return bool((flat == flat[0]).all())
+    flat = x.detach().flatten().clone(memory_format=torch.contiguous_format)
+    rows = flat.view(torch.uint8).reshape(flat.numel(), -1)
+    return bool((rows == rows[0]).all())

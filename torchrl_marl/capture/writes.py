@@ -105,8 +105,8 @@ class _Rewrite:
 
     def _write(self, node: Node) -> None:
         """Replaces a write by a new value of the whole memory."""
-        target = _target(node)
-        value = self._written(node, target)
+        kind, target = _functional(node), _target(node)
+        value = self._written(kind, node, target)
         base = self.base[target]
         place = target
         while place is not base:
@@ -118,9 +118,9 @@ class _Rewrite:
         self.current[base] = value
         self._set(node, self.read(target))
 
-    def _written(self, node: Node, target: Node) -> Node:
+    def _written(self, kind: Any, node: Node, target: Node) -> Node:
         """Returns the value that a write gives to its target."""
-        kind, like = _functional(node), value_of(target)
+        like = value_of(target)
         if kind is _aten.copy.default:
             return self._as(self.read(node.args[1]), value_of(node.args[1]), like)
         if kind is _aten.fill.Tensor:
@@ -131,8 +131,7 @@ class _Rewrite:
             return self._call(_aten.full.default, (list(like.shape), filled), like, **how)
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), self.read)
         value = self._call(kind, args, like, **kwargs)
-        others = [value_of(x).dtype for x in node.all_input_nodes]
-        if kind is not _aten.index_put.default and any(x != like.dtype for x in others):
+        if _dtype_of(kind, node) != like.dtype:
             value = self._call(_aten._to_copy.default, (value,), like, dtype=like.dtype)
         return value
 
@@ -184,15 +183,31 @@ def _viewed(node: Node) -> Node:
 
 
 def _functional(node: Node) -> Any:
-    """Returns the operation that computes what a write stores."""
+    """Returns the operation that computes what a write stores.
+
+    Raises:
+        CaptureError: there is none with the same arguments, or the write also changes the shape.
+    """
     target = node.target
-    assert isinstance(target, torch._ops.OpOverload)
     name = target._schema.name.removeprefix("aten::")
     packet = getattr(_aten, name[:-1], None) if name.endswith("_") else None
     kind = getattr(packet, target._overloadname, None)
-    if kind is None or len(_written_arguments(target)) != 1:
+    if (
+        kind is None
+        or torch.Tag.inplace_view in target.tags
+        or len(_written_arguments(target)) != 1
+        or not isinstance(node.args[0], fx.Node)
+        or [str(x.type) for x in kind._schema.arguments]
+        != [str(x.type) for x in target._schema.arguments]
+    ):
         raise CaptureError(f"the write {target} has no rule")
     return kind
+
+
+def _dtype_of(kind: Any, node: Node) -> torch.dtype:
+    """Returns the dtype of an operation's result, for a node's arguments."""
+    described = fx.node.map_arg((node.args, node.kwargs), lambda x: value_of(x).to("meta"))
+    return kind(*described[0], **described[1]).dtype
 
 
 def _written_arguments(target: Any) -> list[str]:

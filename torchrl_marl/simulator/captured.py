@@ -359,10 +359,9 @@ class CapturedSimulator:
 
 def _same_bits(x: Tensor, y: Tensor) -> bool:
     """Returns whether two tensors are equal, with the signs of zeros; NaN equals NaN."""
-    signs = (
-        x.signbit() == y.signbit() if x.is_floating_point() else torch.ones((), dtype=torch.bool)
-    )
-    return equal(x, y) and bool((signs | x.isnan()).all())
+    if not equal(x, y) or not x.is_floating_point():
+        return equal(x, y)
+    return bool(((x.signbit() == y.signbit()) | x.isnan()).all())
 
 
 def _close(x: Tensor, y: Tensor) -> bool:
