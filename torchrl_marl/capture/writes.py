@@ -206,8 +206,13 @@ def _functional(node: Node) -> Any:
 
 def _dtype_of(kind: Any, node: Node) -> torch.dtype:
     """Returns the dtype of an operation's result, for a node's arguments."""
-    described = fx.node.map_arg((node.args, node.kwargs), lambda x: value_of(x).to("meta"))
-    return kind(*described[0], **described[1]).dtype
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), _without_data)
+    return kind(*args, **kwargs).dtype
+
+
+def _without_data(node: Node) -> Tensor:
+    described = value_of(node)
+    return torch.empty(described.shape, dtype=described.dtype, device="meta")
 
 
 def _written_arguments(target: Any) -> list[str]:
