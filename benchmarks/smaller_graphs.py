@@ -60,7 +60,7 @@ def compile_form(form: str, scenario: str, n_agents: int, n_envs: int) -> Any:
 
     reduce_graph = reduction.reduce_graph
     reduction.batching_pays = lambda simplified, batched: form == "batched"
-    captured.reduce_graph = (lambda module, *_: module) if form == "recorded" else reduce_graph
+    reduction.reduce_graph = (lambda module, *_: module) if form == "recorded" else reduce_graph
     env = VmasEnv(scenario, num_envs=n_envs, seed=0, n_agents=n_agents, execution="compile")
     found: list[Any] = []
     compile_trace = captured.compile_trace
@@ -75,7 +75,7 @@ def compile_form(form: str, scenario: str, n_agents: int, n_envs: int) -> Any:
     with tempfile.TemporaryDirectory() as cache, torch.no_grad():
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
         env.step(env.rand_action(env.reset()))
-    captured.compile_trace, captured.reduce_graph = compile_trace, reduce_graph
+    captured.compile_trace, reduction.reduce_graph = compile_trace, reduce_graph
     return found
 
 

@@ -13,7 +13,7 @@ from support.tiers import first
 import torchrl_marl.learners.captured as captured
 from torchrl_marl import TeamSpec
 from torchrl_marl.capture import Program
-from torchrl_marl.capture.program import fold_constants
+from torchrl_marl.capture.folding import fold_constants
 from torchrl_marl.capture.syncs import count_syncs, graph_syncs
 from torchrl_marl.collectors import RolloutCollector, TeamPolicy
 from torchrl_marl.envs.toy import Arena, Nim

@@ -12,7 +12,7 @@ from samples import POISON, states
 import torchrl_marl
 from torchrl_marl import TeamSpec
 from torchrl_marl.capture import Program, count_syncs, graph_syncs
-from torchrl_marl.capture.program import fold_constants
+from torchrl_marl.capture.folding import fold_constants
 from torchrl_marl.collectors import RolloutCollector, TeamPolicy
 from torchrl_marl.envs import VmasEnv
 from torchrl_marl.envs.toy import Arena, MatrixGame

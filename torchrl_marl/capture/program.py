@@ -14,7 +14,6 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 
 from torchrl_marl.capture.cuda_graph import CudaGraph, written_inputs
-from torchrl_marl.capture.folding import fold_constants
 from torchrl_marl.capture.inductor import compile_module
 from torchrl_marl.capture.syncs import graph_syncs
 from torchrl_marl.capture.tracing import Trace, trace
@@ -182,6 +181,8 @@ def compile_trace(
     """
     if execution == "trace":
         return Program(traced, traced.module, traced.seconds, 0)
+    from torchrl_marl.capture.folding import fold_constants
+
     fold_constants(traced.module)
     began = time.perf_counter()
     leaves = [*pytree.tree_leaves(inputs), *traced.captured]

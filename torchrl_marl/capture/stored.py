@@ -23,7 +23,6 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from torchrl_marl.capture.build import RUNTIME, forget_vectors, quick_build
 from torchrl_marl.version import __version__
 
 __all__ = ["compile_stored"]
@@ -112,6 +111,8 @@ def _key(
     constants: Sequence[Tensor],
     options: Mapping[str, Any],
 ) -> str:
+    from torchrl_marl.capture.build import RUNTIME
+
     shapes = [(x.dtype, tuple(x.shape), x.stride(), x.device.type) for x in inputs]
     made_of = (module.code, shapes, sorted(options.items()), _machine())
     key = hashlib.sha256(repr(made_of).encode() + RUNTIME.read_bytes())
@@ -140,6 +141,8 @@ def _compile(
 ) -> None:
     """Compiles a graph and writes it to its folder atomically."""
     import torch._inductor
+
+    from torchrl_marl.capture.build import forget_vectors, quick_build
 
     before = _kernels()
     with warnings.catch_warnings(), contextlib.ExitStack() as building:

@@ -22,7 +22,6 @@ import torch.utils._pytree as pytree
 from torch import Tensor, fx
 
 from torchrl_marl.capture.program import Program, compile_trace
-from torchrl_marl.capture.reduction import reduce_graph
 from torchrl_marl.capture.tracing import Trace, trace
 from torchrl_marl.errors import CaptureError
 from torchrl_marl.runtime.random_state import RandomState
@@ -331,6 +330,8 @@ class CapturedSimulator:
 
     def _reduced(self, traced: Trace, inputs: tuple[Tensor, ...]) -> Trace:
         """Returns a trace with a smaller graph, whose results are equal to the bit."""
+        from torchrl_marl.capture.reduction import reduce_graph
+
         began = time.perf_counter()
         leaves = [*self.state, *pytree.tree_leaves(inputs), *traced.captured]
 
