@@ -231,7 +231,7 @@ _EVEN = (
 def rewrite_for_cpu(module: fx.GraphModule) -> fx.GraphModule:
     """Returns a copy of a recorded graph that is faster on a CPU when compiled.
 
-    - ``tanh`` of float32 becomes :func:`rational_tanh`, with fused multiplications and additions.
+    - ``tanh`` of float32 becomes :func:`rational_tanh`.
     - The bias of a linear layer is added by the kernel that reads the layer's output.
     - The gradient of a weight that has fewer inputs than outputs is computed transposed.
     - Products with many rows are computed by oneDNN instead of BLAS.
@@ -280,42 +280,25 @@ def rational_tanh(x: Tensor) -> Tensor:
         >>> rational_tanh(torch.tensor([0.0, 1.0, float("inf")]))
         tensor([0.0000, 0.7616, 1.0000])
     """
-    return _rational_tanh(lambda operation, arguments: operation(*arguments), x, _multiply_add)
+    return _rational_tanh(lambda operation, arguments: operation(*arguments), x)
 
 
 Call = Callable[[Any, tuple], Any]
 
 
-def _rational_tanh(call: Call, x: Any, multiply_add: Callable[..., Any]) -> Any:
+def _rational_tanh(call: Call, x: Any) -> Any:
     x = call(_aten.clamp.default, (x, -_LARGEST, _LARGEST))
     square = call(_aten.mul.Tensor, (x, x))
-    above, below = (_polynomial(call, square, own, multiply_add) for own in (_ODD, _EVEN))
+    above, below = (_polynomial(call, square, own) for own in (_ODD, _EVEN))
     return call(_aten.div.Tensor, (call(_aten.mul.Tensor, (x, above)), below))
 
 
-def _polynomial(
-    call: Call, x: Any, coefficients: Sequence[float], multiply_add: Callable[..., Any]
-) -> Any:
-    *rest, value = (call(_aten.full.default, ([], c)) for c in coefficients)
+def _polynomial(call: Call, x: Any, coefficients: Sequence[float]) -> Any:
+    *rest, value = coefficients
     for coefficient in reversed(rest):
-        value = multiply_add(call, x, value, coefficient)
+        value = call(_aten.mul.Tensor, (x, value))
+        value = call(_aten.add.Tensor, (value, coefficient))
     return value
-
-
-def _multiply_add(call: Call, x: Any, factor: Any, summand: Any) -> Any:
-    return call(_aten.add.Tensor, (call(_aten.mul.Tensor, (x, factor)), summand))
-
-
-def _fused_multiply_add(call: Call, x: Any, factor: Any, summand: Any) -> Any:
-    return call(torch.ops.prims.fma.default, (x, factor, summand))
-
-
-def _tanh(call: Call, node: fx.Node) -> fx.Node:
-    from torch._inductor import inductor_prims
-
-    # The compiler does not fuse by itself; before torch 2.13 it may not have the operation.
-    fuses = hasattr(inductor_prims, "fma")
-    return _rational_tanh(call, node.args[0], _fused_multiply_add if fuses else _multiply_add)
 
 
 def _linear(call: Call, node: fx.Node) -> fx.Node:
@@ -330,6 +313,8 @@ def _matmul(call: Call, node: fx.Node) -> fx.Node:
     if _is_tall(node):
         return call(_tall_product, node.args)
     left, right = cast(Sequence[fx.Node], node.args)
+    if _value_of(left) is None or _value_of(right) is None:  # constants are not described
+        return node
     (n_rows, n_summed), n_columns = _value_of(left).shape, _value_of(right).shape[1]
     if not n_columns < n_rows < n_summed:
         return node
@@ -392,7 +377,7 @@ _LIBRARY.impl(
 _LIBRARY.impl("tall_product", lambda x, y: x.new_empty(x.shape[0], y.shape[1]), "Meta")
 
 _REWRITES: dict[Any, Callable[[Call, fx.Node], fx.Node]] = {
-    _aten.tanh.default: _tanh,
+    _aten.tanh.default: lambda call, node: _rational_tanh(call, node.args[0]),
     _aten.addmm.default: _linear,
     _aten.mm.default: _matmul,
 }

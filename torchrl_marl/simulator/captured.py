@@ -38,6 +38,7 @@ from torchrl_marl.simulator.state import (
 __all__ = ["CapturedSimulator"]
 
 _COMPARED = 4  # number of steps in which a graph is compared with the simulator
+_SMALL = 400  # operations of a graph that compiles quickly as it is
 _LARGEST_ARRAY = 1000  # most elements of a numpy array that is checked for changes
 
 State = list[Tensor]
@@ -330,6 +331,8 @@ class CapturedSimulator:
 
     def _reduced(self, traced: Trace, inputs: tuple[Tensor, ...]) -> Trace:
         """Returns a trace with a smaller graph, whose results are equal to the bit."""
+        if traced.n_operations < _SMALL:
+            return traced
         from torchrl_marl.capture.reduction import reduce_graph
 
         began = time.perf_counter()
