@@ -162,7 +162,7 @@ class Points:
 
 
 def key_of(point: Mapping[str, Any]) -> str:
-    """What makes two points the same: all but the limits."""
+    """Returns the identity of a point: its code, machine and settings, without the limits."""
     return json.dumps(
         {k: x for k, x in point.items() if k not in ("limit", "memory")}, sort_keys=True
     )

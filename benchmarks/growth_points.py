@@ -52,7 +52,7 @@ QUICK = Shape(4, 4)
 
 
 class Loop(NamedTuple):
-    """What a point repeats.
+    """Training loop of a point, which is timed.
 
     Args:
         sample (callable): collects a batch.
@@ -270,7 +270,7 @@ Buffer = tuple[Callable[[Any], Any], Callable[[], Any], Callable[[], int]]
 
 
 def in_memory(n_steps: int, drawn: int, folder: str, priority: bool = False) -> Buffer:
-    """What adds to a replay buffer in memory, what draws from it, and its bytes."""
+    """Returns functions that add to and sample from a replay buffer in memory, and its bytes."""
     import replay
 
     from torchrl_marl.learners import Priority, TeamReplay

@@ -37,7 +37,7 @@ class Measure:
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-    """What grows, and what is measured.
+    """Sweep over one size, with the quantities that are measured.
 
     Args:
         grows (str): what a size counts.

@@ -1,4 +1,4 @@
-"""What smaller graphs of a simulator's step cost and save: recorded, simplified and batched.
+"""Costs of a simulator's step as a recorded, a simplified and a batched graph.
 
     python benchmarks/smaller_graphs.py --write
 
