@@ -350,15 +350,20 @@ class CapturedSimulator:
     def _compared(
         self, traced: Trace, program: Program, inputs: tuple[Tensor, ...]
     ) -> Iterator[tuple[Sequence[Tensor], Sequence[Tensor]]]:
-        """Yields the outputs of a recorded graph and of a program for it, in a few steps."""
+        """Yields the outputs of a recorded graph and of a program for it, with failed checks."""
         recorded, state = Program(traced, traced.module, 0.0, 0), self.state
         with torch.random.fork_rng():
             for seed in range(_COMPARED):
                 torch.manual_seed(seed)
-                expected = recorded.flat([*state, *inputs])
+                expected = _with_checks(recorded, [*state, *inputs])
                 torch.manual_seed(seed)
-                yield expected, program.flat([*state, *inputs])
+                yield expected, _with_checks(program, [*state, *inputs])
                 state = list(expected[: len(state)])
+
+
+def _with_checks(program: Program, leaves: Sequence[Any]) -> list[Tensor]:
+    out, failed = program.checked(leaves)
+    return [*out] if failed is None else [*out, failed]
 
 
 def _same_bits(x: Tensor, y: Tensor) -> bool:
