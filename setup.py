@@ -38,6 +38,7 @@ EXTRAS["test"] = [
     *EXTRAS["serve"],
     *SITE,
     "lbforaging",
+    "rware",
     "magent2",
     "open-spiel",
     "pytest>=8",

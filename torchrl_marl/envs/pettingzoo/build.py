@@ -18,6 +18,7 @@ from torchrl_marl.envs.pettingzoo.drawing import quiet, takes_mode
 from torchrl_marl.envs.pettingzoo.instance import seen_limit
 from torchrl_marl.envs.pettingzoo.library import Backend, by_name, continuous_argument, of_module
 from torchrl_marl.envs.pettingzoo.rng import OwnRandom
+from torchrl_marl.envs.pettingzoo.tuple_env import as_team
 from torchrl_marl.errors import ConfigError
 
 __all__ = ["Backend", "EnvFacts", "EnvMaker", "maker_of", "probe"]
@@ -40,7 +41,7 @@ class EnvMaker:
     def __call__(self) -> Any:
         with quiet():
             try:
-                return self.create(**self.kwargs)
+                return as_team(self.create(**self.kwargs))
             except TypeError as error:
                 if "argument" not in str(error):
                     raise

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 
 from torchrl_marl.envs.config import EnvConfig, own_environment_hint
 from torchrl_marl.envs.libraries import Library
+from torchrl_marl.envs.pettingzoo.tuple_env import PACKAGES, has_tuple_spaces, named
 from torchrl_marl.errors import ConfigError, MissingExtraError, nearest
 from torchrl_marl.runtime.import_path import current_folder, refuse_current
 from torchrl_marl.settings import OneOf
@@ -77,6 +78,9 @@ def by_name(name: str, backend: Backend) -> tuple[Callable[..., Any], dict[str, 
     registered = _registered(name, backend)
     if registered is not None:
         return registered, {}
+    team = named(name)
+    if team is not None:
+        return team, {}
     package, env = _parts(name)
     own: dict[str, Any] = {}
     if package == "gymnasium_robotics" and env in _MUJOCO_ROBOTS:
@@ -115,7 +119,10 @@ def external_module(config: EnvConfig) -> str | None:
     package, env = _parts(config.name)
     asked = config.kwargs.get("backend")
     backend: Any = asked if asked in ("parallel", "aec") else "auto"
-    if package in (*_MODULES, "pettingzoo") or _registered(config.name, backend) is not None:
+    if (
+        package in (*_MODULES, *PACKAGES, "pettingzoo")
+        or _registered(config.name, backend) is not None
+    ):
         return None
     return f"{package}.{env}".replace("/", ".")
 
@@ -245,6 +252,7 @@ def known_names() -> list[str]:
         found = (module.name for module in pkgutil.iter_modules([str(folder)]))
         names |= {f"{package}/{env}" for env in found if _ENVIRONMENT.fullmatch(env)}
     names |= {f"gymnasium_robotics/{robot}" for robot in _MUJOCO_ROBOTS}
+    names |= {f"{p}/{env}" for p, envs in PACKAGES.items() if _importable(p) for env in envs}
     return sorted(names)
 
 
@@ -253,6 +261,8 @@ def _owns(env: Any) -> bool:
     kind = env if inspect.isclass(env) else type(env)
     played = all(callable(getattr(kind, name, None)) for name in ("reset", "step"))
     if played and (kind is env or hasattr(env, "possible_agents") or hasattr(env, "agents")):
+        return True
+    if played and has_tuple_spaces(env):
         return True
     makes = inspect.isroutine(env) or isinstance(env, functools.partial)
     return makes or inspect.ismodule(env)

@@ -1,0 +1,185 @@
+"""Gymnasium environments of several agents, with ``Tuple`` spaces. Imports no torch.
+
+RWARE and LBF are such environments: observations, actions and rewards are sequences with one entry
+for each agent.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torchrl_marl.errors import ConfigError, SpecError, nearest
+from torchrl_marl.runtime.import_path import refuse_current
+
+__all__ = ["PACKAGES", "TupleEnv", "as_team", "has_tuple_spaces", "named"]
+
+# Package -> ids of the environments for which returns are published; the package has more.
+PACKAGES = {
+    "rware": ("rware-tiny-2ag-v2", "rware-tiny-4ag-v2", "rware-small-4ag-v2"),
+    "lbforaging": (
+        "Foraging-8x8-2p-2f-coop-v3",
+        "Foraging-10x10-3p-3f-v3",
+        "Foraging-15x15-3p-5f-v3",
+    ),
+}
+_LIMITS = ("max_steps", "_max_episode_steps", "max_episode_steps")
+
+
+class TupleEnv:
+    """Gymnasium environment of several agents, as a parallel environment of PettingZoo.
+
+    The agents are ``agent_0``, ``agent_1`` and so on. They begin and end together. A number as
+    reward is every agent's reward. An end at the environment's own time limit is ``truncated``,
+    also if the environment calls it ``terminated``, as RWARE and LBF do.
+
+    Args:
+        env (gymnasium.Env): environment with ``Tuple`` observation and action spaces.
+
+    Raises:
+        SpecError: if the spaces are not tuples of the same length.
+    """
+
+    def __init__(self, env: Any) -> None:
+        self.env = env
+        self._observations, self._actions = env.observation_space, env.action_space
+        lengths = [len(getattr(x, "spaces", ())) for x in (self._observations, self._actions)]
+        if not has_tuple_spaces(env) or lengths[0] != lengths[1]:
+            raise SpecError(
+                f"the observation space is {self._observations}, expected a Tuple with one space "
+                f"for each of the {lengths[1]} agents."
+            )
+        self.possible_agents = [f"agent_{i}" for i in range(lengths[1])]
+        self._index = {agent: i for i, agent in enumerate(self.possible_agents)}
+        self.agents: list[str] = []
+        self.metadata, self.render_mode = env.metadata, env.render_mode
+        self.max_steps = _limit_of(env)
+        self._steps = 0
+
+    def observation_space(self, agent: str) -> Any:
+        """Returns an agent's observation space."""
+        return self._observations[self._index[agent]]
+
+    def action_space(self, agent: str) -> Any:
+        """Returns an agent's action space."""
+        return self._actions[self._index[agent]]
+
+    def reset(self, seed: int | None = None, options: dict | None = None) -> tuple[dict, dict]:
+        """Begins an episode; returns observations and infos by agent."""
+        _forget_places(self.env.unwrapped)
+        seen, info = self.env.reset(seed=seed, options=options)
+        self.agents, self._steps = list(self.possible_agents), 0
+        return self._by_agent(seen), self._infos(info)
+
+    def step(self, actions: Mapping[str, Any]) -> tuple[dict, dict, dict, dict, dict]:
+        """Steps the environment; returns observations, rewards, both done flags and infos."""
+        acts = tuple(actions[agent] for agent in self.possible_agents)
+        seen, earned, terminated, truncated, info = self.env.step(acts)
+        self._steps += 1
+        at_limit = self.max_steps is not None and self._steps >= self.max_steps
+        truncated = bool(truncated or (terminated and at_limit))
+        ended = bool(terminated and not truncated)
+        shared = not hasattr(earned, "__len__")
+        rewards = [earned] * len(acts) if shared else [float(x) for x in earned]
+        agents = self.possible_agents
+        if ended or truncated:
+            self.agents = []
+        return (
+            self._by_agent(seen),
+            self._by_agent(rewards),
+            dict.fromkeys(agents, ended),
+            dict.fromkeys(agents, truncated),
+            self._infos(info),
+        )
+
+    def state(self) -> Any:
+        """Gymnasium has no state; raises ``NotImplementedError``."""
+        raise NotImplementedError("Gymnasium environments have none")
+
+    def render(self) -> Any:
+        """Returns a picture, as the environment draws it."""
+        return self.env.render()
+
+    def close(self) -> None:
+        """Closes the environment."""
+        self.env.close()
+
+    def _by_agent(self, rows: Sequence[Any]) -> dict[str, Any]:
+        if len(rows) != len(self.possible_agents):
+            raise SpecError(
+                f"the environment returned {len(rows)} observations or rewards, expected one for "
+                f"each of {len(self.possible_agents)} agents."
+            )
+        return dict(zip(self.possible_agents, rows))
+
+    def _infos(self, info: dict) -> dict[str, dict]:
+        return dict.fromkeys(self.possible_agents, info)
+
+
+def _forget_places(env: Any) -> None:
+    """Clears where LBF's players stand, or equal seeds would give different episodes.
+
+    A reset of LBF keeps players off the places on which the last episode ended.
+    """
+    for player in getattr(env, "players", None) or ():
+        if hasattr(player, "position"):
+            player.position = None
+
+
+def _limit_of(env: Any) -> int | None:
+    """Returns the time limit that an environment or its registration declares, in steps."""
+    registered = getattr(env, "spec", None)
+    found = [getattr(registered, "max_episode_steps", None)]
+    found += [getattr(env.unwrapped, name, None) for name in _LIMITS]
+    return next((limit for limit in found if isinstance(limit, int) and limit > 0), None)
+
+
+def has_tuple_spaces(env: Any) -> bool:
+    """Returns whether an environment is one of Gymnasium with a ``Tuple`` of action spaces."""
+    return type(getattr(env, "action_space", None)).__name__ == "Tuple"
+
+
+def as_team(env: Any) -> Any:
+    """Returns an environment as one of PettingZoo; others than Gymnasium's teams as they are."""
+    return TupleEnv(env) if has_tuple_spaces(env) else env
+
+
+def named(name: str) -> Callable[..., Any] | None:
+    """Returns the factory of ``package/id``; None for packages without such environments.
+
+    Args:
+        name (str): ``"rware/rware-tiny-2ag-v2"``, for example.
+
+    Raises:
+        ConfigError: if the package is not installed, or has no environment of this id.
+    """
+    package, _, own_id = name.partition("/")
+    if package not in PACKAGES:
+        return None
+    if importlib.util.find_spec(package) is None:
+        raise ConfigError(f"{package} is not installed; run: pip install {package}")
+    import gymnasium
+
+    refuse_current(package)
+    importlib.import_module(package)
+    try:
+        gymnasium.spec(own_id)
+    except gymnasium.error.Error as error:
+        known = PACKAGES[package]
+        raise ConfigError(
+            f"{name!r} is not an environment of the package; {nearest(own_id, known)}expected the "
+            f"id of one, such as {package}/{known[0]}."
+        ) from error
+    return functools.partial(_made, package, own_id)
+
+
+def _made(package: str, own_id: str, render_mode: str | None = None, **kwargs: Any) -> Any:
+    """Builds a registered environment; its package registers it when it is imported."""
+    import gymnasium
+
+    importlib.import_module(package)
+    # Gymnasium's checker allows only a number as reward.
+    return gymnasium.make(own_id, disable_env_checker=True, render_mode=render_mode, **kwargs)
