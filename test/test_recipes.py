@@ -53,6 +53,7 @@ EXPECTED = {
     *(f"vmas_simple_tag_mappo_{word}" for word in ("maddpg", "masac", "league")),
     *(f"pettingzoo_simple_speaker_listener_{algorithm}" for algorithm in ("maddpg", "matd3")),
     "pettingzoo_ant_matd3",
+    "pettingzoo_foraging_mappo",
     "pettingzoo_ant_ippo",
     *("pettingzoo_connect_four_ippo", "pettingzoo_connect_four_ippo_league"),
     *(f"jaxmarl_{world}_mappo" for world in ("smax_3m", "smax_2s3z", "simple_spread")),

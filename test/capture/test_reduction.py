@@ -155,6 +155,15 @@ def test_random_numbers_are_drawn_in_the_same_order():
     assert n_of(simplified, "rand.") == n_of(batched, "rand.") == 4
 
 
+def test_draws_in_place_are_simplified():
+    def step(x):
+        drawn = [torch.empty(E, 2).normal_(), torch.empty(E, 2).uniform_(), torch.empty(E, 2)]
+        return [x + drawn[0] * drawn[1] + drawn[2].exponential_()]
+
+    *_, simplified, batched = assert_same_bits(step, torch.zeros(E, 2))
+    assert n_of(simplified, "normal") == n_of(batched, "normal") == 1
+
+
 def test_mixed_shapes_and_constants_of_agents():
     def step(x, y):
         speeds = [torch.tensor(0.1 * i) for i in range(1, 5)]

@@ -6,8 +6,11 @@ from contract import assert_same, draw_actions
 
 from torchrl_marl.capture import reduction
 from torchrl_marl.capture.program import Program
+from torchrl_marl.collectors import RolloutCollector, TeamPolicy
 from torchrl_marl.envs import VmasEnv
+from torchrl_marl.learners import OnPolicyConfig, OnPolicyLearner
 from torchrl_marl.simulator import captured
+from torchrl_marl.specs import TeamSpec
 
 pytest.importorskip("vmas")
 
@@ -52,6 +55,26 @@ def test_smaller_steps_are_recorded_ones_to_the_bit(scenario, programs):
         assert_same(found, expected)
     program = programs[0]
     assert program.n_operations <= 0.75 * program.n_recorded
+
+
+def batches(execution):
+    """Two batches of a policy that draws, the first of which records the graph."""
+    torch.manual_seed(0)
+    env = make("navigation", "eager", n_agents=4)
+    groups = TeamSpec.from_env(env).groups
+    learner = OnPolicyLearner(groups, OnPolicyConfig(minibatch_size=12), execution="eager")
+    policy = TeamPolicy(learner.actors.values())
+    collector = RolloutCollector(env, policy, frames_per_batch=24, execution=execution)
+    torch.manual_seed(1)
+    return [collector.rollout(), collector.rollout()], torch.get_rng_state()
+
+
+def test_steps_with_a_policy_that_draws_are_smaller(programs):
+    (expected, random_state), (found, other) = batches("trace"), batches("compile")
+    for batch, twin in zip(expected, found):
+        assert_same(twin, batch)
+    assert torch.equal(random_state, other)
+    assert programs[0].n_operations <= 0.75 * programs[0].n_recorded
 
 
 def n_operations(programs, scenario, n_agents):

@@ -182,6 +182,10 @@ def _viewed(node: Node) -> Node:
     return viewed
 
 
+# Writes whose functional form has another name. ``aten.normal`` draws one number for each mean.
+_FUNCTIONAL = {_aten.normal_.default: _aten.normal_functional.default}
+
+
 def _functional(node: Node) -> Any:
     """Returns the operation that computes what a write stores.
 
@@ -191,7 +195,7 @@ def _functional(node: Node) -> Any:
     target = node.target
     name = target._schema.name.removeprefix("aten::")
     packet = getattr(_aten, name[:-1], None) if name.endswith("_") else None
-    kind = getattr(packet, target._overloadname, None)
+    kind = _FUNCTIONAL.get(target, getattr(packet, target._overloadname, None))
     if (
         kind is None
         or torch.Tag.inplace_view in target.tags

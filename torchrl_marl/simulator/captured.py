@@ -343,7 +343,8 @@ class CapturedSimulator:
             pairs = self._compared(traced, found, inputs)
             return all(all(map(_same_bits, *pair)) for pair in pairs)
 
-        module = reduce_graph(traced.module, leaves, self.state[0].shape[1], is_equal)
+        with torch.random.fork_rng():  # batching a graph runs it, and may draw
+            module = reduce_graph(traced.module, leaves, self.state[0].shape[1], is_equal)
         seconds = traced.seconds + time.perf_counter() - began
         return dataclasses.replace(traced, module=module, seconds=seconds)
 
