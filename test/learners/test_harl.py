@@ -8,6 +8,7 @@ import pytest
 import torch
 from learner_twins import assert_masked_slots_change_no_bit
 from samples import POISON, states
+from support.tiers import later
 
 from torchrl_marl import TeamSpec
 from torchrl_marl.collectors import RolloutCollector, TeamPolicy
@@ -67,20 +68,20 @@ def test_one_agent_learns_as_by_simultaneous_updates(algorithm, continuous):
     assert_equal(one, other, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("groups", [1, 3])
-@pytest.mark.parametrize("algorithm", SIMULTANEOUS)
+@pytest.mark.parametrize(
+    ("algorithm", "groups"), [("hatd3", 2), ("hasac", 1), *later("compiled", ("haddpg", 1))]
+)
 def test_graphs_learn_as_eager_updates_do(algorithm, groups):
     """Two graphs of one trace serve all orders of the agents."""
     settings = {"algorithm": algorithm, "replay": ReplayConfig(capacity=400, alpha=0.6)}
     settings["updates_per_frame"] = 0.05
-    env = {"n_groups": groups, "years": 2, "continuous_actions": algorithm != "hasac"}
+    env = {"n_agents": 2 * groups, "n_groups": groups, "years": 2, "continuous_actions": algorithm != "hasac"}
     one, other = (trained(arena(**env), execution=x, **settings) for x in ("eager", "trace"))
     assert_equal(one, other, **EXACT)
     assert one[0].replay.priorities is not None
 
 
-@pytest.mark.parametrize("value", POISON)
-@pytest.mark.parametrize("algorithm", SIMULTANEOUS)
+@pytest.mark.parametrize(("algorithm", "value"), zip(["hatd3", "hasac"], POISON))
 def test_what_masked_slots_hold_changes_no_bit(algorithm, value):
     env = arena(max_steps=12, years=2, continuous_actions=algorithm != "hasac")
     one, other = (trained(env, 0, algorithm=algorithm)[0] for _ in range(2))
@@ -208,7 +209,6 @@ def test_groups_have_separate_orders():
             "with a network of its own; use learner.actor.sharing=none, or "
             "learner.algorithm=matd3.",
         ),
-        (["learner=hasac", "learner.actor.body=graph"], "learner.algorithm=masac"),
         (["learner=hasac", "learner.mixer.kind=sum"], "learner.algorithm is maddpg or matd3"),
         (
             ["learner=haddpg", "population.size=2"],
