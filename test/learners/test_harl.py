@@ -10,7 +10,6 @@ from learner_twins import assert_masked_slots_change_no_bit
 from samples import POISON, states
 from support.tiers import later
 
-from torchrl_marl import TeamSpec
 from torchrl_marl.collectors import RolloutCollector, TeamPolicy
 from torchrl_marl.envs.toy import Arena
 from torchrl_marl.errors import ConfigError
@@ -75,7 +74,12 @@ def test_graphs_learn_as_eager_updates_do(algorithm, groups):
     """Two graphs of one trace serve all orders of the agents."""
     settings = {"algorithm": algorithm, "replay": ReplayConfig(capacity=400, alpha=0.6)}
     settings["updates_per_frame"] = 0.05
-    env = {"n_agents": 2 * groups, "n_groups": groups, "years": 2, "continuous_actions": algorithm != "hasac"}
+    env = {
+        "n_agents": 2 * groups,
+        "n_groups": groups,
+        "years": 2,
+        "continuous_actions": algorithm != "hasac",
+    }
     one, other = (trained(arena(**env), execution=x, **settings) for x in ("eager", "trace"))
     assert_equal(one, other, **EXACT)
     assert one[0].replay.priorities is not None
@@ -145,7 +149,9 @@ def updated_in_sequence(algorithm, loss, data, seed, own_values, limit):
         for b in range(len(data)):
             if mask[b, i]:
                 alive = [j for j in range(n_agents) if mask[b, j]]
-                value = values[b, i] if own_values else sum(values[b, j] for j in alive) / len(alive)
+                value = (
+                    values[b, i] if own_values else sum(values[b, j] for j in alive) / len(alive)
+                )
                 steps.append(own[b, i] - value)
         losses[i] = sum(steps) / len(steps)
         gradients = [g[i] for g in torch.autograd.grad(losses[i], parameters)]

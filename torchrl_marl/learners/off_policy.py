@@ -155,9 +155,7 @@ class OffPolicyLearner(ReplayLearner):
         ]
 
 
-def _actor_clip(
-    loss: MADDPGLoss | MASACLoss, limit: float | None, per_agent: bool
-) -> GradientClip:
+def _actor_clip(loss: MADDPGLoss | MASACLoss, limit: float | None, per_agent: bool) -> GradientClip:
     """Builds the gradient clip of an actor."""
     group, actor = loss.group, loss.actor_network
 
