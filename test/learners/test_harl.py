@@ -85,7 +85,7 @@ def test_graphs_learn_as_eager_updates_do(algorithm, groups):
     assert one[0].replay.priorities is not None
 
 
-@pytest.mark.parametrize(("algorithm", "value"), zip(["hatd3", "hasac"], POISON))
+@pytest.mark.parametrize(("algorithm", "value"), list(zip(["hatd3", "hasac"], POISON)))
 def test_what_masked_slots_hold_changes_no_bit(algorithm, value):
     env = arena(max_steps=12, years=2, continuous_actions=algorithm != "hasac")
     one, other = (trained(env, 0, algorithm=algorithm)[0] for _ in range(2))
@@ -111,7 +111,7 @@ def make_batch(env, learner):
     return RolloutCollector(env, policy, frames_per_batch=40).rollout()
 
 
-# ----------------------------------------------------------------------- one update, by a plain loop
+# ----------------------------------------------------------------- one update, by a plain loop
 
 
 def act(algorithm, loss, actor, data):

@@ -110,7 +110,8 @@ class SequentialReplayUpdates(ReplayUpdates):
                     metrics.update({(name, key): x for key, x in more.items()})
                     total = total + sum(x.sum() for k, x in more.items() if k.startswith("loss_"))
             found = list(torch.autograd.grad(cast(Tensor, total), parameters, allow_unused=True))
-        by_parameter, frozen = dict(zip(parameters, found)), {}
+        by_parameter = dict(zip(parameters, found))
+        frozen: dict[Tensor, Tensor] = {}
         for name, clip in step.clips.items():
             norm = clip.scale([by_parameter.get(p) for p in clip.parameters])
             resting = ~active[name]
