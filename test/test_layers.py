@@ -34,6 +34,7 @@ SETTINGS = {
     "modules.config",
     "learners.config",
     "learners.happo_config",
+    "learners.harl_config",
     "learners.off_policy_config",
     "learners.capabilities",
     "learners.algorithms",

@@ -32,6 +32,7 @@ STORED |= {"replay": ReplayConfig(capacity=400, alpha=0.6)}
 VALUES = {**STORED, "lr": LR, "actor": QNetworkConfig(num_cells=[8])}
 CRITICS = {**STORED, "actor": NetworkConfig([8]), "critic": CriticConfig([8])}
 CRITICS |= {"actor_lr": LR, "critic_lr": LR}
+OWN = CRITICS | {"actor": NetworkConfig([8], sharing="none")}
 CASES = {
     "mappo": PPO | {"entropy_coeff": 0.01, "value_norm": True},
     "mappo, stopped by its KL": PPO | {"num_epochs": 3, "target_kl": 0.01},
@@ -44,6 +45,9 @@ CASES = {
     "itd3": CRITICS,
     "masac": CRITICS,
     "isac": CRITICS,
+    "haddpg": OWN,
+    "hatd3": OWN,
+    "hasac": OWN,
     "qmix": VALUES,
     "qmix, with memory": VALUES
     | {"replay": ReplayConfig(capacity=400), "window": 8, "burn_in": 2}

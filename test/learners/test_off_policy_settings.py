@@ -152,8 +152,8 @@ def test_a_store_too_small_for_the_first_batch():
 def test_two_spellings_of_a_group():
     text = refusal("groups.agnt.algorithm=masac", "groups.agent.alpha_init=0.1")
     assert text == (
-        "groups.agent.alpha_init is 0.1, which is read only where groups.agent.algorithm is masac "
-        "or isac, as groups.agnt.algorithm is: one of the two names may be misspelt; leave "
+        "groups.agent.alpha_init is 0.1, which is read only where groups.agent.algorithm is masac, "
+        "isac or hasac, as groups.agnt.algorithm is: one of the two names may be misspelt; leave "
         "groups.agent.alpha_init out."
     )
 

@@ -101,6 +101,17 @@ class TestByHand:
             terms = self.loss(bootstrap=bootstrap)(td.clone())
             torch.testing.assert_close(terms["target_value"], torch.tensor(found))
 
+    def test_values_may_contain_the_entropy_of_all_that_act(self):
+        """Next 6 as above, now with the entropy of both; or the second acts alone."""
+        terms = self.loss(alpha_init=0.5, joint_entropy=True)(self.batch())
+        both = 2 * 0.5 * self.entropy
+        targets = torch.tensor([1 + 0.5 * (20 + both), 5 + 0.5 * (55.5 + both)])
+        torch.testing.assert_close(terms["target_value"], targets.mean())
+        td = self.batch(next_mask=(False, True), terminated=[[True], [False]])
+        terms = self.loss(bootstrap="agent", joint_entropy=True)(td)
+        alone = torch.tensor((6 + 0.5 * (34.5 + self.entropy)) / 2)
+        torch.testing.assert_close(terms["target_value"], alone)
+
     def test_temperature_moves_towards_the_target_entropy(self):
         """0.56 of entropy: log alpha rises where more is wanted, and falls where less is."""
         for share, sign in ((0.99, 1), (0.5, -1)):

@@ -133,12 +133,18 @@ class Adam(torch.optim.Adam):
         self.lr.copy_(self.rates.amax().clamp(torch.finfo(rates.dtype).tiny, 1.0))
 
     @torch.no_grad()
-    def take(self, gradients: Sequence[Tensor | None]) -> None:
-        """Takes a step; a missing gradient counts as 0."""
+    def take(self, gradients: Sequence[Tensor | None], frozen: Sequence[Tensor] = ()) -> None:
+        """Takes a step; a missing gradient counts as 0.
+
+        Args:
+            gradients (sequence of Tensor or None): gradients of the parameters.
+            frozen (sequence of Tensor): masks of rows that must not change, as in :func:`adam_`.
+        """
         parameters = self.parameters
         found = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients)]
         start_adam(self, parameters)
-        move(self, parameters, found, lr=self.lr, skip=self._no_skip, members=self.members)
+        skip, members = self._no_skip, self.members
+        move(self, parameters, found, lr=self.lr, skip=skip, frozen=frozen, members=members)
 
 
 def start_adam(optimizer: torch.optim.Adam, parameters: Iterable[Tensor]) -> None:

@@ -76,6 +76,11 @@ _OFF_POLICY = (
     "torchrl_marl.learners.off_policy:OffPolicyLearner",
     _NO_LEAGUE,
 )
+_HARL = (
+    "torchrl_marl.learners.harl_config:HARLConfig",
+    "torchrl_marl.learners.harl:HARLLearner",
+    _NO_LEAGUE,
+)
 _VALUES = (
     "torchrl_marl.learners.off_policy_config:ValueConfig",
     "torchrl_marl.learners.value_learner:ValueLearner",
@@ -155,6 +160,20 @@ ALGORITHMS = Algorithms(
         "isac": Algorithm(
             "MASAC with critics that read only the agent's observation and action",
             *_OFF_POLICY,
+        ),
+        "haddpg": Algorithm(
+            "MADDPG with one actor per agent, updated in random order; each agent responds to the "
+            "new actors of the agents before it",
+            *_HARL,
+        ),
+        "hatd3": Algorithm(
+            "HADDPG with twin critics, delayed policy updates and target policy smoothing (TD3)",
+            *_HARL,
+        ),
+        "hasac": Algorithm(
+            "MASAC with one policy per agent, updated in random order; values contain the entropy "
+            "of all agents of the group",
+            *_HARL,
         ),
         "qmix": Algorithm(
             "Q-learning for discrete actions; a monotonic network mixes the agents' values into "

@@ -137,6 +137,8 @@ _OF_ALGORITHM: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("masac", "isac"), (*_OFF_POLICY, "alpha_lr")),
 }
 
+_SEQUENTIAL = ("happo", "haddpg", "hatd3", "hasac")
+
 VARYING = tuple(dict.fromkeys(name for names in _OF_ALGORITHM.values() for name in names))
 """Settings of a learner that may differ between members of a population, of any algorithm."""
 
@@ -301,7 +303,7 @@ POPULATION = Feature(
         Limit("evaluation.animate_every", _NO_GIF),
     ),
     (
-        Limit("algorithm", _IN_ORDER, None, lambda own: own.algorithm == "happo"),
+        Limit("algorithm", _IN_ORDER, None, lambda own: own.algorithm in _SEQUENTIAL),
         Limit("algorithm", _TOGETHER, None, lambda own: own.algorithm not in _OF_ALGORITHM),
         *_of_networks("memory.kind", f"{_NOT_IN_POPULATIONS} with a replay buffer", stored=True),
         Limit("replay.alpha", "but a population samples its replay buffer uniformly", (0,)),

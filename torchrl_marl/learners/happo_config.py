@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Annotated
+from typing import Annotated, Any
 
 from torchrl_marl.errors import ConfigError, quoted
 from torchrl_marl.learners.config import CentralInput, OnPolicyConfig
@@ -16,13 +16,13 @@ from torchrl_marl.modules.config import (
 from torchrl_marl.modules.registry import BODIES
 from torchrl_marl.settings import ReadWhere
 
-__all__ = ["HAPPOConfig"]
+__all__ = ["SHARED", "HAPPOConfig", "check_own_policies", "with_own_policies"]
 
-# Settings of a network's parameter sharing.
-_SHARED = (
+SHARED = (
     *("sharing", "sharing_index", "agent_id", "agent_id_size", "mask_ratio", "mask_seed"),
     *("n_clusters", "clustering_frames"),
 )
+"""Settings of a network's parameter sharing."""
 
 
 @dataclass(frozen=True)
@@ -37,15 +37,13 @@ class HAPPOConfig(OnPolicyConfig):
     """The critic's network."""
     actor: Annotated[
         TeamNetworkConfig,
-        ReadWhere("algorithm", "happo", but=True, of=(*_SHARED, "communication")),
+        ReadWhere("algorithm", "happo", but=True, of=(*SHARED, "communication")),
     ] = field(default_factory=lambda: TeamNetworkConfig(sharing="none"))
     """The actor's network, one for each agent."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.actor.share_params and self.actor.sharing == "none":
-            # ``none`` is this class's default, too; share_params alone then decides about sharing.
-            object.__setattr__(self, "actor", replace(self.actor, sharing="group"))
+        with_own_policies(self)
 
     @property
     def central(self) -> bool:
@@ -55,22 +53,48 @@ class HAPPOConfig(OnPolicyConfig):
     def check(self, at: str = "") -> None:
         """Refuses policies that agents share, since one agent's update would change the others."""
         super().check(at)
-        if communicates(self.actor):
-            raise ConfigError(
-                f"{at}actor.communication.kind is {quoted(self.actor.communication.kind)}, but "
-                f"{self.algorithm} updates one agent after the other, and all share the channel; "
-                f"use {at}actor.communication=none, or {at}algorithm=mappo."
-            )
-        sharing, body = sharing_of(self.actor), BODIES.find(self.actor.body)
-        if sharing != "none":
-            raise ConfigError(
-                f"{at}actor.sharing is {quoted(sharing)}, but {self.algorithm} updates one agent "
-                f"after the other, each with a network of its own; use {at}actor.sharing=none, or "
-                f"{at}algorithm=mappo."
-            )
-        if body is not None and body.body is not None:
-            raise ConfigError(
-                f"{at}actor.body is {quoted(self.actor.body)}, one network over all agents, but "
-                f"{self.algorithm} updates one agent after the other; use {at}actor.body=mlp, or "
-                f"{at}algorithm=mappo."
-            )
+        check_own_policies(self, at, "mappo")
+
+
+def with_own_policies(config: Any) -> None:
+    """Lets ``actor.share_params`` decide about sharing; ``none`` is the default of these settings.
+
+    Args:
+        config (LearnerConfig): settings of a learner with sequential updates.
+    """
+    if config.actor.share_params and config.actor.sharing == "none":
+        object.__setattr__(config, "actor", replace(config.actor, sharing="group"))
+
+
+def check_own_policies(config: Any, at: str, instead: str) -> None:
+    """Refuses policies that agents share, for a learner that updates one agent after the other.
+
+    Args:
+        config (LearnerConfig): settings of the learner.
+        at (str): prefix of the settings' names in messages.
+        instead (str): algorithm to suggest, which updates all agents at once.
+
+    Raises:
+        ConfigError: a channel, a shared network or a network over all agents; the message names the
+            setting, the reason and the fix.
+    """
+    actor = config.actor
+    if communicates(actor):
+        raise ConfigError(
+            f"{at}actor.communication.kind is {quoted(actor.communication.kind)}, but "
+            f"{config.algorithm} updates one agent after the other, and all share the channel; "
+            f"use {at}actor.communication=none, or {at}algorithm={instead}."
+        )
+    sharing, body = sharing_of(actor), BODIES.find(actor.body)
+    if sharing != "none":
+        raise ConfigError(
+            f"{at}actor.sharing is {quoted(sharing)}, but {config.algorithm} updates one agent "
+            f"after the other, each with a network of its own; use {at}actor.sharing=none, or "
+            f"{at}algorithm={instead}."
+        )
+    if body is not None and body.body is not None:
+        raise ConfigError(
+            f"{at}actor.body is {quoted(actor.body)}, one network over all agents, but "
+            f"{config.algorithm} updates one agent after the other; use {at}actor.body=mlp, or "
+            f"{at}algorithm={instead}."
+        )

@@ -47,6 +47,7 @@ def build_loss(
             actor,
             critic,
             groups_apart=config.central_input == "observations",
+            joint_entropy=config.joint_entropy,
             alpha_init=config.alpha_init,
             target_entropy=config.target_entropy,
             **common,
@@ -102,6 +103,7 @@ class OffPolicyLearner(ReplayLearner):
 
     config: OffPolicyConfig
     losses: dict[str, MADDPGLoss | MASACLoss]  # type: ignore[assignment]
+    per_agent = False
     rates = "learner.actor_lr, learner.critic_lr"
     rate_of = {"actors": "actor_lr", "critics": "critic_lr", "alphas": "alpha_lr"}
 
@@ -143,7 +145,9 @@ class OffPolicyLearner(ReplayLearner):
             name: GradientClip.of_values(loss, loss.qvalue_network.parameters(), limit, seen=seen)
             for name, loss in losses.items()
         }
-        actor_clips = {name: _actor_clip(loss, limit) for name, loss in losses.items()}
+        actor_clips = {
+            name: _actor_clip(loss, limit, self.per_agent) for name, loss in losses.items()
+        }
         interval = config.actor_interval if config.delayed else 1
         return [
             Step("value", valuing, critic_clips, "grad_norm_critic"),
@@ -151,7 +155,7 @@ class OffPolicyLearner(ReplayLearner):
         ]
 
 
-def _actor_clip(loss: MADDPGLoss | MASACLoss, limit: float | None) -> GradientClip:
+def _actor_clip(loss: MADDPGLoss | MASACLoss, limit: float | None, per_agent: bool) -> GradientClip:
     """Builds the gradient clip of an actor."""
     group, actor = loss.group, loss.actor_network
 
@@ -163,4 +167,6 @@ def _actor_clip(loss: MADDPGLoss | MASACLoss, limit: float | None) -> GradientCl
             return (dist.loc + dist.scale).sum(-1)
         return actor(td).get(group.action_key).sum(-1)
 
-    return GradientClip.of_outputs(group, actor.parameters(), outputs, limit, states=loss.states)
+    return GradientClip.of_outputs(
+        group, actor.parameters(), outputs, limit, per_agent=per_agent, states=loss.states
+    )

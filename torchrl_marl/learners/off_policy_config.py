@@ -180,8 +180,9 @@ class ReplayLearnerConfig(TrainedConfig):
                 )
 
 
-_TD3 = ("itd3", "matd3")
-_SAC = ("isac", "masac")
+_TD3 = ("itd3", "matd3", "hatd3")
+_SAC = ("isac", "masac", "hasac")
+_CENTRAL = ("maddpg", "matd3", "masac", "haddpg", "hatd3", "hasac")
 
 
 @dataclass(frozen=True)
@@ -224,15 +225,13 @@ learner.replay.capacity, 100; use learner.replay.capacity=512.
 
     algorithm: str = "maddpg"
     """Learning algorithm of the agents."""
-    central_input: Annotated[CentralInput, ReadWhere("algorithm", "maddpg", "matd3", "masac")] = (
-        "observations"
-    )
+    central_input: Annotated[CentralInput, ReadWhere("algorithm", *_CENTRAL)] = "observations"
     """Input of a central critic, in addition to the actions."""
     actor: RecurrentNetworkConfig = field(default_factory=RecurrentNetworkConfig)
     """The actor's network."""
     critic: Annotated[
         CriticConfig,
-        ReadWhere("algorithm", "maddpg", "matd3", "masac", of=("architecture", "value_per")),
+        ReadWhere("algorithm", *_CENTRAL, of=("architecture", "value_per")),
     ] = field(default_factory=CriticConfig)
     """The critic's network."""
     mixer: Annotated[
@@ -304,6 +303,11 @@ learner.replay.capacity, 100; use learner.replay.capacity=512.
     def soft(self) -> bool:
         """True if the policy is stochastic with an entropy bonus and no target network (SAC)."""
         return self.algorithm in _SAC
+
+    @property
+    def joint_entropy(self) -> bool:
+        """True if values contain the entropy bonus of all agents of the group."""
+        return False
 
     def check(self, at: str = "") -> None:
         """Refuses critics and mixers that contradict the other settings."""

@@ -74,6 +74,8 @@ class ReplayLearner(BlockLearner):
     """
 
     losses: dict[str, OffPolicyLoss]
+    updating: ClassVar[type[ReplayUpdates]] = ReplayUpdates
+    """Class of the object that runs updates."""
     rate_of: ClassVar[Mapping[str, str]]
     """Name of an optimizer -> its learning-rate setting."""
 
@@ -125,7 +127,7 @@ class ReplayLearner(BlockLearner):
         if members is not None:
             clips = (clip for step in steps for clip in step.clips.values())
             members.take_over(clips, (x for step in steps for x in step.optimizers.values()))
-        updates = ReplayUpdates(
+        updates = self.updating(
             self.losses, steps, self.config, execution=self.execution, members=members
         )
         if members is not None:

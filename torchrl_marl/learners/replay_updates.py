@@ -173,15 +173,19 @@ class ReplayUpdates:
         self._columns[n_steps] = {key: slice(*own) for key, own in zip(metrics, ends)}
         row = torch.cat(values)
         for step, found in zip(due, gradients):
-            for optimizer in step.optimizers.values():
-                n_own = len(optimizer.parameters)
-                optimizer.take(found[:n_own])
-                found = found[n_own:]
+            self._take(step, found)
         if n_steps == len(self.steps):
             soft_update_(self.targets, self.sources, self.config.tau)
         errors = [data.get(loss.tensor_keys.priority) for loss in self.losses.values()]
         replay.update_priority(data.get("index"), torch.cat(errors, -2).squeeze(-1))
         return row
+
+    def _take(self, step: Step, found: Sequence[Tensor | None]) -> None:
+        """Takes the steps of the optimizers with the gradients of all their parameters."""
+        for optimizer in step.optimizers.values():
+            n_own = len(optimizer.parameters)
+            optimizer.take(found[:n_own])
+            found = found[n_own:]
 
     def _gradients(self, data: TensorDictBase, step: Step, metrics: History) -> list[Tensor | None]:
         """Returns the clipped gradients of a step's parameters; adds metrics."""

@@ -124,13 +124,21 @@ class MADDPGLoss(OffPolicyLoss):
         following.set(self.tensor_keys.action, action)
         return self.values(following, target=True).amin(-1, keepdim=True)
 
-    def actor_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
-        """Returns the actor's loss, and metrics."""
+    def actor_loss(
+        self, tensordict: TensorDictBase, turn: Tensor | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Returns the actor's loss, and metrics.
+
+        Args:
+            tensordict (TensorDictBase): a minibatch.
+            turn (Tensor, optional): agents that learn now, at most one of each group, ``[N]``. The
+                loss is then the mean over the steps in which they act.
+        """
         dense = self.group.dense(tensordict)
         data = self.inputs(dense)
         with self.in_time():
             action, outputs = self._act(data)
-        loss = -self.moved(data, action, self._values)
+        loss = -self.moved(data, action, self._values, turn)
         saturated = torch.zeros_like(loss)
         if outputs is not None:
             loss = loss + self.saturation_coeff * self._mean_of_own(outputs.square())
@@ -138,7 +146,7 @@ class MADDPGLoss(OffPolicyLoss):
             saturated = self._mean_of_own(near.to(loss.dtype))
         mask = self.acts(dense)
         metrics = {"saturation": self.per_group.mean(saturated.detach(), mask)}
-        return self.per_group.mean(loss, mask), metrics
+        return self.per_group.mean(loss, self.acts_in_turn(dense, turn)), metrics
 
     def _values(self, data: TensorDictBase) -> Tensor:
         return self.values(data, detached=True)[..., :1]

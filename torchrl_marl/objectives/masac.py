@@ -70,6 +70,8 @@ class MASACLoss(OffPolicyLoss):
             ``team``, else ``agent``.
         groups_apart (bool): whether no critic sees the actions of another group. Discrete actions
             of several groups are then evaluated in parallel, in fewer passes.
+        joint_entropy (bool): whether an agent's value contains the entropy bonus of all agents of
+            its group that act, as in HASAC; by default only its own.
         alpha_init (float): initial temperature.
         target_entropy (float, optional): target entropy of an agent. For continuous actions:
             entropy per action feature, with actions scaled to [-1, 1]; default: -1. For discrete
@@ -127,6 +129,7 @@ class MASACLoss(OffPolicyLoss):
         group: GroupSpec,
         actor_gradient: Whose | None = None,
         groups_apart: bool = False,
+        joint_entropy: bool = False,
         alpha_init: float = 1.0,
         target_entropy: float | None = None,
         **kwargs: Any,
@@ -136,7 +139,7 @@ class MASACLoss(OffPolicyLoss):
             raise ValueError(f"alpha_init is {alpha_init}, expected more than 0.")
         whose = actor_gradient or ("group" if self.bootstrap == "team" else "agent")
         device = next(qvalue_network.parameters()).device
-        self.moved = MovedActions(group, whose, device)
+        self.moved, self.joint_entropy = MovedActions(group, whose, device), joint_entropy
         choices = Choices(group, whose, device, apart=groups_apart) if group.discrete else None
         self.choices = choices
         shape = () if self.per_group.membership is None else (self.per_group.n_groups,)
@@ -161,21 +164,40 @@ class MASACLoss(OffPolicyLoss):
             value = values(following.set(self.tensor_keys.action, policy.action))
         else:
             value = self.choices(following, policy.action, values, own=True)
-        return policy.mean(value - self.alpha * policy.log_prob)
+        value = policy.mean(value - self.alpha * policy.log_prob)
+        return value - self._bonus_of_others(policy, following) if self.joint_entropy else value
 
-    def actor_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
-        """Returns the actor's loss; the temperature's loss is among the metrics."""
+    def _bonus_of_others(self, policy: Policy, data: TensorDictBase) -> Tensor:
+        """Returns the temperature times the log-probabilities of the group's other agents."""
+        own = policy.mean(policy.log_prob).squeeze(-1)
+        mask = None if self.group.mask_key is None else data.get(self.group.mask_key)
+        own = own if mask is None else torch.where(mask, own, 0.0)
+        others = self.to_agents(self.per_group.sum(own)) - own.unsqueeze(-1)
+        return self.alpha * others
+
+    def actor_loss(
+        self, tensordict: TensorDictBase, turn: Tensor | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Returns the actor's loss; the temperature's loss is among the metrics.
+
+        Args:
+            tensordict (TensorDictBase): a minibatch.
+            turn (Tensor, optional): agents that learn now, at most one of each group, ``[N]``. The
+                actor's loss is then the mean over the steps in which they act.
+        """
         dense = self.group.dense(tensordict)
         data = self.inputs(dense)
         with self.in_time():
             policy = self._act(data)
-        raised = self.moved if self.choices is None else self.choices
-        gain = raised(data, policy.action, self._values)
+        if self.choices is None:
+            gain = self.moved(data, policy.action, self._values, turn)
+        else:
+            gain = self.choices(data, policy.action, self._values)
         loss = policy.mean(self.alpha * policy.log_prob - gain)
         mask = self.acts(dense)
         log_prob = policy.mean(policy.log_prob).detach()
         excess = self.per_group.mean(log_prob + policy.target_entropy, mask)
-        return self.per_group.mean(loss, mask), {
+        return self.per_group.mean(loss, self.acts_in_turn(dense, turn)), {
             "loss_alpha": -self.log_alpha * excess,
             "alpha": self.log_alpha.detach().exp(),
             "entropy": -self.per_group.mean(log_prob, mask),

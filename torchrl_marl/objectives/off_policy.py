@@ -202,8 +202,15 @@ class OffPolicyLoss(LossModule):
         """
         raise NotImplementedError
 
-    def actor_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
-        """Returns the actor's loss, and metrics."""
+    def actor_loss(
+        self, tensordict: TensorDictBase, turn: Tensor | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Returns the actor's loss, and metrics.
+
+        Args:
+            tensordict (TensorDictBase): a minibatch.
+            turn (Tensor, optional): agents that learn now, ``[N]``; None for all.
+        """
         raise NotImplementedError
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -400,6 +407,13 @@ class OffPolicyLoss(LossModule):
             return mask
         valid = valid.unsqueeze(-1).expand(*valid.shape, self.group.n_agents)
         return valid if mask is None else mask & valid
+
+    def acts_in_turn(self, data: TensorDictBase, turn: Tensor | None) -> Tensor | None:
+        """Returns the mask of agents of a turn, ``[N]``, that act; None for all."""
+        acts = self.acts(data)
+        if turn is None:
+            return acts
+        return turn.expand(*data.shape, len(turn)) if acts is None else acts & turn
 
     @property
     def states(self) -> dict[str, int]:

@@ -42,19 +42,39 @@ class MovedActions(nn.Module):
         self, group: GroupSpec, actor_gradient: str, device: torch.device | str | None = None
     ) -> None:
         super().__init__()
-        self.key = group.action_key
+        self.key, self.mask_key, self.whose = group.action_key, group.mask_key, actor_gradient
+        self.per_group = PerGroup(group.membership, device)
         for name, value in zip(("moves", "copy_of"), _copies(group, actor_gradient)):
             value = None if value is None else value.to(device)
             self.register_buffer(name, value, persistent=False)
 
-    def forward(self, data: TensorDictBase, action: Tensor, values: Values) -> Tensor:
+    def forward(
+        self, data: TensorDictBase, action: Tensor, values: Values, turn: Tensor | None = None
+    ) -> Tensor:
         """Returns the values, ``[*B, N, 1]``.
 
         Args:
             data (TensorDictBase): critics' inputs except actions, ``[*B]``.
             action (Tensor): actions with a gradient, ``[*B, N, A]``.
             values (callable): returns the values ``[*B, N, 1]`` of a step with actions.
+            turn (Tensor, optional): agents that learn now, at most one of each group, ``[N]``. All
+                other actions are detached. Values to increase that belong to a group are then its
+                mean over the agents that act.
         """
+        if turn is None:
+            return self._found(data, action, values)
+        moved = torch.where(turn.unsqueeze(-1), action, action.detach())
+        found = self._found(data, moved, values)
+        if self.whose == "agent":
+            return found
+        mask = None if self.mask_key is None else data.get(self.mask_key)
+        acts = torch.ones_like(found) if mask is None else mask.unsqueeze(-1).to(found.dtype)
+        acts = acts.squeeze(-1)
+        total = self.per_group.sum(torch.where(acts > 0, found.squeeze(-1), 0.0))
+        mean = self.per_group.to_agents(total / self.per_group.sum(acts).clamp_min(1.0))
+        return mean.unsqueeze(-1).expand_as(found)
+
+    def _found(self, data: TensorDictBase, action: Tensor, values: Values) -> Tensor:
         if self.moves is None:
             return values(data.copy().set(self.key, action))
         one, n_copies = action.unsqueeze(-3), len(self.moves)
