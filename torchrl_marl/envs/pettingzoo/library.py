@@ -17,7 +17,6 @@ from typing import Annotated, Any, Literal
 
 from torchrl_marl.envs.config import EnvConfig, own_environment_hint
 from torchrl_marl.envs.libraries import Library
-from torchrl_marl.envs.pettingzoo.tuple_env import PACKAGES, has_tuple_spaces, named
 from torchrl_marl.errors import ConfigError, MissingExtraError, nearest
 from torchrl_marl.runtime.import_path import current_folder, refuse_current
 from torchrl_marl.settings import OneOf
@@ -78,6 +77,8 @@ def by_name(name: str, backend: Backend) -> tuple[Callable[..., Any], dict[str, 
     registered = _registered(name, backend)
     if registered is not None:
         return registered, {}
+    from torchrl_marl.envs.pettingzoo.tuple_env import named
+
     team = named(name)
     if team is not None:
         return team, {}
@@ -116,6 +117,8 @@ def external_module(config: EnvConfig) -> str | None:
 
     Imports only PettingZoo.
     """
+    from torchrl_marl.envs.pettingzoo.tuple_env import PACKAGES
+
     package, env = _parts(config.name)
     asked = config.kwargs.get("backend")
     backend: Any = asked if asked in ("parallel", "aec") else "auto"
@@ -252,6 +255,8 @@ def known_names() -> list[str]:
         found = (module.name for module in pkgutil.iter_modules([str(folder)]))
         names |= {f"{package}/{env}" for env in found if _ENVIRONMENT.fullmatch(env)}
     names |= {f"gymnasium_robotics/{robot}" for robot in _MUJOCO_ROBOTS}
+    from torchrl_marl.envs.pettingzoo.tuple_env import PACKAGES
+
     names |= {f"{p}/{env}" for p, envs in PACKAGES.items() if _importable(p) for env in envs}
     return sorted(names)
 
@@ -262,7 +267,7 @@ def _owns(env: Any) -> bool:
     played = all(callable(getattr(kind, name, None)) for name in ("reset", "step"))
     if played and (kind is env or hasattr(env, "possible_agents") or hasattr(env, "agents")):
         return True
-    if played and has_tuple_spaces(env):
+    if played and type(getattr(env, "action_space", None)).__name__ == "Tuple":
         return True
     makes = inspect.isroutine(env) or isinstance(env, functools.partial)
     return makes or inspect.ismodule(env)
