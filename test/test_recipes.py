@@ -148,6 +148,7 @@ def test_recipe_loads_and_its_name_says_what_it_is(name):
     assert config.env.library == library
     world = config.env.name.rpartition("/")[2].lower()
     world = "smax" if world.endswith("smax") else world.removeprefix("mpe_")
+    world = "foraging" if world.startswith("foraging-") else world
     assert rest.startswith(re.sub(r"_v\d+$", "", world))
     words = rest.split("_")
     remembers = getattr(config.learner, "remembers", False)
