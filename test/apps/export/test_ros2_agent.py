@@ -1,5 +1,6 @@
 """The ROS 2 node of an exported agent, with a stand-in for rclpy: topics and a clock."""
 
+import ast
 import importlib.util
 import shutil
 import sys
@@ -257,6 +258,18 @@ class TestWords:
         assert node.words["car_1"][0].size == 0
         assert "car_1/message sends 2 numbers, expected 5" in node.log.lines[-1][1]
 
+    def test_delayed_words(self, graph, start, tmp_path):
+        """What is heard in a tick is used in the next one."""
+        folder = exported(tmp_path, Bounded(-2.0, 1.0, (2,)), n=2, kind="commnet", delay=1)["car_0"]
+        start(folder)
+        player, words = Player(folder), np.random.default_rng(1).normal(size=(5, 5))
+        for row, word in zip(SEEN, words.astype(np.float32)):
+            graph.send("car_1/message", *word)
+            play(graph, [row])
+            player.speak(row)
+            assert np.abs(actions(graph)[-1] - player.act()).max() < 1e-6
+            player.hear({"car_1": word})
+
 
 class TestRefusals:
     def refused(self, start, folder, **parameters):
@@ -318,6 +331,15 @@ class TestRefusals:
         graph.given = {"folder": 3}
         with pytest.raises(SystemExit, match="error: folder is 3"):
             node_file.main()
+
+
+def test_imports():
+    """No package but those of a robot that plays an exported agent."""
+    nodes = list(ast.walk(ast.parse(FILE.read_text(encoding="utf-8"))))
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module for node in nodes if isinstance(node, ast.ImportFrom)]
+    found = {name.partition(".")[0] for name in names} - sys.stdlib_module_names
+    assert found == {"numpy", "rclpy", "std_msgs", "geometry_msgs"}
 
 
 def test_names_of_topics(node_file):
