@@ -54,6 +54,7 @@ EXPECTED = {
     *(f"pettingzoo_simple_speaker_listener_{algorithm}" for algorithm in ("maddpg", "matd3")),
     "pettingzoo_ant_matd3",
     "pettingzoo_foraging_mappo",
+    "isaaclab_pendulum_mappo",
     "pettingzoo_ant_ippo",
     *("pettingzoo_connect_four_ippo", "pettingzoo_connect_four_ippo_league"),
     *(f"jaxmarl_{world}_mappo" for world in ("smax_3m", "smax_2s3z", "simple_spread")),
@@ -105,7 +106,7 @@ def needs(name):
     if library == "external":
         pytest.importorskip("msgpack")
     if library == "isaaclab":
-        pytest.skip("needs Isaac Sim; test/envs/test_isaaclab.py trains it on stand-ins")
+        pytest.skip("needs Isaac Lab; test/envs/test_isaaclab*.py train its recipes")
 
 
 def test_the_recipes_that_are_promised_are_there():

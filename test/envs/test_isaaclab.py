@@ -1,5 +1,6 @@
 """Isaac Lab's own package, with stand-ins for the simulator below it, as it comes to a team."""
 
+import importlib.metadata
 import sys
 
 import pytest
@@ -279,16 +280,43 @@ def test_tasks_and_settings_by_name(isaac):
         pendulum(isaac, episode_length=2)
     with pytest.raises(ConfigError, match="does not take max_cart_pos='far'"):
         pendulum(isaac, max_cart_pos="far")
+    with pytest.raises(ConfigError, match=f"is '{PENDULUM}' in the Isaac Lab that is installed"):
+        IsaacLabEnv("Isaac-Pendulum-MARL-Direct", num_envs=2)
     env = pendulum(isaac, episode_length_s=1, sim={"dt": 0.01})
     assert (env.task.cfg.episode_length_s, env.task.cfg.sim.dt) == (1.0, 0.01)
     assert env.task.max_episode_length == 50
 
 
-def test_without_isaac_lab_the_error_says_what_to_do(monkeypatch):
+def test_a_file_of_this_machine_is_the_robot(isaac, tmp_path):
+    """In 2.3 the robot is beside the scene, and the ground is no asset."""
+    with pytest.raises(ConfigError, match="there is no file"):
+        pendulum(isaac, usd_path=str(tmp_path / "robot.usd"))
+    (tmp_path / "robot.usd").write_text("")
+    env = pendulum(isaac, usd_path=str(tmp_path / "robot.usd"))
+    assert env.task.cfg.robot_cfg.spawn.usd_path == str(tmp_path / "robot.usd")
+    with pytest.raises(ConfigError, match=r"no asset 'ground'.*expected one of \['robot'\]"):
+        pendulum(isaac, usd_path={"ground": str(tmp_path / "robot.usd")})
+    with pytest.raises(ConfigError, match="usd_path is for tasks by name"):
+        robots(isaac, usd_path=str(tmp_path / "robot.usd"))
+
+
+@pytest.mark.parametrize(
+    "version, advice", [(None, "Isaac Lab 3.0"), ("2.3.2", "AppLauncher"), ("3.0.0", "needs no")]
+)
+def test_without_isaac_lab_the_error_says_what_to_do(monkeypatch, version, advice):
+    """A launcher is for versions that need one."""
     pytest.importorskip("gymnasium")
+
+    def installed(name):
+        if version is None:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return version
+
+    monkeypatch.setattr(importlib.metadata, "version", installed)
     monkeypatch.setitem(sys.modules, "isaaclab_tasks", None)
-    with pytest.raises(UserError, match="AppLauncher") as caught:
+    with pytest.raises(UserError, match=advice) as caught:
         make_env("isaaclab/Isaac-Nothing-v0", action_scale=1.0)
     assert isinstance(caught.value, ImportError)
     assert "isaaclab_tasks cannot be imported" in str(caught.value)
+    assert ("AppLauncher" in str(caught.value)) == (version == "2.3.2")
     assert read_config(RECIPE).env.kwargs == {"action_scale": 1.0}

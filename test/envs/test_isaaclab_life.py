@@ -82,6 +82,12 @@ def test_the_last_observation_has_the_tasks_noise(isaac):
     assert number[..., 1].tolist() == [[101.0] * 4] * 5
     assert number[..., 2].tolist() == [[2.0] * 4] * 5
     assert torch.equal(td["state"], td["robot", "observation"].flatten(2))
+    # So have the first ones, of all envs and of some.
+    first = env.reset()
+    assert first["robot", "observation"][:, 1, 2].tolist() == [101.0] * 5
+    begun = reset_some(env, first, [1, 3])
+    assert begun["robot", "observation"][:, 1, 2].tolist() == [101.0] * 5
+    assert torch.equal(begun["state"], begun["robot", "observation"].flatten(1))
 
 
 def test_a_task_that_is_asked_once_repeats_the_observation_before_the_last(isaac):

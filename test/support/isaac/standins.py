@@ -40,7 +40,8 @@ def source_of_isaac_lab() -> Path | None:
         installed = importlib.metadata.distribution("isaaclab")
         folders.append(Path(str(installed.locate_file("isaaclab/source"))))
     for folder in folders:
-        if all((folder / part).is_dir() for part in PARTS):
+        # Isaac Lab 3.0 needs no stand-ins, and has its modules elsewhere.
+        if all((folder / part / part).is_dir() for part in PARTS):
             return folder
     return None
 

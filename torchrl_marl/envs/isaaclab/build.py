@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,15 +16,25 @@ __all__ = ["build_task", "check_task"]
 
 _MEMBERS = ("possible_agents", "observation_spaces", "action_spaces", "reset_buf", "_reset_idx")
 
-_HOW = (
-    "install Isaac Lab (https://isaac-sim.github.io/IsaacLab) and start Isaac Sim before the "
-    "environment is built, as Isaac Lab's scripts do: from isaaclab.app import AppLauncher; "
+# Isaac Lab 3.0 renamed its multi-agent tasks.
+_RENAMED = {
+    "Isaac-Cart-Double-Pendulum-Direct-v0": "Isaac-Pendulum-MARL-Direct",
+    "Isaac-Shadow-Hand-Over-Direct-v0": "Isaac-Shadow-Handover-Direct",
+}
+
+_INSTALL = (
+    "install Isaac Lab 3.0, which needs no Isaac Sim (pip install isaaclab, or on other versions "
+    "of Python as docs/environments/isaaclab.md says)"
+)
+_LAUNCH = (
+    "this Isaac Lab is older than 3.0, so start Isaac Sim before the environment is built, as "
+    "Isaac Lab's scripts do: from isaaclab.app import AppLauncher; "
     "app = AppLauncher(headless=True).app"
 )
 
 
 class MissingSimulatorError(ConfigError, ImportError):
-    """Raised if Isaac Lab is not installed, or if its simulator is not running."""
+    """Raised if Isaac Lab cannot be imported, such as 2.3 without a running Isaac Sim."""
 
 
 def build_task(
@@ -32,11 +44,15 @@ def build_task(
     seed: int,
     device: torch.device | str | None,
     settings: Mapping[str, Any],
+    usd_path: str | Mapping[str, str] | None = None,
 ) -> Any:
-    """Builds the simulation of a registered task.
+    """Builds the simulation of a registered task, of Isaac Lab 3.0 or 2.3.
+
+    Where a task's config has alternatives (presets of 3.0, such as physics engines), the defaults
+    are taken.
 
     Args:
-        name (str): registered name, such as ``"Isaac-Cart-Double-Pendulum-Direct-v0"``.
+        name (str): registered name, such as ``"Isaac-Pendulum-MARL-Direct"``.
 
     Keyword Args:
         num_envs (int, optional): number E of envs; if None, the task's default.
@@ -44,27 +60,27 @@ def build_task(
         device (torch.device, optional): device of the simulation; if None, the task's default.
         settings (mapping): name -> value of settings in the task's config; a nested mapping
             sets the settings of a nested config.
+        usd_path (str or mapping, optional): file of the robot's model on this machine, or asset
+            of the scene -> file.
 
     Raises:
-        ConfigError: if the task or a setting is unknown, or the task is not multi-agent.
+        ConfigError: if the task, a setting, an asset or a file is unknown, or the task is not
+            multi-agent.
         MissingSimulatorError: if Isaac Lab cannot be imported.
     """
     gymnasium = _import("gymnasium", name)
     if name not in gymnasium.registry:
         _import("isaaclab_tasks", name)  # importing it registers Isaac Lab's tasks
     if name not in gymnasium.registry:
-        known = [key for key, spec in gymnasium.registry.items() if _config_entry(spec)]
-        raise ConfigError(
-            f"unknown Isaac Lab task {name!r}; {nearest(name, known)}import the package of a "
-            "custom task first, which registers it."
-        )
-    config = _config(name, _config_entry(gymnasium.spec(name)))
+        _refuse_name(name, [key for key, spec in gymnasium.registry.items() if _config_entry(spec)])
+    config = _without_presets(_config(name, _config_entry(gymnasium.spec(name))))
     config.seed = seed
     if num_envs is not None:
         config.scene.num_envs = num_envs
     if device is not None:
         config.sim.device = str(device)
     _apply(name, config, settings)
+    _place(name, config, {"robot": usd_path} if isinstance(usd_path, str) else usd_path or {})
     return check_task(gymnasium.make(name, cfg=config))
 
 
@@ -90,8 +106,30 @@ def _import(module: str, name: str) -> Any:
     except ImportError as error:
         raise MissingSimulatorError(
             f"the task {name!r} needs Isaac Lab, but {module} cannot be imported "
-            f"({type(error).__name__}: {error}); {_HOW}."
+            f"({type(error).__name__}: {error}); {_how()}."
         ) from error
+
+
+def _how() -> str:
+    try:
+        generation = int(importlib.metadata.version("isaaclab").partition(".")[0])
+    except (importlib.metadata.PackageNotFoundError, ValueError):
+        return _INSTALL
+    return _INSTALL if generation >= 3 else _LAUNCH
+
+
+def _refuse_name(name: str, known: list[str]) -> None:
+    """Raises an error that says the name of the task in the Isaac Lab that is installed."""
+    both = {**_RENAMED, **{new: old for old, new in _RENAMED.items()}}
+    if both.get(name) in known:
+        raise ConfigError(
+            f"the task {name!r} is {both[name]!r} in the Isaac Lab that is installed; "
+            f"set env.name={both[name]}."
+        )
+    raise ConfigError(
+        f"unknown Isaac Lab task {name!r}; {nearest(name, known)}import the package of a "
+        "custom task first, which registers it."
+    )
 
 
 def _config_entry(spec: Any) -> Any:
@@ -108,6 +146,39 @@ def _config(name: str, entry: Any) -> Any:
             "config class; build the task yourself and pass the environment."
         )
     return entry()
+
+
+def _without_presets(config: Any) -> Any:
+    """Replaces the presets in a config of Isaac Lab 3.0 by their defaults; 2.3 has none."""
+    try:
+        tools = importlib.import_module("isaaclab_tasks.utils.hydra")
+    except ImportError:  # hydra is optional in 2.3
+        return config
+    return tools.resolve_presets(config) if hasattr(tools, "resolve_presets") else config
+
+
+def _place(name: str, config: Any, files: Mapping[str, str]) -> None:
+    """Sets the files of a scene's assets."""
+    assets = _assets(config)
+    for asset, file in files.items():
+        if asset not in assets:
+            raise ConfigError(
+                f"usd_path: the task {name!r} has no asset {asset!r} with a file; "
+                f"{nearest(asset, assets)}expected one of {sorted(assets)}."
+            )
+        path = Path(file).expanduser()
+        if not path.is_file():
+            raise ConfigError(f"usd_path: there is no file {file!r} for {asset!r}; check the path.")
+        assets[asset].usd_path = str(path.resolve())
+
+
+def _assets(config: Any) -> dict[str, Any]:
+    """Asset -> the part of a config that has its file; 2.3 has them as ``robot_cfg`` and so on."""
+    known = {**vars(config), **vars(config.scene)}
+    # A text may stand for a class, which asking for an attribute would import.
+    known = {key: x for key, x in known.items() if not isinstance(x, str)}
+    parts = {key.removesuffix("_cfg"): getattr(x, "spawn", None) for key, x in known.items()}
+    return {key: spawn for key, spawn in parts.items() if hasattr(spawn, "usd_path")}
 
 
 def _apply(name: str, config: Any, settings: Mapping[str, Any]) -> None:

@@ -5,6 +5,7 @@ Shapes: E envs, N agents of a group, O observation features, S state features.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -34,8 +35,8 @@ __all__ = ["IsaacLabEnv"]
 class IsaacLabEnv(AutoResetEnv):
     """Isaac Lab multi-agent task, a ``DirectMARLEnv``, with grouped agents.
 
-    Start Isaac Sim first, as in Isaac Lab's scripts:
-    ``from isaaclab.app import AppLauncher; app = AppLauncher(headless=True).app``. Isaac Sim runs
+    Isaac Lab 3.0 runs without Isaac Sim. For 2.3 start Isaac Sim first, as in Isaac Lab's scripts:
+    ``from isaaclab.app import AppLauncher; app = AppLauncher(headless=True).app``. Isaac Lab runs
     one simulation per process. So evaluate in the environment that you train in, or close that
     environment before you build another.
 
@@ -50,7 +51,8 @@ class IsaacLabEnv(AutoResetEnv):
 
     Args:
         env (DirectMARLEnv or str): a task that is already built, or the name of a registered one,
-            such as ``"Isaac-Cart-Double-Pendulum-Direct-v0"``.
+            such as ``"Isaac-Pendulum-MARL-Direct"`` (3.0) or
+            ``"Isaac-Cart-Double-Pendulum-Direct-v0"`` (2.3).
 
     Keyword Args:
         num_envs (int, optional): number E of envs of a named task; if None, the task's default.
@@ -71,6 +73,9 @@ class IsaacLabEnv(AutoResetEnv):
         terminal_observations (bool): False for tasks in which observations can be read only once
             per step. At the end of an episode, ``("next", ...)`` then repeats the previous
             observation.
+        usd_path (str or dict, optional): file of a named task's robot on this machine, or asset
+            of its scene (``"robot"``, ``"ground"``) -> file; by default Isaac Lab loads them from
+            its server.
         **kwargs: settings of a named task's config, such as ``episode_length_s``.
 
     Shapes:
@@ -80,7 +85,8 @@ class IsaacLabEnv(AutoResetEnv):
 
     Raises:
         ConfigError: if a task, setting, group or agent is unknown, unbounded actions have neither
-            a scale nor a clip, the task has no state, or Isaac Sim is not running.
+            a scale nor a clip, the task has no state, a file is missing, or Isaac Lab cannot be
+            imported.
         SpecError: if values of a space are not tensors of a fixed shape, or if the task's output
             does not fit its spaces.
 
@@ -88,7 +94,7 @@ class IsaacLabEnv(AutoResetEnv):
 
     Examples:
         >>> env = IsaacLabEnv(  # doctest: +SKIP
-        ...     "Isaac-Cart-Double-Pendulum-Direct-v0", num_envs=64, action_scale=1.0
+        ...     "Isaac-Pendulum-MARL-Direct", num_envs=64, action_scale=1.0
         ... )
         >>> env.rollout(5)["next", "cart", "reward"].shape  # doctest: +SKIP
         torch.Size([64, 5, 1, 1])
@@ -109,6 +115,7 @@ class IsaacLabEnv(AutoResetEnv):
         action_scale: Range = None,
         action_clip: Range = None,
         terminal_observations: bool = True,
+        usd_path: str | Mapping[str, str] | None = None,
         **kwargs: Any,
     ) -> None:
         check_whole_numbers("IsaacLabEnv", {"max_steps": max_steps})
@@ -118,12 +125,19 @@ class IsaacLabEnv(AutoResetEnv):
         if isinstance(env, str):
             owner, random = env, RandomState(offset_seed(seed), device or "cpu")
             with random.active():
-                task = build_task(env, num_envs=num_envs, seed=seed, device=device, settings=kwargs)
+                task = build_task(
+                    env,
+                    num_envs=num_envs,
+                    seed=seed,
+                    device=device,
+                    settings=kwargs,
+                    usd_path=usd_path,
+                )
         else:
             refuse_unknown(kwargs, IsaacLabEnv)
             task = check_task(env)
             owner = type(task).__name__
-            _check_given(task, num_envs, device)
+            _check_given(task, num_envs, device, usd_path)
         declaration = declared(owner, task, groups_of(task, group_map), ranges)
         spec = _state_spec(task, declaration, state)
         declaration = declaration if spec is None else declaration.with_state(spec)
@@ -221,7 +235,14 @@ def _chosen(envs: Tensor, new: GroupFlags, old: GroupFlags) -> GroupFlags:
     return replace(old, **where_fresh(envs, new.__dict__, old.__dict__))
 
 
-def _check_given(task: Any, num_envs: int | None, device: torch.device | str | None) -> None:
+def _check_given(
+    task: Any, num_envs: int | None, device: torch.device | str | None, usd_path: Any
+) -> None:
+    if usd_path is not None:
+        raise ConfigError(
+            "usd_path is for tasks by name; set the files in the cfg of the given task before it "
+            "is built."
+        )
     if num_envs is not None and num_envs != task.num_envs:
         raise ConfigError(
             f"num_envs is {num_envs}, but the given task has {task.num_envs}; set "

@@ -30,7 +30,8 @@ LIBRARY = Library(
     of_objects=("state", "group_map"),  # a simulation fixes its number of envs and its time limit
     arguments="torchrl_marl.envs.isaaclab.library:IsaacLabArguments",
     environments=lambda: [
-        "your Isaac Lab's multi-agent tasks: Isaac-Cart-Double-Pendulum-Direct-v0"
+        "your Isaac Lab's multi-agent tasks: Isaac-Pendulum-MARL-Direct (3.0), "
+        "Isaac-Cart-Double-Pendulum-Direct-v0 (2.3)"
     ],
     unlisted=True,
     one_per_process=True,

@@ -161,12 +161,15 @@ class IsaacSimulation:
 
     def start(self, envs: Tensor | None) -> dict[str, Any]:
         """Resets the envs where the mask is True, or all envs without one; returns observations."""
-        if envs is None:
-            self.env.reset()
-        else:
+        env = self.env
+        if envs is not None:
             self._reset_idx(envs.nonzero().squeeze(-1))
-            self.env.obs_dict = self.env._get_observations()
-        return self._seen(self.env.obs_dict)
+            env.obs_dict = self._observe()
+        else:
+            env.reset()
+            if not hasattr(env, "_compute_observations"):  # 2.3 resets without noise
+                env.obs_dict = self._noisy(env.obs_dict)
+        return self._seen(env.obs_dict)
 
     def step(self, actions: Mapping[str, Any], before: GroupFlags) -> Step:
         """Makes a step, and resets the envs that end.
@@ -213,19 +216,28 @@ class IsaacSimulation:
         self._reset_idx(env_ids)
 
     def _read_present(self) -> dict[str, Any]:
-        """Returns the agents' current observations, with the noise that a step adds to them."""
-        env = self.env
-        observations = env._get_observations()
-        if env.cfg.observation_noise_model:
-            for name, noise in env._observation_noise_model.items():
-                if name in observations:
-                    observations[name] = noise(observations[name])
+        """Returns the agents' current observations and state; the task keeps its own."""
+        env, observations = self.env, self._observe()
         before = getattr(env, "obs_dict", None)
         env.obs_dict = observations  # the task may compute its state from the observations
         try:
             return self._seen(observations)
         finally:
             env.obs_dict = before
+
+    def _observe(self) -> dict[str, Any]:
+        """Returns the task's current observations, with the noise that a step adds to them."""
+        if hasattr(self.env, "_compute_observations"):  # since Isaac Lab 3.0
+            return self.env._compute_observations()
+        return self._noisy(self.env._get_observations())
+
+    def _noisy(self, observations: dict[str, Any]) -> dict[str, Any]:
+        """Adds the task's noise to observations, as a step of Isaac Lab 2.3 does."""
+        if self.env.cfg.observation_noise_model:
+            for name, noise in self.env._observation_noise_model.items():
+                if name in observations:
+                    observations[name] = noise(observations[name])
+        return observations
 
     def _seen(self, observations: Mapping[str, Any]) -> dict[str, Any]:
         seen: dict[str, Any] = self.agents.observations(observations)
