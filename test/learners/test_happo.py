@@ -79,6 +79,7 @@ SINGLE_PROCESS = {
         lambda: arena(n_agents=1),
         {"target_kl": 0.003, "num_epochs": 6, "lr_schedule": "linear", "max_grad_norm": 0.1},
     ),
+    "rates": (lambda: arena(n_agents=1), {"lr_schedule": "kl", "lr_kl": 2e-3}),
 }
 
 

@@ -14,6 +14,7 @@ CASES = {
     "trace": Case(execution="trace"),
     # The groups' epochs end apart.
     "kl": Case(settings={"target_kl": 0.02, "num_epochs": 4}),
+    "rates": Case(settings={"lr_schedule": "kl", "lr_kl": 2e-3}),
     # A heterogeneous group, which is padded; each agent's advantages apart.
     "one": Case("one", settings={"normalize_advantage": "agent", "clip_value": True}),
     # Two losses with an optimizer each, and two that share one.

@@ -176,6 +176,7 @@ def move(
     lr: Tensor,
     skip: Tensor,
     frozen: Sequence[Tensor] = (),
+    shares: Sequence[Tensor] = (),
     members: Members | None = None,
 ) -> None:
     """Takes a step of Adam with the given parameters of an optimizer, which must have moments.
@@ -183,23 +184,24 @@ def move(
     Args:
         optimizer (Adam): torch's Adam, or :class:`Adam` for a population.
         parameters, gradients, lr, skip, frozen: as in :func:`adam_`.
+        shares (sequence of Tensor): for each parameter, the share of ``lr`` that its rows take: a
+            scalar or ``[rows, 1, ...]``. The sequence is empty if all rows take the whole rate.
         members (Members, optional): members of a population. Their learning rates are the
             optimizer's ``rates``, and ``lr`` is the largest of these. Diverged members do not
             change.
     """
     settings, moments = optimizer.param_groups[0], moments_of(optimizer, parameters)
     betas, eps = settings["betas"], settings["eps"]
-    if members is None:
-        adam_(parameters, gradients, *moments, lr, skip, frozen, betas, eps)
-        return
-    assert isinstance(optimizer, Adam)
-    rows = [members.rows.of(p) for p in parameters]
-    shares = torch.where(members.diverged, 0.0, optimizer.rates / lr.to(optimizer.rates))
-    healthy = [torch.where(members.diverged[own], 0.0, g) for own, g in zip(rows, gradients)]
-    before = [x.detach().clone() for x in parameters]
-    adam_(parameters, healthy, *moments, lr, skip, frozen, betas, eps)
-    for x, old, own in zip(parameters, before, rows):
-        x.copy_(torch.lerp(old, x, shares[own].to(x).expand_as(x)))
+    if members is not None:
+        assert isinstance(optimizer, Adam)
+        rows = [members.rows.of(p) for p in parameters]
+        of_member = torch.where(members.diverged, 0.0, optimizer.rates / lr.to(optimizer.rates))
+        gradients = [torch.where(members.diverged[own], 0.0, g) for own, g in zip(rows, gradients)]
+        shares = [of_member[own].to(x) for own, x in zip(rows, parameters)]
+    before = [x.detach().clone() for x in parameters] if shares else []
+    adam_(parameters, gradients, *moments, lr, skip, frozen, betas, eps)
+    for x, old, share in zip(parameters, before, shares):
+        x.copy_(torch.lerp(old, x, share.expand_as(x)))
 
 
 @contextlib.contextmanager

@@ -315,6 +315,7 @@ POPULATION = Feature(
             lambda own: own.central,
         ),
         Limit("unshare_at", _NOT_IN_POPULATIONS),
+        Limit("lr_schedule", _NOT_IN_POPULATIONS, ("constant", "linear")),
         *_of_networks("sharing", "but it would link members of a population", "group", "none"),
         *_of_networks("communication.kind", _ONE_CHANNEL),
         Limit("critic.architecture", _READS_ALL, ("mlp",)),

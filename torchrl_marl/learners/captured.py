@@ -158,7 +158,7 @@ class CapturedUpdates(Updates):
                 leaves[0] = indices
                 rows.append(self._program(keys, leaves).flat(leaves)[0])
             ends.append(len(rows))
-            if stop.limit is not None:
+            if stop.watches:
                 stop.check(torch.stack(rows[first:])[:, : len(stop.stopped)])
         table = torch.stack(rows)
         n_epochs, finite = self._read(table, ends)
@@ -253,13 +253,16 @@ class CapturedUpdates(Updates):
             ends = pairwise(accumulate(map(len, columns)))
             self._columns = {key: slice(*own) for key, own in zip(metrics, ends)}
             row = torch.cat(columns)
+            rate = self.stop.rate
+            lr, shares = (self._lr, []) if rate is None else self.stop.rates_of(parameters)
             move(
                 self.optimizer,
                 parameters,
                 list(found.values()),
-                lr=self._lr,
+                lr=lr,
                 skip=self.stop.all,
                 frozen=self.stop.frozen(parameters),
+                shares=shares,
                 members=self.members,
             )
             self._call_after()

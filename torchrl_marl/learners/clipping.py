@@ -199,10 +199,18 @@ class GradientClip:
         Shapes:
             - each: bool, a scalar or ``[rows, 1, ...]`` with the parameter's number of dims
         """
+        return self.spread_all(flags, flags.any() if common is None else common)
+
+    def spread_all(self, values: Tensor, common: Tensor) -> list[Tensor]:
+        """Returns, for each parameter, the value of each row, as :meth:`spread` does.
+
+        Args:
+            values (Tensor): a value for each group, ``[G]``.
+            common (Tensor): value of the rows that serve several groups, a scalar.
+        """
         if self.row_groups is None:
-            return [flags[0]] * len(self.parameters)
-        common = flags.any() if common is None else common
-        return self.spread(torch.cat([flags, common.unsqueeze(0)]))
+            return [values[0]] * len(self.parameters)
+        return self.spread(torch.cat([values, common.unsqueeze(0)]))
 
     def spread(self, values: Tensor) -> list[Tensor]:
         """Returns, for each parameter, the value that belongs to each of its rows.

@@ -225,6 +225,16 @@ Schedule = Annotated[
     str,
     OneOf({"constant": "stays the same", "linear": "falls linearly to 0 at the end of training"}),
 ]
+RateSchedule = Annotated[
+    str,
+    OneOf(
+        {
+            "constant": "stays the same",
+            "linear": "falls linearly to 0 at the end of training",
+            "kl": "falls if the policy moves too far in an epoch, and rises if it moves too little",
+        }
+    ),
+]
 Bootstrap = Annotated[
     str,
     OneOf({"team": "the team's done flag, for a shared reward", "agent": "each agent's done flag"}),
@@ -475,8 +485,14 @@ class OnPolicyConfig(OnBatches, ActorCriticConfig):
     """Lambda of GAE and V-trace: weight of longer returns in the advantage."""
     lr: LearningRate = 5e-4
     """Learning rate of Adam."""
-    lr_schedule: Schedule = "constant"
+    lr_schedule: RateSchedule = "constant"
     """Schedule of the learning rate."""
+    lr_kl: Annotated[Positive, ReadWhere("lr_schedule", "kl")] = 0.008
+    """KL divergence that the learning rate aims at: it falls above twice, and rises below half."""
+    lr_min: Annotated[Positive, ReadWhere("lr_schedule", "kl")] = 1e-6
+    """Lowest learning rate."""
+    lr_max: Annotated[Positive, ReadWhere("lr_schedule", "kl")] = 1e-2
+    """Highest learning rate."""
     num_epochs: Count = 6
     """Number of passes over each batch."""
     minibatch_size: Count = 1200
@@ -541,6 +557,13 @@ class OnPolicyConfig(OnBatches, ActorCriticConfig):
             check_unshare(self, at)
         if self.remembers:
             check_windows(self, at)
+        if self.lr_schedule == "kl" and not self.lr_min <= self.lr <= self.lr_max:
+            bound = "lr_min" if self.lr < self.lr_min else "lr_max"
+            raise ConfigError(
+                f"{at}lr is {self.lr:g}, expected a value from {at}lr_min, {self.lr_min:g}, to "
+                f"{at}lr_max, {self.lr_max:g}, with {at}lr_schedule=kl; "
+                f"use {at}{bound}={self.lr:g}."
+            )
 
 
 def check_unshare(section: Any, at: str) -> None:

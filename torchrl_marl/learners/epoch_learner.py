@@ -217,7 +217,8 @@ class EpochLearner(BlockLearner):
         """Trains on the frames of a batch, ``[F]``, with the entries that the losses read."""
         history, finite = self.updates.run(frames, self._epochs(len(frames)))
         stop = self.updates.stop
-        return self._summary(history, finite, dict(stop.by_loss(stop.epochs)))
+        epochs, rates = (dict(stop.by_loss(own)) for own in (stop.epochs, self.group_rates))
+        return self._summary(history, finite, epochs, rates)
 
     def _epochs(self, n_frames: int) -> Any:
         config, device = self.config, self.updates.device
@@ -225,11 +226,23 @@ class EpochLearner(BlockLearner):
         draw = shuffled_epochs if self.shards is None else self.shards.epochs
         return draw(n_frames, size, n_epochs=config.num_epochs, device=device)
 
+    @property
+    def group_rates(self) -> Tensor:
+        """Learning rate of each group of all losses, ``[G]``."""
+        stop = self.updates.stop
+        if stop.rate is not None:
+            return stop.rate.values
+        # Filled on the device, without a transfer.
+        return torch.full_like(stop.epochs, self.optimizer.param_groups[0]["lr"])
+
     def _summary(
-        self, history: Mapping[Any, torch.Tensor], finite: bool, epochs: Mapping[str, torch.Tensor]
+        self,
+        history: Mapping[Any, Tensor],
+        finite: bool,
+        epochs: Mapping[str, Tensor],
+        rates: Mapping[str, Tensor],
     ) -> TensorDict:
-        lr = self.optimizer.param_groups[0]["lr"]
-        summary = summarize(history, self.block.joined, self.groups, lr=lr, epochs=epochs)
+        summary = summarize(history, self.block.joined, self.groups, rates=rates, epochs=epochs)
         if self.members is not None or not finite:
             self.refuse_diverged(dict(summary.items(True, True)))
         if self.members is not None:

@@ -7,7 +7,7 @@ population, S numbers of a hidden state.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from tensordict import TensorDictBase
@@ -23,6 +23,9 @@ from torchrl_marl.modules.config import draws
 from torchrl_marl.objectives.flags import learned_steps
 from torchrl_marl.objectives.ppo import MAPPOLoss
 from torchrl_marl.specs import GroupSpec
+
+if TYPE_CHECKING:
+    from torchrl_marl.learners.kl_rate import KLRate
 
 __all__ = ["OnPolicyLearner"]
 
@@ -83,6 +86,8 @@ class OnPolicyLearner(EpochLearner):
     stopping = KLStop
     """Early stop of a batch's epochs."""
     written = ("advantage", "value_target", "state_value", "loss_mask")
+    kl_rate: KLRate | None = None
+    """Learning rates that follow the KL divergence, if ``lr_schedule`` is ``kl``."""
 
     def __init__(
         self,
@@ -122,7 +127,9 @@ class OnPolicyLearner(EpochLearner):
 
     def make_stop(self, clips: Mapping[str, GradientClip], device: torch.device) -> KLStop:
         """Returns the early stop at the KL limit of the policy."""
-        return self.stopping(clips, self.config.target_kl, device)
+        if self.config.lr_schedule == "kl" and self.kl_rate is None:
+            self.kl_rate = _kl_rate(self.config, sum(c.n_groups for c in clips.values()), device)
+        return self.stopping(clips, self.config.target_kl, device, rate=self.kl_rate)
 
     def set_progress(self, fraction: float) -> None:
         """Moves the schedules to a fraction, 0 to 1, of the run."""
@@ -168,16 +175,26 @@ class OnPolicyLearner(EpochLearner):
     def get_extra_state(self) -> dict[str, Any]:
         """The part of ``state_dict()`` in addition to networks and statistics."""
         states = {"critic_states": dict(self.critic_states)} if self.critic_states else {}
-        return {**super().get_extra_state(), **states}
+        rates = {} if self.kl_rate is None else {"kl_rates": self.kl_rate.values}
+        return {**super().get_extra_state(), **states, **rates}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Restores the optimizer's state and the critics' hidden states."""
+        """Restores the optimizer's state, the critics' hidden states and the learning rates."""
         super().set_extra_state(state)
+        if self.kl_rate is not None and "kl_rates" in state:
+            self.kl_rate.values.copy_(state["kl_rates"])
         self.critic_states = dict(state.get("critic_states", {}))
 
     def inspect_first_batch(self, batch: TensorDictBase) -> None:
         """Warns if agents act in turns but get no credit for rewards between their turns."""
         warn_of_turns(self.groups.values(), batch, self.config.bootstrap)
+
+
+def _kl_rate(config: OnPolicyConfig, n_groups: int, device: torch.device) -> KLRate:
+    from torchrl_marl.learners.kl_rate import KLRate
+
+    bounds = config.lr_min, config.lr_max
+    return KLRate(n_groups, config.lr, config.lr_kl, bounds, device)
 
 
 def _loss(

@@ -57,7 +57,7 @@ class Turns(KLStop):
     @property
     def tensors(self) -> list[Tensor]:
         """Tensors that an update reads."""
-        return [self.stopped, self.common]
+        return [*super().tensors, self.common]
 
     def frozen(self, parameters: Sequence[Tensor]) -> list[Tensor]:
         """Returns masks of each parameter's frozen rows, as :class:`KLStop` does."""
@@ -153,10 +153,11 @@ class SequentialLearner(OnPolicyLearner):
             elif not critic:
                 continue
             of_turn[name, key] = values
-        epochs = {
-            name: self.losses[name].per_group.sum(own) for name, own in stop.by_loss(stop.epochs)
-        }
-        return self._summary(of_turn, finite, epochs)
+        epochs, rates = (
+            {name: self.losses[name].per_group.sum(own) for name, own in stop.by_loss(values)}
+            for values in (stop.epochs, torch.where(active, self.group_rates, 0.0))
+        )
+        return self._summary(of_turn, finite, epochs, rates)
 
     def _mean_over_turns(self, turns: Sequence[TensorDict]) -> TensorDict:
         """Returns the metrics' means over the agents of each group."""

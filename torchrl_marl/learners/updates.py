@@ -21,6 +21,7 @@ from torchrl_marl.specs import GroupSpec
 
 if TYPE_CHECKING:
     from torchrl_marl.learners.adam import Adam
+    from torchrl_marl.learners.kl_rate import KLRate
     from torchrl_marl.learners.members import Members
 
 __all__ = [
@@ -45,6 +46,7 @@ class KLStop:
         limit (float, optional): maximum mean divergence of an epoch; None for no limit.
         device (torch.device): device of the flags.
         metric (str): name of the KL divergence in the loss's output.
+        rate (KLRate, optional): learning rates that follow the divergences.
 
     Attributes:
         stopped (Tensor): 1 for groups that have stopped, else 0, ``[G]``.
@@ -57,8 +59,9 @@ class KLStop:
         limit: float | None,
         device: torch.device,
         metric: str = "kl_approx",
+        rate: KLRate | None = None,
     ) -> None:
-        self.limit, self.metric = limit, metric
+        self.limit, self.metric, self.rate = limit, metric, rate
         self.clips = dict(clips)
         self.stopped = torch.zeros(sum(c.n_groups for c in clips.values()), device=device)
         self.epochs = torch.zeros_like(self.stopped)
@@ -73,24 +76,37 @@ class KLStop:
         self.epochs += 1 - self.stopped
 
     def watched(self, metrics: Mapping[NestedKey, Tensor]) -> Tensor:
-        """Returns the KL divergences of an update, ``[G]``; empty if there is no limit."""
-        if self.limit is None:
+        """Returns the KL divergences of an update, ``[G]``; empty if nothing depends on them."""
+        if not self.watches:
             return self.stopped.new_zeros(0)
-        return torch.cat([metrics[name, self.metric].reshape(-1) for name in self.clips])
+        kl = torch.cat([metrics[name, self.metric].reshape(-1) for name in self.clips])
+        if self.rate is None:
+            return kl
+        # Without a living agent the mean ratio and the divergence are 0, which must raise no rate.
+        ratio = torch.cat([metrics[name, "mean_ratio"].reshape(-1) for name in self.clips])
+        return torch.where(ratio > 0, kl, torch.nan)
 
     def check(self, kl: Tensor) -> None:
-        """Stops groups that exceed the limit in an epoch.
+        """Adapts learning rates, and stops groups that exceed the limit in an epoch.
 
         Args:
             kl (Tensor): estimates of the KL divergence in each update, ``[U, G]``.
         """
+        if self.rate is not None:
+            self.rate.adapt(kl.nanmean(0), self.stopped == 0)
+            kl = kl.nan_to_num(0.0)
         if self.limit is not None:
             self.stopped.logical_or_(kl.mean(0) > self.limit)
 
     @property
+    def watches(self) -> bool:
+        """True if a limit or learning rates depend on the KL divergences."""
+        return self.limit is not None or self.rate is not None
+
+    @property
     def tensors(self) -> list[Tensor]:
         """Tensors that an update reads."""
-        return [self.stopped]
+        return [self.stopped, *([] if self.rate is None else [self.rate.values])]
 
     @property
     def all(self) -> Tensor:
@@ -111,6 +127,24 @@ class KLStop:
         if self.limit is None or len(self.stopped) == 1:
             return []
         return self._rows(parameters)
+
+    def rates_of(self, parameters: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """Returns the highest learning rate, and the share of it that each row takes.
+
+        Rows that serve several groups take the lowest rate of these groups.
+
+        Shapes:
+            - shares: a scalar or ``[rows, 1, ...]`` for each parameter; empty for one group
+        """
+        assert self.rate is not None
+        if len(self.rate.values) == 1:
+            return self.rate.values[0], []
+        shares: dict[int, Tensor] = {}
+        highest = self.rate.values.amax()
+        for name, own in self.by_loss(self.rate.values / highest):
+            clip = self.clips[name]
+            shares.update(zip(map(id, clip.parameters), clip.spread_all(own, own.amin())))
+        return highest, [shares[id(p)].to(p) for p in parameters]
 
     def _rows(self, parameters: Sequence[Tensor], common: Tensor | None = None) -> list[Tensor]:
         flags: dict[int, Tensor] = {}
@@ -219,9 +253,9 @@ class Updates:
             first = len(rows)
             for indices in epoch:
                 rows.append(self.step(frames[indices]))
-            if self.stop.limit is not None:
+            if self.stop.watches:
                 self.stop.check(torch.stack([self.stop.watched(row) for row in rows[first:]]))
-                if bool(self.stop.all):
+                if self.stop.limit is not None and bool(self.stop.all):
                     break
         return {key: torch.stack([row[key] for row in rows]) for key in rows[0]}, False
 
@@ -251,11 +285,16 @@ class Updates:
         """Takes a step of the optimizer without changing groups that have stopped."""
         moved = [p for p in self.optimizer.param_groups[0]["params"] if p.grad is not None]
         frozen = self.stop.frozen(moved)
-        if frozen or self.members is not None:
+        if frozen or self.members is not None or self.stop.rate is not None:
             start_adam(self.optimizer, moved)
+        gradients = [cast(Tensor, p.grad) for p in moved]
+        how: dict[str, Any] = {"skip": self.stop.all, "frozen": frozen}
+        if self.stop.rate is not None:
+            lr, how["shares"] = self.stop.rates_of(moved)
+            move(self.optimizer, moved, gradients, lr=lr, **how)
+            return
         if self.members is not None:
-            gradients, lr = [cast(Tensor, p.grad) for p in moved], cast("Adam", self.optimizer).lr
-            how: dict[str, Any] = {"skip": self.stop.all, "frozen": frozen}
+            lr = cast("Adam", self.optimizer).lr
             move(self.optimizer, moved, gradients, lr=lr, members=self.members, **how)
             return
         if not frozen:
@@ -321,7 +360,7 @@ def summarize(
     joined: Mapping[str, GroupSpec],
     groups: Mapping[str, GroupSpec],
     *,
-    lr: float,
+    rates: Mapping[str, Tensor],
     epochs: Mapping[str, Tensor],
 ) -> TensorDict:
     """Returns the metrics of a batch, ``(group, name)``: scalars; ``[P]`` for a population.
@@ -331,7 +370,8 @@ def summarize(
             for several groups.
         joined (mapping): the same names -> the groups.
         groups (mapping): all groups by name.
-        lr (float): the learning rate.
+        rates (mapping): name of groups that are trained as one -> learning rate of each group,
+            ``[G]``.
         epochs (mapping): name of groups that are trained as one -> number of epochs of each group,
             ``[G]``. Updates after these epochs changed nothing, so they do not count.
     """
@@ -348,9 +388,8 @@ def summarize(
             value = masked_mean(values, counts, 0)
         for group, own in joined[name].by_source(value):
             summary[group.name, key] = own
-    for name, passes in epochs.items():
-        for group, own in joined[name].by_source(passes):
-            # Filled on the device, without a transfer.
-            summary[group.name, "lr"] = torch.full(own.shape, lr, device=device)
-            summary[group.name, "epochs"] = own.clone()
+    for key, of_groups in (("lr", rates), ("epochs", epochs)):
+        for name, values in of_groups.items():
+            for group, own in joined[name].by_source(values):
+                summary[group.name, key] = own.to(torch.float32, copy=True)
     return summary
