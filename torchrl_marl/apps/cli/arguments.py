@@ -156,7 +156,8 @@ def _train(train: _Parser) -> None:
     train.option("--seeds", "0,1,2", "one run for each of these seeds; also 0..15", _seeds)
     train.switch(
         "--together",
-        "train the runs of --seeds in parallel, in one program (not HAPPO, HADDPG, HATD3, HASAC)",
+        "train the runs of --seeds in parallel, in one program (all algorithms but "
+        "HAPPO, HADDPG, HATD3 and HASAC)",
     )
     train.option(
         "--resume",
