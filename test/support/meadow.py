@@ -52,9 +52,7 @@ class Meadow(MarlEnv):
                 n += size
                 seen, does = Unbounded((o,)), action_of(actions, a)
                 own = state_of(states, o)
-                spec = AgentSpec(
-                    name, size, seen, does, action_mask=mask_actions, state_spec=own
-                )
+                spec = AgentSpec(name, size, seen, does, action_mask=mask_actions, state_spec=own)
                 self.register_agent(spec, group)
         self.n = n
         self.births = torch.arange(n) % 3

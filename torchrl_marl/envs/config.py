@@ -67,7 +67,7 @@ class _TakenBy(ReadWhere):
     """Marks a setting that only custom environments and some of the libraries read."""
 
     def __init__(self, setting: str) -> None:
-        self.key, self.but, self.of, self.always = "library", False, (), ()
+        self.key, self.but, self.of = "library", False, ()
         self._setting = setting
 
     @property

@@ -245,8 +245,8 @@ CentralInput = Annotated[
         {
             "observations": "observations of all agents of the group",
             "team": "observations of all agents of all groups",
-            "state": "the environment's state (see env.state), or the agents' own if it has no other",
-            "agent_state": "each agent's own state, in environments that have such states",
+            "state": "the environment's state (see env.state), else the agents' own states",
+            "agent_state": "each agent's own state, a privileged input of its critic",
         }
     ),
 ]

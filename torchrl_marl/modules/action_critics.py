@@ -159,9 +159,7 @@ class OwnStatesAndActions(nn.Module):
     index: Tensor | None
     order: Tensor | None
 
-    def __init__(
-        self, group: GroupSpec, actions: ActionFeatures, device: Device = None
-    ) -> None:
+    def __init__(self, group: GroupSpec, actions: ActionFeatures, device: Device = None) -> None:
         super().__init__()
         states = group.of_states
         self.states, self.actions = AgentInput(states, None, device), actions

@@ -193,6 +193,8 @@ class ReadWhere:
         always (tuple): values of this setting that are read in any case.
     """
 
+    always: tuple[Any, ...] = ()
+
     def __init__(
         self,
         key: str,

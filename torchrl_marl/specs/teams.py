@@ -98,9 +98,10 @@ def _member(spec: AgentSpec) -> Composite:
 
 def _agent_states(name: str, specs: Sequence[TensorSpec | None]) -> dict[str, Any]:
     """Returns the key and the spec of the agents' own states, if all agents have one."""
-    if any(spec is None or isinstance(spec, Composite) or not spec.ndim for spec in specs):
+    own: list[Any] = [spec for spec in specs if spec is not None and spec.ndim]
+    if len(own) < len(specs) or any(isinstance(spec, Composite) for spec in own):
         return {}
-    return {"agent_state_key": (name, "state"), "agent_state_spec": torch.stack(list(specs), 0)}
+    return {"agent_state_key": (name, "state"), "agent_state_spec": torch.stack(own, 0)}
 
 
 def read_group_map(env: EnvBase) -> dict[str, list[str]]:
