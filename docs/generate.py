@@ -442,6 +442,11 @@ _FEATURES = (
         "learner.central_input=state",
         "../teams.md",
     ),
+    (
+        "each agent's own state for its critic",
+        "learner.central_input=agent_state",
+        "../teams.md#a-state-for-each-agent",
+    ),
     ("credit per agent, turn-based environments", "learner.bootstrap=agent", "../turns.md"),
     ("a network for each agent", "learner.actor.sharing=none", "../sharing.md"),
     ("shared networks that are split during training", "learner.unshare_at=0.5", "../sharing.md"),
