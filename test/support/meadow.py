@@ -122,7 +122,9 @@ def action_of(kind, a):
 
 def make_meadow(num_envs=8, layout="one", actions="bounded", **kwargs):
     """Dense, padded where the group is heterogeneous."""
-    return with_dense_groups(Meadow(num_envs, layout, actions, **{"seed": 0, "max_steps": 6} | kwargs))
+    return with_dense_groups(
+        Meadow(num_envs, layout, actions, **{"seed": 0, "max_steps": 6} | kwargs)
+    )
 
 
 def make_team(layout="one", actions="bounded", mask_actions=False, state=7, states=None):
