@@ -106,10 +106,8 @@ def _checked_entries(
             None if mask_key is None else data.get((*place, *_as_tuple(mask_key)), None)
             for place in ((), ("next",))
         )
-        keys = (
-            *group.observation_keys,
-            *([group.agent_state_key] if group.agent_state_key else ()),
-        )
+        states = () if group.agent_state_key is None else (group.agent_state_key,)
+        keys = (*group.observation_keys, *states)
         for key in keys:
             yield group.name, key, mask, _padding(group, key)
         yield group.name, ("next", *_as_tuple(group.reward_key)), group.living(data), None

@@ -454,7 +454,7 @@ class OnPolicyConfig(OnBatches, ActorCriticConfig):
     central_input: Annotated[
         CentralInput, ReadWhere("algorithm", "mappo", always=("agent_state",))
     ] = "observations"
-    """Input of a central critic; ``agent_state`` is that of any critic."""
+    """Input of a central critic; with ``agent_state``, of every critic."""
     actor: TeamNetworkConfig = field(default_factory=TeamNetworkConfig)
     """The actor's network."""
     critic: Annotated[

@@ -162,7 +162,8 @@ class NetworkBuilder:
         """Returns the settings of a critic's or mixer's input, with observation statistics."""
         config = self.config
         norm = self.norms.of(group if self.seen is None else self.seen)
-        return {"centralized": state_of(group, config) or config.central, "observation_norm": norm}
+        read = _state_read_of(group, config) or config.central
+        return {"centralized": read, "observation_norm": norm}
 
     def _build(self, group: GroupSpec, network: str, make: Callable[..., Any]) -> Any:
         """Builds a network in the learner's precision; errors name the group and the network."""
@@ -176,7 +177,9 @@ class NetworkBuilder:
         return built
 
 
-def state_of(group: GroupSpec, config: TrainedConfig) -> Literal["state", "agent_state"] | None:
+def _state_read_of(
+    group: GroupSpec, config: TrainedConfig
+) -> Literal["state", "agent_state"] | None:
     """Returns the state that a group's critic or mixer reads; None if it reads observations."""
     if config.central_input == "agent_state":
         return "agent_state"

@@ -228,7 +228,7 @@ learner.replay.capacity, 100; use learner.replay.capacity=512.
     central_input: Annotated[
         CentralInput, ReadWhere("algorithm", *_CENTRAL, always=("agent_state",))
     ] = "observations"
-    """Input of a central critic, in addition to the actions; ``agent_state`` is that of any
+    """Input of a central critic, in addition to the actions; with ``agent_state``, of every
     critic."""
     actor: RecurrentNetworkConfig = field(default_factory=RecurrentNetworkConfig)
     """The actor's network."""

@@ -267,9 +267,10 @@ def _same_device(first: torch.device | str, second: torch.device | str) -> bool:
 
 def _own_states(owner: str, task: Any) -> dict[str, Any] | None:
     """Returns the space of each agent's own state; None if the task has one state for all."""
-    if type(task.state_space).__name__ != "Dict":
+    space = getattr(task, "state_space", None)
+    if type(space).__name__ != "Dict":
         return None
-    spaces, names = dict(task.state_space.spaces), list(task.possible_agents)
+    spaces, names = dict(space.spaces), list(task.possible_agents)
     if set(spaces) != set(names):
         raise ConfigError(
             f"{owner}: state_space has the keys {list(spaces)}, expected its agents {names}, each "
