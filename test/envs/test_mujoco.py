@@ -200,7 +200,7 @@ def test_an_env_depends_on_no_other():
     assert all(torch.equal(x[[2, 1, 0, 3]], y) for x, y in zip(first, second))
 
 
-@pytest.mark.parametrize("robot", ["ant", "hopper"])
+@pytest.mark.parametrize("robot", ["ant", "halfcheetah"])
 def test_graphs_give_the_same_bits(robot):
     batches = []
     for execution in ("eager", "trace"):

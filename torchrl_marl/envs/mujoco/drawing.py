@@ -100,22 +100,22 @@ def _is_swimmer(task: Task) -> bool:
 
 def _shapes(task: Task, data: Any) -> list[Shape]:
     """Returns the limbs around the torso, and marks on the ground, one a meter."""
-    model, x = task.model, float(data.xpos[task.torso, 0])
+    model, middle = task.model, float(data.xpos[task.torso, 0])
     vertical = 1 if _is_swimmer(task) else 2
-    origin = np.array([x, float(data.xpos[task.torso, 1]) if vertical == 1 else 0.0])
+    origin = np.array([middle, float(data.xpos[task.torso, 1]) if vertical == 1 else 0.0])
     colors = _colors(task)
     shapes = []
     for geom in np.flatnonzero(model.geom_bodyid > 0).tolist():
-        place = data.geom_xpos[geom][[0, vertical]] - origin
+        x, y = (data.geom_xpos[geom][[0, vertical]] - origin).tolist()
         along = data.geom_xmat[geom].reshape(3, 3)[[0, vertical], 2]
         radius, half = (float(size) for size in model.geom_size[geom][:2])
         color, name = colors[model.geom_bodyid[geom]], f"geom {geom}"
         turn, length = math.atan2(along[1], along[0]), 2 * half * float(np.hypot(*along))
         size: Any = {"length": length + 2 * radius, "width": 2 * radius}
-        shapes.append(Shape(name, "object", "box", *place.tolist(), turn, color, **size))
+        shapes.append(Shape(name, "object", "box", x, y, turn, color, **size))
     reach = math.ceil(1.5 * _size(model))
     for meter in range(-reach, reach + 1):
-        place, name = round(x) + meter - x, f"mark {meter}"
+        place, name = round(middle) + meter - middle, f"mark {meter}"
         size = {"length": 0.05, "width": 0.1}
         shapes.append(Shape(name, "object", "box", place, -0.05, 0.0, _GROUND, **size))
     return shapes
