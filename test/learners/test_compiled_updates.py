@@ -36,6 +36,7 @@ OWN = CRITICS | {"actor": NetworkConfig([8], sharing="none")}
 CASES = {
     "mappo": PPO | {"entropy_coeff": 0.01, "value_norm": True},
     "mappo, stopped by its KL": PPO | {"num_epochs": 3, "target_kl": 0.01},
+    "mappo, simba": PPO | {"actor": NetworkConfig([8], body="simba")},
     "ippo": PPO,
     "happo": PPO,
     "maddpg": CRITICS,
@@ -47,7 +48,7 @@ CASES = {
     "isac": CRITICS,
     "haddpg": OWN,
     "hatd3": OWN,
-    "hasac": OWN,
+    "hasac": OWN | {"critic": CriticConfig([8, 8], body="simba")},
     "qmix": VALUES,
     "qmix, with memory": VALUES
     | {"replay": ReplayConfig(capacity=400), "window": 8, "burn_in": 2}
