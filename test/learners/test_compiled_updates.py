@@ -20,7 +20,13 @@ from torchrl_marl.learners.adam import Adam
 from torchrl_marl.learners.algorithms import ALGORITHMS
 from torchrl_marl.learners.build import build_population
 from torchrl_marl.learners.off_policy_config import ReplayConfig
-from torchrl_marl.modules import CriticConfig, MemoryConfig, NetworkConfig
+from torchrl_marl.modules import (
+    CriticConfig,
+    MemoryConfig,
+    NetworkConfig,
+    RecurrentCriticConfig,
+    TeamNetworkConfig,
+)
 from torchrl_marl.modules.config import AnyMixerConfig, QNetworkConfig
 
 # So large that a value of moved parameters cannot be taken for one of rounding.
@@ -38,7 +44,11 @@ CASES = {
     "mappo, stopped by its KL": PPO | {"num_epochs": 3, "target_kl": 0.01},
     "mappo, simba": PPO | {"actor": NetworkConfig([8], body="simba")},
     "ippo": PPO,
-    "happo": PPO,
+    "happo": PPO | {"actor": NetworkConfig([8], sharing="none")},
+    "happo, with memory": PPO
+    | {"window": 5, "minibatch_size": 20}
+    | {"actor": TeamNetworkConfig([8], sharing="none", memory=MemoryConfig("gru", 8))}
+    | {"critic": RecurrentCriticConfig([8], memory=MemoryConfig("lstm", 8))},
     "maddpg": CRITICS,
     "maddpg, mixed": CRITICS | {"mixer": AnyMixerConfig("monotonic", 4)},
     "iddpg": CRITICS,
