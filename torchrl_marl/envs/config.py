@@ -146,11 +146,17 @@ class EnvConfig:
         )
 
     def check(self, at: str = "") -> None:
-        """Raises an error for a ``state`` that the library does not have.
+        """Raises an error for a ``state`` or ``randomize`` that the library does not have.
 
         Raises:
-            ConfigError: unknown state; the message lists the library's states.
+            ConfigError: unknown state; the message lists the library's states. Or ``randomize`` is
+                given for simulators that connect as clients.
         """
+        if self.randomize and self.has_clients:
+            raise ConfigError(
+                f"{at}randomize is {quoted(self.randomize)}, but the simulators are clients of "
+                f"{self.library}; randomize in the client, and leave {at}randomize out."
+            )
         library = self.record
         if self.state is None or library is None or self.state in library.states:
             return

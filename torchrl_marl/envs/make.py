@@ -88,7 +88,11 @@ def make_env(
     _check_bools(env)
     built = _built(env, num_envs, seed, device, drawn)
     _check_actions(env, built)
-    return _randomized(env, built) if env.randomize else built
+    if not env.randomize:
+        return built
+    from torchrl_marl.envs.randomization import randomized
+
+    return randomized(built, env.randomize)
 
 
 def _built(
@@ -117,17 +121,6 @@ def _built(
         raise ConfigError(
             f"{env.library} {quoted(env.name)} cannot be built with {given} ({why}); {check}."
         ) from error
-
-
-def _randomized(config: EnvConfig, env: EnvBase) -> EnvBase:
-    from torchrl_marl.envs.randomization import randomized
-
-    if config.has_clients:
-        raise ConfigError(
-            f"env.randomize is {quoted(config.randomize)}, but the simulators of {config.library} "
-            "are clients; randomize in the client, and leave env.randomize out."
-        )
-    return randomized(env, config.randomize)
 
 
 def check_environment_name(env: EnvConfig) -> None:

@@ -16,7 +16,6 @@ from torch import Tensor
 from torchrl.data import Composite, Unbounded
 from torchrl.envs import Compose, EnvBase, Transform, TransformedEnv
 
-from torchrl_marl.envs.marl_env.domain import draw
 from torchrl_marl.envs.ranges import ValueRange
 from torchrl_marl.envs.transforms import with_dense_groups
 from torchrl_marl.errors import ConfigError, nearest, quoted
@@ -105,7 +104,7 @@ class _DrawnTransform(Transform):
         return tensordict_reset
 
     def _draw(self, shape: tuple[int, ...]) -> Tensor:
-        return draw(self.range, shape, self.parent.device)
+        return self.range.draw(shape, self.parent.device)
 
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
         for name, spec in self.groups.items():
@@ -149,6 +148,8 @@ class ObservationNoise(_DrawnTransform):
     leaf = "observation_noise"
 
     def _observe(self, group: TensorDictBase, spec: GroupSpec) -> None:
+        if not self.high:
+            return
         with _drawing(self.parent):
             for key in _inner_keys(spec):
                 x = group.get(key)
@@ -193,7 +194,7 @@ class ActionNoise(_DrawnTransform):
         return {name: x and tuple(own.to(device) for own in x) for name, x in bounds.items()}
 
     def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
-        for name in self.groups:
+        for name in self.groups if self.high else ():
             group = self._dense(tensordict, name)
             with _drawing(self.parent):
                 action = _noisy(group.get("action"), group.get(self.leaf, self.low))
@@ -379,8 +380,9 @@ def randomized(env: EnvBase, ranges: Mapping[str, Any]) -> EnvBase:
         >>> from torchrl_marl.envs import VmasEnv
         >>> env = VmasEnv("balance", num_envs=2, seed=0)
         >>> env = randomized(env, {"agent_mass": [0.7, 1.3], "observation_delay": [0, 2]})
-        >>> env.reset()
-        >>> env.domain["agent_mass"].shape
+        >>> env.rollout(3)["agents", "observation"].shape
+        torch.Size([2, 3, 3, 16])
+        >>> env.domain_parameters["agent_mass"].shape
         torch.Size([2, 3])
     """
     own = {name: value for name, value in ranges.items() if name not in _TRANSFORMS}

@@ -1,15 +1,19 @@
-"""Ranges of values that each new episode draws from. Does not import torch."""
+"""Ranges of values that each new episode draws from. Imports torch only to draw."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torchrl_marl.errors import ConfigError, quoted
+from torchrl_marl.errors import ConfigError, nearest, quoted
 
-__all__ = ["IsRanges", "ValueRange", "read_ranges"]
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+__all__ = ["IsRanges", "ValueRange", "read_known_ranges", "read_ranges"]
 
 _LOG = "log"
 
@@ -65,6 +69,22 @@ class ValueRange:
             )
         return cls(float(ends[0]), float(ends[1]), log)
 
+    def draw(self, shape: Sequence[int], device: torch.device | str | None = None) -> Tensor:
+        """Draws values with torch's active generator; a fixed range draws nothing.
+
+        Examples:
+            >>> ValueRange(2.0, 2.0).draw((3,))
+            tensor([2., 2., 2.])
+        """
+        import torch
+
+        if self.is_fixed:
+            return torch.full(tuple(shape), self.low, device=device)
+        low, high, share = self.low, self.high, torch.rand(tuple(shape), device=device)
+        if self.log:
+            return torch.exp(math.log(low) + math.log(high / low) * share).clamp(low, high)
+        return low + (high - low) * share
+
 
 def _is_number(x: Any) -> bool:
     return isinstance(x, (int, float)) and not isinstance(x, bool) and math.isfinite(x)
@@ -81,6 +101,28 @@ def read_ranges(ranges: Mapping[str, Any], at: str = "") -> dict[str, ValueRange
         ConfigError: as for :meth:`ValueRange.read`.
     """
     return {name: ValueRange.read(f"{at}{name}", value) for name, value in ranges.items()}
+
+
+def read_known_ranges(
+    owner: str, ranges: Mapping[str, Any], known: Sequence[str]
+) -> dict[str, ValueRange]:
+    """Reads ranges of an environment's parameters.
+
+    Args:
+        owner (str): name of the environment, for messages.
+        ranges (mapping): name of a parameter -> number, ``[low, high]`` or ``[low, high, log]``.
+        known (sequence of str): names of the environment's parameters.
+
+    Raises:
+        ConfigError: unknown parameter or malformed range; the message names the known parameters.
+    """
+    for name in ranges:
+        if name not in known:
+            raise ConfigError(
+                f"{owner} has no parameter {quoted(name)} to randomize; "
+                f"{nearest(name, known)}it has {', '.join(known) or 'none'}."
+            )
+    return read_ranges(ranges)
 
 
 class IsRanges:

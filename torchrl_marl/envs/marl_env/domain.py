@@ -5,7 +5,6 @@ Shapes: E envs.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,49 +12,10 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from torchrl_marl.envs.ranges import ValueRange, read_ranges
-from torchrl_marl.errors import ConfigError, nearest, quoted
+from torchrl_marl.envs.ranges import ValueRange, read_known_ranges
+from torchrl_marl.errors import ConfigError
 
-__all__ = ["DomainParameters", "draw", "known_ranges"]
-
-
-def draw(
-    range: ValueRange, shape: Sequence[int], device: torch.device | str | None = None
-) -> Tensor:
-    """Draws values from a range with torch's active generator; a fixed range draws nothing.
-
-    Examples:
-        >>> draw(ValueRange(2.0, 2.0), (3,))
-        tensor([2., 2., 2.])
-    """
-    if range.is_fixed:
-        return torch.full(tuple(shape), range.low, device=device)
-    low, high, share = range.low, range.high, torch.rand(tuple(shape), device=device)
-    if range.log:
-        return torch.exp(math.log(low) + math.log(high / low) * share).clamp(low, high)
-    return low + (high - low) * share
-
-
-def known_ranges(
-    owner: str, ranges: Mapping[str, Any], known: Sequence[str]
-) -> dict[str, ValueRange]:
-    """Reads ranges of an environment's parameters.
-
-    Args:
-        owner (str): name of the environment, for messages.
-        ranges (mapping): name of a parameter -> number, ``[low, high]`` or ``[low, high, log]``.
-        known (sequence of str): names of the environment's parameters.
-
-    Raises:
-        ConfigError: unknown parameter or malformed range; the message names the known parameters.
-    """
-    for name in ranges:
-        if name not in known:
-            raise ConfigError(
-                f"{owner} has no parameter {quoted(name)} to randomize; "
-                f"{nearest(name, known)}it has {', '.join(known) or 'none'}."
-            )
-    return read_ranges(ranges)
+__all__ = ["DomainParameters"]
 
 
 class DomainParameters:
@@ -77,7 +37,7 @@ class DomainParameters:
     ) -> None:
         """Adds a parameter of the simulation that can be randomized; call it in ``__init__``.
 
-        ``self.domain[name]`` has its current values. They are the nominal value, unless
+        ``self.domain_parameters[name]`` has its current values. They are the nominal value, unless
         :meth:`randomize` sets a range.
 
         Args:
@@ -90,7 +50,31 @@ class DomainParameters:
             ConfigError: the parameter exists already, or ``__init__`` is over.
 
         Shapes:
-            - ``self.domain[name]``: ``[E, *shape]``
+            - ``self.domain_parameters[name]``: ``[E, *shape]``
+
+        Examples:
+            >>> from torchrl.data import Bounded, Unbounded
+            >>> from torchrl_marl import AgentSpec
+            >>> from torchrl_marl.envs import MarlEnv
+            >>> class Carts(MarlEnv):
+            ...     def __init__(self, num_envs, **kwargs):
+            ...         super().__init__(num_envs, **kwargs)
+            ...         cart = AgentSpec("cart", 2, Unbounded((1,)), Bounded(-1, 1, (1,)))
+            ...         self.register_agent(cart)
+            ...         self.register_domain_parameter("mass", 1.0, (2,))
+            ...     def _reset(self, tensordict):
+            ...         self.speed = torch.zeros(self.num_envs, 2, 1)
+            ...         return {"cart": {"observation": self.speed}}
+            ...     def _step(self, tensordict):
+            ...         mass = self.domain_parameters["mass"].unsqueeze(-1)
+            ...         self.speed = self.speed + 0.1 * tensordict["cart", "action"] / mass
+            ...         return {"cart": {"observation": self.speed, "reward": -self.speed.abs()}}
+            >>> env = Carts(num_envs=3, seed=0)
+            >>> env.domain_parameters["mass"][0]
+            tensor([1., 1.])
+            >>> env.randomize({"mass": [0.7, 1.3]})
+            >>> env.rollout(5).batch_size
+            torch.Size([3, 5])
         """
         self._refuse_late(f"parameter {name!r}")
         if name in self._nominal:
@@ -104,7 +88,7 @@ class DomainParameters:
         self._not_simulator = self._not_simulator - {("_domain",)}
 
     @property
-    def domain(self) -> TensorDict:
+    def domain_parameters(self) -> TensorDict:
         """Values of the parameters in each env's current episode, as a TensorDict ``[E]``."""
         return TensorDict(dict(self._domain), self.batch_size, self.device)
 
@@ -122,17 +106,16 @@ class DomainParameters:
             ConfigError: unknown parameter or malformed range; the message names the known
                 parameters.
         """
-        self._ranges = known_ranges(type(self).__name__, ranges, list(self._nominal))
+        self._ranges = read_known_ranges(type(self).__name__, ranges, list(self._nominal))
         for name, value in self._nominal.items():
-            range = self._ranges.get(name)
-            shape = self._domain[name].shape
+            range, shape = self._ranges.get(name), self._domain[name].shape
             if range is None:
-                self._domain[name] = value.expand(shape).clone()
+                self._domain[name] = value.to(self.device).expand(shape).clone()
             elif range.is_fixed:
-                self._domain[name] = draw(range, shape, self.device)
+                self._domain[name] = range.draw(shape, self.device)
 
     def _draw_domain(self) -> None:
         """Draws the parameters of new episodes in all envs."""
         for name, range in self._ranges.items():
             if not range.is_fixed:
-                self._domain[name] = draw(range, self._domain[name].shape, self.device)
+                self._domain[name] = range.draw(self._domain[name].shape, self.device)

@@ -263,7 +263,7 @@ def build_simulator(
     device: torch.device,
     arguments: Mapping[str, Any],
     info: bool,
-    ranges: Mapping[str, ValueRange],
+    ranges: Mapping[str, ValueRange] | None = None,
 ) -> Environment:
     """Builds a VMAS environment with the active random state; makes one step and resets it."""
     env = make_simulator(scenario, num_envs, device, arguments)

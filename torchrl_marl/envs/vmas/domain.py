@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from torchrl_marl.envs.marl_env.domain import draw, known_ranges
+from torchrl_marl.envs.ranges import ValueRange, read_known_ranges
 from torchrl_marl.errors import ConfigError
 
 if TYPE_CHECKING:
     from vmas.simulator.core import Entity, World
     from vmas.simulator.environment import Environment
-
-    from torchrl_marl.envs.ranges import ValueRange
 
 __all__ = [
     "VmasDomain",
@@ -116,7 +114,7 @@ def read_vmas_ranges(name: str, world: World, ranges: Mapping[str, Any]) -> dict
                 f"{name}: {parameter} cannot differ between envs, since {_REFUSED[parameter]}; it "
                 f"has {', '.join(known)}."
             )
-    read = known_ranges(name, ranges, known)
+    read = read_known_ranges(name, ranges, known)
     for parameter, range in read.items():
         if range.low <= 0 and not parameter.endswith(("gravity", "friction", "drag", "force")):
             raise ConfigError(
@@ -156,7 +154,7 @@ class VmasDomain:
         for name, range in self.ranges.items():
             if range.is_fixed:
                 continue
-            new, old = draw(range, self.values[name].shape, env.device), self.values[name]
+            new, old = range.draw(self.values[name].shape, env.device), self.values[name]
             if index is not None:
                 fresh = torch.arange(env.num_envs, device=env.device) == index
                 new = torch.where(fresh.unsqueeze(-1), new, old)

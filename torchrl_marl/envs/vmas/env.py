@@ -307,7 +307,7 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
     # ------------------------------------------------------------------------- randomization
 
     @property
-    def domain(self) -> TensorDict:
+    def domain_parameters(self) -> TensorDict:
         """Factors of the randomized parameters in each env's current episode, as ``[E]``.
 
         Shapes:
@@ -336,7 +336,7 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
             >>> env.randomize({"landmark_mass": [0.5, 2.0], "gravity": [0.8, 1.2]})
             >>> env.reset()["agents", "observation"].shape
             torch.Size([2, 3, 16])
-            >>> bool((env.domain["gravity"] >= 0.8).all())
+            >>> bool((env.domain_parameters["gravity"] >= 0.8).all())
             True
         """
         vmas = self._env
