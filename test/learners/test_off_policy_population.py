@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from meadow import make_meadow
 from support.tiers import later
 
 from torchrl_marl import TeamSpec
@@ -89,6 +90,14 @@ def test_so_do_members_of_facmac(env, kind):
     for algorithm in ("maddpg", "matd3"):
         config = dataclasses.replace(CONFIG, algorithm=algorithm, mixer=mixer)
         assert_as_alone(world(**env), config, DIFFERENT, rtol=2e-6)
+
+
+@pytest.mark.parametrize("algorithm", [*later("runs", "iddpg"), "maddpg"])
+def test_so_do_members_whose_agents_have_states_of_their_own(algorithm):
+    """A central critic reads the actions of its own member's agents."""
+    env = make_meadow(MEMBERS * ENVS, "two", states="own")
+    config = dataclasses.replace(CONFIG, algorithm=algorithm, central_input="agent_state")
+    assert_as_alone(env, config, DIFFERENT, batches=2)
 
 
 @pytest.mark.parametrize("algorithm", ["masac", "isac"])

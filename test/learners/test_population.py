@@ -5,6 +5,7 @@ import dataclasses
 
 import pytest
 import torch
+from meadow import make_meadow
 from support.tiers import later
 
 from torchrl_marl import TeamSpec
@@ -115,6 +116,12 @@ def test_a_member_learns_as_it_would_alone(algorithm, execution):
     config = dataclasses.replace(CONFIG, algorithm=algorithm)
     assert set(DIFFERENT) == set(varying_of(config))
     assert_as_alone(world(), config, DIFFERENT, execution)
+
+
+def test_so_do_members_whose_agents_have_states_of_their_own():
+    env = make_meadow(MEMBERS * ENVS, "two", "categorical", states="own")
+    config = dataclasses.replace(CONFIG, central_input="agent_state")
+    assert_as_alone(env, config, DIFFERENT, batches=2)
 
 
 @pytest.mark.parametrize(

@@ -311,7 +311,7 @@ POPULATION = Feature(
         Limit(
             "central_input",
             "but all members of a population have the same state",
-            ("observations", "team"),
+            ("observations", "team", "agent_state"),
             lambda own: own.central,
         ),
         Limit("unshare_at", _NOT_IN_POPULATIONS),

@@ -116,6 +116,8 @@ def unread(
 def read_by_others(config: Any) -> set[str]:
     """Returns settings and sections that are read only if their section's tag has another value.
 
+    A setting of which some values are always read is not among them.
+
     Args:
         config (dataclass): config with sections that have a tag, such as ``learner.algorithm``.
 
@@ -131,7 +133,7 @@ def read_by_others(config: Any) -> set[str]:
             continue
         for key, one in settings_within(type(section)).items():
             for where in one.read_where():
-                if where.key == tagged.by and not _holds(where, section):
+                if where.key == tagged.by and not (where.always or _holds(where, section)):
                     found |= {f"{name}.{key}.{inner}" for inner in where.of} or {f"{name}.{key}"}
     return found
 
@@ -166,7 +168,8 @@ def _idle_within(
 
 
 def _is_read(config: Any, setting: Setting) -> bool:
-    return all(_holds(where, config) for where in setting.read_where())
+    value = getattr(config, setting.key)
+    return all(value in where.always or _holds(where, config) for where in setting.read_where())
 
 
 def _holds(where: ReadWhere, config: Any) -> bool:
