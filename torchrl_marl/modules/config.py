@@ -261,7 +261,7 @@ class _NeedsIndex(ReadWhere):
 
 
 _WIDTHS = AlsoCalled("hidden_size", "hidden_sizes", "hidden_dim", "hidden_dims", "hidden_layers")
-_CHOSEN = ReadWhere("body", "simba", but=True)
+_CHOSEN = ReadWhere("body", "simba", but=True)  # it has its own activation and norms
 
 
 @dataclass(frozen=True)
