@@ -5,6 +5,7 @@ from runs import assert_same_run, small_config, table
 from torchrl.envs import TransformedEnv
 
 from torchrl_marl.apps.cli.main import main
+from torchrl_marl.apps.comparison import compare
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.recipes import read_config
 from torchrl_marl.training.environments import Environments
@@ -69,6 +70,18 @@ def test_a_run_is_evaluated_with_any_values(tmp_path, capsys):
     env = run.make_env(2)
     with pytest.raises(ConfigError, match="randomize that: torchrl_marl.envs.randomized"):
         run.evaluate(4, env=env, randomize=True)
+
+
+def test_randomized_and_plain_runs_are_compared_with_nominal_values(tmp_path):
+    plain = small_config("vmas_balance_mappo", folder=str(tmp_path / "plain"), total_frames=80)
+    runs = [train(plain), train(config_of("balance", tmp_path / "run", total_frames=80))]
+    folders = [run.folder for run in runs]
+    found = compare(*folders, episodes=4, deterministic=True)
+    expected = [run.play(4, True).total.mean().item() for run in runs]
+    assert found.first.returns.mean().item() == pytest.approx(expected[0])
+    assert found.second.returns.mean().item() == pytest.approx(expected[1])
+    options = ["--episodes", "4", "--deterministic"]
+    assert main(["compare", *map(str, folders), *options]) == 0
 
 
 def test_only_values_of_the_environment_change_in_an_evaluation(tmp_path, capsys):
