@@ -227,6 +227,8 @@ def _conditions(setting: Setting, known: Collection[str]) -> str:
                 continue
             values = _listed([f"`{shown(x)}`".replace("'", "") for x in where.values], where.but)
             found.append(f"`{at}{where.key}` is {values}")
+            if where.always:
+                found[-1] += f" ({_listed([f'`{shown(x)}`' for x in where.always], False)}: always)"
     return " and ".join(found)
 
 
@@ -439,6 +441,11 @@ _FEATURES = (
         "the environment's state for critics and mixers",
         "learner.central_input=state",
         "../teams.md",
+    ),
+    (
+        "each agent's own state for its critic",
+        "learner.central_input=agent_state",
+        "../teams.md#a-state-for-each-agent",
     ),
     ("credit per agent, turn-based environments", "learner.bootstrap=agent", "../turns.md"),
     ("a network for each agent", "learner.actor.sharing=none", "../sharing.md"),

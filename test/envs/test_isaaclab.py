@@ -26,7 +26,7 @@ def isaac():
         yield isaac
 
 
-def convoy(isaac, num_envs=5, seed=0, max_steps=None, **kwargs):
+def convoy(isaac, num_envs=5, seed=0, max_steps=None, states=-1, **kwargs):
     """Two trucks and a drone, which see and do more and less."""
     from gymnasium.spaces import Box
 
@@ -34,7 +34,7 @@ def convoy(isaac, num_envs=5, seed=0, max_steps=None, **kwargs):
         "possible_agents": ["truck_0", "truck_1", "drone_0"],
         "observation_spaces": {"truck_0": 3, "truck_1": 3, "drone_0": 5},
         "action_spaces": {"truck_0": Box(-1, 1, (2,)), "truck_1": Box(-1, 1, (2,)), "drone_0": 1},
-        "state_space": -1,
+        "state_space": states,
     }
     return robots(isaac, num_envs, seed, max_steps, settings, **kwargs)
 
@@ -60,6 +60,18 @@ CASES = {
         lambda *args: TransformedEnv(convoy(isaac, *args, group_map=ALL), PadAgents()),
         agent_done=True,
         state=False,
+        **UNSAVED,
+    ),
+}
+
+
+OWN_STATES = {"truck_0": 3, "truck_1": 3, "drone_0": 2}
+CASES |= {
+    "own_states_lazy": lambda isaac: Case(
+        lambda *args: convoy(isaac, *args, state="world", states=OWN_STATES, group_map=ALL),
+        agent_done=True,
+        state=False,
+        lazy=True,
         **UNSAVED,
     ),
 }
@@ -115,6 +127,38 @@ def test_robots_that_differ_are_alone_or_one_heterogeneous_group(isaac):
     assert torch.equal(td["state"], torch.cat([x["observation"] for x in td["all"].unbind(-1)], -1))
     env = convoy(isaac)
     assert env.group_map == {"truck": ["truck_0", "truck_1"], "drone": ["drone_0"]}
+
+
+def test_robots_have_states_of_their_own(isaac):
+    """A size for each agent in the task's state_space, and a dict from its state()."""
+    env = convoy(isaac, state="world", states=OWN_STATES)
+    assert env.group_map == {"truck": ["truck_0", "truck_1"], "drone": ["drone_0"]}
+    assert env.team.state_spec is None
+    td = env.rollout(3)
+    place = torch.cat([td[group, "observation"][..., 0] for group in ("truck", "drone")], -1)
+    x, y, z = place.unbind(-1)
+    assert torch.equal(td["truck", "state"][:, :, 0], torch.stack([x, x - y, x - z], -1))
+    assert torch.equal(td["drone", "state"][:, :, 0], torch.stack([z, z - y], -1))
+    # With states of different sizes, trucks are groups of one; in one group they are two kinds.
+    sizes = OWN_STATES | {"truck_1": 1}
+    split = ["truck_0", "truck_1", "drone"]
+    assert list(convoy(isaac, state="world", states=sizes).group_map) == split
+    env = convoy(isaac, state="world", states=sizes, group_map=ALL)
+    assert [x["state"].shape[-1] for x in env.reset()["all"].unbind(-1)] == [3, 1, 2]
+    # A state that nobody asks for changes nothing.
+    assert list(convoy(isaac, states=sizes).group_map) == ["truck", "drone"]
+
+
+def test_an_agents_last_state_is_that_before_the_reset(isaac):
+    env = robots(
+        isaac, max_steps=2, state="world", settings={"state_space": dict.fromkeys(NAMES, 1)}
+    )
+    td = env.rollout(4, break_when_any_done=False)
+    ended = td["next", "done"].squeeze(-1)
+    assert ended.any()
+    after = td["next", "robot", "state"]
+    assert torch.equal(after[..., 0], td["next", "robot", "observation"][..., 0])
+    assert (after[:, 1] != td["robot", "state"][:, 2]).all()
 
 
 def test_discrete_actions_reach_the_task_as_it_takes_them(isaac):
@@ -232,6 +276,10 @@ REFUSED = {
     "no number": ({"action_scale": -1.0}, "action_scale is -1.0, expected a number above 0"),
     "no such state": ({"state": "all"}, "expected 'observations', 'world' or None"),
     "no state": ({"state": "world", "settings": {"state_space": 0}}, "state_space is 0"),
+    "states of some": (
+        {"state": "world", "settings": {"state_space": {"robot_0": 2}}},
+        r"the keys \['robot_0'\], expected its agents",
+    ),
     "no such agent": ({"group_map": {"a": ["robot_9"]}}, "'robot_9'"),
     "an agent without a group": ({"group_map": {"a": NAMES[:3]}}, "'robot_3' has no group"),
     "no such argument": ({"max_step": 3}, "did you mean 'max_steps'"),
@@ -271,6 +319,20 @@ def test_a_task_that_breaks_its_word_is_refused(isaac):
     env.task._get_observations = lambda: {**seen, "robot_7": seen["robot_0"]}
     with pytest.raises(SpecError, match="'robot_7', which is not among its agents"):
         env.rand_step(env.reset())
+
+
+def test_states_that_break_their_word_are_refused(isaac):
+    env = robots(isaac, state="world", settings={"state_space": dict.fromkeys(NAMES, 2)})
+    states = env.task._get_states()
+    for wrong, message in {
+        "whole": (env.task.x, "its state is a Tensor, expected a dict"),
+        "short": ({**states, "robot_0": torch.zeros(5, 1)}, r"the state of 'robot_0' has shape"),
+        "foreign": ({**states, "robot_7": states["robot_0"]}, "'robot_7', which is not among"),
+        "missing": ({"robot_0": states["robot_0"]}, "its state lacks 'robot_1'"),
+    }.values():
+        env.task._get_states = lambda wrong=wrong: wrong
+        with pytest.raises(SpecError, match=message):
+            env.reset()
 
 
 def test_tasks_and_settings_by_name(isaac):

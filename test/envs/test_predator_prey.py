@@ -140,8 +140,21 @@ def test_an_episode_is_drawn(tmp_path):
     assert shapes["prey"] == (column - 2, 2 - row)
 
 
-def test_it_keeps_the_contract():
-    check_marl_env(PredatorPrey(3, n_agents=2, size=3, vision=1, seed=0))
+@pytest.mark.parametrize("agent_states", [False, True])
+def test_it_keeps_the_contract(agent_states):
+    settings = {"n_agents": 2, "size": 3, "vision": 1, "seed": 0}
+    check_marl_env(PredatorPrey(3, agent_states=agent_states, **settings))
+
+
+def test_a_predators_own_state_is_its_cell_and_the_preys():
+    env, td = placed([[0, 0], [1, 1], [0, 1]], [1, 0], size=2, agent_states=True)
+    td = go(env, td, DOWN, LEFT, STAY)  # both reach cell 2, where the prey is
+    own = td["agents", "state"][0].unflatten(-1, (2, 4)).argmax(-1)
+    assert own.tolist() == [[2, 2], [2, 2], [1, 2]]
+    assert td["agents", "state"].sum(-1).tolist() == [[2.0] * 3]
+    plain = PredatorPrey(4, seed=0).reset()
+    assert ("agents", "state") not in plain.keys(True)
+    assert (PredatorPrey(4, agent_states=True, seed=0).reset()["state"] == plain["state"]).all()
 
 
 @pytest.mark.parametrize(

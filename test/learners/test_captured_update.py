@@ -137,6 +137,10 @@ CASES = {
             "minibatch_size": 32,
         },
     ),
+    "as one, own states": (
+        lambda: meadow("three", states="own"),
+        {"central_input": "agent_state", "value_centering": True},
+    ),
     "as one, state": (lambda: meadow("three"), {"central_input": "state"}),
     "attention, one-hot": (
         lambda: meadow("two", actions="one_hot", mask_actions=True),

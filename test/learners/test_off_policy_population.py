@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from meadow import make_meadow
 from support.tiers import later
 
 from torchrl_marl import TeamSpec
@@ -91,6 +92,14 @@ def test_so_do_members_of_facmac(env, kind):
         assert_as_alone(world(**env), config, DIFFERENT, rtol=2e-6)
 
 
+@pytest.mark.parametrize("algorithm", [*later("runs", "iddpg"), "maddpg"])
+def test_so_do_members_whose_agents_have_states_of_their_own(algorithm):
+    """A central critic reads the actions of its own member's agents."""
+    env = make_meadow(MEMBERS * ENVS, "two", states="own")
+    config = dataclasses.replace(CONFIG, algorithm=algorithm, central_input="agent_state")
+    assert_as_alone(env, config, DIFFERENT, batches=2)
+
+
 @pytest.mark.parametrize("algorithm", ["masac", "isac"])
 def test_so_it_does_where_actions_are_drawn(algorithm, monkeypatch):
     """With noise of zeros: that of all members is drawn in one piece."""
@@ -114,8 +123,15 @@ def test_so_it_does_where_actions_are_drawn(algorithm, monkeypatch):
             {},
             {"bootstrap": "agent", "actor": RecurrentNetworkConfig(num_cells=[8], sharing="none")},
         ),
+        (
+            {},
+            {
+                "actor": RecurrentNetworkConfig([8], body="simba"),
+                "critic": CriticConfig([8], body="simba"),
+            },
+        ),
     ],
-    ids=["groups", "across", "apart"],
+    ids=["groups", "across", "apart", "simba"],
 )
 def test_so_do_members_of_other_teams_and_settings(env, config):
     assert_as_alone(world(**env), dataclasses.replace(CONFIG, **config), DIFFERENT, batches=2)

@@ -5,6 +5,7 @@ import dataclasses
 
 import pytest
 import torch
+from meadow import make_meadow
 from support.tiers import later
 
 from torchrl_marl import TeamSpec
@@ -117,6 +118,12 @@ def test_a_member_learns_as_it_would_alone(algorithm, execution):
     assert_as_alone(world(), config, DIFFERENT, execution)
 
 
+def test_so_do_members_whose_agents_have_states_of_their_own():
+    env = make_meadow(MEMBERS * ENVS, "two", "categorical", states="own")
+    config = dataclasses.replace(CONFIG, central_input="agent_state")
+    assert_as_alone(env, config, DIFFERENT, batches=2)
+
+
 @pytest.mark.parametrize(
     ("env", "config"),
     [
@@ -126,8 +133,12 @@ def test_a_member_learns_as_it_would_alone(algorithm, execution):
         ({}, {"actor": NetworkConfig(**NETWORK, sharing="none"), "bootstrap": "agent"}),
         ({}, {"lr_schedule": "linear", "clip_value": True, "normalize_advantage": "agent"}),
         ({"n_groups": 2, "n_agents": 4}, {"value_centering": True}),
+        (
+            {},
+            {"actor": NetworkConfig([8], body="simba"), "critic": CriticConfig([8], body="simba")},
+        ),
     ],
-    ids=["groups", "across", "kinds", "apart", "schedules", "centered"],
+    ids=["groups", "across", "kinds", "apart", "schedules", "centered", "simba"],
 )
 def test_so_do_members_of_other_teams_and_settings(env, config):
     assert_as_alone(world(**env), dataclasses.replace(CONFIG, **config), DIFFERENT, batches=2)

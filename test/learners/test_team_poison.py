@@ -48,7 +48,7 @@ class Poison(Transform):
     def _enter(self, td):
         for name, group in self.team.groups.items():
             masked = ~td[name, "mask"]
-            for leaf in ("observation", "action_mask"):
+            for leaf in ("observation", "action_mask", "state"):
                 if (name, leaf) in td.keys(True):
                     shape = td[name, leaf].shape
                     where = masked.unsqueeze(-1) | padding_of(group, leaf, shape)
@@ -119,6 +119,15 @@ CASES = {
         "critic": {"architecture": "attention", "value_per": "team"},
     },
     "two, state": {"layout": "two", "central_input": "state", "critic": {"value_per": "team"}},
+    "one, own states": {"central_input": "agent_state", "world": {"states": "own"}},
+    "two, own states": {
+        "layout": "two",
+        "algorithm": "ippo",
+        "central_input": "agent_state",
+        "bootstrap": "agent",
+        "apart": ["mice"],
+        "world": {"states": "own"},
+    },
     "three": {"layout": "three", "normalize_advantage": "agent", "target_kl": 1e-3},
     "three, set": {
         "layout": "three",

@@ -108,6 +108,27 @@ def test_what_is_gathered_and_scattered_is_what_was(layout, batch, lazy):
             assert_same(member["action_log_prob"], td[name, "action_log_prob"][..., i])
 
 
+def test_states_of_the_agents_are_joined_as_observations_are():
+    """Flat and padded behind each agent's own; not at all, if one group has none."""
+    image = AgentSpec("eye", 1, Unbounded((2,)), Bounded(-1, 1, (1,)), state_spec=Unbounded((2, 2)))
+    line = AgentSpec("ear", 2, Unbounded((1,)), Bounded(-1, 1, (1,)), state_spec=Unbounded((3,)))
+    groups = TeamSpec([image, line]).groups
+    joined = join(tuple(groups.values()))
+    assert joined.of_states.observation_dims == (4, 3, 3)
+    assert [own.of_states.observation_dims for own in joined.groups] == [(4,), (3, 3)]
+    seen = {
+        "eye": {"observation": torch.zeros(1, 2), "state": torch.arange(4.0).view(1, 2, 2)},
+        "ear": {"observation": torch.zeros(2, 1), "state": torch.arange(6.0).view(2, 3)},
+    }
+    for name, own in seen.items():
+        own["mask"] = torch.ones(groups[name].n_agents, dtype=torch.bool)
+    gathered = joined.gather(TensorDict(seen), leaves=["state"])["eye+ear"]
+    assert gathered["state"].tolist() == [[0, 1, 2, 3], [0, 1, 2, 0], [3, 4, 5, 0]]
+    assert "state" not in joined.gather(TensorDict(seen))["eye+ear"].keys()  # actors need none
+    deaf = replace(line, state_spec=None)
+    assert join(tuple(TeamSpec([image, deaf]).groups.values())).agent_state_key is None
+
+
 def test_a_copy_is_gathered():
     """What is written to the joined group changes nothing in its parts."""
     team = make_team("two")

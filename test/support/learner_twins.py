@@ -22,6 +22,9 @@ def assert_masked_slots_change_no_bit(one, other, env, value):
         flags = batch["next", name]
         cut = alive & (flags["truncated"] & ~flags["terminated"]).squeeze(-1)
         bad = poisoned(bad, (name, "observation"), mask, value)
+        if (name, "state") in batch.keys(True):
+            bad = poisoned(bad, (name, "state"), mask, value)
+            bad = poisoned(bad, ("next", name, "state"), flags["mask"] | cut, value)
         bad = poisoned(bad, (name, "action"), mask, value)
         bad = poisoned(bad, ("next", name, "reward"), alive, value)
         bad = poisoned(bad, ("next", name, "observation"), flags["mask"] | cut, value)

@@ -9,6 +9,12 @@ from torchrl_marl.envs.transforms import with_dense_groups
 
 # name: (agents, observation features, actions)
 KINDS = {"cat": (2, 4, 2), "mouse": (3, 6, 4)}
+# what the agents' own states are: columns of their noise, what they observe, or the team's state
+STATES = {
+    "own": lambda noise, o: noise[..., : 9 - o],
+    "seen": lambda noise, o: noise[..., :o],
+    "team": lambda noise, o: noise.mean(1, keepdim=True).expand_as(noise),
+}
 LAYOUTS = {
     "one": {"herd": ["cat", "mouse"]},  # one heterogeneous group
     "two": {"cats": ["cat"], "mice": ["mouse"]},  # two groups, joined where they learn
@@ -23,9 +29,19 @@ class Meadow(MarlEnv):
     Agent i is born in step ``i % 3`` and dies 2 to 7 steps later, at random.
     """
 
-    def __init__(self, num_envs, layout="one", actions="bounded", mask_actions=False, **kwargs):
+    def __init__(
+        self,
+        num_envs,
+        layout="one",
+        actions="bounded",
+        mask_actions=False,
+        states=None,
+        team_state=True,
+        **kwargs,
+    ):
         super().__init__(num_envs, **kwargs)
         self.layout, self.actions, self.mask_actions = LAYOUTS[layout], actions, mask_actions
+        self.states, self.team_state = states, team_state
         self.rows = {}
         n = 0
         for group, kinds in self.layout.items():
@@ -35,11 +51,13 @@ class Meadow(MarlEnv):
                 self.rows[name] = (group, slice(n, n + size), o, a)
                 n += size
                 seen, does = Unbounded((o,)), action_of(actions, a)
-                spec = AgentSpec(name, size, seen, does, action_mask=mask_actions)
+                own = state_of(states, o)
+                spec = AgentSpec(name, size, seen, does, action_mask=mask_actions, state_spec=own)
                 self.register_agent(spec, group)
         self.n = n
         self.births = torch.arange(n) % 3
-        self.register_state(Unbounded((7,)))
+        if team_state:
+            self.register_state(Unbounded((7,)))
 
     def _reset(self, tensordict):
         shape = (self.num_envs, self.n)
@@ -67,13 +85,16 @@ class Meadow(MarlEnv):
         noise = torch.randn(self.num_envs, self.n, 7)
         noise[..., 0], noise[..., 1] = self.goal, self.age / 5
         born = self.age >= 0
-        out = {"state": noise.mean(1)}
+        out = {"state": noise.mean(1)} if self.team_state else {}
         for name, (group, rows, o, a) in self.rows.items():
             leaves = {"observation": noise[:, rows, :o], "mask": born[:, rows]}
             if self.mask_actions:
                 legal = torch.rand(self.num_envs, rows.stop - rows.start, a) < 0.6
                 legal[..., 0] |= ~legal.any(-1)
                 leaves["action_mask"] = legal
+            if self.states is not None:
+                own = STATES[self.states](noise, o)
+                leaves["state"] = own[:, rows]
             self._put(out, group, name, leaves)
         return out
 
@@ -81,6 +102,12 @@ class Meadow(MarlEnv):
         kind_of_several = len(self.layout[group]) > 1
         group = out.setdefault(group, {})
         (group.setdefault(name, {}) if kind_of_several else group).update(leaves)
+
+
+def state_of(states, o):
+    """The spec of an agent's own state, for an agent that observes ``o`` numbers."""
+    sizes = {"own": 9 - o, "seen": o, "team": 7}
+    return None if states is None else Unbounded((sizes[states],))
 
 
 def action_of(kind, a):
@@ -93,12 +120,14 @@ def action_of(kind, a):
     }[kind]()
 
 
-def make_meadow(num_envs=8, layout="one", **kwargs):
+def make_meadow(num_envs=8, layout="one", actions="bounded", **kwargs):
     """Dense, padded where the group is heterogeneous."""
-    return with_dense_groups(Meadow(num_envs, layout, **{"seed": 0, "max_steps": 6} | kwargs))
+    return with_dense_groups(
+        Meadow(num_envs, layout, actions, **{"seed": 0, "max_steps": 6} | kwargs)
+    )
 
 
-def make_team(layout="one", actions="bounded", mask_actions=False, state=7):
+def make_team(layout="one", actions="bounded", mask_actions=False, state=7, states=None):
     """The specs of a meadow, without an environment."""
     agents = {
         group: [
@@ -108,6 +137,7 @@ def make_team(layout="one", actions="bounded", mask_actions=False, state=7):
                 Unbounded((o,)),
                 action_of(actions, a),
                 action_mask=mask_actions,
+                state_spec=state_of(states, o),
             )
             for kind in kinds
             for n, o, a in [KINDS[kind]]

@@ -48,6 +48,13 @@ WORLDS = {
         **arena(n_groups=2), groups={"agents_1": {"algorithm": "random"}}
     ),
     "all in one": comm,
+    "own states": lambda: small_config(
+        **{
+            "env.library": "meadow:Meadow",
+            "env.kwargs": {"layout": "one", "states": "own"},
+            "learner.central_input": "agent_state",
+        }
+    ),
 }
 
 

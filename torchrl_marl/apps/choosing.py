@@ -158,6 +158,9 @@ def _state(groups: Iterable[GroupSpec]) -> str:
         if group.state_spec is not None:
             shape = tuple(group.state_spec.shape)
             return f"{' x '.join(map(str, shape))} numbers (learner.central_input=state)"
+        if group.agent_state_key is not None:
+            sizes = sorted(set(group.of_states.observation_dims))
+            return f"{' or '.join(map(str, sizes))} numbers an agent (learner.central_input=state)"
     return ""
 
 

@@ -106,10 +106,12 @@ def _checked_entries(
             None if mask_key is None else data.get((*place, *_as_tuple(mask_key)), None)
             for place in ((), ("next",))
         )
-        for key in group.observation_keys:
+        states = () if group.agent_state_key is None else (group.agent_state_key,)
+        keys = (*group.observation_keys, *states)
+        for key in keys:
             yield group.name, key, mask, _padding(group, key)
         yield group.name, ("next", *_as_tuple(group.reward_key)), group.living(data), None
-        for key in group.observation_keys:
+        for key in keys:
             yield group.name, ("next", *_as_tuple(key)), next_mask, _padding(group, key)
     if team.state_spec is not None:
         yield "all groups", "state", None, None

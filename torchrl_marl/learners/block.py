@@ -115,11 +115,12 @@ class Block:
 
     def _gather_trained(self, batch: TensorDictBase, data: TensorDictBase) -> Iterator[Gathered]:
         for group in self.joined.values():
-            leaves = (*self.acted, *self.remembered)
+            states = () if group.agent_state_key is None else ("state",)
+            leaves = (*self.acted, *self.remembered, *states)
             if batch.get(group.sources[0].key("learns"), None) is not None:
                 leaves += ("learns",)
             now = group.gather(batch, leaves=leaves, flags=True)
-            leaves = ("reward", *(leaf for leaf in self.remembered if leaf in _AT_NEXT))
+            leaves = ("reward", *states, *(x for x in self.remembered if x in _AT_NEXT))
             then = group.gather(batch.get("next"), leaves=leaves, flags=True)
             yield _put(group, now, then, data)
 

@@ -311,7 +311,7 @@ POPULATION = Feature(
         Limit(
             "central_input",
             "but all members of a population have the same state",
-            ("observations", "team"),
+            ("observations", "team", "agent_state"),
             lambda own: own.central,
         ),
         Limit("unshare_at", _NOT_IN_POPULATIONS),
@@ -319,7 +319,7 @@ POPULATION = Feature(
         *_of_networks("sharing", "but it would link members of a population", "group", "none"),
         *_of_networks("communication.kind", _ONE_CHANNEL),
         Limit("critic.architecture", _READS_ALL, ("mlp",)),
-        *_of_networks("body", _READS_ALL, "mlp", "cnn"),
+        *_of_networks("body", _READS_ALL, "mlp", "cnn", "simba"),
     ),
     otherwise="use population.size=1",
 )

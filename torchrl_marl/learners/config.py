@@ -245,7 +245,8 @@ CentralInput = Annotated[
         {
             "observations": "observations of all agents of the group",
             "team": "observations of all agents of all groups",
-            "state": "the environment's state (see env.state)",
+            "state": "the environment's state (see env.state), else the agents' own states",
+            "agent_state": "each agent's own state, a privileged input of its critic",
         }
     ),
 ]
@@ -389,13 +390,18 @@ class ActorCriticConfig(TrainedConfig):
         super().check(at)
         critic, sharing = self.critic, sharing_of(self.critic)
         central = _CENTRAL.get(self.algorithm, self.algorithm)
-        of_agents = self.central and self.central_input != "state"
+        of_agents = self.central and self.central_input in ("observations", "team")
         shared = sharing in ("group", "full")
         if critic.architecture != "mlp" and not of_agents:
             raise ConfigError(
                 f"{at}critic.architecture is {critic.architecture!r}, which reads the "
                 f"agents' observations; use {at}algorithm={central} and "
                 f"{at}central_input=observations, or {at}critic.architecture=mlp."
+            )
+        if critic.value_per == "team" and self.central_input == "agent_state":
+            raise ConfigError(
+                f"{at}critic.value_per is 'team', but {at}central_input is 'agent_state', by which "
+                f"a critic sees one agent; use {at}critic.value_per=agent."
             )
         if critic.value_per == "team" and not (self.central and shared):
             raise ConfigError(
@@ -445,8 +451,10 @@ class OnPolicyConfig(OnBatches, ActorCriticConfig):
 
     algorithm: str = "mappo"
     """Learning algorithm of the agents."""
-    central_input: Annotated[CentralInput, ReadWhere("algorithm", "mappo")] = "observations"
-    """Input of a central critic."""
+    central_input: Annotated[
+        CentralInput, ReadWhere("algorithm", "mappo", always=("agent_state",))
+    ] = "observations"
+    """Input of a central critic; with ``agent_state``, of every critic."""
     actor: TeamNetworkConfig = field(default_factory=TeamNetworkConfig)
     """The actor's network."""
     critic: Annotated[

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from tensordict import TensorDictBase
@@ -142,6 +142,9 @@ class NetworkBuilder:
         if config.mixed:
             make, settings = make_mixed_critic, vars(config.mixer)
         settings = {**self._seen_by(group), **settings, "n_critics": n_critics}
+        if not config.central and settings["centralized"] == "agent_state":
+            group = group.of_states  # each critic reads one agent's state and action
+            settings |= {"centralized": False, "observation_norm": None}
         return self._build(group, "critic", partial(make, group, config.critic, **settings))
 
     def mixer(self, group: GroupSpec) -> TensorDictModule | None:
@@ -158,9 +161,9 @@ class NetworkBuilder:
     def _seen_by(self, group: GroupSpec) -> dict[str, Any]:
         """Returns the settings of a critic's or mixer's input, with observation statistics."""
         config = self.config
-        state = config.central and config.central_input == "state"
         norm = self.norms.of(group if self.seen is None else self.seen)
-        return {"centralized": "state" if state else config.central, "observation_norm": norm}
+        read = _state_read_of(group, config) or config.central
+        return {"centralized": read, "observation_norm": norm}
 
     def _build(self, group: GroupSpec, network: str, make: Callable[..., Any]) -> Any:
         """Builds a network in the learner's precision; errors name the group and the network."""
@@ -172,6 +175,18 @@ class NetworkBuilder:
         if built is not None:
             set_precision(built, self.config.precision)
         return built
+
+
+def _state_read_of(
+    group: GroupSpec, config: TrainedConfig
+) -> Literal["state", "agent_state"] | None:
+    """Returns the state that a group's critic or mixer reads; None if it reads observations."""
+    if config.central_input == "agent_state":
+        return "agent_state"
+    if not config.central or config.central_input != "state":
+        return None
+    own_only = group.state_spec is None and group.agent_state_key is not None
+    return "agent_state" if own_only else "state"
 
 
 def seen_by_critics(groups: Iterable[GroupSpec], config: TrainedConfig) -> GroupSpec | None:

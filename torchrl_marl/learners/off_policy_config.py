@@ -225,8 +225,11 @@ learner.replay.capacity, 100; use learner.replay.capacity=512.
 
     algorithm: str = "maddpg"
     """Learning algorithm of the agents."""
-    central_input: Annotated[CentralInput, ReadWhere("algorithm", *_CENTRAL)] = "observations"
-    """Input of a central critic, in addition to the actions."""
+    central_input: Annotated[
+        CentralInput, ReadWhere("algorithm", *_CENTRAL, always=("agent_state",))
+    ] = "observations"
+    """Input of a central critic, in addition to the actions; with ``agent_state``, of every
+    critic."""
     actor: RecurrentNetworkConfig = field(default_factory=RecurrentNetworkConfig)
     """The actor's network."""
     critic: Annotated[
@@ -318,7 +321,7 @@ learner.replay.capacity, 100; use learner.replay.capacity=512.
         """Refuses a mixer together with per-agent ends, per-agent values or a central critic."""
         expected = {
             "bootstrap": (self.bootstrap, "team"),
-            "central_input": (self.central_input, "observations", "state"),
+            "central_input": (self.central_input, "observations", "state", "agent_state"),
             "actor_gradient": (self.actor_gradient, "bootstrap", "team"),
             "critic.architecture": (self.critic.architecture, "mlp"),
             "critic.value_per": (self.critic.value_per, "agent"),

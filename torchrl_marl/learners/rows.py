@@ -301,10 +301,10 @@ def _random_batch(
     td = TensorDict({}, [batch], device=device)
     # Last, because the same agents have one name, and the actor may read more.
     for known in [group] if seen is None else [seen, group]:
-        rows: dict[Any, Tensor] = {
-            key[1:]: torch.randn(batch, *shape)
-            for key, shape in zip(known.observation_keys, known.observation_shapes)
-        }
+        rows: dict[Any, Tensor] = {}
+        for inputs in [known] if known.agent_state_key is None else [known, known.of_states]:
+            shapes = zip(inputs.observation_keys, inputs.observation_shapes)
+            rows |= {key[1:]: torch.randn(batch, *shape) for key, shape in shapes}
         if known.mask_key is not None:
             rows["mask"] = torch.ones(batch, known.n_agents, dtype=torch.bool)
         if known.action_mask_key is not None:

@@ -14,6 +14,7 @@ from torch.types import Device
 from torchrl.data import Composite, Unbounded
 
 from torchrl_marl.functional import expand_mask
+from torchrl_marl.modules.central import GroupColumns, columns_of_groups
 from torchrl_marl.modules.config import CriticConfig, NetworkConfig
 from torchrl_marl.modules.critics import make_critic
 from torchrl_marl.modules.inputs import (
@@ -28,7 +29,13 @@ from torchrl_marl.specs import GroupSpec
 from torchrl_marl.specs.groups import own_first
 from torchrl_marl.specs.joining import JoinedGroup
 
-__all__ = ["ActionFeatures", "ObservationsAndActions", "StateAndActions", "make_action_critic"]
+__all__ = [
+    "ActionFeatures",
+    "ObservationsAndActions",
+    "OwnStatesAndActions",
+    "StateAndActions",
+    "make_action_critic",
+]
 
 
 class ActionFeatures(nn.Module):
@@ -133,6 +140,44 @@ class ObservationsAndActions(nn.Module):
         return both if self.order is None else own_first(both, self.order)
 
 
+class OwnStatesAndActions(nn.Module):
+    """Concatenates each agent's own state and the actions of all agents of its team.
+
+    Args:
+        group (GroupSpec): agents that act, and that have states.
+        actions (ActionFeatures): encoder of their actions.
+        device (torch.device, optional): device of the indices.
+
+    Attributes:
+        widths (list of int): number of action features that each agent's critic reads.
+
+    Shapes:
+        - inputs: those of :class:`AgentInput` for the states, then the actions ``[*B, N, A]``;
+          returns ``[*B, N, S + A of the team]``
+    """
+
+    index: Tensor | None
+    order: Tensor | None
+
+    def __init__(self, group: GroupSpec, actions: ActionFeatures, device: Device = None) -> None:
+        super().__init__()
+        states = group.of_states
+        self.states, self.actions = AgentInput(states, None, device), actions
+        of_groups = columns_of_groups(group, group, own_group=False, widths=actions.widths)
+        columns = [of_groups[k] for k in group.group_index]
+        self.columns, self.widths = GroupColumns(columns, device), [*map(len, columns)]
+        order = _order_of(states.observation_dims, self.widths, max(self.widths))
+        register_constants(self, device, index=packed_index(actions.widths), order=order)
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """Concatenates states and actions."""
+        *observed, action = inputs
+        features, mask = self.states(*observed)
+        row = pack(self.actions(action, mask), self.index)
+        both = torch.cat([features, self.columns(row)], -1)
+        return both if self.order is None else own_first(both, self.order)
+
+
 class StateAndActions(nn.Module):
     """Concatenates the state and all agents' actions, and leaves out padding of the actions."""
 
@@ -183,7 +228,7 @@ def make_action_critic(
     group: GroupSpec,
     config: CriticConfig | NetworkConfig | None = None,
     *,
-    centralized: bool | Literal["state"] = True,
+    centralized: bool | Literal["state", "agent_state"] = True,
     team: GroupSpec | None = None,
     n_critics: int = 1,
     observation_norm: ObservationNorm | None = None,
@@ -194,18 +239,19 @@ def make_action_critic(
     Args:
         group (GroupSpec): group whose agents act, or several groups joined into one.
         config (CriticConfig or NetworkConfig, optional): network of each critic.
-        centralized (bool or "state"): input of the critic, as in
+        centralized (bool, "state" or "agent_state"): input of the critic, as in
             :func:`~torchrl_marl.modules.make_critic`. With ``False`` the critic of an agent reads
             this agent's action. With ``True`` a critic reads the actions of those agents of
-            ``group`` that it sees. With ``"state"`` a critic reads the actions of all agents of
-            ``group``.
+            ``group`` that it sees. With ``"state"`` or ``"agent_state"`` a critic reads the actions
+            of all agents of ``group``.
         team (GroupSpec, optional): agents that a critic across groups sees.
         n_critics (int): number K of critics, which differ only in their initialization.
         observation_norm (ObservationNorm, optional): standardizes observations.
         device (torch.device, optional): device of the parameters.
 
     Shapes:
-        - observation: ``[*B, N, O]``; mask: ``[*B, N]``; state: ``[*B, S]``
+        - observation: ``[*B, N, O]``; mask: ``[*B, N]``
+        - state: ``[*B, S]``; the agents' own: ``[*B, N, S]``
         - action: ``[*B, N, A]``, ``[*B, N]``, or one-hot ``[*B, N, n_actions]``. One-hot actions
           are also accepted if the group's actions are integers
         - state_action_value: ``[*B, N, K]``
@@ -237,9 +283,12 @@ def make_action_critic(
         of_state = Unbounded((group.state_dim + sum(actions.widths),))
         wide = replace(group, state_key=_STATE, state_spec=of_state)
         wide_team = None
+    elif centralized == "agent_state":
+        together, widths = _own_states_and_actions(group, actions, device)
+        wide, wide_team, centralized = _widened(group.of_states, widths), None, False
     else:
         together = _observations_and_actions(seen, group, actions, observation_norm, device)
-        widths = dict(zip((one.name for one in group.groups), _split(group, actions.widths)))
+        widths = _by_group(group, actions.widths)
         wide = _widened(group, widths)
         wide_team = None if team is None else _widened(team, widths)
     critics = [
@@ -274,6 +323,15 @@ def _state_and_actions(group: GroupSpec, actions: ActionFeatures) -> TensorDictM
     return TensorDictModule(StateAndActions(group, actions), keys, [_STATE])
 
 
+def _own_states_and_actions(
+    group: GroupSpec, actions: ActionFeatures, device: Device
+) -> tuple[TensorDictModule, dict[str, list[int]]]:
+    module = OwnStatesAndActions(group, actions, device)
+    keys = [*AgentInput.keys(group.of_states), group.action_key]
+    widths = _by_group(group, module.widths)
+    return TensorDictModule(module, keys, [(group.name, _BOTH)]), widths
+
+
 def _widened(group: GroupSpec, widths: Mapping[str, list[int]]) -> GroupSpec:
     """Returns a copy of a group, wider in groups of ``widths``: observations include actions."""
     own = [widths.get(one.name, [0] * one.n_agents) for one in group.groups]
@@ -290,7 +348,7 @@ def _wide(group: GroupSpec, actions: Sequence[int]) -> GroupSpec:
     return replace(group, members=members, observation_keys=(key,), action_mask_key=None)
 
 
-def _split(group: GroupSpec, widths: Sequence[int]) -> list[list[int]]:
-    """Returns a list of widths for each group, from the widths of all agents."""
-    owner = group.group_index
-    return [[w for w, k in zip(widths, owner) if k == i] for i in range(len(group.groups))]
+def _by_group(group: GroupSpec, widths: Sequence[int]) -> dict[str, list[int]]:
+    """Returns the widths of each group's agents, by its name, from the widths of all agents."""
+    owner, groups = group.group_index, enumerate(group.groups)
+    return {one.name: [w for w, k in zip(widths, owner) if k == i] for i, one in groups}

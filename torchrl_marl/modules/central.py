@@ -383,16 +383,20 @@ def _central(
     return Feedforward(GroupColumns(columns, device), network, picked)
 
 
-def columns_of_groups(seen: GroupSpec, group: GroupSpec, own_group: bool) -> list[list[int]]:
-    """Returns the columns of a :class:`TeamInput` of ``seen`` that each of ``group.groups`` reads.
+def columns_of_groups(
+    seen: GroupSpec, group: GroupSpec, own_group: bool, widths: Sequence[int] | None = None
+) -> list[list[int]]:
+    """Returns the columns of a row of the agents of ``seen`` that each of ``group.groups`` reads.
 
     Args:
         seen (GroupSpec): agents whose observations are in the row.
         group (GroupSpec): agents to value.
         own_group (bool): whether a network reads its own group only, instead of all agents of its
             team.
+        widths (sequence of int, optional): number of each agent's features in the row; by default
+            that of its observation, as in a :class:`TeamInput`.
     """
-    own = seen.observation_dims
+    own = seen.observation_dims if widths is None else widths
     starts = [sum(own[:i]) for i in range(len(own))]
     return [
         [start + j for i, start in enumerate(starts) if reads[i] for j in range(own[i])]

@@ -42,7 +42,7 @@ def make_critic(
     group: GroupSpec,
     config: CriticConfig | NetworkConfig | None = None,
     *,
-    centralized: bool | Literal["state"] = True,
+    centralized: bool | Literal["state", "agent_state"] = True,
     team: GroupSpec | None = None,
     value_norm: ValueNorm | None = None,
     observation_norm: ObservationNorm | None = None,
@@ -50,9 +50,10 @@ def make_critic(
 ) -> TensorDictModule:
     """Builds a critic with a value for every agent of a group.
 
-    The critic's input, ``centralized``, distinguishes MAPPO (``True`` or ``"state"``) from IPPO
-    (``False``). A shared centralized critic has an output for each agent, so that agents with
-    separate rewards have separate values.
+    The critic's input, ``centralized``, distinguishes MAPPO (``True``, ``"state"`` or
+    ``"agent_state"``) from IPPO (``False``). A shared critic of the team's observations or state
+    has an output for each agent, so that agents with separate rewards have separate values. A
+    critic of each agent's own state values every agent by that agent's row.
 
     Args:
         group (GroupSpec): keys, sizes and masks, from :class:`TeamSpec`, or several groups joined
@@ -60,27 +61,32 @@ def make_critic(
         config (CriticConfig or NetworkConfig, optional): the network. ``mlp`` reads the agents'
             concatenated observations. ``set`` (their mean) and ``attention`` read any number of
             living agents in any order.
-        centralized (bool or "state"): input: all observations of the group (``True``), each agent's
-            observation (``False``), or the environment's ``"state"``.
+        centralized (bool, "state" or "agent_state"): input: all observations of the group
+            (``True``), each agent's observation (``False``), the environment's ``"state"``, or each
+            agent's own state, ``(group, "state")``.
         team (GroupSpec, optional): agents of several joined groups that a critic across groups
             sees; default: the agents of ``group``.
         value_norm (ValueNorm, optional): statistics of returns; with them, the network predicts
             normalized returns.
-        observation_norm (ObservationNorm, optional): standardizes observations.
+        observation_norm (ObservationNorm, optional): standardizes observations, but not states.
         device (torch.device, optional): device of the parameters.
 
     Shapes:
-        - observation: ``[*B, N, O]``; mask: ``[*B, N]``; state: ``[*B, S]``
+        - observation: ``[*B, N, O]``; mask: ``[*B, N]``
+        - state: ``[*B, S]``; the agents' own: ``[*B, N, S]``
         - state_value: ``[*B, N, 1]``
 
     Keys:
-        - reads: observation and mask of ``group`` or of ``team``, or ``group.state_key``
+        - reads: observation and mask of ``group`` or of ``team``, or ``group.state_key``, or
+          ``group.agent_state_key`` and the mask
         - writes: ``(group, "state_value")``
         - with ``config.memory`` it also reads ``(group, "is_init")`` and
           ``(group, "critic_hidden")``, and writes ``("next", group, "critic_hidden")``
 
     Raises:
-        ValueError: ``"state"`` for an environment without a state, or contradictory settings.
+        ValueError: a state that the environment does not give, or contradictory settings.
+
+    Reduces to: for ``"agent_state"``, the critic of IPPO if each agent's state is its observation.
 
     Examples:
         >>> import torch
@@ -94,8 +100,10 @@ def make_critic(
         >>> critic(td)["car", "state_value"].shape
         torch.Size([5, 3, 1])
     """
-    if centralized not in (True, False, "state"):
-        raise ValueError(f"centralized is {centralized!r}, expected True, False or 'state'.")
+    if centralized not in (True, False, "state", "agent_state"):
+        raise ValueError(
+            f"centralized is {centralized!r}, expected True, False, 'state' or 'agent_state'."
+        )
     config = CriticConfig() if config is None else config
     per_agent = getattr(config, "value_per", "agent") == "agent"
     architecture = getattr(config, "architecture", "mlp")
@@ -106,7 +114,9 @@ def make_critic(
             "central_input=observations or team, or architecture=mlp."
         )
     if not per_agent:
-        _check_values(group, config, centralized is not False)
+        _check_values(group, config, centralized)
+    if centralized == "agent_state":
+        group, centralized, observation_norm = group.of_states, False, None
     check_size("critic", group, config, device)
     head = None if value_norm is None else Denormalize(value_norm)
     keys = AgentInput.keys(group if team is None or centralized is not True else team)
@@ -184,14 +194,16 @@ def _central_critic(group, team, config, norm, head, device) -> AgentNetwork:
     return AgentNetwork(TeamInput(agents, seen.observation_dims), network, head)
 
 
-def _check_values(group: GroupSpec, config: NetworkConfig, central: bool) -> None:
+def _check_values(group: GroupSpec, config: NetworkConfig, centralized: bool | str) -> None:
     """Refuses settings with one value per group if the network cannot have one.
 
     Raises:
         ConfigError: contradictory settings; the message names them.
     """
     found = ""
-    if not central:
+    if centralized == "agent_state":
+        found = ", but it sees each agent's own state; use value_per=agent."
+    elif not centralized:
         found = ", but it sees one agent's observation; use value_per=agent, or algorithm=mappo."
     elif sharing_of(config) not in ("group", "full"):
         found = (

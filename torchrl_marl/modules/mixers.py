@@ -33,7 +33,7 @@ def make_mixer(
     kind: Literal["none", "sum", "monotonic"] = "monotonic",
     *,
     hidden: int = 32,
-    centralized: Literal[True, "state"] = True,
+    centralized: Literal[True, "state", "agent_state"] = True,
     team: GroupSpec | None = None,
     init_scale: float | None = None,
     observation_norm: ObservationNorm | None = None,
@@ -56,8 +56,9 @@ def make_mixer(
 
     Keyword Args:
         hidden (int): hidden units H of the monotonic mixer.
-        centralized (True or "state"): input of the hypernetworks: the observations of the group's
-            living agents, or the environment's ``"state"``.
+        centralized (True, "state" or "agent_state"): input of the hypernetworks: the observations
+            of the group's living agents, the environment's ``"state"``, or the own states of the
+            group's living agents.
         team (GroupSpec, optional): agents of several joined groups whose observations are read
             instead of the group's.
         init_scale (float, optional): gain of the hypernetworks' orthogonal initialization;
@@ -76,7 +77,8 @@ def make_mixer(
 
     Keys:
         - reads: ``(group, "chosen_action_value")``, ``group.mask_key``; for ``"monotonic"`` also
-          ``group.observation_keys``, those of ``team``, or ``group.state_key``
+          ``group.observation_keys``, those of ``team``, ``group.state_key`` or
+          ``group.agent_state_key``
         - writes: ``"chosen_action_value"``
 
     Reference: Sunehag et al., 2018, https://arxiv.org/abs/1706.05296, equation 3 (sum); Rashid et
@@ -119,15 +121,19 @@ def make_mixer(
         state = StateInput(group.state_spec.ndim)
         mixer = MonotonicMixer(group, state, columns, hidden, init_scale, device)
         keys += [group.state_key, *mask]
-    elif centralized is True:
+    elif centralized in (True, "agent_state"):
         seen = group if team is None else team
+        if centralized == "agent_state":
+            seen, team, observation_norm = group.of_states, None, None
         agents = TeamInput(AgentInput(seen, observation_norm, device), seen.observation_dims)
         columns = columns_of_groups(seen, group, own_group=team is None)
         mixer = MonotonicMixer(group, agents, columns, hidden, init_scale, device)
         mixer.n_inputs = len(AgentInput.keys(seen))
         keys += [*AgentInput.keys(seen), *(mask if seen is not group else [])]
     else:
-        raise ConfigError(f"centralized is {centralized!r}, expected True or 'state'.")
+        raise ConfigError(
+            f"centralized is {centralized!r}, expected True, 'state' or 'agent_state'."
+        )
     return TensorDictModule(mixer, keys, ["chosen_action_value"])
 
 
@@ -233,7 +239,7 @@ def make_mixed_critic(
     *,
     hidden: int = 32,
     init_scale: float | None = None,
-    centralized: Literal[True, "state"] = True,
+    centralized: Literal[True, "state", "agent_state"] = True,
     n_critics: int = 1,
     observation_norm: ObservationNorm | None = None,
     device: Device = None,
@@ -263,7 +269,8 @@ def make_mixed_critic(
 
     Keys:
         - reads: ``group.observation_keys``, ``group.mask_key``, ``group.action_key``; for
-          ``centralized="state"`` also ``group.state_key``
+          ``centralized="state"`` also ``group.state_key``, for ``"agent_state"``
+          ``group.agent_state_key``
         - writes: ``(group, "state_action_value")``
 
     Raises:

@@ -190,10 +190,20 @@ class ReadWhere:
         values: values of the other setting for which this setting is read.
         but (bool): True if ``values`` are those for which this setting is *not* read.
         of (tuple of str): settings to which the condition applies, if it annotates a section.
+        always (tuple): values of this setting that are read in any case.
     """
 
-    def __init__(self, key: str, *values: Any, but: bool = False, of: tuple[str, ...] = ()) -> None:
-        self.key, self.values, self.but, self.of = key, values, but, of
+    always: tuple[Any, ...] = ()
+
+    def __init__(
+        self,
+        key: str,
+        *values: Any,
+        but: bool = False,
+        of: tuple[str, ...] = (),
+        always: tuple[Any, ...] = (),
+    ) -> None:
+        self.key, self.values, self.but, self.of, self.always = key, values, but, of, always
 
     def holds(self, section: Any, value_of: Callable[[Any], Any] = lambda value: value) -> bool:
         """Returns whether the values of a section fulfil the condition."""

@@ -12,6 +12,7 @@ from typing import NoReturn
 from torchrl.data import (
     Bounded,
     Categorical,
+    Composite,
     MultiCategorical,
     MultiOneHot,
     OneHot,
@@ -22,7 +23,7 @@ from torchrl.data import (
 from torchrl_marl.errors import ConfigError, quoted
 from torchrl_marl.runtime.naming import fault_of
 
-__all__ = ["AgentSpec", "check_names", "is_discrete"]
+__all__ = ["AgentSpec", "check_names", "fault_of_state", "is_discrete"]
 
 
 @dataclass(frozen=True)
@@ -40,11 +41,13 @@ class AgentSpec:
         action_mask (bool): True if the environment returns a mask of legal actions,
             ``[n_actions]``.
         agent_names (tuple of str): names of the agents, instead of the default names.
+        state_spec (TensorSpec, optional): spec of one agent's state, ``[S]``, which only critics
+            read.
 
     Raises:
         ValueError: a name or the number of agents is invalid, the number of names differs from the
-            number of agents, or there is an action mask without discrete actions. A name must be a
-            single line of text, and not a path.
+            number of agents, the state is not of floats, or there is an action mask without
+            discrete actions. A name must be a single line of text, and not a path.
 
     Examples:
         >>> from torchrl.data import Bounded, Unbounded
@@ -60,6 +63,7 @@ class AgentSpec:
     reward_spec: TensorSpec = field(default_factory=lambda: Unbounded((1,)))
     action_mask: bool = False
     agent_names: tuple[str, ...] = ()
+    state_spec: TensorSpec | None = None
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -97,6 +101,8 @@ class AgentSpec:
                 f"reward_spec has shape {list(self.reward_spec.shape)}, expected [1], the reward "
                 "of one agent."
             )
+        if self.state_spec is not None and (fault := fault_of_state(self.state_spec)):
+            self._refuse(f"state_spec is {fault}.")
         action = self.action_spec
         expected = None
         if isinstance(action, Categorical) and is_discrete(action):
@@ -125,6 +131,20 @@ def check_names(what: str, names: Iterable[object]) -> None:
             raise ConfigError(
                 f"{what} is named {quoted(name)}: {fault}; choose a plain word such as 'rover'."
             )
+
+
+def fault_of_state(spec: object) -> str | None:
+    """Returns what is wrong with the spec of a state, which is a tensor of floats; None if valid.
+
+    Examples:
+        >>> fault_of_state(Unbounded(()))
+        'Unbounded [], expected one of floats [S], such as torchrl.data.Unbounded((8,))'
+    """
+    simple = isinstance(spec, TensorSpec) and not isinstance(spec, Composite)
+    if simple and spec.dtype.is_floating_point and spec.ndim:  # type: ignore[attr-defined]
+        return None
+    found = f"{type(spec).__name__} {list(getattr(spec, 'shape', []))}"
+    return f"{found}, expected one of floats [S], such as torchrl.data.Unbounded((8,))"
 
 
 def is_discrete(spec: TensorSpec) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -12,7 +12,7 @@ from tensordict import LazyStackedTensorDict, NestedKey, TensorDict, TensorDictB
 from torch import Tensor
 from torchrl.data import Bounded, Composite, OneHot, TensorSpec
 
-from torchrl_marl.errors import SpecError
+from torchrl_marl.errors import ConfigError, SpecError
 from torchrl_marl.specs.agents import is_discrete
 from torchrl_marl.specs.stacking import Padding, pad_group, pad_specs, paddings_of
 
@@ -46,6 +46,9 @@ class GroupSpec:
         mask_key, action_mask_key, state_key (NestedKey, optional): keys of the masks and of the
             state; None if the environment does not return them.
         state_spec (TensorSpec, optional): spec of the state, ``[S]``.
+        agent_state_key (NestedKey, optional): key of the agents' own states; None if the
+            environment does not return them.
+        agent_state_spec (TensorSpec, optional): spec of the agents' own states, ``[N, S]``.
         agent_done (bool): True if every agent has done flags.
         members (tuple of Composite, optional): specs of each agent, if the agents' specs differ.
             Then the group's sizes and bounds are those of the padded form; see
@@ -75,6 +78,8 @@ class GroupSpec:
     action_mask_key: NestedKey | None = None
     state_key: NestedKey | None = None
     state_spec: TensorSpec | None = None
+    agent_state_key: NestedKey | None = None
+    agent_state_spec: TensorSpec | None = None
     agent_done: bool = False
     members: tuple[Composite, ...] | None = None
     kinds: tuple[int, ...] = ()
@@ -422,6 +427,29 @@ class GroupSpec:
                 "VmasEnv(state='observations') adds one."
             )
         return self.state_spec.shape.numel()
+
+    @cached_property
+    def of_states(self) -> GroupSpec:
+        """This group with the agents' own states in place of their observations, for critics.
+
+        Raises:
+            ConfigError: the environment does not return states of the agents.
+        """
+        return self._of_states()
+
+    def _of_states(self, **parts: Any) -> GroupSpec:
+        if self.agent_state_spec is None or self.agent_state_key is None:
+            raise ConfigError(
+                f"group {self.name!r}: this environment gives no state of each agent, expected "
+                f"{self.key('state')!r}; declare AgentSpec(state_spec=...), or use "
+                "central_input=observations."
+            )
+        members = []
+        for own, state in zip(self.own_specs, self.agent_state_spec.unbind(0)):
+            leaves = {key: leaf for key, leaf in own.items() if key != "observation"}
+            members.append(Composite(leaves | {"state": state}))
+        parts |= {"observation_keys": (self.agent_state_key,), "action_mask_key": None}
+        return replace(self, members=tuple(members), **parts)
 
 
 def own_keys(name: str) -> dict[str, Any]:

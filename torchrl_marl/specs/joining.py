@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -80,7 +81,7 @@ class JoinedGroup(GroupSpec):
         Args:
             tensordict (TensorDictBase): data that contain the groups, dense or lazily stacked.
             leaves (sequence of str): leaves to include besides observations and masks: ``action``,
-                ``action_log_prob`` or ``reward``.
+                ``action_log_prob``, ``reward`` or ``state``.
             flags (bool): True to include the agents' done flags.
 
         Shapes:
@@ -103,7 +104,8 @@ class JoinedGroup(GroupSpec):
         if self.action_mask_key is not None:
             source["action_mask"] = self._cat_action_masks(own, batch)
         for leaf in leaves:
-            source[leaf] = _cat([td.get(leaf) for td in own], len(batch))
+            rows = [_flat(group, leaf, td.get(leaf)) for group, td in zip(self.groups, own)]
+            source[leaf] = _cat(rows, len(batch))
         if flags:
             source |= self._cat_flags(tensordict, own)
         device = tensordict.device
@@ -137,6 +139,11 @@ class JoinedGroup(GroupSpec):
                     flag = flag.unsqueeze(-2).expand(*flag.shape[:-1], group.n_agents, 1)
                 flags[name].append(flag)
         return {name: torch.cat(rows, -2) for name, rows in flags.items()}
+
+    @cached_property
+    def of_states(self) -> GroupSpec:
+        """This group with the agents' own states in place of their observations, for critics."""
+        return self._of_states(groups=tuple(group.of_states for group in self.groups))
 
     # ----------------------------------------------------------------------- to several groups
 
@@ -223,6 +230,7 @@ def joined_fields(
         "action_mask_key": (name, "action_mask") if legal else None,
         "state_key": groups[0].state_key,
         "state_spec": groups[0].state_spec,
+        **_agent_states(name, groups),
         "agent_done": True,
         "members": tuple(members),
         "kinds": tuple(numbers[kind] for kind in kinds),
@@ -253,6 +261,20 @@ def _members(group: GroupSpec, acts: bool) -> list[Composite]:
         Composite(observation=Unbounded((width,)), action=own["action"])
         for width, own in zip(group.observation_dims, group.own_specs)
     ]
+
+
+def _agent_states(name: str, groups: Sequence[GroupSpec]) -> dict[str, Any]:
+    """Returns the key and the spec of the agents' own states, if all groups have them."""
+    if any(group.agent_state_key is None for group in groups):
+        return {}
+    widths = [width for group in groups for width in group.of_states.observation_dims]
+    spec = torch.stack([Unbounded((width,)) for width in widths], 0)
+    return {"agent_state_key": (name, "state"), "agent_state_spec": spec}
+
+
+def _flat(group: GroupSpec, leaf: str, value: Tensor) -> Tensor:
+    """Returns a leaf of a group; the agents' own states as flat vectors."""
+    return group.of_states.flat([value]) if leaf == "state" else value
 
 
 def _ones(batch: torch.Size, group: GroupSpec, td: TensorDictBase) -> Tensor:

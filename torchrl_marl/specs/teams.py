@@ -61,6 +61,10 @@ def group_from_agents(
         raise ValueError(
             f"group {name!r}: all kinds of a group have an action_mask, or none; set it in all."
         )
+    if len({spec.state_spec is None for spec in specs}) > 1:
+        raise ValueError(
+            f"group {name!r}: all kinds of a group have a state_spec, or none; set it in all."
+        )
     members = [_member(spec) for spec in specs for _ in range(spec.n_agents)]
     return GroupSpec(
         name=name,
@@ -73,6 +77,7 @@ def group_from_agents(
         action_mask_key=(name, "action_mask") if specs[0].action_mask else None,
         state_key=None if state_spec is None else "state",
         state_spec=state_spec,
+        **_agent_states(name, [member.get("state", None) for member in members]),
         agent_done=True,
         members=tuple(members) if any(own != members[0] for own in members[1:]) else None,
         kinds=tuple(k for k, spec in enumerate(specs) for _ in range(spec.n_agents)),
@@ -86,7 +91,17 @@ def _member(spec: AgentSpec) -> Composite:
     if spec.action_mask:
         n = spec.action_spec.space.n
         member["action_mask"] = Categorical(2, shape=(n,), dtype=torch.bool)
+    if spec.state_spec is not None:
+        member["state"] = spec.state_spec
     return member
+
+
+def _agent_states(name: str, specs: Sequence[TensorSpec | None]) -> dict[str, Any]:
+    """Returns the key and the spec of the agents' own states, if all agents have one."""
+    own: list[Any] = [spec for spec in specs if spec is not None and spec.ndim]
+    if len(own) < len(specs) or any(isinstance(spec, Composite) for spec in own):
+        return {}
+    return {"agent_state_key": (name, "state"), "agent_state_spec": torch.stack(own, 0)}
 
 
 def read_group_map(env: EnvBase) -> dict[str, list[str]]:
@@ -211,6 +226,7 @@ def group_from_env(
         observation_spec = seen["observation"]
         action_spec = env.full_action_spec_unbatched[name, "action"]
         leaves, kinds = [observation_spec], (0,) * len(agent_names)
+        states = _rows_of(seen.get("state", None), len(agent_names))
         _check_masks(name, seen, action_spec, (len(agent_names),))
     else:
         for member in members:
@@ -219,6 +235,7 @@ def group_from_env(
         observation_spec = torch.stack(leaves, 0)
         action_spec = torch.stack([member["action"] for member in members], 0)
         kinds = _kinds_of(members)
+        states = [member.get("state", None) for member in members]
     kinds = _declared_kinds(env, name, len(agent_names)) or kinds
     return GroupSpec(
         name=name,
@@ -235,11 +252,18 @@ def group_from_env(
         action_mask_key=(name, "action_mask") if "action_mask" in seen.keys() else None,
         state_key=None if state_spec is None else "state",
         state_spec=state_spec,
+        **_agent_states(name, states),
         agent_done=agent_done,
         members=members,
         kinds=kinds,
         in_turns=_declared(env, "in_turns") is True,
     )
+
+
+def _rows_of(spec: TensorSpec | None, n_agents: int) -> Sequence[TensorSpec | None]:
+    """Returns the spec of each agent's row of a leaf; None for agents without one."""
+    rows = spec is not None and spec.shape[:1] == (n_agents,)
+    return spec.unbind(0) if spec is not None and rows else [None] * n_agents
 
 
 def _check_masks(name: str, seen: Composite, action: TensorSpec, agents: tuple[int, ...]) -> None:

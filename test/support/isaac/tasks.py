@@ -42,6 +42,8 @@ def define():
             sizes = {name: self.cfg.observation_spaces[name] for name in names}
             self.x = torch.zeros(n, len(names))
             self.earned = torch.zeros(n, len(names))
+            if isinstance(self.cfg.state_space, dict):
+                self.states = {a: torch.zeros(n, size) for a, size in self.cfg.state_space.items()}
             self.seen = {
                 name: torch.zeros(n, size if isinstance(size, int) else size.shape[0])
                 for name, size in sizes.items()
@@ -65,7 +67,13 @@ def define():
             return self.here(self.seen)
 
         def _get_states(self):
-            return self.x
+            if not isinstance(self.cfg.state_space, dict):
+                return self.x
+            # Each robot's own place, and how far it is from the first ones.
+            for i, state in enumerate(self.states.values()):
+                state[:] = self.x[:, i : i + 1] - self.x[:, : state.shape[1]]
+                state[:, 0] = self.x[:, i]
+            return self.here(self.states)
 
         def _get_rewards(self):
             self.earned[:] = self.x

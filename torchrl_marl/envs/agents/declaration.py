@@ -17,6 +17,7 @@ from torchrl.data import Categorical, Composite, TensorSpec
 from torchrl_marl.envs.agents.kinds import GroupKinds, OutputReader, batched
 from torchrl_marl.errors import ConfigError, SimulatorStateError, nearest
 from torchrl_marl.specs import AgentSpec, TeamSpec
+from torchrl_marl.specs.agents import fault_of_state
 from torchrl_marl.specs.stacking import pad_specs
 
 __all__ = [
@@ -29,7 +30,7 @@ __all__ = [
 ]
 
 _FLAGS = ("done", "terminated", "truncated")
-_LEAVES = frozenset({"observation", "action", "mask", "action_mask", "reward", *_FLAGS})
+_LEAVES = frozenset({"observation", "action", "mask", "action_mask", "reward", "state", *_FLAGS})
 
 
 class Declaration:
@@ -90,13 +91,8 @@ class Declaration:
         """Returns a copy of the declaration with a state for the critic."""
         if self.state is not None:
             raise ConfigError(f"{self.owner}: a state is already registered; register one only.")
-        simple = isinstance(spec, TensorSpec) and not isinstance(spec, Composite)
-        if not simple or not spec.dtype.is_floating_point or not spec.ndim:
-            found = f"{type(spec).__name__} {list(getattr(spec, 'shape', []))}"
-            raise ConfigError(
-                f"{self.owner}: the state's spec is {found}, expected one of floats [S], such as "
-                "torchrl.data.Unbounded((8,))."
-            )
+        if fault := fault_of_state(spec):
+            raise ConfigError(f"{self.owner}: the state's spec is {fault}.")
         return Declaration(self.owner, self.num_envs, self.kinds, spec, self.in_turns)
 
     @property
@@ -120,7 +116,9 @@ class Declaration:
             specs["done"][key] = _flag(1)
         for name, group in groups.items():
             seen = ["observation", "mask"]
-            seen += ["action_mask"] if self.kinds[name][0].action_mask else []
+            first = self.kinds[name][0]
+            seen += ["action_mask"] if first.action_mask else []
+            seen += ["state"] if first.state_spec is not None else []
             parts = {"observation": seen, "action": ["action"]}
             if self.groups[name].lazy:
                 for part, leaves in parts.items():
@@ -211,6 +209,11 @@ def _check_one_group(where: str, kinds: Sequence[AgentSpec]) -> None:
                 f"{where}: {first.name!r} has action_mask={first.action_mask}, {kind.name!r} has "
                 f"action_mask={kind.action_mask}, expected the same for all agents of a group."
             )
+        if (kind.state_spec is None) != (first.state_spec is None):
+            raise ConfigError(
+                f"{where}: {_stateful(first)}, {_stateful(kind)}, expected the same for all agents "
+                "of a group; set state_spec in all, or put each kind into its own group."
+            )
         of_first = dict(_agent_specs(first).items(True))
         for key, found in _agent_specs(kind).items(True):
             expected = of_first.get(key)
@@ -220,6 +223,10 @@ def _check_one_group(where: str, kinds: Sequence[AgentSpec]) -> None:
                     f"{_describe(found)}, that of {first.name!r} {_describe(expected)}, expected "
                     "one type, dtype and number of dims; put each kind into its own group."
                 )
+
+
+def _stateful(kind: AgentSpec) -> str:
+    return f"{kind.name!r} has {'no' if kind.state_spec is None else 'a'} state_spec"
 
 
 def _structure(spec: TensorSpec, key: NestedKey) -> tuple:
@@ -251,6 +258,8 @@ def _agent_specs(kind: AgentSpec) -> Composite:
     }
     if kind.action_mask:
         own["action_mask"] = _flag(kind.action_spec.space.n)
+    if kind.state_spec is not None:
+        own["state"] = kind.state_spec
     return Composite(own)
 
 

@@ -170,7 +170,7 @@ class OutputReader:
         num_envs (int): number E of envs.
         groups (dict of str to GroupKinds): kinds of the agents, by group.
         specs (dict of str to Composite): specs ``[N]`` of each group's observation, masks, action,
-            reward and flags, without the leaves whose shape differs between kinds.
+            reward, flags and agents' states, without the leaves whose shape differs between kinds.
         kind_specs (dict): specs ``[M]`` of each kind, by group and kind.
         state (TensorSpec, optional): spec of the state, ``[S]``.
     """

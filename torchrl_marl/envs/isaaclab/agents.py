@@ -92,12 +92,15 @@ class ActionRanges:
         return spec if scale is None else Bounded(-1, 1, spec.shape, dtype=spec.dtype)
 
 
-def groups_of(env: Any, group_map: Any = None) -> dict[str, list[str]]:
+def groups_of(
+    env: Any, group_map: Any = None, states: Mapping[str, Any] | None = None
+) -> dict[str, list[str]]:
     """Groups agents with a common name prefix and equal spaces; others are groups of one agent.
 
     Args:
         env (DirectMARLEnv): task with ``possible_agents`` and their spaces.
         group_map (MarlGroupMapType or mapping, optional): grouping to use instead.
+        states (mapping, optional): agent -> space of its own state.
 
     Raises:
         ConfigError: if an agent is in no group or in two, or an id is unknown.
@@ -107,15 +110,27 @@ def groups_of(env: Any, group_map: Any = None) -> dict[str, list[str]]:
         return groups
     split: dict[str, list[str]] = {}
     for group, names in groups.items():
-        equal = all(_spaces(env, name) == _spaces(env, names[0]) for name in names)
+        first = _spaces(env, states, names[0])
+        equal = all(_spaces(env, states, name) == first for name in names)
         split.update({group: names} if equal else {name: [name] for name in names})
     return split
 
 
 def declared(
-    owner: str, env: Any, groups: Mapping[str, Sequence[str]], ranges: ActionRanges
+    owner: str,
+    env: Any,
+    groups: Mapping[str, Sequence[str]],
+    ranges: ActionRanges,
+    states: Mapping[str, Any] | None = None,
 ) -> Declaration:
     """Returns the declaration of a task: its groups of agents, and their specs.
+
+    Args:
+        owner (str): name of the task in error messages.
+        env (DirectMARLEnv): the task.
+        groups (mapping): group -> names of its agents.
+        ranges (ActionRanges): ranges of unbounded actions.
+        states (mapping, optional): agent -> space of its own state.
 
     Raises:
         ConfigError: if agents cannot be in one group, or actions have no range.
@@ -125,20 +140,26 @@ def declared(
     declaration = Declaration(owner, env.num_envs)
     for group, names in groups.items():
         # Consecutive agents with equal spaces are one kind.
-        kinds = [list(kind) for _, kind in groupby(names, partial(_spaces, env))]
+        kinds = [list(kind) for _, kind in groupby(names, partial(_spaces, env, states))]
         for kind in kinds:
             first = kind[0]
             where, space = f"the observation space of {first!r}", env.observation_spaces[first]
             observation = spec_of_space(where, space)
             action = ranges.spec(first, group, env.action_spaces[first])
-            name = group if len(kinds) == 1 else first
-            spec = AgentSpec(name, len(kind), observation, action, agent_names=tuple(kind))
+            state = None
+            if states is not None:
+                state = spec_of_space(f"the state space of {first!r}", states[first])
+            name, called = group if len(kinds) == 1 else first, tuple(kind)
+            spec = AgentSpec(
+                name, len(kind), observation, action, agent_names=called, state_spec=state
+            )
             declaration = declaration.with_agent(spec, group)
     return declaration
 
 
-def _spaces(env: Any, name: str) -> tuple[Any, Any]:
-    return env.observation_spaces[name], env.action_spaces[name]
+def _spaces(env: Any, states: Mapping[str, Any] | None, name: str) -> tuple[Any, Any, Any]:
+    state = None if states is None else states[name]
+    return env.observation_spaces[name], env.action_spaces[name], state
 
 
 @dataclass(frozen=True)
@@ -240,43 +261,56 @@ class Agents:
             SpecError: if a shape differs from the declared one.
         """
         groups: dict[str, dict[str, Any]] = {}
-        for group, kinds in self.declaration.kinds.items():
-            if self.declaration.groups[group].ragged("observation"):
-                groups[group] = {
-                    kind.name: {
-                        "observation": self._seen(output, kind.agent_names, kind.observation_spec)
-                    }
-                    for kind in kinds
-                }
-            else:
-                names = self.declaration.team.groups[group].agent_names
-                seen = self._seen(output, names, kinds[0].observation_spec)
-                groups[group] = {"observation": seen}
+        self._add("observation", output, groups)
         return groups
 
-    def _seen(self, output: Mapping[str, Any], names: Sequence[str], spec: TensorSpec) -> Any:
-        return self._stacked(names, [output.get(name) for name in names], spec)
+    def add_states(self, output: Mapping[str, Any], groups: dict[str, dict[str, Any]]) -> None:
+        """Adds the agents' own states to the observations of each group, in the same form.
 
-    def _stacked(self, names: Sequence[str], rows: Sequence[Any], spec: TensorSpec) -> Any:
+        Raises:
+            SpecError: if a shape differs from the declared one.
+        """
+        self._add("state", output, groups)
+
+    def _add(self, leaf: str, output: Mapping[str, Any], groups: dict[str, dict[str, Any]]) -> None:
+        for group, kinds in self.declaration.kinds.items():
+            leaves = groups.setdefault(group, {})
+            if self.declaration.groups[group].ragged(leaf):
+                for kind in kinds:
+                    own = self._seen(leaf, output, kind.agent_names, kind)
+                    leaves.setdefault(kind.name, {})[leaf] = own
+            else:
+                names = self.declaration.team.groups[group].agent_names
+                leaves[leaf] = self._seen(leaf, output, names, kinds[0])
+
+    def _seen(
+        self, leaf: str, output: Mapping[str, Any], names: Sequence[str], kind: AgentSpec
+    ) -> Any:
+        rows = [output.get(name) for name in names]
+        return self._stacked(leaf, names, rows, getattr(kind, f"{leaf}_spec"))
+
+    def _stacked(
+        self, what: str, names: Sequence[str], rows: Sequence[Any], spec: TensorSpec
+    ) -> Any:
         if isinstance(spec, Composite):
             return {
-                key: self._stacked(names, [None if x is None else x[key] for x in rows], leaf)
+                key: self._stacked(what, names, [None if x is None else x[key] for x in rows], leaf)
                 for key, leaf in spec.items()
             }
         shape = torch.Size([self.declaration.num_envs, *spec.shape])
-        stacked = torch.stack([self._row(*named, shape) for named in zip(names, rows)], 1)
+        stacked = torch.stack([self._row(what, *named, shape) for named in zip(names, rows)], 1)
         return stacked.to(spec.dtype)
 
-    def _row(self, name: str, row: Tensor | None, shape: torch.Size) -> Tensor:
+    def _row(self, what: str, name: str, row: Tensor | None, shape: torch.Size) -> Tensor:
         if row is None:
             return torch.zeros(shape, device=self.device)
         if row.shape == shape:
             return row
-        if row.shape == shape[:1] and shape[1:] == (1,):  # the observation is a single number
+        if row.shape == shape[:1] and shape[1:] == (1,):  # it is a single number
             return row.unsqueeze(-1)
         raise SpecError(
-            f"{self.declaration.owner}: the observation of {name!r} has shape {list(row.shape)}, "
-            f"expected {list(shape)} as in its observation space; correct one of the two."
+            f"{self.declaration.owner}: the {what} of {name!r} has shape {list(row.shape)}, "
+            f"expected {list(shape)} as in its {what} space; correct one of the two."
         )
 
     # -------------------------------------------------------------------------- input of a task

@@ -60,8 +60,10 @@ class IsaacLabEnv(AutoResetEnv):
             limit (``episode_length_s``).
         seed (int, optional): random seed; if None, it is drawn from torch's global generator.
         device (torch.device, optional): device of a named task; if None, the task's default.
-        state ("observations" or "world", optional): the central critic's input: the concatenated
-            observations of all agents, group by group, or the result of the task's ``state()``.
+        state ("observations" or "world", optional): the critic's input: the concatenated
+            observations of all agents, group by group, or the result of the task's ``state()``. If
+            the task's ``state_space`` has a space for each agent, and its ``state()`` is a dict,
+            then each agent has a state of its own, ``(group, "state")``.
         group_map (MarlGroupMapType or dict, optional): group -> names of its agents. By
             default agents with a common name prefix (``robot_0``, ``robot_1``) and equal spaces
             form a group.
@@ -81,7 +83,8 @@ class IsaacLabEnv(AutoResetEnv):
     Shapes:
         - ``(group, "observation")``: ``[E, N, O]``; ``("next", group, "reward")``: ``[E, N, 1]``
         - ``(group, "mask")``: ``[E, N]``; ``(group, "done")``: ``[E, N, 1]``
-        - ``done``, ``terminated``, ``truncated``: ``[E, 1]``; ``"state"``: ``[E, S]``
+        - ``done``, ``terminated``, ``truncated``: ``[E, 1]``
+        - ``"state"``: ``[E, S]``, or ``(group, "state")``: ``[E, N, S]``
 
     Raises:
         ConfigError: if a task, setting, group or agent is unknown, unbounded actions have neither
@@ -138,8 +141,10 @@ class IsaacLabEnv(AutoResetEnv):
             task = check_task(env)
             owner = type(task).__name__
             _check_given(task, num_envs, device, usd_path)
-        declaration = declared(owner, task, groups_of(task, group_map), ranges)
-        spec = _state_spec(task, declaration, state)
+        states = _own_states(owner, task) if state == "world" else None
+        groups = groups_of(task, group_map, states)
+        declaration = declared(owner, task, groups, ranges, states)
+        spec = None if states is not None else _state_spec(task, declaration, state)
         declaration = declaration if spec is None else declaration.with_state(spec)
         super().__init__(declaration, device=task.device)
         self._agents = Agents.of(task, declaration, ranges)
@@ -258,6 +263,20 @@ def _check_given(
 def _same_device(first: torch.device | str, second: torch.device | str) -> bool:
     first, second = torch.device(first), torch.device(second)
     return first.type == second.type and (first.index or 0) == (second.index or 0)
+
+
+def _own_states(owner: str, task: Any) -> dict[str, Any] | None:
+    """Returns the space of each agent's own state; None if the task has one state for all."""
+    space: Any = getattr(task, "state_space", None)
+    if type(space).__name__ != "Dict":
+        return None
+    spaces, names = dict(space.spaces), list(task.possible_agents)
+    if set(spaces) != set(names):
+        raise ConfigError(
+            f"{owner}: state_space has the keys {list(spaces)}, expected its agents {names}, each "
+            "with a state of its own; set a size for each agent, or one size for all."
+        )
+    return spaces
 
 
 def _state_spec(task: Any, declaration: Declaration, state: StateOf) -> TensorSpec | None:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
+from torchrl.data import TensorSpec
 
 from torchrl_marl.envs.agents.life_cycle import GroupFlags, TeamFlags
 from torchrl_marl.envs.isaaclab.agents import Agents
@@ -97,8 +98,8 @@ class Step:
     """Output of a step.
 
     Args:
-        seen (dict): observations by group and the state, after ended envs were reset.
-        last (dict, optional): observations and state of all envs, before ended envs were reset.
+        seen (dict): observations by group and the states, after ended envs were reset.
+        last (dict, optional): observations and states of all envs, before ended envs were reset.
             None if no env was reset, or if last observations are not read.
         was_reset (bool): True if at least one env was reset.
         reward (Tensor): rewards, ``[E, N, 1]``.
@@ -124,7 +125,8 @@ class IsaacSimulation:
     Args:
         env (DirectMARLEnv): the simulation.
         agents (Agents): converter of the tensors of the simulation's agents.
-        state (str, optional): source of the critic's state, ``"world"`` or ``"observations"``.
+        state (str, optional): source of the critic's state, ``"world"`` or ``"observations"``. If
+            the declaration has no state of the team, the task's own state is one for each agent.
         max_steps (int, optional): time limit of an episode in steps, in addition to the task's.
         terminal_observations (bool): True to read the last observations.
     """
@@ -244,13 +246,30 @@ class IsaacSimulation:
         if self.state == "observations":
             rows = [x.flatten(1).float() for x in tree_leaves(seen)]
             seen["state"] = torch.cat(rows, -1)
+        elif self.state == "world" and self.agents.declaration.state is None:
+            self.agents.add_states(self._own_states(observations), seen)
         elif self.state == "world":
-            seen["state"] = self._world_state()
+            seen["state"] = self._world_state(self.agents.declaration.state)
         return seen
 
-    def _world_state(self) -> Tensor:
-        state, spec = self.env.state(), self.agents.declaration.state
-        assert spec is not None
+    def _own_states(self, present: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Returns the agents' own states; those of all present agents must be there."""
+        states, owner = self.env.state(), self.agents.declaration.owner
+        if not isinstance(states, Mapping):
+            raise SpecError(
+                f"{owner}: its state is a {type(states).__name__}, expected a dict with a state "
+                "for each agent, as in its state_space; correct one of the two."
+            )
+        self.agents.away(states)  # refuses unknown agents
+        if missing := [name for name in present if name not in states]:
+            raise SpecError(
+                f"{owner}: its state lacks {missing[0]!r}, expected one for each agent that has an "
+                "observation; return it in _get_states."
+            )
+        return states
+
+    def _world_state(self, spec: TensorSpec) -> Tensor:
+        state = self.env.state()
         expected = (self.env.num_envs, *spec.shape)
         if not isinstance(state, Tensor) or state.shape != expected:
             found = list(state.shape) if isinstance(state, Tensor) else type(state).__name__

@@ -106,8 +106,9 @@ class MarlEnv(DomainParameters, EnvGraphs, DeclaredEnv):
 
     - ``_reset(tensordict)`` draws initial states for all E envs, and returns
       ``(group, "observation")``. Optional entries are ``(group, "mask")``, which is False for
-      waiting agents, ``(group, "action_mask")`` and ``"state"``. If only some envs are reset, the
-      base class keeps the states and entries of the others.
+      waiting agents, ``(group, "action_mask")``, and the states that only critics read: ``"state"``
+      of the team, and ``(group, "state")`` of each agent. If only some envs are reset, the base
+      class keeps the states and entries of the others.
     - ``_step(tensordict)`` returns the same entries of the next state, and ``(group, "reward")``.
       Optional entries are ``(group, "terminated")`` and ``(group, "truncated")`` of agents that
       end in this step, and ``"terminated"`` and ``"truncated"`` of the whole episode. The argument
@@ -158,6 +159,7 @@ class MarlEnv(DomainParameters, EnvGraphs, DeclaredEnv):
     Shapes:
         - ``(group, "observation")``: ``[E, N, O]``; ``("next", group, "reward")``: ``[E, N, 1]``
         - ``(group, "mask")``: ``[E, N]``; ``(group, "action_mask")``: ``[E, N, n_actions]``
+        - ``"state"``: ``[E, S]``; ``(group, "state")``: ``[E, N, S]``
         - ``done``, ``terminated``, ``truncated``: ``[E, 1]``, and ``[E, N, 1]`` per group
 
     Raises:

@@ -58,6 +58,7 @@ class PredatorPrey(MarlEnv):
         vision (int): visible distance in each direction, in cells; in the paper 0 (easy) or 1
             (medium and hard).
         mode (str): reward at the prey: ``mixed``, ``cooperative`` or ``competitive``.
+        agent_states (bool): whether each predator has a state of its own for its critic.
         max_steps (int, optional): time limit in steps, 20 by default; in the paper 20, 40 or 80.
         seed, device, check: as in :class:`MarlEnv`.
 
@@ -66,6 +67,7 @@ class PredatorPrey(MarlEnv):
           index, one-hot (index G is outside the grid), a flag for the prey, and the number of
           predators
         - ``"state"``: ``[E, N * G + G]``, the cells of the predators and of the prey
+        - ``("agents", "state")``: ``[E, N, 2 * G]``, the predator's cell and the prey's
 
     Raises:
         ConfigError: an argument is unknown, or a number is invalid.
@@ -89,6 +91,7 @@ class PredatorPrey(MarlEnv):
         size: int = 5,
         vision: int = 0,
         mode: str = "mixed",
+        agent_states: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(num_envs, **{"max_steps": 20, **kwargs})
@@ -103,12 +106,14 @@ class PredatorPrey(MarlEnv):
                 f"PredatorPrey: mode is {mode!r}, expected one of {', '.join(MODES)}."
             )
         self.n_agents, self.size, self.mode = n_agents, size, mode
+        self.agent_states = agent_states
         self.windows = windows(size, size, vision).to(self.device)
         n_cells, n_seen = self.windows.shape
         moves = [[-1, 0], [0, 1], [1, 0], [0, -1], [0, 0]]
         self.moves = torch.tensor(moves, device=self.device)
-        n_state = (n_agents + 1) * n_cells
-        declare_team(self, n_agents, n_seen * (n_cells + 3), len(moves), n_state, "predator")
+        n_state, n_own = (n_agents + 1) * n_cells, 2 * n_cells if agent_states else None
+        n_seen = n_seen * (n_cells + 3)
+        declare_team(self, n_agents, n_seen, len(moves), n_state, "predator", n_own)
 
     @property
     def informed_length(self) -> float:
@@ -171,8 +176,11 @@ class PredatorPrey(MarlEnv):
         rows = seen.flatten(1)
         counts = [x.gather(1, rows).view(*seen.shape, 1) for x in there]
         observation = torch.cat([one_hot(seen, n_cells + 1).float(), *counts], -1).flatten(2)
-        state = one_hot(torch.cat([predators, prey], 1), n_cells).flatten(1).float()
-        return {"agents": {"observation": observation, **leaves}, "state": state}
+        cells = one_hot(torch.cat([predators, prey], 1), n_cells).float()  # [E, N + 1, G]
+        if self.agent_states:
+            own = torch.cat([cells[:, :-1], cells[:, -1:].expand_as(cells[:, :-1])], -1)
+            leaves = {"state": own, **leaves}
+        return {"agents": {"observation": observation, **leaves}, "state": cells.flatten(1)}
 
     # ------------------------------------------------------------------------------- drawing
 

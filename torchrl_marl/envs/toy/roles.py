@@ -18,7 +18,13 @@ __all__ = ["declare_players", "declare_team", "zero_sum_step"]
 
 
 def declare_team(
-    env: MarlEnv, n_agents: int, n_seen: int, n_actions: int, n_state: int, name: str = "agent"
+    env: MarlEnv,
+    n_agents: int,
+    n_seen: int,
+    n_actions: int,
+    n_state: int,
+    name: str = "agent",
+    n_own: int | None = None,
 ) -> None:
     """Registers a homogeneous team with discrete actions as the group ``"agents"``; and the state.
 
@@ -29,8 +35,11 @@ def declare_team(
         n_actions (int): number of actions of an agent.
         n_state (int): number of state features.
         name (str): name of the agents.
+        n_own (int, optional): number of features of each agent's own state; None without one.
     """
-    spec = AgentSpec(name, n_agents, Unbounded((n_seen,)), Categorical(n_actions))
+    own = None if n_own is None else Unbounded((n_own,))
+    seen, does = Unbounded((n_seen,)), Categorical(n_actions)
+    spec = AgentSpec(name, n_agents, seen, does, state_spec=own)
     env.register_agent(spec, group="agents")
     env.register_state(Unbounded((n_state,)))
 
