@@ -2,6 +2,7 @@
 
 import pytest
 from runs import assert_same_run, small_config, table
+from tiers import later
 from torchrl.envs import TransformedEnv
 
 from torchrl_marl.apps.cli.main import main
@@ -25,14 +26,18 @@ WORLDS = {
 
 def config_of(world, folder, **overrides):
     recipe, ranges = WORLDS[world]
-    env = {"randomize": ranges}
-    return small_config(recipe, folder=str(folder), env=env, execution="eager", **overrides)
+    options = {"env": {"randomize": ranges}, "execution": "eager", **overrides}
+    return small_config(recipe, folder=str(folder), **options)
 
 
-@pytest.mark.parametrize("world", WORLDS)
-def test_stop_and_resume_is_going_on(world, tmp_path):
-    whole = train(config_of(world, tmp_path / "whole", total_frames=320))
-    for iteration in iterate(config_of(world, tmp_path / "parts", total_frames=320)):
+@pytest.mark.parametrize(
+    ("world", "execution"),
+    [("arena", "eager"), *later("runs", ("balance", "eager"), ("balance", "trace"))],
+)
+def test_stop_and_resume_is_going_on(world, execution, tmp_path):
+    options = {"total_frames": 320, "execution": execution}
+    whole = train(config_of(world, tmp_path / "whole", **options))
+    for iteration in iterate(config_of(world, tmp_path / "parts", **options)):
         if iteration.number == 2:
             break
     resumed = resume(tmp_path / "parts")
