@@ -56,6 +56,7 @@ def test_training_is_randomized_and_evaluation_is_not(tmp_path):
     assert not Environments(config, None, "cpu").evaluation.domain_parameters.is_empty()
 
 
+@pytest.mark.runs
 def test_a_run_is_evaluated_with_any_values(tmp_path, capsys):
     run = train(config_of("balance", tmp_path / "run", total_frames=80))
     plain = run.evaluate(4)
@@ -77,6 +78,7 @@ def test_a_run_is_evaluated_with_any_values(tmp_path, capsys):
         run.evaluate(4, env=env, randomize=True)
 
 
+@pytest.mark.runs
 def test_randomized_and_plain_runs_are_compared_with_nominal_values(tmp_path):
     plain = small_config("vmas_balance_mappo", folder=str(tmp_path / "plain"), total_frames=80)
     runs = [train(plain), train(config_of("balance", tmp_path / "run", total_frames=80))]
