@@ -199,6 +199,7 @@ MORE: dict[str, tuple[str, str, dict[str, Any]]] = {
     "vdn/memory": ("train", "toy_echo_rqmix", {"learner": "vdn"}),
     "pqn/monotonic": ("train", MAPPO, {"learner": "pqn", "learner.mixer.kind": "monotonic"}),
     "happo/vmas": ("train", "vmas_balance_mappo", {"learner": "happo"}),
+    "happo/memory": ("train", "toy_echo_rmappo", {"learner": "happo"}),
     "memory/burn_in": ("train", "toy_echo_rmappo", {"learner.burn_in": 2}),
     "critic/memory": ("train", TALK, {"learner.critic.memory.kind": "gru"}),
     "critic/set": ("train", MAPPO, {"learner.critic.architecture": "set"}),

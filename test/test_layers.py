@@ -45,6 +45,7 @@ SETTINGS = {
 WITHOUT_TORCH = {
     "runtime.import_path",
     "runtime.trust",
+    "envs.ranges",
     "errors",
     "settings.registry",
     "settings",

@@ -108,6 +108,16 @@ def test_a_narrow_product_with_long_sums_is_computed_transposed(
     torch.testing.assert_close(compiled, expected, rtol=1e-5, atol=1e-5)
 
 
+def test_a_product_that_is_computed_transposed_is_flattened_by_rows():
+    torch.manual_seed(0)
+    left, right = torch.randn(64, 100), torch.randn(100, 14)
+    flat = lambda x, y: torch.mm(x, y).unsqueeze(0).view(1, -1)  # noqa: E731
+    [expected], [found], _ = rewritten(flat, left, right)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    compiled = capture(flat, left, right, name="a flat product")(left, right)
+    torch.testing.assert_close(compiled, expected, rtol=1e-5, atol=1e-5)
+
+
 def test_a_gradient_after_a_rewritten_tanh_is_computed_transposed():
     torch.manual_seed(0)
     grow, x = nn.Linear(8, 40), torch.randn(100, 8)

@@ -1,16 +1,18 @@
 """What no graph can hold is collected by eager steps, and said."""
 
 import warnings
+from typing import ClassVar
 
 import pytest
 import torch
 from graph_batches import assert_equal, batch_of, collector_of, dropout
 from tensordict.nn import TensorDictModule
 from torch import nn
-from torchrl.data import Unbounded
+from torchrl.data import Bounded, Unbounded
 from torchrl.envs import TensorDictPrimer, Transform, TransformedEnv, VecNorm
 
-from torchrl_marl.envs import VmasEnv
+from torchrl_marl.envs import MarlEnv, VmasEnv
+from torchrl_marl.specs import AgentSpec
 
 
 class Stubborn(nn.Module):
@@ -133,3 +135,37 @@ class OfSix(Transform):
 def test_a_transform_that_a_twin_cannot_have_falls_back():
     said = fallback(TransformedEnv(dropout(), OfSix()))
     assert "draws starts ahead, raised RuntimeError: six envs or none" in said
+
+
+class Drifting(MarlEnv):
+    """Each second step of the process moves by a little more."""
+
+    calls: ClassVar[list] = []
+
+    def __init__(self, num_envs, drift, **kwargs):
+        super().__init__(num_envs, **kwargs)
+        self.drift = drift
+        self.register_agent(AgentSpec("rover", 2, Unbounded((1,)), Bounded(-1, 1, (1,))))
+
+    def _reset(self, tensordict):
+        self.position = torch.ones(self.num_envs, 2, 1)
+        return {"rover": {"observation": self.position}}
+
+    def _step(self, tensordict):
+        self.calls.append(self)
+        drift = self.drift * (len(self.calls) % 2)
+        self.position = self.position + 0.5 * tensordict["rover", "action"] + drift
+        return {"rover": {"observation": self.position, "reward": self.position}}
+
+
+@pytest.mark.parametrize(
+    "drift, execution, captured",
+    [(1e-6, "compile", True), (1e-6, "trace", False), (1e-3, "compile", False)],
+)
+def test_a_graph_may_round_differently_unless_it_is_a_trace(drift, execution, captured):
+    collector = collector_of(Drifting(3, drift, seed=0), execution, policy=None)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        collector.rollout()
+    assert (collector.execution == execution) == captured
+    assert any("differs from the simulator's" in str(one.message) for one in caught) != captured

@@ -14,6 +14,7 @@ from torchrl_marl.envs import (
     IsaacLabEnv,
     JaxMarlEnv,
     MarlEnv,
+    MujocoEnv,
     PadAgents,
     PettingZooEnv,
     VmasEnv,
@@ -213,6 +214,19 @@ JAXMARL = {
 }
 for name, case in JAXMARL.items():
     CASES[f"jaxmarl_{name}"] = case
+
+
+def mujoco(robot, **kwargs):
+    def make(num_envs, seed, max_steps):
+        return MujocoEnv(robot, num_envs, seed=seed, max_steps=max_steps, **kwargs)
+
+    return make
+
+
+hopper = Case(mujoco("hopper"), agent_done=True, lazy=True)
+CASES["mujoco_ant"] = Case(mujoco("ant"), agent_done=True)
+CASES["mujoco_hopper"] = hopper
+CASES["mujoco_hopper_padded"] = replace(hopper, make=padded(hopper.make), lazy=False)
 
 
 # An adapter, a kind of action and a way of stacking each; the second tier has the others.

@@ -8,6 +8,7 @@ from contract import asking_reset, draw_actions, reset_some
 from isaac_environments import NAMES, pendulum, robots, simulated, task_of_robots, told
 from operations import CountOperations
 
+from torchrl_marl.envs import IsaacLabEnv
 from torchrl_marl.envs.agents.life_cycle import GroupFlags
 from torchrl_marl.envs.isaaclab.simulation import Ends
 
@@ -258,3 +259,22 @@ def test_a_reset_takes_as_many_operations_for_any_number_of_envs(isaac):
             env._reset(asked)
         counts.add(operations.count)
     assert len(counts) == 1
+
+
+def test_events_of_the_task_randomize_the_envs_that_are_reset(isaac):
+    """Isaac Lab's own randomization runs in each reset, only in the envs that it resets."""
+    from isaaclab.managers import EventTermCfg
+
+    def draw_mass(task, env_ids, low, high):
+        task.mass[env_ids] = low + (high - low) * torch.rand(len(env_ids))
+
+    params = {"low": 1.0, "high": 3.0}
+    events = {"mass": EventTermCfg(func=draw_mass, mode="reset", params=params)}
+    task = task_of_robots(isaac, 3, events=events)
+    task.mass = torch.zeros(3)
+    env = IsaacLabEnv(task, seed=0, action_scale=1.0)
+    td = env.reset()
+    masses = task.mass.clone()
+    assert masses.unique().numel() == 3 and masses.min() >= 1 and masses.max() <= 3
+    env.reset(asking_reset(env, td, [1]))
+    assert (task.mass != masses).tolist() == [False, True, False]

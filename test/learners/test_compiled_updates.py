@@ -20,7 +20,13 @@ from torchrl_marl.learners.adam import Adam
 from torchrl_marl.learners.algorithms import ALGORITHMS
 from torchrl_marl.learners.build import build_population
 from torchrl_marl.learners.off_policy_config import ReplayConfig
-from torchrl_marl.modules import CriticConfig, MemoryConfig, NetworkConfig
+from torchrl_marl.modules import (
+    CriticConfig,
+    MemoryConfig,
+    NetworkConfig,
+    RecurrentCriticConfig,
+    TeamNetworkConfig,
+)
 from torchrl_marl.modules.config import AnyMixerConfig, QNetworkConfig
 
 # So large that a value of moved parameters cannot be taken for one of rounding.
@@ -36,8 +42,13 @@ OWN = CRITICS | {"actor": NetworkConfig([8], sharing="none")}
 CASES = {
     "mappo": PPO | {"entropy_coeff": 0.01, "value_norm": True},
     "mappo, stopped by its KL": PPO | {"num_epochs": 3, "target_kl": 0.01},
+    "mappo, simba": PPO | {"actor": NetworkConfig([8], body="simba")},
     "ippo": PPO,
-    "happo": PPO,
+    "happo": PPO | {"actor": NetworkConfig([8], sharing="none")},
+    "happo, with memory": PPO
+    | {"window": 5, "minibatch_size": 20}
+    | {"actor": TeamNetworkConfig([8], sharing="none", memory=MemoryConfig("gru", 8))}
+    | {"critic": RecurrentCriticConfig([8], memory=MemoryConfig("lstm", 8))},
     "maddpg": CRITICS,
     "maddpg, mixed": CRITICS | {"mixer": AnyMixerConfig("monotonic", 4)},
     "iddpg": CRITICS,
@@ -47,7 +58,7 @@ CASES = {
     "isac": CRITICS,
     "haddpg": OWN,
     "hatd3": OWN,
-    "hasac": OWN,
+    "hasac": OWN | {"critic": CriticConfig([8, 8], body="simba")},
     "qmix": VALUES,
     "qmix, with memory": VALUES
     | {"replay": ReplayConfig(capacity=400), "window": 8, "burn_in": 2}

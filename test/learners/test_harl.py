@@ -85,14 +85,17 @@ def test_graphs_learn_as_eager_updates_do(algorithm, groups):
     assert one[0].replay.priorities is not None
 
 
-@pytest.mark.parametrize(("algorithm", "value"), list(zip(["hatd3", "hasac"], POISON)))
+@pytest.mark.parametrize(
+    ("algorithm", "value"),
+    [*zip(["hatd3", "hasac"], POISON), *later("compiled", ("haddpg", POISON[0]))],
+)
 def test_what_masked_slots_hold_changes_no_bit(algorithm, value):
     env = arena(max_steps=12, years=2, continuous_actions=algorithm != "hasac")
     one, other = (trained(env, 0, algorithm=algorithm)[0] for _ in range(2))
     assert_masked_slots_change_no_bit(one, other, env, value)
 
 
-@pytest.mark.parametrize("algorithm", ["hatd3", "hasac"])
+@pytest.mark.parametrize("algorithm", ["hatd3", "hasac", *later("compiled", "haddpg")])
 def test_resumed_it_goes_on_the_same(algorithm):
     env = arena()
     learner, _ = trained(env, algorithm=algorithm)

@@ -123,8 +123,15 @@ def test_so_it_does_where_actions_are_drawn(algorithm, monkeypatch):
             {},
             {"bootstrap": "agent", "actor": RecurrentNetworkConfig(num_cells=[8], sharing="none")},
         ),
+        (
+            {},
+            {
+                "actor": RecurrentNetworkConfig([8], body="simba"),
+                "critic": CriticConfig([8], body="simba"),
+            },
+        ),
     ],
-    ids=["groups", "across", "apart"],
+    ids=["groups", "across", "apart", "simba"],
 )
 def test_so_do_members_of_other_teams_and_settings(env, config):
     assert_as_alone(world(**env), dataclasses.replace(CONFIG, **config), DIFFERENT, batches=2)

@@ -133,8 +133,12 @@ def test_so_do_members_whose_agents_have_states_of_their_own():
         ({}, {"actor": NetworkConfig(**NETWORK, sharing="none"), "bootstrap": "agent"}),
         ({}, {"lr_schedule": "linear", "clip_value": True, "normalize_advantage": "agent"}),
         ({"n_groups": 2, "n_agents": 4}, {"value_centering": True}),
+        (
+            {},
+            {"actor": NetworkConfig([8], body="simba"), "critic": CriticConfig([8], body="simba")},
+        ),
     ],
-    ids=["groups", "across", "kinds", "apart", "schedules", "centered"],
+    ids=["groups", "across", "kinds", "apart", "schedules", "centered", "simba"],
 )
 def test_so_do_members_of_other_teams_and_settings(env, config):
     assert_as_alone(world(**env), dataclasses.replace(CONFIG, **config), DIFFERENT, batches=2)

@@ -1,9 +1,12 @@
 """Runs with memory: from the command's words to results, resumed in mid-episode to the bit."""
 
+from functools import partial
+
 import pytest
 import torch
 from learner_twins import rows_of_a_run_that_resumes_to_the_bit
 from runs import small_config
+from support.tiers import later
 
 import torchrl_marl
 from torchrl_marl.envs import make_env, with_memory
@@ -21,12 +24,14 @@ def recipe(folder, **overrides):
     return read_config(config, {"learner": learner})
 
 
-def test_a_run_that_is_resumed_in_mid_episode_is_the_same_to_the_bit(tmp_path):
-    rows = rows_of_a_run_that_resumes_to_the_bit(recipe, tmp_path, (1, 2))
+@pytest.mark.parametrize("algorithm", ["mappo", *later("runs", "happo")])
+def test_a_run_that_is_resumed_in_mid_episode_is_the_same_to_the_bit(algorithm, tmp_path):
+    make = partial(recipe, learner={"algorithm": algorithm})
+    rows = rows_of_a_run_that_resumes_to_the_bit(make, tmp_path, (1, 2))
     assert len(rows) == 4
 
 
-@pytest.mark.parametrize("algorithm", ["qmix", "masac"])
+@pytest.mark.parametrize("algorithm", ["qmix", "masac", *later("runs", "haddpg", "hatd3", "hasac")])
 def test_a_run_with_replay_resumes_to_the_bit(algorithm, tmp_path):
     learner = {"algorithm": algorithm, "learning_starts": 80, "updates_per_frame": 0.05,
                "actor.memory": "gru", "actor.num_cells": [8], "window": 5, "burn_in": 2,

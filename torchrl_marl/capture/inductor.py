@@ -323,6 +323,14 @@ def _matmul(call: Call, node: fx.Node) -> fx.Node:
     return call(_aten.t.default, (call(_aten.mm.default, tuple(turned)),))
 
 
+def _view(call: Call, node: fx.Node) -> fx.Node:
+    """Returns a view that copies, if it is one of a product that is now computed transposed."""
+    product = _viewed(node)
+    factors = product.args if product.target is _aten.mm.default else ()
+    turned = factors and all(cast(fx.Node, x).target is _aten.t.default for x in factors)
+    return call(_aten.reshape.default, node.args) if turned else node
+
+
 def _is_tall(node: fx.Node) -> bool:
     """Returns whether oneDNN computes a product faster than BLAS, which copies all rows first."""
     n_rows, n_columns = _value_of(node).shape
@@ -380,6 +388,7 @@ _REWRITES: dict[Any, Callable[[Call, fx.Node], fx.Node]] = {
     _aten.tanh.default: lambda call, node: _rational_tanh(call, node.args[0]),
     _aten.addmm.default: _linear,
     _aten.mm.default: _matmul,
+    _aten.view.default: _view,
 }
 
 

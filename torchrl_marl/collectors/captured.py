@@ -14,7 +14,7 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl_marl.capture.cuda_graph import CudaGraph
 from torchrl_marl.capture.program import Program
 from torchrl_marl.collectors.team import TeamPolicy, check_actions
-from torchrl_marl.envs.remember import Remember, remembered_keys
+from torchrl_marl.envs.remember import Remember, remembered_keys, unrecorded_keys
 from torchrl_marl.errors import CaptureError, UserError
 from torchrl_marl.modules.exploration import RandomActor
 from torchrl_marl.simulator.captured import CapturedSimulator
@@ -95,7 +95,7 @@ class CapturedRollout:
             env.batch_size.numel(),
             depth=min(n_steps, 128),
         )
-        self._remembered = remembered_keys(env)
+        self._remembered, self._unrecorded = remembered_keys(env), unrecorded_keys(env)
         self._prepared = False
         self._seen_through: Any = None  # fingerprints of the transforms
         self._random_policy = _random_policy(env)
@@ -244,8 +244,8 @@ class CapturedRollout:
             with set_exploration_type(exploration):
                 stepped = self.env.step(policy(carry))
             following = self.env.step_mdp(stepped)
-            if self._remembered:  # the next step has them
-                stepped = stepped.exclude(*(("next", *key) for key in self._remembered))
+            if self._unrecorded:
+                stepped = stepped.exclude(*self._unrecorded)
             if not found:
                 found.append(TensorDictLayout(stepped))
             after = {key: following.get(key) for key in nesting.keys}

@@ -23,7 +23,7 @@ from torchrl_marl.collectors.team import (
     restore_env,
     snapshot_env,
 )
-from torchrl_marl.envs.remember import remembered_keys
+from torchrl_marl.envs.remember import unrecorded_keys
 from torchrl_marl.errors import (
     CaptureError,
     GraphCheckError,
@@ -235,8 +235,7 @@ class RolloutCollector:
         self._captured: CapturedRollout | None = None
         self._captured_state: dict[str, Any] = {}
         self.frames = 0
-        # Hidden states after a step are left out: the next step has them.
-        self._after_step = [("next", *key) for key in remembered_keys(self.env)]
+        self._unrecorded = unrecorded_keys(self.env)
         self._carry: TensorDictBase | None = None
         self._traj_ids: Tensor | None = None
         self._iterator: Iterator[TensorDictBase | None] | None = None
@@ -329,7 +328,7 @@ class RolloutCollector:
                 self._check_actions(acted)
                 self._checked = policy
             step, self._carry = self.env.step_and_maybe_reset(acted)
-            steps.append(step.exclude(*self._after_step) if self._after_step else step)
+            steps.append(step.exclude(*self._unrecorded) if self._unrecorded else step)
         return LazyStackedTensorDict.maybe_dense_stack(steps, len(self.env.batch_size))
 
     def _run_graph(self, policy: Any) -> TensorDictBase | None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from torchrl_marl.envs.libraries import DEFAULT_LIBRARY, LIBRARIES, Library
+from torchrl_marl.envs.ranges import IsRanges
 from torchrl_marl.errors import ConfigError, quoted
 from torchrl_marl.settings import Arguments, Count, Formerly, OneOf, Positive, Range, ReadWhere
 from torchrl_marl.settings.formatting import listed
@@ -118,6 +119,12 @@ class EnvConfig:
     ``worker_restarts`` counts the restarts."""
     kwargs: Annotated[dict[str, Any], Arguments("library", LIBRARIES)] = field(default_factory=dict)
     """Keyword arguments of the environment, such as ``n_agents``."""
+    randomize: Annotated[dict[str, Any], IsRanges()] = field(default_factory=dict)
+    """Values that each new training episode draws, such as ``{agent_mass: [0.7, 1.3]}``.
+
+    A value is a number, ``[low, high]`` or ``[low, high, log]``. ``observation_noise``,
+    ``observation_delay``, ``action_noise`` and ``action_delay`` work in all environments; others
+    are parameters of the environment."""
 
     @property
     def record(self) -> Library | None:
@@ -139,11 +146,17 @@ class EnvConfig:
         )
 
     def check(self, at: str = "") -> None:
-        """Raises an error for a ``state`` that the library does not have.
+        """Raises an error for a ``state`` or ``randomize`` that the library does not have.
 
         Raises:
-            ConfigError: unknown state; the message lists the library's states.
+            ConfigError: unknown state; the message lists the library's states. Or ``randomize`` is
+                given for simulators that connect as clients.
         """
+        if self.randomize and self.has_clients:
+            raise ConfigError(
+                f"{at}randomize is {quoted(self.randomize)}, but the simulators are clients of "
+                f"{self.library}; randomize in the client, and leave {at}randomize out."
+            )
         library = self.record
         if self.state is None or library is None or self.state in library.states:
             return

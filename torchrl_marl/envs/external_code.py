@@ -175,7 +175,7 @@ def build_own(
     defaults = EnvConfig()
     for field in fields(EnvConfig):
         value = getattr(config, field.name)
-        if field.name in ("library", "name", "num_envs", "kwargs"):
+        if field.name in ("library", "name", "num_envs", "kwargs", "randomize"):
             continue
         offered[field.name] = value
         unused = None if field.name == "max_steps" else getattr(defaults, field.name)

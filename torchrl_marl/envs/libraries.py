@@ -162,13 +162,13 @@ class Library:
 _ZOO = ("magent2", "sisl", "butterfly", "classic", "atari")
 _SMAX = "JaxMARL has SMAC's battles as SMAX: use env=jaxmarl/HeuristicEnemySMAX"
 _MPE = "use env=pettingzoo/mpe2/simple_spread_v3"
-_ROBOTS = "they are in gymnasium_robotics: use env=pettingzoo/gymnasium_robotics/Ant"
+_ROBOTS = "its robots are in mujoco: use env=mujoco/ant"
 _TORCHRL = "pass the TorchRL environment in Python: train(RECIPE, env={})".format
 # Advice for names that users may try, but that are no registered library.
 _ELSEWHERE = {
     **dict.fromkeys(("smac", "smacv2", "smax", "starcraft"), _SMAX),
     **dict.fromkeys(("mpe", "mpe2"), _MPE),
-    **dict.fromkeys(("mujoco", "mamujoco", "gymnasium_robotics"), _ROBOTS),
+    **dict.fromkeys(("mamujoco", "gymnasium_robotics"), _ROBOTS),
     "overcooked": "it is in jaxmarl: use env=jaxmarl/overcooked",
     "hanabi": "it is in jaxmarl: use env=jaxmarl/hanabi",
     **{name: f"it is in pettingzoo: use env=pettingzoo/{name}/ENVIRONMENT" for name in _ZOO},
@@ -221,6 +221,7 @@ LIBRARIES = Libraries(
         "pettingzoo": "torchrl_marl.envs.pettingzoo.library:LIBRARY",
         "jaxmarl": "torchrl_marl.envs.jaxmarl.library:LIBRARY",
         "isaaclab": "torchrl_marl.envs.isaaclab.library:LIBRARY",
+        "mujoco": "torchrl_marl.envs.mujoco.library:LIBRARY",
         "toy": "torchrl_marl.envs.toy.library:LIBRARY",
         "external": "torchrl_marl.apps.external.library:LIBRARY",
     },

@@ -88,7 +88,11 @@ def make_env(
     _check_bools(env)
     built = _built(env, num_envs, seed, device, drawn)
     _check_actions(env, built)
-    return built
+    if not env.randomize:
+        return built
+    from torchrl_marl.envs.randomization import randomized
+
+    return randomized(built, env.randomize)
 
 
 def _built(

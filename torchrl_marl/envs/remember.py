@@ -22,6 +22,7 @@ __all__ = [
     "WhoPlays",
     "remembered_by",
     "remembered_keys",
+    "unrecorded_keys",
     "with_memory",
     "with_players",
 ]
@@ -182,6 +183,16 @@ def remembered_keys(env: EnvBase) -> list[NestedKey]:
     """Returns the keys of the hidden states and player indices that an environment carries."""
     parts = [part for part in _parts_of(env) if isinstance(part, Remember)]
     return [(name, part.leaf) for part in parts for name in part.sizes]
+
+
+def unrecorded_keys(env: EnvBase) -> list[NestedKey]:
+    """Returns the keys that collectors leave out of batches, since no network or loss reads them.
+
+    These are the hidden states after a step, which the next step has, and the state of the
+    transforms of :mod:`~torchrl_marl.envs.randomization`.
+    """
+    carried = [key for part in _parts_of(env) for key in getattr(part, "carried_keys", ())]
+    return [*carried, *(("next", *key) for key in (*remembered_keys(env), *carried))]
 
 
 def _is_tracked(env: EnvBase) -> bool:

@@ -319,7 +319,7 @@ POPULATION = Feature(
         *_of_networks("sharing", "but it would link members of a population", "group", "none"),
         *_of_networks("communication.kind", _ONE_CHANNEL),
         Limit("critic.architecture", _READS_ALL, ("mlp",)),
-        *_of_networks("body", _READS_ALL, "mlp", "cnn"),
+        *_of_networks("body", _READS_ALL, "mlp", "cnn", "simba"),
     ),
     otherwise="use population.size=1",
 )

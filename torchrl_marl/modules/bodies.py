@@ -30,9 +30,11 @@ __all__ = [
     "Feedforward",
     "PictureEncoder",
     "PictureNetwork",
+    "Residual",
     "initialize",
     "make_cnn",
     "make_mlp",
+    "make_simba",
 ]
 
 _OUT_CHANNELS = (16, 32, 32)
@@ -134,6 +136,92 @@ def make_cnn(
     others = inputs.width - sum(math.prod(one.shape) for one in inputs.pictures)
     mlp = make_mlp(Features(encoded + others), out_features, config, device=device, **settings)
     return PictureNetwork(inputs, encoders, mlp)
+
+
+def make_simba(
+    inputs: Features,
+    out_features: int,
+    config: NetworkConfig,
+    *,
+    gain: float,
+    num_cells: Sequence[int] | None = None,
+    activate_last_layer: bool = False,
+    device: Device = None,
+) -> nn.Sequential:
+    r"""Builds a SimBa network: a projection, residual blocks, a layer norm and a last layer.
+
+    Each hidden layer is a residual block, :math:`x + W_2 \max(0, W_1 \operatorname{norm}(x) + b_1)
+    + b_2`, in which :math:`W_1` has four times as many outputs as inputs. A projection precedes the
+    first block, and each block of another width.
+
+    Args:
+        inputs, out_features, config, device: as in :func:`make_mlp`.
+        gain (float): gain of the last layer's orthogonal initialization. That of the projections is
+            1, and the layers of the blocks have He initialization.
+        num_cells (sequence of int, optional): widths of the blocks; default: the config's.
+        activate_last_layer (bool): whether the network ends with a block and a layer norm. The
+            block is as wide as the config's last one, and followed by a projection if
+            ``out_features`` differs.
+
+    Shapes:
+        - features: ``[*B, I]``; returns ``[*B, O]``
+
+    Reference: Lee et al., 2024, https://arxiv.org/abs/2410.09754 (section 4).
+
+    Reduces to: a linear layer, without hidden layers.
+
+    Examples:
+        >>> network = make_simba(Features(3), 2, NetworkConfig([8, 8]), gain=1.0)
+        >>> [type(layer).__name__ for layer in network]
+        ['Linear', 'Residual', 'Residual', 'LayerNorm', 'Linear']
+    """
+    cells = [*(config.num_cells if num_cells is None else num_cells)]
+    cells += [config.num_cells[-1]] if activate_last_layer else []
+    layers: list[nn.Module] = []
+    width = inputs.width
+    for cell in cells:
+        if cell != width or not layers:
+            layers.append(_orthogonal(width, cell, 1.0, device))
+        layers.append(_residual_block(cell, device))
+        width = cell
+    if cells:
+        layers.append(nn.LayerNorm(width, device=device))
+    if not activate_last_layer or out_features != width:
+        layers.append(_orthogonal(width, out_features, gain, device))
+    return nn.Sequential(*layers)
+
+
+class Residual(nn.Sequential):
+    """Sequence of layers with a residual connection: the input is added to the output.
+
+    Shapes:
+        - features: ``[*B, I]``; returns ``[*B, I]``
+
+    Examples:
+        >>> Residual(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 8))(torch.zeros(5, 8)).shape
+        torch.Size([5, 8])
+    """
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Runs the layers."""
+        return features + super().forward(features)
+
+
+def _residual_block(width: int, device: Device) -> Residual:
+    """Builds a block of SimBa, with a hidden layer four times as wide."""
+    first = nn.Linear(width, 4 * width, device=device)
+    last = nn.Linear(4 * width, width, device=device)
+    for layer in (first, last):
+        nn.init.kaiming_normal_(layer.weight)
+        nn.init.zeros_(layer.bias)
+    return Residual(nn.LayerNorm(width, device=device), first, nn.ReLU(), last)
+
+
+def _orthogonal(in_features: int, out_features: int, gain: float, device: Device) -> nn.Linear:
+    """Builds a linear layer with orthogonal weights, and biases of 0."""
+    layer = nn.Linear(in_features, out_features, device=device)
+    initialize(layer, gain)
+    return layer
 
 
 class PictureEncoder(nn.Module):

@@ -261,6 +261,7 @@ class _NeedsIndex(ReadWhere):
 
 
 _WIDTHS = AlsoCalled("hidden_size", "hidden_sizes", "hidden_dim", "hidden_dims", "hidden_layers")
+_CHOSEN = ReadWhere("body", "simba", but=True)  # it has its own activation and norms
 
 
 @dataclass(frozen=True)
@@ -270,10 +271,10 @@ class NetworkConfig:
     num_cells: Annotated[list[int], Each(Range(1), "widths"), _WIDTHS] = field(
         default_factory=lambda: [64, 64]
     )
-    """Width of each hidden layer."""
-    activation: Annotated[str, OneOf(ACTIVATIONS)] = "tanh"
+    """Width of each hidden layer, or of each residual block of ``simba``."""
+    activation: Annotated[str, OneOf(ACTIVATIONS), _CHOSEN] = "tanh"
     """Activation function of the hidden layers."""
-    layer_norm: bool = False
+    layer_norm: Annotated[bool, _CHOSEN] = False
     """Layer normalization before each activation."""
     body: Annotated[str, OneOf(BODIES.words)] = "mlp"
     """Type of the network between observations and outputs."""

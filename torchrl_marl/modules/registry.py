@@ -111,6 +111,10 @@ _KNOWN_BODIES = {
     "cnn": Body(
         "convolutions over images, then a multi-layer perceptron", network=f"{_BODIES}:make_cnn"
     ),
+    "simba": Body(
+        "residual blocks with layer norms, one for each hidden layer (SimBa)",
+        network=f"{_BODIES}:make_simba",
+    ),
 }
 BODIES = Meanings("body", Body, None, _KNOWN_BODIES)
 """All bodies."""

@@ -31,6 +31,8 @@ def check_size(what: str, group: GroupSpec, config: NetworkConfig, device: Devic
     networks = {"none": group.n_agents, "index": len(set(config.sharing_index or [0]))}
     widths = [group.observation_dim, *config.num_cells, 1]
     weights = sum(one * (before + 1) for before, one in pairwise(widths))
+    if config.body == "simba":
+        weights += sum(8 * width**2 for width in config.num_cells)
     refuse_too_large(
         weights * networks.get(sharing_of(config), 1) * _NUMBERS * 4,
         device or "cpu",

@@ -68,7 +68,9 @@ def override(config: Any, field: str, name: str) -> Any:
     return overridden(tagged, getattr(config, note.of), own, f"{field}.{name}.")
 
 
-def unread(config: Any, at: str = "", *, defaults: bool = False) -> dict[str, str]:
+def unread(
+    config: Any, at: str = "", *, defaults: bool = False, like: Any = None
+) -> dict[str, str]:
     """Returns the settings without effect: they differ from their defaults but are not read.
 
     If a section has overrides (such as ``groups``), one of its settings counts as read if any of
@@ -81,6 +83,7 @@ def unread(config: Any, at: str = "", *, defaults: bool = False) -> dict[str, st
 
     Keyword Args:
         defaults (bool): whether to include settings that have their default values.
+        like (dataclass, optional): config with the default values; the type's own by default.
 
     Returns:
         dict: dotted key -> sentence with the value, and the condition for reading the setting.
@@ -88,12 +91,13 @@ def unread(config: Any, at: str = "", *, defaults: bool = False) -> dict[str, st
     found: dict[str, str] = {}
     for name, setting in settings_within(type(config)).items():
         value = getattr(config, name)
+        default = getattr(like, name) if type(like) is type(config) else setting.default
         if overrides := setting.note(Overrides):
             found = _unread_by_any(config, name, overrides.of, found, at, defaults)
         elif setting.is_section:
-            found |= unread(value, f"{at}{name}.", defaults=defaults)
+            found |= unread(value, f"{at}{name}.", defaults=defaults, like=default)
             found |= _idle_within(config, setting, at, defaults)
-        elif (defaults or value != setting.default) and not _is_read(config, setting):
+        elif (defaults or value != default) and not _is_read(config, setting):
             found[f"{at}{name}"] = _sentence(f"{at}{name}", value, setting.read_where(), at)
         if arguments := _typed_arguments(setting, config):
             section, typed = arguments

@@ -154,6 +154,11 @@ class TrainConfig:
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
     """Processes and machines that collect batches."""
 
+    @property
+    def played_env(self) -> EnvConfig:
+        """Settings of the evaluation environment; it is randomized only if the settings say so."""
+        return self.env if self.evaluation.randomize else replace(self.env, randomize={})
+
     def check(self, at: str = "", skip: Collection[str] = ()) -> None:
         """Refuses settings that contradict each other.
 

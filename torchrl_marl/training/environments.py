@@ -98,7 +98,7 @@ class Environments:
             settings = self._config.evaluation
             with RandomState(EVALUATION_SEED, self._device).active():
                 env = make_env(
-                    self._config.env,
+                    self._config.played_env,
                     seed=EVALUATION_SEED,
                     device=self._device,
                     num_envs=min(settings.episodes or settings.episodes_shown, self._at_once),

@@ -181,6 +181,7 @@ class Run:
         record: bool = False,
         mp4: bool = False,
         shown: int = 1,
+        randomize: Mapping[str, Any] | bool | None = None,
     ) -> dict[str, float]:
         """Plays whole episodes with the trained policy.
 
@@ -198,6 +199,9 @@ class Run:
             record (bool): whether to add the result to ``evaluations.jsonl`` in the run folder.
             mp4 (bool): whether to write the first episodes to ``episode.mp4``, too.
             shown (int): number of episodes in the animation.
+            randomize (mapping or bool, optional): ranges or fixed values of ``env.randomize`` to
+                play with, such as ``{"agent_mass": 1.3}``; True: those of the training; False:
+                nominal values. By default, as in the settings.
 
         Returns:
             dict: result of :func:`~torchrl_marl.training.evaluate`.
@@ -207,7 +211,8 @@ class Run:
                 trained on and its state cannot be restored.
             MissingExtraError: a package for animations is not installed.
         """
-        return self.play(episodes, deterministic, gif, env, seed, record, mp4, shown).figures()
+        options = (gif, env, seed, record, mp4, shown, randomize)
+        return self.play(episodes, deterministic, *options).figures()
 
     def play(
         self,
@@ -219,6 +224,7 @@ class Run:
         record: bool = False,
         mp4: bool = False,
         shown: int = 1,
+        randomize: Mapping[str, Any] | bool | None = None,
     ) -> Episodes:
         """Plays like :meth:`evaluate`, but returns the returns and length of each episode.
 
@@ -226,7 +232,8 @@ class Run:
         episode by episode.
 
         Args:
-            episodes, deterministic, gif, env, seed, record, mp4, shown: as for :meth:`evaluate`.
+            episodes, deterministic, gif, env, seed, record, mp4, shown, randomize: as for
+                :meth:`evaluate`.
         """
         settings = self.config.evaluation
         episodes = settings.episodes if episodes is None else episodes
@@ -240,8 +247,10 @@ class Run:
         if not isinstance(seed, Integral):
             raise ConfigError(f"seed is {quoted(seed)}, expected a whole number; use seed=0.")
         paths = [self.folder / f"episode.{kind}" for kind in ("gif",) * gif + ("mp4",) * mp4]
-        num_envs = min(episodes, AT_ONCE)
-        with self._playing_on(env, seed, num_envs, "evaluate", drawn=bool(paths)) as environment:
+        num_envs, config = min(episodes, AT_ONCE), self._randomized(randomize, env)
+        with self._playing_on(
+            env, seed, num_envs, "evaluate", drawn=bool(paths), config=config
+        ) as environment:
             team = TeamSpec.from_env(environment)
             with filmed(environment, team, paths, shown) as film:
                 found = play(
@@ -254,7 +263,8 @@ class Run:
                     film=film,
                 )
         if record:
-            self._record({"seed": seed, "deterministic": deterministic, **found.figures()})
+            how = {} if randomize is None else {"randomize": randomize}
+            self._record({"seed": seed, "deterministic": deterministic, **how, **found.figures()})
         return found
 
     def export(
@@ -300,9 +310,34 @@ class Run:
             found = exporting.check_players(environment, policy, players, steps=steps)
         return exporting.Export(folder, folders, found)
 
+    def _randomized(
+        self, randomize: Mapping[str, Any] | bool | None, env: EnvBase | None
+    ) -> TrainConfig:
+        """Returns the settings of an evaluation with the given ranges."""
+        if randomize is None:
+            return self.config
+        if env is not None or self._env is not None:
+            raise ConfigError(
+                f"randomize is {quoted(randomize)}, but the environment is given as an object; "
+                "randomize that: torchrl_marl.envs.randomized(env, ranges)."
+            )
+        on = randomize if isinstance(randomize, bool) else True
+        ranges = self.config.env.randomize if isinstance(randomize, bool) else dict(randomize)
+        return dataclasses.replace(
+            self.config,
+            env=dataclasses.replace(self.config.env, randomize=ranges),
+            evaluation=dataclasses.replace(self.config.evaluation, randomize=on),
+        )
+
     @contextlib.contextmanager
     def _playing_on(
-        self, env: EnvBase | None, seed: int, num_envs: int, asker: str, drawn: bool = False
+        self,
+        env: EnvBase | None,
+        seed: int,
+        num_envs: int,
+        asker: str,
+        drawn: bool = False,
+        config: TrainConfig | None = None,
     ) -> Iterator[EnvBase]:
         """Context with an environment to play in, which is restored or closed on exit."""
         device = next(
@@ -313,7 +348,8 @@ class Run:
         if trained is not None and (own is None or _environment(own) is _environment(trained)):
             own = trained
         with RandomState(seed, device).active():
-            env = _own_or_new(self.config, own, device, num_envs=num_envs, drawn=drawn)
+            config = self.config if config is None else config
+            env = _own_or_new(config, own, device, num_envs=num_envs, drawn=drawn)
         env = with_memory(env, self.policy)
         try:
             with put_back(env) as undisturbed:
@@ -392,7 +428,7 @@ def _own_or_new(
             "torchrl_marl.training.Run.load(folder, env=...)."
         )
     options = {"seed": EVALUATION_SEED, "device": device, "num_envs": num_envs, "drawn": drawn}
-    return with_dense_groups(make_env(config.env, **options))  # type: ignore[arg-type]
+    return with_dense_groups(make_env(config.played_env, **options))  # type: ignore[arg-type]
 
 
 def _environment(env: EnvBase) -> EnvBase:

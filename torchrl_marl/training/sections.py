@@ -58,6 +58,9 @@ class EvaluationConfig:
     """Number of whole episodes per evaluation, played in parallel; 0: no evaluation."""
     deterministic: bool = True
     """Evaluate with the most likely actions; false: with sampled actions."""
+    randomize: bool = False
+    """Evaluate with the ranges of ``env.randomize``; false: with nominal values, without noise and
+    delays."""
     both: bool = True
     """Evaluate with both deterministic and sampled actions at the end. A message is printed if
     their mean returns clearly differ."""

@@ -91,6 +91,11 @@ class TestObservations:
         assert_alone(team, make_actor, config=NetworkConfig([8], body="cnn"))
         assert_alone(team, make_actor, config=NetworkConfig([8], body="cnn", sharing="none"))
 
+    @pytest.mark.parametrize("sharing", ["full", "none"])
+    def test_residual_blocks(self, sharing):
+        team = TeamSpec([AgentSpec("a", 2, Unbounded((3,)), Categorical(3))])
+        assert_alone(team, make_actor, config=NetworkConfig([8], body="simba", sharing=sharing))
+
 
 @pytest.mark.clients
 class TestSharing:

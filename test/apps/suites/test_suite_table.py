@@ -1,5 +1,6 @@
 """The table of a suite: what stands above what, which runs are meant, and what is refused."""
 
+import dataclasses
 import re
 import textwrap
 from pathlib import Path
@@ -124,6 +125,31 @@ TASKS = dict.fromkeys(
 ) | {"multi_give_way": 200, "passage": 500, "football": 200}
 
 
+def test_the_robots_of_harl_are_partitioned_as_their_names_say():
+    """17, 4, 2 and 6 agents, and HARL's algorithms beside those with simultaneous updates."""
+    table = read_suite("robots")
+    found = {task: tuple(own["env"].values()) for task, own in table.tasks.items()}
+    assert found == {
+        f"{robot}_{parts}": (robot, {"agent_conf": parts})
+        for robot, parts in [("humanoid", "17x1"), ("ant", "4x2"), ("halfcheetah", "2x3"),
+                             ("halfcheetah", "6x1"), ("walker2d", "2x3")]
+    }  # fmt: skip
+    assert table.default == ("mappo", "happo", "matd3", "hatd3", "hasac")
+
+
+def test_only_the_order_of_updates_differs_between_the_algorithms_of_a_pair():
+    """With the settings of the robots, on an environment that needs no physics."""
+    table, env = (
+        read_suite("robots"),
+        {"library": "toy", "name": "arena", "kwargs": {"n_agents": 4}},
+    )
+    common = {**table.common, "env": {"num_envs": 40, "max_steps": 1000}}
+    toy = dataclasses.replace(table, common=common, tasks={"toy": {"env": env}})
+    for one, other in (("mappo", "happo"), ("matd3", "hatd3")):
+        a, b = (vars(toy.run("toy", name).config.learner) for name in (one, other))
+        assert {key for key in a.keys() & b.keys() if a[key] != b[key]} == {"algorithm"}
+
+
 def test_a_forecast_is_frames_at_their_pace():
     a, b, c = ("x", "mappo"), ("y", "mappo"), ("z", "vdn")
     paces = {a: Pace(100, 10.0) + Pace(100, 30.0), b: Pace(50, 50.0)}
@@ -143,7 +169,7 @@ def test_a_forecast_is_frames_at_their_pace():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "no suite is given; name one of mpe, smax, toy, vmas"),
+        ([], "no suite is given; name one of mpe, robots, smax, toy, vmas"),
         (["seeds=3"], "no suite is given"),
         (["vmsa"], "unknown suite 'vmsa'; did you mean 'vmas'?"),
         (["nothing.yaml"], "'nothing.yaml' is missing"),

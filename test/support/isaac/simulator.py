@@ -49,6 +49,9 @@ class SimulationContext:
 
     has_rtx_sensors = has_gui
 
+    def is_playing(self):
+        return True
+
     def reset(self):
         pass
 

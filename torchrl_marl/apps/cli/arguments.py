@@ -257,6 +257,12 @@ def _suite(suite: _Parser) -> None:
 )
 def _evaluate(evaluate: _Parser) -> None:
     evaluate.run()
+    evaluate.words(
+        "settings",
+        "env.randomize.NAME=VALUE",
+        "values or ranges to play with, such as env.randomize.agent_mass=1.3; all others are "
+        "nominal; evaluation.randomize=true: the ranges of the training",
+    )
     evaluate.option(
         "--against",
         "PLAYER",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
@@ -12,6 +13,8 @@ from tensordict import TensorDictBase
 from torchrl_marl.apps.comparison import Comparison, Side, win_interval
 from torchrl_marl.apps.console import aligned, number, table
 from torchrl_marl.errors import ConfigError, quoted
+from torchrl_marl.settings import parse_overrides
+from torchrl_marl.settings.layers import flatten
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.crossplay import cross_play, seats_of
@@ -35,10 +38,12 @@ def print_evaluation(config: TrainConfig, parsed: argparse.Namespace) -> None:
     own, kind = config.evaluation.deterministic, parsed.deterministic
     kinds = [own, not own] if kind is None else [kind]
     played: dict[bool, Episodes] = {}
+    randomize = _randomization(parsed.settings)
     for kind in kinds:
         film = {"gif": parsed.gif, "mp4": parsed.mp4, "shown": parsed.episodes_shown}
         film = film if kind == kinds[0] else {}
         options = {"deterministic": kind, "seed": parsed.seed, "record": True, **film}
+        options["randomize"] = randomize
         played[kind] = run.play(parsed.episodes, **options)
     print(evaluation_text({kind_of(kind): one.figures() for kind, one in played.items()}))
     if len(played) == 2 and (words := where_they_differ(played[True], played[False])):
@@ -46,6 +51,22 @@ def print_evaluation(config: TrainConfig, parsed: argparse.Namespace) -> None:
     kinds_drawn = ["gif"] * parsed.gif + ["mp4"] * parsed.mp4
     if kinds_drawn:
         print(table([("animation", str(run.folder / f"episode.{kind}")) for kind in kinds_drawn]))
+
+
+def _randomization(settings: Sequence[str]) -> dict[str, Any] | bool | None:
+    """Returns the ranges given to ``evaluate``, or whether it plays with those of the training.
+
+    Raises:
+        ConfigError: another setting is given; the message names it.
+    """
+    given = flatten(parse_overrides(settings), stop={"env.randomize"})
+    for key in given:
+        if key not in ("env.randomize", "evaluation.randomize"):
+            raise ConfigError(
+                f"evaluate: {key} is given, expected env.randomize.NAME=VALUE or "
+                "evaluation.randomize=true; the run's other settings stay."
+            )
+    return given.get("env.randomize", given.get("evaluation.randomize"))
 
 
 def evaluation_text(found: Mapping[str, Mapping[str, float]]) -> str:
@@ -119,6 +140,11 @@ def print_against(config: TrainConfig, parsed: argparse.Namespace) -> None:
     Raises:
         ConfigError: the environment has only one team, or options for animations are given.
     """
+    if parsed.settings:
+        raise ConfigError(
+            f"{parsed.settings[0]} is given with --against, which plays with nominal values; "
+            "leave it out."
+        )
     if parsed.gif or parsed.mp4:
         raise ConfigError(
             "--gif or --mp4 is given with --against, expected one of them; animations show a run "

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from torchrl_marl.apps.export.interface import Field, Program
 from torchrl_marl.errors import ConfigError
-from torchrl_marl.modules.bodies import PictureNetwork
+from torchrl_marl.modules.bodies import PictureNetwork, Residual
 from torchrl_marl.modules.communication.channel import Channel, bits, symbol
 from torchrl_marl.modules.communication.rounds import Chain, Round
 from torchrl_marl.modules.memory.cells import AgentLinear, Memory, remember
@@ -179,7 +179,7 @@ def _layer_of(layer: nn.Module, agent: int, n_agents: int) -> nn.Module:
     layer = copy.deepcopy(layer)
     # These layers are known to read each agent's features separately, with the same weights.
     known = type(layer).__module__.startswith(("torch.nn.", "torchrl.modules."))
-    if known or isinstance(layer, PictureNetwork):
+    if known or isinstance(layer, PictureNetwork | Residual):
         return layer
     return _AgentOfTeam(layer, agent, n_agents)
 

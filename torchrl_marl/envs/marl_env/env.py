@@ -26,6 +26,7 @@ from torchrl_marl.envs.agents.life_cycle import (
     where_fresh,
 )
 from torchrl_marl.envs.agents.spaces import check_bounds
+from torchrl_marl.envs.marl_env.domain import DomainParameters
 from torchrl_marl.envs.marl_env.graphs import EnvGraphs
 from torchrl_marl.errors import ConfigError, SimulatorStateError, SpecError
 from torchrl_marl.runtime.random_state import RandomState, offset_seed
@@ -97,7 +98,7 @@ _NOT_SIMULATOR = (
 _WORLD = {("_episode",), ("_buffers",), ("_modules",)}
 
 
-class MarlEnv(EnvGraphs, DeclaredEnv):
+class MarlEnv(DomainParameters, EnvGraphs, DeclaredEnv):
     """Base class for vectorized multi-agent environments.
 
     A subclass declares its agents in ``__init__`` and defines two methods, which handle all E envs
@@ -123,6 +124,7 @@ class MarlEnv(EnvGraphs, DeclaredEnv):
     - the time limit, at which episodes are truncated;
     - random numbers: in ``_reset`` and ``_step``, the global functions of torch, numpy and Python
       draw from the env's random state;
+    - parameters that each new episode draws (:meth:`register_domain_parameter`);
     - :meth:`snapshot` and :meth:`restore`.
 
     An agent is born in the first step in which it acts, and earns rewards from then until its end.
@@ -245,6 +247,7 @@ class MarlEnv(EnvGraphs, DeclaredEnv):
         self.random_state = RandomState(offset_seed(self._seed), self.device)
         self._captured = self._leader = None
         self._env_slots: Any = ...  # not yet probed
+        self._nominal, self._ranges, self._domain = {}, {}, {}
         # The state that the base class keeps; empty before the first reset.
         self._episode: dict[str, Any] = {}
         self._not_simulator = (
@@ -279,12 +282,15 @@ class MarlEnv(EnvGraphs, DeclaredEnv):
         self._declare(self._declaration.with_state(spec), "the state")
 
     def _declare(self, declaration: Declaration, what: str) -> None:
+        self._refuse_late(what)
+        self._set_declaration(declaration)
+
+    def _refuse_late(self, what: str) -> None:
         if self.is_spec_locked or self._episode:
             raise ConfigError(
                 f"{type(self).__name__}: {what} is registered too late; do it in __init__, "
                 "before the specs are used."
             )
-        self._set_declaration(declaration)
 
     def by_kind(self, tensordict: TensorDictBase, group: str) -> dict[str, TensorDictBase]:
         """Returns the dense data of each kind of agent in a group.
@@ -326,6 +332,8 @@ class MarlEnv(EnvGraphs, DeclaredEnv):
             slots = self._slots_of_envs() if self._env_slots is ... else self._env_slots
             running = RunningEnvs(self, self.num_envs, exclude, slots)
         with self._drawing(), forbid_inplace_writes(self._episode, f"{type(self).__name__}._reset"):
+            if self._ranges:
+                self._draw_domain()
             output = draw(self, tensordict, **kwargs)
         source = self._declaration.reader.read(output, "_reset")
         if fresh is not None and running is not None:

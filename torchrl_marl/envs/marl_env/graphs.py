@@ -17,6 +17,7 @@ import torch
 from tensordict import TensorDictBase
 
 from torchrl_marl.envs.agents.declaration import Declaration
+from torchrl_marl.envs.ranges import ValueRange
 from torchrl_marl.errors import CaptureError
 from torchrl_marl.runtime.random_state import RandomState
 from torchrl_marl.simulator.captured import CapturedSimulator
@@ -48,6 +49,7 @@ class EnvGraphs:
     _leader: Any
     _inside: bool
     step: Callable[..., Any]
+    _ranges: dict[str, ValueRange]
     _env_slots: Any
     _made_with: tuple[tuple, dict[str, Any]]
 
@@ -73,7 +75,7 @@ class EnvGraphs:
             random = self.random_state.state_dict()
             with torch.random.fork_rng():  # building other envs must not change the random state
                 # A graph is valid for one time limit only, so the limit is not part of the state.
-                exclude = self._not_simulator - {("max_steps",)}
+                exclude = self._not_simulator - {("max_steps",), ("_ranges",)}
                 state = SimulatorState(lambda n: self.twin(n)._after_a_step(), exclude)
             self.random_state.load_state_dict(random)
             self._captured = CapturedSimulator(self, state, self._after_a_step, self.random_state)
@@ -107,7 +109,7 @@ class EnvGraphs:
                 "__init__ pass num_envs on"
             )
         twin = twin.to(self.device)
-        twin.random_state, twin._leader = self.random_state, self
+        twin.random_state, twin._leader, twin._ranges = self.random_state, self, self._ranges
         return twin
 
     def _slots_of_envs(self) -> dict[Path, bool] | None:
@@ -186,7 +188,7 @@ class EnvGraphs:
             else:
                 packing = captured.packing
                 copy_settings(self, self._leader, sizes, exclude, packing.batched, packing.written)
-            self.max_steps = self._leader.max_steps
+            self.max_steps, self._ranges = self._leader.max_steps, self._leader._ranges
 
     @contextlib.contextmanager
     def _isolated(self, random: RandomState) -> Iterator[None]:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from vmas.simulator.environment import Environment
     from vmas.simulator.scenario import BaseScenario
 
+    from torchrl_marl.envs.ranges import ValueRange
+
 
 __all__ = [
     "VIEWER",
@@ -41,9 +43,11 @@ __all__ = [
     "advance",
     "build_simulator",
     "check_vmas",
+    "draw_domain",
     "import_vmas",
     "make_simulator",
     "reset_all",
+    "reset_at",
     "reset_each",
     "warm_up",
     "where_reset",
@@ -259,11 +263,16 @@ def build_simulator(
     device: torch.device,
     arguments: Mapping[str, Any],
     info: bool,
+    ranges: Mapping[str, ValueRange] | None = None,
 ) -> Environment:
     """Builds a VMAS environment with the active random state; makes one step and resets it."""
     env = make_simulator(scenario, num_envs, device, arguments)
+    if ranges:
+        from torchrl_marl.envs.vmas.domain import VmasDomain
+
+        env.domain = VmasDomain(env, ranges)
     warm_up(env, info)
-    env._reset(return_observations=False)
+    reset_all(env)
     return env
 
 
@@ -291,8 +300,16 @@ def advance(env: Environment, actions: Sequence[Tensor]) -> None:
     env.steps += 1
 
 
+def draw_domain(env: Environment, index: int | None = None) -> None:
+    """Draws the parameters of new episodes in all envs, or in one, if they are randomized."""
+    domain = getattr(env, "domain", None)
+    if domain is not None:
+        domain.draw(env, index)
+
+
 def reset_all(env: Environment) -> None:
     """Starts new episodes in all envs at once."""
+    draw_domain(env)
     env._reset(return_observations=False)
 
 
@@ -302,7 +319,13 @@ def reset_each(env: Environment) -> None:
     The scenario ``passage`` needs this.
     """
     for i in range(env.num_envs):
-        env._reset_at(i, return_observations=False)
+        reset_at(env, i)
+
+
+def reset_at(env: Environment, index: int) -> None:
+    """Starts a new episode in one env."""
+    draw_domain(env, index)
+    env._reset_at(index, return_observations=False)
 
 
 class VmasSimulators:
@@ -324,7 +347,25 @@ class VmasSimulators:
         self._scenario = copy.deepcopy(scenario)
         self._arguments = dict(arguments)
         self._info = info
+        self.ranges: dict[str, ValueRange] = {}
         self._state: SimulatorState | None = None
+
+    def randomize(self, ranges: Mapping[str, Any]) -> None:
+        """Sets the ranges of the parameters, and checks that the scenario supports them.
+
+        Raises:
+            ConfigError: unknown parameter, malformed range, or one that cannot differ between envs.
+        """
+        from torchrl_marl.envs.vmas.domain import VmasDomain, check_domain, read_vmas_ranges
+
+        with RandomState(self._stream).active():
+            self.ranges = {}
+            probe = self.build(3, torch.device("cpu"))
+            read = read_vmas_ranges(self.name, probe, ranges)
+            if read:
+                probe.domain = VmasDomain(probe, read)
+                check_domain(self.name, probe, lambda: warm_up(probe, self._info))
+        self.ranges, self._state = read, None
 
     def scenario(self) -> str | BaseScenario:
         """Returns a copy of the scenario, for use in another simulator."""
@@ -332,11 +373,12 @@ class VmasSimulators:
 
     def build(self, num_envs: int, device: torch.device) -> Environment:
         """Builds a simulator with the active random state; makes one step and resets it."""
-        return build_simulator(self.scenario(), num_envs, device, self._arguments, self._info)
+        scenario = self.scenario()
+        return build_simulator(scenario, num_envs, device, self._arguments, self._info, self.ranges)
 
     def describe(self, num_envs: int) -> str:
         """Returns a description; simulators with equal descriptions can exchange states."""
-        arguments = {"num_envs": num_envs, **self._arguments}
+        arguments = {"num_envs": num_envs, **self._arguments, **self.ranges}
         return f"{self.name}({', '.join(f'{k}={v!r}' for k, v in sorted(arguments.items()))})"
 
     def state(self) -> SimulatorState:
@@ -376,7 +418,7 @@ class VmasSimulators:
         with RandomState(self._stream).active():
             probe = self.build(n, torch.device("cpu"))
             together = random_draws(lambda: reset_all(probe))
-            alone = random_draws(lambda: probe._reset_at(0, return_observations=False))
+            alone = random_draws(lambda: reset_at(probe, 0))
         shared = [shape for shape in together if n not in shape]
         # Some random numbers of a full reset are shared by all envs, such as the true goal. This is
         # allowed only if a reset of a single env does not draw them again.

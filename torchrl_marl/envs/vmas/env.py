@@ -9,7 +9,7 @@ import contextlib
 import importlib
 import inspect
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -31,9 +31,11 @@ from torchrl_marl.envs.vmas.build import (
     action_rows,
     advance,
     check_vmas,
+    draw_domain,
     import_vmas,
     make_simulator,
     reset_all,
+    reset_at,
     warm_up,
     where_reset,
 )
@@ -300,7 +302,61 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
             else:
                 return
         for i in envs.nonzero().squeeze(-1).tolist():
-            self._env._reset_at(i, return_observations=False)
+            reset_at(self._env, i)
+
+    # ------------------------------------------------------------------------- randomization
+
+    @property
+    def domain_parameters(self) -> TensorDict:
+        """Factors of the randomized parameters in each env's current episode, as ``[E]``.
+
+        Shapes:
+            - each parameter: ``[E, n]``, for the n entities that have it
+        """
+        domain = getattr(self._env, "domain", None)
+        values = {} if domain is None else dict(domain.values)
+        return TensorDict(values, self.batch_size, self.device)
+
+    def randomize(self, ranges: Mapping[str, Any]) -> None:
+        """Sets the ranges from which each new episode draws its parameters.
+
+        A value is a factor of the parameter's nominal value, and is drawn for each entity.
+        Parameters that are not named have their nominal values. Fixed values apply immediately,
+        ranges from the next reset of each env.
+
+        Args:
+            ranges (mapping): name of a parameter -> number, ``[low, high]`` or
+                ``[low, high, log]``.
+
+        Raises:
+            ConfigError: unknown parameter, malformed range, or one that cannot differ between envs.
+
+        Examples:
+            >>> env = VmasEnv("balance", num_envs=2, seed=0)
+            >>> env.randomize({"landmark_mass": [0.5, 2.0], "gravity": [0.8, 1.2]})
+            >>> env.reset()["agents", "observation"].shape
+            torch.Size([2, 3, 16])
+            >>> bool((env.domain_parameters["gravity"] >= 0.8).all())
+            True
+        """
+        from torchrl_marl.envs.vmas.domain import VmasDomain
+
+        vmas = self._env
+        self._simulators.randomize(ranges)
+        self._forget()
+        if hasattr(vmas, "domain"):
+            vmas.domain.restore()
+            del vmas.domain
+        if self._simulators.ranges:
+            vmas.domain = VmasDomain(vmas, self._simulators.ranges)
+            with self.random_state.unchanged():
+                draw_domain(vmas)
+
+    def _forget(self) -> None:
+        """Discards all that was built for the simulator: initial states, outputs and graphs."""
+        self._env = self._env  # reading moves the state from the graphs to the simulator
+        self._bank = self._undo = self._given = self._captured = self._graphs = None
+        self._drawn = {}
 
     # --------------------------------------------------------- random state, snapshot, starts
 
@@ -410,12 +466,12 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
         if torch.device(device) == self.device:
             return self
         check_execution(self._execution, device, "VmasEnv.to")
-        self._env = self._env  # reading moves the state from the graphs to the simulator
-        self._bank = self._undo = self._given = self._captured = self._graphs = None
-        self._drawn = {}
+        self._forget()
         self.random_state = RandomState(offset_seed(self._simulator_seed), device)
         self._initial_tensors = {path: x.to(device) for path, x in self._initial_tensors.items()}
         super().to(device)
+        if hasattr(self._env, "domain"):
+            self._env.domain.to(self.device)
         self._reader = replace(self._reader, device=self.device)
         return self
 

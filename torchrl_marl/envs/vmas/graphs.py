@@ -96,6 +96,8 @@ class VmasGraphs:
             device=self._env.device,
             **self._arguments,
         )
+        if self._simulators.ranges:
+            twin.randomize(self._simulators.ranges)
         twin.random_state, twin._leader = self.random_state, self._env
         twin._packing = self.captured().packing
         twin._reset_envs = self._simulators.fresh_starts()

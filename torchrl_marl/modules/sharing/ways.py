@@ -103,10 +103,11 @@ def _hidden(builder: NetworkBuilder) -> list[int]:
 
 def _layers_of(network: nn.Module) -> list[nn.Sequential]:
     """Returns each linear layer with the activation after it."""
-    if not isinstance(network, nn.Sequential):
+    steps = [*network] if isinstance(network, nn.Sequential) else [network]
+    if not all(isinstance(step, nn.Linear) or not [*step.parameters()] for step in steps):
         raise ConfigError("sharing is 'masks', which needs linear layers only; use body=mlp.")
     layers: list[list[nn.Module]] = []
-    for step in network:
+    for step in steps:
         if isinstance(step, nn.Linear):
             layers.append([])
         layers[-1].append(step)

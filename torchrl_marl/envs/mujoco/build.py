@@ -1,0 +1,248 @@
+"""Builds tasks from robots of Gymnasium and partitions of Gymnasium-Robotics."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import json
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote
+
+import numpy as np
+
+from torchrl_marl.envs.mujoco.columns import Columns, read_columns
+from torchrl_marl.envs.mujoco.rewards import Reward
+from torchrl_marl.envs.mujoco.robots import ROBOTS, Robot
+from torchrl_marl.errors import ConfigError, MissingExtraError, nearest, quoted
+
+__all__ = ["Agent", "Task", "build_task", "key_of"]
+
+_STATE = "state"
+
+
+@dataclass(frozen=True)
+class Agent:
+    """Agent of a task."""
+
+    name: str
+    columns: Columns
+    """Its observation."""
+    actuators: tuple[int, ...]
+    """Its actuators."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """Robot with its model, its reward and its agents."""
+
+    robot: Robot
+    model: Any
+    frame_skip: int
+    """Steps of the physics in a step of the environment."""
+    seconds: float
+    """Duration of a step of the environment."""
+    noise: float
+    """Scale of the noise of initial states."""
+    start: np.ndarray
+    """Initial positions and velocities, ``[Q + V]``."""
+    reward: Reward
+    agents: tuple[Agent, ...]
+    state: Columns
+    """The state: the observation of a single agent that has all joints."""
+    torques: tuple[float, float]
+    """Least and largest action."""
+    torso: int
+    """Index of the torso, the body with the robot's position."""
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Fields that are read after a step, besides positions and velocities."""
+        return (*self.robot.sensed, *([self.robot.place] if self.robot.place else []))
+
+    @functools.cached_property
+    def sizes(self) -> dict[str, int]:
+        """Number of values of positions, velocities and each of the fields."""
+        import mujoco
+
+        data = mujoco.MjData(self.model)
+        return {field: getattr(data, field).size for field in ("qpos", "qvel", *self.fields)}
+
+    @property
+    def n_fields(self) -> int:
+        """Number of values of all fields."""
+        return sum(self.sizes[field] for field in self.fields)
+
+
+def key_of(robot: str, agent_conf: str | None, agent_obsk: int, settings: dict[str, Any]) -> str:
+    """Returns a text from which :func:`build_task` can build a task in any process.
+
+    Raises:
+        ConfigError: a setting is no plain value.
+    """
+    try:
+        text = json.dumps([robot, agent_conf, agent_obsk, settings], sort_keys=True)
+    except TypeError as error:
+        raise ConfigError(f"settings of mujoco/{robot} must be plain values ({error}).") from None
+    return quote(text, safe="")  # graphs in C++ hold the key, and torch does not escape quotes
+
+
+@functools.cache
+def build_task(key: str) -> Task:
+    """Builds a task, once in a process.
+
+    Args:
+        key (str): output of :func:`key_of`.
+
+    Raises:
+        ConfigError: unknown partition or setting.
+        MissingExtraError: a package is not installed.
+    """
+    name, agent_conf, agent_obsk, settings = json.loads(unquote(key))
+    robot = ROBOTS[name]
+    agent_conf = robot.agent_conf if agent_conf is None else agent_conf
+    mamujoco = _package()
+    with _plain_warnings():
+        team = _team(mamujoco, name, robot, agent_conf, agent_obsk, settings)
+    own = team.single_agent_env.unwrapped
+    data, torques = own.data, own.action_space
+    start = np.concatenate([own.init_qpos, own.init_qvel])
+
+    def observe() -> dict[str, np.ndarray]:
+        return {**team._get_obs(), _STATE: own._get_obs()}
+
+    columns = read_columns(own, data, ("qpos", "qvel", *robot.sensed), observe)
+    agents = tuple(
+        Agent(agent, columns[agent], tuple(joint.act_ids for joint in joints))
+        for agent, joints in zip(team.possible_agents, team.agent_action_partitions)
+    )
+    return Task(
+        robot=robot,
+        model=own.model,
+        frame_skip=own.frame_skip,
+        seconds=float(own.dt),
+        noise=float(own._reset_noise_scale),
+        start=start,
+        reward=Reward.of(own),
+        agents=agents,
+        state=columns[_STATE],
+        torques=(float(torques.low[0]), float(torques.high[0])),
+        torso=own.model.body(getattr(own, "_main_body", 1)).id,
+    )
+
+
+@contextlib.contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """Context in which MuJoCo writes no warnings into a file of the current folder."""
+    import mujoco
+
+    mujoco.set_mju_user_warning(lambda text: None)
+    try:
+        yield
+    finally:
+        mujoco.set_mju_user_warning(None)
+
+
+def _team(
+    mamujoco: Any,
+    name: str,
+    robot: Robot,
+    agent_conf: str,
+    agent_obsk: int,
+    settings: dict[str, Any],
+) -> Any:
+    """Returns Gymnasium-Robotics' environment."""
+    factorization = _factorization(name, robot, agent_conf)
+    own = _robot(name, robot, agent_conf, settings)
+    return mamujoco.parallel_env(
+        robot.scenario,
+        agent_conf,
+        agent_obsk=agent_obsk,
+        agent_factorization=factorization,
+        gym_env=own,
+    )
+
+
+def _package() -> Any:
+    try:
+        from gymnasium_robotics import mamujoco_v1
+    except ImportError:
+        raise MissingExtraError("gymnasium_robotics", "mujoco") from None
+    return mamujoco_v1
+
+
+def _factorization(name: str, robot: Robot, agent_conf: str) -> dict[str, Any] | None:
+    """Returns the partition; one joint for each agent also where upstream has no such partition."""
+    from gymnasium_robotics.envs.multiagent_mujoco.obsk import get_parts_and_edges
+
+    def read(conf: str) -> dict[str, Any]:
+        partition, edges, whole = get_parts_and_edges(robot.scenario, conf)
+        return {"partition": partition, "edges": edges, "globals": whole}
+
+    try:
+        return read(agent_conf)
+    except Exception:  # upstream raises plain exceptions for unknown partitions
+        upstream = None if name.startswith("manysegment") else read(robot.agent_conf)
+    if upstream is None:
+        raise ConfigError(
+            f"env.kwargs.agent_conf of mujoco/{name} is {quoted(agent_conf)}, expected agents x "
+            f"segments; use env.kwargs.agent_conf={robot.agent_conf}."
+        )
+    joints = sorted((joint for part in upstream["partition"] for joint in part), key=_actuator)
+    single = f"{len(joints)}x1"
+    if agent_conf != single:
+        known = " or ".join(dict.fromkeys([robot.agent_conf, single]))
+        raise ConfigError(
+            f"mujoco/{name} has no partition {quoted(agent_conf)}; use "
+            f"env.kwargs.agent_conf={known}, or another partition of Gymnasium-Robotics."
+        )
+    return {**upstream, "partition": [(joint,) for joint in joints]}
+
+
+def _actuator(joint: Any) -> int:
+    return joint.act_ids
+
+
+def _robot(name: str, robot: Robot, agent_conf: str, settings: dict[str, Any]) -> Any:
+    """Returns Gymnasium's environment of one robot."""
+    import gymnasium
+
+    scenario = robot.scenario.removeprefix("ManySegment")
+    with tempfile.TemporaryDirectory() as folder:
+        if scenario != robot.scenario:
+            settings = {"xml_file": _segments(name, agent_conf, folder), **settings}
+        try:
+            return gymnasium.make(f"{scenario}-v5", **settings)
+        except (TypeError, ValueError) as error:
+            raise _unknown_setting(name, scenario, settings) from error
+
+
+def _segments(name: str, agent_conf: str, folder: str) -> str:
+    """Writes the model of a robot of several segments; returns the file's path."""
+    from gymnasium_robotics.envs.multiagent_mujoco import many_segment_ant, many_segment_swimmer
+
+    made = {"manysegmentant": many_segment_ant, "manysegmentswimmer": many_segment_swimmer}
+    agents, per_agent = agent_conf.split("x")
+    path = Path(folder) / f"{name}.xml"
+    made[name].gen_asset(n_segs=int(agents) * int(per_agent), asset_path=str(path))
+    return str(path)
+
+
+def _unknown_setting(name: str, scenario: str, settings: dict[str, Any]) -> ConfigError:
+    """Returns the error for a setting that Gymnasium's environment does not take."""
+    import gymnasium
+
+    made: Any = gymnasium.spec(f"{scenario}-v5").entry_point
+    kind = gymnasium.envs.registration.load_env_creator(made)
+    known = [x for x in inspect.signature(kind).parameters if x not in ("self", "kwargs")]
+    for word in settings:
+        if word not in known:
+            return ConfigError(
+                f"mujoco/{name} has no argument {quoted(word)}; {nearest(word, known)}expected one "
+                f"of {', '.join(known)}."
+            )
+    return ConfigError(f"an argument of mujoco/{name} has a wrong value.")

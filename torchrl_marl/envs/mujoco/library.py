@@ -1,0 +1,37 @@
+"""Description of the MuJoCo robots, which can be read without importing MuJoCo."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from torchrl_marl.envs.libraries import Library
+from torchrl_marl.envs.mujoco.robots import ROBOTS
+from torchrl_marl.settings.rules import Range
+
+__all__ = ["LIBRARY", "MujocoArguments"]
+
+
+@dataclass(frozen=True)
+class MujocoArguments:
+    """Arguments that the environment itself takes; others are arguments of Gymnasium's robot."""
+
+    agent_conf: str | None = None
+    """Partition of the joints: agents x joints, such as ``4x2``. null: the robot's default."""
+    agent_obsk: Annotated[int, Range(0)] = 1
+    """Distance in joints up to which an agent observes other joints."""
+    engine: Literal["c", "warp"] = "c"
+    """``c`` is MuJoCo on CPU threads; ``warp`` is MuJoCo Warp, for GPUs."""
+
+
+LIBRARY = Library(
+    "MuJoCo robots with joints as agents",
+    "torchrl_marl.envs.mujoco:MujocoEnv",
+    settings=("num_envs", "max_steps"),
+    of_objects=(),
+    states=(),
+    environments=lambda: sorted(ROBOTS),
+    arguments="torchrl_marl.envs.mujoco.library:MujocoArguments",
+    captured=True,
+    packages=("gymnasium", "gymnasium_robotics", "mujoco"),
+)
