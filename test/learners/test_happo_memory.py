@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from samples import POISON, poisoned
+from support.tiers import later
 from torch import nn
 
 from torchrl_marl import TeamSpec
@@ -16,9 +17,9 @@ from torchrl_marl.learners.happo_config import HAPPOConfig
 from torchrl_marl.modules import MemoryConfig, RecurrentCriticConfig, TeamNetworkConfig
 
 
-def made(n_agents=3, schema=HAPPOConfig, execution="eager", **settings):
+def made(n_agents=3, schema=HAPPOConfig, execution="eager", n_groups=1, **settings):
     """A learner, and the collector of its batches."""
-    env = Arena(4, n_agents=n_agents, years=3, lives=2, late_spawn=1, seed=0)
+    env = Arena(4, n_agents=n_agents, n_groups=n_groups, years=3, lives=2, late_spawn=1, seed=0)
     actor = TeamNetworkConfig([8], sharing="none", memory=MemoryConfig("gru", size=6))
     critic = RecurrentCriticConfig([8], memory=MemoryConfig("lstm", size=4))
     small = {"window": 5, "minibatch_size": 20, "num_epochs": 2, "lr": 0.01}
@@ -52,9 +53,11 @@ def test_one_agent_learns_as_by_mappo_to_the_bit(burn_in):
     assert_same(*(trained(1, schema, burn_in=burn_in) for schema in (HAPPOConfig, OnPolicyConfig)))
 
 
-@pytest.mark.parametrize("burn_in", [0, 2])
-def test_a_graph_learns_as_eager_updates_do(burn_in):
-    assert_same(*(trained(execution=how, burn_in=burn_in) for how in ("eager", "trace")))
+@pytest.mark.parametrize(
+    "settings", [{"burn_in": 2}, *later("compiled", {}, {"n_agents": 4, "n_groups": 2})], ids=str
+)
+def test_a_graph_learns_as_eager_updates_do(settings):
+    assert_same(*(trained(execution=how, **settings) for how in ("eager", "trace")))
 
 
 def test_each_moves_in_its_turn_alone_and_passes_its_ratio_on():

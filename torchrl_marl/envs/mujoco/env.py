@@ -1,4 +1,4 @@
-"""MuJoCo robots whose joints are agents, as one batched environment.
+"""Environment of MuJoCo robots with joints as agents, all envs in one batch.
 
 Shapes: E envs, N agents, with Q positions, V velocities and A actuators.
 """
@@ -28,7 +28,7 @@ GROUP = "agent"
 
 
 class MujocoEnv(MarlEnv):
-    """Robot whose joints are divided among agents (MaMuJoCo), with all envs in one batch.
+    """Environment of a MuJoCo robot with joints as agents (MaMuJoCo).
 
     Models, partitions, observations and rewards are those of Gymnasium-Robotics. With
     ``engine="c"``, a step gives the same bits. All agents earn the robot's reward, and all are
