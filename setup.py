@@ -15,6 +15,7 @@ EXTRAS = {
     "pettingzoo": ["pettingzoo[classic,butterfly,sisl]>=1.26", "mpe2"],
     "jaxmarl": ["jaxmarl>=0.2", "six"],
     "mujoco": ["gymnasium-robotics>=1.4", "mujoco>=4.0"],
+    "warp": ["gymnasium-robotics>=1.4", "mujoco-warp>=4.0"],
     "log": ["tensorboard", "wandb>=0.19.10", "mlflow"],
     "plot": ["matplotlib>=3.8"],
     "video": ["matplotlib>=3.8", "imageio-ffmpeg>=0.5"],

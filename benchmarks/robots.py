@@ -88,10 +88,10 @@ def main() -> None:
             "envs": f"{args.envs}, batches of {args.steps} steps, {args.rounds} rounds",
             "packages": ", ".join(f"{name} {version(name)}" for name in packages),
         },
-        """All candidates wait without work while another is measured. Each takes a batch a round, in
-        random order. Frames/s are from the median time, ratios are medians of the rounds' ratios
-        with their quartiles. Ended episodes begin anew within a batch. torch and MuJoCo run with the
-        named number of threads; each worker has one.""",
+        """All candidates wait without work while another is measured. Each takes a batch a round,
+        in random order. Frames/s are from the median time, ratios are medians of the rounds'
+        ratios with their quartiles. Envs whose episode ends are reset within a batch. torch and
+        MuJoCo run with the named number of threads; each worker has one.""",
         write=args.write,
     )
 

@@ -176,7 +176,7 @@ class TestWorlds:
         assert text.endswith("use env=pettingzoo/mpe2/simple_spread_v3.")
         env = load_config(TOY, ["env=pettingzoo/mpe2/simple_spread_v3"]).env
         assert (env.library, env.name) == ("pettingzoo", "mpe2/simple_spread_v3")
-        assert "env=pettingzoo/gymnasium_robotics/Ant." in sentence(TOY, "env.library=mujoco")
+        assert "env=mujoco/ant." in sentence(TOY, "env.library=mamujoco")
         assert "their environments have one agent each" in sentence(TOY, "env.library=gymnasium")
 
     def test_a_world_by_its_name(self):

@@ -86,6 +86,7 @@ TEXTS = [
     "pettingzoo",
     "jaxmarl",
     "isaaclab",
+    "mujoco",
     "own",
     "arena",
     "balance",

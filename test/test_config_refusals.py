@@ -183,8 +183,8 @@ class TestValues:
             ("env.num_envs=0", "env.num_envs is 0, expected 1 or more; use env.num_envs=32."),
             (
                 "env.library=gym",
-                "env.library is 'gym', expected vmas, pettingzoo, jaxmarl, isaaclab, toy or "
-                "external; their environments have one agent each; for a team use "
+                "env.library is 'gym', expected vmas, pettingzoo, jaxmarl, isaaclab, mujoco, "
+                "toy or external; their environments have one agent each; for a team use "
                 "env=pettingzoo/mpe2/simple_spread_v3.",
             ),
             (

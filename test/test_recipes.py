@@ -25,7 +25,7 @@ EXPECTED = {
         for scenario in ("balance", "navigation", "transport", "simple_spread")
         for algorithm in ("mappo", "ippo")
     ),
-    "vmas_balance_mappo_discrete",
+    *("vmas_balance_mappo_discrete", "vmas_balance_mappo_randomized"),
     *("vmas_balance_mappo_population", "toy_speaker_listener_mappo_pbt"),
     "toy_arena_qmix_population",
     *(f"vmas_{scenario}_mappo" for scenario in ("simple_tag", "simple_world_comm", "football")),
@@ -53,6 +53,7 @@ EXPECTED = {
     *(f"vmas_simple_tag_mappo_{word}" for word in ("maddpg", "masac", "league")),
     *(f"pettingzoo_simple_speaker_listener_{algorithm}" for algorithm in ("maddpg", "matd3")),
     "pettingzoo_ant_matd3",
+    *("mujoco_ant_mappo", "mujoco_halfcheetah_masac"),
     "pettingzoo_foraging_mappo",
     "isaaclab_pendulum_mappo",
     "pettingzoo_ant_ippo",
@@ -101,6 +102,8 @@ def needs(name):
     if library == "pettingzoo":
         package = read_config(name).env.name.partition("/")[0]
         pytest.importorskip("pettingzoo.classic" if package == "classic" else package)
+    if library == "mujoco":
+        pytest.importorskip("gymnasium_robotics")
     if library == "jaxmarl":
         pytest.importorskip("jaxmarl")
     if library == "external":

@@ -1,5 +1,6 @@
 """MuJoCo robots as teams: equal to Gymnasium-Robotics to the bit, in each form."""
 
+import copy
 import json
 import os
 import subprocess
@@ -15,7 +16,7 @@ from torchrl_marl import TeamSpec
 from torchrl_marl.collectors import RolloutCollector, TeamPolicy
 from torchrl_marl.envs import MujocoEnv, PadAgents, check_marl_env, make_env
 from torchrl_marl.envs.mujoco.columns import read_columns
-from torchrl_marl.envs.mujoco.engines import advance
+from torchrl_marl.envs.mujoco.engines import SCALES, advance
 from torchrl_marl.envs.mujoco.rewards import Reward
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.learners import OnPolicyConfig, OnPolicyLearner
@@ -55,8 +56,13 @@ def upstream(env, conf, settings):
     data = [one.single_agent_env.unwrapped.data for one in made]
     start = np.stack([np.concatenate([d.qpos, d.qvel, 0 * d.qvel]) for d in data])
     at_rest = torch.zeros(E, env.task.model.nu, dtype=torch.float64)
-    env.physics, env.fields = advance(torch.tensor(start), at_rest, "c", env._key, 0)
+    env.physics, env.fields = advance(torch.tensor(start), at_rest, as_it_is(E), "c", env._key, 0)
     return made
+
+
+def as_it_is(num_envs):
+    """No scales of the model's parameters."""
+    return torch.zeros(num_envs, 0)
 
 
 def same(found, expected):
@@ -195,8 +201,8 @@ def test_an_env_depends_on_no_other():
     env = MujocoEnv("ant", 4, seed=0)
     env.reset()
     torques = torch.full((4, 8), 0.3, dtype=torch.float64)
-    first = advance(env.physics, torques, "c", env._key, 5)
-    second = advance(env.physics[[2, 1, 0, 3]].clone(), torques, "c", env._key, 5)
+    first = advance(env.physics, torques, as_it_is(4), "c", env._key, 5)
+    second = advance(env.physics[[2, 1, 0, 3]].clone(), torques, as_it_is(4), "c", env._key, 5)
     assert all(torch.equal(x[[2, 1, 0, 3]], y) for x, y in zip(first, second))
 
 
@@ -218,9 +224,10 @@ def test_graphs_give_the_same_bits(robot):
 
 FRESH = """
 import json, sys, torch
-from torchrl_marl.envs.mujoco.engines import advance
+from torchrl_marl.envs.mujoco.engines import SCALES, advance
 physics, torques, key = json.load(sys.stdin)
-found = advance(torch.tensor(physics).double(), torch.tensor(torques).double(), "c", key, 2)[0]
+physics, torques = torch.tensor(physics).double(), torch.tensor(torques).double()
+found = advance(physics, torques, torch.zeros(2, 0), "c", key, 2)[0]
 print(json.dumps(found.tolist()))
 """
 
@@ -239,7 +246,7 @@ def test_a_stored_graph_finds_its_engine_in_a_new_process(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     found = torch.tensor(json.loads(done.stdout), dtype=torch.float64)
-    assert torch.equal(found, advance(*given, "c", env._key, 2)[0])
+    assert torch.equal(found, advance(*given, as_it_is(2), "c", env._key, 2)[0])
     assert not list(tmp_path.iterdir())  # MuJoCo writes warnings into the current folder
 
 
@@ -272,6 +279,59 @@ def test_a_recipe_names_robots_and_their_arguments():
 
 def test_the_rules_of_teams_are_kept():
     assert "keeps the rules" in str(check_marl_env(MujocoEnv("hopper", 5, seed=0, max_steps=20)))
+
+
+# ----------------------------------------------------------------------- domain randomization
+
+
+def scaled(model, mass=1.0, friction=1.0, damping=1.0, strength=1.0, gravity=1.0):
+    """A copy of a model with other parameters."""
+    model = copy.copy(model)
+    model.body_mass[:] *= mass
+    model.body_inertia[:] *= mass
+    model.geom_friction[:, 0] *= friction
+    model.dof_damping[:] *= damping
+    model.actuator_gear[:] *= strength
+    model.opt.gravity[:] *= gravity
+    mujoco.mj_setConst(model, mujoco.MjData(model))
+    return model
+
+
+@pytest.mark.parametrize("name", SCALES)
+def test_each_env_has_the_parameters_of_its_episode(name):
+    env = MujocoEnv("ant", E, seed=0)
+    env.reset()
+    factors, torques = torch.tensor([0.5, 1.0, 1.7]), torch.full((E, 8), 0.4, dtype=torch.float64)
+    scales = torch.ones(E, len(SCALES))
+    scales[:, SCALES.index(name)] = factors
+    physics = env.physics
+    for _ in range(20):
+        physics, _ = advance(physics, torques, scales, "c", env._key, 5)
+    for i, factor in enumerate(factors.tolist()):
+        model = scaled(env.task.model, **{name: factor})
+        data = mujoco.MjData(model)
+        data.qpos[:], data.qvel[:] = env.physics[i, :15], env.physics[i, 15:29]
+        for _ in range(20):
+            data.ctrl[:] = 0.4
+            mujoco.mj_step(model, data, 5)
+        assert physics[i, :15].tolist() == data.qpos.tolist()
+    assert not torch.equal(physics[0], physics[2])
+    back, _ = advance(env.physics, torques, torch.ones(E, len(SCALES)), "c", env._key, 5)
+    assert torch.equal(back, advance(env.physics, torques, as_it_is(E), "c", env._key, 5)[0])
+
+
+def test_new_episodes_draw_parameters_and_others_keep_theirs():
+    env = MujocoEnv("hopper", 4, seed=0)
+    env.randomize({"mass": [0.7, 1.3]})
+    td = env.reset()
+    drawn = env.domain_parameters["mass"]
+    assert ((drawn >= 0.7) & (drawn <= 1.3)).all() and drawn.unique().numel() == 4
+    td["_reset"] = torch.tensor([True, False, False, True]).unsqueeze(-1)
+    env.reset(td)
+    kept = env.domain_parameters["mass"] == drawn
+    assert kept.tolist() == [False, True, True, False]
+    with pytest.raises(ConfigError, match="mass, friction, damping, strength, gravity"):
+        env.randomize({"weight": 2.0})
 
 
 # ----------------------------------------------------------------------------------- pictures

@@ -197,7 +197,7 @@ def test_a_group_s_mixer_is_a_plain_word():
          "exploration.sigma exploration.sigma_end mixer.kind mixer.hidden mixer.init_scale"),
         ("vmas_balance_matd3", "alpha_lr alpha_init target_entropy"),
         ("vmas_simple_spread_vdn", "bootstrap central_input mixer.hidden mixer.init_scale"),
-        ("vmas_balance_ippo", "central_input critic.architecture critic.value_per"),
+        ("vmas_balance_ippo", "critic.architecture critic.value_per"),
     ],
 )  # fmt: skip
 def test_only_what_the_algorithm_reads_is_listed(recipe, others, capsys):

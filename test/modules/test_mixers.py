@@ -184,7 +184,7 @@ def test_none_and_what_is_refused():
         make_mixer(group, "monoton")
     with pytest.raises(ConfigError, match="no 'state'"):
         make_mixer(group, centralized="state")
-    with pytest.raises(ConfigError, match="expected True or 'state'"):
+    with pytest.raises(ConfigError, match="expected True, 'state' or 'agent_state'"):
         make_mixer(group, centralized=False)
     td = sample(group, 4)
     td["car", "chosen_action_value"] = torch.zeros(4, 3)

@@ -2,9 +2,11 @@
 
 import pytest
 from runs import assert_same_run, small_config, table
+from tiers import later
 from torchrl.envs import TransformedEnv
 
 from torchrl_marl.apps.cli.main import main
+from torchrl_marl.apps.comparison import compare
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.recipes import read_config
 from torchrl_marl.training.environments import Environments
@@ -24,14 +26,18 @@ WORLDS = {
 
 def config_of(world, folder, **overrides):
     recipe, ranges = WORLDS[world]
-    env = {"randomize": ranges}
-    return small_config(recipe, folder=str(folder), env=env, execution="eager", **overrides)
+    options = {"env": {"randomize": ranges}, "execution": "eager", **overrides}
+    return small_config(recipe, folder=str(folder), **options)
 
 
-@pytest.mark.parametrize("world", WORLDS)
-def test_stop_and_resume_is_going_on(world, tmp_path):
-    whole = train(config_of(world, tmp_path / "whole", total_frames=320))
-    for iteration in iterate(config_of(world, tmp_path / "parts", total_frames=320)):
+@pytest.mark.parametrize(
+    ("world", "execution"),
+    [("arena", "eager"), *later("runs", ("balance", "eager"), ("balance", "trace"))],
+)
+def test_stop_and_resume_is_going_on(world, execution, tmp_path):
+    options = {"total_frames": 320, "execution": execution}
+    whole = train(config_of(world, tmp_path / "whole", **options))
+    for iteration in iterate(config_of(world, tmp_path / "parts", **options)):
         if iteration.number == 2:
             break
     resumed = resume(tmp_path / "parts")
@@ -50,6 +56,7 @@ def test_training_is_randomized_and_evaluation_is_not(tmp_path):
     assert not Environments(config, None, "cpu").evaluation.domain_parameters.is_empty()
 
 
+@pytest.mark.runs
 def test_a_run_is_evaluated_with_any_values(tmp_path, capsys):
     run = train(config_of("balance", tmp_path / "run", total_frames=80))
     plain = run.evaluate(4)
@@ -69,6 +76,19 @@ def test_a_run_is_evaluated_with_any_values(tmp_path, capsys):
     env = run.make_env(2)
     with pytest.raises(ConfigError, match="randomize that: torchrl_marl.envs.randomized"):
         run.evaluate(4, env=env, randomize=True)
+
+
+@pytest.mark.runs
+def test_randomized_and_plain_runs_are_compared_with_nominal_values(tmp_path):
+    plain = small_config("vmas_balance_mappo", folder=str(tmp_path / "plain"), total_frames=80)
+    runs = [train(plain), train(config_of("balance", tmp_path / "run", total_frames=80))]
+    folders = [run.folder for run in runs]
+    found = compare(*folders, episodes=4, deterministic=True)
+    expected = [run.play(4, True).total.mean().item() for run in runs]
+    assert found.first.returns.mean().item() == pytest.approx(expected[0])
+    assert found.second.returns.mean().item() == pytest.approx(expected[1])
+    options = ["--episodes", "4", "--deterministic"]
+    assert main(["compare", *map(str, folders), *options]) == 0
 
 
 def test_only_values_of_the_environment_change_in_an_evaluation(tmp_path, capsys):

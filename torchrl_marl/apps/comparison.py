@@ -218,9 +218,9 @@ def runs_of(given: str | Path) -> list[Path]:
 
 
 def _check_environments(folders: Sequence[Path]) -> None:
-    first = _environment(read_run_config(folders[0]).env)
+    first = _environment(read_run_config(folders[0]).played_env)
     for folder in folders[1:]:
-        other = _environment(read_run_config(folder).env)
+        other = _environment(read_run_config(folder).played_env)
         differ = next((key for key in first if first[key] != other[key]), None)
         if differ is not None:
             raise ConfigError(

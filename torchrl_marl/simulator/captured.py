@@ -254,8 +254,8 @@ class CapturedSimulator:
         """Captures a function that steps the simulator, as a function of state and inputs.
 
         Before the graph is compiled, its results are compared with the simulator's in a few steps.
-        They must be equal to the bit for ``trace``, and up to rounding for other executions: kernels
-        of torch may round differently for other strides.
+        They must be equal to the bit for ``trace``, and up to rounding for other executions, since
+        torch may round differently for other strides.
 
         Args:
             function (callable): function of the inputs that steps the simulator.

@@ -134,7 +134,7 @@ def check_names(what: str, names: Iterable[object]) -> None:
 
 
 def fault_of_state(spec: object) -> str | None:
-    """Returns what is wrong with the spec of a state, which is a tensor of floats; None if valid.
+    """Returns a description of a wrong spec of a state, for error messages; None for a valid one.
 
     Examples:
         >>> fault_of_state(Unbounded(()))

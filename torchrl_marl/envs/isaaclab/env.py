@@ -267,7 +267,7 @@ def _same_device(first: torch.device | str, second: torch.device | str) -> bool:
 
 def _own_states(owner: str, task: Any) -> dict[str, Any] | None:
     """Returns the space of each agent's own state; None if the task has one state for all."""
-    space = getattr(task, "state_space", None)
+    space: Any = getattr(task, "state_space", None)
     if type(space).__name__ != "Dict":
         return None
     spaces, names = dict(space.spaces), list(task.possible_agents)

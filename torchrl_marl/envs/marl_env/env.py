@@ -332,7 +332,8 @@ class MarlEnv(DomainParameters, EnvGraphs, DeclaredEnv):
             slots = self._slots_of_envs() if self._env_slots is ... else self._env_slots
             running = RunningEnvs(self, self.num_envs, exclude, slots)
         with self._drawing(), forbid_inplace_writes(self._episode, f"{type(self).__name__}._reset"):
-            self._draw_domain()
+            if self._ranges:
+                self._draw_domain()
             output = draw(self, tensordict, **kwargs)
         source = self._declaration.reader.read(output, "_reset")
         if fresh is not None and running is not None:

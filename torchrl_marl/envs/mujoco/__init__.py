@@ -1,4 +1,4 @@
-"""MuJoCo robots whose joints are agents."""
+"""MuJoCo robots with joints as agents."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Builds the tasks: robots of Gymnasium, whose joints Gymnasium-Robotics divides among agents."""
+"""Builds tasks from robots of Gymnasium and partitions of Gymnasium-Robotics."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Task:
     torques: tuple[float, float]
     """Least and largest action."""
     torso: int
-    """Index of the body whose position is the robot's."""
+    """Index of the torso, the body with the robot's position."""
 
     @property
     def fields(self) -> tuple[str, ...]:

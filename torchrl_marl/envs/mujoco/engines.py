@@ -8,6 +8,7 @@ with which the solver starts.
 from __future__ import annotations
 
 import functools
+import operator
 import threading
 from typing import Any, Protocol
 
@@ -18,7 +19,17 @@ from torch import Tensor
 from torchrl_marl.envs.mujoco.build import Task, build_task
 from torchrl_marl.errors import MissingExtraError
 
-__all__ = ["BatchEngine", "Engine", "advance", "engine_of"]
+__all__ = ["SCALES", "BatchEngine", "Engine", "advance", "engine_of"]
+
+SCALES = ("mass", "friction", "damping", "strength", "gravity")
+"""Parameters of a model that each env may scale."""
+_SCALED = {
+    "body_mass": "mass",
+    "body_inertia": "mass",
+    "dof_damping": "damping",
+    "actuator_gear": "strength",
+    "opt.gravity": "gravity",
+}
 
 
 class Engine(Protocol):
@@ -28,7 +39,9 @@ class Engine(Protocol):
     dtype: torch.dtype
     """Floating-point type of the physics."""
 
-    def advance(self, physics: Tensor, torques: Tensor, substeps: int) -> tuple[Tensor, Tensor]:
+    def advance(
+        self, physics: Tensor, torques: Tensor, scales: Tensor, substeps: int
+    ) -> tuple[Tensor, Tensor]:
         """Returns the next physics, and the fields that are read after a step."""
         ...
 
@@ -70,19 +83,24 @@ class BatchEngine:
             raise MissingExtraError("MuJoCo 4.0 or newer", "mujoco") from None
         self.task = task
         self._lock = threading.Lock()
-        self._batches: dict[tuple[int, int], Any] = {}
+        self._batches: dict[tuple[int, int, bool], Any] = {}
+        self._scales: dict[Any, np.ndarray] = {}
 
-    def advance(self, physics: Tensor, torques: Tensor, substeps: int) -> tuple[Tensor, Tensor]:
+    def advance(
+        self, physics: Tensor, torques: Tensor, scales: Tensor, substeps: int
+    ) -> tuple[Tensor, Tensor]:
         """Returns the next physics, and the fields; without substeps, the fields of these physics.
 
         Shapes:
-            - physics: ``[E, Q + 2 V]``; torques: ``[E, A]``
+            - physics: ``[E, Q + 2 V]``; torques: ``[E, A]``; scales: ``[E, S]``
             - returns: ``[E, Q + 2 V]``, ``[E, F]``
         """
         model = self.task.model
         parts = physics.split([model.nq, model.nv, model.nv], 1)
         with self._lock:
-            batch = self._batch(len(physics))
+            batch = self._batch(len(physics), scales.shape[1] > 0)
+            if scales.shape[1]:
+                self._scale(batch, scales.double().numpy())
             batch.qpos, batch.qvel, batch.qacc_warmstart = (part.numpy() for part in parts)
             batch.ctrl = torques.numpy()
             if substeps:
@@ -94,14 +112,29 @@ class BatchEngine:
             fields = [self._read(batch, field, substeps > 0) for field in self.task.fields]
             return torch.from_numpy(after), torch.from_numpy(np.concatenate([none, *fields], 1))
 
-    def _batch(self, num_envs: int) -> Any:
+    def _batch(self, num_envs: int, scaled: bool) -> Any:
         """Returns the simulations of a number of envs; only their memory is kept."""
         from mujoco.batch import Batch
 
         size = num_envs, min(num_envs, torch.get_num_threads())
-        if size not in self._batches:
-            self._batches[size] = Batch(self.task.model, *size, persistent=True)
-        return self._batches[size]
+        if (*size, scaled) not in self._batches:
+            self._batches[*size, scaled] = Batch(self.task.model, *size, persistent=True)
+        return self._batches[*size, scaled]
+
+    def _scale(self, batch: Any, scales: np.ndarray) -> None:
+        """Gives each env the model's parameters times its scales."""
+        before = self._scales.get(batch, np.zeros_like(scales))
+        changed = (before != scales).any(1).nonzero()[0]
+        if not len(changed):
+            return
+        model, factors = self.task.model, dict(zip(SCALES, scales[changed].T))
+        for field, scale in _SCALED.items():
+            own = operator.attrgetter(field)(model)
+            batch.expand(field)[changed] = own * factors[scale].reshape(-1, *(1,) * own.ndim)
+        sliding = model.geom_friction[:, 0] * factors["friction"][:, None]
+        batch.expand("geom_friction")[changed, :, 0] = sliding
+        batch.set_const(changed)
+        self._scales[batch] = scales.copy()
 
     def _read(self, batch: Any, field: str, stepped: bool) -> np.ndarray:
         """Returns a field of all envs, ``[E, *]``."""
@@ -136,27 +169,29 @@ class BatchEngine:
     "torchrl_marl::advance_physics", mutates_args=(), tags=(torch.Tag.flexible_layout,)
 )
 def advance(
-    physics: Tensor, torques: Tensor, kind: str, key: str, substeps: int
+    physics: Tensor, torques: Tensor, scales: Tensor, kind: str, key: str, substeps: int
 ) -> tuple[Tensor, Tensor]:
     """Returns the physics after some substeps, and the fields that are read after them.
 
     Args:
         physics (Tensor): positions, velocities, and the solver's start.
         torques (Tensor): actions of all actuators.
+        scales (Tensor): factors of the model's parameters :data:`SCALES`; no columns for the model
+            as it is.
         kind (str): the engine, as in :func:`engine_of`.
         key (str): the task, as in :func:`engine_of`.
         substeps (int): number of steps of the physics; 0 only computes the fields.
 
     Shapes:
-        - physics: ``[E, Q + 2 V]``; torques: ``[E, A]``
+        - physics: ``[E, Q + 2 V]``; torques: ``[E, A]``; scales: ``[E, S]`` or ``[E, 0]``
         - returns: ``[E, Q + 2 V]``, ``[E, F]``
     """
-    return engine_of(kind, key).advance(physics, torques, substeps)
+    return engine_of(kind, key).advance(physics, torques, scales, substeps)
 
 
 @advance.register_fake
 def _(
-    physics: Tensor, torques: Tensor, kind: str, key: str, substeps: int
+    physics: Tensor, torques: Tensor, scales: Tensor, kind: str, key: str, substeps: int
 ) -> tuple[Tensor, Tensor]:
     n_fields = build_task(key).n_fields
     return physics.new_empty(physics.shape), physics.new_empty(len(physics), n_fields)

@@ -1,4 +1,4 @@
-"""MuJoCo robots whose joints are agents, as one batched environment.
+"""Environment of MuJoCo robots with joints as agents, all envs in one batch.
 
 Shapes: E envs, N agents, with Q positions, V velocities and A actuators.
 """
@@ -16,7 +16,7 @@ from torchrl_marl.envs.agents.declaration import check_least
 from torchrl_marl.envs.marl_env import MarlEnv
 from torchrl_marl.envs.mujoco.build import Agent, Task, build_task, key_of
 from torchrl_marl.envs.mujoco.columns import Columns
-from torchrl_marl.envs.mujoco.engines import advance, engine_of
+from torchrl_marl.envs.mujoco.engines import SCALES, advance, engine_of
 from torchrl_marl.envs.mujoco.robots import ROBOTS
 from torchrl_marl.envs.scene import Picture, Stage
 from torchrl_marl.errors import ConfigError, nearest, quoted
@@ -28,7 +28,7 @@ GROUP = "agent"
 
 
 class MujocoEnv(MarlEnv):
-    """Robot whose joints are divided among agents (MaMuJoCo), with all envs in one batch.
+    """Environment of a MuJoCo robot with joints as agents (MaMuJoCo).
 
     Models, partitions, observations and rewards are those of Gymnasium-Robotics. With
     ``engine="c"``, a step gives the same bits. All agents earn the robot's reward, and all are
@@ -59,6 +59,9 @@ class MujocoEnv(MarlEnv):
           lazily stacked if the agents' sizes differ
         - ``("next", "agent", "reward")``: ``[E, N, 1]``
         - ``"state"``: ``[E, S]``, the observation of a single agent that has all joints
+
+    With ``engine="c"``, :meth:`randomize` scales the model's ``mass``, ``friction``, ``damping``,
+    ``strength`` (of the motors) and ``gravity``, each env's separately.
 
     Raises:
         ConfigError: unknown robot, partition or setting.
@@ -104,6 +107,8 @@ class MujocoEnv(MarlEnv):
             self._weights = (masses / masses.sum()).unsqueeze(-1)
         self._declare_agents(task)
         self.register_state(Unbounded((len(task.state.where),)))
+        for name in SCALES if engine == "c" else ():
+            self.register_domain_parameter(name, 1.0)
 
     def _declare_agents(self, task: Task) -> None:
         kinds = _kinds(task.agents)
@@ -138,7 +143,7 @@ class MujocoEnv(MarlEnv):
         moved = self._start + task.noise * torch.cat([positions, velocities], 1)
         physics = torch.cat([moved, torch.zeros(self.num_envs, n_vel, **new)], 1)
         at_rest = torch.zeros(self.num_envs, task.model.nu, **new)
-        self.physics, self.fields = advance(physics, at_rest, self._kind, self._key, 0)
+        self._advance(physics, at_rest, 0)
         return self._observe()
 
     def _step(self, tensordict: TensorDictBase) -> dict[str, Any]:
@@ -146,9 +151,7 @@ class MujocoEnv(MarlEnv):
         kinds = self.by_kind(tensordict, GROUP).values()
         actions = torch.cat([kind["action"].flatten(1) for kind in kinds], 1)
         torques = actions[:, self._order].to(self._dtype)
-        self.physics, self.fields = advance(
-            self.physics, torques, self._kind, self._key, task.frame_skip
-        )
+        self._advance(self.physics, torques, task.frame_skip)
         velocity = (self._place() - before) / task.seconds
         qpos, qvel = self._positions_and_velocities()
         healthy = task.reward.healthy(qpos, qvel)
@@ -158,6 +161,13 @@ class MujocoEnv(MarlEnv):
         if task.reward.terminate_when_unhealthy:
             output[GROUP]["terminated"] = self._of_all(~healthy)
         return output
+
+    def _advance(self, physics: Tensor, torques: Tensor, substeps: int) -> None:
+        domain = [self._domain[name].unsqueeze(1) for name in SCALES if self._ranges]
+        scales = torch.cat([physics[:, :0].float(), *domain], 1)
+        self.physics, self.fields = advance(
+            physics, torques, scales, self._kind, self._key, substeps
+        )
 
     def _of_all(self, value: Tensor) -> Tensor:
         """Returns a value of the robot for each agent, ``[E, N, 1]``."""

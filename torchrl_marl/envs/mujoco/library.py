@@ -25,7 +25,7 @@ class MujocoArguments:
 
 
 LIBRARY = Library(
-    "MuJoCo robots whose joints are agents, in one batched environment",
+    "MuJoCo robots with joints as agents",
     "torchrl_marl.envs.mujoco:MujocoEnv",
     settings=("num_envs", "max_steps"),
     of_objects=(),

@@ -9,7 +9,7 @@ __all__ = ["ROBOTS", "Robot"]
 
 @dataclass(frozen=True)
 class Robot:
-    """What distinguishes a robot's task from the others.
+    """Properties of a robot's task.
 
     Examples:
         >>> ROBOTS["ant"].agent_conf

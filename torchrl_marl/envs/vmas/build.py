@@ -20,7 +20,6 @@ from torch import Tensor
 
 from torchrl_marl.capture.execution import check_execution
 from torchrl_marl.envs.agents.declaration import check_least
-from torchrl_marl.envs.vmas.domain import VmasDomain, check_domain, draw_domain, read_vmas_ranges
 from torchrl_marl.envs.vmas.library import check_scenario
 from torchrl_marl.errors import ConfigError, MissingExtraError, SpecError
 from torchrl_marl.runtime.random_state import RandomState, offset_seed
@@ -44,6 +43,7 @@ __all__ = [
     "advance",
     "build_simulator",
     "check_vmas",
+    "draw_domain",
     "import_vmas",
     "make_simulator",
     "reset_all",
@@ -268,8 +268,9 @@ def build_simulator(
     """Builds a VMAS environment with the active random state; makes one step and resets it."""
     env = make_simulator(scenario, num_envs, device, arguments)
     if ranges:
+        from torchrl_marl.envs.vmas.domain import VmasDomain
+
         env.domain = VmasDomain(env, ranges)
-        draw_domain(env)
     warm_up(env, info)
     reset_all(env)
     return env
@@ -297,6 +298,13 @@ def advance(env: Environment, actions: Sequence[Tensor]) -> None:
     env.world.step()
     env.scenario.post_step()
     env.steps += 1
+
+
+def draw_domain(env: Environment, index: int | None = None) -> None:
+    """Draws the parameters of new episodes in all envs, or in one, if they are randomized."""
+    domain = getattr(env, "domain", None)
+    if domain is not None:
+        domain.draw(env, index)
 
 
 def reset_all(env: Environment) -> None:
@@ -348,10 +356,12 @@ class VmasSimulators:
         Raises:
             ConfigError: unknown parameter, malformed range, or one that cannot differ between envs.
         """
+        from torchrl_marl.envs.vmas.domain import VmasDomain, check_domain, read_vmas_ranges
+
         with RandomState(self._stream).active():
             self.ranges = {}
             probe = self.build(3, torch.device("cpu"))
-            read = read_vmas_ranges(self.name, probe.world, ranges)
+            read = read_vmas_ranges(self.name, probe, ranges)
             if read:
                 probe.domain = VmasDomain(probe, read)
                 check_domain(self.name, probe, lambda: warm_up(probe, self._info))

@@ -22,7 +22,6 @@ __all__ = [
     "VmasDomain",
     "VmasParameter",
     "check_domain",
-    "draw_domain",
     "parameters_of",
     "read_vmas_ranges",
 ]
@@ -92,31 +91,32 @@ def parameters_of(world: World) -> dict[str, list[VmasParameter]]:
     return found | ({"gravity": gravities} if gravities else {})
 
 
-_SPEED = "VMAS compares it with all envs at once"
-_REFUSED = {f"agent_{name}": _SPEED for name in ("max_speed", "max_force", "max_torque")}
+_OF_ALL_ENVS = {"agent_max_speed", "agent_max_force", "agent_max_torque", "landmark_max_speed"}
 
 
-def read_vmas_ranges(name: str, world: World, ranges: Mapping[str, Any]) -> dict[str, ValueRange]:
+def read_vmas_ranges(
+    name: str, env: Environment, ranges: Mapping[str, Any]
+) -> dict[str, ValueRange]:
     """Reads the ranges of a scenario's parameters.
 
     Args:
         name (str): name of the scenario.
-        world (World): its world, before any randomization.
+        env (Environment): its VMAS environment, before any randomization.
         ranges (mapping): name of a parameter -> range of its factor.
 
     Raises:
-        ConfigError: unknown parameter, malformed range or negative factor.
+        ConfigError: unknown parameter, malformed range, or a mass of 0 or less.
     """
-    known = list(parameters_of(world))
+    known = list(parameters_of(env.world))
     for parameter in ranges:
-        if parameter in _REFUSED:
+        if parameter in _OF_ALL_ENVS:
             raise ConfigError(
-                f"{name}: {parameter} cannot differ between envs, since {_REFUSED[parameter]}; it "
-                f"has {', '.join(known)}."
+                f"{name}: {parameter} cannot differ between envs, since VMAS compares it with all "
+                f"envs at once; it has {', '.join(known)}."
             )
     read = read_known_ranges(name, ranges, known)
     for parameter, range in read.items():
-        if range.low <= 0 and not parameter.endswith(("gravity", "friction", "drag", "force")):
+        if range.low <= 0 and parameter.endswith("mass"):
             raise ConfigError(
                 f"{name}: {parameter} has factors from {range.low:g}, expected positive ones, such "
                 f"as {parameter}=[0.8,1.2]."
@@ -190,7 +190,7 @@ def check_domain(name: str, env: Environment, step: Callable[[], Any]) -> None:
     domain: VmasDomain = env.domain
     drawn = [key for key, range in domain.ranges.items() if not range.is_fixed]
     try:
-        draw_domain(env)
+        domain.draw(env)
         step()
         env._reset(return_observations=False)
     except Exception as error:  # a scenario may fail in any way with tensors for numbers
@@ -206,10 +206,3 @@ def check_domain(name: str, env: Environment, step: Callable[[], Any]) -> None:
                     f"{name}: {key} cannot be randomized, since the scenario sets it at each "
                     "reset; leave it out."
                 )
-
-
-def draw_domain(env: Environment, index: int | None = None) -> None:
-    """Draws the parameters of new episodes, if an environment is randomized."""
-    domain = getattr(env, "domain", None)
-    if domain is not None:
-        domain.draw(env, index)

@@ -31,6 +31,7 @@ from torchrl_marl.envs.vmas.build import (
     action_rows,
     advance,
     check_vmas,
+    draw_domain,
     import_vmas,
     make_simulator,
     reset_all,
@@ -38,7 +39,6 @@ from torchrl_marl.envs.vmas.build import (
     warm_up,
     where_reset,
 )
-from torchrl_marl.envs.vmas.domain import VmasDomain, draw_domain
 from torchrl_marl.envs.vmas.graphs import VmasGraphs
 from torchrl_marl.envs.vmas.library import out_of_file
 from torchrl_marl.envs.vmas_scene import VmasScene
@@ -339,6 +339,8 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
             >>> bool((env.domain_parameters["gravity"] >= 0.8).all())
             True
         """
+        from torchrl_marl.envs.vmas.domain import VmasDomain
+
         vmas = self._env
         self._simulators.randomize(ranges)
         self._forget()

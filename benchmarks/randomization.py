@@ -1,0 +1,125 @@
+"""Domain randomization: policies trained with and without it, played with other masses and delays.
+
+Run: python benchmarks/randomization.py [--seeds 0 1 2] [--rows rows.jsonl] [--write]
+
+Two recipes are trained with the same number of frames: `vmas_balance_mappo` with random masses, and
+`vmas_navigation_mappo` with random delays of observations. Each policy is then played with fixed
+values, which are the same for all entities and agents. Returns are means over 200 episodes by the
+likeliest actions; the tables show the mean (smallest to largest) over the seeds. Steps run eagerly,
+on one thread. `--rows` keeps finished runs in a file, so that the benchmark can be continued.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+import report
+
+import torchrl_marl
+
+
+def masses(factor: Any) -> dict[str, Any]:
+    """Returns the ranges of all masses of `balance`."""
+    return {"agent_mass": factor, "landmark_mass": factor}
+
+
+RANDOM, LATE = [0.7, 1.3], [0, 4]
+TASKS = {
+    "vmas_balance_mappo": (
+        {"nominal": {}, "masses 0.7 to 1.3": masses(RANDOM)},
+        {
+            "nominal": {},
+            **{f"masses x {factor}": masses(factor) for factor in (0.5, 0.7, 1.3, 1.6)},
+            "masses 0.7 to 1.3": masses(RANDOM),
+        },
+    ),
+    "vmas_navigation_mappo": (
+        {"nominal": {}, "delays 0 to 4": {"observation_delay": LATE}},
+        {
+            "nominal": {},
+            **{f"delay of {n}": {"observation_delay": n} for n in (2, 4, 6)},
+            "delays 0 to 4": {"observation_delay": LATE},
+        },
+    ),
+}
+
+
+def played(recipe: str, trained: str, seed: int, frames: int | None, folder: Path) -> dict:
+    """Trains a policy, and returns its return with each of the task's values."""
+    ranges, values = TASKS[recipe]
+    run = torchrl_marl.train(
+        recipe,
+        seed=seed,
+        threads=1,
+        execution="eager",
+        env={"randomize": ranges[trained]},
+        evaluation={"both": False, "every_frames": None},
+        logging={"progress": False},
+        folder=str(folder / f"{recipe}_{trained}_{seed}".replace(" ", "_")),
+        **({} if frames is None else {"total_frames": frames}),
+    )
+    found = {x: run.evaluate(200, True, randomize=own) for x, own in values.items()}
+    returns = {x: own["return_mean"] for x, own in found.items()}
+    return {"recipe": recipe, "trained": trained, "seed": seed, "frames": run.frames, **returns}
+
+
+def table(recipe: str, rows: list[dict]) -> str:
+    """Returns the table of a task: a line for each value played, a column for each training."""
+    ranges, values = TASKS[recipe]
+    lines = []
+    for name in values:
+        cells = []
+        for trained in ranges:
+            own = [row[name] for row in rows if row["trained"] == trained]
+            cells.append(f"{sum(own) / len(own):.3g} ({min(own):.3g} to {max(own):.3g})")
+        lines.append([name, *cells])
+    return report.markdown_table(["played with", *(f"trained: {x}" for x in ranges)], lines)
+
+
+def main() -> None:
+    """Trains, plays and reports."""
+    warnings.simplefilter("ignore")
+    parser = report.parser(__doc__, threads=(1,))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--rows", type=Path, help="file of finished runs")
+    args = parser.parse_args()
+    frames = None
+    if args.quick:
+        args.write, args.seeds, args.rows, frames = False, [0], None, 12_000
+    rows = []
+    if args.rows is not None and args.rows.exists():
+        rows = [json.loads(line) for line in args.rows.read_text().splitlines()]
+    known = {(row["recipe"], row["trained"], row["seed"]) for row in rows}
+    with tempfile.TemporaryDirectory() as folder:
+        for seed in args.seeds:
+            for recipe, (ranges, _) in TASKS.items():
+                for trained in ranges:
+                    if (recipe, trained, seed) in known:
+                        continue
+                    rows.append(played(recipe, trained, seed, frames, Path(folder)))
+                    print(json.dumps(rows[-1]), flush=True)
+                    if args.rows is not None:
+                        with args.rows.open("a") as file:
+                            file.write(json.dumps(rows[-1]) + "\n")
+    sections = []
+    for recipe in TASKS:
+        own = [row for row in rows if row["recipe"] == recipe]
+        seeds = sorted({row["seed"] for row in own})
+        title = f"`{recipe}`, {own[0]['frames']:,} frames, seeds {', '.join(map(str, seeds))}"
+        sections.append((title, table(recipe, own)))
+    report.publish(
+        "randomization",
+        "Domain randomization",
+        sections,
+        {},
+        __doc__.split("\n\n", 2)[2],
+        write=args.write,
+    )
+
+
+if __name__ == "__main__":
+    main()
