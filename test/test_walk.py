@@ -26,14 +26,14 @@ BUDGETS = {  # today's numbers; beside them what was asked for
     "files that MAPPO's learn enters": 15,
     "lines of code in the files that MAPPO's learn enters": 2948,  # 2,900; rates by the KL: 51
     "modules that an eager run loads": 176,  # 200
-    "files of Python": 346,  # 330; four are of domain randomization
+    "files of Python": 346,  # 330; MuJoCo took eight, domain randomization four
     "lines of code": 50130,  # 41,500; smaller graphs and their build took 1,000
     "files at the root of the package": 8,  # 8; py.typed is one
     "folders at the root of the package": 16,  # 16
     "circles of imports": 0,
     "circles through the names in a registry": 3,  # 0
 }
-SLACK = {"lines of code": 50130, "lines of code in the files that MAPPO's learn enters": 50}
+SLACK = {"lines of code": 200, "lines of code in the files that MAPPO's learn enters": 50}
 FEW = 2  # by which other numbers may lie below their budget
 SMALL = {
     "execution": "eager",
@@ -144,9 +144,9 @@ MEASURES = {
     "lines of code in the files that MAPPO's learn enters": lambda: code_in(
         walked("MAPPO")["learning"]
     ),
-    "modules that an eager run loads": 176lambda: len(walked("MAPPO", whole=True)),
-    "files of Python": 346lambda: len(MODULES),
-    "lines of code": 50130lambda: code_in(MODULES),
+    "modules that an eager run loads": lambda: len(walked("MAPPO", whole=True)),
+    "files of Python": lambda: len(MODULES),
+    "lines of code": lambda: code_in(MODULES),
     "files at the root of the package": lambda: at_root(Path.is_file),
     "folders at the root of the package": lambda: at_root(Path.is_dir),
     "circles of imports": lambda: len(circles(names=False)),
