@@ -19,7 +19,7 @@ from torchrl_marl.modules.players import tensors_of
 from torchrl_marl.runtime.applications import application
 from torchrl_marl.runtime.random_state import RandomState
 from torchrl_marl.runtime.trust import refuse_links
-from torchrl_marl.training.checkpoint import leaves, load_at, load_latest
+from torchrl_marl.training.checkpoint import fitting, leaves, load_at, load_latest
 from torchrl_marl.training.config import TrainConfig, read_run_config
 from torchrl_marl.training.origin import differences, in_words, settings_of
 from torchrl_marl.training.pool import read_player
@@ -29,7 +29,7 @@ from torchrl_marl.training.run import refuse_population
 if TYPE_CHECKING:
     from torchrl_marl.training.training import Training
 
-__all__ = ["Source", "load_parts", "part_of", "read_source", "start_from"]
+__all__ = ["Loaded", "Source", "load_parts", "part_of", "read_source", "start_from"]
 
 Leaves = dict[str, Tensor]
 _BY_DEFAULT = ("actor", "critic", "normalization")
@@ -52,6 +52,15 @@ class Source(NamedTuple):
     """Frames that the run was trained for."""
     config: TrainConfig | None = None
     """Settings of the run."""
+
+
+class Loaded(NamedTuple):
+    """What was loaded from a source."""
+
+    parts: list[str]
+    """Parts of ``init``."""
+    unused: list[str]
+    """Networks of the source that have no counterpart in the run."""
 
 
 def part_of(name: str) -> str | None:
@@ -90,8 +99,8 @@ def read_source(given: str) -> Source:
     """
     path, frames = _split(given)
     if frames is None and path.is_file():
-        networks = read_player(path)
-        found = {f"actors.{actor}.{x}": y for actor, own in networks.items() for x, y in own.items()}
+        players = read_player(path).items()
+        found = {f"actors.{actor}.{x}": y for actor, own in players for x, y in own.items()}
         return Source(given, "player", found)
     exported = None if (path / "config.yaml").is_file() else _exported(path)
     if exported is not None and frames is None:
@@ -122,9 +131,10 @@ def _read_run(path: Path, frames: int | None) -> Source:
     refuse_population(path, config)
     used, state = load_latest(path) if frames is None else load_at(path, frames)
     found: Leaves = {}
-    for i, learner in enumerate(state["learners"]):
-        found |= {name: x for name, x in learner.items() if isinstance(x, Tensor)}
-        found |= _moments(i, learner)
+    with fitting(used):
+        for i, learner in enumerate(state["learners"]):
+            found |= {name: x for name, x in learner.items() if isinstance(x, Tensor)}
+            found |= _moments(i, learner)
     frames = state["collector"]["frames"]
     return Source(f"{path}@{frames}", "run", found, frames, settings_of(state, used) or config)
 
@@ -141,7 +151,7 @@ def _moments(i: int, state: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
 
 
 @torch.no_grad()
-def load_parts(learners: Sequence[Any], source: Source, init: Sequence[str] | None) -> list[str]:
+def load_parts(learners: Sequence[Any], source: Source, init: Sequence[str] | None) -> Loaded:
     """Copies the parameters of a source into learners, in place.
 
     Target networks become copies of the networks that they follow.
@@ -153,43 +163,67 @@ def load_parts(learners: Sequence[Any], source: Source, init: Sequence[str] | No
             as far as the source holds them.
 
     Returns:
-        list: the parts that were loaded.
+        Loaded: the parts, and networks of the source that the learners do not have.
 
     Raises:
         ConfigError: a leaf does not fit; the message names all that do not.
     """
     parts = _BY_DEFAULT if init is None else tuple(init)
     if "optimizer" in parts:
-        for optimizer in (x for own in learners for x in _optimizers(own)):
-            start_adam(optimizer, optimizer.parameters)
-    own = _own_leaves(learners, source.kind)
+        _start_optimizers(learners)
+    own, write = _own_leaves(learners, source)
     given = _renamed(source.leaves, own)
+    if source.kind == "export" and any(getattr(x, "observation_norms", ()) for x in learners):
+        given = {name: x for name, x in given.items() if part_of(name) == "actor"}
     held = [part for part in parts if any(part_of(name) == part for name in given)]
-    _check_held(source, held, init)
     own = {name: x for name, x in own.items() if part_of(name) in held}
-    given = _used({name: x for name, x in given.items() if part_of(name) in held}, own)
+    _check_held(source, held if own else [], init)
+    given = {name: x for name, x in given.items() if part_of(name) in held}
+    unused = _unused(given, own)
+    given = {name: x for name, x in given.items() if _network(name) not in unused}
     _check_fits(source, given, own, held)
     for name, x in own.items():
         x.copy_(given[name])
-    for updates in (getattr(learner, "updates", None) for learner in learners):
-        for network, target in zip(getattr(updates, "sources", ()), getattr(updates, "targets", ())):
-            target.copy_(network)
-    return held
+    write()
+    for learner in learners:
+        _renew_targets(getattr(learner, "updates", None))
+    return Loaded(held, unused)
+
+
+def _renew_targets(updates: Any) -> None:
+    pairs = zip(getattr(updates, "sources", ()), getattr(updates, "targets", ()))
+    for network, target in pairs:
+        target.copy_(network)
+
+
+def _start_optimizers(learners: Iterable[Any]) -> None:
+    for optimizer in (x for learner in learners for x in _optimizers(learner)):
+        start_adam(optimizer, optimizer.parameters)
 
 
 def _optimizers(learner: Any) -> Iterable[Any]:
     return getattr(learner, "optimizer_of", {}).values()
 
 
-def _own_leaves(learners: Sequence[Any], kind: str) -> Leaves:
-    """Returns the live tensors of learners, under the names that a kind of source uses."""
-    if kind != "run":
-        actors = [actor for learner in learners for actor in learner.actors.values()]
-        policy = TeamPolicy(actors)
-        if kind == "export":
-            return application("export").own_parameters(policy)
-        named = [actor for actor in policy.module if getattr(actor, "group", None) is not None]
-        return {f"actors.{a.group.name}.{x}": y for a in named for x, y in tensors_of(a).items()}
+def _own_leaves(learners: Sequence[Any], source: Source) -> tuple[Leaves, Callable[[], None]]:
+    """Returns tensors of learners under the names of a source, and a function that writes them."""
+    if source.kind == "run":
+        return _leaves_of(learners), _nothing
+    policy = TeamPolicy(actor for learner in learners for actor in learner.actors.values())
+    if source.kind == "export":
+        team = application("export").TeamParameters(policy, source.leaves.keys())
+        return team.leaves, team.put_back
+    named = [actor for actor in policy.module if getattr(actor, "group", None) is not None]
+    found = {f"actors.{a.group.name}.{x}": y for a in named for x, y in tensors_of(a).items()}
+    return found, _nothing
+
+
+def _nothing() -> None:
+    """Does nothing: the tensors are those of the learners."""
+
+
+def _leaves_of(learners: Sequence[Any]) -> Leaves:
+    """Returns the tensors of learners that a checkpoint holds, not copied."""
     found: Leaves = {}
     for i, learner in enumerate(learners):
         keeping = {"keep_vars": True} if isinstance(learner, torch.nn.Module) else {}
@@ -204,30 +238,24 @@ def _renamed(given: Leaves, own: Leaves) -> Leaves:
     theirs, ours = _groups(given), _groups(own)
     if len(theirs) != 1 or len(ours) != 1 or theirs == ours:
         return given
-    found = {}
-    for name, x in given.items():
-        head, _, rest = name.partition(".")
-        renamed = rest.startswith(f"{theirs[0]}.") and head != "optimizer"
-        found[f"{head}.{ours[0]}{rest[len(theirs[0]) :]}" if renamed else name] = x
-    return found
+    # A group's name is the second word, and follows "features" where a critic standardizes.
+    named = re.compile(rf"(^\w+|\.features)\.{re.escape(theirs[0])}(?=\.)")
+    return {named.sub(rf"\1.{ours[0]}", name): x for name, x in given.items()}
 
 
 def _groups(named: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(x.split(".")[1] for x in named if x.startswith("actors.")))
 
 
-def _used(given: Leaves, own: Leaves) -> Leaves:
-    """Returns the given leaves without networks that the learners do not have at all."""
-    networks = {_network(name) for name in own}
-    return {
-        name: x
-        for name, x in given.items()
-        if _network(name) in networks or part_of(name) == "normalization"
-    }
+def _unused(given: Leaves, own: Leaves) -> list[str]:
+    """Returns the networks of a source that the learners do not have at all, such as a critic."""
+    here = {_network(name) for name in own}
+    networks = (_network(name) for name in given if part_of(name) != "normalization")
+    return list(dict.fromkeys(name for name in networks if name not in here))
 
 
-def _network(name: str) -> tuple[str, ...]:
-    return tuple(name.split(".")[:2])
+def _network(name: str) -> str:
+    return ".".join(name.split(".")[:2])
 
 
 def _check_held(source: Source, held: list[str], init: Sequence[str] | None) -> None:
@@ -235,10 +263,8 @@ def _check_held(source: Source, held: list[str], init: Sequence[str] | None) -> 
     lacks = [part for part in init or () if part not in held]
     if lacks or not held:
         fix = f"use init={_listed(held)}" if held else "start from a run of the same algorithm"
-        raise ConfigError(
-            f"init_from is {quoted(source.name)}, which holds no {' and '.join(lacks) or 'actor'}; "
-            f"{fix}."
-        )
+        what = " and ".join(lacks) or "network of this run"
+        raise ConfigError(f"init_from is {quoted(source.name)}, which holds no {what}; {fix}.")
 
 
 def _check_fits(source: Source, given: Leaves, own: Leaves, held: list[str]) -> None:
@@ -288,46 +314,47 @@ def start_from(training: Training, source: Source) -> None:
     """
     init = training.config.init
     if training.n_members == 1:
-        held = load_parts(training.learners, source, init)
+        found = load_parts(training.learners, source, init)
     else:
-        held = _load_members(training, lambda alone: load_parts(alone, source, init))
-    note = {"init_from": {"from": source.name, "frames": source.frames, "parts": held}}
+        found = _load_members(training, source)
+    note = {"init_from": {"from": source.name, "frames": source.frames, "parts": found.parts}}
     for own in (training.run, *getattr(training.results, "members", ())):
         own.summary |= note
     if training.writes:
-        _report(training, source, held)
+        _report(training, source, found)
 
 
-def _load_members(training: Training, load: Callable[[list[Any]], list[str]]) -> list[str]:
+def _load_members(training: Training, source: Source) -> Loaded:
     """Loads into each member of a population; what is not loaded stays as its seed has made it."""
-    held: list[str] = []
-    for learner in training.learners if "optimizer" in (training.config.init or ()) else ():
-        for optimizer in _optimizers(learner):
-            start_adam(optimizer, optimizer.parameters)
+    found, init = Loaded([], []), training.config.init
+    if "optimizer" in (init or ()):
+        _start_optimizers(training.learners)
     for i, config in enumerate(training.results.configs):
         with RandomState(config.seed, training.device).active():
             alone = training.results.alone(i)
-        held = load(alone)
+        found = load_parts(alone, source, init)
         for many, one in zip(training.learners, alone):
             rows_of(many, one).write(i)
             for every, single in zip(_optimizers(many), _optimizers(one)):
                 for p, q in zip(every.parameters, single.parameters):
                     if every.state.get(p) and single.state.get(q):
                         every.state[p]["step"].copy_(single.state[q]["step"])
-    return held
+    return found
 
 
-def _report(training: Training, source: Source, held: Sequence[str]) -> None:
+def _report(training: Training, source: Source, found: Loaded) -> None:
     """Prints what was loaded, what was not, and settings of networks that differ."""
     config = training.config
-    left = [part for part in config.init or _BY_DEFAULT if part not in held]
-    without = f"; without {' and '.join(left)}, which it does not hold" if left else ""
-    print_message(f"starts from {source.name}: {', '.join(held)}{without}", warns=False)
+    left = [part for part in config.init or _BY_DEFAULT if part not in found.parts]
+    words = f"starts from {source.name}: {', '.join(found.parts)}"
+    words += f"; it holds no {' and no '.join(left)}" if left else ""
+    words += f"; this run has no {', '.join(found.unused)}" if found.unused else ""
+    print_message(words, warns=False)
     if source.config is None:
         return
-    found = differences(dataclasses.replace(source.config, env=config.env), config)
-    read = ("groups.", *(key for part in held for key in _SETTINGS.get(part, ())))
-    changed = [x for x in found if x.key.startswith(read)]
+    read = ("groups.", *(key for part in found.parts for key in _SETTINGS.get(part, ())))
+    changed = differences(dataclasses.replace(source.config, env=config.env), config)
+    changed = [one for one in changed if one.key.startswith(read)]
     if changed:
-        words = in_words(changed, training.folder / "config.yaml")
-        print_message(f"{words}; the loaded networks then compute something else")
+        listed = in_words(changed, training.folder / "config.yaml")
+        print_message(f"{listed}; the loaded networks then compute something else")
