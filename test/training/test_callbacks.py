@@ -129,6 +129,12 @@ def test_callbacks_are_called_in_their_order_and_what_they_log_is_in_the_tables(
         def log_metrics(self, metrics, step):
             logged.append((step, metrics))
 
+        def log_settings(self, settings):
+            assert settings["callbacks"] == "['<object>:Counting', '<object>:Late']"
+
+        def log_summary(self, numbers, texts, step):
+            assert numbers["own/count"] == 3 and step == 240
+
         def shutdown(self):
             pass
 
