@@ -141,7 +141,7 @@ use device=cpu.
     if not own_env:
         check_environment_name(config.env)
     for one in config.callbacks:
-        if not one.startswith("own:"):  # an object, given by the caller
+        if not one.startswith("<object>:"):  # given by the caller
             check_own(one, "callbacks")
 
 

@@ -33,7 +33,7 @@ __all__ = ["Callback", "Callbacks", "Control", "callbacks_of", "names_of"]
 
 Found = Mapping[str, float | Tensor] | None
 """Metrics that a callback returns: name -> number, or in a population a tensor ``[P]``."""
-_OBJECT = "own:"
+_OBJECT = "<object>:"
 _OF_RUN = ("iteration", "frames", "agent_frames", "seconds", "frames_per_second")
 
 
@@ -174,7 +174,7 @@ class Control:
 
 
 def names_of(callbacks: Any) -> list[str]:
-    """Returns callbacks as the setting ``callbacks`` names them: objects as ``own:Class``.
+    """Returns callbacks as the setting ``callbacks`` names them: objects as ``<object>:Class``.
 
     Args:
         callbacks (sequence of Callback or str): the callbacks.
@@ -184,7 +184,7 @@ def names_of(callbacks: Any) -> list[str]:
 
     Examples:
         >>> names_of(["mine:Patience", Callback()])
-        ['mine:Patience', 'own:Callback']
+        ['mine:Patience', '<object>:Callback']
     """
     if isinstance(callbacks, (str, Callback)):
         callbacks = [callbacks]

@@ -255,6 +255,7 @@ class Member:
         own = now.frames - self.begun.frames, now.seconds - self.begun.seconds
         self.summary |= figures_of(self.config, *own)
         write_summary(self.folder, self.summary)
+        self.recorder.summary(self.summary, own[0])
 
     def close(self) -> None:
         """Closes tables and loggers; releases the folder."""

@@ -274,7 +274,7 @@ def named_by(config: TrainConfig) -> list[Named]:
         found.append(_code(code))
     for one in config.callbacks:
         place = one.rpartition(":")[0]
-        if place != "own":
+        if place != "<object>":  # given by the caller
             found.append(_callback(code_at(place)))
     at = config.distributed
     if at.backend == "ray" and at.address is not None:

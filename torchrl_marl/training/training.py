@@ -402,6 +402,7 @@ class Training:
         if self._kept.writes:
             with self._apart():
                 self.environments.draw(self.policy, self.team, self.folder / path)
+            self.recorder.picture(self.folder / path, self.frames)
 
     @contextlib.contextmanager
     def _apart(self) -> Iterator[None]:
@@ -426,6 +427,7 @@ class Training:
         self.save()
         if self._kept.writes:
             write_summary(self.folder, self.run.summary)
+            self.recorder.summary(self.run.summary, self.frames)
         if self.config.evaluation.gif:
             self._draw("episode.gif")
 
