@@ -55,7 +55,7 @@ class Source(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """What was loaded from a source."""
+    """The parts that were loaded from a source."""
 
     parts: list[str]
     """Parts of ``init``."""
@@ -325,7 +325,7 @@ def start_from(training: Training, source: Source) -> None:
 
 
 def _load_members(training: Training, source: Source) -> Loaded:
-    """Loads into each member of a population; what is not loaded stays as its seed has made it."""
+    """Loads a source into each member of a population; other parts keep their initial values."""
     found, init = Loaded([], []), training.config.init
     if "optimizer" in (init or ()):
         _start_optimizers(training.learners)
@@ -343,7 +343,7 @@ def _load_members(training: Training, source: Source) -> Loaded:
 
 
 def _report(training: Training, source: Source, found: Loaded) -> None:
-    """Prints what was loaded, what was not, and settings of networks that differ."""
+    """Prints the loaded and the missing parts, and settings of networks that differ."""
     config = training.config
     left = [part for part in config.init or _BY_DEFAULT if part not in found.parts]
     words = f"starts from {source.name}: {', '.join(found.parts)}"
