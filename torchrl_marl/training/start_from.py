@@ -19,9 +19,10 @@ from torchrl_marl.modules.players import tensors_of
 from torchrl_marl.runtime.applications import application
 from torchrl_marl.runtime.random_state import RandomState
 from torchrl_marl.runtime.trust import refuse_links
+from torchrl_marl.settings import shown
 from torchrl_marl.training.checkpoint import fitting, leaves, load_at, load_latest
 from torchrl_marl.training.config import TrainConfig, read_run_config
-from torchrl_marl.training.origin import differences, in_words, settings_of
+from torchrl_marl.training.origin import differences, settings_of
 from torchrl_marl.training.pool import read_player
 from torchrl_marl.training.recorder import print_message
 from torchrl_marl.training.run import refuse_population
@@ -36,7 +37,7 @@ _BY_DEFAULT = ("actor", "critic", "normalization")
 _STATISTICS = ("running_mean", "running_mean_sq", "debiasing_term", "count", "mean", "variance")
 _HEADS = {"actors": "actor", "optimizer": "optimizer", "targets": None, "_extra_state": None}
 _MOMENTS = {"means", "squares", "steps"}
-_SETTINGS = {"actor": ("learner.actor.",), "critic": ("learner.critic.", "learner.mixer.")}
+_OF_NETWORKS = re.compile(r"(?:learner|groups\.[^.]+)\.(actor|critic|mixer)\..+")
 
 
 class Source(NamedTuple):
@@ -59,6 +60,8 @@ class Loaded(NamedTuple):
 
     parts: list[str]
     """Parts of ``init``."""
+    missing: list[str]
+    """Parts that the run has and the source does not hold."""
     unused: list[str]
     """Networks of the source that have no counterpart in the run."""
 
@@ -163,7 +166,7 @@ def load_parts(learners: Sequence[Any], source: Source, init: Sequence[str] | No
             as far as the source holds them.
 
     Returns:
-        Loaded: the parts, and networks of the source that the learners do not have.
+        Loaded: the parts, those that are missing, and networks that the learners do not have.
 
     Raises:
         ConfigError: a leaf does not fit; the message names all that do not.
@@ -187,7 +190,8 @@ def load_parts(learners: Sequence[Any], source: Source, init: Sequence[str] | No
     write()
     for learner in learners:
         _renew_targets(getattr(learner, "updates", None))
-    return Loaded(held, unused)
+    here = {part_of(name) for name in _leaves_of(learners)}
+    return Loaded(held, [x for x in parts if x in here and x not in held], unused)
 
 
 def _renew_targets(updates: Any) -> None:
@@ -326,7 +330,7 @@ def start_from(training: Training, source: Source) -> None:
 
 def _load_members(training: Training, source: Source) -> Loaded:
     """Loads a source into each member of a population; other parts keep their initial values."""
-    found, init = Loaded([], []), training.config.init
+    found, init = Loaded([], [], []), training.config.init
     if "optimizer" in (init or ()):
         _start_optimizers(training.learners)
     for i, config in enumerate(training.results.configs):
@@ -344,17 +348,23 @@ def _load_members(training: Training, source: Source) -> Loaded:
 
 def _report(training: Training, source: Source, found: Loaded) -> None:
     """Prints the loaded and the missing parts, and settings of networks that differ."""
-    config = training.config
-    left = [part for part in config.init or _BY_DEFAULT if part not in found.parts]
     words = f"starts from {source.name}: {', '.join(found.parts)}"
-    words += f"; it holds no {' and no '.join(left)}" if left else ""
+    words += f"; it holds no {' and no '.join(found.missing)}" if found.missing else ""
     words += f"; this run has no {', '.join(found.unused)}" if found.unused else ""
     print_message(words, warns=False)
-    if source.config is None:
-        return
-    read = ("groups.", *(key for part in found.parts for key in _SETTINGS.get(part, ())))
-    changed = differences(dataclasses.replace(source.config, env=config.env), config)
-    changed = [one for one in changed if one.key.startswith(read)]
+    changed = list(_changed(source.config, training.config, found.parts))
     if changed:
-        listed = in_words(changed, training.folder / "config.yaml")
-        print_message(f"{listed}; the loaded networks then compute something else")
+        print_message(
+            f"of {source.name} and this run differ: {', '.join(changed)}; the loaded networks may "
+            "compute something else here"
+        )
+
+
+def _changed(before: TrainConfig | None, now: TrainConfig, parts: Sequence[str]) -> Iterator[str]:
+    """Yields settings of the loaded networks that differ although their shapes are equal."""
+    if before is None:
+        return
+    for one in differences(dataclasses.replace(before, env=now.env), now):
+        network = _OF_NETWORKS.fullmatch(one.key)
+        if network and ("actor" if network[1] == "actor" else "critic") in parts:
+            yield f"{one.key} ({shown(one.before)} and {shown(one.now)})"
