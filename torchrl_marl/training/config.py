@@ -114,6 +114,22 @@ class LoggingConfig:
                 raise MissingExtraError(backend, "log")
 
 
+class _Places:
+    """Marks a list of ``module:Class``."""
+
+    def misfit(self, key: str, value: Any, default: Any) -> str | None:
+        """Returns an error message if an element names no class."""
+        wrong = next((x for x in value if not x.rpartition(":")[2].isidentifier()), None)
+        if wrong is None:
+            wrong = next((x for x in value if not x.rpartition(":")[0]), None)
+        if wrong is None:
+            return None
+        return (
+            f"{key} holds {quoted(wrong)}, expected module:Class or path/to/file.py:Class; use "
+            f"for example {key}=[my_callbacks:Patience]."
+        )
+
+
 @dataclass(frozen=True)
 class TrainConfig:
     """A complete, runnable recipe."""
@@ -160,6 +176,8 @@ class TrainConfig:
     """Checkpoints of the run."""
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     """Progress bar and loggers."""
+    callbacks: Annotated[list[str], _Places()] = field(default_factory=list)
+    """Callbacks of the run, each as ``module:Class`` or ``path/to/file.py:Class``."""
     population: PopulationConfig = field(default_factory=PopulationConfig)
     """Several runs (members) trained in parallel."""
     evolution: EvolutionConfig = field(default_factory=EvolutionConfig)
@@ -332,6 +350,7 @@ def member_of(run: TrainConfig, number: int, settings: Mapping[str, float]) -> T
         seed=seed,
         population=PopulationConfig(),
         evolution=EvolutionConfig(),
+        callbacks=[],  # the population's callbacks see all members
         learner=with_settings(run.learner, settings),
         folder=None if run.folder is None else str(Path(run.folder) / f"seed{seed}"),
     )

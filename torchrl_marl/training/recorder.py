@@ -40,10 +40,13 @@ class CsvTable:
         path (Path): the file.
         keep_iterations (int, optional): last iteration to keep of an existing file; later rows are
             removed. By default, the file starts empty.
+
+    Attributes:
+        grows (bool): whether a row may add columns; False: unknown entries are left out.
     """
 
     def __init__(self, path: Path, keep_iterations: int | None = None) -> None:
-        self.path = path
+        self.path, self.grows = path, False
         self.columns: list[str] = []
         if keep_iterations is not None and path.exists():
             self._cut_back(keep_iterations)
@@ -80,12 +83,18 @@ class CsvTable:
             ) from None
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Appends a row, completely or not at all; the first row determines the columns.
+        """Appends a row, completely or not at all.
+
+        The first row determines the columns, unless the table grows.
 
         Raises:
             WriteError: the disk is full.
         """
         columns = self.columns or list(row)
+        new = [name for name in row if name not in columns] if self.grows else []
+        if new:
+            columns = [*columns, *new]
+            self._widen(columns)
         text = io.StringIO(newline="")
         writer = csv.DictWriter(text, columns, extrasaction="ignore")
         if not self.columns:
@@ -93,6 +102,14 @@ class CsvTable:
         writer.writerow({key: _cell(value) for key, value in row.items()})
         append(self.path, text.getvalue())
         self.columns = columns
+
+    def _widen(self, columns: list[str]) -> None:
+        """Writes the table again with more columns, which are empty in earlier rows."""
+        _, rows = self._read()
+        with whole_file(self.path, newline="") as file:
+            writer = csv.DictWriter(file, columns)
+            writer.writeheader()
+            writer.writerows(rows)
 
 
 def _cell(value: Any) -> Any:
@@ -165,6 +182,11 @@ class Recorder:
             return
         self._evaluation.write({**progress, **result})
         self._loggers.log({f"evaluation/{k}": v for k, v in result.items()}, progress["frames"])
+
+    def grow(self) -> None:
+        """Lets rows add columns to the tables."""
+        if self._writes:
+            self._metrics.grows = self._evaluation.grows = True
 
     def working(self, what: str) -> None:
         """Shows in the progress bar which slow work is being done, such as a compilation."""
