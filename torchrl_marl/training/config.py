@@ -157,8 +157,8 @@ class TrainConfig:
     folder: str | None = None
     """Run folder; null: a new folder under ``runs/``."""
     init_from: str | None = None
-    """Source of the first parameters: a run folder, the file of a stored player, or an exported
-    folder; null: new networks. ``RUN@FRAMES`` picks a checkpoint of a run."""
+    """Source of the first parameters: a run folder, stored player or exported folder; null: new
+    networks. ``RUN@FRAMES`` picks a checkpoint of a run."""
     init: Annotated[list[str], AnyOf(INIT)] | None = None
     """Parts to load from ``init_from``; null: actor, critic and normalization, except those that
     the source lacks."""
