@@ -11,12 +11,18 @@ from leagues import train as train_league
 from runs import assert_equal, assert_same_run, final_state, small_config
 
 from torchrl_marl.apps.cli.main import main
+from torchrl_marl.envs.make import make_env
 from torchrl_marl.errors import CheckpointError, ConfigError, TrustError
+from torchrl_marl.learners.adam import moments_of, start_adam
+from torchrl_marl.learners.algorithms import ALGORITHMS
+from torchrl_marl.learners.build import build_learners
+from torchrl_marl.modules.normalization import ObservationNorm, ValueNorm
 from torchrl_marl.recipes import load_config, read_config, validate
+from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.checkpoint import all_checkpoints, load_checkpoint
 from torchrl_marl.training.config import read_run_config
 from torchrl_marl.training.pool import networks_of, read_player
-from torchrl_marl.training.start_from import part_of, read_source
+from torchrl_marl.training.start_from import Source, leaves_of, load_parts, part_of, read_source
 from torchrl_marl.training.trainer import iterate, resume, start_training, train
 
 NORMALIZED = {"learner": {"normalize_observations": True}}
@@ -91,8 +97,8 @@ def test_parts_are_loaded_to_the_bit_and_the_rest_is_new(source, config, init, p
 def test_frames_pick_the_checkpoint(source, config):
     for index, frames in enumerate((0, 80, 160)):
         found = read_source(f"{source}@{frames}")
-        own = {name: x for name, x in found.leaves.items() if not name.startswith("optimizer.")}
-        assert_equal(own, saved(source, index))
+        own = {name: x for name, x in found.leaves.items() if part_of(name) != "optimizer"}
+        assert_equal(own, {name: x for name, x in saved(source, index).items() if part_of(name)})
         assert (found.frames, found.name) == (frames, f"{source}@{frames}")
     assert read_source(str(source)).name == f"{source}@160"
     listed = "has no checkpoint of 100 frames, expected one of @0, @80, @160"
@@ -207,7 +213,13 @@ def test_target_networks_follow_the_loaded_ones(tmp_path):
     assert extra[0]["replay"] is None and extra[0]["frames"] == 0
 
 
-@pytest.mark.runs
+def test_a_captured_run_learns_the_same(config):
+    eager, trace = (
+        train(config(name=name, execution=name, total_frames=160)) for name in ("eager", "trace")
+    )
+    assert_same_run(eager.folder, trace.folder)
+
+
 def test_a_resumed_run_does_not_load_again(source, config, tmp_path):
     options = {"execution": "eager", "total_frames": 320}
     copy = tmp_path / "copy"
@@ -237,8 +249,6 @@ def test_a_single_group_may_have_another_name(source, config):
     theirs = read_source(str(source))
     leaves = {name.replace(".agents.", ".rovers."): x for name, x in theirs.leaves.items()}
     training = start_training(config(init_from=None), None)
-    from torchrl_marl.training.start_from import load_parts
-
     found = load_parts(training.learners, theirs._replace(leaves=leaves), None)
     training.begin()
     training.close()
@@ -316,3 +326,38 @@ def test_an_exported_folder_holds_the_actors(tmp_path, sharing):
     options["learner"] = {"actor": {"sharing": sharing, "num_cells": [16]}}
     with pytest.raises(ConfigError, match=r"agent_0.act.body\S+ is \[8, 6\] there and \[16, 6\]"):
         started(small_config(folder=str(tmp_path / "other"), **options))
+
+
+def learners_of(algorithm, seed):
+    """Learners of an algorithm on a toy, with moments of their own in every optimizer."""
+    config = load_config("toy_matrix_game_mappo", {"learner": {"algorithm": algorithm}})
+    team = TeamSpec.from_env(make_env(config.env, seed=0))
+    torch.manual_seed(seed)
+    found = build_learners(team, config.learner)
+    for optimizer in (x for learner in found for x in learner.optimizer_of.values()):
+        start_adam(optimizer, optimizer.parameters)
+        for x in (x for own in moments_of(optimizer, optimizer.parameters) for x in own):
+            x.add_(torch.rand_like(x))
+    return found
+
+
+@pytest.mark.parametrize("algorithm", sorted(set(ALGORITHMS.names()) - {"random"}))
+def test_every_algorithm_gives_all_that_it_learns(algorithm):
+    theirs, ours = (learners_of(algorithm, seed) for seed in (0, 1))
+    (learner,) = ours
+    norms = {
+        f"{path}.{name}"
+        for path, module in learner.named_modules()
+        if isinstance(module, (ObservationNorm, ValueNorm))
+        for name in module.state_dict()
+    }
+    names = {name for name, x in learner.state_dict().items() if isinstance(x, torch.Tensor)}
+    assert {name for name in names if part_of(name) == "normalization"} == norms & names
+    leaves = {name: x.clone() for name, x in leaves_of([theirs[0].state_dict()]).items()}
+    held = {part_of(name) for name in leaves}
+    found = load_parts(ours, Source("theirs", "run", leaves), sorted(held))
+    assert set(found.parts) == held >= {"actor", "optimizer"} and not found.unused
+    assert_equal(leaves_of([learner.state_dict()]), leaves)
+    for pair in zip(learner.optimizer_of.values(), theirs[0].optimizer_of.values()):
+        assert_equal(*(moments_of(own, own.parameters) for own in pair))
+        assert_equal(*([x.data for x in own.parameters] for own in pair))

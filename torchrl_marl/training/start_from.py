@@ -30,7 +30,7 @@ from torchrl_marl.training.run import refuse_population
 if TYPE_CHECKING:
     from torchrl_marl.training.training import Training
 
-__all__ = ["Loaded", "Source", "load_parts", "part_of", "read_source", "start_from"]
+__all__ = ["Loaded", "Source", "leaves_of", "load_parts", "part_of", "read_source", "start_from"]
 
 Leaves = dict[str, Tensor]
 _BY_DEFAULT = ("actor", "critic", "normalization")
@@ -133,13 +133,19 @@ def _read_run(path: Path, frames: int | None) -> Source:
     refuse_links(path)
     refuse_population(path, config)
     used, state = load_latest(path) if frames is None else load_at(path, frames)
-    found: Leaves = {}
     with fitting(used):
-        for i, learner in enumerate(state["learners"]):
-            found |= {name: x for name, x in learner.items() if isinstance(x, Tensor)}
-            found |= _moments(i, learner)
+        found = leaves_of(state["learners"])
     frames = state["collector"]["frames"]
     return Source(f"{path}@{frames}", "run", found, frames, settings_of(state, used) or config)
+
+
+def leaves_of(states: Iterable[Mapping[str, Any]]) -> Leaves:
+    """Returns the tensors and moments in the states of a run's learners, by dotted name."""
+    found: Leaves = {}
+    for i, state in enumerate(states):
+        found |= {name: x for name, x in state.items() if isinstance(x, Tensor)}
+        found |= _moments(i, state)
+    return {name: x for name, x in found.items() if part_of(name) is not None}
 
 
 def _moments(i: int, state: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
@@ -190,7 +196,7 @@ def load_parts(learners: Sequence[Any], source: Source, init: Sequence[str] | No
     write()
     for learner in learners:
         _renew_targets(getattr(learner, "updates", None))
-    here = {part_of(name) for name in _leaves_of(learners)}
+    here = {part_of(name) for name in _live_leaves(learners)}
     return Loaded(held, [x for x in parts if x in here and x not in held], unused)
 
 
@@ -212,7 +218,7 @@ def _optimizers(learner: Any) -> Iterable[Any]:
 def _own_leaves(learners: Sequence[Any], source: Source) -> tuple[Leaves, Callable[[], None]]:
     """Returns tensors of learners under the names of a source, and a function that writes them."""
     if source.kind == "run":
-        return _leaves_of(learners), _nothing
+        return _live_leaves(learners), _nothing
     policy = TeamPolicy(actor for learner in learners for actor in learner.actors.values())
     if source.kind == "export":
         team = application("export").TeamParameters(policy, source.leaves.keys())
@@ -226,15 +232,16 @@ def _nothing() -> None:
     """Does nothing: the tensors are those of the learners."""
 
 
-def _leaves_of(learners: Sequence[Any]) -> Leaves:
+def _live_leaves(learners: Iterable[Any]) -> Leaves:
     """Returns the tensors of learners that a checkpoint holds, not copied."""
-    found: Leaves = {}
-    for i, learner in enumerate(learners):
-        keeping = {"keep_vars": True} if isinstance(learner, torch.nn.Module) else {}
-        state = learner.state_dict(**keeping)
-        found |= {name: x for name, x in state.items() if isinstance(x, Tensor)}
-        found |= _moments(i, state)
-    return {name: x for name, x in found.items() if part_of(name) is not None}
+    return leaves_of(_state_of(learner) for learner in learners)
+
+
+def _state_of(learner: Any) -> Mapping[str, Any]:
+    if isinstance(learner, torch.nn.Module):
+        return learner.state_dict(keep_vars=True)
+    found: Mapping[str, Any] = learner.state_dict()
+    return found
 
 
 def _renamed(given: Leaves, own: Leaves) -> Leaves:
