@@ -8,7 +8,7 @@ import pytest
 import torch
 from leagues import player_files, settings_of
 from leagues import train as train_league
-from runs import assert_equal, assert_same_run, final_state, small_config
+from runs import assert_equal, assert_same_run, final_state, small_config, table
 
 from torchrl_marl.apps.cli.main import main
 from torchrl_marl.envs.make import make_env
@@ -213,11 +213,17 @@ def test_target_networks_follow_the_loaded_ones(tmp_path):
     assert extra[0]["replay"] is None and extra[0]["frames"] == 0
 
 
-def test_a_captured_run_learns_the_same(config):
-    eager, trace = (
-        train(config(name=name, execution=name, total_frames=160)) for name in ("eager", "trace")
-    )
-    assert_same_run(eager.folder, trace.folder)
+@pytest.mark.runs
+def test_a_captured_run_learns_the_same(tmp_path):
+    options = {"total_frames": 160, "execution": "eager", "folder": str(tmp_path / "first")}
+    first = train(small_config("toy_matrix_game_mappo", **options)).folder
+    for execution in ("eager", "trace"):
+        options |= {"init_from": str(first), "seed": 1, "execution": execution}
+        options["folder"] = str(tmp_path / execution)
+        train(small_config("toy_matrix_game_mappo", **options))
+    eager, trace = tmp_path / "eager", tmp_path / "trace"
+    assert table(eager / "metrics.csv") == table(trace / "metrics.csv")
+    assert_equal(final_state(eager)["learners"], final_state(trace)["learners"])
 
 
 def test_a_resumed_run_does_not_load_again(source, config, tmp_path):
