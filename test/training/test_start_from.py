@@ -22,7 +22,14 @@ from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.checkpoint import all_checkpoints, load_checkpoint
 from torchrl_marl.training.config import read_run_config
 from torchrl_marl.training.pool import networks_of, read_player
-from torchrl_marl.training.start_from import Source, leaves_of, load_parts, part_of, read_source
+from torchrl_marl.training.start_from import (
+    Loaded,
+    Source,
+    leaves_of,
+    load_parts,
+    part_of,
+    read_source,
+)
 from torchrl_marl.training.trainer import iterate, resume, start_training, train
 
 NORMALIZED = {"learner": {"normalize_observations": True}}
@@ -367,3 +374,19 @@ def test_every_algorithm_gives_all_that_it_learns(algorithm):
     for pair in zip(learner.optimizer_of.values(), theirs[0].optimizer_of.values()):
         assert_equal(*(moments_of(own, own.parameters) for own in pair))
         assert_equal(*([x.data for x in own.parameters] for own in pair))
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "init", "found"),
+    [
+        ("ippo", "mappo", ["actor"], Loaded(["actor"], [], [])),
+        ("qmix", "vdn", None, Loaded(["actor"], [], ["mixers.agents"])),
+        ("vdn", "qmix", None, Loaded(["actor"], ["critic"], [])),
+    ],
+)
+def test_algorithms_with_equal_actors(theirs, ours, init, found):
+    (one,), (other,) = learners_of(theirs, 0), learners_of(ours, 1)
+    source = Source("theirs", "run", leaves_of([one.state_dict()]))
+    assert load_parts([other], source, init) == found
+    actors = ([x.data for x in own.actors.parameters()] for own in (one, other))
+    assert_equal(*actors)

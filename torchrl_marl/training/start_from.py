@@ -196,8 +196,9 @@ def load_parts(learners: Sequence[Any], source: Source, init: Sequence[str] | No
     write()
     for learner in learners:
         _renew_targets(getattr(learner, "updates", None))
+    loaded = [part for part in held if part in {part_of(name) for name in own}]
     here = {part_of(name) for name in _live_leaves(learners)}
-    return Loaded(held, [x for x in parts if x in here and x not in held], unused)
+    return Loaded(loaded, [x for x in parts if x in here and x not in held], unused)
 
 
 def _renew_targets(updates: Any) -> None:
