@@ -78,7 +78,7 @@ def part_of(name: str) -> str | None:
         >>> part_of("observation_norms.car.mean"), part_of("targets.car.0.weight")
         ('normalization', None)
     """
-    head, _, last = name.partition(".")[0], *name.rpartition(".")[1:]
+    head, last = name.partition(".")[0], name.rpartition(".")[2]
     if head not in ("optimizer", "targets") and last in _STATISTICS:
         return "normalization"
     if head == "actors" and last in ("epsilon", "sigma"):  # exploration follows the new schedule
@@ -113,7 +113,7 @@ def read_source(given: str) -> Source:
 
 def _split(given: str) -> tuple[Path, int | None]:
     """Splits a path and the frames behind its last ``@``."""
-    found = re.fullmatch(r"(.+)@([\d_]+)", given)
+    found = re.fullmatch(r"(.+)@(\d+(?:_\d+)*)", given)
     if found is None or Path(given).exists():
         return Path(given), None
     return Path(found[1]), int(found[2])
@@ -294,6 +294,8 @@ def _check_fits(source: Source, given: Leaves, own: Leaves, held: list[str]) -> 
     fits = [part for part in held if part not in wrong]
     leave = f"leave {' and '.join(sorted(map(str, wrong)))} out with init={_listed(fits)}"
     fix = f"{leave}, or " if fits else ""
+    if source.kind == "export":  # programs hold the weights of some networks transposed, unnamed
+        fix = "start from the run that was exported, or "
     raise ConfigError(
         f"init_from is {quoted(source.name)}, which does not fit the networks of this run: "
         f"{', '.join(faults)}; {fix}use an environment and networks of equal shapes."
