@@ -157,11 +157,11 @@ class TrainConfig:
     folder: str | None = None
     """Run folder; null: a new folder under ``runs/``."""
     init_from: str | None = None
-    """Run folder, file of a stored player or exported folder whose parameters the run starts from;
-    null: new networks. ``RUN@FRAMES`` picks a checkpoint of a run."""
+    """Source of the first parameters: a run folder, stored player or exported folder; null: new
+    networks. ``RUN@FRAMES`` picks a checkpoint of a run."""
     init: Annotated[list[str], AnyOf(INIT)] | None = None
-    """Parts to load from ``init_from``; null: actor, critic and normalization, as far as the source
-    holds them."""
+    """Parts to load from ``init_from``; null: actor, critic and normalization, except those that
+    the source lacks."""
     env: EnvConfig = field(default_factory=EnvConfig)
     """The environment."""
     learner: Annotated[LearnerConfig, LearnerSettings] = field(default_factory=OnPolicyConfig)

@@ -388,7 +388,7 @@ class Run:
 
 
 def refuse_population(folder: Path, config: TrainConfig) -> None:
-    """Refuses the folder of a population, whose members have a run folder each.
+    """Refuses the folder of a population; its members have run folders.
 
     Raises:
         CheckpointError: it is a population; the message names a member.

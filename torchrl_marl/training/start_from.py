@@ -19,9 +19,10 @@ from torchrl_marl.modules.players import tensors_of
 from torchrl_marl.runtime.applications import application
 from torchrl_marl.runtime.random_state import RandomState
 from torchrl_marl.runtime.trust import refuse_links
+from torchrl_marl.settings import shown
 from torchrl_marl.training.checkpoint import fitting, leaves, load_at, load_latest
 from torchrl_marl.training.config import TrainConfig, read_run_config
-from torchrl_marl.training.origin import differences, in_words, settings_of
+from torchrl_marl.training.origin import differences, settings_of
 from torchrl_marl.training.pool import read_player
 from torchrl_marl.training.recorder import print_message
 from torchrl_marl.training.run import refuse_population
@@ -29,14 +30,14 @@ from torchrl_marl.training.run import refuse_population
 if TYPE_CHECKING:
     from torchrl_marl.training.training import Training
 
-__all__ = ["Loaded", "Source", "load_parts", "part_of", "read_source", "start_from"]
+__all__ = ["Loaded", "Source", "leaves_of", "load_parts", "part_of", "read_source", "start_from"]
 
 Leaves = dict[str, Tensor]
 _BY_DEFAULT = ("actor", "critic", "normalization")
 _STATISTICS = ("running_mean", "running_mean_sq", "debiasing_term", "count", "mean", "variance")
 _HEADS = {"actors": "actor", "optimizer": "optimizer", "targets": None, "_extra_state": None}
 _MOMENTS = {"means", "squares", "steps"}
-_SETTINGS = {"actor": ("learner.actor.",), "critic": ("learner.critic.", "learner.mixer.")}
+_OF_NETWORKS = re.compile(r"(?:learner|groups\.[^.]+)\.(actor|critic|mixer)\..+")
 
 
 class Source(NamedTuple):
@@ -55,10 +56,12 @@ class Source(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """What was loaded from a source."""
+    """The parts that were loaded from a source."""
 
     parts: list[str]
     """Parts of ``init``."""
+    missing: list[str]
+    """Parts that the run has and the source does not hold."""
     unused: list[str]
     """Networks of the source that have no counterpart in the run."""
 
@@ -75,7 +78,7 @@ def part_of(name: str) -> str | None:
         >>> part_of("observation_norms.car.mean"), part_of("targets.car.0.weight")
         ('normalization', None)
     """
-    head, _, last = name.partition(".")[0], *name.rpartition(".")[1:]
+    head, last = name.partition(".")[0], name.rpartition(".")[2]
     if head not in ("optimizer", "targets") and last in _STATISTICS:
         return "normalization"
     if head == "actors" and last in ("epsilon", "sigma"):  # exploration follows the new schedule
@@ -110,7 +113,7 @@ def read_source(given: str) -> Source:
 
 def _split(given: str) -> tuple[Path, int | None]:
     """Splits a path and the frames behind its last ``@``."""
-    found = re.fullmatch(r"(.+)@([\d_]+)", given)
+    found = re.fullmatch(r"(.+)@(\d+(?:_\d+)*)", given)
     if found is None or Path(given).exists():
         return Path(given), None
     return Path(found[1]), int(found[2])
@@ -130,13 +133,19 @@ def _read_run(path: Path, frames: int | None) -> Source:
     refuse_links(path)
     refuse_population(path, config)
     used, state = load_latest(path) if frames is None else load_at(path, frames)
-    found: Leaves = {}
     with fitting(used):
-        for i, learner in enumerate(state["learners"]):
-            found |= {name: x for name, x in learner.items() if isinstance(x, Tensor)}
-            found |= _moments(i, learner)
+        found = leaves_of(state["learners"])
     frames = state["collector"]["frames"]
     return Source(f"{path}@{frames}", "run", found, frames, settings_of(state, used) or config)
+
+
+def leaves_of(states: Iterable[Mapping[str, Any]]) -> Leaves:
+    """Returns the tensors and moments in the states of a run's learners, by dotted name."""
+    found: Leaves = {}
+    for i, state in enumerate(states):
+        found |= {name: x for name, x in state.items() if isinstance(x, Tensor)}
+        found |= _moments(i, state)
+    return {name: x for name, x in found.items() if part_of(name) is not None}
 
 
 def _moments(i: int, state: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
@@ -163,7 +172,7 @@ def load_parts(learners: Sequence[Any], source: Source, init: Sequence[str] | No
             as far as the source holds them.
 
     Returns:
-        Loaded: the parts, and networks of the source that the learners do not have.
+        Loaded: the parts, those that are missing, and networks that the learners do not have.
 
     Raises:
         ConfigError: a leaf does not fit; the message names all that do not.
@@ -187,7 +196,9 @@ def load_parts(learners: Sequence[Any], source: Source, init: Sequence[str] | No
     write()
     for learner in learners:
         _renew_targets(getattr(learner, "updates", None))
-    return Loaded(held, unused)
+    loaded = [part for part in held if part in {part_of(name) for name in own}]
+    here = {part_of(name) for name in _live_leaves(learners)}
+    return Loaded(loaded, [x for x in parts if x in here and x not in held], unused)
 
 
 def _renew_targets(updates: Any) -> None:
@@ -208,7 +219,7 @@ def _optimizers(learner: Any) -> Iterable[Any]:
 def _own_leaves(learners: Sequence[Any], source: Source) -> tuple[Leaves, Callable[[], None]]:
     """Returns tensors of learners under the names of a source, and a function that writes them."""
     if source.kind == "run":
-        return _leaves_of(learners), _nothing
+        return _live_leaves(learners), _nothing
     policy = TeamPolicy(actor for learner in learners for actor in learner.actors.values())
     if source.kind == "export":
         team = application("export").TeamParameters(policy, source.leaves.keys())
@@ -222,15 +233,16 @@ def _nothing() -> None:
     """Does nothing: the tensors are those of the learners."""
 
 
-def _leaves_of(learners: Sequence[Any]) -> Leaves:
+def _live_leaves(learners: Iterable[Any]) -> Leaves:
     """Returns the tensors of learners that a checkpoint holds, not copied."""
-    found: Leaves = {}
-    for i, learner in enumerate(learners):
-        keeping = {"keep_vars": True} if isinstance(learner, torch.nn.Module) else {}
-        state = learner.state_dict(**keeping)
-        found |= {name: x for name, x in state.items() if isinstance(x, Tensor)}
-        found |= _moments(i, state)
-    return {name: x for name, x in found.items() if part_of(name) is not None}
+    return leaves_of(_state_of(learner) for learner in learners)
+
+
+def _state_of(learner: Any) -> Mapping[str, Any]:
+    if isinstance(learner, torch.nn.Module):
+        return learner.state_dict(keep_vars=True)
+    found: Mapping[str, Any] = learner.state_dict()
+    return found
 
 
 def _renamed(given: Leaves, own: Leaves) -> Leaves:
@@ -282,6 +294,8 @@ def _check_fits(source: Source, given: Leaves, own: Leaves, held: list[str]) -> 
     fits = [part for part in held if part not in wrong]
     leave = f"leave {' and '.join(sorted(map(str, wrong)))} out with init={_listed(fits)}"
     fix = f"{leave}, or " if fits else ""
+    if source.kind == "export":  # programs hold the weights of some networks transposed, unnamed
+        fix = "start from the run that was exported, or "
     raise ConfigError(
         f"init_from is {quoted(source.name)}, which does not fit the networks of this run: "
         f"{', '.join(faults)}; {fix}use an environment and networks of equal shapes."
@@ -325,8 +339,8 @@ def start_from(training: Training, source: Source) -> None:
 
 
 def _load_members(training: Training, source: Source) -> Loaded:
-    """Loads into each member of a population; what is not loaded stays as its seed has made it."""
-    found, init = Loaded([], []), training.config.init
+    """Loads a source into each member of a population; other parts keep their initial values."""
+    found, init = Loaded([], [], []), training.config.init
     if "optimizer" in (init or ()):
         _start_optimizers(training.learners)
     for i, config in enumerate(training.results.configs):
@@ -343,18 +357,24 @@ def _load_members(training: Training, source: Source) -> Loaded:
 
 
 def _report(training: Training, source: Source, found: Loaded) -> None:
-    """Prints what was loaded, what was not, and settings of networks that differ."""
-    config = training.config
-    left = [part for part in config.init or _BY_DEFAULT if part not in found.parts]
+    """Prints the loaded and the missing parts, and settings of networks that differ."""
     words = f"starts from {source.name}: {', '.join(found.parts)}"
-    words += f"; it holds no {' and no '.join(left)}" if left else ""
+    words += f"; it holds no {' and no '.join(found.missing)}" if found.missing else ""
     words += f"; this run has no {', '.join(found.unused)}" if found.unused else ""
     print_message(words, warns=False)
-    if source.config is None:
-        return
-    read = ("groups.", *(key for part in found.parts for key in _SETTINGS.get(part, ())))
-    changed = differences(dataclasses.replace(source.config, env=config.env), config)
-    changed = [one for one in changed if one.key.startswith(read)]
+    changed = list(_changed(source.config, training.config, found.parts))
     if changed:
-        listed = in_words(changed, training.folder / "config.yaml")
-        print_message(f"{listed}; the loaded networks then compute something else")
+        print_message(
+            f"of {source.name} and this run differ: {', '.join(changed)}; the loaded networks may "
+            "compute something else here"
+        )
+
+
+def _changed(before: TrainConfig | None, now: TrainConfig, parts: Sequence[str]) -> Iterator[str]:
+    """Yields settings of the loaded networks that differ although their shapes are equal."""
+    if before is None:
+        return
+    for one in differences(dataclasses.replace(before, env=now.env), now):
+        network = _OF_NETWORKS.fullmatch(one.key)
+        if network and ("actor" if network[1] == "actor" else "critic") in parts:
+            yield f"{one.key} ({shown(one.before)} and {shown(one.now)})"
