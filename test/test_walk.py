@@ -26,8 +26,8 @@ BUDGETS = {  # today's numbers; beside them what was asked for
     "files that MAPPO's learn enters": 15,
     "lines of code in the files that MAPPO's learn enters": 2948,  # 2,900; rates by the KL: 51
     "modules that an eager run loads": 176,  # 200
-    "files of Python": 348,  # 330; MuJoCo took eight, domain randomization four
-    "lines of code": 50510,  # 41,500; smaller graphs and their build took 1,000
+    "files of Python": 350,  # 330; MuJoCo took eight, domain randomization four
+    "lines of code": 51098,  # 41,500; smaller graphs and their build took 1,000
     "files at the root of the package": 8,  # 8; py.typed is one
     "folders at the root of the package": 16,  # 16
     "circles of imports": 0,
@@ -145,7 +145,7 @@ MEASURES = {
         walked("MAPPO")["learning"]
     ),
     "modules that an eager run loads": lambda: len(walked("MAPPO", whole=True)),
-    "files of Python": lambda: len(MODULES),
+    "files of Python": 350lambda: len(MODULES),
     "lines of code": lambda: code_in(MODULES),
     "files at the root of the package": lambda: at_root(Path.is_file),
     "folders at the root of the package": lambda: at_root(Path.is_dir),
