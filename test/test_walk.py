@@ -145,7 +145,7 @@ MEASURES = {
         walked("MAPPO")["learning"]
     ),
     "modules that an eager run loads": lambda: len(walked("MAPPO", whole=True)),
-    "files of Python": 350lambda: len(MODULES),
+    "files of Python": lambda: len(MODULES),
     "lines of code": lambda: code_in(MODULES),
     "files at the root of the package": lambda: at_root(Path.is_file),
     "folders at the root of the package": lambda: at_root(Path.is_dir),
