@@ -59,7 +59,7 @@ def training(monkeypatch, tmp_path):
             raise seen.fail[1]
         return run_of(config.folder or tmp_path / f"run{config.seed}", config.seed)
 
-    def resume(folder, env=None, config=None, trust=False):
+    def resume(folder, env=None, config=None, trust=False, callbacks=()):
         seen.resumed.append(folder)
         seen.trusted.append(trust)
         seen.configs.append(config)
