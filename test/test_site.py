@@ -104,6 +104,7 @@ def test_what_people_search_for_is_in_the_menu():
         ("callback", "callbacks.md"),
         ("compare", "evaluation.md"),
         ("--against", "evaluation.md"),
+        ("start from", "start_from.md"),
     ):
         assert word in named[page].lower()
 

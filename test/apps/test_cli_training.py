@@ -42,8 +42,10 @@ def training(monkeypatch, tmp_path):
             "frames_per_second": 320.0,
         }
 
-        def play(episodes, deterministic, seed, record, gif=False, mp4=False, shown=1):
-            assert record and shown == 1 and not mp4
+        def play(
+            episodes, deterministic, seed, record, gif=False, mp4=False, shown=1, randomize=None
+        ):
+            assert record and shown == 1 and not mp4 and randomize is None
             seen.evaluated.append((episodes, deterministic, gif, seed))
             returns = torch.tensor(([41.0, 43.0] if deterministic else [21.0, 23.0]) * 3)
             return Episodes({"agents": returns}, torch.tensor([5, 7] * 3), {"agents": 3})

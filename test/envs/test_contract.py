@@ -223,8 +223,8 @@ def mujoco(robot, **kwargs):
     return make
 
 
-hopper = Case(mujoco("hopper"), state=True, lazy=True)
-CASES["mujoco_ant"] = Case(mujoco("ant"), state=True)
+hopper = Case(mujoco("hopper"), agent_done=True, lazy=True)
+CASES["mujoco_ant"] = Case(mujoco("ant"), agent_done=True)
 CASES["mujoco_hopper"] = hopper
 CASES["mujoco_hopper_padded"] = replace(hopper, make=padded(hopper.make), lazy=False)
 

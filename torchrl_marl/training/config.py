@@ -44,6 +44,7 @@ from torchrl_marl.training.sections import (
 __all__ = [
     "BACKENDS",
     "CHOICES",
+    "INIT",
     "CheckpointConfig",
     "EvaluationConfig",
     "LoggingConfig",
@@ -68,6 +69,14 @@ BACKENDS = {
     "mlflow": "MLflow, at MLFLOW_TRACKING_URI if it is set, else in the run folder",
 }
 """Logger -> destination of the metrics."""
+
+INIT = {
+    "actor": "networks that act",
+    "critic": "critics, mixers and temperatures",
+    "normalization": "running statistics of observations and returns",
+    "optimizer": "moments of the optimizers, which only runs hold",
+}
+"""Part of a run from which another run can start -> its meaning."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +156,12 @@ class TrainConfig:
     ``frames_per_batch / env.num_envs`` steps per iteration."""
     folder: str | None = None
     """Run folder; null: a new folder under ``runs/``."""
+    init_from: str | None = None
+    """Source of the first parameters: a run folder, stored player or exported folder; null: new
+    networks. ``RUN@FRAMES`` picks a checkpoint of a run."""
+    init: Annotated[list[str], AnyOf(INIT)] | None = None
+    """Parts to load from ``init_from``; null: actor, critic and normalization, except those that
+    the source lacks."""
     env: EnvConfig = field(default_factory=EnvConfig)
     """The environment."""
     learner: Annotated[LearnerConfig, LearnerSettings] = field(default_factory=OnPolicyConfig)
@@ -207,6 +222,9 @@ class TrainConfig:
                 f"{self.frames_per_batch}; raise the first or lower the second."
             )
         check_measuring(self)
+        if self.init is not None and (self.init_from is None or not self.init):
+            why = "empty" if self.init_from else "given, but init_from is null"
+            raise ConfigError(f"init is {why}; use init=null, or for example init=[actor].")
         self.check_features(own_env=own_env)
         self.check_learners(own_env=own_env)
         if self.population.size > 1:

@@ -194,6 +194,12 @@ def _begin(
 ) -> Training:
     from torchrl_marl.learners.replay.team_replay import refuse_large_store
 
+    source, given = None, config.init_from
+    if given is not None:
+        from torchrl_marl.training.start_from import read_source, start_from
+
+        source = on_rank_zero(ranks, lambda: read_source(given))
+        config = dataclasses.replace(config, init_from=source.name)  # with its frames
     if env is not None:
         own = dataclasses.replace(
             config.env,
@@ -209,6 +215,8 @@ def _begin(
         _write_config(folder.path, config)
         sign_run(folder.path, config)
     training = Training(config, folder, env, ranks=ranks, trials=trials, callbacks=callbacks)
+    if source is not None:
+        start_from(training, source)
     for learner, groups in partition(training.team, config.learner, config.groups):
         refuse_large_store(
             learner, groups.values(), training.device, training.config.population.size

@@ -193,6 +193,11 @@ class Training:
             part.open(self.iteration)
 
     @property
+    def writes(self) -> bool:
+        """True if this process writes the run folder."""
+        return self._kept.writes
+
+    @property
     def league(self) -> Any:
         """The league, or None if the run has none."""
         return self.parts.get("league")
