@@ -52,13 +52,13 @@ def training(monkeypatch, tmp_path):
 
         return types.SimpleNamespace(folder=Path(folder), summary=summary, play=play)
 
-    def train(config, env=None):
+    def train(config, env=None, callbacks=()):
         seen.configs.append(config)
         if seen.fail is not None and len(seen.configs) == seen.fail[0]:
             raise seen.fail[1]
         return run_of(config.folder or tmp_path / f"run{config.seed}", config.seed)
 
-    def resume(folder, env=None, config=None, trust=False):
+    def resume(folder, env=None, config=None, trust=False, callbacks=()):
         seen.resumed.append(folder)
         seen.trusted.append(trust)
         seen.configs.append(config)
