@@ -117,7 +117,7 @@ class Callback:
 
 
 class Control:
-    """What a callback can read and do in a run.
+    """Handle of a run, which callbacks receive.
 
     Attributes:
         run (Run or PopulationRun): the run, with ``run.evaluate()``, ``run.folder`` and
@@ -340,7 +340,7 @@ class Callbacks(Part):
             print_message(f"ends after {training.frames:,} frames: {self.stopped}")
 
     def _call(self, training: Training, method: str, *given: Any) -> dict[str, Any]:
-        """Calls a method of all callbacks, on the first rank; returns what they log."""
+        """Calls a method of all callbacks, on the first rank; returns the logged metrics."""
         found: dict[str, Any] = {}
         with self.ranks.rank_zero_first(), SINGLE_PROCESS.active(), self._random.active():
             for callback in self.callbacks:
