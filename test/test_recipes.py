@@ -55,6 +55,7 @@ EXPECTED = {
     "pettingzoo_ant_matd3",
     *("mujoco_ant_mappo", "mujoco_halfcheetah_masac"),
     "pettingzoo_foraging_mappo",
+    "isaaclab_handover_mappo",
     "isaaclab_pendulum_mappo",
     "pettingzoo_ant_ippo",
     *("pettingzoo_connect_four_ippo", "pettingzoo_connect_four_ippo_league"),

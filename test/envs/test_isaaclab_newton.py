@@ -21,6 +21,7 @@ pytest.importorskip("isaaclab_newton", reason="needs Isaac Lab 3.0")
 pytestmark = pytest.mark.environments
 
 PENDULUM = "Isaac-Pendulum-MARL-Direct"
+HANDOVER = "Isaac-Shadow-Handover-Direct"
 JOINTS = {
     "railCartJoint": "slider_to_cart",
     "cartPoleJoint": "cart_to_pole",
@@ -55,11 +56,21 @@ def files(tmp_path_factory):
     return {name: str(folder / f"{name}.usda") for name in ("robot", "ground")}
 
 
+@pytest.fixture(scope="module")
+def hands(files, tmp_path_factory):
+    """Two Shadow hands, from the model that Gymnasium-Robotics ships."""
+    pytest.importorskip("gymnasium_robotics")
+    from shadow_hand import write
+
+    hand = str(write(tmp_path_factory.mktemp("assets") / "hand.usda"))
+    return {"right_robot": hand, "left_robot": hand, "ground": files["ground"]}
+
+
 @contextlib.contextmanager
-def pendulum(files, num_envs=5, **kwargs):
+def pendulum(files, num_envs=5, name=PENDULUM, **kwargs):
     """One simulation a process: it is closed before another one is built."""
     kwargs = {"seed": 0, "action_scale": 1.0, "state": "world", "device": "cpu", **kwargs}
-    env = make_env(f"isaaclab/{PENDULUM}", num_envs=num_envs, usd_path=files, **kwargs)
+    env = make_env(f"isaaclab/{name}", num_envs=num_envs, usd_path=files, **kwargs)
     try:
         yield env
     finally:
@@ -175,19 +186,72 @@ def test_every_observation_has_the_tasks_noise(files):
     assert (seen[..., 4:].abs() < 50).all()
 
 
-def test_it_trains(files, tmp_path):
+def trained(folder, name, env, frames=320, **learner):
+    """Two iterations."""
     run = torchrl_marl.train(
-        "isaaclab_pendulum_mappo",
-        env={"num_envs": 8, "kwargs": {"usd_path": files, "episode_length_s": 0.2}},
-        total_frames=320,
-        frames_per_batch=160,
+        f"isaaclab_{name}_mappo",
+        env=env,
+        total_frames=frames,
+        frames_per_batch=frames // 2,
         device="cpu",
-        learner={"minibatch_size": 80, "num_epochs": 1},
+        learner={"minibatch_size": frames // 4, "num_epochs": 1, **learner},
         evaluation={"episodes": 8},
         logging={"progress": False},
-        folder=str(tmp_path / "run"),
+        folder=str(folder / "run"),
     )
-    assert run.summary["frames"] == 320  # two iterations
+    assert run.summary["frames"] == frames
+
+
+def test_it_trains(files, tmp_path):
+    env = {"num_envs": 8, "kwargs": {"usd_path": files, "episode_length_s": 0.2}}
+    trained(tmp_path, "pendulum", env)
+
+
+def test_two_hands_keep_the_rules(hands):
+    with pendulum(hands, 3, HANDOVER, episode_length_s=0.2) as env:
+        assert env.group_map == {"right_hand": ["right_hand"], "left_hand": ["left_hand"]}
+        td = env.reset()
+        assert td["left_hand", "observation"].shape == (3, 1, 157)
+        assert td["state"].shape == (3, 290)
+        check_marl_env(env, n_steps=20)
+
+
+def test_a_motor_closes_the_fingers_of_its_hand(hands):
+    """The last four of 20 motors pull tendons, each through two joints of a finger."""
+    with pendulum(hands, 2, HANDOVER) as env:
+        td = env.reset()
+        td["right_hand", "action"] = torch.zeros(2, 1, 20)
+        td["left_hand", "action"] = torch.zeros(2, 1, 20)
+        td["right_hand", "action"][..., 16:], td["left_hand", "action"][..., 16:] = 1.0, -1.0
+        for _ in range(15):
+            td = env.step_and_maybe_reset(td)[1].update(td.select(*env.action_keys))
+        right, left = env.task.right_hand, env.task.left_hand
+        joints = [right.find_joints(f"rh_{finger}J(1|2)")[0] for finger in ("FF", "MF", "RF")]
+        bent = [hand.data.joint_pos.torch[:, joints].sum(-1) for hand in (right, left)]
+    assert (bent[0] > 1.5).all() and (bent[1] < 0.5).all()  # measured: above 2.1, below 0.1
+
+
+def test_two_hands_train_with_a_state_of_each(hands, tmp_path):
+    from isaaclab_tasks.core.handover.handover_env import HandoverEnv
+    from isaaclab_tasks.core.handover.handover_env_cfg import HandoverEnvCfg
+    from isaaclab_tasks.utils.hydra import resolve_presets
+
+    class OwnStates(HandoverEnv):
+        def _get_states(self):
+            seen = self._get_observations()
+            return {"right_hand": super()._get_states(), "left_hand": seen["left_hand"]}
+
+    cfg = resolve_presets(HandoverEnvCfg())
+    cfg.scene.num_envs, cfg.sim.device, cfg.episode_length_s = 4, "cpu", 0.1
+    cfg.state_space = {"right_hand": 290, "left_hand": 157}
+    for asset, file in hands.items():
+        getattr(cfg.scene, asset).spawn.usd_path = file
+    env = IsaacLabEnv(OwnStates(cfg), seed=0, action_scale=1.0, state="world")
+    with contextlib.closing(env):
+        td = env.reset()
+        assert td["right_hand", "state"].shape == (4, 1, 290)
+        assert td["left_hand", "state"].shape == (4, 1, 157)
+        trained(tmp_path, "handover", env, 80, central_input="agent_state")
 
 
 REFUSED = {

@@ -171,6 +171,7 @@ class IsaacLabEnv(AutoResetEnv):
         self._random.seed(stream)
         with self._random.active():  # the task seeds the global generators
             self.task.seed(stream % 2**31)
+        self._simulation.forget_actions()
 
     # ---------------------------------------------------------------------------- reset, step
 

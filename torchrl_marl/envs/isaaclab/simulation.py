@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 from torchrl.data import TensorSpec
 
 from torchrl_marl.envs.agents.life_cycle import GroupFlags, TeamFlags
@@ -160,6 +160,12 @@ class IsaacSimulation:
         size = torch.Size([self.agents.declaration.num_envs])
         flags = GroupFlags.living(size, len(self.agents.names), self.agents.device)
         return present(flags, self.agents.away(self.env.obs_dict))
+
+    def forget_actions(self) -> None:
+        """Sets the task's last actions, which some tasks show, to zeros as in a new task."""
+        actions = getattr(self.env, "actions", None)
+        if isinstance(actions, Mapping):
+            self.env.actions = tree_map(torch.zeros_like, dict(actions))
 
     def start(self, envs: Tensor | None) -> dict[str, Any]:
         """Resets the envs where the mask is True, or all envs without one; returns observations."""
