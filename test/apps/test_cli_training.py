@@ -53,6 +53,7 @@ def training(monkeypatch, tmp_path):
         return types.SimpleNamespace(folder=Path(folder), summary=summary, play=play)
 
     def train(config, env=None, callbacks=()):
+        assert not callbacks
         seen.configs.append(config)
         if seen.fail is not None and len(seen.configs) == seen.fail[0]:
             raise seen.fail[1]
