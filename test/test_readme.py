@@ -161,6 +161,8 @@ def test_commands_are_known(page, tmp_path, monkeypatch):
     scenario.write_text(Path(balance.__file__).read_text())
     (reach,) = (block for block in blocks("python", "README.md") if "class Reach" in block)
     (tmp_path / "reach.py").write_text(reach.partition("\nenv = ")[0])
+    for own in ("my_callbacks.py", "other.py", "path/to/my_callbacks.py"):
+        (tmp_path / own).touch()  # which is looked for, but not imported
     monkeypatch.chdir(tmp_path)
     for command, *rest in commands(page):
         parsed, more = cli.make_parser().parse_known_args([command, *rest])
