@@ -228,7 +228,7 @@ def _conditions(setting: Setting, known: Collection[str]) -> str:
             values = _listed([f"`{shown(x)}`".replace("'", "") for x in where.values], where.but)
             found.append(f"`{at}{where.key}` is {values}")
             if where.always:
-                found[-1] += f" ({_listed([f'`{shown(x)}`' for x in where.always], False)}: always)"
+                found[-1] += f" ({_listed([f'`{x}`' for x in where.always], False)}: always)"
     return " and ".join(found)
 
 

@@ -169,7 +169,7 @@ class TestDoors:
         calls = []
         run = types.SimpleNamespace(folder=tmp_path, summary={})
 
-        def train(config, env=None):
+        def train(config, env=None, callbacks=()):
             calls.append((config, env))
             return run
 

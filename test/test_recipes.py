@@ -25,7 +25,7 @@ EXPECTED = {
         for scenario in ("balance", "navigation", "transport", "simple_spread")
         for algorithm in ("mappo", "ippo")
     ),
-    *("vmas_balance_mappo_discrete", "vmas_balance_mappo_randomized"),
+    *("vmas_balance_mappo_discrete", "vmas_navigation_mappo_randomized"),
     *("vmas_balance_mappo_population", "toy_speaker_listener_mappo_pbt"),
     "toy_arena_qmix_population",
     *(f"vmas_{scenario}_mappo" for scenario in ("simple_tag", "simple_world_comm", "football")),

@@ -76,7 +76,7 @@ FOUND = {
     "loggers": "runs.html#loggers-tensorboard-wandb-mlflow",
     "jupyter": "runs.html#in-jupyter-notebooks",
     "curriculum": "runs.html#a-curriculum",
-    "callback": "runs.html#callbacks",
+    "callback": "callbacks.html",
     "against": "evaluation.html#against-an-opponent",
     "compare": "evaluation.html#compare-which-one-is-better",
 }
@@ -101,9 +101,10 @@ def test_what_people_search_for_is_in_the_menu():
         ("tune", "tuning.md"),
         ("sweep", "tuning.md"),
         ("logger", "runs.md"),
-        ("callback", "runs.md"),
+        ("callback", "callbacks.md"),
         ("compare", "evaluation.md"),
         ("--against", "evaluation.md"),
+        ("start from", "start_from.md"),
     ):
         assert word in named[page].lower()
 

@@ -8,6 +8,7 @@ from typing import Any
 
 __all__ = [
     "BatchSizeError",
+    "CallbackError",
     "CaptureError",
     "CheckpointError",
     "ConfigError",
@@ -61,6 +62,10 @@ class GraphCheckError(CaptureError, AssertionError):
 
 class CheckpointError(UserError, RuntimeError):
     """An unusable checkpoint or run folder."""
+
+
+class CallbackError(UserError, RuntimeError):
+    """An error in a callback of a run; the message says how to resume."""
 
 
 class SimulatorStateError(UserError, RuntimeError):

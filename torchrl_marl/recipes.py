@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from torchrl_marl.envs.config import EnvConfig
+from torchrl_marl.envs.external_code import check_own
 from torchrl_marl.envs.libraries import DEFAULT_LIBRARY, LIBRARIES, find_library
 from torchrl_marl.envs.make import check_environment_name, split_name
 from torchrl_marl.envs.vmas.library import scenario_arguments, scenario_names
@@ -139,6 +140,9 @@ use device=cpu.
     check(config, skip=("env",) if own_env else (), like=like)
     if not own_env:
         check_environment_name(config.env)
+    for one in config.callbacks:
+        if not one.startswith("<object>:"):  # given by the caller
+            check_own(one, "callbacks")
 
 
 class _Read(NamedTuple):
@@ -170,7 +174,9 @@ def _merged(base: dict[str, Any], own: dict[str, Any], *, complete: bool = False
     """Reads a recipe with overrides; a complete recipe's default values count as not given."""
     reader = Reader(TrainConfig, hints=_scenario_hints(base, own))
     config = reader.read(base, own)
-    config = dataclasses.replace(config, env=_found_from_anywhere(config.env))
+    callbacks = [_absolute(one) for one in config.callbacks]
+    found = {"env": _found_from_anywhere(config.env), "callbacks": callbacks}
+    config = dataclasses.replace(config, **found)  # type: ignore[arg-type]
     unchosen = reader.by_default - flatten(own).keys() if complete else ()
     inapplicable = {k: text for k, text in reader.inapplicable.items() if k not in unchosen}
     return _Read(config, inapplicable, unread(config))
@@ -357,13 +363,18 @@ def _without_foreign_arguments(base: dict[str, Any], own: dict[str, Any]) -> dic
 
 def _found_from_anywhere(env: EnvConfig) -> EnvConfig:
     """Returns the settings with absolute paths, which allows resuming a run from any folder."""
-    place, colon, kind = env.library.partition(":")
-    if colon:
-        place = os.path.abspath(place) if place.endswith(".py") else place
-        return dataclasses.replace(env, library=f"{place}:{kind}", name=kind)
+    if ":" in env.library:
+        kind = env.library.partition(":")[2]
+        return dataclasses.replace(env, library=_absolute(env.library), name=kind)
     if env.record is not None and env.record.files and env.name.endswith(".py"):
         return dataclasses.replace(env, name=os.path.abspath(env.name))
     return env
+
+
+def _absolute(own: str) -> str:
+    """Returns a ``file.py:Class`` with an absolute path; a ``module:Class`` is not changed."""
+    place, colon, kind = own.partition(":")
+    return f"{os.path.abspath(place)}{colon}{kind}" if place.endswith(".py") else own
 
 
 def _scenario_hints(base: dict[str, Any], own: dict[str, Any]) -> Iterator[str]:

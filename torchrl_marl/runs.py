@@ -6,7 +6,7 @@ import errno
 import importlib.util
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +45,13 @@ if TYPE_CHECKING:
 __all__ = ["check_device", "draw", "iterate", "resume", "train"]
 
 
-def train(recipe: Recipe = DEFAULT_RECIPE, *, env: Any = None, **overrides: Any) -> Run:
+def train(
+    recipe: Recipe = DEFAULT_RECIPE,
+    *,
+    env: Any = None,
+    callbacks: Sequence[Any] | None = None,
+    **overrides: Any,
+) -> Run:
     """Trains a team and returns the run with its policy, folder and results.
 
     Args:
@@ -55,6 +61,8 @@ def train(recipe: Recipe = DEFAULT_RECIPE, *, env: Any = None, **overrides: Any)
             environment of PettingZoo or JaxMARL, or a function that makes one, is copied
             ``env.num_envs`` times. A string is a name, such as ``"vmas/wheel"``; a dict overrides
             the recipe's ``env`` settings.
+        callbacks (sequence of Callback or str, optional): callbacks in place of the recipe's:
+            objects, or names as ``module:Class``.
         overrides: settings, such as ``seed=1``, ``learner={"lr": 1e-3}`` or
             ``**{"learner.lr": 1e-3}``.
 
@@ -67,23 +75,29 @@ def train(recipe: Recipe = DEFAULT_RECIPE, *, env: Any = None, **overrides: Any)
         >>> run.summary["return_after"]  # doctest: +SKIP
         41.2
     """
-    config, env = _prepared(recipe, env, overrides)
+    config, env = _prepared(recipe, env, overrides, callbacks)
     from torchrl_marl.training import trainer
 
-    run = trainer.train(config, env=env)
+    run = trainer.train(config, env=env, callbacks=callbacks or ())
     draw(run.folder)
     return run
 
 
-def iterate(recipe: Recipe = DEFAULT_RECIPE, *, env: Any = None, **overrides: Any) -> Iterator[Any]:
+def iterate(
+    recipe: Recipe = DEFAULT_RECIPE,
+    *,
+    env: Any = None,
+    callbacks: Sequence[Any] | None = None,
+    **overrides: Any,
+) -> Iterator[Any]:
     """Trains like :func:`train`, but as a generator that yields after every iteration.
 
     The settings are checked when the function is called, before the first iteration.
     """
-    config, env = _prepared(recipe, env, overrides)
+    config, env = _prepared(recipe, env, overrides, callbacks)
     from torchrl_marl.training import trainer
 
-    return trainer.iterate(config, env=env)
+    return trainer.iterate(config, env=env, callbacks=callbacks or ())
 
 
 def resume(
@@ -92,6 +106,7 @@ def resume(
     *,
     env: EnvBase | Mapping[str, Any] | None = None,
     trust: bool = False,
+    callbacks: Sequence[Any] | None = None,
     **overrides: Any,
 ) -> Run:
     """Resumes a run from its last checkpoint; a run without a checkpoint starts over.
@@ -103,6 +118,8 @@ def resume(
             imported, pickled PettingZoo environments are loaded (otherwise they start new
             episodes), links out of the folder are followed, and the cluster, addresses and
             services in the settings are used.
+        callbacks (sequence of Callback or str, optional): the callbacks of the run, if it was
+            started with objects.
         overrides: settings to change, which are also written to ``config.yaml``: ``total_frames``,
             ``stop_at_return``, ``evaluation``, ``checkpoint``, ``logging``, ``device``,
             ``threads``, ``execution`` and ``distributed`` (except the number of shards). Linear
@@ -113,6 +130,7 @@ def resume(
     """
     if isinstance(env, Mapping):
         overrides, env = {**overrides, "env": env}, None
+    overrides |= _named(callbacks)
     with trusting(trust):
         before = read_run_config(folder)
         refuse_links(Path(folder))
@@ -137,7 +155,8 @@ def resume(
     check_logging(config.logging)
     from torchrl_marl.training import trainer
 
-    run = trainer.resume(Path(folder), env=env, config=config, trust=trust)
+    how: dict[str, Any] = {"env": env, "callbacks": callbacks or ()}
+    run = trainer.resume(Path(folder), config=config, trust=trust, **how)
     draw(run.folder)
     return run
 
@@ -210,9 +229,9 @@ def draw(folder: Path) -> None:
 
 
 def _prepared(
-    recipe: Recipe, env: Any, overrides: dict[str, Any]
+    recipe: Recipe, env: Any, overrides: dict[str, Any], callbacks: Sequence[Any] | None
 ) -> tuple[TrainConfig, EnvBase | None]:
-    given, kind = None, None
+    overrides, given, kind = {**overrides, **_named(callbacks)}, None, None
     if isinstance(env, Mapping):
         overrides = {**overrides, "env": env}
     elif isinstance(env, str):
@@ -234,6 +253,15 @@ def _prepared(
     check_logging(config.logging)
     check_folder(config)
     return config, given if given is None else as_environment(given, config.env, config.device)
+
+
+def _named(callbacks: Sequence[Any] | None) -> dict[str, Any]:
+    """Returns overrides that name the given callbacks."""
+    if callbacks is None:
+        return {}
+    from torchrl_marl.training.callbacks import names_of
+
+    return {"callbacks": names_of(callbacks)}
 
 
 def _refuse_beside(overrides: Mapping[str, Any], idle: str, what: str) -> None:

@@ -42,21 +42,24 @@ def training(monkeypatch, tmp_path):
             "frames_per_second": 320.0,
         }
 
-        def play(episodes, deterministic, seed, record, gif=False, mp4=False, shown=1):
-            assert record and shown == 1 and not mp4
+        def play(
+            episodes, deterministic, seed, record, gif=False, mp4=False, shown=1, randomize=None
+        ):
+            assert record and shown == 1 and not mp4 and randomize is None
             seen.evaluated.append((episodes, deterministic, gif, seed))
             returns = torch.tensor(([41.0, 43.0] if deterministic else [21.0, 23.0]) * 3)
             return Episodes({"agents": returns}, torch.tensor([5, 7] * 3), {"agents": 3})
 
         return types.SimpleNamespace(folder=Path(folder), summary=summary, play=play)
 
-    def train(config, env=None):
+    def train(config, env=None, callbacks=()):
+        assert not callbacks
         seen.configs.append(config)
         if seen.fail is not None and len(seen.configs) == seen.fail[0]:
             raise seen.fail[1]
         return run_of(config.folder or tmp_path / f"run{config.seed}", config.seed)
 
-    def resume(folder, env=None, config=None, trust=False):
+    def resume(folder, env=None, config=None, trust=False, callbacks=()):
         seen.resumed.append(folder)
         seen.trusted.append(trust)
         seen.configs.append(config)

@@ -130,6 +130,7 @@ def test_a_reset_one_step_late_is_seen():
         {"network": {"sharing": "agent_id"}},
         {"bootstrap": "agent"},
         {"precision": "bf16", "normalize_observations": True},
+        {"actor": "lstm", "critic": "lstm", "precision": "bf16"},
     ),
 ], ids=str)  # fmt: skip
 def test_updates_as_graphs_are_eager_ones(settings):

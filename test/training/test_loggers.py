@@ -77,7 +77,12 @@ def tables_of(folder):
 
 def assert_logged(found, folder):
     """``found``: name, frames, value, as often as it was logged."""
-    expected = tables_of(folder)
+    expected, summary = tables_of(folder), json.loads((folder / "summary.json").read_text())
+    of_summary = [one for one in found if one[0].startswith("summary/")]
+    found = [one for one in found if one not in of_summary]
+    last = {name.removeprefix("summary/"): value for name, _, value in of_summary}
+    for name in ("return_before", "return_after", "frames"):
+        assert last[name] == pytest.approx(summary[name], rel=1e-5)
     assert {(name, frames) for name, frames, _ in found} == set(expected)
     for name, frames, value in found:
         if name not in CLOCK:
@@ -121,7 +126,13 @@ def read_wandb(folder):
             record += data[at + 7 : at + 7 + length]
             at += 7 + length
             if kind in (1, 4):  # whole, or the last part
-                items = proto.Record.FromString(record).history.item
+                whole = proto.Record.FromString(record)
+                found += [
+                    ("/".join(i.nested_key) or i.key, 0, json.loads(i.value_json))
+                    for i in whole.summary.update
+                    if "summary/" in ("/".join(i.nested_key) or i.key)
+                ]
+                items = whole.history.item
                 row = {i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in items}
                 found += [
                     (name, row[f"{name.rpartition('/')[0]}/step".lstrip("/")], value)
@@ -199,10 +210,12 @@ class FakeRun:
 
     def __init__(self, **settings):
         self.settings, self.id, self.rows, self.finished = settings, settings["id"], [], 0
+        self.of_summary, self.hyperparameters = {}, {}
         self.config = self
 
     def update(self, values, **kwargs):
         """Of its config."""
+        self.hyperparameters |= values
 
     def define_metric(self, name, step_metric=None):
         """Which axis it is drawn over."""
@@ -212,6 +225,10 @@ class FakeRun:
 
     def finish(self):
         self.finished += 1
+
+    @property
+    def summary(self):
+        return self.of_summary
 
 
 class UsageError(Exception):
@@ -265,7 +282,8 @@ def fake_mlflow(monkeypatch):
 
         def create_run(self, experiment, run_name):
             run_id = f"run{len(self.store['runs'])}"
-            self.store["runs"][run_id] = {"name": run_name, "status": "RUNNING", "rows": []}
+            run = {"name": run_name, "status": "RUNNING", "rows": [], "params": {}, "tags": {}}
+            self.store["runs"][run_id] = {**run, "files": []}
             return types.SimpleNamespace(info=types.SimpleNamespace(run_id=run_id))
 
         def update_run(self, run_id, status):
@@ -273,14 +291,29 @@ def fake_mlflow(monkeypatch):
                 raise LookupError(f"Run with id={run_id} not found\nmore")
             self.store["runs"][run_id]["status"] = status
 
-        def log_batch(self, run_id, metrics):
-            assert self.store["runs"][run_id]["status"] == "RUNNING"
-            self.store["runs"][run_id]["rows"] += metrics
+        def log_batch(self, run_id, metrics=(), params=()):
+            run = self.store["runs"][run_id]
+            assert run["status"] == "RUNNING" and len(params) <= 100
+            assert not run["params"].keys() & dict(params)
+            run["rows"] += metrics
+            run["params"] |= dict(params)
+
+        def get_run(self, run_id):
+            params = self.store["runs"][run_id]["params"]
+            return types.SimpleNamespace(data=types.SimpleNamespace(params=params))
+
+        def set_tag(self, run_id, name, value):
+            self.store["runs"][run_id]["tags"][name] = value
+
+        def log_artifact(self, run_id, path, folder):
+            self.store["runs"][run_id]["files"].append((Path(path).name, folder))
 
         def set_terminated(self, run_id):
             self.store["runs"][run_id]["status"] = "FINISHED"
 
-    entities = install(monkeypatch, "mlflow.entities", Metric=lambda *entry: entry)
+    entities = install(
+        monkeypatch, "mlflow.entities", Metric=lambda *entry: entry, Param=lambda *entry: entry
+    )
     return install(monkeypatch, "mlflow", MlflowClient=Client, entities=entities)
 
 
@@ -292,6 +325,12 @@ def test_wandb_goes_on_in_the_run_that_it_began(tmp_path, fake_wandb):
     assert first.id == second.id == json.loads((folder / "loggers.json").read_text())["wandb"]
     assert first.finished == second.finished == 1
     assert first.settings["project"] == "torchrl_marl" and first.settings["name"] == "run"
+    assert first.settings["resume"] == "allow"
+    assert first.hyperparameters["learner.lr"] == 5e-4 and first.hyperparameters["recipe"] == TOY
+    assert (first.hyperparameters["total_frames"], second.hyperparameters["total_frames"]) == (
+        640,
+        1280,
+    )
     found = [
         (name, row[f"{name.rpartition('/')[0]}/step".lstrip("/")], value)
         for run in fake_wandb.runs
@@ -299,6 +338,9 @@ def test_wandb_goes_on_in_the_run_that_it_began(tmp_path, fake_wandb):
         for name, value in row.items()
         if name.rpartition("/")[2] != "step"
     ]
+    assert second.of_summary["summary/evaluation/drawn/episodes"] == 4
+    numbers = second.of_summary.items()
+    found += [(name, 1280, x) for name, x in numbers if not isinstance(x, str)]
     assert_logged(found, folder)
     train(TOY, **small(tmp_path / "other", "wandb"))
     assert fake_wandb.runs[2].id != first.id
@@ -311,11 +353,56 @@ def test_mlflow_goes_on_in_the_run_that_it_began(tmp_path, fake_mlflow, monkeypa
     ((uri, store),) = fake_mlflow.MlflowClient.stores.items()
     assert uri == f"sqlite:///{folder / 'mlflow.db'}"
     (run,) = store["runs"].values()
+    assert run["params"]["total_frames"] == "640" and run["params"]["learner.lr"] == "0.0005"
+    assert run["tags"] == {"resumed.total_frames": "1280", "summary.recipe": TOY}
     assert (run["name"], run["status"]) == ("run", "FINISHED")
     assert_logged([(name, step, value) for name, value, _, step in run["rows"]], folder)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://somewhere")
     train(TOY, **small(tmp_path / "other", "mlflow"))
     assert len(fake_mlflow.MlflowClient.stores["http://somewhere"]["runs"]) == 1
+
+
+def test_settings_are_where_tensorboard_and_mlflow_show_them(tmp_path):
+    pytest.importorskip("tensorboard")
+    loading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    plugin = pytest.importorskip("tensorboard.plugins.hparams.plugin_data_pb2")
+    folder = tmp_path / "run"
+    backends = ["tensorboard", *["mlflow"] * (importlib.util.find_spec("mlflow") is not None)]
+    train(TOY, **small(folder, *backends))
+    events = loading.EventAccumulator(str(folder / "tensorboard")).Reload()
+    found = {}
+    for content in events.PluginTagToContent("hparams").values():
+        data = plugin.HParamsPluginData.FromString(content)
+        found |= dict(data.session_start_info.hparams)
+    assert found["learner.lr"].number_value == 5e-4 and found["recipe"].string_value == TOY
+    if "mlflow" in backends:
+        import mlflow
+
+        client = mlflow.MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
+        (experiment,) = [e for e in client.search_experiments() if e.name == "torchrl_marl"]
+        (run,) = client.search_runs([experiment.experiment_id])
+        assert run.data.params["learner.lr"] == "0.0005" and run.data.params["recipe"] == TOY
+        assert run.data.tags["summary.recipe"] == TOY
+
+
+def test_animations_go_to_the_loggers(tmp_path, fake_wandb, fake_mlflow):
+    """As a file with its number of frames."""
+    pytest.importorskip("tensorboard")
+    loading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    fake_wandb.Video = lambda path, format: (Path(path).name, format)
+    folder, names = tmp_path / "run", ("tensorboard", "wandb", "mlflow")
+    drawn = {"episodes": 4, "gif": True, "animate_every": 320}
+    train("vmas_balance_mappo", **small(folder, *names, evaluation=drawn, execution="eager"))
+    (run,) = fake_wandb.runs
+    videos = [(x["step"], x[k]) for x in run.rows for k in ("animation", "episode") if k in x]
+    assert videos == [(320, ("episode_320.gif", "gif")), (640, ("episode.gif", "gif"))]
+    (store,) = fake_mlflow.MlflowClient.stores.values()
+    (run,) = store["runs"].values()
+    assert run["files"] == [("episode_320.gif", "animation"), ("episode.gif", "episode")]
+    events = loading.EventAccumulator(str(folder / "tensorboard")).Reload()
+    (shown,) = events.Images("episode")
+    assert shown.step == 640 and shown.encoded_image_string == (folder / "episode.gif").read_bytes()
+    assert shown.width > 0 and shown.height > 0
 
 
 def test_two_runs_at_a_time_do_not_mix(tmp_path, fake_mlflow):

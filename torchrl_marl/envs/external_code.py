@@ -30,6 +30,7 @@ __all__ = [
     "as_environment",
     "build_own",
     "check_own",
+    "code_at",
     "external_code",
     "import_file",
     "import_own",
@@ -51,10 +52,7 @@ def external_code(env: EnvConfig) -> str | None:
     """
     own, colon, _ = env.library.partition(":")
     if colon:
-        if own.endswith(".py"):
-            return _file(own)
-        place = place_of(own.partition(".")[0], [os.getcwd(), *sys.path]) or os.getcwd()
-        return f"module {own!r} (in {place!r})"
+        return code_at(own)
     library = env.record
     module = None if library is None or library.foreign is None else library.foreign(env)
     if module is None or module.endswith(".py"):
@@ -64,14 +62,30 @@ def external_code(env: EnvConfig) -> str | None:
     return None if there is None else f"module {module!r} (in {there!r})"
 
 
+def code_at(place: str) -> str:
+    """Returns a description of the module or file of a ``module:Class``; imports nothing.
+
+    Args:
+        place (str): the part before the colon.
+    """
+    if place.endswith(".py"):
+        return _file(place)
+    found = place_of(place.partition(".")[0], [os.getcwd(), *sys.path]) or os.getcwd()
+    return f"module {place!r} (in {found!r})"
+
+
 def _file(path: str) -> str:
     return f"file {str(Path(path).resolve())!r}"
 
 
-def check_own(library: str) -> None:
+def check_own(library: str, key: str = "env.library") -> None:
     """Raises an error if the module or file of a ``module:Class`` does not exist.
 
     Imports nothing.
+
+    Args:
+        library (str): ``module:Class`` or ``path/to/file.py:Class``.
+        key (str): name of the setting, for messages.
 
     Raises:
         ConfigError: the module or file does not exist, or the name is malformed.
@@ -79,26 +93,29 @@ def check_own(library: str) -> None:
     place, _, name = library.partition(":")
     if not name.isidentifier():
         raise ConfigError(
-            f"env.library is {quoted(library)}, expected module:Class or path/to/file.py:Class."
+            f"{key} is {quoted(library)}, expected module:Class or path/to/file.py:Class."
         )
     if place.endswith(".py"):
         if not os.path.isfile(place):
             raise ConfigError(
-                f"env.library is {quoted(library)}, but there is no file {quoted(place)}; "
-                "check its path."
+                f"{key} is {quoted(library)}, but there is no file {quoted(place)}; check its path."
             )
         return
     top = place.partition(".")[0]
     with current_folder(top, first=True):
         if not (place.replace(".", "").isidentifier() and importlib.util.find_spec(top)):
             raise ConfigError(
-                f"env.library is {quoted(library)}, but no module {quoted(place)} is installed or "
+                f"{key} is {quoted(library)}, but no module {quoted(place)} is installed or "
                 "in the current folder; check its name, or use path/to/file.py:Class."
             )
 
 
-def import_own(library: str) -> Any:
+def import_own(library: str, key: str = "env.library") -> Any:
     """Imports the class or function of ``module:Class`` or ``file.py:Class``.
+
+    Args:
+        library (str): ``module:Class`` or ``path/to/file.py:Class``.
+        key (str): name of the setting, for messages.
 
     Raises:
         ConfigError: the class or function does not exist, or the import raises an error.
@@ -107,7 +124,7 @@ def import_own(library: str) -> Any:
         >>> import_own("torchrl_marl.envs.toy:MatrixGame").__name__
         'MatrixGame'
     """
-    check_own(library)
+    check_own(library, key)
     place, _, name = library.partition(":")
     if place.endswith(".py"):
         module = import_file(Path(place))
@@ -117,7 +134,7 @@ def import_own(library: str) -> Any:
     if not callable(found := getattr(module, name, None)):
         known = [key for key, value in vars(module).items() if inspect.isclass(value)]
         raise ConfigError(
-            f"env.library is {quoted(library)}, but {quoted(place)} has no class or function "
+            f"{key} is {quoted(library)}, but {quoted(place)} has no class or function "
             f"{quoted(name)}; {nearest(name, known)}check the name."
         )
     return found

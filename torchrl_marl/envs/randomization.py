@@ -141,7 +141,7 @@ class ObservationNoise(_DrawnTransform):
     Examples:
         >>> from torchrl_marl.envs.toy import Arena
         >>> env = TransformedEnv(Arena(3, n_agents=2), ObservationNoise([0.0, 0.1]))
-        >>> env.rollout(4)["agents", "observation_noise"].shape
+        >>> env.rollout(4, break_when_any_done=False)["agents", "observation_noise"].shape
         torch.Size([3, 4, 2])
     """
 
@@ -173,7 +173,7 @@ class ActionNoise(_DrawnTransform):
     Examples:
         >>> from torchrl_marl.envs.toy import Arena
         >>> env = TransformedEnv(Arena(3, continuous_actions=True), ActionNoise(0.1))
-        >>> env.rollout(4).batch_size
+        >>> env.rollout(4, break_when_any_done=False).batch_size
         torch.Size([3, 4])
     """
 
@@ -276,7 +276,7 @@ class ObservationDelay(_Delay):
     Examples:
         >>> from torchrl_marl.envs.toy import Arena
         >>> env = TransformedEnv(Arena(3, n_agents=2), ObservationDelay([0, 2]))
-        >>> env.rollout(4)["agents", "past_observation_0"].shape
+        >>> env.rollout(4, break_when_any_done=False)["agents", "past_observation_0"].shape
         torch.Size([3, 4, 2, 2, 6])
     """
 
@@ -311,7 +311,7 @@ class ActionDelay(_Delay):
     Examples:
         >>> from torchrl_marl.envs.toy import Arena
         >>> env = TransformedEnv(Arena(3, n_agents=2), ActionDelay(1))
-        >>> env.rollout(4)["agents", "past_action_0"].shape
+        >>> env.rollout(4, break_when_any_done=False)["agents", "past_action_0"].shape
         torch.Size([3, 4, 2, 1])
     """
 

@@ -138,7 +138,7 @@ def fault_of_state(spec: object) -> str | None:
 
     Examples:
         >>> fault_of_state(Unbounded(()))
-        'Unbounded [], expected one of floats [S], such as torchrl.data.Unbounded((8,))'
+        'UnboundedContinuous [], expected one of floats [S], such as torchrl.data.Unbounded((8,))'
     """
     simple = isinstance(spec, TensorSpec) and not isinstance(spec, Composite)
     if simple and spec.dtype.is_floating_point and spec.ndim:  # type: ignore[attr-defined]

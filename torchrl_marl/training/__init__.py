@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from torchrl_marl._lazy import attach
 
 if TYPE_CHECKING:
+    from torchrl_marl.training.callbacks import Callback, Control
     from torchrl_marl.training.config import TrainConfig
     from torchrl_marl.training.crossplay import cross_play
     from torchrl_marl.training.evaluation import evaluate

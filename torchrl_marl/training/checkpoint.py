@@ -28,6 +28,7 @@ __all__ = [
     "fitting",
     "latest_checkpoint",
     "leaves",
+    "load_at",
     "load_checkpoint",
     "load_latest",
     "load_learners",
@@ -340,6 +341,35 @@ def load_latest(folder: Path) -> tuple[Path, dict[str, Any]]:
     names = ", ".join(f"{name} ({error.reason})" for name, error in broken.items())
     raise CheckpointError(
         f"all checkpoints of run {str(folder)!r} are broken: {names}; train the run again."
+    )
+
+
+def load_at(folder: Path, frames: int) -> tuple[Path, dict[str, Any]]:
+    """Loads the checkpoint that a run wrote at a number of frames.
+
+    Args:
+        folder (Path): folder of the run.
+        frames (int): number of environment steps of the run.
+
+    Returns:
+        Path, dict: the file, and its content with all tensors on the CPU.
+
+    Raises:
+        CheckpointError: the run has no undamaged checkpoint of these frames; the message lists
+            those that it has.
+    """
+    latest_checkpoint(folder)
+    found: list[str] = []
+    for path in reversed(all_checkpoints(folder)):
+        with contextlib.suppress(BrokenCheckpointError):
+            state = load_checkpoint(path)
+            _check_entries(path, state)
+            if state["collector"]["frames"] == frames:
+                return path, state
+            found.append(f"@{state['collector']['frames']}")
+    raise CheckpointError(
+        f"run {str(folder)!r} has no checkpoint of {frames} frames, expected one of "
+        f"{', '.join(found[::-1])}; a run keeps the last checkpoint.keep ones."
     )
 
 

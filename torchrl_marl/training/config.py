@@ -44,6 +44,7 @@ from torchrl_marl.training.sections import (
 __all__ = [
     "BACKENDS",
     "CHOICES",
+    "INIT",
     "CheckpointConfig",
     "EvaluationConfig",
     "LoggingConfig",
@@ -68,6 +69,14 @@ BACKENDS = {
     "mlflow": "MLflow, at MLFLOW_TRACKING_URI if it is set, else in the run folder",
 }
 """Logger -> destination of the metrics."""
+
+INIT = {
+    "actor": "networks that act",
+    "critic": "critics, mixers and temperatures",
+    "normalization": "running statistics of observations and returns",
+    "optimizer": "moments of the optimizers, which only runs hold",
+}
+"""Part of a run from which another run can start -> its meaning."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +114,22 @@ class LoggingConfig:
                 raise MissingExtraError(backend, "log")
 
 
+class _Places:
+    """Marks a list of ``module:Class``."""
+
+    def misfit(self, key: str, value: Any, default: Any) -> str | None:
+        """Returns an error message if an element names no class."""
+        wrong = next((x for x in value if not x.rpartition(":")[2].isidentifier()), None)
+        if wrong is None:
+            wrong = next((x for x in value if not x.rpartition(":")[0]), None)
+        if wrong is None:
+            return None
+        return (
+            f"{key} holds {quoted(wrong)}, expected module:Class or path/to/file.py:Class; use "
+            f"for example {key}=[my_callbacks:Patience]."
+        )
+
+
 @dataclass(frozen=True)
 class TrainConfig:
     """A complete, runnable recipe."""
@@ -131,6 +156,12 @@ class TrainConfig:
     ``frames_per_batch / env.num_envs`` steps per iteration."""
     folder: str | None = None
     """Run folder; null: a new folder under ``runs/``."""
+    init_from: str | None = None
+    """Source of the first parameters: a run folder, stored player or exported folder; null: new
+    networks. ``RUN@FRAMES`` picks a checkpoint of a run."""
+    init: Annotated[list[str], AnyOf(INIT)] | None = None
+    """Parts to load from ``init_from``; null: actor, critic and normalization, except those that
+    the source lacks."""
     env: EnvConfig = field(default_factory=EnvConfig)
     """The environment."""
     learner: Annotated[LearnerConfig, LearnerSettings] = field(default_factory=OnPolicyConfig)
@@ -145,6 +176,8 @@ class TrainConfig:
     """Checkpoints of the run."""
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     """Progress bar and loggers."""
+    callbacks: Annotated[list[str], _Places()] = field(default_factory=list)
+    """Callbacks of the run, each as ``module:Class`` or ``path/to/file.py:Class``."""
     population: PopulationConfig = field(default_factory=PopulationConfig)
     """Several runs (members) trained in parallel."""
     evolution: EvolutionConfig = field(default_factory=EvolutionConfig)
@@ -189,6 +222,9 @@ class TrainConfig:
                 f"{self.frames_per_batch}; raise the first or lower the second."
             )
         check_measuring(self)
+        if self.init is not None and (self.init_from is None or not self.init):
+            why = "empty" if self.init_from else "given, but init_from is null"
+            raise ConfigError(f"init is {why}; use init=null, or for example init=[actor].")
         self.check_features(own_env=own_env)
         self.check_learners(own_env=own_env)
         if self.population.size > 1:
@@ -314,6 +350,7 @@ def member_of(run: TrainConfig, number: int, settings: Mapping[str, float]) -> T
         seed=seed,
         population=PopulationConfig(),
         evolution=EvolutionConfig(),
+        callbacks=[],  # the population's callbacks see all members
         learner=with_settings(run.learner, settings),
         folder=None if run.folder is None else str(Path(run.folder) / f"seed{seed}"),
     )

@@ -23,7 +23,7 @@ from torchrl_marl.training.progress import StopAtReturn, figures_of, returns_of,
 from torchrl_marl.training.recorder import Recorder
 from torchrl_marl.training.run import Run
 
-__all__ = ["MOST_EVALUATED", "Member", "PopulationRun", "row_of_all", "together"]
+__all__ = ["MOST_EVALUATED", "Member", "PopulationRun", "means_of", "row_of_all", "together"]
 
 MOST_EVALUATED = 1000
 """Largest number of parallel evaluation episodes, over all members."""
@@ -80,6 +80,24 @@ def row_of_all(
         row[f"{name}/best"] = float(known.max())
         row[f"{name}/best_seed"] = seeds[int(known.argmax())]
     return row
+
+
+def means_of(rows: Sequence[Mapping[str, float]], diverged: Tensor) -> dict[str, float]:
+    """Returns the mean of each entry over the members that have not diverged.
+
+    Args:
+        rows (sequence of mapping): entries of each member.
+        diverged (Tensor): mask of the members to leave out, bool.
+
+    Shapes:
+        - diverged: ``[P]`` for P members
+
+    Examples:
+        >>> means_of([{"a": 1.0}, {"a": 5.0}, {"a": 3.0}], torch.tensor([False, True, False]))
+        {'a': 2.0}
+    """
+    kept = [row for row, out in zip(rows, diverged.tolist()) if not out]
+    return {name: sum(row[name] for row in kept) / max(len(kept), 1) for name in rows[0]}
 
 
 def together(config: TrainConfig) -> TrainConfig:
@@ -237,6 +255,7 @@ class Member:
         own = now.frames - self.begun.frames, now.seconds - self.begun.seconds
         self.summary |= figures_of(self.config, *own)
         write_summary(self.folder, self.summary)
+        self.recorder.summary(self.summary, own[0])
 
     def close(self) -> None:
         """Closes tables and loggers; releases the folder."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from torchrl_marl.envs.config import EnvConfig
-from torchrl_marl.envs.external_code import external_code
+from torchrl_marl.envs.external_code import code_at, external_code
 from torchrl_marl.envs.libraries import LIBRARIES
 from torchrl_marl.errors import CheckpointError, ConfigError, TrustError
 from torchrl_marl.runtime.trust import is_own, signature
@@ -272,6 +272,10 @@ def named_by(config: TrainConfig) -> list[Named]:
     code = external_code(config.env)
     if code is not None:
         found.append(_code(code))
+    for one in config.callbacks:
+        place = one.rpartition(":")[0]
+        if place != "<object>":  # given by the caller
+            found.append(_callback(code_at(place)))
     at = config.distributed
     if at.backend == "ray" and at.address is not None:
         found.append(_address("distributed.address", at.address, "connect to the Ray cluster"))
@@ -388,6 +392,10 @@ def _signatures(file: Path) -> list[str]:
 
 def _code(code: str) -> Named:
     return Named("env", f"import {code}", (b"world of a run", code.encode()))
+
+
+def _callback(code: str) -> Named:
+    return Named("callbacks", f"import {code}", (b"callback of a run", code.encode()))
 
 
 def _address(key: str, value: object, deed: str) -> Named:

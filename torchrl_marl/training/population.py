@@ -25,7 +25,14 @@ from torchrl_marl.training.environments import Environments
 from torchrl_marl.training.evaluation import EVALUATION_SEED, evaluate_members
 from torchrl_marl.training.evolution import MemberRating
 from torchrl_marl.training.folder import RunFolder
-from torchrl_marl.training.member import MOST_EVALUATED, Member, PopulationRun, row_of_all, together
+from torchrl_marl.training.member import (
+    MOST_EVALUATED,
+    Member,
+    PopulationRun,
+    means_of,
+    row_of_all,
+    together,
+)
 from torchrl_marl.training.part import Progress
 from torchrl_marl.training.progress import StopAtReturn, figures_of
 from torchrl_marl.training.recorder import Recorder, print_message
@@ -106,6 +113,7 @@ class Population:
         run (PopulationRun): the run that the training returns.
         configs (list of TrainConfig): configs of the members.
         members (list of Member): writers of the members' run folders.
+        own_metrics (sequence of str): metrics of callbacks in the members' rows.
     """
 
     def __init__(
@@ -123,6 +131,7 @@ class Population:
         self.configs = members_of(dataclasses.replace(config, folder=str(folder.path)))
         self.members = [Member(own) for own in self.configs]
         self.stopping = StopAtReturn(config)
+        self.own_metrics: Sequence[str] = ()
         self._reported: set[int] = set()
         folders = [member.folder for member in self.members]
         self.run = PopulationRun(folder.path, config, folders)
@@ -160,9 +169,19 @@ class Population:
         )
 
     def evaluation(
-        self, now: Progress, played: Sequence[dict[str, float]]
+        self,
+        now: Progress,
+        played: Sequence[dict[str, float]],
+        add: Callable[[list[dict[str, Any]]], None],
     ) -> list[dict[str, float]]:
-        """Writes a row to each member's ``evaluation.csv``, and returns the rows."""
+        """Writes a row to each member's ``evaluation.csv``, and returns the rows.
+
+        Args:
+            now (Progress): progress of the run.
+            played (sequence of dict): result of each member.
+            add (callable): function that may add entries to the results.
+        """
+        add(list(played))
         for member, result in zip(self.members, played):
             member.recorder.evaluation(now.since(member.begun), result)
             member.evaluated = now.iteration, result
@@ -226,11 +245,23 @@ class Population:
             "seconds": round(now.seconds, 3),
             "frames_per_second": round(rate, 1),
             **row_of_all(rows, self.team, [own.seed for own in self.configs], diverged),
+            **means_of([{key: own[key] for key in self.own_metrics} for own in rows], diverged),
             "diverged": int(diverged.sum()),
         }
         self.recorder.iteration(row, [row[f"{name}/episode_reward"] for name in groups])
         self._report_diverged(now.frames)
         return row
+
+    def note_own(self, found: Sequence[Mapping[str, float]]) -> None:
+        """Adds entries to the members' summaries, and their means to the population's summary."""
+        self.run.summary |= means_of(found, self.diverged())
+        for member, own in zip(self.members, found):
+            member.summary |= own
+
+    def grow_tables(self) -> None:
+        """Lets rows add columns to the tables of the population and its members."""
+        for recorder in (self.recorder, *(member.recorder for member in self.members)):
+            recorder.grow()
 
     def diverged(self) -> Tensor:
         """Returns a mask of the diverged members, bool ``[P]``."""
@@ -252,6 +283,11 @@ class Population:
             names = self.config.population.bounds()
             member.take_settings({name: float(settings[name][i]) for name in names})
 
+    def take_changed(self, settings: Mapping[str, Tensor]) -> None:
+        """Takes over changed settings, ``[P]`` each, as :meth:`take_settings` does."""
+        for i, member in enumerate(self.members):
+            member.take_settings({name: float(values[i]) for name, values in settings.items()})
+
     def replace(self, i: int, config: TrainConfig, begun: Progress) -> None:
         """Replaces a member by a new one with other settings."""
         self.configs[i], self.members[i] = config, Member(config, begun)
@@ -269,7 +305,7 @@ class Population:
         with RandomState(0, self.device).active():
             alone = self.alone()
         pairs = [rows_of(many, one) for many, one in zip(self.learners, alone)]
-        state = {name: value for name, value in state.items() if name != "trials"}
+        state = {k: value for k, value in state.items() if k not in ("trials", "callbacks")}
         for i, member in enumerate(self.members):
             if not member.idle:
                 learners = [pair.read(i).state_dict() for pair in pairs]

@@ -7,6 +7,7 @@ import os
 import sys
 import tempfile
 import threading
+from typing import Any
 
 from torchrl_marl.runtime.trust import trusting
 from torchrl_marl.training.config import read_run_config
@@ -23,7 +24,8 @@ def precompile(folder: str) -> None:
         folder (str): folder of the run, which is only read.
     """
     with trusting(), tempfile.TemporaryDirectory() as own:  # the first process already trusts it
-        config = dataclasses.replace(read_run_config(folder), folder=f"{own}/run")
+        own_settings: dict[str, Any] = {"folder": f"{own}/run", "callbacks": []}
+        config = dataclasses.replace(read_run_config(folder), **own_settings)
         training = Training(config, RunFolder.new(config), None)
         # Makes tensors like those of the step that the first process compiles in the meantime.
         training.collector.execution = "trace"

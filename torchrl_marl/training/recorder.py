@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import importlib.util
 import io
 import json
@@ -13,11 +14,12 @@ import sys
 import time
 import uuid
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from torchrl_marl.errors import CheckpointError, ConfigError, MissingExtraError
+from torchrl_marl.settings import flatten, shown
 from torchrl_marl.training.config import LoggingConfig, TrainConfig
 from torchrl_marl.training.files import append, whole_file
 
@@ -40,10 +42,13 @@ class CsvTable:
         path (Path): the file.
         keep_iterations (int, optional): last iteration to keep of an existing file; later rows are
             removed. By default, the file starts empty.
+
+    Attributes:
+        grows (bool): whether a row may add columns; False: unknown entries are left out.
     """
 
     def __init__(self, path: Path, keep_iterations: int | None = None) -> None:
-        self.path = path
+        self.path, self.grows = path, False
         self.columns: list[str] = []
         if keep_iterations is not None and path.exists():
             self._cut_back(keep_iterations)
@@ -80,12 +85,18 @@ class CsvTable:
             ) from None
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Appends a row, completely or not at all; the first row determines the columns.
+        """Appends a row, completely or not at all.
+
+        The first row determines the columns, unless the table grows.
 
         Raises:
             WriteError: the disk is full.
         """
         columns = self.columns or list(row)
+        new = [name for name in row if name not in columns] if self.grows else []
+        if new:
+            columns = [*columns, *new]
+            self._widen(columns)
         text = io.StringIO(newline="")
         writer = csv.DictWriter(text, columns, extrasaction="ignore")
         if not self.columns:
@@ -93,6 +104,14 @@ class CsvTable:
         writer.writerow({key: _cell(value) for key, value in row.items()})
         append(self.path, text.getvalue())
         self.columns = columns
+
+    def _widen(self, columns: list[str]) -> None:
+        """Writes the table again with more columns, which are empty in earlier rows."""
+        _, rows = self._read()
+        with whole_file(self.path, newline="") as file:
+            writer = csv.DictWriter(file, columns)
+            writer.writeheader()
+            writer.writerows(rows)
 
 
 def _cell(value: Any) -> Any:
@@ -138,6 +157,8 @@ class Recorder:
             self._metrics = CsvTable(folder / "metrics.csv", keep_iterations=iterations)
             self._evaluation = CsvTable(folder / "evaluation.csv", keep_iterations=iterations)
             self._loggers = Loggers(config.logging, folder)
+            if self._loggers.backends:
+                self._loggers.log_settings(flatten(dataclasses.asdict(config)))
         self._bar = tqdm(
             desc=f"seed {config.seed}",
             total=config.total_frames,
@@ -165,6 +186,32 @@ class Recorder:
             return
         self._evaluation.write({**progress, **result})
         self._loggers.log({f"evaluation/{k}": v for k, v in result.items()}, progress["frames"])
+
+    def summary(self, summary: Mapping[str, Any], frames: int) -> None:
+        """Sends the run's summary to the loggers.
+
+        Args:
+            summary (mapping): the entries.
+            frames (int): environment steps so far.
+        """
+        if self._writes and self._loggers.backends:
+            flat = {name.replace(".", "/"): value for name, value in flatten(summary).items()}
+            self._loggers.log_summary(flat, frames)
+
+    def picture(self, path: Path, frames: int) -> None:
+        """Sends an animation to the loggers.
+
+        Args:
+            path (Path): the GIF file.
+            frames (int): environment steps so far.
+        """
+        if self._writes:
+            self._loggers.log_picture(path, frames)
+
+    def grow(self) -> None:
+        """Lets rows add columns to the tables."""
+        if self._writes:
+            self._metrics.grows = self._evaluation.grows = True
 
     def working(self, what: str) -> None:
         """Shows in the progress bar which slow work is being done, such as a compilation."""
@@ -194,10 +241,19 @@ def print_message(text: str, *, warns: bool = True) -> None:
 
 
 class Backend(Protocol):
-    """Protocol of a logging backend, as TorchRL's loggers implement it."""
+    """Protocol of a logging backend."""
 
     def log_metrics(self, metrics: dict[str, float], step: int) -> Any:
         """Logs the metrics of a step."""
+
+    def log_settings(self, settings: dict[str, Any]) -> Any:
+        """Logs the settings of the run by dotted name, as numbers and texts."""
+
+    def log_summary(self, numbers: dict[str, float], texts: dict[str, str], step: int) -> Any:
+        """Logs the summary of the run at its end."""
+
+    def log_picture(self, name: str, path: Path, step: int) -> Any:
+        """Logs an animation, a GIF file."""
 
     def shutdown(self) -> Any:
         """Flushes and closes the backend."""
@@ -288,22 +344,75 @@ Opened = tuple[Backend, str | None]
 
 
 def _open_tensorboard(config: LoggingConfig, folder: Path, run_id: str | None) -> Opened:
-    from torchrl.record.loggers import get_logger
+    return _TensorboardRun(folder), None
 
-    logger = get_logger("tensorboard", str(folder), "tensorboard")
-    assert logger is not None
-    return logger, None
+
+class _TensorboardRun:
+    """Logger for the event files in a run folder, with TorchRL's logger for metrics."""
+
+    def __init__(self, folder: Path) -> None:
+        from torchrl.record.loggers import get_logger
+
+        logger: Any = get_logger("tensorboard", str(folder), "tensorboard")
+        self.log_metrics, self.shutdown = logger.log_metrics, logger.shutdown
+        self._writer = logger.experiment
+
+    def log_settings(self, settings: Mapping[str, Any]) -> None:
+        from torch.utils.tensorboard.summary import hparams
+
+        # The writer's `add_hparams` would begin another run in a folder of its own.
+        for part in hparams(dict(settings), {"summary/return_after": 0.0}):
+            self._writer.file_writer.add_summary(part)
+
+    def log_summary(
+        self, numbers: Mapping[str, float], texts: Mapping[str, str], step: int
+    ) -> None:
+        for name, number in numbers.items():
+            self._writer.add_scalar(f"summary/{name}", number, step)
+        for name, text in texts.items():
+            self._writer.add_text(f"summary/{name}", text, step)
+
+    def log_picture(self, name: str, path: Path, step: int) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        content = path.read_bytes()
+        width, height = (int.from_bytes(content[i : i + 2], "little") for i in (6, 8))
+        image = {"height": height, "width": width, "colorspace": 3}
+        value = {"tag": name, "image": {**image, "encoded_image_string": content}}
+        self._writer.file_writer.add_summary(Summary(value=[value]), step)
 
 
 def _open_wandb(config: LoggingConfig, folder: Path, run_id: str | None) -> Opened:
-    from torchrl.record.loggers import get_logger
-
     run_id = run_id or uuid.uuid4().hex[:8]
-    # Two runs in one process must stay apart.
-    settings = {"project": config.project, "id": run_id, "reinit": "create_new"}
-    logger = get_logger("wandb", str(folder), folder.resolve().name, wandb_kwargs=settings)
-    assert logger is not None
-    return logger, run_id
+    return _WandbRun(config, folder, run_id), run_id
+
+
+class _WandbRun:
+    """Logger for a W&B run with a given id, which it resumes; TorchRL's logger logs metrics."""
+
+    def __init__(self, config: LoggingConfig, folder: Path, run_id: str) -> None:
+        from torchrl.record.loggers import get_logger
+
+        # Two runs in one process must stay apart.
+        own = {"project": config.project, "id": run_id, "reinit": "create_new", "resume": "allow"}
+        self._logger: Any = get_logger(
+            "wandb", str(folder), folder.resolve().name, wandb_kwargs=own
+        )
+        self.log_metrics, self.shutdown = self._logger.log_metrics, self._logger.shutdown
+
+    def log_settings(self, settings: Mapping[str, Any]) -> None:
+        self._logger.log_hparams(dict(settings))
+
+    def log_summary(
+        self, numbers: Mapping[str, float], texts: Mapping[str, str], step: int
+    ) -> None:
+        for name, value in {**numbers, **texts}.items():
+            self._logger.experiment.summary[f"summary/{name}"] = value
+
+    def log_picture(self, name: str, path: Path, step: int) -> None:
+        import wandb
+
+        self._logger.log_scalar(name, wandb.Video(str(path), format="gif"), step=step)
 
 
 def _open_mlflow(config: LoggingConfig, folder: Path, run_id: str | None) -> Opened:
@@ -343,8 +452,35 @@ class _MlflowRun:
         values = [Metric(name, float(value), now, step) for name, value in allowed.items()]
         self._client.log_batch(self.run_id, metrics=values)
 
+    def log_settings(self, settings: Mapping[str, Any]) -> None:
+        from mlflow.entities import Param
+
+        known = self._client.get_run(self.run_id).data.params
+        texts = {name: str(value)[:_LONGEST] for name, value in settings.items()}
+        new = [Param(name, value) for name, value in texts.items() if name not in known]
+        for i in range(0, len(new), _AT_ONCE):
+            self._client.log_batch(self.run_id, params=new[i : i + _AT_ONCE])
+        # MLflow does not let a parameter change, as `total_frames` does when a run is resumed.
+        for name, value in texts.items():
+            if known.get(name, value) != value:
+                self._client.set_tag(self.run_id, f"resumed.{name}", value)
+
+    def log_summary(
+        self, numbers: Mapping[str, float], texts: Mapping[str, str], step: int
+    ) -> None:
+        self.log_metrics({f"summary/{name}": number for name, number in numbers.items()}, step)
+        for name, text in texts.items():
+            self._client.set_tag(self.run_id, f"summary.{name.replace('/', '.')}", text[:_LONGEST])
+
+    def log_picture(self, name: str, path: Path, step: int) -> None:
+        self._client.log_artifact(self.run_id, str(path), name)
+
     def shutdown(self) -> None:
         self._client.set_terminated(self.run_id)
+
+
+_AT_ONCE, _LONGEST = 100, 500
+"""Largest number of parameters in a request to MLflow, and length of their values."""
 
 
 BACKENDS = {"tensorboard": _open_tensorboard, "wandb": _open_wandb, "mlflow": _open_mlflow}
@@ -376,17 +512,36 @@ class Loggers:
 
     def log(self, metrics: Mapping[str, Any], frames: int) -> None:
         """Logs all metrics with finite values."""
-        finite = {
-            name: value
-            for name, value in metrics.items()
-            if isinstance(value, (int, float)) and math.isfinite(value)
+        finite = _finite(metrics)
+        self._each(lambda backend: backend.log_metrics(finite, step=frames))
+
+    def log_settings(self, settings: Mapping[str, Any]) -> None:
+        """Logs the settings of a run, as numbers and texts."""
+        found = {
+            name: value if isinstance(value, (int, float, str)) else shown(value)
+            for name, value in settings.items()
         }
+        self._each(lambda backend: backend.log_settings(found))
+
+    def log_summary(self, summary: Mapping[str, Any], frames: int) -> None:
+        """Logs the numbers and the texts of a summary."""
+        numbers = _finite(summary)
+        texts = {name: value for name, value in summary.items() if isinstance(value, str)}
+        self._each(lambda backend: backend.log_summary(numbers, texts, frames))
+
+    def log_picture(self, path: Path, frames: int) -> None:
+        """Logs an animation."""
+        name = "animation" if path.parent.name == "animations" else path.stem
+        self._each(lambda backend: backend.log_picture(name, path, frames))
+
+    def _each(self, call: Callable[[Backend], Any]) -> None:
+        """Calls a function of each backend; those that fail are dropped."""
         for name, backend in list(self.backends.items()):
             try:
-                backend.log_metrics(finite, step=frames)
+                call(backend)
             except Exception as error:
                 del self.backends[name]
-                warnings.warn(_left_out(name, error), stacklevel=2)
+                warnings.warn(_left_out(name, error), stacklevel=3)
 
     def close(self) -> None:
         """Flushes and closes all backends."""
@@ -396,6 +551,14 @@ class Loggers:
                 backend.shutdown()
             except Exception as error:
                 warnings.warn(_left_out(name, error), stacklevel=2)
+
+
+def _finite(values: Mapping[str, Any]) -> dict[str, float]:
+    return {
+        name: value
+        for name, value in values.items()
+        if isinstance(value, (int, float)) and math.isfinite(value)
+    }
 
 
 def _left_out(name: str, error: Exception) -> str:

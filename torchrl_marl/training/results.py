@@ -77,12 +77,24 @@ class RunResults:
             return []
         return [self.environments.play(policy, self.team, other)]
 
-    def evaluation(self, now: Progress, played: Sequence[Episodes]) -> dict[str, float]:
-        """Writes the row of an evaluation, and returns it; empty if no episodes were played."""
+    def evaluation(
+        self,
+        now: Progress,
+        played: Sequence[Episodes],
+        add: Callable[[list[dict[str, Any]]], None],
+    ) -> dict[str, float]:
+        """Writes the row of an evaluation, and returns it; empty if no episodes were played.
+
+        Args:
+            now (Progress): progress of the run.
+            played (sequence of Episodes): the episodes; empty if none were played.
+            add (callable): function that may add entries to the result.
+        """
         if not played:
             return {}
         self._evaluated = now.iteration, played[0]
         result = played[0].figures()
+        add([result])
         self.recorder.evaluation(now.since(Progress()), result)
         return result
 
@@ -170,6 +182,18 @@ class RunResults:
         }
         self.recorder.iteration(row, [row[f"{name}/episode_reward"] for name in self.team.groups])
         return row
+
+    def note_own(self, found: Sequence[Mapping[str, float]]) -> None:
+        """Adds entries to the summary.
+
+        Args:
+            found (sequence of mapping): the entries of the only member.
+        """
+        self.run.summary |= found[0]
+
+    def grow_tables(self) -> None:
+        """Lets rows add columns to the tables."""
+        self.recorder.grow()
 
     def save(self, state: Mapping[str, Any], now: Progress) -> None:
         """Does nothing, since a single member needs no checkpoint besides the run's."""

@@ -53,7 +53,7 @@ from torchrl_marl.training.origin import (
 if TYPE_CHECKING:
     from torchrl_marl.apps.export import Export
 
-__all__ = ["Run"]
+__all__ = ["Run", "refuse_population"]
 
 
 class Run:
@@ -128,11 +128,7 @@ class Run:
         with trusting(trust):
             refuse_links(folder)
             config = read_run_config(folder)
-        if config.population.size > 1:
-            raise CheckpointError(
-                f"{str(folder)!r} is a population of {config.population.size}, each with a run "
-                f"folder; give one of them, such as {folder / f'seed{config.seed}'}."
-            )
+        refuse_population(folder, config)
         device = config.device if device is None else device
         if env is None:
             check_environment(folder, config.env, trust)
@@ -389,6 +385,19 @@ class Run:
 
     def __repr__(self) -> str:
         return f"Run({str(self.folder)!r}, return_after={self.summary.get('return_after')})"
+
+
+def refuse_population(folder: Path, config: TrainConfig) -> None:
+    """Refuses the folder of a population; its members have run folders.
+
+    Raises:
+        CheckpointError: it is a population; the message names a member.
+    """
+    if config.population.size > 1:
+        raise CheckpointError(
+            f"{str(folder)!r} is a population of {config.population.size}, each with a run "
+            f"folder; give one of them, such as {folder / f'seed{config.seed}'}."
+        )
 
 
 def _changed(state: Mapping[str, Any], checkpoint: Path, config: TrainConfig) -> str:

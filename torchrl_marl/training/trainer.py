@@ -6,8 +6,9 @@ import contextlib
 import dataclasses
 import math
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from torchrl.envs import EnvBase
 
@@ -68,6 +69,7 @@ def start_training(
     *,
     ranks: SingleProcess = SINGLE_PROCESS,
     trials: Trials = None,
+    callbacks: Sequence[Any] = (),
 ) -> Training:
     """Starts a run in a new folder.
 
@@ -77,13 +79,16 @@ def start_training(
         ranks (SingleProcess): the ranks of the run.
         trials (callable, optional): function that makes a part of the run, as for
             :class:`Training`.
+        callbacks (sequence of Callback or str): callbacks of the run, in place of those in the
+            settings.
     """
+    config, own = _with_callbacks(config, callbacks, ranks, trials)
     config = resolve_config(config, ranks, own_env=env is not None)
     _check_shards(config)
     folder = open_run_folder(ranks, lambda: RunFolder.new(config))
     try:
         with named(folder.path):
-            return _begin(folder, config, env, ranks, trials)
+            return _begin(folder, config, env, ranks, trials, own)
     except BaseException:
         folder.give_up()
         raise
@@ -97,6 +102,7 @@ def resume_training(
     *,
     ranks: SingleProcess = SINGLE_PROCESS,
     trials: Trials = None,
+    callbacks: Sequence[Any] = (),
 ) -> Training:
     """Resumes a run from its last checkpoint; a run without a checkpoint starts over."""
     before = read_run_config(path)
@@ -107,6 +113,7 @@ def resume_training(
     if config is None:
         with trusting(trust):
             check_origin(path / "config.yaml", before, own_env=env is not None)
+    asked, own = _with_callbacks(asked, callbacks, ranks, trials)
     config = resolve_config(asked, ranks, own_env=env is not None, resumed=True)
     folder = open_run_folder(ranks, lambda: RunFolder(path))
     try:
@@ -117,7 +124,7 @@ def resume_training(
                     "torchrl_marl.training.resume(folder, env=...)."
                 )
             if not on_rank_zero(ranks, lambda: has_checkpoint(path)):
-                return _restart(folder, config, env, ranks, trials)
+                return _restart(folder, config, env, ranks, trials, own)
             used, state = on_rank_zero(ranks, lambda: load_latest(path))
             made = settings_of(state, used) or before
             check_unchanged(made, asked, before, path / "config.yaml")
@@ -129,7 +136,8 @@ def resume_training(
                 )
             if config.execution == "auto":  # from a version that had only eager execution
                 config = dataclasses.replace(config, execution="eager")
-            training = Training(config, folder, env, ranks=ranks, trials=trials)
+            how: dict[str, Any] = {"ranks": ranks, "trials": trials, "callbacks": own}
+            training = Training(config, folder, env, **how)
             with trusting(trust), fitting(used):
                 training.load_state_dict(state)
             if folder.writes:
@@ -140,6 +148,24 @@ def resume_training(
     except BaseException:
         folder.release()
         raise
+
+
+def _with_callbacks(
+    config: TrainConfig, given: Sequence[Any], ranks: SingleProcess, trials: Trials
+) -> tuple[TrainConfig, list[Any]]:
+    """Returns the settings with the names of the callbacks, and the callbacks."""
+    if not given and not config.callbacks:
+        return config, []
+    from torchrl_marl.training.callbacks import callbacks_of, names_of
+
+    if trials is not None:
+        raise ConfigError(
+            "callbacks is given, but the trials of a tuning with --prune start and end within a "
+            "run; use callbacks=[], or leave --prune out."
+        )
+    if given:
+        config = dataclasses.replace(config, callbacks=names_of(given))
+    return config, callbacks_of(config, given) if ranks.rank == 0 else []
 
 
 def _check_shards(config: TrainConfig) -> None:
@@ -164,9 +190,16 @@ def _begin(
     env: EnvBase | None,
     ranks: SingleProcess,
     trials: Trials,
+    callbacks: Sequence[Any],
 ) -> Training:
     from torchrl_marl.learners.replay.team_replay import refuse_large_store
 
+    source, given = None, config.init_from
+    if given is not None:
+        from torchrl_marl.training.start_from import read_source, start_from
+
+        source = on_rank_zero(ranks, lambda: read_source(given))
+        config = dataclasses.replace(config, init_from=source.name)  # with its frames
     if env is not None:
         own = dataclasses.replace(
             config.env,
@@ -181,7 +214,9 @@ def _begin(
     if folder.writes:  # early, to allow a restart if the run is killed while it starts
         _write_config(folder.path, config)
         sign_run(folder.path, config)
-    training = Training(config, folder, env, ranks=ranks, trials=trials)
+    training = Training(config, folder, env, ranks=ranks, trials=trials, callbacks=callbacks)
+    if source is not None:
+        start_from(training, source)
     for learner, groups in partition(training.team, config.learner, config.groups):
         refuse_large_store(
             learner, groups.values(), training.device, training.config.population.size
@@ -205,12 +240,13 @@ def _restart(
     env: EnvBase | None,
     ranks: SingleProcess,
     trials: Trials,
+    callbacks: Sequence[Any],
 ) -> Training:
     if (folder.path / "summary.json").exists():
         latest_checkpoint(folder.path)  # raises the error
     folder.clear()
     print_message(f"run {str(folder.path)!r} has no checkpoint yet, and starts over")
-    return _begin(folder, config, env, ranks, trials)
+    return _begin(folder, config, env, ranks, trials, callbacks)
 
 
 def _go_on(training: Training, before: TrainConfig, folder: RunFolder, made: TrainConfig) -> None:
@@ -223,6 +259,9 @@ def _go_on(training: Training, before: TrainConfig, folder: RunFolder, made: Tra
         raise ConfigError(
             f"total_frames is {total}, but the run has {frames} already; give more, or {fix}."
         )
+    if total != was:
+        for part in training.parts.values():
+            part.extend()
     if training.environments.own is None and folder.writes:
         sign_run(training.folder, training.config)  # the run is trusted already
     if not training.done:
@@ -253,7 +292,7 @@ def _write_config(folder: Path, config: TrainConfig) -> None:
         file.write(signed_yaml(config))
 
 
-def train(config: TrainConfig, *, env: EnvBase | None = None) -> Run:
+def train(config: TrainConfig, *, env: EnvBase | None = None, callbacks: Sequence[Any] = ()) -> Run:
     """Trains until ``total_frames`` or ``stop_at_return`` is reached.
 
     After Ctrl-C or SIGTERM, the current iteration is finished, and the run is saved and ends; after
@@ -262,12 +301,14 @@ def train(config: TrainConfig, *, env: EnvBase | None = None) -> Run:
     Args:
         config (TrainConfig): config of the run.
         env (EnvBase, optional): environment to use in place of the one in the settings.
+        callbacks (sequence of Callback or str): callbacks of the run, in place of those in the
+            settings.
 
     Raises:
         UserError: the request cannot be met; the message says how to fix it.
     """
     with joined(config) as ranks:
-        return finish(start_training(config, env, ranks=ranks))
+        return finish(start_training(config, env, ranks=ranks, callbacks=callbacks))
 
 
 def resume(
@@ -276,6 +317,7 @@ def resume(
     env: EnvBase | None = None,
     config: TrainConfig | None = None,
     trust: bool = False,
+    callbacks: Sequence[Any] = (),
 ) -> Run:
     """Resumes a run exactly from its last checkpoint; a run without a checkpoint starts over.
 
@@ -286,6 +328,7 @@ def resume(
         trust (bool): whether to trust a run of another user: to import the module of its
             environment, unpickle PettingZoo environments, and follow links out of the folder. If
             False, PettingZoo environments start new episodes. Runs of the same user need no trust.
+        callbacks (sequence of Callback or str): the callbacks, if the run was started with objects.
 
     Raises:
         CheckpointError: the folder has no run or only damaged checkpoints, or is in use.
@@ -294,22 +337,27 @@ def resume(
     """
     path = Path(folder)
     with trusting(trust), joined(config or read_run_config(path)) as ranks:
-        return finish(resume_training(path, env, config, trust, ranks=ranks))
+        how: dict[str, Any] = {"ranks": ranks, "callbacks": callbacks}
+        return finish(resume_training(path, env, config, trust, **how))
 
 
-def iterate(config: TrainConfig, *, env: EnvBase | None = None) -> Iterator[Iteration]:
+def iterate(
+    config: TrainConfig, *, env: EnvBase | None = None, callbacks: Sequence[Any] = ()
+) -> Iterator[Iteration]:
     """Trains like :func:`train`, one iteration at a time; leaving the loop early saves the run.
 
     Args:
         config (TrainConfig): config of the run.
         env (EnvBase, optional): environment to use in place of the one in the settings.
+        callbacks (sequence of Callback or str): callbacks of the run, in place of those in the
+            settings.
     """
     if place() is not None:
         raise ConfigError(
             "iterate is called in one of several processes of torchrun, expected one process; use "
             "torchrl_marl.train, or start one process."
         )
-    training = start_training(config, env)
+    training = start_training(config, env, callbacks=callbacks)
     iterations = _iterate(training)
     # `finally` does not run in a generator that never starts or outlives the interpreter.
     training.left = weakref.finalize(iterations, training.leave)

@@ -7,7 +7,7 @@ import dataclasses
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -54,6 +54,7 @@ class Training:
         ranks (SingleProcess): the ranks of the run.
         trials (callable, optional): function of the settings, the population and its learners. It
             returns a part that starts and ends members during the run.
+        callbacks (sequence of Callback): the callbacks that ``config.callbacks`` names.
 
     Attributes:
         parts (dict): optional parts, such as ``"league"``.
@@ -68,6 +69,7 @@ class Training:
         *,
         ranks: SingleProcess = SINGLE_PROCESS,
         trials: Callable[..., Part] | None = None,
+        callbacks: Sequence[Any] = (),
     ) -> None:
         self.config = dataclasses.replace(config, execution=choose_execution(config, env))
         self._kept, self.folder = folder, folder.path
@@ -79,6 +81,8 @@ class Training:
         self.parts: dict[str, Part] = {}
         with self.process.active():
             self._build(env, trials)
+            if config.callbacks:
+                self.parts["callbacks"] = self._make_callbacks(callbacks)
         self.iteration = 0
         self.seconds = 0.0
         self.saved_at: int | None = None
@@ -161,6 +165,11 @@ class Training:
 
         return Population(*parts, self.learners, self.device)
 
+    def _make_callbacks(self, callbacks: Sequence[Any]) -> Part:
+        from torchrl_marl.training.callbacks import Callbacks
+
+        return Callbacks(self.config, self.results, self.learners, self.ranks, callbacks)
+
     def _take_networks_of_first(self) -> None:
         """Copies the first rank's networks and running statistics to this rank."""
         if self.environments.shared:
@@ -182,6 +191,11 @@ class Training:
         self.results.open(self.progress, done=self.done)
         for part in self.parts.values():
             part.open(self.iteration)
+
+    @property
+    def writes(self) -> bool:
+        """True if this process writes the run folder."""
+        return self._kept.writes
 
     @property
     def league(self) -> Any:
@@ -239,10 +253,12 @@ class Training:
 
     @property
     def done(self) -> bool:
-        """True if the run has reached ``total_frames`` or its stopping condition."""
+        """True if the run has reached ``total_frames`` or a condition that ends it."""
         if self.trials is not None:
             return self.trials.done
-        return self.frames >= self.config.total_frames or self.results.reached
+        if self.frames >= self.config.total_frames or self.results.reached:
+            return True
+        return any(part.done for part in self.parts.values())
 
     # ----------------------------------------------------------------------------------- the loop
 
@@ -267,6 +283,8 @@ class Training:
         with announced_to(self.recorder.working):
             batch = self.collector.rollout()
             self._forget_lost(batch)
+            for part in self.parts.values():
+                part.collect(self, batch)
             found = self._learn_and_count(batch)
         table = torch.stack([v.double().reshape(-1) for v in found.values()], 1).tolist()
         values: list[dict[str, Any]] = [dict(zip(found, row)) for row in table]
@@ -277,6 +295,7 @@ class Training:
         self.run.frames = self.frames
         more: dict[str, Any] = {}
         for part in self.parts.values():
+            part.measure(self, batch, values)
             more |= part.update(self, batch)
         more |= self.environments.restarts() | self.collector.counters
         row = self.results.write(values, more, self.progress, self._count(batch) / seconds)
@@ -362,7 +381,12 @@ class Training:
             dict: the row, which is empty if no episodes are played; with several members, a list of
             rows.
         """
-        return self.results.evaluation(self.progress, self._measure(self.policy))
+        played = self._measure(self.policy)
+        return self.results.evaluation(self.progress, played, self._add_to_results)
+
+    def _add_to_results(self, results: Sequence[dict[str, Any]]) -> None:
+        for part in self.parts.values():
+            part.evaluated(self, results)
 
     def _measure(self, policy: Any, *, other: bool = False) -> list[Episodes]:
         """Plays an evaluation's episodes; ``other`` swaps the most likely and sampled actions."""
@@ -378,6 +402,7 @@ class Training:
         if self._kept.writes:
             with self._apart():
                 self.environments.draw(self.policy, self.team, self.folder / path)
+            self.recorder.picture(self.folder / path, self.frames)
 
     @contextlib.contextmanager
     def _apart(self) -> Iterator[None]:
@@ -402,6 +427,7 @@ class Training:
         self.save()
         if self._kept.writes:
             write_summary(self.folder, self.run.summary)
+            self.recorder.summary(self.run.summary, self.frames)
         if self.config.evaluation.gif:
             self._draw("episode.gif")
 
@@ -411,6 +437,8 @@ class Training:
             known = self.results.known(self.iteration)
             self.results.note("after", self.evaluate() if known is None else known)
             self.results.conclude(self.progress, lambda: self._measure(self.policy, other=True))
+            for part in self.parts.values():
+                part.end(self)
             self.saved_at = None  # the checkpoint must be written again, with the new summary
         self.results.end(self.progress)
 
@@ -427,6 +455,8 @@ class Training:
                     self.save_members(state)
             self.saved_at = self.iteration
             self._saved_when = time.monotonic()
+            for part in self.parts.values():
+                part.saved(self)
         if not self.interruption.entered:
             self.interruption.handle_signal(self.folder)
 

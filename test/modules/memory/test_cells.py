@@ -58,6 +58,15 @@ def run(function, arguments, weight):
     return output, torch.autograd.grad((output * weight(output)).sum(), wanted)
 
 
+@pytest.mark.parametrize("kind", PAIRS)
+def test_autocast_rounds_nothing_within_an_operation(kind):
+    """Graphs record no autocast within it, and must be equal to eager ones to the bit."""
+    operation, arguments = PAIRS[kind][0], drawn(kind, torch.float32)
+    expected = operation(*arguments)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(operation(*arguments), expected)
+
+
 def weights_of(output):
     return torch.linspace(-1, 1, output.numel(), dtype=output.dtype).view_as(output)
 

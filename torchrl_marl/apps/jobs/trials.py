@@ -70,7 +70,7 @@ class Trials(Part):
         numbers (list): number of the trial that each member runs; None if it runs none.
 
     Raises:
-        ConfigError: the algorithm is neither MAPPO nor IPPO.
+        ConfigError: the algorithm is neither MAPPO nor IPPO, or the run starts from another one.
     """
 
     def __init__(
@@ -85,6 +85,11 @@ class Trials(Part):
             raise ConfigError(
                 f"learner.algorithm is {config.learner.algorithm!r}, expected mappo or ippo "
                 "with --prune; leave --prune out."
+            )
+        if config.init_from is not None:
+            raise ConfigError(
+                "init_from is given, but trials that begin later have new networks with --prune; "
+                "leave --prune or init_from out."
             )
         self.config, self.population, self.learners = config, population, learners
         self.scheduler = scheduler

@@ -71,9 +71,9 @@ class MujocoEnv(MarlEnv):
     https://robotics.farama.org/envs/MaMuJoCo; Todorov et al., 2012 (MuJoCo).
 
     Examples:
-        >>> env = MujocoEnv("hopper", 2, seed=0)
+        >>> env = MujocoEnv("ant", 2, seed=0)
         >>> env.rollout(3)["agent", "observation"].shape
-        torch.Size([2, 3, 3, 9])
+        torch.Size([2, 3, 4, 42])
     """
 
     def __init__(

@@ -100,10 +100,11 @@ def _forward(
     after, before = (gates.new_empty(n_steps, k, rows, 2 * size) for _ in range(2))
     cell = gates.new_empty(n_steps, k, rows, size)
     gates = gates.clone(memory_format=torch.contiguous_format)
-    transposed, offset = weight.mT, bias.unsqueeze(1)
+    hidden, transposed, offset = gates.new_empty(k, rows, width), weight.mT, bias.unsqueeze(1)
     for t in range(n_steps):
         h, c = torch.mul(state, keep[t], out=before[t]).split(size, -1)
-        own = gates[t].add_(torch.baddbmm(offset, h, transposed))
+        # Not rounded by autocast, which a graph of this operation would not do either.
+        own = gates[t].add_(torch.baddbmm(offset, h, transposed, out=hidden))
         own[..., : 2 * size].sigmoid_()
         own[..., 2 * size : 3 * size].tanh_()
         own[..., 3 * size :].sigmoid_()

@@ -1,0 +1,380 @@
+"""Start of a new run from the parameters of another run, a stored player or an exported folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchrl_marl.collectors.team import TeamPolicy
+from torchrl_marl.errors import ConfigError, quoted
+from torchrl_marl.learners.adam import start_adam
+from torchrl_marl.learners.rows import rows_of
+from torchrl_marl.modules.players import tensors_of
+from torchrl_marl.runtime.applications import application
+from torchrl_marl.runtime.random_state import RandomState
+from torchrl_marl.runtime.trust import refuse_links
+from torchrl_marl.settings import shown
+from torchrl_marl.training.checkpoint import fitting, leaves, load_at, load_latest
+from torchrl_marl.training.config import TrainConfig, read_run_config
+from torchrl_marl.training.origin import differences, settings_of
+from torchrl_marl.training.pool import read_player
+from torchrl_marl.training.recorder import print_message
+from torchrl_marl.training.run import refuse_population
+
+if TYPE_CHECKING:
+    from torchrl_marl.training.training import Training
+
+__all__ = ["Loaded", "Source", "leaves_of", "load_parts", "part_of", "read_source", "start_from"]
+
+Leaves = dict[str, Tensor]
+_BY_DEFAULT = ("actor", "critic", "normalization")
+_STATISTICS = ("running_mean", "running_mean_sq", "debiasing_term", "count", "mean", "variance")
+_HEADS = {"actors": "actor", "optimizer": "optimizer", "targets": None, "_extra_state": None}
+_MOMENTS = {"means", "squares", "steps"}
+_OF_NETWORKS = re.compile(r"(?:learner|groups\.[^.]+)\.(actor|critic|mixer)\..+")
+
+
+class Source(NamedTuple):
+    """Parameters that a new run starts from."""
+
+    name: str
+    """Path, with ``@FRAMES`` for a run."""
+    kind: str
+    """``run``, ``player`` or ``export``."""
+    leaves: Leaves
+    """Dotted name -> tensor."""
+    frames: int | None = None
+    """Frames that the run was trained for."""
+    config: TrainConfig | None = None
+    """Settings of the run."""
+
+
+class Loaded(NamedTuple):
+    """The parts that were loaded from a source."""
+
+    parts: list[str]
+    """Parts of ``init``."""
+    missing: list[str]
+    """Parts that the run has and the source does not hold."""
+    unused: list[str]
+    """Networks of the source that have no counterpart in the run."""
+
+
+def part_of(name: str) -> str | None:
+    """Returns the part of ``init`` to which a leaf belongs; None for state that a run makes itself.
+
+    Args:
+        name (str): dotted name in the state of a learner.
+
+    Examples:
+        >>> part_of("actors.car.module.0.weight"), part_of("mixers.car.module.bias.0.weight")
+        ('actor', 'critic')
+        >>> part_of("observation_norms.car.mean"), part_of("targets.car.0.weight")
+        ('normalization', None)
+    """
+    head, last = name.partition(".")[0], name.rpartition(".")[2]
+    if head not in ("optimizer", "targets") and last in _STATISTICS:
+        return "normalization"
+    if head == "actors" and last in ("epsilon", "sigma"):  # exploration follows the new schedule
+        return None
+    return _HEADS.get(head, "critic")
+
+
+# ----------------------------------------------------------------------------------------- reading
+
+
+def read_source(given: str) -> Source:
+    """Reads the parameters that ``init_from`` names; runs no code from the files.
+
+    Args:
+        given (str): run folder, with or without ``@FRAMES``; file of a stored player; or exported
+            folder.
+
+    Raises:
+        CheckpointError: the path is none of these, is damaged, or has no such checkpoint.
+        TrustError: the folder has links that lead out of it.
+    """
+    path, frames = _split(given)
+    if frames is None and path.is_file():
+        players = read_player(path).items()
+        found = {f"actors.{actor}.{x}": y for actor, own in players for x, y in own.items()}
+        return Source(given, "player", found)
+    exported = None if (path / "config.yaml").is_file() else _exported(path)
+    if exported is not None and frames is None:
+        return Source(given, "export", exported)
+    return _read_run(path, frames)
+
+
+def _split(given: str) -> tuple[Path, int | None]:
+    """Splits a path and the frames behind its last ``@``."""
+    found = re.fullmatch(r"(.+)@(\d+(?:_\d+)*)", given)
+    if found is None or Path(given).exists():
+        return Path(given), None
+    return Path(found[1]), int(found[2])
+
+
+def _exported(path: Path) -> Leaves | None:
+    """Returns the parameters in an exported folder; None if it is no exported folder."""
+    if not any(path.glob("*/interface.json")):
+        return None
+    refuse_links(path, "export folder")
+    found: Leaves = application("export").read_parameters(path)
+    return found
+
+
+def _read_run(path: Path, frames: int | None) -> Source:
+    config = read_run_config(path)
+    refuse_links(path)
+    refuse_population(path, config)
+    used, state = load_latest(path) if frames is None else load_at(path, frames)
+    with fitting(used):
+        found = leaves_of(state["learners"])
+    frames = state["collector"]["frames"]
+    return Source(f"{path}@{frames}", "run", found, frames, settings_of(state, used) or config)
+
+
+def leaves_of(states: Iterable[Mapping[str, Any]]) -> Leaves:
+    """Returns the tensors and moments in the states of a run's learners, by dotted name."""
+    found: Leaves = {}
+    for i, state in enumerate(states):
+        found |= {name: x for name, x in state.items() if isinstance(x, Tensor)}
+        found |= _moments(i, state)
+    return {name: x for name, x in found.items() if part_of(name) is not None}
+
+
+def _moments(i: int, state: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    """Yields the moments of the optimizers in a learner's state, by name."""
+    for name, own in state.get("_extra_state", {}).items():
+        if name == "optimizer" or (isinstance(own, Mapping) and own.keys() == _MOMENTS):
+            inner = own["state"] if name == "optimizer" else own
+            yield from ((f"optimizer.{i}.{name}.{key}", x) for key, x in leaves(inner))
+
+
+# ----------------------------------------------------------------------------------------- loading
+
+
+@torch.no_grad()
+def load_parts(learners: Sequence[Any], source: Source, init: Sequence[str] | None) -> Loaded:
+    """Copies the parameters of a source into learners, in place.
+
+    Target networks become copies of the networks that they follow.
+
+    Args:
+        learners (sequence of Learner): ordinary learners, without members.
+        source (Source): the parameters, from :func:`read_source`.
+        init (sequence of str, optional): parts to load; by default actor, critic and normalization,
+            as far as the source holds them.
+
+    Returns:
+        Loaded: the parts, those that are missing, and networks that the learners do not have.
+
+    Raises:
+        ConfigError: a leaf does not fit; the message names all that do not.
+    """
+    parts = _BY_DEFAULT if init is None else tuple(init)
+    if "optimizer" in parts:
+        _start_optimizers(learners)
+    own, write = _own_leaves(learners, source)
+    given = _renamed(source.leaves, own)
+    if source.kind == "export" and any(getattr(x, "observation_norms", ()) for x in learners):
+        given = {name: x for name, x in given.items() if part_of(name) == "actor"}
+    held = [part for part in parts if any(part_of(name) == part for name in given)]
+    own = {name: x for name, x in own.items() if part_of(name) in held}
+    _check_held(source, held if own else [], init)
+    given = {name: x for name, x in given.items() if part_of(name) in held}
+    unused = _unused(given, own)
+    given = {name: x for name, x in given.items() if _network(name) not in unused}
+    _check_fits(source, given, own, held)
+    for name, x in own.items():
+        x.copy_(given[name])
+    write()
+    for learner in learners:
+        _renew_targets(getattr(learner, "updates", None))
+    loaded = [part for part in held if part in {part_of(name) for name in own}]
+    here = {part_of(name) for name in _live_leaves(learners)}
+    return Loaded(loaded, [x for x in parts if x in here and x not in held], unused)
+
+
+def _renew_targets(updates: Any) -> None:
+    pairs = zip(getattr(updates, "sources", ()), getattr(updates, "targets", ()))
+    for network, target in pairs:
+        target.copy_(network)
+
+
+def _start_optimizers(learners: Iterable[Any]) -> None:
+    for optimizer in (x for learner in learners for x in _optimizers(learner)):
+        start_adam(optimizer, optimizer.parameters)
+
+
+def _optimizers(learner: Any) -> Iterable[Any]:
+    return getattr(learner, "optimizer_of", {}).values()
+
+
+def _own_leaves(learners: Sequence[Any], source: Source) -> tuple[Leaves, Callable[[], None]]:
+    """Returns tensors of learners under the names of a source, and a function that writes them."""
+    if source.kind == "run":
+        return _live_leaves(learners), _nothing
+    policy = TeamPolicy(actor for learner in learners for actor in learner.actors.values())
+    if source.kind == "export":
+        team = application("export").TeamParameters(policy, source.leaves.keys())
+        return team.leaves, team.put_back
+    named = [actor for actor in policy.module if getattr(actor, "group", None) is not None]
+    found = {f"actors.{a.group.name}.{x}": y for a in named for x, y in tensors_of(a).items()}
+    return found, _nothing
+
+
+def _nothing() -> None:
+    """Does nothing: the tensors are those of the learners."""
+
+
+def _live_leaves(learners: Iterable[Any]) -> Leaves:
+    """Returns the tensors of learners that a checkpoint holds, not copied."""
+    return leaves_of(_state_of(learner) for learner in learners)
+
+
+def _state_of(learner: Any) -> Mapping[str, Any]:
+    if isinstance(learner, torch.nn.Module):
+        return learner.state_dict(keep_vars=True)
+    found: Mapping[str, Any] = learner.state_dict()
+    return found
+
+
+def _renamed(given: Leaves, own: Leaves) -> Leaves:
+    """Renames the group of the source, if both have only one."""
+    theirs, ours = _groups(given), _groups(own)
+    if len(theirs) != 1 or len(ours) != 1 or theirs == ours:
+        return given
+    # A group's name is the second word, and follows "features" where a critic standardizes.
+    named = re.compile(rf"(^\w+|\.features)\.{re.escape(theirs[0])}(?=\.)")
+    return {named.sub(rf"\1.{ours[0]}", name): x for name, x in given.items()}
+
+
+def _groups(named: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(x.split(".")[1] for x in named if x.startswith("actors.")))
+
+
+def _unused(given: Leaves, own: Leaves) -> list[str]:
+    """Returns the networks of a source that the learners do not have at all, such as a critic."""
+    here = {_network(name) for name in own}
+    networks = (_network(name) for name in given if part_of(name) != "normalization")
+    return list(dict.fromkeys(name for name in networks if name not in here))
+
+
+def _network(name: str) -> str:
+    return ".".join(name.split(".")[:2])
+
+
+def _check_held(source: Source, held: list[str], init: Sequence[str] | None) -> None:
+    """Refuses a source without a part that was asked for."""
+    lacks = [part for part in init or () if part not in held]
+    if lacks or not held:
+        fix = f"use init={_listed(held)}" if held else "start from a run of the same algorithm"
+        what = " and ".join(lacks) or "network of this run"
+        raise ConfigError(f"init_from is {quoted(source.name)}, which holds no {what}; {fix}.")
+
+
+def _check_fits(source: Source, given: Leaves, own: Leaves, held: list[str]) -> None:
+    """Refuses leaves that differ; names each of them."""
+    faults, wrong, seen = [], set(), set()
+    for name in {**own, **given}:
+        here, there = own.get(name), given.get(name)
+        if _described(here) == _described(there) or id(here) in seen:
+            continue
+        seen |= {id(here)} - {id(None)}
+        wrong.add(part_of(name))
+        faults.append(f"{name} is {_described(there)} there and {_described(here)} here")
+    if not faults:
+        return
+    fits = [part for part in held if part not in wrong]
+    leave = f"leave {' and '.join(sorted(map(str, wrong)))} out with init={_listed(fits)}"
+    fix = f"{leave}, or " if fits else ""
+    if source.kind == "export":  # programs hold the weights of some networks transposed, unnamed
+        fix = "start from the run that was exported, or "
+    raise ConfigError(
+        f"init_from is {quoted(source.name)}, which does not fit the networks of this run: "
+        f"{', '.join(faults)}; {fix}use an environment and networks of equal shapes."
+    )
+
+
+def _described(leaf: Tensor | None) -> str:
+    if leaf is None:
+        return "missing"
+    kind = "" if leaf.dtype == torch.float32 else f"{str(leaf.dtype).removeprefix('torch.')} "
+    return f"{kind}{list(leaf.shape)}"
+
+
+def _listed(parts: Iterable[str]) -> str:
+    return f"[{','.join(parts)}]"
+
+
+# ------------------------------------------------------------------------------------------- a run
+
+
+def start_from(training: Training, source: Source) -> None:
+    """Loads a source into a new run, and notes this in the summary; members all start from it.
+
+    Args:
+        training (Training): the run, before its first iteration.
+        source (Source): the parameters, from :func:`read_source`.
+
+    Raises:
+        ConfigError: a leaf does not fit; the message names all that do not.
+    """
+    init = training.config.init
+    if training.n_members == 1:
+        found = load_parts(training.learners, source, init)
+    else:
+        found = _load_members(training, source)
+    note = {"init_from": {"from": source.name, "frames": source.frames, "parts": found.parts}}
+    for own in (training.run, *getattr(training.results, "members", ())):
+        own.summary |= note
+    if training.writes:
+        _report(training, source, found)
+
+
+def _load_members(training: Training, source: Source) -> Loaded:
+    """Loads a source into each member of a population; other parts keep their initial values."""
+    found, init = Loaded([], [], []), training.config.init
+    if "optimizer" in (init or ()):
+        _start_optimizers(training.learners)
+    for i, config in enumerate(training.results.configs):
+        with RandomState(config.seed, training.device).active():
+            alone = training.results.alone(i)
+        found = load_parts(alone, source, init)
+        for many, one in zip(training.learners, alone):
+            rows_of(many, one).write(i)
+            for every, single in zip(_optimizers(many), _optimizers(one)):
+                for p, q in zip(every.parameters, single.parameters):
+                    if every.state.get(p) and single.state.get(q):
+                        every.state[p]["step"].copy_(single.state[q]["step"])
+    return found
+
+
+def _report(training: Training, source: Source, found: Loaded) -> None:
+    """Prints the loaded and the missing parts, and settings of networks that differ."""
+    words = f"starts from {source.name}: {', '.join(found.parts)}"
+    words += f"; it holds no {' and no '.join(found.missing)}" if found.missing else ""
+    words += f"; this run has no {', '.join(found.unused)}" if found.unused else ""
+    print_message(words, warns=False)
+    changed = list(_changed(source.config, training.config, found.parts))
+    if changed:
+        print_message(
+            f"of {source.name} and this run differ: {', '.join(changed)}; the loaded networks may "
+            "compute something else here"
+        )
+
+
+def _changed(before: TrainConfig | None, now: TrainConfig, parts: Sequence[str]) -> Iterator[str]:
+    """Yields settings of the loaded networks that differ although their shapes are equal."""
+    if before is None:
+        return
+    for one in differences(dataclasses.replace(before, env=now.env), now):
+        network = _OF_NETWORKS.fullmatch(one.key)
+        if network and ("actor" if network[1] == "actor" else "critic") in parts:
+            yield f"{one.key} ({shown(one.before)} and {shown(one.now)})"
