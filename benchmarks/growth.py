@@ -336,11 +336,18 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     """Measures and reports."""
+    # So that a stopped script also ends the process of its point.
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        run(parsed())
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Measures the chosen sweeps, and reports each."""
     from torchrl_marl.runtime.memory import memory_of
 
-    # So that a stopped script also ends the process of its point.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    args = parsed()
     args.write = args.write and not args.quick
     args.memory = args.memory or 0.9 * (memory_of("cpu") or 2**63) / 2**30
     args.code = code()

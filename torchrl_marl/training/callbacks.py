@@ -117,15 +117,7 @@ class Callback:
 
 
 class Control:
-    """Handle of a run, which callbacks receive.
-
-    Attributes:
-        run (Run or PopulationRun): the run, with ``run.evaluate()``, ``run.folder`` and
-            ``run.summary``.
-        config (TrainConfig): settings of the run.
-        iteration (int): number of finished iterations; in ``on_batch`` without the current one.
-        frames (int): environment steps so far.
-    """
+    """Handle of a run, which callbacks receive."""
 
     def __init__(self, part: Callbacks, training: Training) -> None:
         self._part, self._training = part, training
@@ -133,18 +125,22 @@ class Control:
 
     @property
     def run(self) -> Any:
+        """The run, with ``run.evaluate()``, ``run.folder`` and ``run.summary``."""
         return self._training.run
 
     @property
     def config(self) -> TrainConfig:
+        """Settings of the run."""
         return self._training.config
 
     @property
     def iteration(self) -> int:
+        """Number of finished iterations; in ``on_batch`` without the current one."""
         return self._training.iteration
 
     @property
     def frames(self) -> int:
+        """Number of environment steps so far."""
         return self._training.frames
 
     @property
