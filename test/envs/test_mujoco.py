@@ -20,6 +20,7 @@ from torchrl_marl.envs.mujoco.engines import SCALES, advance
 from torchrl_marl.envs.mujoco.rewards import Reward
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.learners import OnPolicyConfig, OnPolicyLearner
+from torchrl_marl.recipes import read_config
 
 mamujoco = pytest.importorskip("gymnasium_robotics").mamujoco_v1
 mujoco = pytest.importorskip("mujoco")
@@ -271,6 +272,8 @@ def test_what_cannot_be_built_says_what_can():
 def test_a_recipe_names_robots_and_their_arguments():
     env = make_env("mujoco/ant", num_envs=2, agent_conf="2x4", seed=0)
     assert len(env.group_map["agent"]) == 2 and env.max_steps == 1000
+    config = read_config("mujoco_ant_mappo", {"env.kwargs.engine": "warp"})
+    assert config.env.kwargs == {"engine": "warp"}
     with pytest.raises(ConfigError, match="did you mean 'ant'"):
         make_env("mujoco/aunt", num_envs=2)
     with pytest.raises(ConfigError, match="use env=mujoco/ant"):

@@ -118,7 +118,9 @@ class BatchEngine:
 
         size = num_envs, min(num_envs, torch.get_num_threads())
         if (*size, scaled) not in self._batches:
-            self._batches[*size, scaled] = Batch(self.task.model, *size, persistent=True)
+            # Contact forces are computed after a step, from data that must be kept until then.
+            keep = "cfrc_ext" in self.task.fields
+            self._batches[*size, scaled] = Batch(self.task.model, *size, persistent=keep)
         return self._batches[*size, scaled]
 
     def _scale(self, batch: Any, scales: np.ndarray) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 from torchrl_marl.envs.libraries import Library
 from torchrl_marl.envs.mujoco.robots import ROBOTS
-from torchrl_marl.settings.rules import Range
+from torchrl_marl.settings import OneOf, Range
 
 __all__ = ["LIBRARY", "MujocoArguments"]
 
@@ -20,8 +20,10 @@ class MujocoArguments:
     """Partition of the joints: agents x joints, such as ``4x2``. null: the robot's default."""
     agent_obsk: Annotated[int, Range(0)] = 1
     """Distance in joints up to which an agent observes other joints."""
-    engine: Literal["c", "warp"] = "c"
-    """``c`` is MuJoCo on CPU threads; ``warp`` is MuJoCo Warp, for GPUs."""
+    engine: Annotated[
+        str, OneOf({"c": "MuJoCo on CPU threads", "warp": "MuJoCo Warp, for GPUs"})
+    ] = "c"
+    """Physics engine."""
 
 
 LIBRARY = Library(
