@@ -82,6 +82,9 @@ class Anything(metaclass=_AnyType):
     def __getitem__(self, index):
         return Anything()
 
+    def __setitem__(self, index, value):
+        pass
+
     def __class_getitem__(cls, index):
         return cls
 
