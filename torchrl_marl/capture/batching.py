@@ -20,7 +20,7 @@ from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, make
 from torchrl_marl.capture.simplify import REDUCTIONS, filled_with, is_random, memory_order
 from torchrl_marl.capture.writes import value_of
 
-__all__ = ["batch"]
+__all__ = ["batch", "n_groups"]
 
 _aten = torch.ops.aten
 Node = Any  # fx.Node, whose arguments have a wide type
@@ -58,6 +58,24 @@ def batch(module: fx.GraphModule, leaves: Sequence[Tensor], n_envs: int) -> fx.G
     batched.graph.eliminate_dead_code(lambda node: is_random(node.target) or node.is_impure())
     batched.recompile()
     return batched
+
+
+def n_groups(module: fx.GraphModule) -> int:
+    """Returns the number of operations that :func:`batch` would run, without joins and gathers.
+
+    Args:
+        module (GraphModule): simplified graph, without writes in place.
+
+    Examples:
+        >>> from torchrl_marl.capture import trace
+        >>> from torchrl_marl.capture.simplify import simplify
+        >>> def distances(x):
+        ...     return [(x[i] - x[j]).abs() for i in range(4) for j in range(i)]
+        >>> n_groups(simplify(trace(distances, torch.zeros(4, 3)).module))  # sub and abs
+        2
+    """
+    groups = _Places(_with_tensors_for_numbers(module)).groups
+    return sum(group[0].op == "call_function" for group in groups)
 
 
 def _with_tensors_for_numbers(module: fx.GraphModule) -> fx.GraphModule:
