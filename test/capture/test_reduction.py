@@ -263,6 +263,22 @@ def test_batching_pays_with_three_tenths_of_the_operations():
     assert batching_pays(graph(10), graph(3)) and not batching_pays(graph(10), graph(4))
 
 
+def test_batching_is_not_tried_for_graphs_with_few_alike_operations(monkeypatch):
+    """Each of six steps depends on the one before, so that no two of them form a group."""
+    tried = []
+    monkeypatch.setattr(reduction, "batch", lambda *given: tried.append(given) or given[0])
+
+    def chain(x):
+        for i in range(6):
+            x = (x + i).sin()
+        return [x]
+
+    for function, inputs in ((chain, torch.rand(E, 2)), (pairwise(6), torch.rand(6, E, 2))):
+        module = trace(function, inputs).module
+        reduce_graph(module, [inputs], E, lambda graph: True)
+        assert len(tried) == (function is not chain)
+
+
 def test_a_large_graph_is_batched_if_its_results_are_equal():
     module = trace(pairwise(12), torch.zeros(12, E, 2)).module
     leaves = [torch.zeros(12, E, 2)]

@@ -13,11 +13,13 @@ from torchrl_marl.learners.config import (
     CentralInput,
     EpsilonConfig,
     LearningRate,
-    NeedsMemory,
     OnBatches,
     Schedule,
     TrainedConfig,
     check_unshare,
+)
+from torchrl_marl.learners.memory_config import (
+    NeedsMemory,
     check_windows,
     remembers,
     without_memory,

@@ -15,7 +15,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
 from torchrl_marl.errors import SpecError
-from torchrl_marl.learners.config import check_batch
+from torchrl_marl.learners.memory_config import check_batch
 from torchrl_marl.modules.actors import check_links
 from torchrl_marl.modules.memory.states import STATES, states_after
 from torchrl_marl.objectives.flags import blank_masked_inputs
