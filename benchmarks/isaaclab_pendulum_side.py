@@ -40,6 +40,12 @@ def Xform "World"
     }
 }
 """
+# Ours is clipped as in training; skrl trains with unbounded actions.
+RANGES = {
+    "ours": {"action_clip": 1.0},
+    "skrl": {"action_scale": 1.0},
+    "random": {"action_scale": 1.0},
+}
 PACKAGES = ("isaaclab", "newton", "mujoco-warp", "warp-lang", "skrl", "torch")
 Act = Callable[[Any], Any]
 Trained = tuple[float, float, Act]
@@ -128,8 +134,8 @@ def random_actions(folder: Path, args: argparse.Namespace) -> Trained:
 
 
 @torch.no_grad()
-def measured(act: Act, folder: Path) -> dict[str, float]:
-    """Return and length of the first episode of each env."""
+def measured(act: Act, folder: Path, **ranges: float) -> dict[str, float]:
+    """Return and length of the first episode of each env, with these ranges of actions."""
     from torchrl_marl.envs import make_env
 
     env = make_env(
@@ -137,7 +143,7 @@ def measured(act: Act, folder: Path) -> dict[str, float]:
         num_envs=PLAYED,
         seed=EVALUATION_SEED,
         device="cpu",
-        action_scale=1.0,
+        **ranges,
         state="world",
         usd_path=files(folder),
     )
@@ -167,7 +173,7 @@ def main() -> None:
         seconds, cpu, act = train(folder, args)
         load = os.getloadavg()[0]
         with set_exploration_type(ExplorationType.DETERMINISTIC):
-            result: dict[str, Any] = measured(act, folder)
+            result: dict[str, Any] = measured(act, folder, **RANGES[args.side])
     result |= {"seconds": seconds, "cpu": cpu, "load": load}
     result["versions"] = {name: version(name) for name in PACKAGES}
     args.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")

@@ -3,9 +3,18 @@
 import pytest
 import torch
 from cover import pairwise
-from samples import ACTIONS, DISCRETE, POISON, assert_same, make_group, make_observed, poisoned
+from samples import (
+    ACTIONS,
+    DISCRETE,
+    LOGITS,
+    POISON,
+    assert_same,
+    make_group,
+    make_observed,
+    poisoned,
+)
 from tensordict import TensorDict
-from torchrl.data import Bounded, Composite, MultiCategorical, Unbounded
+from torchrl.data import Bounded, Composite, MultiOneHot, Unbounded
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_marl import AgentSpec, TeamSpec
@@ -40,7 +49,7 @@ def test_shapes_and_keys(kind, mask, share, batch):
         kind, (*shape, 2)
     )
     assert td["car", "action_log_prob"].shape == shape
-    parameters = {"logits"} if kind in DISCRETE else {"loc", "scale"}
+    parameters = {"logits"} if kind in LOGITS else {"loc", "scale"}
     assert parameters <= set(td["car"].keys())
     assert set(actor.out_keys) == {
         ("car", leaf) for leaf in (*parameters, "action", "action_log_prob")
@@ -162,7 +171,7 @@ def test_permuting_agents_permutes_outputs(kind, share):
         permuted["car", leaf] = td["car", leaf][:, order]
     with set_exploration_type(ExplorationType.DETERMINISTIC), torch.no_grad():
         one, other = actor(td), actor(permuted)
-    leaf = "logits" if kind in DISCRETE else "loc"
+    leaf = "logits" if kind in LOGITS else "loc"
     assert torch.allclose(one["car", leaf][:, order], other["car", leaf], atol=1e-5) is share
     if share:
         actions = one["car", "action"][:, order].float(), other["car", "action"].float()
@@ -247,8 +256,8 @@ def test_the_observation_norm_is_applied():
 
 
 def test_actions_without_a_distribution_are_refused():
-    spec = AgentSpec("car", 2, Unbounded((5,)), MultiCategorical([2, 3]))
-    with pytest.raises(ValueError, match="'car': MultiCategorical actions have no distribution"):
+    spec = AgentSpec("car", 2, Unbounded((5,)), MultiOneHot([2, 3]))
+    with pytest.raises(ValueError, match="'car': MultiOneHot actions have no distribution"):
         make_actor(TeamSpec([spec]).groups["car"])
 
 

@@ -22,7 +22,9 @@ from torchrl_marl.objectives import MAPPOLoss
 # ---------------------------------------------------------------------------- masks and poison
 
 
-@pytest.mark.parametrize("kind", ["bounded", "wide", "unbounded", "categorical", "one_hot"])
+@pytest.mark.parametrize(
+    "kind", ["bounded", "wide", "unbounded", "categorical", "one_hot", "multi_discrete"]
+)
 @pytest.mark.parametrize("normalize", [True, False])
 @pytest.mark.parametrize("exclude", [(), (-2,)])
 def test_an_all_true_mask_is_no_mask(kind, normalize, exclude):
@@ -46,7 +48,7 @@ def test_an_all_true_mask_is_no_mask(kind, normalize, exclude):
 
 
 @pairwise(
-    kind=["bounded", "wide", "unbounded", "categorical", "one_hot"],
+    kind=["bounded", "wide", "unbounded", "categorical", "one_hot", "multi_discrete"],
     centralized=[True, False],
     value=POISON,
     share=[True, False],

@@ -1,7 +1,7 @@
 """An environment with two kinds of agents, late births and early deaths, in any groups."""
 
 import torch
-from torchrl.data import Bounded, Categorical, OneHot, Unbounded
+from torchrl.data import Bounded, Categorical, MultiCategorical, OneHot, Unbounded
 
 from torchrl_marl import AgentSpec, TeamSpec
 from torchrl_marl.envs import MarlEnv
@@ -117,6 +117,7 @@ def action_of(kind, a):
         "unbounded": lambda: Unbounded((a,)),
         "categorical": lambda: Categorical(a),
         "one_hot": lambda: OneHot(a),
+        "multi_discrete": lambda: MultiCategorical([a + 1, a]),
     }[kind]()
 
 

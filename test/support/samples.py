@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 from tensordict import TensorDict
-from torchrl.data import Bounded, Categorical, OneHot, Unbounded
+from torchrl.data import Bounded, Categorical, MultiCategorical, OneHot, Unbounded
 
 from torchrl_marl import AgentSpec, TeamSpec
 
@@ -14,8 +14,10 @@ ACTIONS = {
     "unbounded": lambda: Unbounded((2,)),
     "categorical": lambda: Categorical(4),
     "one_hot": lambda: OneHot(4),
+    "multi_discrete": lambda: MultiCategorical([3, 2]),
 }
 DISCRETE = ("categorical", "one_hot")
+LOGITS = (*DISCRETE, "multi_discrete")  # of a policy
 POISON = (float("nan"), 1e9)
 
 

@@ -180,7 +180,7 @@ class ActionNoise(_DrawnTransform):
     leaf = "action_noise"
 
     def _check(self, group: GroupSpec) -> None:
-        if group.discrete:
+        if group.discrete or group.branches:
             raise ConfigError(
                 f"action_noise: group {group.name!r} has discrete actions, expected continuous "
                 "ones; leave action_noise out."

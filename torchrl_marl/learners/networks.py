@@ -105,10 +105,11 @@ class NetworkBuilder:
         """Builds the Q-network of a group, by which its agents act.
 
         Raises:
-            ConfigError: unsupported settings, or continuous actions.
+            ConfigError: unsupported settings, or continuous or multi-discrete actions.
         """
         from torchrl_marl.modules.q_actor import make_q_actor
 
+        self._refuse_branches(group)
         if not group.discrete:
             raise ConfigError(
                 f"group {group.name!r}: its actions are continuous, expected discrete ones for "
@@ -132,10 +133,14 @@ class NetworkBuilder:
         Args:
             group (GroupSpec): the group.
             n_critics (int): number of critics that are trained on the same targets.
+
+        Raises:
+            ConfigError: multi-discrete actions.
         """
         from torchrl_marl.modules.action_critics import make_action_critic
         from torchrl_marl.modules.mixers import make_mixed_critic
 
+        self._refuse_branches(group)
         config = self.config
         make: Callable[..., TensorDictSequential] = make_action_critic
         settings: dict[str, Any] = {"team": self.seen}
@@ -157,6 +162,14 @@ class NetworkBuilder:
         return self._build(
             group, "mixer", partial(make_mixer, group, self.config.mixes, **settings)
         )
+
+    def _refuse_branches(self, group: GroupSpec) -> None:
+        if group.branches:
+            raise ConfigError(
+                f"group {group.name!r}: its actions are multi-discrete, {list(group.branches)}, "
+                f"which {self.config.algorithm} does not support; use algorithm=mappo, ippo or "
+                "happo."
+            )
 
     def _seen_by(self, group: GroupSpec) -> dict[str, Any]:
         """Returns the settings of a critic's or mixer's input, with observation statistics."""

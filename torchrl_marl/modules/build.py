@@ -30,7 +30,12 @@ from torchrl_marl.modules.config import (
     has_memory,
     sharing_of,
 )
-from torchrl_marl.modules.distributions import Gated, PaddedNormal, PaddedTanhNormal
+from torchrl_marl.modules.distributions import (
+    Gated,
+    MultiCategorical,
+    PaddedNormal,
+    PaddedTanhNormal,
+)
 from torchrl_marl.modules.inputs import (
     AgentInput,
     Features,
@@ -278,9 +283,10 @@ def make_actor(
     """Builds a stochastic policy for every agent of a group.
 
     Bounded continuous actions have a :class:`~torchrl.modules.TanhNormal` over the group's
-    bounds, unbounded ones a normal, discrete ones a categorical that gives illegal actions
-    probability 0. An agent without a legal action (it waits or is dead) samples from all its
-    actions, so that nothing becomes NaN; the environment ignores the action.
+    bounds, unbounded ones a normal. Discrete actions have a categorical that gives illegal
+    actions probability 0, multi-discrete ones a categorical for each branch. An agent without a
+    legal action (it waits or is dead) samples from all its actions, so that nothing becomes NaN;
+    the environment ignores the action.
 
     Args:
         group (GroupSpec): keys, sizes, bounds and masks, from :class:`TeamSpec`.
@@ -290,7 +296,8 @@ def make_actor(
 
     Shapes:
         - observation: ``[*B, N, O]``; mask: ``[*B, N]``; action_mask: ``[*B, N, n_actions]``
-        - action: ``[*B, N, A]``, ``[*B, N]`` or one-hot ``[*B, N, n_actions]``
+        - action: ``[*B, N, A]``, ``[*B, N]`` or one-hot ``[*B, N, n_actions]``; multi-discrete
+          ``[*B, N, K]``
         - action_log_prob: ``[*B, N]``
 
     Keys:
@@ -318,10 +325,8 @@ def make_actor(
         >>> actor(td)["car", "action"].shape, td["car", "action_log_prob"].shape
         (torch.Size([5, 3, 2]), torch.Size([5, 3]))
     """
-    outputs = group.n_actions if group.discrete else 2 * group.action_dim
-    head = None if group.discrete else NormalParamExtractor()
+    outputs, head, make = _policy_of(group)
     network = make_actor_network(group, config, outputs, head, observation_norm, device)
-    make = _discrete if group.discrete else _continuous
     module, parameters, distribution, settings = make(group, network, device)
     if network.gated:
         parameters |= {"gate": group.key("channel"), "gate_logits": group.key("gate_logits")}
@@ -337,6 +342,15 @@ def make_actor(
         log_prob_key=group.key("action_log_prob"),
         default_interaction_type=InteractionType.RANDOM,
     )
+
+
+def _policy_of(group: GroupSpec) -> tuple[int, nn.Module | None, Callable[..., Any]]:
+    """Returns the outputs and the head of an actor's network, and what makes its distribution."""
+    if group.branches:
+        return sum(group.branches), None, _multi_discrete
+    if group.discrete:
+        return group.n_actions, None, _discrete
+    return 2 * group.action_dim, NormalParamExtractor(), _continuous
 
 
 def make_actor_network(
@@ -356,14 +370,14 @@ def make_actor_network(
             starts near uniform.
 
     Raises:
-        ValueError: actions that are neither discrete nor floats.
+        ValueError: actions that are neither discrete, multi-discrete nor floats.
     """
     config = NetworkConfig() if config is None else config
     spec = group.padded_spec["action"]
-    if not group.discrete and not spec.dtype.is_floating_point:
+    if not (group.discrete or group.branches or spec.dtype.is_floating_point):
         raise ValueError(
-            f"group {group.name!r}: {type(spec).__name__} actions have no "
-            "distribution here, expected Bounded, Unbounded, Categorical or OneHot."
+            f"group {group.name!r}: {type(spec).__name__} actions have no distribution here, "
+            "expected Bounded, Unbounded, Categorical, OneHot or MultiCategorical."
         )
     check_size("actor", group, config, device)
     body = make_agent_network(
@@ -410,6 +424,12 @@ def _discrete(group, network, device):
     module = legal_logits(group, network, device)
     distribution = OneHotCategorical if group.one_hot else Categorical
     return module, {"logits": group.key("logits")}, distribution, {}
+
+
+def _multi_discrete(group, network, device):
+    logits = group.key("logits")
+    settings = {"branches": group.branches}
+    return of_group(group, network, [logits]), {"logits": logits}, MultiCategorical, settings
 
 
 def legal_logits(

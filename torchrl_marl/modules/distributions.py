@@ -1,7 +1,7 @@
-"""Distributions over padded actions, and over actions with a communication gate.
+"""Distributions over padded and multi-discrete actions, and actions with a communication gate.
 
 Shapes: B any batch dims, N agents, A action features of the widest agent, D samples of the
-channel for each agent.
+channel for each agent, K branches of an action, L logits of all branches.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.distributions import Distribution
+from torch.distributions import Categorical, Distribution, Independent
 from torchrl.modules import IndependentNormal, TanhNormal
 
-__all__ = ["Gated", "PaddedNormal", "PaddedTanhNormal"]
+__all__ = ["Gated", "MultiCategorical", "PaddedNormal", "PaddedTanhNormal"]
 
 Scale = Tensor | float | Callable[[Tensor], Tensor]
 
@@ -202,6 +202,48 @@ class PaddedTanhNormal(_Padded, TanhNormal):
 
     def _stretch(self, normal: Tensor, action: Tensor) -> Tensor:
         return self._sum(self.transforms[0].log_abs_det_jacobian(normal, action))
+
+
+class MultiCategorical(Independent):
+    """Distribution over multi-discrete actions: one independent choice in each branch.
+
+    Log-probability and entropy are sums over the branches.
+
+    Args:
+        logits (Tensor): logits of all branches, one branch after the other.
+        branches (sequence of int): number of choices of each branch.
+
+    Shapes:
+        - logits: ``[*B, N, L]``; samples: ``[*B, N, K]``; log_prob, entropy: ``[*B, N]``
+
+    Reference: Tavakoli et al., 2018, https://arxiv.org/abs/1711.08946 (action branching).
+
+    Reduces to: one branch gives torch's ``Categorical``.
+
+    Examples:
+        >>> choices = MultiCategorical(torch.zeros(5), (2, 3))
+        >>> choices.log_prob(torch.tensor([1, 2])).exp()
+        tensor(0.1667)
+        >>> choices.mode
+        tensor([0, 0])
+    """
+
+    arg_constraints: dict = {}
+
+    def __init__(self, logits: Tensor, branches: Sequence[int]) -> None:
+        widest = max(branches)
+        lowest = torch.finfo(logits.dtype).min  # finite, so that entropies are, too
+        rows = [
+            F.pad(row, (0, widest - n), value=lowest)
+            for row, n in zip(logits.split(list(branches), -1), branches)
+        ]
+        choices = Categorical(logits=torch.stack(rows, -2), validate_args=False)
+        super().__init__(choices, 1, validate_args=False)
+
+    @property
+    def deterministic_sample(self) -> Tensor:
+        """Returns the likeliest choice of each branch."""
+        return self.mode
 
 
 class Gated(Distribution):

@@ -45,6 +45,7 @@ class RandomActor(TensorDictModuleBase):
     own: Tensor | None
     low: Tensor | None
     high: Tensor | None
+    branches: Tensor | None
 
     def __init__(self, group: GroupSpec, device: Device = None) -> None:
         super().__init__()
@@ -52,13 +53,15 @@ class RandomActor(TensorDictModuleBase):
         self.in_keys: list[NestedKey] = [group.action_mask_key] if group.action_mask_key else []
         self.out_keys: list[NestedKey] = [group.action_key]
         spec = group.padded_spec["action"]
-        if not group.discrete and not spec.dtype.is_floating_point:
+        if not (group.discrete or group.branches or spec.dtype.is_floating_point):
             raise ValueError(
                 f"group {group.name!r}: {type(spec).__name__} actions cannot be sampled, "
-                "expected Bounded, Unbounded, Categorical or OneHot."
+                "expected Bounded, Unbounded, Categorical, OneHot or MultiCategorical."
             )
         low, high = group.action_bounds or (None, None)
-        register_constants(self, device, own=group.action_padding, low=low, high=high)
+        branches = torch.tensor(group.branches) if group.branches else None
+        own = group.action_padding
+        register_constants(self, device, own=own, low=low, high=high, branches=branches)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Samples actions."""
@@ -75,6 +78,9 @@ class RandomActor(TensorDictModuleBase):
 
     def _continuous(self, own: TensorDictBase, shape: torch.Size) -> Tensor:
         shape = torch.Size((*shape, self.group.action_dim))
+        if self.branches is not None:
+            drawn = torch.rand(shape, device=self.branches.device) * self.branches
+            return drawn.to(self.group.padded_spec["action"].dtype)
         if self.low is None or self.high is None:
             action = torch.randn(shape, device=own.device)
             return action if self.own is None else torch.where(self.own, action, 0.0)

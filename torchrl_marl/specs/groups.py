@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from tensordict import LazyStackedTensorDict, NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
-from torchrl.data import Bounded, Composite, OneHot, TensorSpec
+from torchrl.data import Bounded, Composite, MultiCategorical, OneHot, TensorSpec
 
 from torchrl_marl.errors import ConfigError, SpecError
 from torchrl_marl.specs.agents import is_discrete
@@ -365,6 +365,12 @@ class GroupSpec:
     def discrete(self) -> bool:
         """True for discrete actions."""
         return is_discrete(self._action)
+
+    @cached_property
+    def branches(self) -> tuple[int, ...]:
+        """Number of choices in each branch of a multi-discrete action; empty for other actions."""
+        action = self.padded_spec["action"]
+        return tuple(action.nvec[0].tolist()) if isinstance(action, MultiCategorical) else ()
 
     @property
     def one_hot(self) -> bool:

@@ -60,7 +60,7 @@ def seats_of(team: TeamSpec) -> Seats:
 
 def _shape_of(group: GroupSpec) -> tuple[object, ...]:
     n_actions = group.n_actions if group.discrete else group.action_dim
-    return group.n_agents, group.observation_shapes, group.discrete, n_actions
+    return group.n_agents, group.observation_shapes, group.discrete, group.branches, n_actions
 
 
 def cross_play(

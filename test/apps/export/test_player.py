@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from exported import team_policy
-from torchrl.data import Bounded, Categorical, OneHot, Unbounded
+from torchrl.data import Bounded, Categorical, MultiCategorical, OneHot, Unbounded
 
 from torchrl_marl import AgentSpec, TeamSpec
 from torchrl_marl.apps.export import Player, export_agents, formats
@@ -129,6 +129,16 @@ class TestPlayer:
         assert (drawn.std(0) > 0.01).all()
         again = of_one(bounds, tmp_path, seed=0)
         assert (again.act(np.ones(3), deterministic=False) == drawn[0]).all()
+
+    def test_draws_of_each_branch(self, tmp_path):
+        player = of_one(MultiCategorical([3, 2]), tmp_path, seed=0)
+        drawn = np.stack([player.act(np.ones(3), deterministic=False) for _ in range(400)])
+        assert drawn.shape == (400, 2) and drawn.dtype == np.int64
+        for branch, logits in enumerate(np.split(player.parameters["logits"], [3])):
+            expected = np.exp(logits) / np.exp(logits).sum()
+            share = np.bincount(drawn[:, branch], minlength=len(logits)) / 400
+            assert abs(share - expected).max() < 0.08
+            assert player.act(np.ones(3))[branch] == logits.argmax()
 
     def test_draws_of_one_hot_actions(self, tmp_path):
         player = of_one(OneHot(3), tmp_path, seed=0)

@@ -6,7 +6,7 @@ Shapes: P outputs of the agent's network, A actions or action features of the ag
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, cast
 
@@ -81,6 +81,32 @@ class Best(nn.Module):
         best = legal.argmax(-1)
         action = F.one_hot(best, self.n_actions) if self.one_hot else best
         return action.to(self.dtype), outputs if self.values else legal
+
+
+class BestOfEach(nn.Module):
+    """Selects the choice with the highest logit in each branch of a multi-discrete action.
+
+    Args:
+        branches (sequence of int): number of choices of each of the K branches, L in all.
+        dtype (torch.dtype): dtype of actions.
+
+    Shapes:
+        - outputs: ``[P]``, L or more; returns the action, ``[K]``, and the logits, ``[L]``
+
+    Examples:
+        >>> BestOfEach((2, 3), torch.int64)(torch.tensor([0.0, 1.0, 2.0, 0.0, 0.0]))[0]
+        tensor([1, 0])
+    """
+
+    def __init__(self, branches: Sequence[int], dtype: torch.dtype) -> None:
+        super().__init__()
+        self.branches, self.dtype = list(branches), dtype
+
+    def forward(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Selects the action."""
+        logits = outputs[: sum(self.branches)]
+        best = [branch.argmax(-1) for branch in logits.split(self.branches)]
+        return torch.stack(best).to(self.dtype), logits
 
 
 class Bounded(nn.Module):
@@ -202,7 +228,9 @@ class AgentActor:
             "shape": spec.shape,
             "dtype": spec.dtype,
         }
-        if self.group.discrete:
+        if self.group.branches:
+            action["branches"] = list(self.group.branches)
+        elif self.group.discrete:
             action["n_actions"] = self.group.action_dims[self.number]
             action["one_hot"] = self.group.one_hot
         elif (bounds := self._bounds()) is not None:
@@ -269,6 +297,8 @@ class AgentActor:
     def _distribution(self) -> str:
         if isinstance(self.actor, DeterministicActor):
             return "none"
+        if self.group.branches:
+            return "multi_categorical"
         if self.group.discrete:
             return "categorical"
         return "normal" if self._bounds() is None else "tanh_normal"
@@ -276,7 +306,8 @@ class AgentActor:
     def _parameters(self) -> list[str]:
         if self._distribution() == "none":
             return ["action_value"] if self.group.discrete else ["loc"]
-        return ["logits"] if self.group.discrete else ["loc", "scale"]
+        chosen = self.group.discrete or self.group.branches
+        return ["logits"] if chosen else ["loc", "scale"]
 
     def _bounds(self) -> tuple[Tensor, Tensor] | None:
         width = self.group.action_dims[self.number]
@@ -287,6 +318,8 @@ class AgentActor:
 
     def _choice(self) -> nn.Module:
         head, n = self.network.head, self.group.action_dims[self.number]
+        if self.group.branches:
+            return BestOfEach(self.group.branches, self.action_spec.dtype)
         if not self.group.discrete:
             return Bounded(n, self._bounds(), copy.deepcopy(head))
         values = any(isinstance(module, Greedy) for module in self.actor.modules())

@@ -351,16 +351,23 @@ class Player:
         rule, of = self.interface["action"], self.parameters
         if rule["distribution"] == "none":
             return action
+        if rule["distribution"] == "multi_categorical":
+            ends = np.cumsum(rule["branches"])[:-1]
+            drawn = [self._choose(logits) for logits in np.split(of["logits"], ends)]
+            return np.asarray(drawn, rule["dtype"])
         if rule["distribution"] == "categorical":
-            weights = np.exp(of["logits"].astype(np.float64) - of["logits"].max())
-            drawn = self.random.choice(len(weights), p=weights / weights.sum())
-            drawn = np.eye(len(weights))[drawn] if rule["one_hot"] else drawn
+            drawn = self._choose(of["logits"])
+            drawn = np.eye(len(of["logits"]))[drawn] if rule["one_hot"] else drawn
             return np.asarray(drawn, rule["dtype"])
         drawn = of["loc"] + of["scale"] * self.random.standard_normal(of["loc"].shape)
         if rule["distribution"] == "tanh_normal":
             low, high = np.array(rule["low"]), np.array(rule["high"])
             drawn = (low + high) / 2 + (high - low) / 2 * np.tanh(drawn)
         return np.asarray(drawn, rule["dtype"])
+
+    def _choose(self, logits: np.ndarray) -> int:
+        weights = np.exp(logits.astype(np.float64) - logits.max())
+        return self.random.choice(len(weights), p=weights / weights.sum())
 
 
 class Program:

@@ -64,6 +64,11 @@ def _kind(name: str, group: GroupSpec) -> DeclaredKind:
             f"agents {name!r} have observations of shape {shapes}, expected one vector, since the "
             "protocol sends no other; export the run instead: torchrl-marl export."
         )
+    if group.branches:
+        raise ConfigError(
+            f"agents {name!r} have multi-discrete actions, {list(group.branches)}, which the "
+            "protocol does not send; export the run instead: torchrl-marl export."
+        )
     n, width = group.n_agents, group.observation_dim
     if group.discrete:
         masked = group.action_mask_key is not None
