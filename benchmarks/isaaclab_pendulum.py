@@ -93,10 +93,12 @@ def publish(found: dict[str, list[Result]], args: argparse.Namespace) -> None:
         the learning rate and its schedule from there; a minibatch is a whole rollout, as there.
         Settings of skrl were not tuned for this comparison. Ours were not either, but for one: in a
         first comparison of these seeds our actions were squashed into [-1, 1] by tanh, and the
-        returns were 1.59 to 16.71. Now they are clipped. The rest is each side's own: skrl
-        clips values, normalizes states and samples unbounded actions; ours has a Huber loss. Both play the first episode of each of 256 new envs by their likeliest
-        action; random actions are uniform in [-1, 1]. The return is an agent's. Seconds are those
-        of the training, without building the simulation; ours include its evaluations. The load
+        returns were 1.59 to 16.71. Now they are clipped. The rest is each side's own: skrl clips
+        values, normalizes states and samples unbounded actions; ours has a Huber loss. Both play
+        the first episode of each of 256 new envs by their likeliest action; random actions are
+        uniform in [-1, 1]. The return is an agent's. Seconds are those of the training, without
+        building the simulation; ours include its evaluations.
+        The load
         is the machine's in the last minute of each training: other work ran beside, so seconds say
         little, and CPU-seconds more.""",
         write=args.write,

@@ -124,6 +124,11 @@ def test_so_do_members_whose_agents_have_states_of_their_own():
     assert_as_alone(env, config, DIFFERENT, batches=2)
 
 
+def test_so_do_members_with_multi_discrete_actions():
+    env = make_meadow(MEMBERS * ENVS, "two", "multi_discrete")
+    assert_as_alone(env, CONFIG, DIFFERENT, batches=2)
+
+
 @pytest.mark.parametrize(
     ("env", "config"),
     [

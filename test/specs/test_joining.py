@@ -295,6 +295,12 @@ def test_discrete_specs_of_joined_groups(action):
     assert joined.action_padding.tolist() == [[True, True, False, False], [True] * 4]
 
 
+def test_branches_of_joined_groups():
+    choices = MultiCategorical([2, 3])
+    joined = joined_of(kind("cat", 1, action=choices), kind("mouse", 2, action=choices))
+    assert joined.branches == (2, 3) and joined.action_dims == (2, 2, 2)
+
+
 def test_kinds_are_those_of_each_part():
     """Equal kinds of two groups are two kinds: groups learn as they would alone."""
     team = make_team("three")
@@ -319,7 +325,7 @@ REFUSED = {
     "one-hot and index": (OneHot(3), Categorical(3)),
     "bounds or none": (Bounded(-1, 1, (2,)), Unbounded((2,))),
     "types": (Bounded(-1, 1, (2,)), Bounded(-1, 1, (2,), dtype=torch.float64)),
-    "several choices": (MultiCategorical([2, 3]), MultiCategorical([2, 3])),
+    "several choices": (MultiCategorical([2, 3]), MultiCategorical([2, 4])),
 }
 
 

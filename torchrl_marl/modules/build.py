@@ -345,7 +345,7 @@ def make_actor(
 
 
 def _policy_of(group: GroupSpec) -> tuple[int, nn.Module | None, Callable[..., Any]]:
-    """Returns the outputs and the head of an actor's network, and what makes its distribution."""
+    """Returns the number of outputs, the head, and the function that builds the distribution."""
     if group.branches:
         return sum(group.branches), None, _multi_discrete
     if group.discrete:

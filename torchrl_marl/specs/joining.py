@@ -39,9 +39,11 @@ def can_join(first: GroupSpec, second: GroupSpec) -> bool:
         bounded = not group.discrete and group.action_bounds is not None
         own_reward = group.reward_key == group.key("reward")
         dtype = group.padded_spec["action"].dtype
-        # The shapes of other action specs, such as MultiCategorical, cannot be joined.
-        simple = group.discrete or isinstance(group.padded_spec["action"], (Bounded, Unbounded))
-        return group.discrete, group.one_hot, bounded, dtype, own_reward, simple
+        # The shapes of other action specs, such as MultiOneHot, cannot be joined.
+        known = isinstance(group.padded_spec["action"], (Bounded, Unbounded))
+        simple = known or group.discrete or bool(group.branches)
+        kind = group.discrete, group.one_hot, group.branches
+        return *kind, bounded, dtype, own_reward, simple
 
     return of(first) == of(second) and of(first)[-1] and of(first)[-2]
 
