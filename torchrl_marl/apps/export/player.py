@@ -353,12 +353,12 @@ class Player:
             return action
         if rule["distribution"] == "multi_categorical":
             ends = np.cumsum(rule["branches"])[:-1]
-            drawn = [self._choose(logits) for logits in np.split(of["logits"], ends)]
-            return np.asarray(drawn, rule["dtype"])
+            branches = np.split(of["logits"], ends)
+            return np.asarray([self._choose(branch) for branch in branches], rule["dtype"])
         if rule["distribution"] == "categorical":
-            drawn = self._choose(of["logits"])
-            drawn = np.eye(len(of["logits"]))[drawn] if rule["one_hot"] else drawn
-            return np.asarray(drawn, rule["dtype"])
+            choice = self._choose(of["logits"])
+            found = np.eye(len(of["logits"]))[choice] if rule["one_hot"] else choice
+            return np.asarray(found, rule["dtype"])
         drawn = of["loc"] + of["scale"] * self.random.standard_normal(of["loc"].shape)
         if rule["distribution"] == "tanh_normal":
             low, high = np.array(rule["low"]), np.array(rule["high"])
