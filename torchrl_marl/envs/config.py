@@ -126,6 +126,10 @@ class EnvConfig:
     ``observation_delay``, ``action_noise`` and ``action_delay`` work in all environments; others
     are parameters of the environment."""
 
+    reward_scale: Positive = 1.0
+    """Factor of the rewards that learners and ``metrics.csv`` see. Evaluations report the
+    environment's own rewards."""
+
     @property
     def record(self) -> Library | None:
         """Description of the environment's library; None for a custom environment."""

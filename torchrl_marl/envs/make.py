@@ -88,11 +88,19 @@ def make_env(
     _check_bools(env)
     built = _built(env, num_envs, seed, device, drawn)
     _check_actions(env, built)
-    if not env.randomize:
-        return built
-    from torchrl_marl.envs.randomization import randomized
+    if env.randomize:
+        from torchrl_marl.envs.randomization import randomized
 
-    return randomized(built, env.randomize)
+        built = randomized(built, env.randomize)
+    return built if env.reward_scale == 1.0 else _scaled(built, env.reward_scale)
+
+
+def _scaled(env: EnvBase, factor: float) -> EnvBase:
+    """Multiplies the rewards of all groups by a factor."""
+    from torchrl.envs import RewardScaling, TransformedEnv
+
+    keys = list(env.reward_keys)
+    return TransformedEnv(env, RewardScaling(0.0, factor, in_keys=keys), auto_unwrap=True)
 
 
 def _built(

@@ -189,8 +189,12 @@ class TrainConfig:
 
     @property
     def played_env(self) -> EnvConfig:
-        """Settings of the evaluation environment; it is randomized only if the settings say so."""
-        return self.env if self.evaluation.randomize else replace(self.env, randomize={})
+        """Settings of the evaluation environment, which has the environment's own rewards.
+
+        It is randomized only if the settings say so.
+        """
+        ranges = self.env.randomize if self.evaluation.randomize else {}
+        return replace(self.env, randomize=ranges, reward_scale=1.0)
 
     def check(self, at: str = "", skip: Collection[str] = ()) -> None:
         """Refuses settings that contradict each other.

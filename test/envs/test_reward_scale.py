@@ -1,0 +1,77 @@
+"""Scaled rewards in training, and the environment's own in evaluations."""
+
+import csv
+
+import pytest
+import torch
+from torchrl.envs import TransformedEnv
+
+import torchrl_marl
+from torchrl_marl.envs import make_env
+from torchrl_marl.envs.config import EnvConfig
+from torchrl_marl.errors import ConfigError
+from torchrl_marl.recipes import load_config
+
+SMALL = {
+    "threads": 1,
+    "total_frames": 160,
+    "frames_per_batch": 80,
+    "env.num_envs": 4,
+    "env.max_steps": 10,
+    "learner.minibatch_size": 40,
+    "learner.num_epochs": 1,
+    "evaluation.episodes": 4,
+    "logging.progress": False,
+}
+
+
+def env_of(scale, **kwargs):
+    config = EnvConfig("toy", "arena", num_envs=3, reward_scale=scale, **kwargs)
+    return make_env(config, seed=0)
+
+
+def test_rewards_of_all_groups_are_multiplied():
+    plain, scaled = (env_of(x, kwargs={"n_groups": 2}) for x in (1.0, 0.25))
+    assert not isinstance(plain, TransformedEnv)
+    rewards = []
+    for env in (plain, scaled):
+        torch.manual_seed(1)
+        td = env.rollout(6, break_when_any_done=False)
+        rewards.append([td["next", name, "reward"] for name in env.group_map])
+    assert len(rewards[0]) == 2
+    for own, expected in zip(rewards[1], rewards[0], strict=True):
+        assert bool(expected.abs().sum() > 0)
+        assert torch.equal(own, 0.25 * expected)
+
+
+@pytest.mark.parametrize("execution", ["eager", "trace"])
+def test_metrics_are_scaled_and_evaluations_are_not(execution, tmp_path):
+    """Before the first update both runs act alike, so the first row differs by the factor."""
+    rows, summaries = [], []
+    for scale in (1.0, 0.5):
+        settings = SMALL | {"execution": execution, "env.reward_scale": scale}
+        folder = tmp_path / f"{scale}"
+        run = torchrl_marl.train("vmas_balance_mappo", folder=folder, **nested(settings))
+        with open(folder / "metrics.csv", encoding="utf-8") as file:
+            rows.append(float(next(csv.DictReader(file))["agents/episode_reward"]))
+        summaries.append(run.summary)
+    assert rows[1] == pytest.approx(0.5 * rows[0], rel=1e-5)
+    for key in ("return_before", "return_random", "return_heuristic"):
+        assert summaries[0][key] == summaries[1][key]
+
+
+def nested(settings):
+    found = {}
+    for name, value in settings.items():
+        *path, last = name.split(".")
+        section = found
+        for part in path:
+            section = section.setdefault(part, {})
+        section[last] = value
+    return found
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, "half"])
+def test_a_scale_is_a_number_above_0(scale):
+    with pytest.raises(ConfigError, match=r"env\.reward_scale is .*, expected"):
+        load_config("vmas_balance_mappo", {"env.reward_scale": scale})
