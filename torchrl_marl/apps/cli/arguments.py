@@ -214,6 +214,46 @@ def _tune(tune: _Parser) -> None:
 
 
 @_command(
+    "sweep",
+    "train a grid of settings",
+    "Trains every combination of the values given for some settings, each with several seeds. "
+    "Writes a run folder OUT/RECIPE/COMBINATION/seedN for each run, and results.csv. Ctrl-C stops "
+    "it; the same command with --resume resumes it.",
+    epilog="examples:\n"
+    "  torchrl-marl sweep vmas_balance_mappo learner.lr=1e-4,3e-4,1e-3 --seeds 0..2 --jobs 2\n"
+    "  torchrl-marl sweep vmas_balance_mappo learner.lr=1e-3,3e-4 learner.gamma=0.9,0.99\n"
+    "  torchrl-marl sweep vmas_balance_mappo 'learner.actor.num_cells=[64],[128,128]' --dry-run\n"
+    "Settings that may differ within a program are trained faster in one population:\n"
+    "  torchrl-marl train vmas_balance_mappo population.size=3 "
+    "'population.vary.learner.lr=[1e-4,3e-4,1e-3]'",
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+)
+def _sweep(sweep: _Parser) -> None:
+    sweep.words(
+        "settings",
+        "RECIPE|key=a,b|key=value",
+        "a recipe's name or YAML file (first; default: vmas_balance_mappo), settings with several "
+        "values, and settings of all runs",
+    )
+    sweep.option("--seeds", "0..2", "seeds of each combination; default: 0,1,2", _seeds)
+    sweep.option("--out", "FOLDER", "folder; default: sweep_RECIPE in the current folder", Path)
+    sweep.switch("--resume", "skip finished runs in that folder, and resume the others")
+    _jobs(sweep)
+    sweep.switch("--dry-run", "show the number of runs and a forecast, and exit")
+    sweep.trust()
+
+
+def _jobs(parser: _Parser) -> None:
+    parser.option(
+        "--jobs",
+        "N",
+        "parallel runs, each a process of one thread; default: 1; 0: in this process",
+        _COUNT_OR_NONE,
+        1,
+    )
+
+
+@_command(
     "suite",
     "train many tasks, algorithms and seeds",
     "Trains each algorithm and seed on all tasks of a suite, with one table of settings. Writes "
@@ -237,13 +277,7 @@ def _suite(suite: _Parser) -> None:
     )
     suite.option("--out", "FOLDER", "folder; default: suite_NAME in the current folder", Path)
     suite.switch("--resume", "resume the suite in that folder, with the options it was begun with")
-    suite.option(
-        "--jobs",
-        "N",
-        "parallel runs, each a process of one thread; default: 1; 0: in this process",
-        _COUNT_OR_NONE,
-        1,
-    )
+    _jobs(suite)
     suite.switch("--dry-run", "show tasks, frames and a forecast, and exit")
     suite.trust()
 

@@ -287,6 +287,13 @@ def _suite(parsed: argparse.Namespace) -> None:
     suite_command(parsed.settings, **_options(parsed, but="settings"))
 
 
+def _sweep(parsed: argparse.Namespace) -> None:
+    from torchrl_marl.apps.suites.sweep import sweep_command
+
+    recipe, texts = _recipe_and_settings(parsed)
+    sweep_command(recipe, texts, **_options(parsed, but="settings"))
+
+
 def beside(folders: Iterable[str | Path]) -> Path:
     """Returns the folders' common parent, or the first folder's parent if there is none.
 
@@ -501,6 +508,7 @@ _ACTIONS = {
     "evaluate": _evaluate,
     "compare": _compare,
     "tune": _tune,
+    "sweep": _sweep,
     "suite": _suite,
     "crossplay": _crossplay,
     "league": _league,

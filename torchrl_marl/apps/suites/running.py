@@ -41,7 +41,7 @@ from torchrl_marl.training.folder import RunFolder
 from torchrl_marl.training.interruption import terminable
 from torchrl_marl.training.origin import Named, named_by
 
-__all__ = ["plan_of", "run_suite", "suite_command", "suite_rows"]
+__all__ = ["plan_of", "refuse_unfinished", "run_suite", "suite_command", "suite_rows", "train_plan"]
 
 
 def run_suite(
@@ -96,16 +96,34 @@ def run_suite(
         >>> result.state, result.summary["frames"]
         ('finished', 512)
     """
+    given = {"algorithms": algorithms, "tasks": tasks, "seeds": seeds, "frames": frames}
+    with trusting(trust):
+        plan, folder = plan_of(suite, out, resume, {**given, "settings": settings})
+        return train_plan(plan, folder, resume=resume, jobs=jobs, said=said)
+
+
+def train_plan(
+    plan: Plan, folder: Path, *, resume: bool, jobs: int, said: Callable[[str], None]
+) -> list[Result]:
+    """Trains the runs of a plan in a folder.
+
+    Args:
+        plan (Plan): runs to train.
+        folder (Path): output folder.
+
+    Keyword Args:
+        resume, jobs, said: as for :func:`run_suite`.
+
+    Raises:
+        UserError: the folder or the device cannot be used.
+    """
     if isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 0:
         raise ConfigError(
             f"jobs is {quoted(jobs)}, expected a whole number, 0 or more; use jobs=1."
         )
-    given = {"algorithms": algorithms, "tasks": tasks, "seeds": seeds, "frames": frames}
-    with trusting(trust):
-        plan, folder = plan_of(suite, out, resume, {**given, "settings": settings})
-        _check_devices(plan)
-        with open_folder(folder, plan, resume=resume):
-            return _SuiteRunner(plan, folder, jobs, said).run()
+    _check_devices(plan)
+    with open_folder(folder, plan, resume=resume):
+        return _SuiteRunner(plan, folder, jobs, said).run()
 
 
 def plan_of(
@@ -417,6 +435,11 @@ def suite_command(
     results = run_suite(texts[0], **how, **selection, **settings)
     print(results_table(results))
     print(results[0].folder.parents[2] / "results.csv")
+    refuse_unfinished(results)
+
+
+def refuse_unfinished(results: Sequence[Result]) -> None:
+    """Raises an error that names the runs that did not finish, if there are any."""
     failed = [one for one in results if not one.finished]  # failed, or stopped by another process
     if failed:
         names = ", ".join(one.run.place.as_posix() for one in failed[:3])
@@ -432,7 +455,7 @@ def suite_rows() -> list[tuple[str, str]]:
     return [(name, read_suite(name).about) for name in suite_names()]
 
 
-def plan_table(plan: Plan, out: Path, jobs: int = 1) -> str:
+def plan_table(plan: Plan, out: Path, jobs: int = 1, variants: str = "algorithms") -> str:
     """Formats a plan: a row for each task, then totals and a forecast of the time."""
     rows = []
     for task in plan.selection["tasks"]:
@@ -452,7 +475,7 @@ def plan_table(plan: Plan, out: Path, jobs: int = 1) -> str:
             table(rows),
             table(
                 [
-                    ("algorithms", ", ".join(plan.selection["algorithms"])),
+                    (variants, ", ".join(plan.selection["algorithms"])),
                     ("seeds", ", ".join(map(str, plan.selection["seeds"]))),
                     ("runs", f"{many}, of which {sum(one.finished for one in found)} are finished"),
                     ("frames", number(plan.frames)),
