@@ -145,7 +145,7 @@ def _check_grid(grid: Grid, base: Mapping[str, Any]) -> None:
 def _combinations(grid: Grid) -> dict[str, dict[str, Any]]:
     """Returns the settings of each combination, by its label."""
     names = _short_names(list(grid))
-    found = {}
+    found: dict[str, dict[str, Any]] = {}
     for values in itertools.product(*grid.values()):
         label = file_name("_".join(f"{x}={_word(value)}" for x, value in zip(names, values)))
         label = f"{label}_{len(found)}" if label in found else label  # long values are cut
