@@ -136,3 +136,51 @@ class TestCommand:
         alone = train(RECIPE, folder=tmp_path / "alone", seed=3, learner={"lr": 1e-2}, **SHORT)
         summary = json.loads((found.folder / "summary.json").read_text())
         assert summary["return_after"] == alone.summary["return_after"]
+
+
+class TestSlurm:
+    """By submitit, whose cluster ``local`` runs jobs as processes of this machine."""
+
+    pytestmark = pytest.mark.processes
+
+    def given(self, tmp_path, *more):
+        out = ["--out", str(tmp_path / "out"), "--seeds", "0", "--launcher", "slurm"]
+        return [*texts(*more)[:-2], "--jobs", "2", *out]
+
+    def test_jobs_train_and_fail_alone(self, tmp_path, capsys):
+        pytest.importorskip("submitit")
+        grid = "env.kwargs.payoff=coordination,[[1,2],[3]]"
+        assert main([*self.given(tmp_path, grid), "--slurm", "cluster=local"]) == 2
+        shown = capsys.readouterr()
+        assert "1 of 2 runs did not finish" in shown.err
+        assert len(list((tmp_path / "out").rglob("summary.json"))) == 1
+        assert list((tmp_path / "out" / "logs").glob("*_log.out"))
+        failed = [line for line in shown.out.splitlines() if ": failed: " in line]
+        assert len(failed) == 1 and "payoff" in failed[0]
+
+    @pytest.mark.parametrize("option", [[], ["--slurm", "cluster=local", "--slurm", "rooms=3"]])
+    def test_options_are_checked_before_anything_is_written(self, option, tmp_path, capsys):
+        pytest.importorskip("submitit")
+        assert main([*self.given(tmp_path, "learner.lr=1e-3,1e-2"), *option]) == 2
+        assert "Slurm cannot be used with these options" in capsys.readouterr().err
+        assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.ray
+def test_runs_may_be_ray_tasks(tmp_path):
+    pytest.importorskip("ray")
+    results = run_sweep(
+        RECIPE,
+        {"learner.lr": [1e-3, 1e-2]},
+        seeds=1,
+        out=tmp_path / "out",
+        launcher="ray",
+        said=lambda text: None,
+        **SHORT,
+    )
+    assert [result.state for result in results] == ["finished", "finished"]
+
+
+def test_an_unknown_launcher(tmp_path):
+    with pytest.raises(ConfigError, match="launcher is 'slrum', did you mean 'slurm'"):
+        run_sweep(RECIPE, {"learner.lr": [1e-3, 1e-2]}, out=tmp_path / "x", launcher="slrum")

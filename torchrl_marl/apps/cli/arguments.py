@@ -251,6 +251,21 @@ def _jobs(parser: _Parser) -> None:
         _COUNT_OR_NONE,
         1,
     )
+    parser.option(
+        "--launcher",
+        "WHERE",
+        "processes (default), ray (a task for each run), or slurm (a job for each run; needs the "
+        "extra [slurm])",
+        _one_of(("processes", "ray", "slurm")),
+        "processes",
+    )
+    parser.add_argument(
+        "--slurm",
+        metavar="key=value",
+        action="append",
+        default=[],
+        help="option for Slurm, such as timeout_min=60 or slurm_partition=gpu; may be repeated",
+    )
 
 
 @_command(

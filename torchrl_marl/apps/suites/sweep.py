@@ -8,9 +8,11 @@ import shlex
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from torchrl_marl.apps.console import number, silence_libraries
+from torchrl_marl.apps.jobs.slurm import parse_slurm
 from torchrl_marl.apps.suites.board import Result, results_table
 from torchrl_marl.apps.suites.plan import OF_A_RUN, Plan, Suite, SuiteRun, seeds_of
 from torchrl_marl.apps.suites.running import plan_table, refuse_unfinished, train_plan
@@ -35,6 +37,8 @@ def run_sweep(
     out: str | Path | None = None,
     resume: bool = False,
     jobs: int = 1,
+    launcher: str = "processes",
+    slurm: Mapping[str, Any] = MappingProxyType({}),
     trust: bool = False,
     said: Callable[[str], None] = print,
     **settings: Any,
@@ -53,6 +57,8 @@ def run_sweep(
         resume (bool): True to skip finished runs in that folder and resume the others.
         jobs (int): number of concurrent runs, each in a process with one thread; 0: one by one
             in this process.
+        launcher (str): ``processes`` of this machine, ``ray`` tasks, or ``slurm`` jobs.
+        slurm (mapping): options for Slurm, such as ``{"timeout_min": 60}``.
         trust (bool): True to run code and follow links of a folder that another user owns.
         said (callable): called with a line for each run that has ended.
         **settings: settings of all runs.
@@ -74,7 +80,8 @@ def run_sweep(
     with trusting(trust):
         plan = make_sweep(recipe, grid, seeds=seeds, settings=settings)
         folder = Path(f"sweep_{plan.suite.name}" if out is None else out)
-        return train_plan(plan, folder, resume=resume, jobs=jobs, said=said)
+        how: dict[str, Any] = {"launcher": launcher, "slurm": slurm}
+        return train_plan(plan, folder, resume=resume, jobs=jobs, said=said, **how)
 
 
 def make_sweep(
@@ -205,6 +212,8 @@ def sweep_command(
     jobs: int,
     dry_run: bool,
     trust: bool = False,
+    launcher: str = "processes",
+    slurm: Sequence[str] = (),
 ) -> None:
     """Trains a sweep, or shows its plan.
 
@@ -214,7 +223,8 @@ def sweep_command(
 
     Keyword Args:
         seeds (sequence of int, optional): seeds of each combination; default: 0, 1, 2.
-        out, resume, jobs, trust: as for :func:`run_sweep`.
+        out, resume, jobs, trust, launcher: as for :func:`run_sweep`.
+        slurm (sequence of str): options for Slurm, as ``key=value``.
         dry_run (bool): True to show the plan without training.
 
     Raises:
@@ -235,6 +245,7 @@ def sweep_command(
         return
     silence_libraries()
     own |= {"out": out, "resume": resume, "jobs": jobs, "trust": trust}
+    own |= {"launcher": launcher, "slurm": parse_slurm(slurm)}
     results = run_sweep(recipe, grid, **own, **settings)
     print(results_table(results, ("recipe", "settings")))
     folder = results[0].folder.parents[2]
