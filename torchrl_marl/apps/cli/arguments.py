@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-from torchrl_marl.apps.console import settings_table
+from torchrl_marl.apps.cli.train_help import HelpAll, train_epilog
 from torchrl_marl.apps.export.formats import FORMATS
 from torchrl_marl.errors import ConfigError, nearest, quoted
 from torchrl_marl.version import __version__
@@ -167,26 +167,8 @@ def _train(train: _Parser) -> None:
         "the placement of shards (distributed.*)",
     )
     train.trust()
-    train.late_epilog = _train_epilog
-
-
-def _train_epilog() -> str:
-    from torchrl_marl.recipes import DEFAULT_RECIPE, explain, read_config
-
-    return (
-        "examples:\n"
-        "  torchrl-marl train\n"
-        "  torchrl-marl train vmas_navigation_ippo seed=1 learner.lr=1e-3\n"
-        "  torchrl-marl train vmas_balance_mappo env.kwargs.n_agents=4 --seeds 0,1,2\n"
-        "  torchrl-marl train vmas_balance_mappo --seeds 0..15 --together\n"
-        "  torchrl-marl train my_recipe.yaml device=cuda\n"
-        "  torchrl-marl train --resume runs/my_run\n"
-        "  torchrl-marl train --resume runs/my_run total_frames=2000000\n\n"
-        f"settings, with their values in {DEFAULT_RECIPE}:\n"
-        + settings_table(explain(read_config(DEFAULT_RECIPE)))
-        + "\n\nOther algorithms have other learner settings: "
-        "`torchrl-marl list settings vmas_balance_matd3`."
-    )
+    train.add_argument("--help-all", action=HelpAll)
+    train.late_epilog = train_epilog
 
 
 @_command(
@@ -535,7 +517,7 @@ def make_parser() -> argparse.ArgumentParser:
         epilog="first steps:\n"
         "  torchrl-marl train              train the default recipe\n"
         "  torchrl-marl list               see recipes, scenarios and algorithms\n"
-        "  torchrl-marl train --help       see every setting",
+        "  torchrl-marl train --help       see the usual settings; --help-all: every one",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action=_Version)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchrl_marl.apps.cli.arguments import COMMANDS, make_parser
+from torchrl_marl.apps.cli.completion import complete
 from torchrl_marl.apps.console import (
     print_error,
     print_failed,
@@ -83,6 +84,7 @@ def _run(arguments: list[str]) -> int:
             f"choose among {', '.join(COMMANDS)}."
         )
     parser = make_parser()
+    complete(parser)
     parsed, rest = parser.parse_known_args(arguments)
     if parsed.command is None and not rest:
         parser.print_help(sys.stderr)

@@ -142,7 +142,7 @@ class Jobs:
 
             path = str(Path(str(config.folder)).absolute())
             request = _request(dataclasses.replace(config, folder=path), self.overrides)
-            working[number] = SlurmJob(self.executor, _train_job, request, Path(path))
+            working[number] = SlurmJob(self.executor, _train_job, request, Path(path), Stopped())
             return
         parts = Path(str(config.folder)).relative_to(self.folder).parts
         log = self.folder / "logs" / f"{'_'.join(parts)}.log"

@@ -60,6 +60,7 @@ class SlurmJob:
         train (callable): function that trains the run, called on the node with ``request``.
         request (mapping): settings of the run, picklable.
         folder (Path): folder of the run.
+        if_stopped (Exception): outcome of a run that was stopped.
     """
 
     def __init__(
@@ -68,8 +69,9 @@ class SlurmJob:
         train: Callable[[Mapping[str, Any]], str | None],
         request: Mapping[str, Any],
         folder: Path,
+        if_stopped: Exception,
     ) -> None:
-        self.folder, self.stopped = folder, False
+        self.folder, self.stopped, self.if_stopped = folder, False, if_stopped
         self.job = executor.submit(train, dict(request))
 
     @property
@@ -89,10 +91,8 @@ class SlurmJob:
 
     def outcome(self) -> Path | Exception:
         """Returns the run's folder or, if the run failed, an exception."""
-        from torchrl_marl.apps.jobs.jobs import Stopped
-
         if self.stopped:
-            return Stopped()
+            return self.if_stopped
         error = self.job.exception()
         if error is not None:
             last = str(error).strip().splitlines() or ["its log is empty"]
