@@ -132,7 +132,7 @@ def stages_of(config: TrainConfig) -> dict[str, TrainConfig]:
     base, folder = dataclasses.replace(config, stages={}), Path(config.folder or "")
     for name, given in config.stages.items():
         own = _settings_of_stage(name, given)
-        where = {"folder": str(folder / name)}
+        where: dict[str, Any] = {"folder": str(folder / name)}
         if found:  # each later stage starts from the one before
             where |= {"init_from": str(folder / list(found)[-1]), "init": None}
         try:

@@ -155,7 +155,7 @@ class TrainConfig:
     ``evaluation.episodes`` training episodes."""
     until: dict[str, Any] = field(default_factory=dict)
     """Metrics of evaluations, and the values at which the run ends early, such as ``{return: 40}``.
-    The run ends when an evaluation during training reaches all of them."""
+    The run ends when an evaluation during training reaches all of them; null: not compared."""
     frames_per_batch: Count = 6400
     """Frames per iteration; a multiple of ``env.num_envs``. Each copy of the environment takes
     ``frames_per_batch / env.num_envs`` steps per iteration."""

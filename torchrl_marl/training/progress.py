@@ -186,7 +186,7 @@ class Until(Part):
     """
 
     def __init__(self, config: TrainConfig) -> None:
-        self.limits: dict[str, float] = config.until
+        self.limits = {name: x for name, x in config.until.items() if x is not None}
         self.found: dict[str, float] = {}
 
     @property
@@ -199,7 +199,7 @@ class Until(Part):
         self.found = {}
 
     def evaluated(self, training: Training, results: Sequence[dict[str, Any]]) -> None:
-        """Records the metrics of an evaluation; that before training only tells which there are.
+        """Records the metrics of an evaluation during training.
 
         Raises:
             ConfigError: the evaluation lacks a metric.

@@ -61,7 +61,8 @@ def check_until(run: TrainConfig) -> None:
     Raises:
         ConfigError: a metric is unknown, its value is no number, or there are no evaluations.
     """
-    for name, value in run.until.items():
+    limits = {name: value for name, value in run.until.items() if value is not None}
+    for name, value in limits.items():
         if not isinstance(value, (int, float)) or not math.isfinite(value):
             raise ConfigError(
                 f"until.{name} is {shown(value)}, expected a finite number; use for example "
@@ -73,7 +74,7 @@ def check_until(run: TrainConfig) -> None:
                 "return_min, return_max, length_mean, GROUP/episode_reward, or a metric that a "
                 "callback logs in on_evaluation."
             )
-    if run.until and run.evaluation.every_frames is None:
+    if limits and run.evaluation.every_frames is None:
         raise ConfigError(
             "until is given, but evaluation.every_frames is null, so that no evaluation takes "
             f"place during training; use evaluation.every_frames={run.frames_per_batch}."

@@ -31,7 +31,7 @@ Stages = Mapping[str, TrainConfig]
 
 
 def check_stages(config: TrainConfig, stages: Stages, env: Any) -> None:
-    """Refuses what stages cannot share, and metrics of groups that a stage does not have.
+    """Refuses what stages cannot share, and unknown groups in ``until``.
 
     Args:
         config (TrainConfig): config of the whole run.
@@ -60,7 +60,8 @@ def check_stages(config: TrainConfig, stages: Stages, env: Any) -> None:
 
 def _check_groups(name: str, config: TrainConfig) -> None:
     """Refuses an ``until`` of a group that the stage's environment does not have."""
-    asked = [one.rpartition("/")[0] for one in config.until if one.endswith("/episode_reward")]
+    compared = [one for one, x in config.until.items() if x is not None]
+    asked = [one.rpartition("/")[0] for one in compared if one.endswith("/episode_reward")]
     if not asked or config.callbacks:
         return
     env = make_env(config.played_env, seed=EVALUATION_SEED, device=config.device, num_envs=1)
@@ -91,7 +92,7 @@ def new_folder(config: TrainConfig) -> RunFolder:
 
 
 def train_stages(folder: RunFolder, stages: Stages, go_on: Callable[[str, Path], Run]) -> Run:
-    """Trains the stages that have not ended, one after the other; returns the run of the last.
+    """Trains the stages that have not ended, and returns the run of the last.
 
     Args:
         folder (RunFolder): folder of the whole run, which is released at the end.
