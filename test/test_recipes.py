@@ -25,6 +25,7 @@ EXPECTED = {
         for scenario in ("balance", "navigation", "transport", "simple_spread")
         for algorithm in ("mappo", "ippo")
     ),
+    "vmas_balance_mappo_stages",
     *("vmas_balance_mappo_discrete", "vmas_navigation_mappo_randomized"),
     *("vmas_balance_mappo_population", "toy_speaker_listener_mappo_pbt"),
     "toy_arena_qmix_population",
@@ -214,6 +215,7 @@ def test_recipe_runs_one_iteration(name, tmp_path):
     external = config.env.library == "external"
     env = {"port": unused_port()} if external else {}
     measured = {"episodes": 4, "every_frames": None, "gif": False}
+    stages = {one: {"total_frames": 40, "until": {"return": None}} for one in config.stages}
     with clients_of(name, env.get("port")):
         run = torchrl_marl.train(
             name,
@@ -224,13 +226,14 @@ def test_recipe_runs_one_iteration(name, tmp_path):
             },
             frames_per_batch=40,
             total_frames=40,
+            stages=stages,
             learner=short_learner(config.learner),
             groups=short,
             evaluation={} if external else measured,
             logging={"progress": False},
             folder=str(tmp_path / "run"),
         )
-    assert run.folder == tmp_path / "run"
+    assert run.folder == tmp_path / "run" / (list(stages)[-1] if stages else "")
     assert run.summary["frames"] == 40
     for key in ("return_before", "return_after", "return_random"):
         assert run.summary[key] is None if external else math.isfinite(run.summary[key]), key

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,12 +16,14 @@ from torchrl_marl.envs.make import check_environment_name, split_name
 from torchrl_marl.envs.vmas.library import scenario_arguments, scenario_names
 from torchrl_marl.errors import ConfigError, MissingExtraError, nearest, quoted
 from torchrl_marl.learners.algorithms import ALGORITHMS
+from torchrl_marl.learners.capabilities import STAGES
 from torchrl_marl.learners.config import OnPolicyConfig
 from torchrl_marl.settings import (
     Reader,
     Setting,
     check,
     flatten,
+    merged,
     normalized,
     parse_overrides,
     read_yaml,
@@ -30,7 +33,7 @@ from torchrl_marl.settings import (
 )
 from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.files import whole_file
-from torchrl_marl.training.origin import check_origin, signed_yaml
+from torchrl_marl.training.origin import check_origin, named_by, signed_yaml
 
 __all__ = [
     "DEFAULT_RECIPE",
@@ -41,6 +44,7 @@ __all__ = [
     "recipe_names",
     "recipe_rows",
     "save_config",
+    "stages_of",
     "validate",
 ]
 
@@ -53,6 +57,8 @@ DEFAULT_RECIPE = "vmas_balance_mappo"
 """Default recipe of ``torchrl-marl train``."""
 
 _FOLDER = Path(__file__).parent / "configs"
+_OF_ALL_STAGES = ("stages", "folder", "init_from", "recipe")
+_TAKEN = ("checkpoints", "players", "export", "animations")  # folders within a run's
 # The settings file of a run has all of these; a recipe written by hand does not.
 _OF_A_RUN = {"recipe", "seed", "folder", "device", "env", "learner", "checkpoint", "logging"}
 
@@ -103,7 +109,71 @@ def load_config(
     for key, text in (pair for found in idle for pair in found.items()):
         if not (own_env and key.startswith("env.")):
             raise ConfigError(f"{text}; leave {key} out.")
+    stages_of(config)
     return config
+
+
+def stages_of(config: TrainConfig) -> dict[str, TrainConfig]:
+    """Returns the checked settings of each stage by name; each is an ordinary run.
+
+    Args:
+        config (TrainConfig): config of the whole run; its ``folder`` holds those of the stages.
+
+    Raises:
+        ConfigError: a setting of a stage is unknown or wrong; the message names the stage.
+
+    Examples:
+        >>> stages = {"small": {"total_frames": 6400}, "large": {"env.num_envs": 128}}
+        >>> found = stages_of(load_config("toy_matrix_game_mappo", {"stages": stages}))
+        >>> found["large"].env.num_envs, found["large"].init_from
+        (128, 'small')
+    """
+    found: dict[str, TrainConfig] = {}
+    base, folder = dataclasses.replace(config, stages={}), Path(config.folder or "")
+    for name, given in config.stages.items():
+        own = _settings_of_stage(name, given)
+        where: dict[str, Any] = {"folder": str(folder / name)}
+        if found:  # each later stage starts from the one before
+            where |= {"init_from": str(folder / list(found)[-1]), "init": None}
+        try:
+            found[name] = load_config(base, merged(where, own))
+            STAGES.check(found[name])
+            _refuse_new_code(config, found[name])
+        except ConfigError as error:
+            raise ConfigError(f"stages.{name}: {error}") from None
+    return found
+
+
+def _settings_of_stage(name: str, given: Any) -> dict[str, Any]:
+    """Returns the settings of a stage, nested."""
+    if not re.fullmatch(r"[A-Za-z]\w*", name) or name in _TAKEN or re.fullmatch(r"seed\d+", name):
+        raise ConfigError(
+            f"stages has {quoted(name)}, expected names of folders of letters, digits and _, other "
+            f"than {', '.join(_TAKEN)} and seed0; rename it."
+        )
+    if not isinstance(given, Mapping | None):
+        raise ConfigError(
+            f"stages.{name} is {quoted(given)}, expected settings under it, such as "
+            f"stages.{name}.total_frames."
+        )
+    own = unfold(given or {})
+    if held := [key for key in _OF_ALL_STAGES if key in own]:
+        raise ConfigError(
+            f"stages.{name}.{held[0]} is given, but {held[0]} is set for the run as a whole; "
+            f"leave it out."
+        )
+    return own
+
+
+def _refuse_new_code(config: TrainConfig, stage: TrainConfig) -> None:
+    """Refuses external code and addresses that only a stage names, and so nobody has signed."""
+    known = {one.parts for one in named_by(config)}
+    for one in named_by(stage):
+        if one.parts not in known:
+            raise ConfigError(
+                f"it would {one.deed} ({one.key}), which the settings outside of stages do not "
+                "name; name it there."
+            )
 
 
 def read_config(recipe: Recipe, overrides: GivenSettings = ()) -> TrainConfig:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import importlib.util
 import os
@@ -20,6 +21,7 @@ from torchrl_marl.recipes import (
     environment_settings,
     load_config,
     read_config,
+    stages_of,
     validate,
 )
 from torchrl_marl.runtime.applications import application
@@ -76,6 +78,8 @@ def train(
         41.2
     """
     config, env = _prepared(recipe, env, overrides, callbacks)
+    if config.stages:
+        return _train_stages(config, env)
     from torchrl_marl.training import trainer
 
     run = trainer.train(config, env=env, callbacks=callbacks or ())
@@ -153,11 +157,73 @@ def resume(
     check_compiler_cache()
     check_device(config)
     check_logging(config.logging)
+    if config.stages:
+        return _resume_stages(Path(folder), before, config, given, {"env": env, "trust": trust})
     from torchrl_marl.training import trainer
 
     how: dict[str, Any] = {"env": env, "callbacks": callbacks or ()}
     run = trainer.resume(Path(folder), config=config, trust=trust, **how)
     draw(run.folder)
+    return run
+
+
+def _train_stages(config: TrainConfig, env: Any) -> Run:
+    """Trains the stages of a run in a new folder."""
+    from torchrl_marl.training.stages import check_stages, new_folder, train_stages
+
+    stages = stages_of(config)
+    check_stages(config, stages, env)
+    for own in stages.values():
+        check_device(own)
+        check_logging(own.logging)
+    folder = new_folder(config)
+    try:
+        config = dataclasses.replace(config, folder=str(folder.path))
+        run = train_stages(folder, stages_of(config), lambda name, path: resume(path))
+    except BaseException:
+        folder.give_up()
+        raise
+    draw(folder.path)
+    return run
+
+
+def _resume_stages(
+    path: Path,
+    before: TrainConfig,
+    config: TrainConfig,
+    given: Mapping[str, Any],
+    how: Mapping[str, Any],
+) -> Run:
+    """Goes on in the stage in which a run has stopped; a stage's own settings win over the given.
+
+    Args:
+        path (Path): folder of the run.
+        before, config (TrainConfig): its settings, without and with the given ones.
+        given (mapping): the given settings, by dotted name.
+        how (mapping): ``env`` and ``trust``, as for :func:`resume`.
+    """
+    from torchrl_marl.training.folder import RunFolder
+    from torchrl_marl.training.stages import check_stages, train_stages
+    from torchrl_marl.training.trainer import write_config
+
+    if own := given.keys() & {"total_frames", "stop_at_return"}:
+        raise ConfigError(
+            f"{min(own)} is given, but {str(path)!r} has stages, which keep theirs; leave it out, "
+            "or resume a stage by itself."
+        )
+    stages = stages_of(dataclasses.replace(config, folder=str(path)))
+    check_stages(config, stages, how["env"])
+
+    def go_on(name: str, folder: Path) -> Run:
+        kept = given.keys() - flatten(unfold(before.stages[name] or {}))
+        return resume(folder, trust=how["trust"], **{key: given[key] for key in kept})
+
+    with trusting(how["trust"]):
+        folder = RunFolder(path)
+        if config != before:
+            write_config(path, config)
+        run = train_stages(folder, stages, go_on)
+    draw(path)
     return run
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torchrl_marl.envs.config import EnvConfig
 from torchrl_marl.errors import ConfigError, quoted
 from torchrl_marl.runtime.trust import trusting
-from torchrl_marl.training.config import read_run_config, seed_folders
+from torchrl_marl.training.config import last_stage, read_run_config, seed_folders
 from torchrl_marl.training.evaluation import AT_ONCE, Episodes, kind_of
 from torchrl_marl.training.run import Run
 from torchrl_marl.training.statistics import (
@@ -208,13 +208,13 @@ def runs_of(given: str | Path) -> list[Path]:
     Raises:
         CheckpointError: there is no run at the path.
     """
-    folder = Path(given)
+    folder = last_stage(given)
     if (folder / "config.yaml").is_file():
         return [folder] if read_run_config(folder).population.size == 1 else seed_folders(folder)
     inside = seed_folders(folder) or sorted(p.parent for p in folder.glob("*/config.yaml"))
     if not inside:
         read_run_config(folder)  # says what is there instead
-    return inside
+    return [last_stage(one) for one in inside]
 
 
 def _check_environments(folders: Sequence[Path]) -> None:

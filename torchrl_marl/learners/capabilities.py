@@ -20,6 +20,7 @@ __all__ = [
     "FEATURES",
     "POPULATION",
     "RANKS",
+    "STAGES",
     "VARYING",
     "Feature",
     "Limit",
@@ -273,6 +274,8 @@ RANKS = Feature(
         ),
         Limit("distributed.asynchronous", _NOT_IN_RANKS, (False,)),
         Limit("distributed.overlap", _NOT_IN_RANKS, (0,)),
+        Limit("until", _NOT_IN_RANKS, ({},)),
+        Limit("stages", _NOT_IN_RANKS, ({},)),
     ),
     (
         Limit(
@@ -284,6 +287,17 @@ RANKS = Feature(
         Limit("unshare_at", _NOT_IN_RANKS),
     ),
     otherwise="start one process",
+)
+_ONE_BY_ONE = "but stages are runs of one policy, one after the other"
+STAGES = Feature(
+    "stages",
+    lambda run, own_env: run.stages,
+    (
+        Limit("population.size", _ONE_BY_ONE, (1,)),
+        Limit("league", _ONE_BY_ONE, ("none",), lambda run: run.league.enabled),
+        Limit("distributed.backend", _ONE_BY_ONE, ("none",)),
+    ),
+    otherwise="use stages={}",
 )
 LEAGUE = Feature(
     "a league",
@@ -299,6 +313,7 @@ POPULATION = Feature(
     lambda run, own_env: run.population.size > 1,
     (
         Limit("stop_at_return", "but members of a population stop together"),
+        Limit("until", "but members of a population stop together", ({},)),
         Limit("evaluation.gif", _NO_GIF, (False,)),
         Limit("evaluation.animate_every", _NO_GIF),
     ),
@@ -324,5 +339,5 @@ POPULATION = Feature(
     otherwise="use population.size=1",
 )
 
-FEATURES = (EXTERNAL, OWN_ENV, SHARDS, AHEAD, LEAGUE, POPULATION)
+FEATURES = (EXTERNAL, OWN_ENV, SHARDS, AHEAD, STAGES, LEAGUE, POPULATION)
 """Features that the settings of a run may ask for, in the order of the checks."""

@@ -39,6 +39,7 @@ from torchrl_marl.training.sections import (
     PopulationConfig,
     check_measuring,
     check_shards_divide,
+    check_until,
 )
 
 __all__ = [
@@ -49,6 +50,7 @@ __all__ = [
     "EvaluationConfig",
     "LoggingConfig",
     "TrainConfig",
+    "last_stage",
     "members_of",
     "read_run_config",
     "seed_folders",
@@ -151,6 +153,9 @@ class TrainConfig:
     """Mean return at which the run ends early; null: never. If ``evaluation.every_frames`` is set,
     this is the return of the latest evaluation. Otherwise it is the mean of the last
     ``evaluation.episodes`` training episodes."""
+    until: dict[str, Any] = field(default_factory=dict)
+    """Metrics of evaluations, and the values at which the run ends early, such as ``{return: 40}``.
+    The run ends when an evaluation during training reaches all of them; null: not compared."""
     frames_per_batch: Count = 6400
     """Frames per iteration; a multiple of ``env.num_envs``. Each copy of the environment takes
     ``frames_per_batch / env.num_envs`` steps per iteration."""
@@ -162,6 +167,9 @@ class TrainConfig:
     init: Annotated[list[str], AnyOf(INIT)] | None = None
     """Parts to load from ``init_from``; null: actor, critic and normalization, except those that
     the source lacks."""
+    stages: dict[str, Any] = field(default_factory=dict)
+    """Stages of a curriculum, as name -> settings that differ, in order. Each stage is a run in
+    ``RUN/NAME``, and starts from the parameters of the stage before."""
     env: EnvConfig = field(default_factory=EnvConfig)
     """The environment."""
     learner: Annotated[LearnerConfig, LearnerSettings] = field(default_factory=OnPolicyConfig)
@@ -226,6 +234,7 @@ class TrainConfig:
                 f"{self.frames_per_batch}; raise the first or lower the second."
             )
         check_measuring(self)
+        check_until(self)
         if self.init is not None and (self.init_from is None or not self.init):
             why = "empty" if self.init_from else "given, but init_from is null"
             raise ConfigError(f"init is {why}; use init=null, or for example init=[actor].")
@@ -400,3 +409,17 @@ def read_run_config(folder: str | Path) -> TrainConfig:
         return Reader(TrainConfig).read(read_yaml(path), warn=False)
     except ConfigError as error:
         raise CheckpointError(f"{str(path)!r} does not fit this version: {error}") from None
+
+
+def last_stage(folder: str | Path) -> Path:
+    """Returns the folder of the last stage of a run that has begun; a run without stages itself.
+
+    Args:
+        folder (str or Path): a run folder, or any other path, which is returned unchanged.
+    """
+    path = Path(folder)
+    if not (path / "config.yaml").is_file():
+        return path
+    begun = [path / name for name in read_run_config(path).stages]
+    begun = [one for one in begun if any(one.glob("checkpoints/iteration_*.pt"))]
+    return begun[-1] if begun else path

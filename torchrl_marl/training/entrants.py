@@ -19,7 +19,7 @@ from torchrl_marl.errors import ConfigError, quoted
 from torchrl_marl.modules.exploration import RandomActor
 from torchrl_marl.runtime.trust import trusting
 from torchrl_marl.specs import GroupSpec, TeamSpec
-from torchrl_marl.training.config import read_run_config
+from torchrl_marl.training.config import last_stage, read_run_config
 from torchrl_marl.training.pool import Networks, networks_of, read_player, with_networks
 from torchrl_marl.training.run import Run
 
@@ -176,7 +176,7 @@ def _folder_of(name: str) -> Path:
     """Returns the run folder of a player."""
     path = Path(name)
     if not path.is_file():
-        return path
+        return last_stage(path)
     folder = path.parent.parent
     if path.parent.name != "players" or not (folder / "config.yaml").is_file():
         raise ConfigError(

@@ -158,6 +158,8 @@ def _start_failed(folder: Path) -> bool:
     try:
         text = (folder / "config.yaml").read_text(encoding="utf-8")
         read = read_run_config(folder)
+        if any((folder / name).exists() for name in read.stages):
+            return False
         return text in (to_yaml(read), signed_yaml(read))
     except (CheckpointError, OSError, UnicodeDecodeError):
         return False

@@ -8,16 +8,29 @@ import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tensordict import TensorDictBase
 
+from torchrl_marl.errors import ConfigError, quoted
 from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.files import whole_file
+from torchrl_marl.training.part import Part
 from torchrl_marl.training.recorder import print_message
 from torchrl_marl.training.run import Run
 
-__all__ = ["Iteration", "StopAtReturn", "figures_of", "is_due", "returns_of", "write_summary"]
+if TYPE_CHECKING:
+    from torchrl_marl.training.training import Training
+
+__all__ = [
+    "Iteration",
+    "StopAtReturn",
+    "Until",
+    "figures_of",
+    "is_due",
+    "returns_of",
+    "write_summary",
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,6 +167,68 @@ class StopAtReturn:
         evaluated = state["evaluated"]  # a wrong type in a file fails here, not later in training
         self._evaluated = None if evaluated is None else float(evaluated)
         self._last = deque((float(mean), int(number)) for mean, number in state["last"])
+
+
+class Until(Part):
+    """Stopping condition: an evaluation during training has reached the values of ``until``.
+
+    Args:
+        config (TrainConfig): config of the run.
+
+    Attributes:
+        found (dict): values of these metrics in the latest evaluation.
+
+    Examples:
+        >>> until = Until(TrainConfig(until={"return": 40, "length_mean": 90}))
+        >>> until.found = {"return": 41.0, "length_mean": 80.0}
+        >>> until.done
+        False
+    """
+
+    def __init__(self, config: TrainConfig) -> None:
+        self.limits = {name: x for name, x in config.until.items() if x is not None}
+        self.found: dict[str, float] = {}
+
+    @property
+    def done(self) -> bool:
+        """True if all values are reached."""
+        return bool(self.found) and all(self.found[k] >= x for k, x in self.limits.items())
+
+    def extend(self) -> None:
+        """Continues a run that has ended."""
+        self.found = {}
+
+    def evaluated(self, training: Training, results: Sequence[dict[str, Any]]) -> None:
+        """Records the metrics of an evaluation during training.
+
+        Raises:
+            ConfigError: the evaluation lacks a metric.
+        """
+        found = {"return": results[0]["return_mean"], **results[0]}
+        lacks = next((name for name in self.limits if name not in found), None)
+        if lacks is not None:
+            raise ConfigError(
+                f"until has {quoted(lacks)}, which no evaluation measures; expected one of "
+                f"{', '.join(found)}."
+            )
+        if training.iteration:
+            self.found = {name: float(found[name]) for name in self.limits}
+
+    def end(self, training: Training) -> None:
+        """Adds the reason of an early end to the summary."""
+        if self.done and training.frames < training.config.total_frames:
+            pairs = ((name, self.found[name], limit) for name, limit in self.limits.items())
+            why = " and ".join(f"{x:.4g} has reached until.{k}, {y:g}" for k, x, y in pairs)
+            training.run.summary["stopped"] = why
+            print_message(f"ends after {training.frames:,} frames: {why}")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state for a checkpoint."""
+        return dict(self.found)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores a saved state."""
+        self.found = {name: float(value) for name, value in state.items()}
 
 
 def is_due(every: int | None, frames: int, collected: int) -> bool:

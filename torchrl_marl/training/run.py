@@ -32,7 +32,7 @@ from torchrl_marl.runtime.random_state import RandomState
 from torchrl_marl.runtime.trust import refuse_links, trusting
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.checkpoint import load_latest, load_learners
-from torchrl_marl.training.config import TrainConfig, read_run_config
+from torchrl_marl.training.config import TrainConfig, last_stage, read_run_config
 from torchrl_marl.training.evaluation import (
     AT_ONCE,
     EVALUATION_SEED,
@@ -124,8 +124,8 @@ class Run:
             CheckpointError: the folder has no run, or no undamaged checkpoint.
             TrustError: the run is another user's, and needs ``trust``.
         """
-        folder = Path(folder)
         with trusting(trust):
+            folder = last_stage(folder)
             refuse_links(folder)
             config = read_run_config(folder)
         refuse_population(folder, config)

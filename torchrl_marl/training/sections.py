@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
 from torchrl_marl.errors import ConfigError, nearest, quoted
 from torchrl_marl.learners.capabilities import VARYING, Limit
-from torchrl_marl.settings import Count, OneOf, Positive, Range, ReadWhere, Share
+from torchrl_marl.settings import Count, OneOf, Positive, Range, ReadWhere, Share, shown
 
 if TYPE_CHECKING:
     from torchrl_marl.training.config import TrainConfig
@@ -24,6 +25,7 @@ __all__ = [
     "PopulationConfig",
     "check_measuring",
     "check_shards_divide",
+    "check_until",
 ]
 
 
@@ -39,6 +41,7 @@ def check_measuring(run: TrainConfig) -> None:
         "evaluation.every_frames": run.evaluation.every_frames,
         "population.size": run.population.size if run.population.size > 1 else None,
         "league.opponents or league.partners": "given" if run.league.enabled else None,
+        "until": "given" if run.until else None,
     }
     for key, value in needs.items():
         if value is not None:
@@ -46,6 +49,36 @@ def check_measuring(run: TrainConfig) -> None:
                 f"evaluation.episodes is 0, but {key} is {value}, which needs evaluations; use "
                 "evaluation.episodes=1 or more."
             )
+
+
+_MEASURED = re.compile(r"(return|length)(_mean|_min|_max)|return(_low|_high)?|.+/episode_reward")
+"""Metrics of every evaluation."""
+
+
+def check_until(run: TrainConfig) -> None:
+    """Refuses values of ``until`` that no evaluation during training can reach.
+
+    Raises:
+        ConfigError: a metric is unknown, its value is no number, or there are no evaluations.
+    """
+    limits = {name: value for name, value in run.until.items() if value is not None}
+    for name, value in limits.items():
+        if not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise ConfigError(
+                f"until.{name} is {shown(value)}, expected a finite number; use for example "
+                f"until.{name}=1."
+            )
+        if not (run.callbacks or _MEASURED.fullmatch(name)):
+            raise ConfigError(
+                f"until has {quoted(name)}, which no evaluation measures; expected return, "
+                "return_min, return_max, length_mean, GROUP/episode_reward, or a metric that a "
+                "callback logs in on_evaluation."
+            )
+    if limits and run.evaluation.every_frames is None:
+        raise ConfigError(
+            "until is given, but evaluation.every_frames is null, so that no evaluation takes "
+            f"place during training; use evaluation.every_frames={run.frames_per_batch}."
+        )
 
 
 @dataclass(frozen=True)

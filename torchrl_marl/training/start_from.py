@@ -21,7 +21,7 @@ from torchrl_marl.runtime.random_state import RandomState
 from torchrl_marl.runtime.trust import refuse_links
 from torchrl_marl.settings import shown
 from torchrl_marl.training.checkpoint import fitting, leaves, load_at, load_latest
-from torchrl_marl.training.config import TrainConfig, read_run_config
+from torchrl_marl.training.config import TrainConfig, last_stage, read_run_config
 from torchrl_marl.training.origin import differences, settings_of
 from torchrl_marl.training.pool import read_player
 from torchrl_marl.training.recorder import print_message
@@ -129,6 +129,7 @@ def _exported(path: Path) -> Leaves | None:
 
 
 def _read_run(path: Path, frames: int | None) -> Source:
+    path = last_stage(path)
     config = read_run_config(path)
     refuse_links(path)
     refuse_population(path, config)

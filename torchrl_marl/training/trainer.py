@@ -60,6 +60,7 @@ __all__ = [
     "resume_training",
     "start_training",
     "train",
+    "write_config",
 ]
 
 
@@ -82,6 +83,7 @@ def start_training(
         callbacks (sequence of Callback or str): callbacks of the run, in place of those in the
             settings.
     """
+    _refuse_stages(config, "torchrl_marl.train(...)")
     config, own = _with_callbacks(config, callbacks, ranks, trials)
     config = resolve_config(config, ranks, own_env=env is not None)
     _check_shards(config)
@@ -107,6 +109,7 @@ def resume_training(
     """Resumes a run from its last checkpoint; a run without a checkpoint starts over."""
     before = read_run_config(path)
     asked = config or before
+    _refuse_stages(before, "torchrl_marl.resume(folder)")
     _check_shards(asked)
     if env is None:
         check_environment(path, before.env, trust)
@@ -168,6 +171,15 @@ def _with_callbacks(
     return config, callbacks_of(config, given) if ranks.rank == 0 else []
 
 
+def _refuse_stages(config: TrainConfig, use: str) -> None:
+    """Refuses to train several stages as one run."""
+    if config.stages:
+        raise ConfigError(
+            f"stages is {', '.join(config.stages)}, but this function trains a single run; use "
+            f"{use}, or stages={{}}."
+        )
+
+
 def _check_shards(config: TrainConfig) -> None:
     """Refuses settings that need shards if the run has none."""
     overlap = config.distributed.overlap
@@ -212,7 +224,7 @@ def _begin(
         config = dataclasses.replace(config, env=own)
         config.check_learners()
     if folder.writes:  # early, to allow a restart if the run is killed while it starts
-        _write_config(folder.path, config)
+        write_config(folder.path, config)
         sign_run(folder.path, config)
     training = Training(config, folder, env, ranks=ranks, trials=trials, callbacks=callbacks)
     if source is not None:
@@ -222,7 +234,7 @@ def _begin(
             learner, groups.values(), training.device, training.config.population.size
         )
     if folder.writes:  # again, now with the clusters and execution that were found
-        _write_config(folder.path, training.config)
+        write_config(folder.path, training.config)
         sign_run(folder.path, training.config)
     training.open()
     frames = config.total_frames
@@ -284,10 +296,11 @@ def _go_on(training: Training, before: TrainConfig, folder: RunFolder, made: Tra
     if (
         training.config != before and folder.writes
     ):  # late, since opening tables or loggers may fail
-        _write_config(folder.path, training.config)
+        write_config(folder.path, training.config)
 
 
-def _write_config(folder: Path, config: TrainConfig) -> None:
+def write_config(folder: Path, config: TrainConfig) -> None:
+    """Writes a run's ``config.yaml``."""
     with whole_file(folder / "config.yaml") as file:
         file.write(signed_yaml(config))
 

@@ -34,7 +34,7 @@ from torchrl_marl.training.interruption import Interruption
 from torchrl_marl.training.metrics import EpisodeTracker, count_agent_frames
 from torchrl_marl.training.origin import made_by
 from torchrl_marl.training.part import Part, Progress
-from torchrl_marl.training.progress import Iteration, figures_of, is_due, write_summary
+from torchrl_marl.training.progress import Iteration, Until, figures_of, is_due, write_summary
 from torchrl_marl.training.results import RunResults
 
 __all__ = ["Iteration", "Training", "with_run_rng"]
@@ -83,6 +83,8 @@ class Training:
             self._build(env, trials)
             if config.callbacks:
                 self.parts["callbacks"] = self._make_callbacks(callbacks)
+            if config.until:  # after callbacks, whose metrics it may compare
+                self.parts["until"] = Until(config)
         self.iteration = 0
         self.seconds = 0.0
         self.saved_at: int | None = None

@@ -233,14 +233,14 @@ def _evaluate(parsed: argparse.Namespace) -> None:
 
     from torchrl_marl.recipes import validate
     from torchrl_marl.runs import check_device
-    from torchrl_marl.training.config import read_run_config
+    from torchrl_marl.training.config import last_stage, read_run_config
 
     unknown = next((text for text in parsed.settings if "=" not in text), None)
     if unknown is not None:
         raise ConfigError(
             f"unknown argument {quoted(unknown)}; `torchrl-marl evaluate --help` shows all."
         )
-    config = read_run_config(parsed.run)
+    config = read_run_config(last_stage(parsed.run))
     if parsed.device:
         config = dataclasses.replace(config, device=parsed.device)
         validate(config, own_env=True)

@@ -18,7 +18,7 @@ from torchrl_marl.errors import CheckpointError
 from torchrl_marl.recipes import read_config, recipe_names
 from torchrl_marl.runtime.trust import refuse_link
 from torchrl_marl.settings import flatten, unread
-from torchrl_marl.training.config import TrainConfig, read_run_config
+from torchrl_marl.training.config import TrainConfig, last_stage, read_run_config
 
 __all__ = ["Curves", "environment_name", "experiments", "read_csv", "read_run"]
 
@@ -54,8 +54,11 @@ def read_run(folder: str | Path) -> Curves:
         CheckpointError: the folder is not a run folder, or has no rows yet.
         TrustError: a table is a link that leads out of the folder.
     """
-    folder = Path(folder)
+    whole, folder = Path(folder), last_stage(folder)
     config = read_run_config(folder)
+    if folder != whole:  # runs of the same stages are equal, wherever these lie
+        stages = read_run_config(whole).stages
+        config = dataclasses.replace(config, stages=stages, init_from=None)
     for name in ("metrics.csv", "evaluation.csv", "summary.json"):
         refuse_link(folder / name)
     training, evaluation = read_csv(folder / "metrics.csv"), read_csv(folder / "evaluation.csv")

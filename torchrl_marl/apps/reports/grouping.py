@@ -389,8 +389,8 @@ def mean_of_known(values: Numbers, axis: int) -> Numbers:
 # Settings of `env` that change the meaning of a return.
 _OF_TASK = ("env.library", "env.name", "env.max_steps", "env.group_map")
 # Settings that change a run's speed or length, but not the policy after a number of frames.
-_NOT_LEARNED = ("execution", "total_frames", "stop_at_return")
-_NOT_LEARNED_SECTIONS = ("distributed.", "env.worker", "env.restart_workers")
+_NOT_LEARNED = ("execution", "total_frames", "stop_at_return", "until")
+_NOT_LEARNED_SECTIONS = ("distributed.", "until.", "env.worker", "env.restart_workers")
 # Settings of `distributed` that change the random states or the lag of a policy.
 _LEARNED = tuple(
     f"distributed.{name}" for name in ("collectors", "overlap", "asynchronous", "max_lag")

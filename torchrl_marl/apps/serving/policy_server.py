@@ -140,8 +140,8 @@ class PolicyServer:
         execution: str = "compile",
         trust: bool = False,
     ) -> None:
-        self.folder = Path(folder)
-        run = Run.load(self.folder, device="cpu", trust=trust)
+        run = Run.load(folder, device="cpu", trust=trust)
+        self.folder = run.folder
         self._config, self._checkpoint = run.config, latest_checkpoint(self.folder)
         self._execution = execution
         env = run.make_env()

@@ -1,0 +1,142 @@
+"""Stages of a curriculum: runs in one folder, each of which starts from the one before."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from torchrl_marl.envs.make import make_env
+from torchrl_marl.errors import ConfigError, quoted
+from torchrl_marl.learners.capabilities import RANKS
+from torchrl_marl.runtime.torchrun import place
+from torchrl_marl.specs import TeamSpec
+from torchrl_marl.training.config import TrainConfig
+from torchrl_marl.training.evaluation import EVALUATION_SEED
+from torchrl_marl.training.folder import RunFolder, has_checkpoint
+from torchrl_marl.training.interruption import Terminated
+from torchrl_marl.training.origin import sign_run
+from torchrl_marl.training.progress import write_summary
+from torchrl_marl.training.recorder import print_message
+from torchrl_marl.training.run import Run
+from torchrl_marl.training.trainer import train, write_config
+
+__all__ = ["check_stages", "new_folder", "train_stages"]
+
+Stages = Mapping[str, TrainConfig]
+"""Name of a stage -> its settings, in order."""
+
+
+def check_stages(config: TrainConfig, stages: Stages, env: Any) -> None:
+    """Refuses what stages cannot share, and unknown groups in ``until``.
+
+    Args:
+        config (TrainConfig): config of the whole run.
+        stages (mapping): settings of the stages.
+        env (EnvBase, optional): environment that the caller gives.
+
+    Raises:
+        ConfigError: an environment or callback is an object, there are several processes, or a
+            group is unknown.
+    """
+    if place() is not None:
+        RANKS.check(config)
+    if env is not None:
+        raise ConfigError(
+            "stages is given with an environment object, but each stage makes its own; name the "
+            "environment, such as env=vmas/balance."
+        )
+    for name, own in stages.items():
+        if any(one.startswith("<object>:") for one in own.callbacks):
+            raise ConfigError(
+                "stages is given with a callback object, but each stage makes its own; name it, "
+                "such as callbacks=[my_callbacks:Patience]."
+            )
+        _check_groups(name, own)
+
+
+def _check_groups(name: str, config: TrainConfig) -> None:
+    """Refuses an ``until`` of a group that the stage's environment does not have."""
+    compared = [one for one, x in config.until.items() if x is not None]
+    asked = [one.rpartition("/")[0] for one in compared if one.endswith("/episode_reward")]
+    if not asked or config.callbacks:
+        return
+    env = make_env(config.played_env, seed=EVALUATION_SEED, device=config.device, num_envs=1)
+    groups = list(TeamSpec.from_env(env).groups)
+    env.close()
+    for one in asked:
+        if one not in groups:
+            raise ConfigError(
+                f"stages.{name}.until has {quoted(f'{one}/episode_reward')}, but the groups are "
+                f"{', '.join(groups)}; use for example {groups[0]}/episode_reward."
+            )
+
+
+def new_folder(config: TrainConfig) -> RunFolder:
+    """Creates the folder of a run with stages, and writes its settings there.
+
+    Args:
+        config (TrainConfig): config of the whole run.
+    """
+    folder = RunFolder.new(config)
+    try:
+        write_config(folder.path, config)
+        sign_run(folder.path, config)
+    except BaseException:
+        folder.give_up()
+        raise
+    return folder
+
+
+def train_stages(folder: RunFolder, stages: Stages, go_on: Callable[[str, Path], Run]) -> Run:
+    """Trains the stages that have not ended, and returns the run of the last.
+
+    Args:
+        folder (RunFolder): folder of the whole run, which is released at the end.
+        stages (mapping): settings of the stages, with folders in that folder.
+        go_on (callable): function of a stage's name and folder that resumes it.
+
+    Raises:
+        KeyboardInterrupt, Terminated: after Ctrl-C or SIGTERM, with the folder of the whole run.
+    """
+    try:
+        with _named(folder.path):
+            for number, (name, config) in enumerate(stages.items(), 1):
+                path = folder.path / name
+                if number < len(stages) and (path / "summary.json").is_file():
+                    continue
+                print_message(f"stage {number} of {len(stages)}: {name}, in {str(path)!r}")
+                if has_checkpoint(path):
+                    run = go_on(name, path)
+                else:
+                    run = train(dataclasses.replace(config, folder=str(path)))
+        write_summary(folder.path, {**run.summary, "stages": _summaries(folder.path, stages)})
+        return run
+    finally:
+        folder.release()
+
+
+@contextlib.contextmanager
+def _named(folder: Path) -> Iterator[None]:
+    """Names the folder of the whole run in exceptions that stop a stage."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        stop.args = folder, *stop.args[1:]
+        raise
+    except Terminated as stop:
+        stop.folder = folder
+        raise
+
+
+def _summaries(folder: Path, stages: Stages) -> dict[str, Any]:
+    """Returns the returns and frames of each stage."""
+    kept = ("return_before", "return_after", "frames", "seconds", "stopped")
+    found = {}
+    for name in stages:
+        own = json.loads((folder / name / "summary.json").read_text(encoding="utf-8"))
+        found[name] = {key: own[key] for key in kept if key in own}
+    return found
