@@ -30,12 +30,22 @@ from torchrl_marl.training.run import refuse_population
 if TYPE_CHECKING:
     from torchrl_marl.training.training import Training
 
-__all__ = ["Loaded", "Source", "leaves_of", "load_parts", "part_of", "read_source", "start_from"]
+__all__ = [
+    "Loaded",
+    "Source",
+    "leaves_of",
+    "load_actors",
+    "load_parts",
+    "part_of",
+    "read_source",
+    "start_from",
+]
 
 Leaves = dict[str, Tensor]
 _BY_DEFAULT = ("actor", "critic", "normalization")
 _STATISTICS = ("running_mean", "running_mean_sq", "debiasing_term", "count", "mean", "variance")
 _HEADS = {"actors": "actor", "optimizer": "optimizer", "targets": None, "_extra_state": None}
+_ACTING = ("actors.", "observation_norms.")  # what a policy needs
 _MOMENTS = {"means", "squares", "steps"}
 _OF_NETWORKS = re.compile(r"(?:learner|groups\.[^.]+)\.(actor|critic|mixer)\..+")
 
@@ -200,6 +210,33 @@ def load_parts(learners: Sequence[Any], source: Source, init: Sequence[str] | No
     loaded = [part for part in held if part in {part_of(name) for name in own}]
     here = {part_of(name) for name in _live_leaves(learners)}
     return Loaded(loaded, [x for x in parts if x in here and x not in held], unused)
+
+
+@torch.no_grad()
+def load_actors(learners: Sequence[Any], states: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Copies the actors and the statistics of observations of a run into learners, in place.
+
+    Args:
+        learners (sequence of Learner): ordinary learners, which may be for another environment.
+        states (iterable of mapping): states of the run's learners.
+
+    Returns:
+        list of str: descriptions of leaves that do not fit; nothing is copied if there are any.
+    """
+    given, own = (
+        {name: x for name, x in found.items() if name.startswith(_ACTING)}
+        for found in (leaves_of(states), _live_leaves(learners))
+    )
+    given = {name: x for name, x in given.items() if part_of(name) is not None}
+    faults = [
+        f"{name} is {_described(given.get(name))} in the run and {_described(own.get(name))} here"
+        for name in {**own, **given}
+        if _described(own.get(name)) != _described(given.get(name))
+    ]
+    if not faults:
+        for name, x in own.items():
+            x.copy_(given[name])
+    return faults
 
 
 def _renew_targets(updates: Any) -> None:
