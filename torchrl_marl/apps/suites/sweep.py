@@ -129,12 +129,13 @@ def make_sweep(
 
 
 def _check_grid(grid: Grid, base: Mapping[str, Any]) -> None:
-    for key, values in grid.items():
+    for key in (*grid, *base):
         if key.partition(".")[0] in OF_A_RUN:
             raise ConfigError(
-                f"{key} cannot be swept, since the sweep sets it for each run; use --seeds for "
+                f"{key} cannot be given, since the sweep sets it for each run; use --seeds for "
                 "several seeds, and population.vary for members of one program."
             )
+    for key, values in grid.items():
         if key in base:
             raise ConfigError(f"{key} is in the grid and in the settings; leave one out.")
         if isinstance(values, str) or not isinstance(values, Sequence) or not values:
@@ -292,7 +293,7 @@ def _split(text: str) -> list[str]:
             quote = "" if letter == quote else quote
         elif letter in "'\"":
             quote = letter
-        depth += (letter in "[{(") - (letter in "]})")
+        depth += 0 if quote else (letter in "[{(") - (letter in "]})")
         if letter == "," and depth == 0 and not quote:
             parts.append("")
         else:
