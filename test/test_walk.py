@@ -26,12 +26,12 @@ BUDGETS = {  # today's numbers; beside them what was asked for
     "files that MAPPO's learn enters": 15,
     "lines of code in the files that MAPPO's learn enters": 2952,  # 2,900; rates by the KL: 51
     "modules that an eager run loads": 177,  # 200
-    "files of Python": 356,  # 330; MuJoCo took eight, domain randomization four
-    "lines of code": 52001,  # 41,500; smaller graphs and their build took 1,000
+    "files of Python": 357,  # 330; MuJoCo took eight, domain randomization four
+    "lines of code": 52019,  # 41,500; smaller graphs and their build took 1,000
     "files at the root of the package": 8,  # 8; py.typed is one
     "folders at the root of the package": 16,  # 16
-    "circles of imports": 1,
-    "circles through the names in a registry": 4,  # 0
+    "circles of imports": 0,
+    "circles through the names in a registry": 3,  # 0
 }
 SLACK = {"lines of code": 200, "lines of code in the files that MAPPO's learn enters": 50}
 FEW = 2  # by which other numbers may lie below their budget

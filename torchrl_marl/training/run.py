@@ -441,7 +441,7 @@ def _load_actors(
     learners: Sequence[Learner], state: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> None:
     """Loads the parameters of the actors into networks for another environment."""
-    from torchrl_marl.training.start_from import load_actors
+    from torchrl_marl.training.leaves import load_actors
 
     faults = load_actors(learners, state["learners"])
     if faults:
