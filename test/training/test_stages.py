@@ -210,7 +210,7 @@ def test_bad_stages_are_refused_before_anything_is_trained(tmp_path, overrides, 
     assert str(error.value).endswith(".") and not (tmp_path / "run").exists()
 
 
-def test_what_stages_cannot_share_is_refused(whole, tmp_path):
+def test_what_stages_cannot_share_is_refused(whole, tmp_path, monkeypatch):
     config = settings(tmp_path / "run")
     with pytest.raises(ConfigError, match="stages is given with a callback object"):
         torchrl_marl.train(config, callbacks=[Success()])
@@ -224,7 +224,19 @@ def test_what_stages_cannot_share_is_refused(whole, tmp_path):
         torchrl_marl.resume(whole, total_frames=9600)
     with pytest.raises(ConfigError, match=r"stages\.far\.learner\.lr was 0\.0001"):
         torchrl_marl.resume(whole, stages={"far": {"learner": {"lr": 1e-3}}})
+    monkeypatch.setattr("torchrl_marl.training.stages.place", lambda: 0)
+    with pytest.raises(ConfigError, match="but several processes of torchrun do not support it"):
+        torchrl_marl.train(config)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_stage_imports_no_code_that_the_run_does_not_name(tmp_path):
+    own = tmp_path / "own.py"
+    own.write_text(f"open({str(tmp_path / 'imported')!r}, 'w')\nclass World: pass\n")
+    stages = {"near": {}, "far": {"env": f"{own}:World"}}
+    with pytest.raises(ConfigError, match=r"stages\.far: it would import .* name it there"):
+        torchrl_marl.train(settings(tmp_path / "run", stages=stages))
+    assert not (tmp_path / "imported").exists()
 
 
 def test_init_picks_the_parts_of_one_stage():
