@@ -79,7 +79,7 @@ class TestHelp:
         assert free == named
 
     def test_help_of_train_shows_every_setting_and_examples(self):
-        out, _, _ = call("train", "--help", code=0)
+        out, _, _ = call("train", "--help-all", code=0)
         for setting in torchrl_marl.recipes.explain():
             assert f"  {setting.key} " in out
             assert setting.help in out

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-from torchrl_marl.apps.console import settings_table
+from torchrl_marl.apps.cli.train_help import HelpAll, train_epilog
 from torchrl_marl.apps.export.formats import FORMATS
 from torchrl_marl.errors import ConfigError, nearest, quoted
 from torchrl_marl.version import __version__
@@ -167,26 +167,8 @@ def _train(train: _Parser) -> None:
         "the placement of shards (distributed.*)",
     )
     train.trust()
-    train.late_epilog = _train_epilog
-
-
-def _train_epilog() -> str:
-    from torchrl_marl.recipes import DEFAULT_RECIPE, explain, read_config
-
-    return (
-        "examples:\n"
-        "  torchrl-marl train\n"
-        "  torchrl-marl train vmas_navigation_ippo seed=1 learner.lr=1e-3\n"
-        "  torchrl-marl train vmas_balance_mappo env.kwargs.n_agents=4 --seeds 0,1,2\n"
-        "  torchrl-marl train vmas_balance_mappo --seeds 0..15 --together\n"
-        "  torchrl-marl train my_recipe.yaml device=cuda\n"
-        "  torchrl-marl train --resume runs/my_run\n"
-        "  torchrl-marl train --resume runs/my_run total_frames=2000000\n\n"
-        f"settings, with their values in {DEFAULT_RECIPE}:\n"
-        + settings_table(explain(read_config(DEFAULT_RECIPE)))
-        + "\n\nOther algorithms have other learner settings: "
-        "`torchrl-marl list settings vmas_balance_matd3`."
-    )
+    train.add_argument("--help-all", action=HelpAll)
+    train.late_epilog = train_epilog
 
 
 @_command(
@@ -214,6 +196,61 @@ def _tune(tune: _Parser) -> None:
 
 
 @_command(
+    "sweep",
+    "train a grid of settings",
+    "Trains every combination of the values given for some settings, each with several seeds. "
+    "Writes a run folder OUT/RECIPE/COMBINATION/seedN for each run, and results.csv. Ctrl-C stops "
+    "it; the same command with --resume resumes it.",
+    epilog="examples:\n"
+    "  torchrl-marl sweep vmas_balance_mappo learner.lr=1e-4,3e-4,1e-3 --seeds 0..2 --jobs 2\n"
+    "  torchrl-marl sweep vmas_balance_mappo learner.lr=1e-3,3e-4 learner.gamma=0.9,0.99\n"
+    "  torchrl-marl sweep vmas_balance_mappo 'learner.actor.num_cells=[64],[128,128]' --dry-run\n"
+    "Settings that may differ within a program are trained faster in one population:\n"
+    "  torchrl-marl train vmas_balance_mappo population.size=3 "
+    "'population.vary.learner.lr=[1e-4,3e-4,1e-3]'",
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+)
+def _sweep(sweep: _Parser) -> None:
+    sweep.words(
+        "settings",
+        "RECIPE|key=a,b|key=value",
+        "a recipe's name or YAML file (first; default: vmas_balance_mappo), settings with several "
+        "values, and settings of all runs",
+    )
+    sweep.option("--seeds", "0..2", "seeds of each combination; default: 0,1,2", _seeds)
+    sweep.option("--out", "FOLDER", "folder; default: sweep_RECIPE in the current folder", Path)
+    sweep.switch("--resume", "skip finished runs in that folder, and resume the others")
+    _jobs(sweep)
+    sweep.switch("--dry-run", "show the number of runs and a forecast, and exit")
+    sweep.trust()
+
+
+def _jobs(parser: _Parser) -> None:
+    parser.option(
+        "--jobs",
+        "N",
+        "parallel runs, each a process of one thread; default: 1; 0: in this process",
+        _COUNT_OR_NONE,
+        1,
+    )
+    parser.option(
+        "--launcher",
+        "WHERE",
+        "processes (default), ray (a task for each run), or slurm (a job for each run; needs the "
+        "extra [slurm])",
+        _one_of(("processes", "ray", "slurm")),
+        "processes",
+    )
+    parser.add_argument(
+        "--slurm",
+        metavar="key=value",
+        action="append",
+        default=[],
+        help="option for Slurm, such as timeout_min=60 or slurm_partition=gpu; may be repeated",
+    )
+
+
+@_command(
     "suite",
     "train many tasks, algorithms and seeds",
     "Trains each algorithm and seed on all tasks of a suite, with one table of settings. Writes "
@@ -237,13 +274,7 @@ def _suite(suite: _Parser) -> None:
     )
     suite.option("--out", "FOLDER", "folder; default: suite_NAME in the current folder", Path)
     suite.switch("--resume", "resume the suite in that folder, with the options it was begun with")
-    suite.option(
-        "--jobs",
-        "N",
-        "parallel runs, each a process of one thread; default: 1; 0: in this process",
-        _COUNT_OR_NONE,
-        1,
-    )
+    _jobs(suite)
     suite.switch("--dry-run", "show tasks, frames and a forecast, and exit")
     suite.trust()
 
@@ -486,7 +517,7 @@ def make_parser() -> argparse.ArgumentParser:
         epilog="first steps:\n"
         "  torchrl-marl train              train the default recipe\n"
         "  torchrl-marl list               see recipes, scenarios and algorithms\n"
-        "  torchrl-marl train --help       see every setting",
+        "  torchrl-marl train --help       see the usual settings; --help-all: every one",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action=_Version)

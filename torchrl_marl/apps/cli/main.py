@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchrl_marl.apps.cli.arguments import COMMANDS, make_parser
+from torchrl_marl.apps.cli.completion import complete
 from torchrl_marl.apps.console import (
     print_error,
     print_failed,
@@ -83,6 +84,7 @@ def _run(arguments: list[str]) -> int:
             f"choose among {', '.join(COMMANDS)}."
         )
     parser = make_parser()
+    complete(parser)
     parsed, rest = parser.parse_known_args(arguments)
     if parsed.command is None and not rest:
         parser.print_help(sys.stderr)
@@ -285,6 +287,13 @@ def _suite(parsed: argparse.Namespace) -> None:
     from torchrl_marl.apps.suites.running import suite_command
 
     suite_command(parsed.settings, **_options(parsed, but="settings"))
+
+
+def _sweep(parsed: argparse.Namespace) -> None:
+    from torchrl_marl.apps.suites.sweep import sweep_command
+
+    recipe, texts = _recipe_and_settings(parsed)
+    sweep_command(recipe, texts, **_options(parsed, but="settings"))
 
 
 def beside(folders: Iterable[str | Path]) -> Path:
@@ -501,6 +510,7 @@ _ACTIONS = {
     "evaluate": _evaluate,
     "compare": _compare,
     "tune": _tune,
+    "sweep": _sweep,
     "suite": _suite,
     "crossplay": _crossplay,
     "league": _league,

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from torchrl_marl.errors import UserError
@@ -27,6 +28,7 @@ from torchrl_marl.training.files import open_to_append
 from torchrl_marl.training.interruption import Interruption
 
 if TYPE_CHECKING:
+    from torchrl_marl.apps.jobs.slurm import SlurmJob
     from torchrl_marl.collectors.ray_connection import Connection
     from torchrl_marl.training.run import Run
 
@@ -52,15 +54,17 @@ class Jobs:
         configs (sequence of TrainConfig): settings of each run; they must name the run's folder,
             unless runs are trained in this process.
         where (str): ``here``: in this process, in sequence; ``processes``: one process for each
-            run; ``ray``: one Ray task for each run, as for ``distributed.backend: ray``.
+            run; ``ray``: one Ray task for each run, as for ``distributed.backend: ray``;
+            ``slurm``: one Slurm job for each run.
 
     Keyword Args:
-        at_once (int): number of parallel processes.
+        at_once (int): number of parallel processes or Slurm jobs.
+        slurm (mapping): options for Slurm (:func:`~torchrl_marl.apps.jobs.slurm.make_executor`).
         folder (Path): folder for all runs and the logs of the processes.
         began (callable): called with a run's number when the run begins.
         look (callable): called every half second with the numbers of the runs in progress.
         resume (bool): whether interrupted runs are resumed with ``here``; with ``processes`` and
-            ``ray`` they always are.
+            the others they always are.
         **overrides: further settings of all runs; ignored with ``ray``.
     """
 
@@ -70,6 +74,7 @@ class Jobs:
         where: str = "here",
         *,
         at_once: int = 1,
+        slurm: Mapping[str, Any] = MappingProxyType({}),
         folder: Path = Path(),
         began: Callable[[int], object] = _ignore,
         look: Callable[[Collection[int]], object] = _ignore,
@@ -77,6 +82,11 @@ class Jobs:
         **overrides: Any,
     ) -> None:
         self.configs, self.where, self.at_once, self.folder = configs, where, at_once, folder
+        self.executor: Any = None
+        if where == "slurm":
+            from torchrl_marl.apps.jobs.slurm import make_executor
+
+            self.executor = make_executor(folder / "logs", slurm)
         self.began, self.look, self.resume, self.overrides = began, look, resume, overrides
 
     def ended(self) -> Iterator[tuple[int, Run | Path | Exception]]:
@@ -86,8 +96,8 @@ class Jobs:
             tuple: in the order in which runs end: the index of a run, and its result. The result
                 is the run, its folder if another process trained it, or its exception.
         """
-        places = {"here": self._here, "processes": self._in_processes, "ray": self._on_ray}
-        return places[self.where]()
+        places = {"here": self._here, "ray": self._on_ray}
+        return places.get(self.where, self._in_processes)()
 
     def _here(self) -> Iterator[tuple[int, Run | Path | Exception]]:
         for number, config in enumerate(self.configs):
@@ -103,7 +113,8 @@ class Jobs:
             yield number, found
 
     def _in_processes(self) -> Iterator[tuple[int, Run | Path | Exception]]:
-        waiting, working = deque(range(len(self.configs))), dict[int, _Process]()
+        waiting = deque(range(len(self.configs)))
+        working: dict[int, _Process | SlurmJob] = {}
         interruption = Interruption()
         try:
             with interruption:
@@ -123,9 +134,16 @@ class Jobs:
                 process.close()
         interruption.handle_signal(self.folder)
 
-    def _start(self, number: int, working: dict[int, _Process]) -> None:
+    def _start(self, number: int, working: dict[int, _Process | SlurmJob]) -> None:
         self.began(number)
         config = self.configs[number]
+        if self.executor is not None:
+            from torchrl_marl.apps.jobs.slurm import SlurmJob
+
+            path = str(Path(str(config.folder)).absolute())
+            request = _request(dataclasses.replace(config, folder=path), self.overrides)
+            working[number] = SlurmJob(self.executor, _train_job, request, Path(path), Stopped())
+            return
         parts = Path(str(config.folder)).relative_to(self.folder).parts
         log = self.folder / "logs" / f"{'_'.join(parts)}.log"
         working[number] = _Process(config, self.overrides, log, one_thread=self.at_once > 1)
@@ -144,6 +162,8 @@ class Jobs:
             "resume each run with `torchrl-marl train --resume FOLDER`, such as "
             f"FOLDER={shlex.quote(str(placed[0].folder))}."
         )
+        for number in range(len(placed)):
+            self.began(number)
         try:
             yield from _tasks_as_they_end(connection, self.configs[0], placed)
         finally:
@@ -191,11 +211,7 @@ class _Process:
     ) -> None:
         self.folder, self.log = Path(str(config.folder)), log
         log.parent.mkdir(exist_ok=True)
-        request = {
-            "settings": dataclasses.asdict(config),
-            "overrides": overrides,
-            "trust": is_trusting(),
-        }
+        request = _request(config, overrides)
         with open_to_append(log) as file:
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "torchrl_marl.apps.jobs.jobs"],
@@ -244,6 +260,29 @@ class _Process:
         return UserError(last.removeprefix("torchrl-marl: error: ") or "its log is empty")
 
 
+def _request(config: TrainConfig, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what another process needs to train a run."""
+    settings = dataclasses.asdict(config)
+    return {"settings": settings, "overrides": dict(overrides), "trust": is_trusting()}
+
+
+def _train_request(request: Mapping[str, Any]) -> None:
+    settings, trust = request["settings"], request["trust"]
+    train_or_resume(settings, settings["folder"], trust=trust, **request["overrides"])
+
+
+def _train_job(request: Mapping[str, Any]) -> str | None:
+    """Trains a run on a node, and returns the message of an error that the user can fix."""
+    from torchrl_marl.apps.console import silence_libraries
+
+    silence_libraries()
+    try:
+        _train_request(request)
+    except UserError as error:
+        return " ".join(str(error).split())
+    return None
+
+
 def _environment(one_thread: bool) -> dict[str, str]:
     """Returns the environment variables of a child process.
 
@@ -263,9 +302,8 @@ def _main() -> int:
     from torchrl_marl.apps.console import print_error, silence_libraries
 
     silence_libraries()
-    settings, trust = request["settings"], request["trust"]
     try:
-        train_or_resume(settings, settings["folder"], trust=trust, **request["overrides"])
+        _train_request(request)
     except UserError as error:
         print_error(error)
         return 2

@@ -18,5 +18,6 @@ if TYPE_CHECKING:
         suite_names,
     )
     from torchrl_marl.apps.suites.running import run_suite
+    from torchrl_marl.apps.suites.sweep import run_sweep
 
 __getattr__, __dir__, __all__ = attach(__name__)

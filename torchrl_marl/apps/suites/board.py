@@ -215,9 +215,14 @@ def read_elapsed(out: Path) -> dict[str, float]:
         return {}
 
 
-def results_table(results: Sequence[Result]) -> str:
-    """Formats a table of results: for each task and algorithm, mean and range over the seeds."""
-    heads = ["task", "algorithm", "seeds", "return", "least to most", "random", "frames", "seconds"]
+def results_table(results: Sequence[Result], names: tuple[str, str] = ("task", "algorithm")) -> str:
+    """Formats a table of results: for each task and algorithm, mean and range over the seeds.
+
+    Args:
+        results (sequence of Result): results of the runs.
+        names (tuple of str): heads of the first two columns.
+    """
+    heads = [*names, "seeds", "return", "least to most", "random", "frames", "seconds"]
     rows = [heads]
     for pair in dict.fromkeys(one.run.pair for one in results):
         own = [one for one in results if one.run.pair == pair]

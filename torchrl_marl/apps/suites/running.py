@@ -5,15 +5,18 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from torchrl_marl.apps.console import number, silence_libraries, table
 from torchrl_marl.apps.jobs.jobs import Jobs, Stopped
+from torchrl_marl.apps.jobs.slurm import make_executor, parse_slurm
 from torchrl_marl.apps.suites.board import (
     Board,
     Result,
@@ -32,7 +35,7 @@ from torchrl_marl.apps.suites.plan import (
     seeds_of,
     suite_names,
 )
-from torchrl_marl.errors import CheckpointError, ConfigError, TrustError, UserError, quoted
+from torchrl_marl.errors import CheckpointError, ConfigError, TrustError, UserError, nearest, quoted
 from torchrl_marl.runtime.trust import trusting
 from torchrl_marl.settings import flatten, merged, normalized, parse_overrides, shown
 from torchrl_marl.training.config import TrainConfig, read_run_config
@@ -41,7 +44,11 @@ from torchrl_marl.training.folder import RunFolder
 from torchrl_marl.training.interruption import terminable
 from torchrl_marl.training.origin import Named, named_by
 
-__all__ = ["plan_of", "run_suite", "suite_command", "suite_rows"]
+__all__ = ["plan_of", "refuse_unfinished", "run_suite", "suite_command", "suite_rows", "train_plan"]
+
+
+LAUNCHERS = ("processes", "ray", "slurm")
+"""Where the runs of a suite are trained."""
 
 
 def run_suite(
@@ -54,6 +61,8 @@ def run_suite(
     out: str | Path | None = None,
     resume: bool = False,
     jobs: int = 1,
+    launcher: str = "processes",
+    slurm: Mapping[str, Any] = MappingProxyType({}),
     trust: bool = False,
     said: Callable[[str], None] = print,
     **settings: Any,
@@ -78,6 +87,8 @@ def run_suite(
         trust (bool): True to run code and follow links of a folder that another user owns.
         jobs (int): number of concurrent runs, each in a process with one thread; 0: one by one
             in this process.
+        launcher (str): ``processes`` of this machine, ``ray`` tasks, or ``slurm`` jobs.
+        slurm (mapping): options for Slurm, such as ``{"timeout_min": 60}``.
         said (callable): called with a line for each run that has ended.
         **settings: settings of all runs, such as ``execution="compile"`` or
             ``**{"learner.lr": 1e-3}``.
@@ -96,16 +107,51 @@ def run_suite(
         >>> result.state, result.summary["frames"]
         ('finished', 512)
     """
+    given = {"algorithms": algorithms, "tasks": tasks, "seeds": seeds, "frames": frames}
+    with trusting(trust):
+        plan, folder = plan_of(suite, out, resume, {**given, "settings": settings})
+        how: dict[str, Any] = {"launcher": launcher, "slurm": slurm}
+        return train_plan(plan, folder, resume=resume, jobs=jobs, said=said, **how)
+
+
+def train_plan(
+    plan: Plan,
+    folder: Path,
+    *,
+    resume: bool,
+    jobs: int,
+    said: Callable[[str], None],
+    launcher: str = "processes",
+    slurm: Mapping[str, Any] = MappingProxyType({}),
+) -> list[Result]:
+    """Trains the runs of a plan in a folder.
+
+    Args:
+        plan (Plan): runs to train.
+        folder (Path): output folder.
+
+    Keyword Args:
+        resume, jobs, said, launcher, slurm: as for :func:`run_suite`.
+
+    Raises:
+        UserError: the folder or the device cannot be used.
+    """
     if isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 0:
         raise ConfigError(
             f"jobs is {quoted(jobs)}, expected a whole number, 0 or more; use jobs=1."
         )
-    given = {"algorithms": algorithms, "tasks": tasks, "seeds": seeds, "frames": frames}
-    with trusting(trust):
-        plan, folder = plan_of(suite, out, resume, {**given, "settings": settings})
-        _check_devices(plan)
-        with open_folder(folder, plan, resume=resume):
-            return _SuiteRunner(plan, folder, jobs, said).run()
+    if launcher not in LAUNCHERS:
+        raise ConfigError(
+            f"launcher is {quoted(launcher)}, {nearest(launcher, LAUNCHERS)}expected one of "
+            f"{', '.join(LAUNCHERS)}."
+        )
+    if launcher == "slurm":
+        with tempfile.TemporaryDirectory() as scratch:
+            make_executor(Path(scratch), slurm)  # raises an error before the folder is created
+    where = launcher if jobs or launcher != "processes" else "here"
+    _check_devices(plan)
+    with open_folder(folder, plan, resume=resume):
+        return _SuiteRunner(plan, folder, jobs, said, where, slurm).run()
 
 
 def plan_of(
@@ -147,8 +193,16 @@ def _check_devices(plan: Plan) -> None:
 class _SuiteRunner:
     """Training of the runs of a plan, one by one or concurrently."""
 
-    def __init__(self, plan: Plan, out: Path, jobs: int, said: Callable[[str], None]) -> None:
-        self.out, self.jobs = out, jobs
+    def __init__(
+        self,
+        plan: Plan,
+        out: Path,
+        jobs: int,
+        said: Callable[[str], None],
+        where: str,
+        slurm: Mapping[str, Any],
+    ) -> None:
+        self.out, self.jobs, self.where, self.slurm = out, jobs, where, slurm
         before = read_elapsed(out)
         found = [found_result(out, run, before.get(run.place.as_posix(), 0.0)) for run in plan.runs]
         self.results = {one.run.place: one for one in found}
@@ -177,8 +231,9 @@ class _SuiteRunner:
 
         jobs = Jobs(
             [self._placed(run) for run in self.waiting],
-            "processes" if self.jobs else "here",
-            at_once=self.jobs,
+            self.where,
+            at_once=max(self.jobs, 1),
+            slurm=self.slurm,
             folder=self.out,
             began=begin,
             look=lambda working: self.board.show([self.waiting[i].place for i in working]),
@@ -386,6 +441,8 @@ def suite_command(
     jobs: int,
     dry_run: bool,
     trust: bool = False,
+    launcher: str = "processes",
+    slurm: Sequence[str] = (),
 ) -> None:
     """Trains a suite, or shows its plan.
 
@@ -398,6 +455,8 @@ def suite_command(
         resume (bool): True to continue in that folder.
         jobs (int): number of concurrent runs.
         dry_run (bool): True to show the plan without training.
+        launcher (str): ``processes``, ``ray`` or ``slurm``.
+        slurm (sequence of str): options for Slurm, as ``key=value``.
         trust (bool): True to run the code that another user's folder names.
 
     Raises:
@@ -414,9 +473,15 @@ def suite_command(
     silence_libraries()
     settings = selection.pop("settings")
     how: dict[str, Any] = {"out": out, "resume": resume, "jobs": jobs, "trust": trust}
+    how |= {"launcher": launcher, "slurm": parse_slurm(slurm)}
     results = run_suite(texts[0], **how, **selection, **settings)
     print(results_table(results))
     print(results[0].folder.parents[2] / "results.csv")
+    refuse_unfinished(results)
+
+
+def refuse_unfinished(results: Sequence[Result]) -> None:
+    """Raises an error that names the runs that did not finish, if there are any."""
     failed = [one for one in results if not one.finished]  # failed, or stopped by another process
     if failed:
         names = ", ".join(one.run.place.as_posix() for one in failed[:3])
@@ -432,7 +497,7 @@ def suite_rows() -> list[tuple[str, str]]:
     return [(name, read_suite(name).about) for name in suite_names()]
 
 
-def plan_table(plan: Plan, out: Path, jobs: int = 1) -> str:
+def plan_table(plan: Plan, out: Path, jobs: int = 1, variants: str = "algorithms") -> str:
     """Formats a plan: a row for each task, then totals and a forecast of the time."""
     rows = []
     for task in plan.selection["tasks"]:
@@ -452,7 +517,7 @@ def plan_table(plan: Plan, out: Path, jobs: int = 1) -> str:
             table(rows),
             table(
                 [
-                    ("algorithms", ", ".join(plan.selection["algorithms"])),
+                    (variants, ", ".join(plan.selection["algorithms"])),
                     ("seeds", ", ".join(map(str, plan.selection["seeds"]))),
                     ("runs", f"{many}, of which {sum(one.finished for one in found)} are finished"),
                     ("frames", number(plan.frames)),

@@ -1,0 +1,186 @@
+"""Sweeps: the grid's runs, and what becomes of them."""
+
+import csv
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from torchrl_marl.apps.cli.main import main
+from torchrl_marl.apps.suites.board import Result
+from torchrl_marl.apps.suites.sweep import best_combination, make_sweep, parse_grid, run_sweep
+from torchrl_marl.errors import ConfigError
+
+RECIPE = "toy_matrix_game_mappo"
+SHORT = {"total_frames": 512, "evaluation": {"both": False}}
+
+
+def texts(*given):
+    """A command line of one process."""
+    return ["sweep", RECIPE, *given, "total_frames=512", "evaluation.both=false", "--jobs", "0"]
+
+
+def test_a_grid_by_hand():
+    grid, settings = parse_grid(
+        ["learner.lr=1e-3,1e-2", "learner.actor.num_cells=[8,8],[16]", "seed_of=7", "a.b='x,y',z"]
+    )
+    assert grid == {
+        "learner.lr": [0.001, 0.01],
+        "learner.actor.num_cells": [[8, 8], [16]],
+        "a.b": ["x,y", "z"],
+    }
+    assert settings == {"seed_of": 7}
+
+
+def test_runs_are_ordered_by_seed_and_have_their_settings():
+    grid = {"learner.lr": [1e-3, 1e-2], "learner.entropy_coeff": [0.0, 0.1]}
+    runs = make_sweep(RECIPE, grid, seeds="1..2", settings={"total_frames": 2048}).runs
+    found = [(r.seed, r.config.learner.lr, r.config.learner.entropy_coeff) for r in runs]
+    once = [(1e-3, 0.0), (1e-3, 0.1), (1e-2, 0.0), (1e-2, 0.1)]
+    assert found == [(seed, *own) for seed in (1, 2) for own in once]
+    assert {run.config.total_frames for run in runs} == {2048}
+    assert runs[0].place == Path(RECIPE, "lr=0.001_entropy_coeff=0.0", "seed1")
+    assert len({run.place for run in runs}) == 8
+
+
+def test_names_tell_settings_of_networks_apart():
+    grid = {"learner.actor.num_cells": [[8], [16, 16]], "learner.critic.num_cells": [[8], [32]]}
+    names = [run.algorithm for run in make_sweep(RECIPE, grid, seeds=1).runs]
+    assert names[0] == "actor.num_cells=8_critic.num_cells=8"
+    assert names[3] == "actor.num_cells=16,16_critic.num_cells=32"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([], "the grid is empty, expected a setting with several values"),
+        (["learner.lr=1e-3"], "the grid is empty"),
+        (["learner.lr=1e-3,,1e-2"], "empty value; drop a comma"),
+        (["learner.lr=1e-3,0.001"], "learner.lr is 0.001, 0.001, expected different values"),
+        (["learner.lr=1e-3,1e-2", "learner.lr=1"], "learner.lr is given twice"),
+        (["learner.lt=1e-3,1e-2"], "unknown setting 'learner.lt'"),
+        (["learner.lr=1e-3,fast"], "learner.lr is 'fast', expected"),
+        (["seed=0,1"], "seed cannot be swept.*--seeds"),
+        (["population.size=1,2"], "population.size cannot be swept"),
+    ],
+)
+def test_bad_grids_are_refused_before_a_run_starts(given, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    grid, settings = {}, {}
+    with pytest.raises(ConfigError, match=message):
+        grid, settings = parse_grid(given)
+        run_sweep(RECIPE, grid, jobs=0, **settings)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_best_combination_has_the_highest_mean():
+    plan = make_sweep(RECIPE, {"learner.lr": [1e-3, 1e-2, 1e-1]}, seeds=2)
+    returns = {"lr=0.001": [1.0, 3.0], "lr=0.01": [2.0, 2.5], "lr=0.1": [None, None]}
+    results = []
+    for run in plan.runs:
+        reached = returns[run.algorithm][run.seed]
+        summary = {} if reached is None else {"return_after": reached, "frames": 1}
+        results.append(Result(run, Path(), "failed" if reached is None else "finished", summary))
+    assert best_combination(results) == ("lr=0.01", 2.25)
+    assert best_combination(results[2::3]) is None
+
+
+class TestCommand:
+    pytestmark = pytest.mark.runs
+
+    def test_trains_resumes_and_reports(self, tmp_path, monkeypatch, capsys):
+        monkeypatch.chdir(tmp_path)
+        grid = ["learner.lr=1e-3,1e-2"]
+        assert main(texts(*grid, "--seeds", "0", "--dry-run")) == 0
+        assert not list(tmp_path.iterdir())
+        assert main(texts(*grid, "--seeds", "0")) == 0
+        printed = capsys.readouterr().out
+        assert re.search(r"^best: lr=[0-9.]+, return", printed, re.M)
+        out = tmp_path / f"sweep_{RECIPE}"
+        before = {path: path.stat().st_mtime_ns for path in out.rglob("summary.json")}
+        assert len(before) == 2
+        assert main(texts(*grid, "--seeds", "0")) == 2  # the folder is taken
+        assert "add --resume" in capsys.readouterr().err
+        assert main(texts(*grid, "--seeds", "0,1", "--resume")) == 0
+        after = {path: path.stat().st_mtime_ns for path in out.rglob("summary.json")}
+        assert len(after) == 4 and before.items() <= after.items()
+        with (out / "results.csv").open(encoding="utf-8") as file:
+            rows = [(row["algorithm"], row["seed"], row["state"]) for row in csv.DictReader(file)]
+        assert rows == [
+            (f"lr={lr}", str(seed), "finished") for seed in (0, 1) for lr in (0.001, 0.01)
+        ]
+
+    def test_a_run_that_fails_does_not_stop_the_others(self, tmp_path, capsys):
+        """A payoff that is no square shows only when the environment is built."""
+        out = str(tmp_path / "out")
+        given = ["env.kwargs.payoff=coordination,[[1,2],[3]]", "--seeds", "0", "--out", out]
+        code = main(texts(*given))
+        error = capsys.readouterr().err
+        summaries = list(Path(out).rglob("summary.json"))
+        assert code == 2 and len(summaries) == 1
+        assert "1 of 2 runs did not finish" in error
+
+    def test_a_run_equals_the_run_alone(self, tmp_path):
+        from torchrl_marl import train
+
+        (found,) = run_sweep(
+            RECIPE,
+            {"learner.lr": [1e-2, 1e-3][:1] + [3e-3]},
+            seeds=[3],
+            jobs=0,
+            out=tmp_path / "sweep",
+            said=lambda text: None,
+            **SHORT,
+        )[:1]
+        alone = train(RECIPE, folder=tmp_path / "alone", seed=3, learner={"lr": 1e-2}, **SHORT)
+        summary = json.loads((found.folder / "summary.json").read_text())
+        assert summary["return_after"] == alone.summary["return_after"]
+
+
+class TestSlurm:
+    """By submitit, whose cluster ``local`` runs jobs as processes of this machine."""
+
+    pytestmark = pytest.mark.processes
+
+    def given(self, tmp_path, *more):
+        out = ["--out", str(tmp_path / "out"), "--seeds", "0", "--launcher", "slurm"]
+        return [*texts(*more)[:-2], "--jobs", "2", *out]
+
+    def test_jobs_train_and_fail_alone(self, tmp_path, capsys):
+        pytest.importorskip("submitit")
+        grid = "env.kwargs.payoff=coordination,[[1,2],[3]]"
+        assert main([*self.given(tmp_path, grid), "--slurm", "cluster=local"]) == 2
+        shown = capsys.readouterr()
+        assert "1 of 2 runs did not finish" in shown.err
+        assert len(list((tmp_path / "out").rglob("summary.json"))) == 1
+        assert list((tmp_path / "out" / "logs").glob("*_log.out"))
+        failed = [line for line in shown.out.splitlines() if ": failed: " in line]
+        assert len(failed) == 1 and "payoff" in failed[0]
+
+    @pytest.mark.parametrize("option", [[], ["--slurm", "cluster=local", "--slurm", "rooms=3"]])
+    def test_options_are_checked_before_anything_is_written(self, option, tmp_path, capsys):
+        pytest.importorskip("submitit")
+        assert main([*self.given(tmp_path, "learner.lr=1e-3,1e-2"), *option]) == 2
+        assert "Slurm cannot be used with these options" in capsys.readouterr().err
+        assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.ray
+def test_runs_may_be_ray_tasks(tmp_path):
+    pytest.importorskip("ray")
+    results = run_sweep(
+        RECIPE,
+        {"learner.lr": [1e-3, 1e-2]},
+        seeds=1,
+        out=tmp_path / "out",
+        launcher="ray",
+        said=lambda text: None,
+        **SHORT,
+    )
+    assert [result.state for result in results] == ["finished", "finished"]
+
+
+def test_an_unknown_launcher(tmp_path):
+    with pytest.raises(ConfigError, match="launcher is 'slrum', did you mean 'slurm'"):
+        run_sweep(RECIPE, {"learner.lr": [1e-3, 1e-2]}, out=tmp_path / "x", launcher="slrum")

@@ -1,0 +1,300 @@
+"""Sweeps: a grid of settings, each combination trained with several seeds (``sweep``)."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shlex
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from torchrl_marl.apps.console import number, silence_libraries
+from torchrl_marl.apps.jobs.slurm import parse_slurm
+from torchrl_marl.apps.suites.board import Result, results_table
+from torchrl_marl.apps.suites.plan import OF_A_RUN, Plan, Suite, SuiteRun, seeds_of
+from torchrl_marl.apps.suites.running import plan_table, refuse_unfinished, train_plan
+from torchrl_marl.errors import ConfigError, quoted
+from torchrl_marl.recipes import load_config
+from torchrl_marl.runtime.naming import file_name
+from torchrl_marl.runtime.trust import trusting
+from torchrl_marl.settings import flatten, normalized, parse_overrides, shown
+from torchrl_marl.training.config import TrainConfig
+
+__all__ = ["best_combination", "make_sweep", "parse_grid", "run_sweep", "sweep_command"]
+
+Grid = Mapping[str, Sequence[Any]]
+_MANY = 10_000  # runs
+
+
+def run_sweep(
+    recipe: str | Path,
+    grid: Grid,
+    *,
+    seeds: int | Sequence[int] = 3,
+    out: str | Path | None = None,
+    resume: bool = False,
+    jobs: int = 1,
+    launcher: str = "processes",
+    slurm: Mapping[str, Any] = MappingProxyType({}),
+    trust: bool = False,
+    said: Callable[[str], None] = print,
+    **settings: Any,
+) -> list[Result]:
+    """Trains every combination of a grid of settings, in folders ``out/RECIPE/COMBINATION/seedN``.
+
+    A failed run is logged and does not stop the others. ``results.csv`` gets a row for each run.
+
+    Args:
+        recipe (str or Path): name of a recipe, or path of a YAML file.
+        grid (mapping): setting -> values, such as ``{"learner.lr": [1e-4, 1e-3]}``.
+
+    Keyword Args:
+        seeds (int or list of int): number of seeds from 0 on, or list of seeds.
+        out (str or Path, optional): output folder; default: ``sweep_RECIPE``.
+        resume (bool): True to skip finished runs in that folder and resume the others.
+        jobs (int): number of concurrent runs, each in a process with one thread; 0: one by one
+            in this process.
+        launcher (str): ``processes`` of this machine, ``ray`` tasks, or ``slurm`` jobs.
+        slurm (mapping): options for Slurm, such as ``{"timeout_min": 60}``.
+        trust (bool): True to run code and follow links of a folder that another user owns.
+        said (callable): called with a line for each run that has ended.
+        **settings: settings of all runs.
+
+    Returns:
+        list of Result: result of each run, in the order of the plan.
+
+    Raises:
+        ConfigError: settings are invalid; this is checked before the first run starts.
+
+    Examples:
+        >>> import tempfile
+        >>> found = run_sweep("toy_matrix_game_mappo", {"learner.lr": [1e-3, 1e-2]}, seeds=1,
+        ...                   out=tempfile.mkdtemp(), jobs=0, said=lambda text: 0,
+        ...                   total_frames=512, evaluation={"both": False})
+        >>> [(result.run.algorithm, result.state) for result in found]
+        [('lr=0.001', 'finished'), ('lr=0.01', 'finished')]
+    """
+    with trusting(trust):
+        plan = make_sweep(recipe, grid, seeds=seeds, settings=settings)
+        folder = Path(f"sweep_{plan.suite.name}" if out is None else out)
+        how: dict[str, Any] = {"launcher": launcher, "slurm": slurm}
+        return train_plan(plan, folder, resume=resume, jobs=jobs, said=said, **how)
+
+
+def make_sweep(
+    recipe: str | Path,
+    grid: Grid,
+    *,
+    seeds: int | Sequence[int] | str = 3,
+    settings: Mapping[str, Any] | None = None,
+) -> Plan:
+    """Returns the runs of a grid, ordered by seed, with checked settings.
+
+    Args:
+        recipe (str or Path): name of a recipe, or path of a YAML file.
+        grid (mapping): setting -> values.
+
+    Keyword Args:
+        seeds (int, list of int or str): as for :func:`run_sweep`, or a text such as ``"0..2"``.
+        settings (mapping, optional): settings of all runs.
+
+    Raises:
+        ConfigError: an unknown setting or value, a setting without values, equal values, or a
+            setting that the sweep sets for each run.
+
+    Examples:
+        >>> grid = {"learner.lr": [1e-3, 1e-2], "learner.gamma": [0.9, 0.99]}
+        >>> [run.algorithm for run in make_sweep("toy_arena_mappo", grid, seeds=1).runs]
+        ['lr=0.001_gamma=0.9', 'lr=0.001_gamma=0.99', 'lr=0.01_gamma=0.9', 'lr=0.01_gamma=0.99']
+    """
+    base, name = flatten(normalized(TrainConfig, settings or {})), Path(recipe).stem
+    _check_grid(grid, base)
+    combinations = _combinations(grid)
+    runs = []
+    for seed in seeds_of(seeds):
+        for label, own in combinations.items():
+            config = load_config(recipe, {**base, **own, "seed": seed, "recipe": label})
+            runs.append(SuiteRun(name, label, seed, config))
+    table = Suite(name, f"{len(combinations)} combinations", tuple(combinations), {}, {}, {})
+    selection = {
+        "algorithms": list(combinations),
+        "tasks": [name],
+        "seeds": seeds_of(seeds),
+        "settings": base,
+    }
+    return Plan(table, tuple(runs), selection)
+
+
+def _check_grid(grid: Grid, base: Mapping[str, Any]) -> None:
+    for key, values in grid.items():
+        if key.partition(".")[0] in OF_A_RUN:
+            raise ConfigError(
+                f"{key} cannot be swept, since the sweep sets it for each run; use --seeds for "
+                "several seeds, and population.vary for members of one program."
+            )
+        if key in base:
+            raise ConfigError(f"{key} is in the grid and in the settings; leave one out.")
+        if isinstance(values, str) or not isinstance(values, Sequence) or not values:
+            raise ConfigError(f"{key} is {quoted(values)}, expected a list of values.")
+        texts = [shown(value) for value in values]
+        if len(set(texts)) < len(texts):
+            raise ConfigError(f"{key} is {', '.join(texts)}, expected different values.")
+    if not grid:
+        raise ConfigError(
+            "the grid is empty, expected a setting with several values, such as "
+            "learner.lr=1e-4,1e-3."
+        )
+
+
+def _combinations(grid: Grid) -> dict[str, dict[str, Any]]:
+    """Returns the settings of each combination, by its label."""
+    names = _short_names(list(grid))
+    found: dict[str, dict[str, Any]] = {}
+    for values in itertools.product(*grid.values()):
+        label = file_name("_".join(f"{x}={_word(value)}" for x, value in zip(names, values)))
+        label = f"{label}_{len(found)}" if label in found else label  # long values are cut
+        found[label] = dict(zip(grid, values))
+        if len(found) > _MANY:
+            raise ConfigError(f"the grid has more than {_MANY:,} combinations; give fewer values.")
+    return found
+
+
+def _word(value: Any) -> str:
+    """Returns a value as a part of a folder name, without brackets, quotes and spaces."""
+    text = value if isinstance(value, str) else shown(value)
+    return re.sub(r"[\[\]{}'\" ]", "", text)
+
+
+def _short_names(keys: Sequence[str]) -> list[str]:
+    """Returns the shortest endings of dotted keys that tell the keys apart.
+
+    Examples:
+        >>> _short_names(["learner.lr", "learner.actor.depth", "learner.critic.depth"])
+        ['lr', 'actor.depth', 'critic.depth']
+    """
+    names = []
+    for key in keys:
+        parts, others = key.split("."), [one.split(".") for one in keys if one != key]
+        sizes = range(1, len(parts) + 1)
+        size = next(
+            (n for n in sizes if all(parts[-n:] != other[-n:] for other in others)), len(parts)
+        )
+        names.append(".".join(parts[-size:]))
+    return names
+
+
+def best_combination(results: Sequence[Result]) -> tuple[str, float] | None:
+    """Returns the combination with the highest mean return over its finished seeds.
+
+    Returns:
+        tuple, optional: its label and mean ``return_after``; None if no run has finished.
+    """
+    returns: dict[str, list[float]] = {}
+    for one in results:
+        reached = one.summary.get("return_after")
+        if isinstance(reached, (int, float)):
+            returns.setdefault(one.run.algorithm, []).append(reached)
+    means = {label: statistics.fmean(own) for label, own in returns.items()}
+    best = max(means, key=means.__getitem__, default=None)
+    return None if best is None else (best, means[best])
+
+
+def sweep_command(
+    recipe: str,
+    texts: Sequence[str],
+    *,
+    seeds: Sequence[int] | None,
+    out: Path | None,
+    resume: bool,
+    jobs: int,
+    dry_run: bool,
+    trust: bool = False,
+    launcher: str = "processes",
+    slurm: Sequence[str] = (),
+) -> None:
+    """Trains a sweep, or shows its plan.
+
+    Args:
+        recipe (str): name of a recipe, or path of a YAML file.
+        texts (sequence of str): ``key=value,value`` and ``key=value``.
+
+    Keyword Args:
+        seeds (sequence of int, optional): seeds of each combination; default: 0, 1, 2.
+        out, resume, jobs, trust, launcher: as for :func:`run_sweep`.
+        slurm (sequence of str): options for Slurm, as ``key=value``.
+        dry_run (bool): True to show the plan without training.
+
+    Raises:
+        UserError: settings are invalid, or a run failed.
+    """
+    grid, settings = parse_grid(texts)
+    own: dict[str, Any] = {"seeds": 3 if seeds is None else seeds}
+    if dry_run:
+        plan = make_sweep(recipe, grid, **own, settings=settings)
+        print(
+            plan_table(
+                plan,
+                Path(f"sweep_{plan.suite.name}") if out is None else out,
+                jobs or 1,
+                "settings",
+            )
+        )
+        return
+    silence_libraries()
+    own |= {"out": out, "resume": resume, "jobs": jobs, "trust": trust}
+    own |= {"launcher": launcher, "slurm": parse_slurm(slurm)}
+    results = run_sweep(recipe, grid, **own, **settings)
+    print(results_table(results, ("recipe", "settings")))
+    folder = results[0].folder.parents[2]
+    if (best := best_combination(results)) is not None:
+        print(f"best: {best[0]}, return {number(best[1])}")
+    print(f"compare them: torchrl-marl report {shlex.quote(str(folder))}")
+    refuse_unfinished(results)
+
+
+def parse_grid(texts: Sequence[str]) -> tuple[dict[str, list[Any]], dict[str, Any]]:
+    """Splits ``key=value`` texts into a grid, and settings with a single value.
+
+    Commas within brackets, braces and quotes belong to a value.
+
+    Examples:
+        >>> parse_grid(["learner.lr=1e-4,1e-3", "learner.gamma=0.9"])
+        ({'learner.lr': [0.0001, 0.001]}, {'learner.gamma': 0.9})
+        >>> parse_grid(["learner.actor.num_cells=[64,64],[32]"])[0]
+        {'learner.actor.num_cells': [[64, 64], [32]]}
+    """
+    grid: dict[str, list[Any]] = {}
+    settings: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        values = _split(value)
+        if key in grid or key in settings:
+            raise ConfigError(f"{key} is given twice, expected once; leave one out.")
+        if any(not one.strip() for one in values) and len(values) > 1:
+            raise ConfigError(f"{key} is {quoted(value)}, which has an empty value; drop a comma.")
+        read = [
+            flatten(parse_overrides([f"{key}{equals}{one}"]), stop={key})[key] for one in values
+        ]
+        if len(read) > 1:
+            grid[key] = read
+        else:
+            settings[key] = read[0]
+    return grid, settings
+
+
+def _split(text: str) -> list[str]:
+    parts, depth, quote = [""], 0, ""
+    for letter in text:
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "'\"":
+            quote = letter
+        depth += (letter in "[{(") - (letter in "]})")
+        if letter == "," and depth == 0 and not quote:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return parts
