@@ -48,13 +48,13 @@ def learners(path):
     return {name: x for name, x in state.items() if isinstance(x, torch.Tensor)}
 
 
-def assert_same_stages(one, other):
+def assert_same_stages(one, other, frames=240):
     """Equal to the bit in both stages, but for the path from which the second starts."""
     for name in NAMES:
         states = [final_state(folder / name) for folder in (one, other)]
         for state, folder in zip(states, (one, other)):
             source = state["summary"].get("init_from", {}).pop("from", None)
-            assert source == (f"{folder / 'near'}@240" if name == "far" else None)
+            assert source == (f"{folder / 'near'}@{frames}" if name == "far" else None)
         assert_equal(*states)
         for file in ("metrics.csv", "evaluation.csv"):
             assert table(one / name / file) == table(other / name / file)
@@ -79,25 +79,47 @@ def test_the_first_stage_is_the_run_without_stages(whole, tmp_path):
     assert_same_run(alone.folder, whole / "near")
 
 
+@pytest.fixture
+def interrupt(monkeypatch):
+    """Trains until an iteration, in which Ctrl-C arrives, counted over all stages."""
+
+    def train(config, step):
+        calls, own = [], Training.step
+
+        def interrupted(self):
+            calls.append(1)
+            if len(calls) == step:
+                os.kill(os.getpid(), signal.SIGINT)
+            return own(self)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Training, "step", interrupted)
+            with pytest.raises(KeyboardInterrupt) as stop:
+                torchrl_marl.train(config)
+        assert str(stop.value.args[0]) == config.folder  # that of the whole run
+
+    return train
+
+
 @pytest.mark.parametrize("step", [2, 3, 4, 6])
-def test_an_interrupted_run_goes_on_exactly(whole, tmp_path, monkeypatch, step):
+def test_an_interrupted_run_goes_on_exactly(whole, tmp_path, interrupt, step):
     """In either stage, and at the end of the first one."""
-    folder, calls, own = tmp_path / "run", [], Training.step
-
-    def interrupted(self):
-        calls.append(1)
-        if len(calls) == step:
-            os.kill(os.getpid(), signal.SIGINT)
-        return own(self)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Training, "step", interrupted)
-        with pytest.raises(KeyboardInterrupt) as stop:
-            torchrl_marl.train(settings(folder))
-    assert stop.value.args[0] == folder  # that of the whole run
+    folder = tmp_path / "run"
+    interrupt(settings(folder), step)
     assert (folder / "far").exists() is (step > 3)
     assert torchrl_marl.resume(folder).folder == folder / "far"
     assert_same_stages(folder, whole)
+
+
+def test_a_stage_that_has_reached_its_metric_ends_when_it_is_resumed(tmp_path, interrupt):
+    def config(name):
+        until = {"until": {"return": -1e6}}
+        return settings(tmp_path / name, **EVALUATED, stages={"near": until, "far": {}})
+
+    torchrl_marl.train(config("whole"))
+    interrupt(config("run"), 1)
+    torchrl_marl.resume(tmp_path / "run")
+    assert_same_stages(tmp_path / "run", tmp_path / "whole", frames=80)
 
 
 def test_a_run_that_was_killed_between_stages_goes_on_in_the_next(whole, tmp_path):
