@@ -30,6 +30,7 @@ from torchrl_marl.modules.precision import set_precision
 from torchrl_marl.runtime.applications import application
 from torchrl_marl.runtime.random_state import RandomState
 from torchrl_marl.runtime.trust import refuse_links, trusting
+from torchrl_marl.settings import flatten, normalized, shown
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.checkpoint import load_latest, load_learners
 from torchrl_marl.training.config import TrainConfig, last_stage, read_run_config
@@ -72,6 +73,7 @@ class Run:
     Attributes:
         frames (int): environment steps that the run was trained for.
         trained_on (EnvBase, optional): the environment, while the run is being trained on it.
+        other_env (dict): settings of the environment that differ from those of the training.
 
     Examples:
         >>> import tempfile, torchrl_marl
@@ -98,6 +100,7 @@ class Run:
         self.summary = summary
         self.frames = 0
         self.trained_on: EnvBase | None = None
+        self.other_env: dict[str, Any] = {}
         self._env = env
 
     @classmethod
@@ -107,10 +110,13 @@ class Run:
         device: torch.device | str | None = None,
         env: EnvBase | None = None,
         trust: bool = False,
+        settings: Mapping[str, Any] | None = None,
     ) -> Run:
         """Loads a run from its folder, with the policy of its last checkpoint.
 
-        The random state of the process does not change.
+        The random state of the process does not change. With ``settings``, the policy plays in a
+        changed environment, such as one with more agents. Its networks must not depend on the
+        change.
 
         Args:
             folder (str or Path): folder of the run.
@@ -119,8 +125,12 @@ class Run:
                 object.
             trust (bool): whether to trust another user's run: to import the module of its
                 environment, and to follow links out of the folder.
+            settings (mapping, optional): settings of the environment that differ from the run's,
+                such as ``{"env.kwargs.n_agents": 8}``.
 
         Raises:
+            ConfigError: ``settings`` has a setting that is not of the environment, or the policy
+                does not fit the changed environment.
             CheckpointError: the folder has no run, or no undamaged checkpoint.
             TrustError: the run is another user's, and needs ``trust``.
         """
@@ -136,13 +146,17 @@ class Run:
                 check_origin(folder / "config.yaml", config, only="env.")
         used, state = load_latest(folder)
         changed = _changed(state, used, config)
+        config = _in_other_env(config, settings) if settings else config
         with RandomState(config.seed, device).active():
             like = _own_or_new(config, env, device, num_envs=1)
             team = TeamSpec.from_env(like)
             if env is None:
                 like.close()
             learners = build_learners(team, config.learner, config.groups, device=device)
-        _load(learners, state, changed)
+        if settings:
+            _load_actors(learners, state, settings)
+        else:
+            _load(learners, state, changed)
         actors = [actor for learner in learners for actor in learner.actors.values()]
         path = folder / "summary.json"
         try:
@@ -150,7 +164,7 @@ class Run:
         except (OSError, ValueError, TypeError):
             summary = {}  # the file is damaged, but only the policy is needed
         run = cls(folder, config, TeamPolicy(actors), summary, env)
-        run.frames = state["collector"]["frames"]
+        run.frames, run.other_env = state["collector"]["frames"], flatten(settings or {})
         return run
 
     def players(self) -> dict[str, TeamPolicy]:
@@ -259,7 +273,8 @@ class Run:
                     film=film,
                 )
         if record:
-            how = {} if randomize is None else {"randomize": randomize}
+            how = dict(self.other_env)
+            how |= {} if randomize is None else {"randomize": randomize}
             self._record({"seed": seed, "deterministic": deterministic, **how, **found.figures()})
         return found
 
@@ -406,6 +421,36 @@ def _changed(state: Mapping[str, Any], checkpoint: Path, config: TrainConfig) ->
     made = None if made is None else dataclasses.replace(made, folder=config.folder)
     found = [] if made is None else differences(made, config)
     return in_words(found, checkpoint.parent.parent / "config.yaml") if found else ""
+
+
+def _in_other_env(config: TrainConfig, settings: Mapping[str, Any]) -> TrainConfig:
+    """Returns a run's settings with another environment."""
+    from torchrl_marl.recipes import load_config
+
+    given = flatten(normalized(TrainConfig, settings))
+    other = next((key for key in given if not key.startswith("env.")), None)
+    if other is not None:
+        raise ConfigError(
+            f"{other} is given, expected settings of the environment, such as "
+            "env.kwargs.n_agents=8; the run's other settings stay."
+        )
+    return load_config(config, settings)
+
+
+def _load_actors(
+    learners: Sequence[Learner], state: Mapping[str, Any], settings: Mapping[str, Any]
+) -> None:
+    """Loads the parameters of the actors into networks for another environment."""
+    from torchrl_marl.training.leaves import load_actors
+
+    faults = load_actors(learners, state["learners"])
+    if faults:
+        given = ", ".join(f"{key}={shown(value)}" for key, value in flatten(settings).items())
+        raise ConfigError(
+            f"{given} needs networks of other shapes than the run has: {', '.join(faults)}; keep "
+            "the size of observations and actions, and train with networks that do not depend on "
+            "the number of agents, such as learner.actor.sharing=group."
+        )
 
 
 def _load(learners: Sequence[Learner], state: Mapping[str, Any], changed: str) -> None:

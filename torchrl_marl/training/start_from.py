@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from torchrl_marl.collectors.team import TeamPolicy
 from torchrl_marl.errors import ConfigError, quoted
@@ -20,8 +19,9 @@ from torchrl_marl.runtime.applications import application
 from torchrl_marl.runtime.random_state import RandomState
 from torchrl_marl.runtime.trust import refuse_links
 from torchrl_marl.settings import shown
-from torchrl_marl.training.checkpoint import fitting, leaves, load_at, load_latest
+from torchrl_marl.training.checkpoint import fitting, load_at, load_latest
 from torchrl_marl.training.config import TrainConfig, last_stage, read_run_config
+from torchrl_marl.training.leaves import Leaves, described, leaves_of, live_leaves, part_of
 from torchrl_marl.training.origin import differences, settings_of
 from torchrl_marl.training.pool import read_player
 from torchrl_marl.training.recorder import print_message
@@ -30,13 +30,15 @@ from torchrl_marl.training.run import refuse_population
 if TYPE_CHECKING:
     from torchrl_marl.training.training import Training
 
-__all__ = ["Loaded", "Source", "leaves_of", "load_parts", "part_of", "read_source", "start_from"]
+__all__ = [
+    "Loaded",
+    "Source",
+    "load_parts",
+    "read_source",
+    "start_from",
+]
 
-Leaves = dict[str, Tensor]
 _BY_DEFAULT = ("actor", "critic", "normalization")
-_STATISTICS = ("running_mean", "running_mean_sq", "debiasing_term", "count", "mean", "variance")
-_HEADS = {"actors": "actor", "optimizer": "optimizer", "targets": None, "_extra_state": None}
-_MOMENTS = {"means", "squares", "steps"}
 _OF_NETWORKS = re.compile(r"(?:learner|groups\.[^.]+)\.(actor|critic|mixer)\..+")
 
 
@@ -64,26 +66,6 @@ class Loaded(NamedTuple):
     """Parts that the run has and the source does not hold."""
     unused: list[str]
     """Networks of the source that have no counterpart in the run."""
-
-
-def part_of(name: str) -> str | None:
-    """Returns the part of ``init`` to which a leaf belongs; None for state that a run makes itself.
-
-    Args:
-        name (str): dotted name in the state of a learner.
-
-    Examples:
-        >>> part_of("actors.car.module.0.weight"), part_of("mixers.car.module.bias.0.weight")
-        ('actor', 'critic')
-        >>> part_of("observation_norms.car.mean"), part_of("targets.car.0.weight")
-        ('normalization', None)
-    """
-    head, last = name.partition(".")[0], name.rpartition(".")[2]
-    if head not in ("optimizer", "targets") and last in _STATISTICS:
-        return "normalization"
-    if head == "actors" and last in ("epsilon", "sigma"):  # exploration follows the new schedule
-        return None
-    return _HEADS.get(head, "critic")
 
 
 # ----------------------------------------------------------------------------------------- reading
@@ -140,23 +122,6 @@ def _read_run(path: Path, frames: int | None) -> Source:
     return Source(f"{path}@{frames}", "run", found, frames, settings_of(state, used) or config)
 
 
-def leaves_of(states: Iterable[Mapping[str, Any]]) -> Leaves:
-    """Returns the tensors and moments in the states of a run's learners, by dotted name."""
-    found: Leaves = {}
-    for i, state in enumerate(states):
-        found |= {name: x for name, x in state.items() if isinstance(x, Tensor)}
-        found |= _moments(i, state)
-    return {name: x for name, x in found.items() if part_of(name) is not None}
-
-
-def _moments(i: int, state: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    """Yields the moments of the optimizers in a learner's state, by name."""
-    for name, own in state.get("_extra_state", {}).items():
-        if name == "optimizer" or (isinstance(own, Mapping) and own.keys() == _MOMENTS):
-            inner = own["state"] if name == "optimizer" else own
-            yield from ((f"optimizer.{i}.{name}.{key}", x) for key, x in leaves(inner))
-
-
 # ----------------------------------------------------------------------------------------- loading
 
 
@@ -198,7 +163,7 @@ def load_parts(learners: Sequence[Any], source: Source, init: Sequence[str] | No
     for learner in learners:
         _renew_targets(getattr(learner, "updates", None))
     loaded = [part for part in held if part in {part_of(name) for name in own}]
-    here = {part_of(name) for name in _live_leaves(learners)}
+    here = {part_of(name) for name in live_leaves(learners)}
     return Loaded(loaded, [x for x in parts if x in here and x not in held], unused)
 
 
@@ -220,7 +185,7 @@ def _optimizers(learner: Any) -> Iterable[Any]:
 def _own_leaves(learners: Sequence[Any], source: Source) -> tuple[Leaves, Callable[[], None]]:
     """Returns tensors of learners under the names of a source, and a function that writes them."""
     if source.kind == "run":
-        return _live_leaves(learners), _nothing
+        return live_leaves(learners), _nothing
     policy = TeamPolicy(actor for learner in learners for actor in learner.actors.values())
     if source.kind == "export":
         team = application("export").TeamParameters(policy, source.leaves.keys())
@@ -232,18 +197,6 @@ def _own_leaves(learners: Sequence[Any], source: Source) -> tuple[Leaves, Callab
 
 def _nothing() -> None:
     """Does nothing: the tensors are those of the learners."""
-
-
-def _live_leaves(learners: Iterable[Any]) -> Leaves:
-    """Returns the tensors of learners that a checkpoint holds, not copied."""
-    return leaves_of(_state_of(learner) for learner in learners)
-
-
-def _state_of(learner: Any) -> Mapping[str, Any]:
-    if isinstance(learner, torch.nn.Module):
-        return learner.state_dict(keep_vars=True)
-    found: Mapping[str, Any] = learner.state_dict()
-    return found
 
 
 def _renamed(given: Leaves, own: Leaves) -> Leaves:
@@ -285,11 +238,11 @@ def _check_fits(source: Source, given: Leaves, own: Leaves, held: list[str]) -> 
     faults, wrong, seen = [], set(), set()
     for name in {**own, **given}:
         here, there = own.get(name), given.get(name)
-        if _described(here) == _described(there) or id(here) in seen:
+        if described(here) == described(there) or id(here) in seen:
             continue
         seen |= {id(here)} - {id(None)}
         wrong.add(part_of(name))
-        faults.append(f"{name} is {_described(there)} there and {_described(here)} here")
+        faults.append(f"{name} is {described(there)} there and {described(here)} here")
     if not faults:
         return
     fits = [part for part in held if part not in wrong]
@@ -301,13 +254,6 @@ def _check_fits(source: Source, given: Leaves, own: Leaves, held: list[str]) -> 
         f"init_from is {quoted(source.name)}, which does not fit the networks of this run: "
         f"{', '.join(faults)}; {fix}use an environment and networks of equal shapes."
     )
-
-
-def _described(leaf: Tensor | None) -> str:
-    if leaf is None:
-        return "missing"
-    kind = "" if leaf.dtype == torch.float32 else f"{str(leaf.dtype).removeprefix('torch.')} "
-    return f"{kind}{list(leaf.shape)}"
 
 
 def _listed(parts: Iterable[str]) -> str:

@@ -61,8 +61,8 @@ def test_names_tell_settings_of_networks_apart():
         (["learner.lr=1e-3,1e-2", "learner.lr=1"], "learner.lr is given twice"),
         (["learner.lt=1e-3,1e-2"], "unknown setting 'learner.lt'"),
         (["learner.lr=1e-3,fast"], "learner.lr is 'fast', expected"),
-        (["seed=0,1"], "seed cannot be swept.*--seeds"),
-        (["population.size=1,2"], "population.size cannot be swept"),
+        (["seed=0,1"], "seed cannot be given.*--seeds"),
+        (["population.size=1,2"], "population.size cannot be given"),
     ],
 )
 def test_bad_grids_are_refused_before_a_run_starts(given, message, tmp_path, monkeypatch):
@@ -184,3 +184,14 @@ def test_runs_may_be_ray_tasks(tmp_path):
 def test_an_unknown_launcher(tmp_path):
     with pytest.raises(ConfigError, match="launcher is 'slrum', did you mean 'slurm'"):
         run_sweep(RECIPE, {"learner.lr": [1e-3, 1e-2]}, out=tmp_path / "x", launcher="slrum")
+
+
+@pytest.mark.parametrize("setting", [{"seed": 4}, {"folder": "x"}, {"population.size": 4}])
+def test_what_the_sweep_sets_for_each_run_is_no_setting_of_all_runs(setting):
+    """``seed=4`` would be lost without a word, and all runs would share the folder."""
+    with pytest.raises(ConfigError, match="the sweep sets it for each run"):
+        make_sweep("toy_arena_mappo", {"learner.lr": [1e-3, 1e-2]}, settings=setting)
+
+
+def test_brackets_within_quotes_open_nothing():
+    assert parse_grid(["env.name='[a',b"])[0] == {"env.name": ["[a", "b"]}

@@ -290,9 +290,10 @@ def _evaluate(evaluate: _Parser) -> None:
     evaluate.run()
     evaluate.words(
         "settings",
-        "env.randomize.NAME=VALUE",
-        "values or ranges to play with, such as env.randomize.agent_mass=1.3; all others are "
-        "nominal; evaluation.randomize=true: the ranges of the training",
+        "env.NAME=VALUE",
+        "another environment to play in, such as env.kwargs.n_agents=8; values or ranges to play "
+        "with, such as env.randomize.agent_mass=1.3, with all others nominal; "
+        "evaluation.randomize=true: the ranges of the training",
     )
     evaluate.option(
         "--against",

@@ -34,11 +34,12 @@ def print_evaluation(config: TrainConfig, parsed: argparse.Namespace) -> None:
     """
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    run = Run.load(Path(parsed.run), device=parsed.device, trust=parsed.trust)
+    randomize, other = _played(parsed.settings)
+    how = {"device": parsed.device, "trust": parsed.trust, "settings": other}
+    run = Run.load(Path(parsed.run), **how)
     own, kind = config.evaluation.deterministic, parsed.deterministic
     kinds = [own, not own] if kind is None else [kind]
     played: dict[bool, Episodes] = {}
-    randomize = _randomization(parsed.settings)
     for kind in kinds:
         film = {"gif": parsed.gif, "mp4": parsed.mp4, "shown": parsed.episodes_shown}
         film = film if kind == kinds[0] else {}
@@ -53,20 +54,27 @@ def print_evaluation(config: TrainConfig, parsed: argparse.Namespace) -> None:
         print(table([("animation", str(run.folder / f"episode.{kind}")) for kind in kinds_drawn]))
 
 
-def _randomization(settings: Sequence[str]) -> dict[str, Any] | bool | None:
-    """Returns the ranges given to ``evaluate``, or whether it plays with those of the training.
+def _played(texts: Sequence[str]) -> tuple[dict[str, Any] | bool | None, dict[str, Any]]:
+    """Reads the settings given to ``evaluate``.
+
+    Returns:
+        tuple: ranges to play with, or whether to play with those of the training; and other
+            settings of the environment.
 
     Raises:
-        ConfigError: another setting is given; the message names it.
+        ConfigError: a setting that is not of the environment; the message names it.
     """
-    given = flatten(parse_overrides(settings), stop={"env.randomize"})
+    given = flatten(parse_overrides(texts), stop={"env.randomize"})
     for key in given:
-        if key not in ("env.randomize", "evaluation.randomize"):
+        if key != "evaluation.randomize" and not key.startswith("env."):
             raise ConfigError(
-                f"evaluate: {key} is given, expected env.randomize.NAME=VALUE or "
-                "evaluation.randomize=true; the run's other settings stay."
+                f"evaluate: {key} is given, expected settings of the environment, such as "
+                "env.kwargs.n_agents=8 or env.randomize.NAME=VALUE, or evaluation.randomize=true; "
+                "the run's other settings stay."
             )
-    return given.get("env.randomize", given.get("evaluation.randomize"))
+    ranges = given.pop("env.randomize", None)
+    on = given.pop("evaluation.randomize", None)
+    return on if ranges is None else ranges, given
 
 
 def evaluation_text(found: Mapping[str, Mapping[str, float]]) -> str:

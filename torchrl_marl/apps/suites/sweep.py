@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import math
 import re
 import shlex
 import statistics
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -26,7 +29,8 @@ from torchrl_marl.training.config import TrainConfig
 __all__ = ["best_combination", "make_sweep", "parse_grid", "run_sweep", "sweep_command"]
 
 Grid = Mapping[str, Sequence[Any]]
-_MANY = 10_000  # runs
+_MANY = 10_000  # combinations
+_LONGEST = 120  # letters of a label
 
 
 def run_sweep(
@@ -129,12 +133,13 @@ def make_sweep(
 
 
 def _check_grid(grid: Grid, base: Mapping[str, Any]) -> None:
-    for key, values in grid.items():
+    for key in (*grid, *base):
         if key.partition(".")[0] in OF_A_RUN:
             raise ConfigError(
-                f"{key} cannot be swept, since the sweep sets it for each run; use --seeds for "
+                f"{key} cannot be given, since the sweep sets it for each run; use --seeds for "
                 "several seeds, and population.vary for members of one program."
             )
+    for key, values in grid.items():
         if key in base:
             raise ConfigError(f"{key} is in the grid and in the settings; leave one out.")
         if isinstance(values, str) or not isinstance(values, Sequence) or not values:
@@ -151,15 +156,27 @@ def _check_grid(grid: Grid, base: Mapping[str, Any]) -> None:
 
 def _combinations(grid: Grid) -> dict[str, dict[str, Any]]:
     """Returns the settings of each combination, by its label."""
+    if math.prod(map(len, grid.values())) > _MANY:
+        raise ConfigError(f"the grid has more than {_MANY:,} combinations; give fewer values.")
     names = _short_names(list(grid))
-    found: dict[str, dict[str, Any]] = {}
-    for values in itertools.product(*grid.values()):
-        label = file_name("_".join(f"{x}={_word(value)}" for x, value in zip(names, values)))
-        label = f"{label}_{len(found)}" if label in found else label  # long values are cut
-        found[label] = dict(zip(grid, values))
-        if len(found) > _MANY:
-            raise ConfigError(f"the grid has more than {_MANY:,} combinations; give fewer values.")
-    return found
+    products = list(itertools.product(*grid.values()))
+    labels = [
+        file_name("_".join(f"{name}={_word(value)}" for name, value in zip(names, values)))
+        for values in products
+    ]
+    count = Counter(labels)
+    return {
+        label if count[label] == 1 and len(label) <= _LONGEST else _hashed(label, values): dict(
+            zip(grid, values)
+        )
+        for label, values in zip(labels, products)
+    }
+
+
+def _hashed(label: str, values: Sequence[Any]) -> str:
+    """Returns a label that is unique for its values, whatever their place in the grid."""
+    digest = hashlib.sha256(repr(values).encode()).hexdigest()
+    return f"{label[:_LONGEST]}_{digest[:8]}"
 
 
 def _word(value: Any) -> str:
@@ -292,7 +309,7 @@ def _split(text: str) -> list[str]:
             quote = "" if letter == quote else quote
         elif letter in "'\"":
             quote = letter
-        depth += (letter in "[{(") - (letter in "]})")
+        depth += 0 if quote else (letter in "[{(") - (letter in "]})")
         if letter == "," and depth == 0 and not quote:
             parts.append("")
         else:

@@ -1,0 +1,89 @@
+"""A trained policy plays in another environment, such as one with more agents."""
+
+import json
+
+import pytest
+import torch
+from torchrl.envs.utils import ExplorationType, set_exploration_type
+
+import torchrl_marl
+from torchrl_marl.apps.cli.main import main
+from torchrl_marl.errors import ConfigError
+from torchrl_marl.training import Run
+
+SMALL = {
+    "threads": 1,
+    "execution": "eager",
+    "total_frames": 240,
+    "frames_per_batch": 120,
+    "evaluation": {"both": False, "episodes": 4},
+    "logging": {"progress": False},
+}
+NAVIGATION = {"name": "navigation", "num_envs": 4, "max_steps": 10, "kwargs": {"n_agents": 3}}
+
+
+def trained(folder, recipe="vmas_balance_mappo", env=None, **learner):
+    own = {"minibatch_size": 60, "num_epochs": 1, **learner}
+    return torchrl_marl.train(recipe, folder=folder, env=env or NAVIGATION, learner=own, **SMALL)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "three"
+    trained(folder, normalize_observations=True)
+    return folder
+
+
+def test_the_same_number_is_the_plain_evaluation(folder):
+    plain = Run.load(folder).evaluate(episodes=4)
+    assert Run.load(folder, settings={"env.kwargs.n_agents": 3}).evaluate(episodes=4) == plain
+
+
+@pytest.mark.parametrize("n_agents", [1, 6])
+def test_each_agent_acts_as_it_would_in_the_smaller_team(folder, n_agents):
+    """Agents that observe the same numbers choose the same action, in a team of any size."""
+    three, other = Run.load(folder), Run.load(folder, settings={"env.kwargs.n_agents": n_agents})
+    envs = three.make_env(2), other.make_env(2)
+    tds = [env.reset() for env in envs]
+    seen = tds[0]["agents", "observation"]
+    assert tds[1]["agents", "observation"].shape == (2, n_agents, seen.shape[-1])
+    tds[1]["agents", "observation"][:] = seen[:, :1]
+    with set_exploration_type(ExplorationType.DETERMINISTIC):
+        actions = [run.policy(td)["agents", "action"] for run, td in zip((three, other), tds)]
+    expected = actions[0][:, :1].expand(-1, n_agents, -1)
+    torch.testing.assert_close(actions[1], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_result_is_recorded_with_the_number(folder, capsys):
+    assert main(["evaluate", str(folder), "env.kwargs.n_agents=5", "--episodes", "4"]) == 0
+    assert "return" in capsys.readouterr().out
+    rows = (folder / "evaluations.jsonl").read_text(encoding="utf-8").splitlines()
+    assert json.loads(rows[-1])["env.kwargs.n_agents"] == 5
+    assert json.loads(rows[-1])["episodes"] == 4
+
+
+def test_messages_of_neighbors_do_not_depend_on_the_number(tmp_path):
+    actor = {"communication": {"kind": "commnet"}}
+    trained(tmp_path / "talk", actor=actor)
+    found = Run.load(tmp_path / "talk", settings={"env.kwargs.n_agents": 5}).evaluate(episodes=4)
+    assert found["episodes"] == 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"learner.lr": 1.0}, "learner.lr is given, expected settings of the environment"),
+        ({"env.name": "balance"}, r"env.name='balance' needs networks of other shapes.*18\]"),
+        ({"env.kwargs.n_agnts": 4}, "n_agnts"),
+    ],
+)
+def test_what_does_not_fit_is_one_sentence(folder, settings, message):
+    with pytest.raises(ConfigError, match=message):
+        Run.load(folder, settings=settings)
+
+
+def test_networks_of_single_agents_do_not_fit_another_number(tmp_path):
+    trained(tmp_path / "apart", actor={"sharing": "none"})
+    message = r"n_agents=4 needs networks of other shapes.*\[3, .*\[4, .*sharing=group"
+    with pytest.raises(ConfigError, match=message):
+        Run.load(tmp_path / "apart", settings={"env.kwargs.n_agents": 4})

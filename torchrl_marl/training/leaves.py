@@ -1,0 +1,103 @@
+"""Named tensors in the states of learners, and the parts of a run that they belong to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchrl_marl.training.checkpoint import leaves
+
+__all__ = ["Leaves", "described", "leaves_of", "live_leaves", "load_actors", "part_of"]
+
+Leaves = dict[str, Tensor]
+_STATISTICS = ("running_mean", "running_mean_sq", "debiasing_term", "count", "mean", "variance")
+_HEADS = {"actors": "actor", "optimizer": "optimizer", "targets": None, "_extra_state": None}
+_ACTING = ("actors.", "observation_norms.")  # what a policy needs
+_MOMENTS = {"means", "squares", "steps"}
+
+
+def part_of(name: str) -> str | None:
+    """Returns the part of ``init`` to which a leaf belongs; None for state that a run makes itself.
+
+    Args:
+        name (str): dotted name in the state of a learner.
+
+    Examples:
+        >>> part_of("actors.car.module.0.weight"), part_of("mixers.car.module.bias.0.weight")
+        ('actor', 'critic')
+        >>> part_of("observation_norms.car.mean"), part_of("targets.car.0.weight")
+        ('normalization', None)
+    """
+    head, last = name.partition(".")[0], name.rpartition(".")[2]
+    if head not in ("optimizer", "targets") and last in _STATISTICS:
+        return "normalization"
+    if head == "actors" and last in ("epsilon", "sigma"):  # exploration follows the new schedule
+        return None
+    return _HEADS.get(head, "critic")
+
+
+def leaves_of(states: Iterable[Mapping[str, Any]]) -> Leaves:
+    """Returns the tensors and moments in the states of a run's learners, by dotted name."""
+    found: Leaves = {}
+    for i, state in enumerate(states):
+        found |= {name: x for name, x in state.items() if isinstance(x, Tensor)}
+        found |= _moments(i, state)
+    return {name: x for name, x in found.items() if part_of(name) is not None}
+
+
+def _moments(i: int, state: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    """Yields the moments of the optimizers in a learner's state, by name."""
+    for name, own in state.get("_extra_state", {}).items():
+        if name == "optimizer" or (isinstance(own, Mapping) and own.keys() == _MOMENTS):
+            inner = own["state"] if name == "optimizer" else own
+            yield from ((f"optimizer.{i}.{name}.{key}", x) for key, x in leaves(inner))
+
+
+@torch.no_grad()
+def load_actors(learners: Sequence[Any], states: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Copies the actors and the statistics of observations of a run into learners, in place.
+
+    Args:
+        learners (sequence of Learner): ordinary learners, which may be for another environment.
+        states (iterable of mapping): states of the run's learners.
+
+    Returns:
+        list of str: descriptions of leaves that do not fit; nothing is copied if there are any.
+    """
+    given, own = (
+        {name: x for name, x in found.items() if name.startswith(_ACTING)}
+        for found in (leaves_of(states), live_leaves(learners))
+    )
+    given = {name: x for name, x in given.items() if part_of(name) is not None}
+    faults = [
+        f"{name} is {described(given.get(name))} in the run and {described(own.get(name))} here"
+        for name in {**own, **given}
+        if described(own.get(name)) != described(given.get(name))
+    ]
+    if not faults:
+        for name, x in own.items():
+            x.copy_(given[name])
+    return faults
+
+
+def live_leaves(learners: Iterable[Any]) -> Leaves:
+    """Returns the tensors of learners that a checkpoint holds, not copied."""
+    return leaves_of(_state_of(learner) for learner in learners)
+
+
+def _state_of(learner: Any) -> Mapping[str, Any]:
+    if isinstance(learner, torch.nn.Module):
+        return learner.state_dict(keep_vars=True)
+    found: Mapping[str, Any] = learner.state_dict()
+    return found
+
+
+def described(leaf: Tensor | None) -> str:
+    """Returns the dtype and shape of a leaf, for messages."""
+    if leaf is None:
+        return "missing"
+    kind = "" if leaf.dtype == torch.float32 else f"{str(leaf.dtype).removeprefix('torch.')} "
+    return f"{kind}{list(leaf.shape)}"
