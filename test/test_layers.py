@@ -33,6 +33,7 @@ SETTINGS = {
     "envs.libraries",
     "modules.config",
     "learners.config",
+    "learners.memory_config",
     "learners.happo_config",
     "learners.harl_config",
     "learners.off_policy_config",

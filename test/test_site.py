@@ -105,6 +105,7 @@ def test_what_people_search_for_is_in_the_menu():
         ("compare", "evaluation.md"),
         ("--against", "evaluation.md"),
         ("start from", "start_from.md"),
+        ("curriculum", "start_from.md"),
         ("shaping", "rewards.md"),
     ):
         assert word in named[page].lower()

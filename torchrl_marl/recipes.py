@@ -136,9 +136,9 @@ def stages_of(config: TrainConfig) -> dict[str, TrainConfig]:
         if found:  # each later stage starts from the one before
             where |= {"init_from": str(folder / list(found)[-1]), "init": None}
         try:
+            _refuse_new_code(config, read_config(base, merged(where, own)))  # before its import
             found[name] = load_config(base, merged(where, own))
             STAGES.check(found[name])
-            _refuse_new_code(config, found[name])
         except ConfigError as error:
             raise ConfigError(f"stages.{name}: {error}") from None
     return found
@@ -160,13 +160,13 @@ def _settings_of_stage(name: str, given: Any) -> dict[str, Any]:
     if held := [key for key in _OF_ALL_STAGES if key in own]:
         raise ConfigError(
             f"stages.{name}.{held[0]} is given, but {held[0]} is set for the run as a whole; "
-            f"leave it out."
+            "leave it out."
         )
     return own
 
 
 def _refuse_new_code(config: TrainConfig, stage: TrainConfig) -> None:
-    """Refuses external code and addresses that only a stage names, and so nobody has signed."""
+    """Refuses external code and addresses that the run itself does not name."""
     known = {one.parts for one in named_by(config)}
     for one in named_by(stage):
         if one.parts not in known:

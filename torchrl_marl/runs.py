@@ -194,7 +194,7 @@ def _resume_stages(
     given: Mapping[str, Any],
     how: Mapping[str, Any],
 ) -> Run:
-    """Goes on in the stage in which a run has stopped; a stage's own settings win over the given.
+    """Continues a run with stages; settings that a stage has itself win over the given ones.
 
     Args:
         path (Path): folder of the run.

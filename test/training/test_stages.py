@@ -48,13 +48,13 @@ def learners(path):
     return {name: x for name, x in state.items() if isinstance(x, torch.Tensor)}
 
 
-def assert_same_stages(one, other):
+def assert_same_stages(one, other, frames=240):
     """Equal to the bit in both stages, but for the path from which the second starts."""
     for name in NAMES:
         states = [final_state(folder / name) for folder in (one, other)]
         for state, folder in zip(states, (one, other)):
             source = state["summary"].get("init_from", {}).pop("from", None)
-            assert source == (f"{folder / 'near'}@240" if name == "far" else None)
+            assert source == (f"{folder / 'near'}@{frames}" if name == "far" else None)
         assert_equal(*states)
         for file in ("metrics.csv", "evaluation.csv"):
             assert table(one / name / file) == table(other / name / file)
@@ -79,25 +79,47 @@ def test_the_first_stage_is_the_run_without_stages(whole, tmp_path):
     assert_same_run(alone.folder, whole / "near")
 
 
+@pytest.fixture
+def interrupt(monkeypatch):
+    """Trains until an iteration, in which Ctrl-C arrives, counted over all stages."""
+
+    def train(config, step):
+        calls, own = [], Training.step
+
+        def interrupted(self):
+            calls.append(1)
+            if len(calls) == step:
+                os.kill(os.getpid(), signal.SIGINT)
+            return own(self)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Training, "step", interrupted)
+            with pytest.raises(KeyboardInterrupt) as stop:
+                torchrl_marl.train(config)
+        assert str(stop.value.args[0]) == config.folder  # that of the whole run
+
+    return train
+
+
 @pytest.mark.parametrize("step", [2, 3, 4, 6])
-def test_an_interrupted_run_goes_on_exactly(whole, tmp_path, monkeypatch, step):
+def test_an_interrupted_run_goes_on_exactly(whole, tmp_path, interrupt, step):
     """In either stage, and at the end of the first one."""
-    folder, calls, own = tmp_path / "run", [], Training.step
-
-    def interrupted(self):
-        calls.append(1)
-        if len(calls) == step:
-            os.kill(os.getpid(), signal.SIGINT)
-        return own(self)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Training, "step", interrupted)
-        with pytest.raises(KeyboardInterrupt) as stop:
-            torchrl_marl.train(settings(folder))
-    assert stop.value.args[0] == folder  # that of the whole run
+    folder = tmp_path / "run"
+    interrupt(settings(folder), step)
     assert (folder / "far").exists() is (step > 3)
     assert torchrl_marl.resume(folder).folder == folder / "far"
     assert_same_stages(folder, whole)
+
+
+def test_a_stage_that_has_reached_its_metric_ends_when_it_is_resumed(tmp_path, interrupt):
+    def config(name):
+        until = {"until": {"return": -1e6}}
+        return settings(tmp_path / name, **EVALUATED, stages={"near": until, "far": {}})
+
+    torchrl_marl.train(config("whole"))
+    interrupt(config("run"), 1)
+    torchrl_marl.resume(tmp_path / "run")
+    assert_same_stages(tmp_path / "run", tmp_path / "whole", frames=80)
 
 
 def test_a_run_that_was_killed_between_stages_goes_on_in_the_next(whole, tmp_path):
@@ -210,7 +232,7 @@ def test_bad_stages_are_refused_before_anything_is_trained(tmp_path, overrides, 
     assert str(error.value).endswith(".") and not (tmp_path / "run").exists()
 
 
-def test_what_stages_cannot_share_is_refused(whole, tmp_path):
+def test_what_stages_cannot_share_is_refused(whole, tmp_path, monkeypatch):
     config = settings(tmp_path / "run")
     with pytest.raises(ConfigError, match="stages is given with a callback object"):
         torchrl_marl.train(config, callbacks=[Success()])
@@ -224,7 +246,19 @@ def test_what_stages_cannot_share_is_refused(whole, tmp_path):
         torchrl_marl.resume(whole, total_frames=9600)
     with pytest.raises(ConfigError, match=r"stages\.far\.learner\.lr was 0\.0001"):
         torchrl_marl.resume(whole, stages={"far": {"learner": {"lr": 1e-3}}})
+    monkeypatch.setattr("torchrl_marl.training.stages.place", lambda: 0)
+    with pytest.raises(ConfigError, match="but several processes of torchrun do not support it"):
+        torchrl_marl.train(config)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_stage_imports_no_code_that_the_run_does_not_name(tmp_path):
+    own = tmp_path / "own.py"
+    own.write_text(f"open({str(tmp_path / 'imported')!r}, 'w')\nclass World: pass\n")
+    stages = {"near": {}, "far": {"env": f"{own}:World"}}
+    with pytest.raises(ConfigError, match=r"stages\.far: it would import .* name it there"):
+        torchrl_marl.train(settings(tmp_path / "run", stages=stages))
+    assert not (tmp_path / "imported").exists()
 
 
 def test_init_picks_the_parts_of_one_stage():

@@ -134,6 +134,7 @@ class Recorder:
         iterations (int): number of finished iterations; later rows are removed.
         frames (int): environment steps so far.
         done (bool): whether the training is complete.
+        again (bool): whether the last iteration is evaluated again, so that its row is removed.
         writes (bool): whether this rank writes files and shows the progress bar.
 
     Raises:
@@ -150,12 +151,13 @@ class Recorder:
         iterations: int,
         frames: int,
         done: bool,
+        again: bool = False,
         writes: bool = True,
     ) -> None:
         self._writes = writes
         if writes:
             self._metrics = CsvTable(folder / "metrics.csv", keep_iterations=iterations)
-            self._evaluation = CsvTable(folder / "evaluation.csv", keep_iterations=iterations)
+            self._evaluation = CsvTable(folder / "evaluation.csv", iterations - again)
             self._loggers = Loggers(config.logging, folder)
             if self._loggers.backends:
                 self._loggers.log_settings(flatten(dataclasses.asdict(config)))

@@ -60,6 +60,7 @@ class RunResults:
             iterations=now.iteration,
             frames=now.frames,
             done=done,
+            again=done and "return_after" not in self.run.summary,  # interrupted before its end
             writes=self.folder.writes,
         )
 

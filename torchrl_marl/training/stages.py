@@ -31,7 +31,7 @@ Stages = Mapping[str, TrainConfig]
 
 
 def check_stages(config: TrainConfig, stages: Stages, env: Any) -> None:
-    """Refuses what stages cannot share, and unknown groups in ``until``.
+    """Refuses objects, several processes, and unknown groups in ``until``.
 
     Args:
         config (TrainConfig): config of the whole run.
