@@ -94,7 +94,7 @@ def test_randomized_and_plain_runs_are_compared_with_nominal_values(tmp_path):
 def test_only_values_of_the_environment_change_in_an_evaluation(tmp_path, capsys):
     run = train(config_of("arena", tmp_path / "run", total_frames=80))
     for setting, message in (
-        ("env.max_steps=3", "env.max_steps is given, expected env.randomize.NAME=VALUE"),
+        ("total_frames=3", "total_frames is given, expected settings of the environment"),
         ("env.randomize.mass=2", "Arena has no parameter 'mass' to randomize"),
     ):
         assert main(["evaluate", str(run.folder), "--episodes", "2", setting]) == 2

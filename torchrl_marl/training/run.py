@@ -30,7 +30,7 @@ from torchrl_marl.modules.precision import set_precision
 from torchrl_marl.runtime.applications import application
 from torchrl_marl.runtime.random_state import RandomState
 from torchrl_marl.runtime.trust import refuse_links, trusting
-from torchrl_marl.settings import flatten, normalized, shown
+from torchrl_marl.settings import Reader, flatten, normalized, shown
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.checkpoint import load_latest, load_learners
 from torchrl_marl.training.config import TrainConfig, last_stage, read_run_config
@@ -425,16 +425,14 @@ def _changed(state: Mapping[str, Any], checkpoint: Path, config: TrainConfig) ->
 
 def _in_other_env(config: TrainConfig, settings: Mapping[str, Any]) -> TrainConfig:
     """Returns a run's settings with another environment."""
-    from torchrl_marl.recipes import load_config
-
-    given = flatten(normalized(TrainConfig, settings))
-    other = next((key for key in given if not key.startswith("env.")), None)
+    given = normalized(TrainConfig, settings)
+    other = next((key for key in flatten(given) if not key.startswith("env.")), None)
     if other is not None:
         raise ConfigError(
             f"{other} is given, expected settings of the environment, such as "
             "env.kwargs.n_agents=8; the run's other settings stay."
         )
-    return load_config(config, settings)
+    return Reader(TrainConfig).read(dataclasses.asdict(config), given)
 
 
 def _load_actors(

@@ -35,7 +35,7 @@ def print_evaluation(config: TrainConfig, parsed: argparse.Namespace) -> None:
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     randomize, other = _played(parsed.settings)
-    how = {"device": parsed.device, "trust": parsed.trust, "settings": other}
+    how = {"device": parsed.device, "trust": parsed.trust} | ({"settings": other} if other else {})
     run = Run.load(Path(parsed.run), **how)
     own, kind = config.evaluation.deterministic, parsed.deterministic
     kinds = [own, not own] if kind is None else [kind]
