@@ -169,13 +169,14 @@ def resume(
 
 def _train_stages(config: TrainConfig, env: Any) -> Run:
     """Trains the stages of a run in a new folder."""
-    from torchrl_marl.training.stages import check_stages, new_folder, train_stages
+    from torchrl_marl.training.stages import check_fits, check_stages, new_folder, train_stages
 
     stages = stages_of(config)
     check_stages(config, stages, env)
     for own in stages.values():
         check_device(own)
         check_logging(own.logging)
+    check_fits(stages)
     folder = new_folder(config)
     try:
         config = dataclasses.replace(config, folder=str(folder.path))

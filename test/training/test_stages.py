@@ -218,6 +218,8 @@ def test_until_reads_metrics_of_callbacks(tmp_path):
         ),
         ({"stages.far.until.return": "x", **EVALUATED}, "until.return is 'x', expected a finite"),
         ({"stages.far.until.return": 1}, "until is given, but evaluation.every_frames is null"),
+        ({"stages.far.learner.actor.num_cells": [32]}, "stages.far: init_from is '"),
+        ({"stages.far.env.kwargs.n_agents": 5}, "stages.far: init_from is '"),
         ({"stages.far.population.size": 2}, "stages.far: population.size is 2, but stages are"),
         ({"population.size": 2}, "population.size is 2, but stages are runs of one policy"),
         ({"league.opponents": "pfsp"}, "league is given, but stages are runs of one policy"),
@@ -295,3 +297,10 @@ def test_a_stage_that_is_damaged_is_named(whole, tmp_path):
     (folder / "far" / "config.yaml").unlink()
     with pytest.raises(CheckpointError, match="far' is not a run folder"):
         torchrl_marl.resume(folder)
+
+
+def test_stages_that_fit_in_all_parts_are_not_refused(tmp_path):
+    """Optimizers have no moments before a run, but those of a trained stage do."""
+    far = {"init": ["actor", "critic", "optimizer"]}
+    run = torchrl_marl.train(settings(tmp_path / "run", stages={"near": {}, "far": far}))
+    assert run.summary["init_from"]["parts"] == far["init"]

@@ -9,9 +9,15 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from torchrl.envs import EnvBase
+
 from torchrl_marl.envs.make import make_env
+from torchrl_marl.envs.transforms import with_dense_groups
 from torchrl_marl.errors import ConfigError, quoted
+from torchrl_marl.learners.build import build_learners
 from torchrl_marl.learners.capabilities import RANKS
+from torchrl_marl.learners.config import finds_clusters
+from torchrl_marl.runtime.random_state import RandomState
 from torchrl_marl.runtime.torchrun import place
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.config import TrainConfig
@@ -22,9 +28,10 @@ from torchrl_marl.training.origin import sign_run
 from torchrl_marl.training.progress import write_summary
 from torchrl_marl.training.recorder import print_message
 from torchrl_marl.training.run import Run
+from torchrl_marl.training.start_from import future_source, load_parts
 from torchrl_marl.training.trainer import train, write_config
 
-__all__ = ["check_stages", "new_folder", "train_stages"]
+__all__ = ["check_fits", "check_stages", "new_folder", "train_stages"]
 
 Stages = Mapping[str, TrainConfig]
 """Name of a stage -> its settings, in order."""
@@ -64,7 +71,7 @@ def _check_groups(name: str, config: TrainConfig) -> None:
     asked = [one.rpartition("/")[0] for one in compared if one.endswith("/episode_reward")]
     if not asked or config.callbacks:
         return
-    env = make_env(config.played_env, seed=EVALUATION_SEED, device=config.device, num_envs=1)
+    env = _small_env(config)
     groups = list(TeamSpec.from_env(env).groups)
     env.close()
     for one in asked:
@@ -73,6 +80,48 @@ def _check_groups(name: str, config: TrainConfig) -> None:
                 f"stages.{name}.until has {quoted(f'{one}/episode_reward')}, but the groups are "
                 f"{', '.join(groups)}; use for example {groups[0]}/episode_reward."
             )
+
+
+def _small_env(config: TrainConfig) -> EnvBase:
+    """Returns one copy of a stage's environment, to read its specs."""
+    how: dict[str, Any] = {"seed": EVALUATION_SEED, "device": config.device, "num_envs": 1}
+    return with_dense_groups(make_env(config.played_env, **how))
+
+
+def check_fits(stages: Stages) -> None:
+    """Refuses a stage whose networks cannot start from those of the stage before.
+
+    Networks are compared in one copy of each environment. Not compared are simulators, of which
+    a process has only one, and networks that depend on clusters, which training finds.
+
+    Args:
+        stages (mapping): settings of the stages.
+
+    Raises:
+        ConfigError: an environment cannot be made, or networks do not fit.
+    """
+    before: list[Any] | None = None
+    for name, config in stages.items():
+        try:
+            learners = _new_learners(config)
+            if before is not None and learners is not None:
+                load_parts(learners, future_source(str(config.init_from), before), config.init)
+        except ConfigError as error:
+            raise ConfigError(f"stages.{name}: {error}") from None
+        before = learners
+
+
+def _new_learners(config: TrainConfig) -> list[Any] | None:
+    """Returns new learners of a stage, made apart; None if they need the run itself."""
+    record = config.env.record
+    alone = config.env.has_clients or (record is not None and record.one_per_process)
+    if alone or any(map(finds_clusters, config.learners().values())):
+        return None
+    with RandomState(config.seed, config.device).active():
+        env = _small_env(config)
+        team = TeamSpec.from_env(env)
+        env.close()
+        return build_learners(team, config.learner, config.groups, device=config.device)
 
 
 def new_folder(config: TrainConfig) -> RunFolder:

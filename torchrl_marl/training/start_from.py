@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Loaded",
     "Source",
+    "future_source",
     "load_parts",
     "read_source",
     "start_from",
@@ -120,6 +121,17 @@ def _read_run(path: Path, frames: int | None) -> Source:
         found = leaves_of(state["learners"])
     frames = state["collector"]["frames"]
     return Source(f"{path}@{frames}", "run", found, frames, settings_of(state, used) or config)
+
+
+def future_source(name: str, learners: Sequence[Any]) -> Source:
+    """Returns the source that new learners will be once they are trained, to compare shapes.
+
+    Args:
+        name (str): path of their run folder.
+        learners (sequence of Learner): ordinary learners; their optimizers are started.
+    """
+    _start_optimizers(learners)
+    return Source(name, "run", live_leaves(learners))
 
 
 # ----------------------------------------------------------------------------------------- loading
