@@ -89,10 +89,10 @@ def _small_env(config: TrainConfig) -> EnvBase:
 
 
 def check_fits(stages: Stages) -> None:
-    """Refuses a stage whose networks cannot start from those of the stage before.
+    """Refuses stages with networks that do not fit those of the stage before.
 
-    Networks are compared in one copy of each environment. Not compared are simulators, of which
-    a process has only one, and networks that depend on clusters, which training finds.
+    New networks are compared, for one copy of each environment. A stage with a simulator of its
+    own process, or with clusters that training finds, is compared when it begins.
 
     Args:
         stages (mapping): settings of the stages.
