@@ -310,6 +310,8 @@ def _prepared(
             _refuse_beside(
                 overrides, "env.kwargs.", "an environment object, which takes no arguments"
             )
+            for key in ("env.randomize", "env.reward_scale"):
+                _refuse_beside(overrides, key, "an environment object")
             overrides = {**_environment_of(recipe, kind, name), **overrides}
         else:
             _refuse_beside(overrides, "env.", "an environment object")

@@ -14,7 +14,7 @@ CLI = "from torchrl_marl.apps.cli.main import main; main()"
 
 
 def completed(line, tmp_path, **environment):
-    """What argcomplete's script in a shell would be answered for a line."""
+    """Returns the exit code, and the words that a shell gets for a line."""
     answer = tmp_path / "answer"
     own = {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_IFS": "\n", "COMP_TYPE": "9"}
     own |= {"COMP_LINE": line, "COMP_POINT": str(len(line))}
@@ -31,6 +31,8 @@ def completed(line, tmp_path, **environment):
         ("torchrl-marl train toy_matrix_game_m", {"toy_matrix_game_mappo"}),
         ("torchrl-marl train learner.lr_m", {"learner.lr_min=", "learner.lr_max="}),
         ("torchrl-marl sweep learner.lr_schedule=k", {"learner.lr_schedule=kl"}),
+        ("torchrl-marl evaluate run env.num", {"env.num_envs="}),
+        ("torchrl-marl evaluate run toy_matrix_game_m", set()),
         ("torchrl-marl suite toy alg", {"algorithms="}),
     ],
 )

@@ -158,3 +158,14 @@ def test_wrong_arguments_are_refused():
         PettingZooEnv("mpe2/simple_spread_v3", state="all")
     with pytest.raises(ConfigError, match="'reset' or|without reset|callable"):
         PettingZooEnv(dict)
+
+
+def test_a_batch_of_vmas_is_no_environment_of_pettingzoo():
+    """It has ``agents``, ``reset`` and ``step``, too."""
+    from vmas import make_env as make_vmas
+
+    from torchrl_marl import train
+
+    env = make_vmas("balance", num_envs=2, seed=0)
+    with pytest.raises(ConfigError, match="a Environment, expected a name such as 'vmas/balance'"):
+        train("vmas_balance_mappo", env=env)

@@ -11,6 +11,8 @@ from torchrl_marl.envs import make_env
 from torchrl_marl.envs.config import EnvConfig
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.recipes import load_config
+from torchrl_marl.specs import TeamSpec
+from torchrl_marl.training.evaluation import play
 
 SMALL = {
     "threads": 1,
@@ -69,6 +71,43 @@ def nested(settings):
             section = section.setdefault(part, {})
         section[last] = value
     return found
+
+
+def test_an_environment_for_training_and_evaluations_is_scaled_in_training_alone():
+    """A simulator of which a process has one, such as Isaac Lab."""
+    env, plain = (env_of(scale, max_steps=4) for scale in (0.25, 1.0))
+    team = TeamSpec.from_env(env)
+    found, expected = (
+        play(one, None, team, episodes=3, deterministic=False, seed=1).total for one in (env, plain)
+    )
+    assert torch.equal(found, expected) and bool(expected.abs().sum() > 0)
+    rewards = []
+    for one in (env, plain):
+        one.set_seed(3)
+        torch.manual_seed(1)
+        rewards.append(one.rollout(3)["next", "agents", "reward"])
+    assert torch.equal(rewards[0], 0.25 * rewards[1])
+
+
+def test_an_environment_of_one_s_own_is_scaled():
+    own = EnvConfig("torchrl_marl.envs.toy.arena:Arena", "", num_envs=3, reward_scale=0.25)
+    plain = EnvConfig("torchrl_marl.envs.toy.arena:Arena", "", num_envs=3)
+    rewards = []
+    for config in (own, plain):
+        env = make_env(config, seed=0)
+        torch.manual_seed(1)
+        rewards.append(env.rollout(3)["next", "agents", "reward"])
+    assert torch.equal(rewards[0], 0.25 * rewards[1]) and bool(rewards[1].abs().sum() > 0)
+
+
+@pytest.mark.parametrize("setting", [{"reward_scale": 0.5}, {"randomize": {"action_noise": 0.1}}])
+def test_settings_that_an_object_would_not_follow_are_refused(setting):
+    from mpe2 import simple_spread_v3
+
+    (key,) = setting
+    overrides = {f"env.{key}": setting[key], "env.num_envs": 2, "total_frames": 100}
+    with pytest.raises(ConfigError, match=f"env.{key}.* is given with an environment object"):
+        torchrl_marl.train("vmas_balance_mappo", env=simple_spread_v3.parallel_env(), **overrides)
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, "half"])

@@ -75,11 +75,19 @@ def test_messages_of_neighbors_do_not_depend_on_the_number(tmp_path):
         ({"learner.lr": 1.0}, "learner.lr is given, expected settings of the environment"),
         ({"env.name": "balance"}, r"env.name='balance' needs networks of other shapes.*18\]"),
         ({"env.kwargs.n_agnts": 4}, "n_agnts"),
+        ({"env.num_envs": 4}, "env.num_envs is given, but the number of episodes decides"),
+        ({"env.reward_scale": 2.0}, "env.reward_scale is given, but evaluations report"),
     ],
 )
 def test_what_does_not_fit_is_one_sentence(folder, settings, message):
     with pytest.raises(ConfigError, match=message):
         Run.load(folder, settings=settings)
+
+
+def test_an_object_and_settings_exclude_each_other(folder):
+    env = Run.load(folder).make_env(2)
+    with pytest.raises(ConfigError, match="n_agents is given with an environment object"):
+        Run.load(folder, env=env, settings={"env.kwargs.n_agents": 3})
 
 
 def test_networks_of_single_agents_do_not_fit_another_number(tmp_path):

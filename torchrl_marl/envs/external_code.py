@@ -192,7 +192,7 @@ def build_own(
     defaults = EnvConfig()
     for field in fields(EnvConfig):
         value = getattr(config, field.name)
-        if field.name in ("library", "name", "num_envs", "kwargs", "randomize"):
+        if field.name in ("library", "name", "num_envs", "kwargs", "randomize", "reward_scale"):
             continue
         offered[field.name] = value
         unused = None if field.name == "max_steps" else getattr(defaults, field.name)

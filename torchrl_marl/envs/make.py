@@ -92,15 +92,11 @@ def make_env(
         from torchrl_marl.envs.randomization import randomized
 
         built = randomized(built, env.randomize)
-    return built if env.reward_scale == 1.0 else _scaled(built, env.reward_scale)
+    if env.reward_scale != 1.0:
+        from torchrl_marl.envs.reward_scale import scaled
 
-
-def _scaled(env: EnvBase, factor: float) -> EnvBase:
-    """Multiplies the rewards of all groups by a factor."""
-    from torchrl.envs import RewardScaling, TransformedEnv
-
-    keys = list(env.reward_keys)
-    return TransformedEnv(env, RewardScaling(0.0, factor, in_keys=keys), auto_unwrap=True)
+        built = scaled(built, env.reward_scale)
+    return built
 
 
 def _built(

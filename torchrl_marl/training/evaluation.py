@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
-from torchrl.envs import EnvBase, TransformedEnv
+from torchrl.envs import Compose, EnvBase, TransformedEnv
 from torchrl.envs.batched_envs import BatchedEnvBase
 from torchrl.envs.utils import ExplorationType, set_exploration_type, step_mdp
 
 from torchrl_marl.collectors.team import restore_env, snapshot_env
+from torchrl_marl.envs.reward_scale import ScaledRewards
 from torchrl_marl.envs.scene import watched
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.objectives.flags import begun
@@ -376,12 +376,20 @@ def put_back(env: EnvBase) -> Iterator[bool]:
             restore_env(env, before)
 
 
-def _measured(env: EnvBase) -> AbstractContextManager[Any]:
+@contextlib.contextmanager
+def _measured(env: EnvBase) -> Iterator[None]:
     """Context without the rewards that an environment adds only for training."""
-    while isinstance(env, TransformedEnv):
-        env = env.base_env
-    own = None if isinstance(env, BatchedEnvBase) else getattr(env, "measured", None)
-    return contextlib.nullcontext() if own is None else own()
+    with contextlib.ExitStack() as stack:
+        while isinstance(env, TransformedEnv):
+            parts = env.transform if isinstance(env.transform, Compose) else [env.transform]
+            for part in parts:
+                if isinstance(part, ScaledRewards):
+                    stack.enter_context(part.measured())
+            env = env.base_env
+        own = None if isinstance(env, BatchedEnvBase) else getattr(env, "measured", None)
+        if own is not None:
+            stack.enter_context(own())
+        yield
 
 
 def first_episodes(

@@ -129,8 +129,8 @@ class Run:
                 such as ``{"env.kwargs.n_agents": 8}``.
 
         Raises:
-            ConfigError: ``settings`` has a setting that is not of the environment, or the policy
-                does not fit the changed environment.
+            ConfigError: ``settings`` has a setting that is not of the environment, or is given with
+                ``env``; or the policy does not fit the changed environment.
             CheckpointError: the folder has no run, or no undamaged checkpoint.
             TrustError: the run is another user's, and needs ``trust``.
         """
@@ -146,7 +146,7 @@ class Run:
                 check_origin(folder / "config.yaml", config, only="env.")
         used, state = load_latest(folder)
         changed = _changed(state, used, config)
-        config = _in_other_env(config, settings) if settings else config
+        config = _in_other_env(config, settings, env) if settings else config
         with RandomState(config.seed, device).active():
             like = _own_or_new(config, env, device, num_envs=1)
             team = TeamSpec.from_env(like)
@@ -423,9 +423,24 @@ def _changed(state: Mapping[str, Any], checkpoint: Path, config: TrainConfig) ->
     return in_words(found, checkpoint.parent.parent / "config.yaml") if found else ""
 
 
-def _in_other_env(config: TrainConfig, settings: Mapping[str, Any]) -> TrainConfig:
+_NOT_PLAYED = {
+    "env.num_envs": "the number of episodes decides how many envs play",
+    "env.reward_scale": "evaluations report the environment's own rewards",
+}
+
+
+def _in_other_env(
+    config: TrainConfig, settings: Mapping[str, Any], env: EnvBase | None
+) -> TrainConfig:
     """Returns a run's settings with another environment."""
     given = normalized(TrainConfig, settings)
+    if env is not None:
+        raise ConfigError(
+            f"{next(iter(flatten(given)))} is given with an environment object; build it "
+            "accordingly, or leave one of the two out."
+        )
+    for key in _NOT_PLAYED.keys() & flatten(given).keys():
+        raise ConfigError(f"{key} is given, but {_NOT_PLAYED[key]}; leave it out.")
     other = next((key for key in flatten(given) if not key.startswith("env.")), None)
     if other is not None:
         raise ConfigError(

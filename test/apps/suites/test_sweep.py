@@ -1,13 +1,18 @@
 """Sweeps: the grid's runs, and what becomes of them."""
 
 import csv
+import io
 import json
+import logging
+import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
 from torchrl_marl.apps.cli.main import main
+from torchrl_marl.apps.jobs.slurm import make_executor
 from torchrl_marl.apps.suites.board import Result
 from torchrl_marl.apps.suites.sweep import best_combination, make_sweep, parse_grid, run_sweep
 from torchrl_marl.errors import ConfigError
@@ -67,7 +72,6 @@ def test_names_tell_settings_of_networks_apart():
 )
 def test_bad_grids_are_refused_before_a_run_starts(given, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    grid, settings = {}, {}
     with pytest.raises(ConfigError, match=message):
         grid, settings = parse_grid(given)
         run_sweep(RECIPE, grid, jobs=0, **settings)
@@ -126,7 +130,7 @@ class TestCommand:
 
         (found,) = run_sweep(
             RECIPE,
-            {"learner.lr": [1e-2, 1e-3][:1] + [3e-3]},
+            {"learner.lr": [1e-2, 3e-3]},
             seeds=[3],
             jobs=0,
             out=tmp_path / "sweep",
@@ -164,6 +168,17 @@ class TestSlurm:
         assert main([*self.given(tmp_path, "learner.lr=1e-3,1e-2"), *option]) == 2
         assert "Slurm cannot be used with these options" in capsys.readouterr().err
         assert not list(tmp_path.iterdir())
+
+
+def test_handlers_of_other_libraries_stay_open(tmp_path, monkeypatch):
+    """submitit's own configuration of logging would close them, and absl's close their stream."""
+    pytest.importorskip("submitit")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "submitit"]:
+        monkeypatch.delitem(sys.modules, name)
+    closed, handler = [], logging.StreamHandler(io.StringIO())
+    monkeypatch.setattr(handler, "close", lambda: closed.append(True))
+    make_executor(tmp_path, {"cluster": "local"})
+    assert not closed and "SUBMITIT_LOG_LEVEL" not in os.environ
 
 
 @pytest.mark.ray

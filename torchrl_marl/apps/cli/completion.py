@@ -8,7 +8,7 @@ from typing import Any
 
 __all__ = ["complete"]
 
-_WITH_SETTINGS = ("train", "tune", "sweep", "evaluate")
+_WITH_RECIPES = ("train", "tune", "sweep")
 
 
 def complete(parser: argparse.ArgumentParser) -> None:
@@ -32,8 +32,10 @@ def complete(parser: argparse.ArgumentParser) -> None:
 
 def _add_completers(name: str, command: argparse.ArgumentParser) -> None:
     for action in command._actions:
-        if action.dest == "settings" and name in _WITH_SETTINGS:
+        if action.dest == "settings" and name in _WITH_RECIPES:
             action.completer = _complete_setting  # type: ignore[attr-defined]
+        elif action.dest == "settings" and name == "evaluate":
+            action.completer = _complete_environment  # type: ignore[attr-defined]
         elif action.dest == "settings" and name == "suite":
             action.completer = _complete_suite  # type: ignore[attr-defined]
 
@@ -47,6 +49,11 @@ def _complete_setting(prefix: str, **more: Any) -> list[str]:
         return [*recipe_names(), *(f"{setting.key}=" for setting in explain())]
     (words,) = [setting.words for setting in explain() if setting.key == key] or [{}]
     return [f"{key}={word}" for word in words]
+
+
+def _complete_environment(prefix: str, **more: Any) -> list[str]:
+    """Returns the settings of ``evaluate``, which are those of the environment."""
+    return [word for word in _complete_setting(prefix) if word.startswith("env.")]
 
 
 def _complete_suite(prefix: str, **more: Any) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from torchrl_marl.errors import ConfigError, MissingExtraError, UserError
 from torchrl_marl.settings import flatten, parse_overrides
 
 __all__ = ["SlurmJob", "make_executor", "parse_slurm"]
+
+_LOG_LEVEL = "SUBMITIT_LOG_LEVEL"
 
 
 def make_executor(folder: Path, options: Mapping[str, Any]) -> Any:
@@ -25,10 +28,7 @@ def make_executor(folder: Path, options: Mapping[str, Any]) -> Any:
         MissingExtraError: submitit is not installed.
         ConfigError: an unknown option, or no Slurm on this machine.
     """
-    try:
-        import submitit
-    except ImportError:
-        raise MissingExtraError("submitit", "slurm") from None
+    submitit = _import_submitit()
     own = {"name": "torchrl_marl", "timeout_min": 1440, **options}
     cluster = own.pop("cluster", "slurm")
     try:
@@ -40,6 +40,26 @@ def make_executor(folder: Path, options: Mapping[str, Any]) -> Any:
             "processes, or try it on this machine by --slurm cluster=local."
         ) from None
     return executor
+
+
+def _import_submitit() -> Any:
+    """Imports submitit without its configuration of logging.
+
+    That configuration closes all handlers of the process. Handlers of absl, which JAX uses, then
+    close the stream that they write to.
+    """
+    level = os.environ.get(_LOG_LEVEL)
+    os.environ[_LOG_LEVEL] = "NOCONFIG"
+    try:
+        import submitit
+    except ImportError:
+        raise MissingExtraError("submitit", "slurm") from None
+    finally:
+        if level is None:
+            del os.environ[_LOG_LEVEL]
+        else:
+            os.environ[_LOG_LEVEL] = level
+    return submitit
 
 
 def parse_slurm(texts: Sequence[str]) -> dict[str, Any]:

@@ -225,12 +225,9 @@ def sweep_command(
     *,
     seeds: Sequence[int] | None,
     out: Path | None,
-    resume: bool,
-    jobs: int,
     dry_run: bool,
-    trust: bool = False,
-    launcher: str = "processes",
     slurm: Sequence[str] = (),
+    **how: Any,
 ) -> None:
     """Trains a sweep, or shows its plan.
 
@@ -240,9 +237,10 @@ def sweep_command(
 
     Keyword Args:
         seeds (sequence of int, optional): seeds of each combination; default: 0, 1, 2.
-        out, resume, jobs, trust, launcher: as for :func:`run_sweep`.
-        slurm (sequence of str): options for Slurm, as ``key=value``.
+        out (Path, optional): output folder.
         dry_run (bool): True to show the plan without training.
+        slurm (sequence of str): options for Slurm, as ``key=value``.
+        **how: as for :func:`run_sweep`: ``resume``, ``jobs``, ``trust``, ``launcher``.
 
     Raises:
         UserError: settings are invalid, or a run failed.
@@ -251,18 +249,11 @@ def sweep_command(
     own: dict[str, Any] = {"seeds": 3 if seeds is None else seeds}
     if dry_run:
         plan = make_sweep(recipe, grid, **own, settings=settings)
-        print(
-            plan_table(
-                plan,
-                Path(f"sweep_{plan.suite.name}") if out is None else out,
-                jobs or 1,
-                "settings",
-            )
-        )
+        folder = Path(f"sweep_{plan.suite.name}") if out is None else out
+        print(plan_table(plan, folder, how["jobs"] or 1, "settings"))
         return
     silence_libraries()
-    own |= {"out": out, "resume": resume, "jobs": jobs, "trust": trust}
-    own |= {"launcher": launcher, "slurm": parse_slurm(slurm)}
+    own |= {"out": out, "slurm": parse_slurm(slurm), **how}
     results = run_sweep(recipe, grid, **own, **settings)
     print(results_table(results, ("recipe", "settings")))
     folder = results[0].folder.parents[2]

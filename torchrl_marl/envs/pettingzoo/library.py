@@ -264,6 +264,8 @@ def known_names() -> list[str]:
 def _owns(env: Any) -> bool:
     """Returns True for an environment of PettingZoo, its class or factory, or a module with one."""
     kind = env if inspect.isclass(env) else type(env)
+    if kind.__module__.startswith("vmas."):  # a batch of envs, with `agents`, `reset` and `step`
+        return False
     played = all(callable(getattr(kind, name, None)) for name in ("reset", "step"))
     if played and (kind is env or hasattr(env, "possible_agents") or hasattr(env, "agents")):
         return True
