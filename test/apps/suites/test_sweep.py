@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,8 @@ from torchrl_marl.apps.suites.sweep import best_combination, make_sweep, parse_g
 from torchrl_marl.errors import ConfigError
 
 RECIPE = "toy_matrix_game_mappo"
+# An import here would configure logging, which a run on Slurm avoids.
+needs_submitit = pytest.mark.skipif(find_spec("submitit") is None, reason="needs submitit")
 SHORT = {"total_frames": 512, "evaluation": {"both": False}}
 
 
@@ -145,14 +148,13 @@ class TestCommand:
 class TestSlurm:
     """By submitit, whose cluster ``local`` runs jobs as processes of this machine."""
 
-    pytestmark = pytest.mark.processes
+    pytestmark = [pytest.mark.processes, needs_submitit]
 
     def given(self, tmp_path, *more):
         out = ["--out", str(tmp_path / "out"), "--seeds", "0", "--launcher", "slurm"]
         return [*texts(*more)[:-2], "--jobs", "2", *out]
 
     def test_jobs_train_and_fail_alone(self, tmp_path, capsys):
-        pytest.importorskip("submitit")
         grid = "env.kwargs.payoff=coordination,[[1,2],[3]]"
         assert main([*self.given(tmp_path, grid), "--slurm", "cluster=local"]) == 2
         shown = capsys.readouterr()
@@ -164,15 +166,14 @@ class TestSlurm:
 
     @pytest.mark.parametrize("option", [[], ["--slurm", "cluster=local", "--slurm", "rooms=3"]])
     def test_options_are_checked_before_anything_is_written(self, option, tmp_path, capsys):
-        pytest.importorskip("submitit")
         assert main([*self.given(tmp_path, "learner.lr=1e-3,1e-2"), *option]) == 2
         assert "Slurm cannot be used with these options" in capsys.readouterr().err
         assert not list(tmp_path.iterdir())
 
 
+@needs_submitit
 def test_handlers_of_other_libraries_stay_open(tmp_path, monkeypatch):
     """submitit's own configuration of logging would close them, and absl's close their stream."""
-    pytest.importorskip("submitit")
     for name in [name for name in sys.modules if name.partition(".")[0] == "submitit"]:
         monkeypatch.delitem(sys.modules, name)
     closed, handler = [], logging.StreamHandler(io.StringIO())
