@@ -481,6 +481,7 @@ def _refusal(algorithm: str, *settings: str, ranks: bool = False) -> str:
         "learner": {"algorithm": algorithm, "minibatch_size": 256},
         "frames_per_batch": 1024,
         "total_frames": 102_400,
+        "data": {"expert": "heuristic"} if algorithm == "bc" else {},
     }
     try:
         config = load_config(run, settings)

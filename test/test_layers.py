@@ -37,6 +37,7 @@ SETTINGS = {
     "learners.happo_config",
     "learners.harl_config",
     "learners.off_policy_config",
+    "learners.offline_config",
     "learners.capabilities",
     "learners.algorithms",
     "training.config",

@@ -49,7 +49,7 @@ EXPECTED = {
     ),
     "vmas_balance_matd3",
     *("vmas_navigation_maddpg_bicnet", "toy_levers_mappo_bicnet"),
-    "vmas_balance_masac",
+    *("vmas_balance_masac", "vmas_balance_bc"),
     *(f"vmas_navigation_{algorithm}" for algorithm in ("maddpg", "matd3", "masac")),
     *(f"vmas_simple_tag_mappo_{word}" for word in ("maddpg", "masac", "league")),
     *(f"pettingzoo_simple_speaker_listener_{algorithm}" for algorithm in ("maddpg", "matd3")),

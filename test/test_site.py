@@ -70,8 +70,8 @@ def check_the_reference(folder):
 FOUND = {
     "hyperparameter": "tuning.html#hyperparameter-search-tune",
     "tune": "tuning.html#hyperparameter-search-tune",
-    "grid": "tuning.html#a-grid",
-    "sweep": "tuning.html#a-sweep-of-one-setting-in-one-program",
+    "grid": "tuning.html#a-grid-sweep",
+    "sweep": "tuning.html#a-grid-sweep",
     "tensorboard": "runs.html#loggers-tensorboard-wandb-mlflow",
     "loggers": "runs.html#loggers-tensorboard-wandb-mlflow",
     "jupyter": "runs.html#in-jupyter-notebooks",

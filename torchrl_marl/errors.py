@@ -64,6 +64,10 @@ class CheckpointError(UserError, RuntimeError):
     """An unusable checkpoint or run folder."""
 
 
+class DatasetError(UserError, RuntimeError):
+    """A folder without a dataset, or a dataset that does not fit."""
+
+
 class CallbackError(UserError, RuntimeError):
     """An error in a callback of a run; the message says how to resume."""
 

@@ -65,6 +65,8 @@ CASES = {
     | {"actor": QNetworkConfig(num_cells=[8], memory=MemoryConfig("gru", 8))},
     "vdn": VALUES | {"n_step": 3},
     "iql": VALUES,
+    "bc": {**STORED, "lr": LR, "actor": NetworkConfig([8])},
+    "td3_bc": CRITICS,
     "pqn": {"num_epochs": 1, "minibatch_size": 40, "lr": LR, "actor": QNetworkConfig([8])},
 }
 ALIKE = {"replay": ReplayConfig(capacity=400)}  # as members draw stored steps

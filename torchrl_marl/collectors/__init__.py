@@ -1,4 +1,4 @@
-"""Collectors: they step environments with a policy and return batches."""
+"""Collectors: they step environments with a policy, or read a dataset, and return batches."""
 
 from typing import TYPE_CHECKING
 
@@ -6,6 +6,9 @@ from torchrl_marl._lazy import attach
 
 if TYPE_CHECKING:
     from torchrl_marl.collectors.collector import Collector
+    from torchrl_marl.collectors.dataset import Dataset, write_dataset
+    from torchrl_marl.collectors.dataset_collector import DatasetCollector
+    from torchrl_marl.collectors.expert import ExpertLabels
     from torchrl_marl.collectors.matches import MatchPolicy
     from torchrl_marl.collectors.rollout import RolloutCollector
     from torchrl_marl.collectors.team import TeamPolicy

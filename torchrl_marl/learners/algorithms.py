@@ -58,6 +58,9 @@ _ELSEWHERE = {
     "dqn": f"DQN of each agent is iql, and vdn or qmix learn one value: {_USE('iql')}",
     "facmac": "FACMAC is maddpg or matd3 with a mixer of the critics: "
     + _USE("maddpg {at}.mixer.kind=monotonic"),
+    "dagger": f"it is bc with the actions of an expert: {_USE('bc data.expert=heuristic')}",
+    "td3bc": f"it is called td3_bc: {_USE('td3_bc')}",
+    "behaviorcloning": f"it is called bc: {_USE('bc')}",
     "rmappo": f"it is mappo with a memory: {_USE('mappo {at}.actor.memory=gru')}",
     "vtrace": f"it is an estimator of mappo: {_USE('mappo {at}.estimator=vtrace')}",
 }
@@ -79,6 +82,16 @@ _OFF_POLICY = (
 _HARL = (
     "torchrl_marl.learners.harl_config:HARLConfig",
     "torchrl_marl.learners.harl:HARLLearner",
+    _NO_LEAGUE,
+)
+_IMITATION = (
+    "torchrl_marl.learners.offline_config:ImitationConfig",
+    "torchrl_marl.learners.imitation:ImitationLearner",
+    _NO_LEAGUE,
+)
+_TD3_BC = (
+    "torchrl_marl.learners.offline_config:TD3BCConfig",
+    "torchrl_marl.learners.off_policy:OffPolicyLearner",
     _NO_LEAGUE,
 )
 _VALUES = (
@@ -190,6 +203,15 @@ ALGORITHMS = Algorithms(
             "Q(lambda) for discrete actions, learned from each new batch; no replay buffer, no "
             "target networks, any mixer",
             *_PARALLEL_Q,
+        ),
+        "bc": Algorithm(
+            "behavior cloning: actors learn to choose the recorded actions of a dataset, or an "
+            "expert's (DAgger)",
+            *_IMITATION,
+        ),
+        "td3_bc": Algorithm(
+            "MATD3 for datasets: actors also stay close to the recorded actions (TD3+BC)",
+            *_TD3_BC,
         ),
         "random": Algorithm("random actions without learning, for a group of opponents", *_RANDOM),
     },

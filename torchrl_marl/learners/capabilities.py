@@ -134,7 +134,8 @@ _OF_ALGORITHM: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("mappo", "ippo"), _ON_POLICY),
     "pqn": ("lr", "gamma", "lmbda", "max_grad_norm"),
     **dict.fromkeys(("qmix", "vdn", "iql"), _VALUES),
-    **dict.fromkeys(("maddpg", "iddpg", "matd3", "itd3"), _OFF_POLICY),
+    "bc": ("lr", "max_grad_norm"),
+    **dict.fromkeys(("maddpg", "iddpg", "matd3", "itd3", "td3_bc"), _OFF_POLICY),
     **dict.fromkeys(("masac", "isac"), (*_OFF_POLICY, "alpha_lr")),
 }
 
@@ -188,6 +189,20 @@ def _why_no_league(learner: Any) -> str:
     return "" if algorithm is None else algorithm.no_league
 
 
+def _has_league(run: Any) -> bool:
+    return run.league.enabled
+
+
+def _has_clients(run: Any) -> bool:
+    return run.env.has_clients
+
+
+def _has_no_replay(learner: Any) -> bool:
+    return not isinstance(learner, ReplayLearnerConfig) and learner.algorithm != "random"
+
+
+_NEEDS_REPLAY = "which learns from its own steps only, but a dataset is given"
+_NO_HIDDEN = "but a dataset has no hidden states"
 _OWN_ENV = "but an environment of your own cannot be split "
 _NO_GIF = (
     "but a population renders no animations; run `torchrl-marl evaluate FOLDER/seed0 --gif` for one"
@@ -299,6 +314,40 @@ STAGES = Feature(
     ),
     otherwise="use stages={}",
 )
+_NOT_FROM_DATA = "but a dataset's steps are read in this process"
+DATASET = Feature(
+    "a dataset",
+    lambda run, own_env: run.data.folder,
+    (
+        Limit("population.size", "but a dataset is read by one learner", (1,)),
+        Limit("league", "but a dataset has no seats for players", ("none",), _has_league),
+        Limit("distributed.collectors", _NOT_FROM_DATA),
+        Limit("env.library", "but its clients collect new steps", None, _has_clients),
+    ),
+    (
+        Limit("algorithm", _NEEDS_REPLAY, ("bc", "td3_bc", "masac", "iql"), _has_no_replay),
+        *(Limit(f"{part}.memory.kind", _NO_HIDDEN, ("none",)) for part in ("actor", "critic")),
+    ),
+    otherwise="use data.folder=null",
+)
+EXPERT = Feature(
+    "an expert",
+    lambda run, own_env: run.data.expert,
+    (
+        Limit("league", "but players of a league act by themselves", ("none",), _has_league),
+        Limit("distributed.collectors", "but an expert acts in one process"),
+        Limit("env.library", "but its clients have no expert", None, _has_clients),
+    ),
+    (
+        Limit(
+            "algorithm",
+            "but an expert is given, whose actions only bc copies",
+            ("bc",),
+            lambda own: own.algorithm != "bc",
+        ),
+    ),
+    otherwise="use data.expert=null",
+)
 LEAGUE = Feature(
     "a league",
     lambda run, own_env: run.league.enabled,
@@ -339,5 +388,5 @@ POPULATION = Feature(
     otherwise="use population.size=1",
 )
 
-FEATURES = (EXTERNAL, OWN_ENV, SHARDS, AHEAD, STAGES, LEAGUE, POPULATION)
+FEATURES = (EXTERNAL, OWN_ENV, SHARDS, AHEAD, STAGES, DATASET, EXPERT, LEAGUE, POPULATION)
 """Features that the settings of a run may ask for, in the order of the checks."""

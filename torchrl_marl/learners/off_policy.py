@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torchrl_marl.learners.adam import Adam
 from torchrl_marl.learners.clipping import GradientClip
 from torchrl_marl.learners.off_policy_config import OffPolicyConfig
+from torchrl_marl.learners.offline_config import TD3BCConfig
 from torchrl_marl.learners.replay_learner import ReplayLearner
 from torchrl_marl.learners.replay_updates import Step
 from torchrl_marl.learners.team_checks import check_cooperative_agents
@@ -20,9 +21,10 @@ from torchrl_marl.modules.q_actor import make_deterministic_actor
 from torchrl_marl.modules.registry import body_of
 from torchrl_marl.objectives.maddpg import MADDPGLoss
 from torchrl_marl.objectives.masac import MASACLoss
+from torchrl_marl.objectives.off_policy import OffPolicyLoss
 from torchrl_marl.specs import GroupSpec
 
-__all__ = ["OffPolicyLearner", "build_loss"]
+__all__ = ["OffPolicyLearner", "actor_clip", "build_loss"]
 
 
 def build_loss(
@@ -52,15 +54,17 @@ def build_loss(
             target_entropy=config.target_entropy,
             **common,
         )
-    return MADDPGLoss(
-        actor,
-        critic,
-        mixed=config.mixed,
-        policy_noise=config.target_noise if config.delayed else 0.0,
-        noise_clip=config.target_noise_clip,
-        saturation_coeff=config.saturation_coeff,
-        **common,
-    )
+    common |= {
+        "mixed": config.mixed,
+        "policy_noise": config.target_noise if config.delayed else 0.0,
+        "noise_clip": config.target_noise_clip,
+        "saturation_coeff": config.saturation_coeff,
+    }
+    if isinstance(config, TD3BCConfig):
+        from torchrl_marl.objectives.td3_bc import TD3BCLoss
+
+        return TD3BCLoss(actor, critic, bc_alpha=config.bc_alpha, **common)
+    return MADDPGLoss(actor, critic, **common)
 
 
 def _maximized(config: OffPolicyConfig, group: GroupSpec) -> Literal["group", "agent", "all"]:
@@ -146,7 +150,7 @@ class OffPolicyLearner(ReplayLearner):
             for name, loss in losses.items()
         }
         actor_clips = {
-            name: _actor_clip(loss, limit, self.per_agent) for name, loss in losses.items()
+            name: actor_clip(loss, limit, self.per_agent) for name, loss in losses.items()
         }
         interval = config.actor_interval if config.delayed else 1
         return [
@@ -155,11 +159,20 @@ class OffPolicyLearner(ReplayLearner):
         ]
 
 
-def _actor_clip(loss: MADDPGLoss | MASACLoss, limit: float | None, per_agent: bool) -> GradientClip:
-    """Builds the gradient clip of an actor."""
+def actor_clip(loss: OffPolicyLoss, limit: float | None, per_agent: bool = False) -> GradientClip:
+    """Builds the gradient clip of an actor; finds the groups of each parameter's rows.
+
+    Args:
+        loss (OffPolicyLoss): loss with the actor.
+        limit (float, optional): maximum norm; None for no clipping.
+        per_agent (bool): whether each agent is treated as a separate group.
+    """
     group, actor = loss.group, loss.actor_network
 
     def outputs(td: TensorDict) -> Tensor:
+        if group.branches:
+            dist = actor.get_dist(td)
+            return dist.log_prob(dist.sample())
         if group.discrete:
             return actor.get_dist(td).logits.clamp_min(-100.0).sum(-1)
         if group.key("scale") in actor.out_keys:  # a stochastic one

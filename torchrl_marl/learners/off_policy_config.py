@@ -182,9 +182,9 @@ class ReplayLearnerConfig(TrainedConfig):
                 )
 
 
-_TD3 = ("itd3", "matd3", "hatd3")
+_TD3 = ("itd3", "matd3", "hatd3", "td3_bc")
 _SAC = ("isac", "masac", "hasac")
-_CENTRAL = ("maddpg", "matd3", "masac", "haddpg", "hatd3", "hasac")
+_CENTRAL = ("maddpg", "matd3", "masac", "haddpg", "hatd3", "hasac", "td3_bc")
 
 
 @dataclass(frozen=True)

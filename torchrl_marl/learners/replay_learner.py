@@ -92,7 +92,7 @@ class ReplayLearner(BlockLearner):
         for name, group in self.block.joined.items():
             actor, loss = self.build(group)
             explore = Explore(group, device=device)
-            self.actors.add(group, TensorDictSequential(actor, explore))
+            self.actors.add(group, self.exploring(actor, explore))
             self.explorers.append(explore)
             self.losses[name] = loss
             if self.members is not None:  # members may differ in the discount
@@ -116,6 +116,10 @@ class ReplayLearner(BlockLearner):
         Args:
             group (GroupSpec): a group, or several groups joined into one.
         """
+
+    def exploring(self, actor: TensorDictModuleBase, explore: Explore) -> TensorDictModuleBase:
+        """Returns the module that acts while steps are collected."""
+        return TensorDictSequential(actor, explore)
 
     @abstractmethod
     def make_steps(self) -> list[Step]:

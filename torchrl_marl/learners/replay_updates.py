@@ -92,7 +92,7 @@ class ReplayUpdates:
         followed = [pair for loss in losses.values() for pair in loss.followed]
         self.sources = [p for network, _ in followed for p in network.parameters()]
         self.targets = [p for _, target in followed for p in target.parameters()]
-        self.device = self.sources[0].device
+        self.device = next(p for x in self.optimizers.values() for p in x.parameters).device
         self.programs = Programs()
         self._columns: dict[int, dict[NestedKey, slice]] = {}
 
@@ -174,7 +174,7 @@ class ReplayUpdates:
         row = torch.cat(values)
         for step, found in zip(due, gradients):
             self._take(step, found)
-        if n_steps == len(self.steps):
+        if self.targets and n_steps == len(self.steps):
             soft_update_(self.targets, self.sources, self.config.tau)
         errors = [data.get(loss.tensor_keys.priority) for loss in self.losses.values()]
         replay.update_priority(data.get("index"), torch.cat(errors, -2).squeeze(-1))

@@ -6,10 +6,12 @@ from torchrl_marl._lazy import attach
 
 if TYPE_CHECKING:
     from torchrl_marl.objectives.estimator import TeamGAE
+    from torchrl_marl.objectives.imitation import ImitationLoss
     from torchrl_marl.objectives.maddpg import MADDPGLoss
     from torchrl_marl.objectives.masac import MASACLoss
     from torchrl_marl.objectives.parallel_q import ParallelQLoss
     from torchrl_marl.objectives.ppo import MAPPOLoss
+    from torchrl_marl.objectives.td3_bc import TD3BCLoss
     from torchrl_marl.objectives.value_decomposition import ValueDecompositionLoss
     from torchrl_marl.objectives.vtrace import TeamVTrace
 

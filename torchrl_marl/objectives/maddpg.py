@@ -138,15 +138,28 @@ class MADDPGLoss(OffPolicyLoss):
         data = self.inputs(dense)
         with self.in_time():
             action, outputs = self._act(data)
-        loss = -self.moved(data, action, self._values, turn)
+        mask, values = self.acts(dense), self.moved(data, action, self._values, turn)
+        loss, metrics = self._weighed(values, dense, action, mask)
         saturated = torch.zeros_like(loss)
         if outputs is not None:
             loss = loss + self.saturation_coeff * self._mean_of_own(outputs.square())
             near = outputs.exp() > _NEAR if self.group.discrete else outputs.tanh().abs() > _NEAR
             saturated = self._mean_of_own(near.to(loss.dtype))
-        mask = self.acts(dense)
-        metrics = {"saturation": self.per_group.mean(saturated.detach(), mask)}
+        metrics["saturation"] = self.per_group.mean(saturated.detach(), mask)
         return self.per_group.mean(loss, self.acts_in_turn(dense, turn)), metrics
+
+    def _weighed(
+        self, values: Tensor, dense: TensorDictBase, action: Tensor, mask: Tensor | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Returns the loss of each step and agent, ``[*B, N, 1]``, and metrics.
+
+        Args:
+            values (Tensor): values that the actions should increase, ``[*B, N, 1]``.
+            dense (TensorDictBase): the minibatch.
+            action (Tensor): actions of the current policy, ``[*B, N, A]``.
+            mask (Tensor, optional): agents that act, ``[*B, N]``; None for all.
+        """
+        return -values, {}
 
     def _values(self, data: TensorDictBase) -> Tensor:
         return self.values(data, detached=True)[..., :1]

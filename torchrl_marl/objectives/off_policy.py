@@ -76,7 +76,8 @@ class OffPolicyLoss(LossModule):
 
     Args:
         actor_network, qvalue_network (TensorDictModule): networks that write actions and their
-            values; policies that are greedy in Q-values have no actor.
+            values; policies that are greedy in Q-values have no actor, and policies that imitate
+            have no values.
         group (GroupSpec): sets every key.
         bootstrap ("team" or "agent"): done flag at which a return ends: the team's or each agent's.
         gamma (float): discount factor, for data without a ``discount`` entry.
@@ -136,7 +137,7 @@ class OffPolicyLoss(LossModule):
     def __init__(
         self,
         actor_network: TensorDictModule | None,
-        qvalue_network: TensorDictModule,
+        qvalue_network: TensorDictModule | None,
         *,
         group: GroupSpec,
         bootstrap: Literal["team", "agent"] = "team",
@@ -156,11 +157,13 @@ class OffPolicyLoss(LossModule):
         self.group, self.bootstrap, self.gamma, self.mixed = group, bootstrap, gamma, mixed
         self.loss_function, self._functional = loss_function, functional
         acting = qvalue_network if actor_network is None else actor_network
+        assert acting is not None
         self.acting = "qvalue_network" if actor_network is None else "actor_network"
         self.remembers = has_cells(acting)
         if actor_network is not None:
             self.add_network("actor_network", actor_network)
-        self.add_network("qvalue_network", qvalue_network)
+        if qvalue_network is not None:
+            self.add_network("qvalue_network", qvalue_network)
         keys = estimator_keys(group, bootstrap)
         self.set_keys(
             action=group.action_key,
@@ -169,7 +172,7 @@ class OffPolicyLoss(LossModule):
             reward=keys["reward"],
             terminated=keys["terminated"],
         )
-        self.per_group = PerGroup(group.membership, next(qvalue_network.parameters()).device)
+        self.per_group = PerGroup(group.membership, next(acting.parameters()).device)
 
     def add_network(self, name: str, network: nn.Module) -> None:
         """Registers a network and its target, if it has one."""

@@ -32,6 +32,7 @@ from torchrl_marl.settings import (
 )
 from torchrl_marl.settings import check as check_settings
 from torchrl_marl.training.sections import (
+    DataConfig,
     DistributedConfig,
     EvaluationConfig,
     EvolutionConfig,
@@ -178,6 +179,8 @@ class TrainConfig:
         default_factory=dict
     )
     """Settings that differ from those of ``learner``, by group, such as ``{team: {lr: 1e-3}}``."""
+    data: DataConfig = field(default_factory=DataConfig)
+    """Recorded steps, or actions of an expert, to learn from."""
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     """Evaluation of the policy."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)

@@ -58,8 +58,9 @@ class Environments:
         self._config, self._device, self._at_once = config, device, at_once
         self.own = None if env is None else adapt(as_environment(env, config.env, device))
         if self.own is None:
-            # Shards build their own environments; this one only provides the specs.
-            num_envs = 1 if config.distributed.enabled else None
+            # With shards or a dataset, this environment only provides the specs.
+            idle = config.distributed.enabled or config.data.folder is not None
+            num_envs = 1 if idle else None
             built = make_env(config.env, seed=config.seed, device=device, num_envs=num_envs)
         else:
             built = self.own
@@ -194,6 +195,7 @@ def make_collector(
     remembers: bool,
     shards: range,
     asked: Callable[[], bool],
+    labels: Callable[[Any], Any] | None = None,
 ) -> Collector:
     """Returns the collector of a run.
 
@@ -205,10 +207,15 @@ def make_collector(
         remembers (bool): whether networks read hidden states or flags of episode starts.
         shards (range): shards of this process.
         asked (callable): function that returns whether to stop waiting for a batch.
+        labels (callable, optional): function that replaces the actions of a batch.
     """
     own = LIBRARIES.hook(config.env.library, "collector")
     if own is not None:
         return own(config, env, policy, remembers, asked)
+    if config.data.folder is not None:
+        from torchrl_marl.training.data import make_dataset_collector
+
+        return make_dataset_collector(config, team, config.device)
     if config.distributed.enabled:
         from torchrl_marl.training.shards import sharded_collector
 
@@ -220,6 +227,7 @@ def make_collector(
         total_frames=config.population.size * config.total_frames,
         execution=config.execution,  # type: ignore[arg-type]
         team=team,
+        postproc=labels,
     )
 
 

@@ -19,7 +19,6 @@ from torchrl.envs.batched_envs import BatchedEnvBase
 from torchrl.envs.utils import ExplorationType, set_exploration_type, step_mdp
 
 from torchrl_marl.collectors.team import restore_env, snapshot_env
-from torchrl_marl.envs.reward_scale import ScaledRewards
 from torchrl_marl.envs.scene import watched
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.objectives.flags import begun
@@ -383,7 +382,7 @@ def _measured(env: EnvBase) -> Iterator[None]:
         while isinstance(env, TransformedEnv):
             parts = env.transform if isinstance(env.transform, Compose) else [env.transform]
             for part in parts:
-                if isinstance(part, ScaledRewards):
+                if hasattr(type(part), "measured"):  # others pass names on to the environment
                     stack.enter_context(part.measured())
             env = env.base_env
         own = None if isinstance(env, BatchedEnvBase) else getattr(env, "measured", None)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 
 __all__ = [
+    "DataConfig",
     "DistributedConfig",
     "EvaluationConfig",
     "EvolutionConfig",
@@ -103,6 +104,26 @@ class EvaluationConfig:
     """Training frames between two animations, which are written to ``animations/``; null: none."""
     episodes_shown: Annotated[int, Range(1, 16)] = 1
     """Number of episodes in one animation."""
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Recorded steps, or actions of an expert, to learn from."""
+
+    folder: str | None = None
+    """Dataset of ``torchrl-marl record``, whose steps are the batches; null: the environment. The
+    environment is then only used in evaluations."""
+    expert: str | None = None
+    """Policy whose actions replace those in the batches: ``heuristic``, of the environment, or the
+    folder of a run; null: none. With ``bc`` this is DAgger."""
+
+    def check(self, at: str = "") -> None:
+        """Refuses a dataset together with an expert."""
+        if self.folder is not None and self.expert is not None:
+            raise ConfigError(
+                f"{at}folder and {at}expert are both given, expected one of them; an expert acts "
+                f"in the environment: use {at}folder=null, or {at}expert=null."
+            )
 
 
 MATCHES = {

@@ -113,7 +113,8 @@ class Training:
             share_minibatches(config, self.learners, self.shards)
         acting = self.policy if self.league is None else self.league.policy
         parts = self.env, acting, self.team, remembers, self.shards
-        self.collector: Any = make_collector(config, *parts, lambda: self.interruption.asked)
+        asked, labels = lambda: self.interruption.asked, self._make_labels()
+        self.collector: Any = make_collector(config, *parts, asked, labels)
         self.tracker = EpisodeTracker(self.team, self.n_members)
         self.results: Any = self._make_results()
         if config.evolution.method != "none":
@@ -152,6 +153,13 @@ class Training:
         from torchrl_marl.training.population import learners_of_members
 
         return learners_of_members(config, self.team, self.device)
+
+    def _make_labels(self) -> Callable[[Any], Any] | None:
+        if self.config.data.expert is None:
+            return None
+        from torchrl_marl.training.data import make_labels
+
+        return make_labels(self.config, self.environments, self.team)
 
     def _make_league(self) -> Part:
         from torchrl_marl.training.league import League
@@ -229,7 +237,7 @@ class Training:
     @property
     def num_envs(self) -> int:
         """Number of envs of this process, including those on Ray actors."""
-        if self.config.distributed.enabled:
+        if self.config.distributed.enabled or self.config.data.folder is not None:
             return self.config.env.num_envs // self.ranks.size
         return self.env.batch_size.numel()
 

@@ -88,6 +88,9 @@ class Anything(metaclass=_AnyType):
     def __class_getitem__(cls, index):
         return cls
 
+    def __radd__(self, other):
+        return other
+
     def __bool__(self):
         return False
 

@@ -352,6 +352,29 @@ def _add_measuring(command: _Parser, kinds: str) -> None:
 
 
 @_command(
+    "record",
+    "record episodes as a dataset",
+    "Plays whole episodes with the last checkpoint of a run, with the heuristic of an environment, "
+    "or with random actions, and writes them to a folder. Learn from it by data.folder=FOLDER.",
+)
+def _record(record: _Parser) -> None:
+    record.add_argument(
+        "player", metavar="PLAYER", help="run folder, `heuristic` of the environment, or `random`"
+    )
+    record.words(
+        "settings",
+        "[RECIPE] env.NAME=VALUE",
+        "recipe of the environment, for `heuristic` and `random`, and settings of the environment",
+    )
+    record.option("--out", "FOLDER", "new folder of the dataset", Path, required=True)
+    record.option("--episodes", "N", "whole episodes; default: 1000", _COUNT, 1000)
+    record.switch("--deterministic", "likeliest actions; default: sampled actions")
+    record.option("--seed", "S", "random seed of the episodes; default: 0", _SEED, 0)
+    record.option("--device", "DEVICE", "cpu or cuda; default: as in the settings")
+    record.trust()
+
+
+@_command(
     "crossplay",
     "play runs against, or with, each other",
     "Plays the policies of several runs against each other in an environment of two sides, or "

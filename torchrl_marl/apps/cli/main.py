@@ -296,6 +296,12 @@ def _sweep(parsed: argparse.Namespace) -> None:
     sweep_command(recipe, texts, **_options(parsed, but="settings"))
 
 
+def _record(parsed: argparse.Namespace) -> None:
+    from torchrl_marl.apps.record import record_command
+
+    record_command(parsed.settings, **_options(parsed, but="settings"))
+
+
 def beside(folders: Iterable[str | Path]) -> Path:
     """Returns the folders' common parent, or the first folder's parent if there is none.
 
@@ -512,6 +518,7 @@ _ACTIONS = {
     "tune": _tune,
     "sweep": _sweep,
     "suite": _suite,
+    "record": _record,
     "crossplay": _crossplay,
     "league": _league,
     "export": _export,

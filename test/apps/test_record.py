@@ -1,0 +1,192 @@
+"""Recording episodes, and learning from them."""
+
+import json
+
+import pytest
+import torch
+
+import torchrl_marl
+from torchrl_marl.apps.cli.main import main
+from torchrl_marl.apps.record import record
+from torchrl_marl.collectors.dataset import Dataset
+from torchrl_marl.collectors.expert import ExpertLabels
+from torchrl_marl.envs import make_env
+from torchrl_marl.errors import ConfigError, DatasetError
+from torchrl_marl.specs import TeamSpec
+from torchrl_marl.training.trainer import start_training
+
+BALANCE = {"max_steps": 10, "num_envs": 4, "kwargs": {"n_agents": 3}}
+SMALL = {
+    "threads": 1,
+    "execution": "eager",
+    "total_frames": 160,
+    "frames_per_batch": 40,
+    "env": BALANCE,
+    "evaluation": {"episodes": 4, "both": False},
+    "logging": {"progress": False},
+}
+LEARNER = {"algorithm": "bc", "minibatch_size": 16, "actor": {"num_cells": [8]}}
+PLAYED = {"env.max_steps": 10, "env.kwargs.n_agents": 3}
+
+
+def small(folder, recorded, **more):
+    learner = {**LEARNER, **more.pop("learner", {})}
+    return {**SMALL, "folder": str(folder), "data": recorded, "learner": learner, **more}
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    out = tmp_path_factory.mktemp("recorded") / "data"
+    return record("heuristic", out, "vmas_balance_mappo", episodes=9, settings=PLAYED)
+
+
+class TestRecord:
+    def test_episodes_are_whole(self, dataset):
+        assert dataset.n_episodes == 9 and int(dataset.lengths.sum()) == len(dataset)
+        assert int(dataset.lengths.max()) <= 10
+        flags = dataset.steps["next", "terminated"] | dataset.steps["next", "truncated"]
+        assert torch.equal(flags, dataset.steps["next", "done"])
+        seen, after = (dataset.steps[key]["agents", "observation"] for key in ((), "next"))
+        inside = ~dataset.steps["next", "done"][:-1, 0]
+        assert torch.equal(seen[1:][inside], after[:-1][inside])
+
+    def test_returns_are_sums_of_rewards(self, dataset):
+        reward = dataset.steps["next", "agents", "reward"].double().mean((1, 2))
+        found = [part.sum().item() for part in reward.split(dataset.lengths.tolist())]
+        returns = dataset.about["returns"]
+        assert returns["mean"] == pytest.approx(sum(found) / 9)
+        assert (returns["min"], returns["max"]) == pytest.approx((min(found), max(found)))
+
+    def test_actions_are_the_heuristics(self, dataset):
+        env = make_env("vmas/balance", num_envs=2, n_agents=3)
+        acted = env.heuristic()(dataset.steps.select(("agents", "observation")).clone())
+        torch.testing.assert_close(acted["agents", "action"], dataset.steps["agents", "action"])
+
+    def test_the_seed_decides(self, dataset, tmp_path):
+        how = {"episodes": 9, "settings": PLAYED}
+        before = torch.get_rng_state()
+        again = record("heuristic", tmp_path / "again", "vmas_balance_mappo", **how)
+        other = record("heuristic", tmp_path / "other", "vmas_balance_mappo", seed=1, **how)
+        assert torch.equal(torch.get_rng_state(), before)
+        assert (again.steps == dataset.steps).all()
+        assert not torch.equal(
+            again.steps["agents", "observation"][:5], other.steps["agents", "observation"][:5]
+        )
+
+    def test_every_env_plays_as_many_episodes(self, tmp_path):
+        """Else short episodes, which end first, would be more frequent."""
+        found = record("random", tmp_path / "data", "toy_arena_mappo", episodes=250)
+        alone = record("random", tmp_path / "few", "toy_arena_mappo", episodes=100)
+        assert found.n_episodes == 250 and alone.n_episodes == 100
+
+    @pytest.mark.parametrize(
+        ("player", "recipe", "message"),
+        [
+            ("heuristic", None, "record heuristic needs a recipe that names the environment"),
+            ("heuristic", "toy_arena_mappo", "has no heuristic that runs here"),
+            ("nobody", None, "nobody"),
+        ],
+    )
+    def test_refusals_write_nothing(self, player, recipe, message, tmp_path):
+        with pytest.raises(torchrl_marl.errors.UserError, match=message):
+            record(player, tmp_path / "data", recipe, episodes=2)
+        assert not list(tmp_path.iterdir())
+
+
+class TestLearning:
+    def test_from_the_command_line(self, tmp_path, monkeypatch, capsys):
+        """Record, clone, and let MAPPO go on from there."""
+        monkeypatch.chdir(tmp_path)
+        short = ["threads=1", "evaluation.both=false", "evaluation.episodes=4"]
+        short += ["env.num_envs=4", "env.max_steps=10", "logging.progress=false"]
+        given = ["vmas_balance_mappo", "env.max_steps=10", "--episodes", "8", "--out", "data"]
+        assert main(["record", "heuristic", *given]) == 0
+        assert "episodes  8" in capsys.readouterr().out
+        frames = ["total_frames=160", "frames_per_batch=80"]
+        clone = ["vmas_balance_bc", "data.expert=null", "data.folder=data", "folder=bc"]
+        assert main(["train", *clone, *short, *frames, "learner.minibatch_size=16"]) == 0
+        start = ["vmas_balance_mappo", "init_from=bc", "init=[actor]", "folder=mappo"]
+        start += ["learner.actor.num_cells=[128,128]", "learner.minibatch_size=80"]
+        assert main(["train", *start, *short, *frames]) == 0
+        before = json.loads((tmp_path / "mappo" / "summary.json").read_text())["return_before"]
+        after = json.loads((tmp_path / "bc" / "summary.json").read_text())["return_after"]
+        assert before == after
+        assert main(["record", "bc", "--episodes", "3", "--out", "played"]) == 0
+        assert Dataset.open("played").n_episodes == 3
+
+    def test_a_resumed_run_is_the_same_to_the_bit(self, dataset, tmp_path):
+        parameters = []
+        for name, halves in (("whole", (160,)), ("halves", (80, 160))):
+            config = small(tmp_path / name, {"folder": str(dataset.folder)})
+            run = torchrl_marl.train("vmas_balance_mappo", **{**config, "total_frames": halves[0]})
+            if len(halves) > 1:
+                run = torchrl_marl.resume(tmp_path / name, total_frames=halves[1])
+            parameters.append(list(run.policy.parameters()))
+        for x, y in zip(*parameters, strict=True):
+            assert torch.equal(x, y)
+
+    @pytest.mark.parametrize("algorithm", ["bc", "td3_bc", "matd3", "masac"])
+    def test_learners_with_a_replay_buffer(self, dataset, algorithm, tmp_path):
+        own = {"algorithm": algorithm, "learning_starts": 40}
+        config = small(tmp_path / "run", {"folder": str(dataset.folder)}, learner=own)
+        run = torchrl_marl.train("vmas_balance_mappo", **config)
+        assert run.frames == 160 and run.summary["return_after"] is not None
+
+
+class TestDAgger:
+    def test_labels_are_the_heuristics_actions(self):
+        env = make_env("vmas/balance", num_envs=3, n_agents=3)
+        batch = env.rollout(4)
+        label = ExpertLabels(env.heuristic(), TeamSpec.from_env(env))
+        found = label(batch.clone())
+        for t in range(4):
+            one = env.heuristic()(batch[:, t].select(("agents", "observation")).clone())
+            torch.testing.assert_close(found[:, t]["agents", "action"], one["agents", "action"])
+        others = [key for key in batch.keys(True, True) if key != ("agents", "action")]
+        assert (found.select(*others) == batch.select(*others)).all()
+
+    def test_the_policy_acts_and_the_expert_is_learned(self, tmp_path):
+        config = small(tmp_path / "run", {"expert": "heuristic"})
+        training = start_training(
+            torchrl_marl.recipes.load_config("vmas_balance_mappo", config), None
+        )
+        batch = training.step().batch
+        stored = training.learners[0].replay.ring.leaf(("agents", "action"))[:10]
+        env = make_env("vmas/balance", num_envs=4, n_agents=3)
+        expected = env.heuristic()(batch.select(("agents", "observation")).reshape(-1))
+        expected = expected["agents", "action"].reshape(4, 10, 3, 2).transpose(0, 1)
+        torch.testing.assert_close(stored, expected)
+        training.close()
+
+    def test_a_run_is_an_expert(self, dataset, tmp_path):
+        teacher = small(tmp_path / "teacher", {"folder": str(dataset.folder)})
+        torchrl_marl.train("vmas_balance_mappo", **teacher)
+        pupil = small(tmp_path / "pupil", {"expert": str(tmp_path / "teacher")})
+        assert torchrl_marl.train("vmas_balance_mappo", **pupil).frames == 160
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"learner": {"algorithm": "mappo"}}, "algorithm is 'mappo', which learns from its own"),
+        ({"data": {"folder": "x", "expert": "heuristic"}}, "folder and data.expert are both given"),
+        ({"data": {}}, "algorithm is 'bc', which copies actions, but there are none"),
+        ({"learner": {"actor": {"memory": "gru"}}}, "memory.kind is 'gru', but a dataset has no"),
+        ({"population": {"size": 2}}, "population.size is 2, but a dataset is read by one"),
+        (
+            {"data": {"expert": "heuristic"}, "learner": {"algorithm": "masac"}},
+            "algorithm is 'masac', but an expert is given, whose actions only bc copies",
+        ),
+        ({"data": {"folder": "nowhere"}}, "'nowhere' has no dataset"),
+        ({"env": {**BALANCE, "kwargs": {"n_agents": 4}}}, "has 4 agents; record it in this"),
+        (
+            {"env": {**BALANCE, "num_envs": 20}},
+            "has 9 episodes, expected at least env.num_envs",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_one_sentence(dataset, change, message, tmp_path):
+    config = small(tmp_path / "run", {"folder": str(dataset.folder)}, **change)
+    with pytest.raises((ConfigError, DatasetError), match=message):
+        torchrl_marl.train("vmas_balance_mappo", **config)
+    assert not (tmp_path / "run" / "metrics.csv").exists()

@@ -1,0 +1,186 @@
+"""Datasets: writing, reading, damage, and arrangement in rows."""
+
+import contextlib
+import json
+import pickle
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torchrl.data import LazyMemmapStorage, ReplayBuffer
+
+from torchrl_marl import AgentSpec, TeamSpec
+from torchrl_marl.collectors.dataset import Dataset, write_dataset
+from torchrl_marl.collectors.dataset_collector import DatasetCollector
+from torchrl_marl.errors import DatasetError, WriteError
+
+
+def steps_of(*lengths):
+    """Steps of episodes of these lengths; ``x`` numbers them."""
+    total = sum(lengths)
+    done = torch.zeros(total, 1, dtype=torch.bool)
+    done[torch.tensor(lengths).cumsum(0) - 1] = True
+    after = {"done": done, "truncated": torch.zeros_like(done), "terminated": done.clone()}
+    return TensorDict({"x": torch.arange(total), "next": after}, [total])
+
+
+def written(folder, *lengths):
+    return write_dataset(folder / "data", steps_of(*lengths), {"source": "here"})
+
+
+def test_what_is_written_is_read(tmp_path):
+    dataset = written(tmp_path, 3, 1, 2)
+    assert dataset.lengths.tolist() == [3, 1, 2] and dataset.starts.tolist() == [0, 3, 4]
+    found = Dataset.open(tmp_path / "data")
+    assert (found.steps == steps_of(3, 1, 2)).all()
+    assert found.about["source"] == "here" and found.about["entries"]["next.done"] == "[1] bool"
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]  # nothing is left beside it
+
+
+def test_torchrl_reads_the_storage(tmp_path):
+    written(tmp_path, 3, 1)
+    storage = LazyMemmapStorage(4)
+    storage.loads(tmp_path / "data" / "storage")
+    buffer = ReplayBuffer(storage=storage, batch_size=2)
+    assert len(buffer) == 4 and torch.equal(buffer[:]["x"], torch.arange(4))
+
+
+def test_a_folder_that_exists_is_left_alone(tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "mine.txt").write_text("x")
+    with pytest.raises(DatasetError, match="exists, expected a new folder.*choose another --out"):
+        written(tmp_path, 2)
+    assert [path.name for path in (tmp_path / "data").iterdir()] == ["mine.txt"]
+
+
+def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
+    def memmap(self, *args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(TensorDict, "memmap", memmap)
+    with pytest.raises(WriteError, match="No space left on device.*make room"):
+        written(tmp_path, 2)
+    assert not list(tmp_path.iterdir())
+
+
+class TestDamage:
+    """Each is one sentence, and no file of the folder is executed or changed."""
+
+    def refused(self, folder, match):
+        before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        with pytest.raises(DatasetError, match=match):
+            Dataset.open(folder)
+        assert before == {path: path.read_bytes() for path in before}
+
+    def test_no_dataset(self, tmp_path):
+        self.refused(tmp_path, "has no dataset .no dataset.json.; record one by")
+
+    def test_half_a_description(self, tmp_path):
+        folder = written(tmp_path, 2).folder
+        (folder / "dataset.json").write_text('{"version": 1, "ste')
+        self.refused(folder, "is damaged")
+
+    @pytest.mark.parametrize(
+        ("key", "value", "match"),
+        [("version", 9, "version 9, expected 1"), ("steps", 5, r"steps \[2\], expected \[5\]")],
+    )
+    def test_another_description(self, tmp_path, key, value, match):
+        folder = written(tmp_path, 2).folder
+        about = json.loads((folder / "dataset.json").read_text())
+        (folder / "dataset.json").write_text(json.dumps(about | {key: value}))
+        self.refused(folder, match)
+
+    def test_a_file_that_is_too_short(self, tmp_path):
+        folder = written(tmp_path, 2).folder
+        (folder / "storage" / "x.memmap").write_bytes(b"123")
+        self.refused(folder, "is damaged")
+
+    def test_no_steps(self, tmp_path):
+        folder = written(tmp_path, 2).folder
+        shutil.rmtree(folder / "storage")
+        self.refused(folder, "is damaged")
+
+    def test_an_unfinished_episode(self, tmp_path):
+        steps = steps_of(2)
+        steps["next", "done"][:] = False
+        with pytest.raises(DatasetError, match="does not end with the end of an episode"):
+            write_dataset(tmp_path / "data", steps, {})
+
+    def test_a_pickle_is_not_read(self, tmp_path):
+        class Bomb:
+            def __reduce__(self):
+                return (Path.touch, (tmp_path / "boom",))
+
+        folder = written(tmp_path, 2).folder
+        (folder / "storage" / "other.pickle").write_bytes(pickle.dumps({"y": Bomb()}))
+        meta = json.loads((folder / "storage" / "meta.json").read_text())
+        (folder / "storage" / "meta.json").write_text(json.dumps(meta | {"_has_non_tensor": True}))
+        with contextlib.suppress(DatasetError):
+            Dataset.open(folder)
+        assert not (tmp_path / "boom").exists()
+
+
+class TestRows:
+    def test_by_hand(self, tmp_path):
+        """Episodes of 3, 1, 2 and 2 steps in two rows: 3 and 2, beside 1 and 2."""
+        rows = written(tmp_path, 3, 1, 2, 2).rows(2)
+        assert rows.tolist() == [[0, 1, 2], [3, 4, 5]]
+
+    def test_each_needs_an_episode(self, tmp_path):
+        with pytest.raises(DatasetError, match="has 2 episodes.*env.num_envs, 3; use .*=2"):
+            written(tmp_path, 3, 1).rows(3)
+
+
+class TestBatches:
+    def test_rows_go_on_and_start_over(self, tmp_path):
+        collector = DatasetCollector(written(tmp_path, 4, 3, 2), n_rows=2, frames_per_batch=6)
+        batches = [collector.rollout() for _ in range(3)]
+        found = torch.cat([batch["x"] for batch in batches], 1)
+        assert found.tolist() == [[0, 1, 2, 3, 0, 1, 2, 3, 0], [4, 5, 6, 7, 4, 5, 6, 7, 4]]
+        done = torch.cat([batch["next", "done"] for batch in batches], 1)[..., 0]
+        cut = torch.cat([batch["next", "truncated"] for batch in batches], 1)[..., 0]
+        assert done[1].tolist() == [False, False, True, True, False, False, True, True, False]
+        assert cut[1].tolist() == [False, False, False, True, False, False, False, True, False]
+        assert not cut[0].any() and collector.frames == 18
+
+    def test_the_dataset_does_not_change(self, tmp_path):
+        dataset = written(tmp_path, 4, 3, 2)
+        collector = DatasetCollector(dataset, n_rows=2, frames_per_batch=8)
+        batch = collector.rollout()
+        batch["x"].zero_()
+        assert (Dataset.open(dataset.folder).steps == steps_of(4, 3, 2)).all()
+
+    def test_a_resumed_one_goes_on(self, tmp_path):
+        dataset = written(tmp_path, 4, 3, 2)
+        first, second = (DatasetCollector(dataset, 2, 6) for _ in range(2))
+        first.rollout()
+        assert second.load_state_dict(first.state_dict())
+        assert torch.equal(first.rollout()["x"], second.rollout()["x"])
+
+
+def of_cars(width=4, n=3, action=2):
+    from torchrl.data import Bounded, Unbounded
+
+    return TeamSpec([AgentSpec("car", n, Unbounded((width,)), Bounded(-1, 1, (action,)))])
+
+
+@pytest.mark.parametrize(
+    ("team", "match"),
+    [
+        (of_cars(), None),
+        (of_cars(width=5), r"observations of 4 numbers, expected 5 for group 'car'"),
+        (of_cars(n=2), r"car.observation \[3, 4\], but group 'car' .* has 2 agents"),
+        (of_cars(action=3), r"car.action \[3, 2\], expected \[3, 3\]"),
+    ],
+)
+def test_another_environment_is_refused(tmp_path, team, match):
+    steps = steps_of(2)
+    steps["car"] = {"observation": torch.zeros(2, 3, 4), "action": torch.zeros(2, 3, 2)}
+    dataset = write_dataset(tmp_path / "data", steps, {})
+    if match is None:
+        dataset.check(team)
+        return
+    with pytest.raises(DatasetError, match=match):
+        dataset.check(team)

@@ -1,0 +1,188 @@
+"""Behavior cloning and TD3+BC: by hand, reductions, and masked agents."""
+
+import math
+
+import pytest
+import torch
+from samples import LOGITS, POISON, make_group, make_observed, make_trajectory
+from torch import nn
+
+from torchrl_marl.modules import (
+    NetworkConfig,
+    RandomActor,
+    make_action_critic,
+    make_actor,
+    make_deterministic_actor,
+)
+from torchrl_marl.objectives import MADDPGLoss
+from torchrl_marl.objectives.imitation import ImitationLoss
+from torchrl_marl.objectives.td3_bc import TD3BCLoss
+from torchrl_marl.specs.joining import join
+
+SMALL = NetworkConfig([8])
+
+
+def recorded(group, *batch, seed=0, alive=0.7):
+    """Observed steps with drawn actions and rewards."""
+    torch.manual_seed(seed)
+    return RandomActor(group)(make_trajectory(group, *batch, seed=seed, alive=alive))
+
+
+@pytest.mark.parametrize("kind", [*LOGITS, "bounded", "wide", "unbounded"])
+class TestCloning:
+    def test_is_the_mean_log_probability_of_those_who_act(self, kind):
+        group = make_group(kind)
+        actor, td = make_actor(group, SMALL), recorded(group, 7)
+        loss = ImitationLoss(actor, group=group)
+        dist = loss.actor_network.get_dist(td)
+        action, mask = td["car", "action"], td["car", "mask"]
+        action = action.long() if action.dtype == torch.bool else action
+        if kind in ("bounded", "wide"):
+            low, high = group.action_bounds
+            middle, half = (low + high) / 2, (high - low) / 2
+            action = middle + half * ((action - middle) / half).clamp(-0.99, 0.99)
+        expected = -dist.log_prob(action)[mask].mean()
+        found = loss(td)
+        torch.testing.assert_close(found["loss_actor"], expected)
+        torch.testing.assert_close(found["log_prob"], -expected.detach())
+
+    def test_masked_agents_change_no_bit(self, kind):
+        group = make_group(kind)
+        actor, td = make_actor(group, SMALL), recorded(group, 7)
+        loss = ImitationLoss(actor, group=group, functional=False)
+        results = []
+        for value in (0.0, *POISON):
+            own, masked = td.clone(), ~td["car", "mask"]
+            own["car", "observation"][masked] = value
+            if own["car", "action"].is_floating_point():
+                own["car", "action"][masked] = value
+            terms = loss(own)
+            results.append(torch.autograd.grad(terms["loss_actor"], list(actor.parameters())))
+        for other in results[1:]:
+            assert all(torch.equal(x, y) for x, y in zip(results[0], other))
+
+    def test_what_is_recorded_becomes_the_likeliest(self, kind):
+        """Gradient steps on one batch raise the probability of its actions."""
+        group = make_group(kind)
+        actor, td = make_actor(group, SMALL), recorded(group, 7)
+        loss = ImitationLoss(actor, group=group, functional=False)
+        optimizer = torch.optim.Adam(actor.parameters(), 0.02)
+        first = loss(td)["loss_actor"].item()
+        for _ in range(100):
+            optimizer.zero_grad()
+            loss(td)["loss_actor"].backward()
+            optimizer.step()
+        assert loss(td)["loss_actor"].item() < first - 0.3
+
+
+def test_a_categorical_by_hand():
+    """Logits 0, log 3: the second action has probability 3/4, the first 1/4."""
+    group = make_group("one_hot", n=2, mask=False)
+    actor = make_actor(group, SMALL)
+    for parameter in actor.parameters():
+        nn.init.zeros_(parameter)
+    last = [p for name, p in actor.named_parameters() if "bias" in name][-1]
+    last.data.copy_(torch.tensor([0.0, math.log(3), -50.0, -50.0]).expand(last.shape))
+    td = make_observed(group, 1)
+    td["car", "action"] = torch.tensor([[[1, 0, 0, 0], [0, 1, 0, 0]]])
+    found = ImitationLoss(actor, group=group)(td)["loss_actor"].item()
+    assert found == pytest.approx(-(math.log(1 / 4) + math.log(3 / 4)) / 2, rel=1e-5)
+
+
+@pytest.mark.parametrize("at", [-1.0, 1.0])
+def test_actions_at_their_bounds_have_a_finite_loss_and_gradient(at):
+    group = make_group("bounded")
+    actor, td = make_actor(group, SMALL), make_observed(group, 7)
+    td["car", "action"] = torch.full((7, 3, 2), at)
+    loss = ImitationLoss(actor, group=group, functional=False)(td)["loss_actor"]
+    gradients = torch.autograd.grad(loss, list(actor.parameters()))
+    assert loss.isfinite() and all(x.isfinite().all() for x in gradients)
+    assert loss.item() < 20
+
+
+def test_joined_groups_have_the_losses_of_single_ones():
+    groups = [make_group("categorical", n, name=name) for n, name in ((2, "cat"), (3, "mouse"))]
+    both = join(groups)
+    actor = make_actor(both, SMALL)
+    td = make_observed(both, 9)
+    td[both.name, "action"] = torch.randint(4, (9, 5))
+    found = ImitationLoss(actor, group=both, functional=False)(td)["loss_actor"]
+    log_prob = actor.get_dist(td).log_prob(td[both.name, "action"])
+    acts = td[both.name, "mask"]
+    for i, rows in enumerate((slice(0, 2), slice(2, 5))):
+        torch.testing.assert_close(found[i], -log_prob[:, rows][acts[:, rows]].mean())
+
+
+def td3_bc(kind="bounded", cls=TD3BCLoss, **kwargs):
+    torch.manual_seed(3)
+    group = make_group(kind)
+    actor = make_deterministic_actor(group, SMALL)
+    critic = make_action_critic(group, SMALL, n_critics=2)
+    return cls(actor, critic, group=group, functional=False, saturation_coeff=1e-3, **kwargs)
+
+
+class TestTD3BC:
+    def test_by_hand(self):
+        loss = td3_bc(bc_alpha=2.5, actor_gradient="agent")
+        td = recorded(loss.group, 7)
+        mask = td["car", "mask"]
+        action = loss.actor_network(td.clone())["car", "action"]
+        acted = td.clone()
+        acted["car", "action"] = action
+        blank = acted.clone()
+        blank["car", "action"][~mask] = 0.0
+        value = loss.qvalue_network(blank)["car", "state_action_value"][..., 0][mask]
+        distance = (action - td["car", "action"]).square().mean(-1)[mask]
+        outputs = loss.actor_network(td.clone())["car", "loc"].square().mean(-1)[mask]
+        weight = 2.5 / value.abs().mean()
+        expected = distance.mean() - weight * value.mean() + 1e-3 * outputs.mean()
+        found, metrics = loss.actor_loss(td)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(metrics["distance"], distance.mean().detach())
+
+    @pytest.mark.parametrize("kind", ["bounded", "wide", "unbounded"])
+    def test_at_the_recorded_actions_the_gradient_is_matd3s_times_lambda(self, kind):
+        loss, plain = td3_bc(kind), td3_bc(kind, MADDPGLoss)
+        loss.saturation_coeff = plain.saturation_coeff = 0.0
+        td = recorded(loss.group, 7)
+        td["car", "action"] = loss.actor_network(td.clone())["car", "action"].detach()
+        parameters = [list(x.actor_network.parameters()) for x in (loss, plain)]
+        found = torch.autograd.grad(loss.actor_loss(td)[0], parameters[0])
+        value, _ = plain.actor_loss(td)
+        expected = torch.autograd.grad(value, parameters[1])
+        data = plain.inputs(td)
+        acted, _ = plain._act(data)
+        values = plain.moved(data, acted, plain._values, None)[td["car", "mask"]]
+        weight = 2.5 / values.abs().mean()
+        for x, y in zip(found, expected):
+            torch.testing.assert_close(x, weight * y, rtol=1e-4, atol=1e-6)
+
+    def test_critics_learn_as_matd3s(self):
+        loss, plain = td3_bc(), td3_bc(cls=MADDPGLoss)
+        td = recorded(loss.group, 7)
+        assert torch.equal(loss.value_loss(td.clone())[0], plain.value_loss(td.clone())[0])
+
+    @pytest.mark.parametrize("kind", ["categorical", "one_hot"])
+    def test_discrete_actions_have_their_log_probability_as_distance(self, kind):
+        loss = td3_bc(kind)
+        td = recorded(loss.group, 7)
+        dist = loss.actor_network.get_dist(td.clone())
+        action = td["car", "action"]
+        action = action.long() if action.dtype == torch.bool else action
+        expected = -dist.log_prob(action)[td["car", "mask"]].mean()
+        _, metrics = loss.actor_loss(td)
+        torch.testing.assert_close(metrics["distance"], expected.detach())
+
+    def test_masked_agents_change_no_bit(self):
+        loss = td3_bc()
+        td = recorded(loss.group, 7)
+        masked, results = ~td["car", "mask"], []
+        for value in (0.0, *POISON):
+            own = td.clone()
+            own["car", "observation"][masked] = value
+            own["car", "action"][masked] = value
+            terms = loss.actor_loss(own)[0]
+            parameters = list(loss.actor_network.parameters())
+            results.append(torch.autograd.grad(terms, parameters))
+        for other in results[1:]:
+            assert all(torch.equal(x, y) for x, y in zip(results[0], other))

@@ -1,0 +1,263 @@
+"""Reads and writes datasets of recorded steps.
+
+Shapes: S steps of all episodes, R rows, T steps of a row.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import NestedKey, TensorDict, TensorDictBase
+from torch import Tensor
+
+from torchrl_marl.errors import DatasetError, WriteError, quoted
+from torchrl_marl.specs import GroupSpec, TeamSpec
+
+__all__ = ["Dataset", "check_new", "write_dataset"]
+
+# The file with the description, the folder of the steps, and the version of the format.
+_ABOUT, _STEPS, _VERSION = "dataset.json", "storage", 1
+# With it, the folder is a checkpoint of TorchRL's LazyMemmapStorage.
+_METADATA, _READ_BY_TORCHRL = "storage_metadata.json", {"metadata": {}, "is_pytree": False}
+
+
+class Dataset:
+    """Recorded steps of whole episodes, one episode after the other.
+
+    The steps are a memory-mapped storage of TorchRL in ``FOLDER/storage``. ``FOLDER/dataset.json``
+    describes them: environment, specs, source, and returns.
+
+    Args:
+        folder (Path): folder of the dataset.
+        about (mapping): the description.
+        steps (TensorDictBase): the steps, ``[S]``.
+
+    Attributes:
+        starts (Tensor): index of the first step of each episode.
+        lengths (Tensor): number of steps of each episode.
+
+    Examples:
+        >>> import tempfile
+        >>> from torchrl_marl.collectors.dataset import write_dataset
+        >>> done = torch.tensor([[False], [True], [True]])
+        >>> steps = TensorDict({"next": {"done": done}}, [3])
+        >>> dataset = write_dataset(Path(tempfile.mkdtemp(), "data"), steps, {"source": "random"})
+        >>> dataset.lengths.tolist(), Dataset.open(dataset.folder).about["source"]
+        ([2, 1], 'random')
+    """
+
+    def __init__(self, folder: Path, about: Mapping[str, Any], steps: TensorDictBase) -> None:
+        self.folder, self.about, self.steps = folder, dict(about), steps
+        ends = steps.get(("next", "done")).flatten().nonzero().flatten() + 1
+        if not len(ends) or int(ends[-1]) != len(steps):
+            raise DatasetError(
+                f"dataset {quoted(str(folder))} does not end with the end of an episode; record it "
+                "again."
+            )
+        self.starts = torch.cat([ends.new_zeros(1), ends[:-1]])
+        self.lengths = ends - self.starts
+
+    @classmethod
+    def open(cls, folder: str | Path) -> Dataset:
+        """Opens a dataset. Nothing in its folder is executed, and nothing is written to it.
+
+        Raises:
+            DatasetError: the folder has no dataset, or a damaged one.
+        """
+        folder = Path(folder)
+        if not (folder / _ABOUT).is_file():
+            raise DatasetError(
+                f"{quoted(str(folder))} has no dataset (no {_ABOUT}); record one by "
+                "`torchrl-marl record`."
+            )
+        try:
+            about = json.loads((folder / _ABOUT).read_text(encoding="utf-8"))
+            version, n_steps = about["version"], about["steps"]
+            _check_sizes(folder / _STEPS)
+            steps = TensorDict.load_memmap(folder / _STEPS, mode="r", allow_pickle=False)
+        except (OSError, ValueError, TypeError, KeyError, RuntimeError) as error:
+            raise DatasetError(
+                f"dataset {quoted(str(folder))} is damaged ({error}); record it again."
+            ) from error
+        if version != _VERSION:
+            raise DatasetError(
+                f"dataset {quoted(str(folder))} has version {version}, expected {_VERSION}; record "
+                "it again, or read it by the version of torchrl_marl that wrote it."
+            )
+        if steps.batch_size != (n_steps,):
+            raise DatasetError(
+                f"dataset {quoted(str(folder))} has steps {list(steps.batch_size)}, expected "
+                f"[{n_steps}] as {_ABOUT} says; record it again."
+            )
+        return cls(folder, about, steps)
+
+    def __len__(self) -> int:
+        """Returns the number of steps."""
+        return len(self.steps)
+
+    @property
+    def n_episodes(self) -> int:
+        """Number of episodes."""
+        return len(self.lengths)
+
+    def check(self, team: TeamSpec) -> None:
+        """Refuses a dataset whose agents observe or act otherwise than an environment's.
+
+        Args:
+            team (TeamSpec): the groups of the environment.
+
+        Raises:
+            DatasetError: an entry is missing or has another shape; the message names it.
+        """
+        for group in team.groups.values():
+            for key in group.observation_keys:
+                self._check_agents(group, key)
+            widths = [self.steps.get(key)[0, 0].numel() for key in group.observation_keys]
+            if sum(widths) != group.observation_dim:
+                raise DatasetError(
+                    f"dataset {quoted(str(self.folder))} has observations of {sum(widths)} "
+                    f"numbers, expected {group.observation_dim} for group {group.name!r} of the "
+                    "environment; record it in this environment."
+                )
+            self._check_agents(group, group.action_key)
+            found, expected = self.steps.get(group.action_key).shape[1:], group.action_spec.shape
+            if found != expected:
+                raise DatasetError(
+                    f"dataset {quoted(str(self.folder))} has {_shown(group.action_key)} "
+                    f"{list(found)}, expected {list(expected)} as in the environment; record it in "
+                    "this environment."
+                )
+
+    def _check_agents(self, group: GroupSpec, key: NestedKey) -> None:
+        value = self.steps.get(key, None)
+        if value is None or value.shape[1:2] != (group.n_agents,):
+            found = "none" if value is None else f"{list(value.shape[1:])}"
+            raise DatasetError(
+                f"dataset {quoted(str(self.folder))} has {_shown(key)} {found}, but group "
+                f"{group.name!r} of the environment has {group.n_agents} agents; record it in this "
+                "environment."
+            )
+
+    def rows(self, n_rows: int) -> Tensor:
+        """Arranges the episodes in rows of equal length, ``[R, T]``, as indices of steps.
+
+        Episodes are dealt to the shortest row in turn. Rows are then cut to the shortest one, so
+        that the last episode of a row may be incomplete.
+
+        Args:
+            n_rows (int): number of rows R.
+
+        Raises:
+            DatasetError: there are fewer episodes than rows.
+        """
+        if self.n_episodes < n_rows:
+            raise DatasetError(
+                f"dataset {quoted(str(self.folder))} has {self.n_episodes} episodes, expected at "
+                f"least env.num_envs, {n_rows}; use env.num_envs={self.n_episodes}, or record more."
+            )
+        rows: list[list[Tensor]] = [[] for _ in range(n_rows)]
+        sizes = [0] * n_rows
+        for start, length in zip(self.starts.tolist(), self.lengths.tolist()):
+            shortest = sizes.index(min(sizes))
+            rows[shortest].append(torch.arange(start, start + length))
+            sizes[shortest] += length
+        return torch.stack([torch.cat(own)[: min(sizes)] for own in rows])
+
+
+def _check_sizes(folder: Path) -> None:
+    """Refuses files that do not have the size of their tensors; torch would enlarge them.
+
+    Raises:
+        ValueError: a file has another size; the message names it.
+    """
+    for meta in folder.rglob("meta.json"):
+        entries = json.loads(meta.read_text(encoding="utf-8"))
+        for name, entry in entries.items():
+            if not isinstance(entry, dict) or "dtype" not in entry:
+                continue
+            dtype = getattr(torch, entry["dtype"].removeprefix("torch."))
+            expected = math.prod(entry["shape"]) * dtype.itemsize
+            found = os.path.getsize(meta.with_name(f"{name}.memmap"))
+            if found != expected:
+                raise ValueError(f"{name}.memmap has {found} bytes, expected {expected}")
+
+
+def _shown(key: NestedKey) -> str:
+    return ".".join(key) if isinstance(key, tuple) else key
+
+
+def check_new(folder: str | Path) -> Path:
+    """Returns the folder of a new dataset.
+
+    Raises:
+        DatasetError: the folder exists.
+    """
+    folder = Path(folder)
+    if folder.exists() or folder.is_symlink():
+        raise DatasetError(
+            f"{quoted(str(folder))} exists, expected a new folder for the dataset; choose another "
+            "--out."
+        )
+    return folder
+
+
+def write_dataset(folder: str | Path, steps: TensorDictBase, about: Mapping[str, Any]) -> Dataset:
+    """Writes steps of whole episodes to a new folder, and opens it.
+
+    The folder appears when it is complete.
+
+    Args:
+        folder (str or Path): the new folder.
+        steps (TensorDictBase): steps of whole episodes, one episode after the other, ``[S]``.
+        about (mapping): description of the steps, as JSON can write it.
+
+    Keys:
+        - reads: all entries; ``("next", "done")`` is True in the last step of each episode
+
+    Raises:
+        DatasetError: the folder exists.
+        WriteError: the folder cannot be written, as the disk is full or read-only.
+    """
+    folder = check_new(folder)
+    whole = {"version": _VERSION, "steps": len(steps), **about, "entries": _described(steps)}
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        part = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    except OSError as error:
+        raise WriteError(f"{quoted(str(folder))} cannot be written ({error}).") from error
+    try:
+        _write(part, steps, whole)
+        part.chmod(0o755)
+        os.rename(part, folder)
+    except (OSError, RuntimeError) as error:
+        raise WriteError(
+            f"{quoted(str(folder))} cannot be written ({error}); make room, or choose another "
+            "--out."
+        ) from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return Dataset.open(folder)
+
+
+def _write(folder: Path, steps: TensorDictBase, about: Mapping[str, Any]) -> None:
+    steps.memmap(folder / _STEPS)
+    (folder / _STEPS / _METADATA).write_text(json.dumps(_READ_BY_TORCHRL | {"len": len(steps)}))
+    text = json.dumps(about, indent=2, sort_keys=True)
+    (folder / _ABOUT).write_text(text + "\n", encoding="utf-8")
+
+
+def _described(steps: TensorDictBase) -> dict[str, str]:
+    """Returns the shape and dtype of each entry of a step."""
+    return {
+        ".".join(key if isinstance(key, tuple) else (key,)): f"{list(value.shape[1:])} "
+        f"{str(value.dtype).removeprefix('torch.')}"
+        for key, value in sorted(steps.items(True, True), key=str)
+    }

@@ -1,0 +1,97 @@
+"""Settings of learners that imitate: behavior cloning, and TD3 with behavior cloning."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from torchrl_marl.errors import ConfigError
+from torchrl_marl.learners.config import Bootstrap, CentralInput, EpsilonConfig, LearningRate
+from torchrl_marl.learners.off_policy_config import (
+    ExplorationConfig,
+    OffPolicyConfig,
+    ReplayLearnerConfig,
+)
+from torchrl_marl.modules.config import RecurrentNetworkConfig
+from torchrl_marl.settings import Count, Positive, Range, ReadWhere, Share, Weight
+
+__all__ = ["ImitationConfig", "TD3BCConfig"]
+
+_NOT_IN_BC = ReadWhere("algorithm", "bc", but=True)
+
+
+@dataclass(frozen=True)
+class ImitationConfig(ReplayLearnerConfig):
+    """Settings of behavior cloning.
+
+    Examples:
+        >>> config = ImitationConfig()
+        >>> config.algorithm, config.learning_starts, config.exploration.epsilon
+        ('bc', 0, 0.0)
+    """
+
+    algorithm: str = "bc"
+    """Learning algorithm of the agents."""
+    central_input: Annotated[CentralInput, _NOT_IN_BC] = "observations"
+    """Input of a central critic or a mixer."""
+    gamma: Annotated[Share, _NOT_IN_BC] = 0.99
+    """Discount factor."""
+    bootstrap: Annotated[Bootstrap, _NOT_IN_BC] = "team"
+    """Done flag that cuts the return: the team's or each agent's."""
+    n_step: Annotated[Count, _NOT_IN_BC] = 1
+    """Number of rewards in a target before it bootstraps."""
+    tau: Annotated[float, Range(0, 1, above=True), _NOT_IN_BC] = 0.005
+    """Soft-update rate of the target networks, applied after each update."""
+    actor: RecurrentNetworkConfig = field(default_factory=RecurrentNetworkConfig)
+    """The actor's network."""
+    lr: LearningRate = 1e-3
+    """Learning rate of Adam."""
+    action_noise: Weight = 0.1
+    """Standard deviation of the noise on recorded continuous actions, relative to half their range.
+    The policy's standard deviation stays above it, as a start of MAPPO needs."""
+    learning_starts: Annotated[int, Range(0)] = 0
+    """Frames before the first update."""
+
+    def __post_init__(self) -> None:
+        self._take_plain(actor=RecurrentNetworkConfig)
+
+    @property
+    def exploration(self) -> EpsilonConfig:
+        """Exploration: none."""
+        return EpsilonConfig(0.0, 0.0)
+
+    def check_run(self, run: Any, at: str, *, own_env: bool = False) -> None:
+        """Refuses a run without actions to copy."""
+        if run.data.folder is None and run.data.expert is None:
+            raise ConfigError(
+                f"{at}algorithm is {self.algorithm!r}, which copies actions, but there are none to "
+                "copy; use data.folder=FOLDER with a dataset of `torchrl-marl record`, or "
+                "data.expert=heuristic."
+            )
+        super().check_run(run, at, own_env=own_env)
+
+
+@dataclass(frozen=True)
+class TD3BCConfig(OffPolicyConfig):
+    """Settings of TD3 with behavior cloning.
+
+    Examples:
+        >>> config = TD3BCConfig()
+        >>> config.twin, config.delayed, config.central, config.bc_alpha
+        (True, True, True, 2.5)
+    """
+
+    algorithm: str = "td3_bc"
+    """Learning algorithm of the agents."""
+    bc_alpha: Positive = 2.5
+    """Weight of the values, relative to their mean size, against the distance from the recorded
+    actions."""
+    learning_starts: Annotated[int, Range(0)] = 0
+    """Frames before the first update."""
+    exploration: ExplorationConfig = field(default_factory=lambda: ExplorationConfig(0.0, 0.0))
+    """Exploration while collecting."""
+
+    @property
+    def central(self) -> bool:
+        """True, since critics read more than their agent's observation."""
+        return True
