@@ -85,12 +85,24 @@ class TestRecord:
             ("heuristic", None, "record heuristic needs a recipe that names the environment"),
             ("heuristic", "toy_arena_mappo", "has no heuristic that runs here"),
             ("nobody", None, "nobody"),
+            ("heuristc", "toy_arena_mappo", "'heuristc' with recipe 'toy_arena_mappo', expected"),
         ],
     )
     def test_refusals_write_nothing(self, player, recipe, message, tmp_path):
         with pytest.raises(torchrl_marl.errors.UserError, match=message):
             record(player, tmp_path / "data", recipe, episodes=2)
         assert not list(tmp_path.iterdir())
+
+    @pytest.mark.parametrize(
+        ("key", "message"),
+        [
+            ("learner.lr", "learner.lr is given, expected settings of the environment"),
+            ("env.num_envs", "env.num_envs is given, but the number of episodes decides"),
+        ],
+    )
+    def test_settings_without_effect_are_refused(self, key, message, tmp_path):
+        with pytest.raises(ConfigError, match=message):
+            record("random", tmp_path / "data", "toy_arena_mappo", settings={key: 1})
 
 
 class TestLearning:

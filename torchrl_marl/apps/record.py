@@ -24,12 +24,12 @@ from torchrl_marl.envs.remember import remembered_keys
 from torchrl_marl.envs.transforms import with_dense_groups
 from torchrl_marl.errors import ConfigError, quoted
 from torchrl_marl.recipes import load_config
-from torchrl_marl.settings import parse_overrides
+from torchrl_marl.settings import normalized, parse_overrides
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.entrants import HEURISTIC, RANDOM, scripted
 from torchrl_marl.training.metrics import group_reward
-from torchrl_marl.training.run import Run
+from torchrl_marl.training.run import Run, check_played
 
 __all__ = ["play_episodes", "record", "record_command"]
 
@@ -89,8 +89,8 @@ def record(
     else:
         if recipe is not None:
             raise ConfigError(
-                f"{quoted(str(recipe))} is given with a run, which has its own environment; leave "
-                "it out."
+                f"the player is {quoted(str(player))} with recipe {quoted(str(recipe))}, expected "
+                "heuristic or random; a run has its own environment: leave the recipe out."
             )
         run = Run.load(player, device=device, trust=trust, settings=settings)
         config, policy = run.config, cast(Any, run.policy)
@@ -151,6 +151,7 @@ def _config_of(
             f"record {player} vmas_balance_mappo`."
         )
     config = load_config(recipe, dict(settings or {}))
+    check_played(normalized(TrainConfig, settings or {}))
     return config if device is None else dataclasses.replace(config, device=device)
 
 
