@@ -137,6 +137,18 @@ class TestLearning:
         for x, y in zip(*parameters, strict=True):
             assert torch.equal(x, y)
 
+    @pytest.mark.parametrize("name", ["folder", "expert"])
+    def test_a_run_is_resumed_from_another_folder(self, dataset, name, tmp_path, monkeypatch):
+        """A relative path is that of the folder in which the run began."""
+        teacher = small(tmp_path / "teacher", {"folder": str(dataset.folder)})
+        torchrl_marl.train("vmas_balance_mappo", **teacher)
+        place = dataset.folder if name == "folder" else tmp_path / "teacher"
+        monkeypatch.chdir(place.parent)
+        config = small(tmp_path / "run", {name: place.name})
+        torchrl_marl.train("vmas_balance_mappo", **{**config, "total_frames": 80})
+        monkeypatch.chdir("/")
+        assert torchrl_marl.resume(tmp_path / "run", total_frames=160).frames == 160
+
     @pytest.mark.parametrize("algorithm", ["bc", "td3_bc", "matd3", "masac"])
     def test_learners_with_a_replay_buffer(self, dataset, algorithm, tmp_path):
         own = {"algorithm": algorithm, "learning_starts": 40}
@@ -176,6 +188,14 @@ class TestDAgger:
         pupil = small(tmp_path / "pupil", {"expert": str(tmp_path / "teacher")})
         assert torchrl_marl.train("vmas_balance_mappo", **pupil).frames == 160
 
+    def test_an_expert_of_another_environment_is_refused(self, dataset, tmp_path):
+        teacher = small(tmp_path / "teacher", {"folder": str(dataset.folder)})
+        torchrl_marl.train("vmas_balance_mappo", **teacher)
+        env = {**BALANCE, "kwargs": {"n_agents": 4}}
+        pupil = small(tmp_path / "pupil", {"expert": str(tmp_path / "teacher")}, env=env)
+        with pytest.raises(ConfigError, match="does not fit the environment .*choose a run of"):
+            torchrl_marl.train("vmas_balance_mappo", **pupil)
+
 
 @pytest.mark.parametrize(
     ("change", "message"),
@@ -189,7 +209,8 @@ class TestDAgger:
             {"data": {"expert": "heuristic"}, "learner": {"algorithm": "masac"}},
             "algorithm is 'masac', but an expert is given, whose actions only bc copies",
         ),
-        ({"data": {"folder": "nowhere"}}, "'nowhere' has no dataset"),
+        ({"data": {"folder": "nowhere"}}, "nowhere' has no dataset"),
+        ({"data": {"expert": "heuristik"}}, "heuristik', expected heuristic, or the folder of"),
         ({"env": {**BALANCE, "kwargs": {"n_agents": 4}}}, "has 4 agents; record it in this"),
         (
             {"env": {**BALANCE, "num_envs": 20}},

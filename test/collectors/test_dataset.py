@@ -201,6 +201,12 @@ class TestBatches:
         assert second.load_state_dict(first.state_dict())
         assert torch.equal(first.rollout()["x"], second.rollout()["x"])
 
+    def test_a_resumed_one_refuses_another_dataset(self, tmp_path):
+        first = DatasetCollector(written(tmp_path, 4, 3, 2), 2, 6)
+        other = write_dataset(tmp_path / "other", steps_of(4, 3, 2), {"source": "there"})
+        with pytest.raises(DatasetError, match="is not the one that this run has read so far"):
+            DatasetCollector(other, 2, 6).load_state_dict(first.state_dict())
+
 
 def of_cars(width=4, n=3, action=2):
     from torchrl.data import Bounded, Unbounded

@@ -5,6 +5,7 @@ Shapes: S steps of all episodes, R rows, T steps of a row.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -120,6 +121,12 @@ class Dataset:
     def n_episodes(self) -> int:
         """Number of episodes."""
         return len(self.lengths)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the description, by which a resumed run recognizes the dataset."""
+        text = json.dumps(self.about, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
 
     def check(self, team: TeamSpec) -> None:
         """Refuses a dataset whose agents observe or act otherwise than an environment's.
