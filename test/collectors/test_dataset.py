@@ -145,6 +145,14 @@ class TestBatches:
         assert cut[1].tolist() == [False, False, False, True, False, False, False, True, False]
         assert not cut[0].any() and collector.frames == 18
 
+    def test_rewards_are_scaled(self, tmp_path):
+        steps = steps_of(2, 2)
+        steps["next", "car", "reward"] = torch.arange(4.0).reshape(4, 1, 1)
+        dataset = write_dataset(tmp_path / "data", steps, {})
+        batch = DatasetCollector(dataset, 2, 4, reward_scale=0.5).rollout()
+        assert batch["next", "car", "reward"].flatten().tolist() == [0.0, 0.5, 1.0, 1.5]
+        assert dataset.steps["next", "car", "reward"].flatten().tolist() == [0.0, 1.0, 2.0, 3.0]
+
     def test_the_dataset_does_not_change(self, tmp_path):
         dataset = written(tmp_path, 4, 3, 2)
         collector = DatasetCollector(dataset, n_rows=2, frames_per_batch=8)

@@ -36,7 +36,8 @@ def make_dataset_collector(
     """
     dataset = Dataset.open(Path(cast(str, config.data.folder)).expanduser())
     dataset.check(team)
-    return DatasetCollector(dataset, config.env.num_envs, config.frames_per_batch, device)
+    rows, frames = config.env.num_envs, config.frames_per_batch
+    return DatasetCollector(dataset, rows, frames, device, config.env.reward_scale)
 
 
 def make_labels(
