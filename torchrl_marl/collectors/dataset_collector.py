@@ -13,6 +13,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from torchrl_marl.collectors.dataset import Dataset
+from torchrl_marl.errors import DatasetError, quoted
 
 __all__ = ["DatasetCollector"]
 
@@ -88,11 +89,20 @@ class DatasetCollector:
         """Does nothing."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the number of steps read."""
-        return {"frames": self.frames}
+        """Returns the number of steps read, and the digest of the dataset."""
+        return {"frames": self.frames, "dataset": self.dataset.digest}
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
-        """Continues after the steps that were read."""
+        """Continues after the steps that were read.
+
+        Raises:
+            DatasetError: these steps are of another dataset.
+        """
+        if state.get("dataset", self.dataset.digest) != self.dataset.digest:
+            raise DatasetError(
+                f"dataset {quoted(str(self.dataset.folder))} is not the one that this run has read "
+                "so far; put that one back, or start a new run."
+            )
         self.frames = state.get("frames", self.frames)
         return True
 
