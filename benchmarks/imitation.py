@@ -91,7 +91,9 @@ def return_of(folder: Path, episodes: int) -> float:
 
 
 def with_span(values: list[float]) -> str:
-    """Formats the mean, with the least and the greatest value."""
+    """Formats the mean, with the least and the greatest value if there are several."""
+    if len(values) == 1:
+        return f"{values[0]:.1f}"
     return f"{statistics.fmean(values):.1f} ({min(values):.1f} to {max(values):.1f})"
 
 
