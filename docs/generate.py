@@ -24,6 +24,7 @@ import csv
 import dataclasses
 import itertools
 import re
+import runpy
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -47,7 +48,7 @@ from torchrl_marl.training.config import TrainConfig
 
 FOLDER = Path(__file__).resolve().parent
 RESULTS = FOLDER.parent / "benchmarks" / "results"
-VERSIONS = FOLDER.parent / ".ci" / "versions.csv"
+CI = FOLDER.parent / ".ci"
 CONFIGS = FOLDER.parent / "torchrl_marl" / "configs"
 
 SETTINGS = f"""\
@@ -573,9 +574,9 @@ def _limits_of(feature: Feature) -> str:
 
 def versions_table(_: str) -> str:
     """Returns the table of tested versions, and a list of what failed or could not be tested."""
-    with VERSIONS.open(newline="", encoding="utf-8") as file:
+    extras = runpy.run_path(str(CI / "versions.py"))["EXTRAS"]
+    with (CI / "versions.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    extras = {row["part"] for row in rows} - {"core", "compile"}
     lines = [
         "| Python | torch | without extras | compiled | extras that pass | day |",
         "|---|---|---|---|---|---|",
