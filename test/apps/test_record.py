@@ -85,12 +85,24 @@ class TestRecord:
             ("heuristic", None, "record heuristic needs a recipe that names the environment"),
             ("heuristic", "toy_arena_mappo", "has no heuristic that runs here"),
             ("nobody", None, "nobody"),
+            ("heuristc", "toy_arena_mappo", "'heuristc' with recipe 'toy_arena_mappo', expected"),
         ],
     )
     def test_refusals_write_nothing(self, player, recipe, message, tmp_path):
         with pytest.raises(torchrl_marl.errors.UserError, match=message):
             record(player, tmp_path / "data", recipe, episodes=2)
         assert not list(tmp_path.iterdir())
+
+    @pytest.mark.parametrize(
+        ("key", "message"),
+        [
+            ("learner.lr", "learner.lr is given, expected settings of the environment"),
+            ("env.num_envs", "env.num_envs is given, but the number of episodes decides"),
+        ],
+    )
+    def test_settings_without_effect_are_refused(self, key, message, tmp_path):
+        with pytest.raises(ConfigError, match=message):
+            record("random", tmp_path / "data", "toy_arena_mappo", settings={key: 1})
 
 
 class TestLearning:
@@ -124,6 +136,18 @@ class TestLearning:
             parameters.append(list(run.policy.parameters()))
         for x, y in zip(*parameters, strict=True):
             assert torch.equal(x, y)
+
+    @pytest.mark.parametrize("name", ["folder", "expert"])
+    def test_a_run_is_resumed_from_another_folder(self, dataset, name, tmp_path, monkeypatch):
+        """A relative path is that of the folder in which the run began."""
+        teacher = small(tmp_path / "teacher", {"folder": str(dataset.folder)})
+        torchrl_marl.train("vmas_balance_mappo", **teacher)
+        place = dataset.folder if name == "folder" else tmp_path / "teacher"
+        monkeypatch.chdir(place.parent)
+        config = small(tmp_path / "run", {name: place.name})
+        torchrl_marl.train("vmas_balance_mappo", **{**config, "total_frames": 80})
+        monkeypatch.chdir("/")
+        assert torchrl_marl.resume(tmp_path / "run", total_frames=160).frames == 160
 
     @pytest.mark.parametrize("algorithm", ["bc", "td3_bc", "matd3", "masac"])
     def test_learners_with_a_replay_buffer(self, dataset, algorithm, tmp_path):
@@ -164,6 +188,14 @@ class TestDAgger:
         pupil = small(tmp_path / "pupil", {"expert": str(tmp_path / "teacher")})
         assert torchrl_marl.train("vmas_balance_mappo", **pupil).frames == 160
 
+    def test_an_expert_of_another_environment_is_refused(self, dataset, tmp_path):
+        teacher = small(tmp_path / "teacher", {"folder": str(dataset.folder)})
+        torchrl_marl.train("vmas_balance_mappo", **teacher)
+        env = {**BALANCE, "kwargs": {"n_agents": 4}}
+        pupil = small(tmp_path / "pupil", {"expert": str(tmp_path / "teacher")}, env=env)
+        with pytest.raises(ConfigError, match="does not fit the environment .*choose a run of"):
+            torchrl_marl.train("vmas_balance_mappo", **pupil)
+
 
 @pytest.mark.parametrize(
     ("change", "message"),
@@ -177,7 +209,8 @@ class TestDAgger:
             {"data": {"expert": "heuristic"}, "learner": {"algorithm": "masac"}},
             "algorithm is 'masac', but an expert is given, whose actions only bc copies",
         ),
-        ({"data": {"folder": "nowhere"}}, "'nowhere' has no dataset"),
+        ({"data": {"folder": "nowhere"}}, "nowhere' has no dataset"),
+        ({"data": {"expert": "heuristik"}}, "heuristik', expected heuristic, or the folder of"),
         ({"env": {**BALANCE, "kwargs": {"n_agents": 4}}}, "has 4 agents; record it in this"),
         (
             {"env": {**BALANCE, "num_envs": 20}},

@@ -102,11 +102,45 @@ class TestDamage:
         shutil.rmtree(folder / "storage")
         self.refused(folder, "is damaged")
 
-    def test_an_unfinished_episode(self, tmp_path):
+    @pytest.mark.parametrize(
+        ("remove", "match"),
+        [
+            ("next", r"next.done is missing, expected \[1\] bool as dataset.json says"),
+            ("x", r"x is missing, expected \[\] int64"),
+        ],
+    )
+    def test_an_entry_is_gone(self, tmp_path, remove, match):
+        folder = written(tmp_path, 2).folder
+        meta = folder / "storage" / "meta.json"
+        entries = json.loads(meta.read_text())
+        entries.pop(remove, None)
+        meta.write_text(json.dumps(entries))
+        shutil.rmtree(folder / "storage" / remove, ignore_errors=True)
+        self.refused(folder, match)
+
+    @pytest.mark.parametrize("dtype", ["torch.nope", "torch.nn"])
+    def test_an_unknown_dtype(self, tmp_path, dtype):
+        folder = written(tmp_path, 2).folder
+        meta = folder / "storage" / "meta.json"
+        meta.write_text(meta.read_text().replace("torch.int64", dtype))
+        self.refused(folder, "is damaged")
+
+    def test_a_description_of_another_kind(self, tmp_path):
+        folder = written(tmp_path, 2).folder
+        (folder / "dataset.json").write_text("[]")
+        self.refused(folder, "is damaged")
+
+    @pytest.mark.parametrize("flag", [False, None])
+    def test_an_unfinished_episode(self, tmp_path, flag):
         steps = steps_of(2)
-        steps["next", "done"][:] = False
-        with pytest.raises(DatasetError, match="does not end with the end of an episode"):
+        if flag is None:
+            del steps["next", "done"]
+        else:
+            steps["next", "done"][:] = flag
+        match = "no entry next.done" if flag is None else "does not end with the end of an episode"
+        with pytest.raises(DatasetError, match=match):
             write_dataset(tmp_path / "data", steps, {})
+        assert not list(tmp_path.iterdir())
 
     def test_a_pickle_is_not_read(self, tmp_path):
         class Bomb:
@@ -145,6 +179,14 @@ class TestBatches:
         assert cut[1].tolist() == [False, False, False, True, False, False, False, True, False]
         assert not cut[0].any() and collector.frames == 18
 
+    def test_rewards_are_scaled(self, tmp_path):
+        steps = steps_of(2, 2)
+        steps["next", "car", "reward"] = torch.arange(4.0).reshape(4, 1, 1)
+        dataset = write_dataset(tmp_path / "data", steps, {})
+        batch = DatasetCollector(dataset, 2, 4, reward_scale=0.5).rollout()
+        assert batch["next", "car", "reward"].flatten().tolist() == [0.0, 0.5, 1.0, 1.5]
+        assert dataset.steps["next", "car", "reward"].flatten().tolist() == [0.0, 1.0, 2.0, 3.0]
+
     def test_the_dataset_does_not_change(self, tmp_path):
         dataset = written(tmp_path, 4, 3, 2)
         collector = DatasetCollector(dataset, n_rows=2, frames_per_batch=8)
@@ -159,11 +201,25 @@ class TestBatches:
         assert second.load_state_dict(first.state_dict())
         assert torch.equal(first.rollout()["x"], second.rollout()["x"])
 
+    def test_a_resumed_one_refuses_another_dataset(self, tmp_path):
+        first = DatasetCollector(written(tmp_path, 4, 3, 2), 2, 6)
+        other = write_dataset(tmp_path / "other", steps_of(4, 3, 2), {"source": "there"})
+        with pytest.raises(DatasetError, match="is not the one that this run has read so far"):
+            DatasetCollector(other, 2, 6).load_state_dict(first.state_dict())
+
 
 def of_cars(width=4, n=3, action=2):
     from torchrl.data import Bounded, Unbounded
 
     return TeamSpec([AgentSpec("car", n, Unbounded((width,)), Bounded(-1, 1, (action,)))])
+
+
+def steps_of_cars():
+    steps = steps_of(2)
+    seen = {"observation": torch.zeros(2, 3, 4), "mask": torch.ones(2, 3, dtype=torch.bool)}
+    steps["car"] = {**seen, "action": torch.zeros(2, 3, 2)}
+    steps["next", "car"] = {**seen, "reward": torch.zeros(2, 3, 1)}
+    return steps
 
 
 @pytest.mark.parametrize(
@@ -176,11 +232,25 @@ def of_cars(width=4, n=3, action=2):
     ],
 )
 def test_another_environment_is_refused(tmp_path, team, match):
-    steps = steps_of(2)
-    steps["car"] = {"observation": torch.zeros(2, 3, 4), "action": torch.zeros(2, 3, 2)}
-    dataset = write_dataset(tmp_path / "data", steps, {})
+    dataset = write_dataset(tmp_path / "data", steps_of_cars(), {})
     if match is None:
         dataset.check(team)
         return
     with pytest.raises(DatasetError, match=match):
         dataset.check(team)
+
+
+@pytest.mark.parametrize(
+    "missing",
+    [
+        ("car", "action"),
+        ("car", "mask"),
+        ("next", "car", "observation"),
+        ("next", "car", "reward"),
+        ("next", "terminated"),
+    ],
+)
+def test_a_missing_entry_is_named(tmp_path, missing):
+    dataset = write_dataset(tmp_path / "data", steps_of_cars().exclude(missing), {})
+    with pytest.raises(DatasetError, match=f"has no entry {'.'.join(missing)}, .*group 'car'"):
+        dataset.check(of_cars())

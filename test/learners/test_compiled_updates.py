@@ -67,6 +67,7 @@ CASES = {
     "iql": VALUES,
     "bc": {**STORED, "lr": LR, "actor": NetworkConfig([8])},
     "td3_bc": CRITICS,
+    "iql_offline": CRITICS,
     "pqn": {"num_epochs": 1, "minibatch_size": 40, "lr": LR, "actor": QNetworkConfig([8])},
 }
 ALIKE = {"replay": ReplayConfig(capacity=400)}  # as members draw stored steps

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from samples import LOGITS, POISON, make_group, make_observed, make_trajectory
+from samples import DISCRETE, LOGITS, POISON, make_group, make_observed, make_trajectory
 from torch import nn
 
 from torchrl_marl.modules import (
@@ -12,10 +12,12 @@ from torchrl_marl.modules import (
     RandomActor,
     make_action_critic,
     make_actor,
+    make_critic,
     make_deterministic_actor,
 )
 from torchrl_marl.objectives import MADDPGLoss
 from torchrl_marl.objectives.imitation import ImitationLoss
+from torchrl_marl.objectives.implicit_q import ImplicitQLoss
 from torchrl_marl.objectives.td3_bc import TD3BCLoss
 from torchrl_marl.specs.joining import join
 
@@ -186,3 +188,90 @@ class TestTD3BC:
             results.append(torch.autograd.grad(terms, parameters))
         for other in results[1:]:
             assert all(torch.equal(x, y) for x, y in zip(results[0], other))
+
+
+def implicit_q(kind="bounded", **kwargs):
+    torch.manual_seed(3)
+    group = make_group(kind)
+    networks = make_actor(group, SMALL), make_action_critic(group, SMALL, n_critics=2)
+    value = make_critic(group, SMALL)
+    return ImplicitQLoss(*networks, value, group=group, functional=False, **kwargs)
+
+
+class TestImplicitQ:
+    def test_by_hand(self):
+        loss = implicit_q(expectile=0.8, beta=2.0)
+        td = recorded(loss.group, 9)
+        for parameter in loss.target_qvalue_network.parameters():
+            parameter.data.add_(0.1)  # the target differs from the critics
+        mask = td["car", "mask"]
+        blank = td.clone()
+        blank["car", "action"][~mask] = 0.0
+        value = loss.target_qvalue_network(blank.clone())["car", "state_action_value"].amin(-1)
+        state = loss.value_network(td.clone())["car", "state_value"][..., 0]
+        gap = (value - state)[mask]
+        weights = torch.tensor([0.8 if u > 0 else 0.2 for u in gap.tolist()])
+        _, metrics = loss.value_loss(td.clone())
+        torch.testing.assert_close(metrics["loss_state_value"], (weights * gap**2).mean())
+        assert 0 < (gap > 0).sum() < len(gap)  # both sides are there
+        dist = loss.actor_network.get_dist(td.clone())
+        inside = td["car", "action"].clamp(-0.99, 0.99)
+        expected = -((2 * gap).exp().clamp_max(100) * dist.log_prob(inside)[mask]).mean()
+        torch.testing.assert_close(loss.actor_loss(td.clone())[0], expected)
+
+    def test_targets_are_the_values_of_next_steps(self):
+        loss = implicit_q(bootstrap="agent", gamma=0.9)
+        td = recorded(loss.group, 9, alive=1.0)
+        following = td["next"].clone()
+        state = loss.value_network(following)["car", "state_value"]
+        ended = td["next", "car", "terminated"]
+        expected = td["next", "car", "reward"] + 0.9 * torch.where(ended, 0.0, state)
+        _, metrics = loss.value_loss(td)
+        torch.testing.assert_close(metrics["target_value"], expected.mean().detach())
+
+    @pytest.mark.parametrize("kind", [*DISCRETE, "bounded", "unbounded"])
+    def test_without_advantages_it_clones(self, kind):
+        loss = implicit_q(kind, beta=0.0)
+        td = recorded(loss.group, 9)
+        clone = ImitationLoss(loss.actor_network, group=loss.group, functional=False)
+        assert torch.equal(loss.actor_loss(td.clone())[0], clone.actor_loss(td.clone())[0])
+
+    def test_each_network_learns_from_its_own_loss(self):
+        loss = implicit_q()
+        td = recorded(loss.group, 9)
+        value, metrics = loss.value_loss(td.clone())
+        actor, _ = loss.actor_loss(td.clone())
+        own = {
+            "value": (value, loss.qvalue_network),
+            "state": (metrics["loss_state_value"], loss.value_network),
+            "actor": (actor, loss.actor_network),
+        }
+        for word, (term, _) in own.items():
+            for other, (_, network) in own.items():
+                found = torch.autograd.grad(
+                    term, list(network.parameters()), retain_graph=True, allow_unused=True
+                )
+                moved = any(x is not None and bool(x.abs().sum() > 0) for x in found)
+                assert moved is (word == other), (word, other)
+
+    def test_masked_agents_change_no_bit(self):
+        loss = implicit_q()
+        td = recorded(loss.group, 7)
+        masked, results = ~td["car", "mask"], []
+        for filler in (0.0, *POISON):
+            own = td.clone()
+            own["car", "observation"][masked] = filler
+            own["car", "action"][masked] = filler
+            value, metrics = loss.value_loss(own.clone())
+            total = value + metrics["loss_state_value"] + loss.actor_loss(own.clone())[0]
+            trained = [p for p in loss.parameters() if p.requires_grad]
+            results.append(torch.autograd.grad(total, trained, allow_unused=True))
+        for other in results[1:]:
+            assert all(
+                x is y is None or torch.equal(x, y) for x, y in zip(results[0], other, strict=True)
+            )
+
+    @pytest.mark.parametrize("expectile", [0.4, 1.0])
+    def test_an_expectile_is_between_a_half_and_one(self, expectile):
+        with pytest.raises(ValueError, match="expectile is .*, expected 0.5 or more, and below 1"):
+            implicit_q(expectile=expectile)

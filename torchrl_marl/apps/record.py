@@ -17,6 +17,7 @@ from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType
 
 from torchrl_marl.apps.console import number, silence_libraries, table
+from torchrl_marl.apps.vaults import is_vault, read_vault
 from torchrl_marl.collectors.dataset import Dataset, check_new, write_dataset
 from torchrl_marl.collectors.rollout import RolloutCollector
 from torchrl_marl.envs.make import make_env
@@ -24,14 +25,16 @@ from torchrl_marl.envs.remember import remembered_keys
 from torchrl_marl.envs.transforms import with_dense_groups
 from torchrl_marl.errors import ConfigError, quoted
 from torchrl_marl.recipes import load_config
-from torchrl_marl.settings import parse_overrides
+from torchrl_marl.settings import normalized, parse_overrides
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.entrants import HEURISTIC, RANDOM, scripted
 from torchrl_marl.training.metrics import group_reward
-from torchrl_marl.training.run import Run
+from torchrl_marl.training.run import Run, check_played
 
 __all__ = ["play_episodes", "record", "record_command"]
+
+Policy = Callable[[TensorDictBase], TensorDictBase]
 
 _AT_ONCE = 100
 _CHUNK = 25
@@ -52,13 +55,14 @@ def record(
     """Plays whole episodes with a policy, and writes them as a dataset.
 
     Args:
-        player (str or Path): run folder, ``heuristic`` (of the environment) or ``random``.
+        player (str or Path): run folder, ``heuristic`` (of the environment) or ``random``; or the
+            folder of an OG-MARL vault, which is converted.
         out (str or Path): new folder of the dataset.
-        recipe (str or Path, optional): recipe that names the environment of ``heuristic`` and
-            ``random``.
+        recipe (str or Path, optional): recipe that names the environment of ``heuristic``,
+            ``random`` or a vault.
 
     Keyword Args:
-        episodes (int): number of whole episodes.
+        episodes (int): number of whole episodes; a vault is converted as a whole.
         deterministic (bool): whether a run takes its most likely actions; False: sampled actions.
         seed (int): random seed of the episodes.
         device (str, optional): device of the environment; by default, as in the settings.
@@ -80,37 +84,30 @@ def record(
     """
     folder = check_new(out)
     num_envs = min(episodes, _AT_ONCE)
-    if str(player) in (HEURISTIC, RANDOM):
-        config = _config_of(str(player), recipe, settings, device)
-        built = make_env(config.played_env, seed=seed, device=config.device, num_envs=num_envs)
-        env = with_dense_groups(built)
-        team = TeamSpec.from_env(env)
-        policy = scripted(str(player), env, team, config.env)
+    policy: Policy | None
+    how: dict[str, Any] = {"seed": seed, "device": device, "settings": settings}
+    if str(player) not in (HEURISTIC, RANDOM) and not is_vault(player):
+        config, env, policy = _of_run(player, recipe, num_envs, trust=trust, **how)
     else:
-        if recipe is not None:
-            raise ConfigError(
-                f"{quoted(str(recipe))} is given with a run, which has its own environment; leave "
-                "it out."
-            )
-        run = Run.load(player, device=device, trust=trust, settings=settings)
-        config, policy = run.config, cast(Any, run.policy)
-        env = with_dense_groups(run.make_env(num_envs))
-        env.set_seed(seed)
-        team = TeamSpec.from_env(env)
+        config, env, policy = _of_recipe(str(player), recipe, num_envs, **how)
+    team = TeamSpec.from_env(env)
     kind = ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        steps = play_episodes(env, policy, episodes, kind)
+    if policy is None:
+        steps = read_vault(player, team)
+    else:
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            steps = play_episodes(env, policy, episodes, kind)
+    env.close()
     about = {
         "environment": _plain(dataclasses.asdict(config.env)),
         "source": str(player),
         "deterministic": deterministic,
         "seed": seed,
-        "episodes": episodes,
+        "episodes": int(steps.get(("next", "done")).sum()),
         "groups": {name: list(group.agent_names) for name, group in team.groups.items()},
         "returns": _returns(team, steps),
     }
-    env.close()
     return write_dataset(folder, steps, about)
 
 
@@ -139,24 +136,56 @@ def record_command(texts: Sequence[str], *, player: str, **options: Any) -> None
     print(table(rows))
 
 
-def _config_of(
+def _of_run(
+    player: str | Path,
+    recipe: str | Path | None,
+    num_envs: int,
+    *,
+    seed: int,
+    device: str | None,
+    trust: bool,
+    settings: Mapping[str, Any] | None,
+) -> tuple[TrainConfig, EnvBase, Policy]:
+    """Returns a run's settings, environment and policy."""
+    if recipe is not None:
+        raise ConfigError(
+            f"the player is {quoted(str(player))} with recipe {quoted(str(recipe))}, expected "
+            "heuristic, random or a vault; a run has its own environment: leave the recipe out."
+        )
+    run = Run.load(player, device=device, trust=trust, settings=settings)
+    env = with_dense_groups(run.make_env(num_envs))
+    env.set_seed(seed)
+    return run.config, env, cast(Any, run.policy)
+
+
+def _of_recipe(
     player: str,
     recipe: str | Path | None,
-    settings: Mapping[str, Any] | None,
+    num_envs: int,
+    *,
+    seed: int,
     device: str | None,
-) -> TrainConfig:
+    settings: Mapping[str, Any] | None,
+) -> tuple[TrainConfig, EnvBase, Policy | None]:
+    """Returns a recipe's settings, environment, and a policy of that name; None for a vault."""
     if recipe is None:
         raise ConfigError(
             f"record {player} needs a recipe that names the environment, such as `torchrl-marl "
             f"record {player} vmas_balance_mappo`."
         )
     config = load_config(recipe, dict(settings or {}))
-    return config if device is None else dataclasses.replace(config, device=device)
+    check_played(normalized(TrainConfig, settings or {}))
+    config = config if device is None else dataclasses.replace(config, device=device)
+    built = make_env(config.played_env, seed=seed, device=config.device, num_envs=num_envs)
+    env = with_dense_groups(built)
+    if is_vault(player):
+        return config, env, None
+    return config, env, scripted(player, env, TeamSpec.from_env(env), config.env)
 
 
 def play_episodes(
     env: EnvBase,
-    policy: Callable[[TensorDictBase], TensorDictBase],
+    policy: Policy,
     episodes: int,
     kind: ExplorationType = ExplorationType.RANDOM,
 ) -> TensorDictBase:

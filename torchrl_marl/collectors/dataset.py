@@ -5,6 +5,7 @@ Shapes: S steps of all episodes, R rows, T steps of a row.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tensordict import NestedKey, TensorDict, TensorDictBase
+from tensordict import NestedKey, TensorDict, TensorDictBase, unravel_key
 from torch import Tensor
 
 from torchrl_marl.errors import DatasetError, WriteError, quoted
@@ -56,7 +57,13 @@ class Dataset:
 
     def __init__(self, folder: Path, about: Mapping[str, Any], steps: TensorDictBase) -> None:
         self.folder, self.about, self.steps = folder, dict(about), steps
-        ends = steps.get(("next", "done")).flatten().nonzero().flatten() + 1
+        done = steps.get(("next", "done"), None)
+        if done is None:
+            raise DatasetError(
+                f"dataset {quoted(str(folder))} has no entry next.done, expected True in the last "
+                "step of each episode; record it again, or add the entry."
+            )
+        ends = done.flatten().nonzero().flatten() + 1
         if not len(ends) or int(ends[-1]) != len(steps):
             raise DatasetError(
                 f"dataset {quoted(str(folder))} does not end with the end of an episode; record it "
@@ -80,10 +87,10 @@ class Dataset:
             )
         try:
             about = json.loads((folder / _ABOUT).read_text(encoding="utf-8"))
-            version, n_steps = about["version"], about["steps"]
+            version, n_steps, entries = about["version"], about["steps"], about["entries"]
             _check_sizes(folder / _STEPS)
             steps = TensorDict.load_memmap(folder / _STEPS, mode="r", allow_pickle=False)
-        except (OSError, ValueError, TypeError, KeyError, RuntimeError) as error:
+        except (OSError, ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
             raise DatasetError(
                 f"dataset {quoted(str(folder))} is damaged ({error}); record it again."
             ) from error
@@ -97,6 +104,13 @@ class Dataset:
                 f"dataset {quoted(str(folder))} has steps {list(steps.batch_size)}, expected "
                 f"[{n_steps}] as {_ABOUT} says; record it again."
             )
+        found = _described(steps)
+        if found != entries:
+            key = min(key for key in {**found, **entries} if found.get(key) != entries.get(key))
+            raise DatasetError(
+                f"dataset {quoted(str(folder))} is damaged ({key} is {found.get(key, 'missing')}, "
+                f"expected {entries.get(key, 'none')} as {_ABOUT} says); record it again."
+            )
         return cls(folder, about, steps)
 
     def __len__(self) -> int:
@@ -108,6 +122,12 @@ class Dataset:
         """Number of episodes."""
         return len(self.lengths)
 
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the description, by which a resumed run recognizes the dataset."""
+        text = json.dumps(self.about, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
     def check(self, team: TeamSpec) -> None:
         """Refuses a dataset whose agents observe or act otherwise than an environment's.
 
@@ -118,6 +138,7 @@ class Dataset:
             DatasetError: an entry is missing or has another shape; the message names it.
         """
         for group in team.groups.values():
+            self._check_entries(group)
             for key in group.observation_keys:
                 self._check_agents(group, key)
             widths = [self.steps.get(key)[0, 0].numel() for key in group.observation_keys]
@@ -136,12 +157,24 @@ class Dataset:
                     "this environment."
                 )
 
-    def _check_agents(self, group: GroupSpec, key: NestedKey) -> None:
-        value = self.steps.get(key, None)
-        if value is None or value.shape[1:2] != (group.n_agents,):
-            found = "none" if value is None else f"{list(value.shape[1:])}"
+    def _check_entries(self, group: GroupSpec) -> None:
+        masks = [key for key in (group.mask_key, group.action_mask_key) if key is not None]
+        seen = [*group.observation_keys, *masks]
+        after = [*seen, group.reward_key, "terminated"]
+        needed = [*seen, group.action_key, *(unravel_key(("next", key)) for key in after)]
+        missing = next((key for key in needed if self.steps.get(key, None) is None), None)
+        if missing is not None:
             raise DatasetError(
-                f"dataset {quoted(str(self.folder))} has {_shown(key)} {found}, but group "
+                f"dataset {quoted(str(self.folder))} has no entry {_shown(missing)}, expected one "
+                f"as in the environment, for group {group.name!r}; record it in this environment, "
+                "or add the entry."
+            )
+
+    def _check_agents(self, group: GroupSpec, key: NestedKey) -> None:
+        found = self.steps.get(key).shape[1:]
+        if found[:1] != (group.n_agents,):
+            raise DatasetError(
+                f"dataset {quoted(str(self.folder))} has {_shown(key)} {list(found)}, but group "
                 f"{group.name!r} of the environment has {group.n_agents} agents; record it in this "
                 "environment."
             )
@@ -223,10 +256,11 @@ def write_dataset(folder: str | Path, steps: TensorDictBase, about: Mapping[str,
         - reads: all entries; ``("next", "done")`` is True in the last step of each episode
 
     Raises:
-        DatasetError: the folder exists.
+        DatasetError: the folder exists, or the steps are not of whole episodes.
         WriteError: the folder cannot be written, as the disk is full or read-only.
     """
     folder = check_new(folder)
+    Dataset(folder, about, steps)  # refuses steps that are not of whole episodes
     whole = {"version": _VERSION, "steps": len(steps), **about, "entries": _described(steps)}
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)

@@ -13,6 +13,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from torchrl_marl.collectors.dataset import Dataset
+from torchrl_marl.errors import DatasetError, quoted
 
 __all__ = ["DatasetCollector"]
 
@@ -28,6 +29,7 @@ class DatasetCollector:
         n_rows (int): number of rows R.
         frames_per_batch (int): steps of a batch, a multiple of R.
         device (torch.device, optional): device of the batches.
+        reward_scale (float): factor of the rewards.
 
     Examples:
         >>> import tempfile
@@ -52,8 +54,9 @@ class DatasetCollector:
         n_rows: int,
         frames_per_batch: int,
         device: torch.device | str | None = None,
+        reward_scale: float = 1.0,
     ) -> None:
-        self.dataset, self.device = dataset, device
+        self.dataset, self.device, self.reward_scale = dataset, device, reward_scale
         self.index = dataset.rows(n_rows)
         self.n_steps = frames_per_batch // n_rows
         self.frames = 0
@@ -71,18 +74,35 @@ class DatasetCollector:
             cut = batch.get(("next", "truncated")) | (ends & ~done)
             batch.set(("next", "truncated"), cut)
         batch.set(("next", "done"), done | ends)
+        self._scale(batch.get("next"))
         self.frames += batch.numel()
         return batch
+
+    def _scale(self, following: TensorDictBase) -> None:
+        """Multiplies all rewards, in place."""
+        if self.reward_scale != 1.0:
+            for key, value in following.items(True, True):
+                if (key if isinstance(key, str) else key[-1]) == "reward":
+                    value.mul_(self.reward_scale)
 
     def finish(self, batch: TensorDictBase) -> None:
         """Does nothing."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the number of steps read."""
-        return {"frames": self.frames}
+        """Returns the number of steps read, and the digest of the dataset."""
+        return {"frames": self.frames, "dataset": self.dataset.digest}
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
-        """Continues after the steps that were read."""
+        """Continues after the steps that were read.
+
+        Raises:
+            DatasetError: these steps are of another dataset.
+        """
+        if state.get("dataset", self.dataset.digest) != self.dataset.digest:
+            raise DatasetError(
+                f"dataset {quoted(str(self.dataset.folder))} is not the one that this run has read "
+                "so far; put that one back, or start a new run."
+            )
         self.frames = state.get("frames", self.frames)
         return True
 

@@ -94,6 +94,11 @@ _TD3_BC = (
     "torchrl_marl.learners.off_policy:OffPolicyLearner",
     _NO_LEAGUE,
 )
+_IMPLICIT_Q = (
+    "torchrl_marl.learners.offline_config:ImplicitQConfig",
+    "torchrl_marl.learners.implicit_q:ImplicitQLearner",
+    _NO_LEAGUE,
+)
 _VALUES = (
     "torchrl_marl.learners.off_policy_config:ValueConfig",
     "torchrl_marl.learners.value_learner:ValueLearner",
@@ -212,6 +217,11 @@ ALGORITHMS = Algorithms(
         "td3_bc": Algorithm(
             "MATD3 for datasets: actors also stay close to the recorded actions (TD3+BC)",
             *_TD3_BC,
+        ),
+        "iql_offline": Algorithm(
+            "implicit Q-learning for datasets: values of recorded actions only, and actors that "
+            "prefer the better ones",
+            *_IMPLICIT_Q,
         ),
         "random": Algorithm("random actions without learning, for a group of opponents", *_RANDOM),
     },

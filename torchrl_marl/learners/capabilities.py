@@ -135,7 +135,7 @@ _OF_ALGORITHM: dict[str, tuple[str, ...]] = {
     "pqn": ("lr", "gamma", "lmbda", "max_grad_norm"),
     **dict.fromkeys(("qmix", "vdn", "iql"), _VALUES),
     "bc": ("lr", "max_grad_norm"),
-    **dict.fromkeys(("maddpg", "iddpg", "matd3", "itd3", "td3_bc"), _OFF_POLICY),
+    **dict.fromkeys(("maddpg", "iddpg", "matd3", "itd3", "td3_bc", "iql_offline"), _OFF_POLICY),
     **dict.fromkeys(("masac", "isac"), (*_OFF_POLICY, "alpha_lr")),
 }
 
@@ -201,6 +201,7 @@ def _has_no_replay(learner: Any) -> bool:
     return not isinstance(learner, ReplayLearnerConfig) and learner.algorithm != "random"
 
 
+_OF_DATA = ("bc", "td3_bc", "iql_offline")
 _NEEDS_REPLAY = "which learns from its own steps only, but a dataset is given"
 _NO_HIDDEN = "but a dataset has no hidden states"
 _OWN_ENV = "but an environment of your own cannot be split "
@@ -325,7 +326,7 @@ DATASET = Feature(
         Limit("env.library", "but its clients collect new steps", None, _has_clients),
     ),
     (
-        Limit("algorithm", _NEEDS_REPLAY, ("bc", "td3_bc", "masac", "iql"), _has_no_replay),
+        Limit("algorithm", _NEEDS_REPLAY, _OF_DATA, _has_no_replay),
         *(Limit(f"{part}.memory.kind", _NO_HIDDEN, ("none",)) for part in ("actor", "critic")),
     ),
     otherwise="use data.folder=null",

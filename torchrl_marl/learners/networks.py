@@ -167,8 +167,8 @@ class NetworkBuilder:
         if group.branches:
             raise ConfigError(
                 f"group {group.name!r}: its actions are multi-discrete, {list(group.branches)}, "
-                f"which {self.config.algorithm} does not support; use algorithm=mappo, ippo or "
-                "happo."
+                f"which {self.config.algorithm} does not support; use algorithm=mappo, ippo, "
+                "happo or bc."
             )
 
     def _seen_by(self, group: GroupSpec) -> dict[str, Any]:

@@ -184,7 +184,7 @@ class ReplayLearnerConfig(TrainedConfig):
 
 _TD3 = ("itd3", "matd3", "hatd3", "td3_bc")
 _SAC = ("isac", "masac", "hasac")
-_CENTRAL = ("maddpg", "matd3", "masac", "haddpg", "hatd3", "hasac", "td3_bc")
+_CENTRAL = ("maddpg", "matd3", "masac", "haddpg", "hatd3", "hasac", "td3_bc", "iql_offline")
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Settings of learners that imitate: behavior cloning, and TD3 with behavior cloning."""
+"""Settings of learners from recorded actions: behavior cloning, TD3+BC, implicit Q-learning."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torchrl_marl.learners.off_policy_config import (
 from torchrl_marl.modules.config import RecurrentNetworkConfig
 from torchrl_marl.settings import Count, Positive, Range, ReadWhere, Share, Weight
 
-__all__ = ["ImitationConfig", "TD3BCConfig"]
+__all__ = ["ImitationConfig", "ImplicitQConfig", "TD3BCConfig"]
 
 _NOT_IN_BC = ReadWhere("algorithm", "bc", but=True)
 
@@ -95,3 +95,54 @@ class TD3BCConfig(OffPolicyConfig):
     def central(self) -> bool:
         """True, since critics read more than their agent's observation."""
         return True
+
+
+_NOT_IN_IQL = ReadWhere("algorithm", "iql_offline", but=True)
+
+
+@dataclass(frozen=True)
+class ImplicitQConfig(OffPolicyConfig):
+    """Settings of implicit Q-learning.
+
+    Examples:
+        >>> config = ImplicitQConfig()
+        >>> config.twin, config.noisy, config.expectile, config.beta
+        (True, False, 0.7, 3.0)
+    """
+
+    algorithm: str = "iql_offline"
+    """Learning algorithm of the agents."""
+    expectile: Annotated[float, Range(0.5, 1, below=True)] = 0.7
+    """Expectile of the values of recorded actions that a step's value is: 0.5 is their mean, near 1
+    their best."""
+    beta: Weight = 3.0
+    """Weight of advantages in the policy's loss; 0 is behavior cloning."""
+    action_noise: Weight = 0.1
+    """Standard deviation of the noise on recorded continuous actions, relative to half their range.
+    The policy's standard deviation stays above it."""
+    learning_starts: Annotated[int, Range(0)] = 0
+    """Frames before the first update."""
+    exploration: Annotated[ExplorationConfig, _NOT_IN_IQL] = field(
+        default_factory=lambda: ExplorationConfig(0.0, 0.0)
+    )
+    """Exploration while collecting."""
+    actor_gradient: Annotated[str, _NOT_IN_IQL] = "bootstrap"
+    """Value that an agent's actor maximizes."""
+    saturation_coeff: Annotated[Weight, _NOT_IN_IQL] = 1e-3
+    """Weight of the penalty on the actor's squared outputs: values before the tanh, or logits."""
+    value_norm = False
+
+    @property
+    def central(self) -> bool:
+        """True, since critics read more than their agent's observation."""
+        return True
+
+    @property
+    def twin(self) -> bool:
+        """True, since values use the smaller of two critics."""
+        return True
+
+    @property
+    def noisy(self) -> bool:
+        """False, since actors do not explore."""
+        return False

@@ -7,6 +7,7 @@ from torchrl_marl._lazy import attach
 if TYPE_CHECKING:
     from torchrl_marl.objectives.estimator import TeamGAE
     from torchrl_marl.objectives.imitation import ImitationLoss
+    from torchrl_marl.objectives.implicit_q import ImplicitQLoss
     from torchrl_marl.objectives.maddpg import MADDPGLoss
     from torchrl_marl.objectives.masac import MASACLoss
     from torchrl_marl.objectives.parallel_q import ParallelQLoss

@@ -13,11 +13,10 @@ from tensordict.nn import TensorDictModule
 from torch import Tensor
 
 from torchrl_marl.objectives.off_policy import OffPolicyLoss
+from torchrl_marl.objectives.recorded import RecordedActions
 from torchrl_marl.specs import GroupSpec
 
 __all__ = ["ImitationLoss"]
-
-_MARGIN = 0.005
 
 
 class ImitationLoss(OffPolicyLoss):
@@ -67,8 +66,6 @@ class ImitationLoss(OffPolicyLoss):
 
     with_target = ()
     out_keys = ["loss_actor", "log_prob"]
-    low: Tensor | None  # bounds of recorded actions
-    high: Tensor
 
     def __init__(
         self,
@@ -79,15 +76,8 @@ class ImitationLoss(OffPolicyLoss):
         **kwargs: Any,
     ) -> None:
         super().__init__(actor_network, None, group=group, **kwargs)
-        self.noise = noise
         device = next(actor_network.parameters()).device
-        within: tuple[Tensor | None, Tensor | None] = (None, None)
-        if not (group.discrete or group.branches or group.action_bounds is None):
-            low, high = (bound.to(device) for bound in group.action_bounds)
-            margin = _MARGIN * (high - low)
-            within = (low + margin, high - margin)
-        for name, value in zip(("low", "high"), within):
-            self.register_buffer(name, value, persistent=False)
+        self.recorded = RecordedActions(group, device, noise)
 
     @property
     def read_keys(self) -> list[NestedKey]:
@@ -112,7 +102,7 @@ class ImitationLoss(OffPolicyLoss):
         data = self.inputs(dense)
         with self.in_time(), self.network("actor_network") as actor:
             dist = actor.get_dist(self.inputs_of(actor, data))
-        action = self._readable(data.get(self.tensor_keys.action))
+        action = self.recorded(data.get(self.tensor_keys.action))
         log_prob = dist.log_prob(action).unsqueeze(-1)
         mask = self.acts_in_turn(dense, turn)
         if mask is not None:
@@ -120,14 +110,3 @@ class ImitationLoss(OffPolicyLoss):
         self.group.write(tensordict, "td_error", log_prob.detach().abs())
         mean = self.per_group.mean(log_prob, mask)
         return -mean, {"log_prob": mean.detach()}
-
-    def _readable(self, action: Tensor) -> Tensor:
-        """Returns actions that a distribution reads: one-hot ones as numbers, noise, bounds."""
-        if not action.is_floating_point():
-            return action.long()
-        if self.noise:
-            half = 1.0 if self.low is None else (self.high - self.low) / 2
-            action = action + self.noise * half * torch.randn_like(action)
-        if self.low is None:
-            return action
-        return torch.minimum(torch.maximum(action, self.low), self.high)

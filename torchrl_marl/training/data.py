@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from torch import Tensor
 
 from torchrl_marl.collectors.dataset import Dataset
 from torchrl_marl.collectors.dataset_collector import DatasetCollector
 from torchrl_marl.collectors.expert import ExpertLabels
-from torchrl_marl.errors import ConfigError, quoted
+from torchrl_marl.errors import ConfigError, UserError, quoted
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.config import TrainConfig
 
@@ -36,7 +37,8 @@ def make_dataset_collector(
     """
     dataset = Dataset.open(Path(cast(str, config.data.folder)).expanduser())
     dataset.check(team)
-    return DatasetCollector(dataset, config.env.num_envs, config.frames_per_batch, device)
+    rows, frames = config.env.num_envs, config.frames_per_batch
+    return DatasetCollector(dataset, rows, frames, device, config.env.reward_scale)
 
 
 def make_labels(
@@ -56,7 +58,7 @@ def make_labels(
     if expert is None:
         return None
     if expert != "heuristic":
-        return ExpertLabels(_policy_of(expert, config.device), team)
+        return _labels_of(expert, config.device, environments, team)
     policy = environments.heuristic()
     if policy is None:
         raise ConfigError(
@@ -66,14 +68,37 @@ def make_labels(
     return ExpertLabels(policy, team)
 
 
-def _policy_of(folder: str, device: str) -> Any:
+def _labels_of(
+    folder: str, device: str, environments: Environments, team: TeamSpec
+) -> ExpertLabels:
+    """Returns labels of the policy of a run, after a try on a step of the environment."""
     from torchrl_marl.envs.remember import remembered_by
     from torchrl_marl.training.run import Run
 
-    policy = Run.load(Path(folder).expanduser(), device=device).policy
+    path = Path(folder).expanduser()
+    if not path.is_dir():
+        raise ConfigError(
+            f"data.expert is {quoted(folder)}, expected heuristic, or the folder of a run; "
+            "`torchrl-marl train` prints it."
+        )
+    policy = Run.load(path, device=device).policy
     if remembered_by(policy):
         raise ConfigError(
             f"data.expert is {quoted(folder)}, whose networks have memory, expected a policy "
             "without; choose another run."
         )
-    return policy
+    labels = ExpertLabels(policy, team)
+    step = environments.training.fake_tensordict().apply(_possible)
+    try:
+        labels(step)
+    except (UserError, KeyError, RuntimeError) as error:
+        raise ConfigError(
+            f"data.expert is {quoted(folder)}, which does not fit the environment ({error}); "
+            "choose a run of this environment."
+        ) from error
+    return labels
+
+
+def _possible(value: Tensor) -> Tensor:
+    """Returns flags that are True: every agent acts, and may take every action."""
+    return torch.ones_like(value) if value.dtype == torch.bool else value

@@ -439,15 +439,27 @@ def _in_other_env(
             f"{next(iter(flatten(given)))} is given with an environment object; build it "
             "accordingly, or leave one of the two out."
         )
+    check_played(given)
+    return Reader(TrainConfig).read(dataclasses.asdict(config), given)
+
+
+def check_played(given: Mapping[str, Any]) -> None:
+    """Refuses settings that do not change the environment in which whole episodes are played.
+
+    Args:
+        given (mapping): the settings, from :func:`~torchrl_marl.settings.normalized`.
+
+    Raises:
+        ConfigError: a setting is not of the environment, or has no effect on episodes.
+    """
     for key in _NOT_PLAYED.keys() & flatten(given).keys():
         raise ConfigError(f"{key} is given, but {_NOT_PLAYED[key]}; leave it out.")
     other = next((key for key in flatten(given) if not key.startswith("env.")), None)
     if other is not None:
         raise ConfigError(
             f"{other} is given, expected settings of the environment, such as "
-            "env.kwargs.n_agents=8; the run's other settings stay."
+            "env.kwargs.n_agents=8; other settings stay."
         )
-    return Reader(TrainConfig).read(dataclasses.asdict(config), given)
 
 
 def _load_actors(

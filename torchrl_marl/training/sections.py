@@ -6,7 +6,8 @@ import math
 import random
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from torchrl_marl.errors import ConfigError, nearest, quoted
@@ -124,6 +125,12 @@ class DataConfig:
                 f"{at}folder and {at}expert are both given, expected one of them; an expert acts "
                 f"in the environment: use {at}folder=null, or {at}expert=null."
             )
+
+    def absolute(self) -> DataConfig:
+        """Returns the section with absolute paths, which a resumed run finds from any folder."""
+        given = {"folder": self.folder, "expert": self.expert}
+        places = {k: v for k, v in given.items() if v is not None and v != "heuristic"}
+        return replace(self, **{k: str(Path(v).expanduser().absolute()) for k, v in places.items()})
 
 
 MATCHES = {

@@ -206,6 +206,7 @@ def _begin(
 ) -> Training:
     from torchrl_marl.learners.replay.team_replay import refuse_large_store
 
+    config = dataclasses.replace(config, data=config.data.absolute())
     source, given = None, config.init_from
     if given is not None:
         from torchrl_marl.training.start_from import read_source, start_from

@@ -358,13 +358,12 @@ def _add_measuring(command: _Parser, kinds: str) -> None:
     "or with random actions, and writes them to a folder. Learn from it by data.folder=FOLDER.",
 )
 def _record(record: _Parser) -> None:
-    record.add_argument(
-        "player", metavar="PLAYER", help="run folder, `heuristic` of the environment, or `random`"
-    )
+    text = "run folder, `heuristic` of the environment, `random`, or an OG-MARL vault"
+    record.add_argument("player", metavar="PLAYER", help=text)
     record.words(
         "settings",
         "[RECIPE] env.NAME=VALUE",
-        "recipe of the environment, for `heuristic` and `random`, and settings of the environment",
+        "recipe of the environment, except for a run, and settings of the environment",
     )
     record.option("--out", "FOLDER", "new folder of the dataset", Path, required=True)
     record.option("--episodes", "N", "whole episodes; default: 1000", _COUNT, 1000)
