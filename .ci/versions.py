@@ -46,6 +46,15 @@ CORE = (
 )
 COMPILE = (f"torchrl-marl train toy_arena_mappo folder=compiled execution=compile {LITTLE}",)
 
+# Reads a vault of the tests, and prints only the last line of an error.
+READ_VAULT = f"""set -o pipefail; python -c "
+from torchrl.data import Categorical, Unbounded
+from torchrl_marl import AgentSpec, TeamSpec
+from torchrl_marl.apps.vaults import read_vault
+ally = AgentSpec('ally', 2, Unbounded((3,)), Categorical(4), action_mask=True)
+read_vault('{ROOT}/test/apps/vault/Good', TeamSpec([ally], Unbounded((5,))))
+" 2>&1 | tail -n 1 >&2"""
+
 # The commands of an extra. Without it the last one must be refused.
 EXTRAS = {
     "vmas": (
@@ -81,6 +90,7 @@ EXTRAS = {
     ),
     "serve": ("timeout --preserve-status -s INT 30 torchrl-marl serve run --port 0",),
     "export": ("torchrl-marl export run",),
+    "vault": (READ_VAULT,),
 }
 # Without this extra the shell completes nothing, and nothing is said.
 SILENT = {"completion"}
@@ -219,6 +229,7 @@ def read_record() -> dict[tuple[str, ...], dict[str, str]]:
 
 def record(python: str, torch: str, part: str, result: str) -> None:
     """Writes a result; several of these programs may write at a time."""
+    result = " ".join(result.replace(str(ROOT), ".").split())
     print(f"Python {python}, torch {torch}, {part}: {result}", flush=True)
     with Path(__file__).open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
