@@ -25,6 +25,7 @@ QUALITIES = {"poor": 0.1, "medium": 0.3, "good": 1.0}
 OFFLINE: dict[str, dict[str, Any]] = {
     "bc": {"learner": {"algorithm": "bc", "actor": {"num_cells": [128, 128]}}},
     "td3_bc": {
+        "execution": "compile",
         "learner": {
             "algorithm": "td3_bc",
             "actor": {"num_cells": [128, 128]},
@@ -32,9 +33,10 @@ OFFLINE: dict[str, dict[str, Any]] = {
             "actor_lr": 1e-3,
             "updates_per_frame": 0.3,
             "normalize_observations": True,
-        }
+        },
     },
     "iql_offline": {
+        "execution": "compile",
         "learner": {
             "algorithm": "iql_offline",
             "actor": {"num_cells": [128, 128]},
@@ -42,7 +44,7 @@ OFFLINE: dict[str, dict[str, Any]] = {
             "actor_lr": 1e-3,
             "updates_per_frame": 0.3,
             "normalize_observations": True,
-        }
+        },
     },
 }
 

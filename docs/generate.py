@@ -478,6 +478,13 @@ def combinations_table(_: str) -> str:
     return "\n".join(lines)
 
 
+# Recorded actions, for the algorithms that need them.
+_RECORDED: dict[str, dict[str, str]] = {
+    "bc": {"expert": "heuristic"},
+    **dict.fromkeys(("td3_bc", "iql_offline"), {"folder": "data"}),
+}
+
+
 def _refusal(algorithm: str, *settings: str, ranks: bool = False) -> str:
     """Returns the message that refuses some settings for an algorithm, or an empty string."""
     run = {
@@ -485,7 +492,7 @@ def _refusal(algorithm: str, *settings: str, ranks: bool = False) -> str:
         "learner": {"algorithm": algorithm, "minibatch_size": 256},
         "frames_per_batch": 1024,
         "total_frames": 102_400,
-        "data": {"expert": "heuristic"} if algorithm == "bc" else {},
+        "data": _RECORDED.get(algorithm, {}),
     }
     try:
         config = load_config(run, settings)

@@ -203,6 +203,10 @@ class TestDAgger:
         ({"learner": {"algorithm": "mappo"}}, "algorithm is 'mappo', which learns from its own"),
         ({"data": {"folder": "x", "expert": "heuristic"}}, "folder and data.expert are both given"),
         ({"data": {}}, "algorithm is 'bc', which copies actions, but there are none"),
+        (
+            {"data": {}, "learner": {"algorithm": "td3_bc"}},
+            "algorithm is 'td3_bc', which learns from recorded steps, but there are none",
+        ),
         ({"learner": {"actor": {"memory": "gru"}}}, "memory.kind is 'gru', but a dataset has no"),
         ({"population": {"size": 2}}, "population.size is 2, but a dataset is read by one"),
         (

@@ -96,6 +96,11 @@ class TD3BCConfig(OffPolicyConfig):
         """True, since critics read more than their agent's observation."""
         return True
 
+    def check_run(self, run: Any, at: str, *, own_env: bool = False) -> None:
+        """Refuses a run without a dataset."""
+        _check_dataset(run, at, self.algorithm)
+        super().check_run(run, at, own_env=own_env)
+
 
 _NOT_IN_IQL = ReadWhere("algorithm", "iql_offline", but=True)
 
@@ -146,3 +151,17 @@ class ImplicitQConfig(OffPolicyConfig):
     def noisy(self) -> bool:
         """False, since actors do not explore."""
         return False
+
+    def check_run(self, run: Any, at: str, *, own_env: bool = False) -> None:
+        """Refuses a run without a dataset."""
+        _check_dataset(run, at, self.algorithm)
+        super().check_run(run, at, own_env=own_env)
+
+
+def _check_dataset(run: Any, at: str, algorithm: str) -> None:
+    """Refuses a run without a dataset, in which the policy would copy its own actions."""
+    if run.data.folder is None:
+        raise ConfigError(
+            f"{at}algorithm is {algorithm!r}, which learns from recorded steps, but there are "
+            "none; use data.folder=FOLDER with a dataset of `torchrl-marl record`."
+        )
