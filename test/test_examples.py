@@ -12,14 +12,21 @@ import torchrl_marl
 
 FOLDER = Path(__file__).parent.parent / "examples"
 LONGEST = 300  # lines
-MAX_STEPS = 20
 SMALL = {"frames_per_batch": 960, "total_frames": 2880, "seed": 3}
-REPLAY = {"learning_starts": 1000, "updates_per_frame": 0.01}
+EPOCHS = {"learner": {"minibatch_size": 320}}
+REPLAY = {"learner": {"learning_starts": 1000, "updates_per_frame": 0.01}}
+BALANCE = {"env": {"max_steps": 20}}
+# A policy is stored after each of three batches.
+POOL = {"env": {"num_envs": 96}, "league": {"snapshot_every": 960}}
 CASES = {
-    "mappo": ("vmas_balance_mappo", {"minibatch_size": 320}),
-    "qmix": ("vmas_balance_qmix", REPLAY),
-    "masac": ("vmas_balance_masac", REPLAY),
+    "mappo": ("vmas_balance_mappo", {**BALANCE, **EPOCHS}),
+    "qmix": ("vmas_balance_qmix", {**BALANCE, **REPLAY}),
+    "masac": ("vmas_balance_masac", {**BALANCE, **REPLAY}),
+    "league": ("toy_kuhn_ippo", {**POOL, **EPOCHS}),
 }
+QUIET = {"evaluation.episodes": 0, "evaluation.every_frames": None, "logging.progress": False}
+# Settings of a recipe that its example has not; a league cannot do without evaluations.
+MORE = {"league": {"league.opponents": "uniform", "evaluation.episodes": 1}}
 
 
 def load(name):
@@ -31,24 +38,24 @@ def load(name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_an_example_equals_its_recipe(name, tmp_path, capsys):
-    pytest.importorskip("vmas")
-    recipe, own = CASES[name]
+    recipe, sections = CASES[name]
+    if recipe.startswith("vmas"):
+        pytest.importorskip("vmas")
     example = load(name)
+    own = {setting: value for one in sections.values() for setting, value in one.items()}
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as in the recipe
     try:
-        learner = example.train(example.Settings(**SMALL, **own, max_steps=MAX_STEPS))
+        learner = example.train(example.Settings(**SMALL, **own))
     finally:
         torch.set_num_threads(threads)
     run = torchrl_marl.train(
         recipe,
         folder=tmp_path / "run",
         execution="eager",
-        env={"max_steps": MAX_STEPS},
-        learner=own,
-        evaluation={"episodes": 0, "every_frames": None},
-        logging={"progress": False},
         **SMALL,
+        **sections,
+        **QUIET | MORE.get(name, {}),
     )
     found = [p for p in learner.actor.parameters() if p.requires_grad]
     expected = [p for p in run.policy.parameters() if p.requires_grad]

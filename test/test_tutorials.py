@@ -43,6 +43,7 @@ def texts_of(output):
 
 def test_there_are_tutorials():
     assert [path.stem for path in TUTORIALS] == [
+        "00_hosted",
         "01_first_run",
         "02_specs_and_groups",
         "03_stacks_and_sharing",
@@ -91,6 +92,7 @@ def shown_of(notebook):
 
 def words(text):
     """A text without numbers, lines and columns, which a machine or another draw may change."""
+    text = re.sub(r"device: (cpu|cuda)", "device", text)
     # A third is no whole batches; and whether two means differ by chance is a matter of numbers.
     text = re.sub(r"torchrl_marl: (total_frames is|the likeliest actions earn) .*", "", text)
     text = re.sub(r"0x[0-9a-f]+", "#", text)
