@@ -31,8 +31,8 @@ GROUPS = {
         ["objectives", "objectives.off_policy", "functional"],
     ),
     "learners": (
-        "Learners and collectors",
-        ["learners", "learners.members", "collectors"],
+        "Learners, collectors, datasets",
+        ["learners", "learners.members", "collectors", "apps.record"],
     ),
     "extending": (
         "Extending",
@@ -74,6 +74,7 @@ CHOSEN = {
     "objectives.off_policy": ["OffPolicyLoss"],
     "apps.players": ["evenly", "heat_map", "rating_curve", "Standing", "standing"],
     "apps.plotting": ["learning_curve"],
+    "apps.record": ["record"],
     "recipes": ["explain", "load_config", "save_config"],
     "specs.stacking": ["pad_group", "unpad_group"],
 }
