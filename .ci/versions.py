@@ -74,7 +74,7 @@ EXTRAS = {
     "video": ("torchrl-marl evaluate run --mp4",),
     "tune": (
         "torchrl-marl tune toy_arena_mappo learner.lr=1e-4..1e-3 --trials 2 --together 2 "
-        f"folder=tuned {LITTLE}",
+        "folder=tuned total_frames=640",
     ),
     "slurm": (
         "torchrl-marl sweep toy_arena_mappo learner.lr=1e-4,1e-3 --launcher slurm "
