@@ -138,11 +138,16 @@ def test_a_source_distribution_gives_a_wheel_that_works_alone(tmp_path):
     assert str(tmp_path) in run(python, "-c", asked, cwd=empty)
 
 
-def test_the_citation_is_of_this_version():
+def test_citation_notes_and_page_are_of_this_version():
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert {"cff-version", "message", "title", "authors"} <= cited.keys()
     assert (cited["cff-version"], cited["type"]) == ("1.2.0", "software")
-    assert cited["version"] == torchrl_marl.__version__
+    version = torchrl_marl.__version__
+    assert cited["version"] == version
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert re.search(rf"^## \[{re.escape(version)}\] - \d{{4}}-\d\d-\d\d$", changes, re.M)
+    minor = version.rpartition(".")[0]
+    assert f"This is version {minor}." in (ROOT / "docs" / "supported.md").read_text("utf-8")
     assert cited["license"] in (ROOT / "LICENSE").read_text(encoding="utf-8").splitlines()[0]
     assert [list(author) for author in cited["authors"]] == [["name"]]
 
