@@ -10,6 +10,24 @@ VERSION = re.search(
     r'__version__ = "([^"]+)"', (HERE / "torchrl_marl" / "version.py").read_text(encoding="utf-8")
 )[1]
 
+# Address of the public repository, such as https://github.com/OWNER/NAME, once there is one.
+ADDRESS = ""
+
+
+def description(address: str) -> str:
+    """Returns the README for a package index, where paths of the repository lead nowhere.
+
+    Its links and pictures lead to the repository's address. Without one, only their text is left.
+    """
+    text = (HERE / "README.md").read_text(encoding="utf-8")
+    if not address:
+        text = re.sub(r'<img src="(?!http)[^>]*>\n*', "", text)
+        return re.sub(r"\[([^\]]*)\]\((?!http)[^)]*\)", r"\1", text)
+    files = f"{address}/blob/v{VERSION}/"
+    text = re.sub(r'(<img src=")(?!http)([^"]*)"', rf'\1{files}\2?raw=true"', text)
+    return re.sub(r"(\]\()(?!http)", rf"\1{files}", text)
+
+
 EXTRAS = {
     "vmas": ["vmas>=1.5"],
     "pettingzoo": ["pettingzoo[classic,butterfly,sisl]>=1.26", "mpe2"],
@@ -66,8 +84,9 @@ setup(
     name="torchrl_marl",
     version=VERSION,
     description="Multi-agent reinforcement learning on TorchRL: one batched tensor program.",
-    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
+    long_description=description(ADDRESS),
     long_description_content_type="text/markdown",
+    url=ADDRESS or None,
     license="MIT",
     license_files=["LICENSE"],
     keywords="multi-agent reinforcement learning, MARL, PyTorch, TorchRL, MAPPO, VMAS",
@@ -76,6 +95,7 @@ setup(
         "Intended Audience :: Science/Research",
         "Programming Language :: Python :: 3.11",
         "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
     ],
     packages=find_packages(include=["torchrl_marl", "torchrl_marl.*"]),

@@ -14,14 +14,17 @@ generated tables between comments::
     <!-- program: rllib -->              program in benchmarks/coming_from, as code without a test
     <!-- scenarios: vmas -->             names and arguments, from VMAS's files
     <!-- combinations: all -->           algorithms by features, from the checks of the settings
+    <!-- versions: all -->               tested versions of Python and torch, from .ci/versions.csv
     <!-- end -->
 """
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import itertools
 import re
+import runpy
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -45,6 +48,7 @@ from torchrl_marl.training.config import TrainConfig
 
 FOLDER = Path(__file__).resolve().parent
 RESULTS = FOLDER.parent / "benchmarks" / "results"
+CI = FOLDER.parent / ".ci"
 CONFIGS = FOLDER.parent / "torchrl_marl" / "configs"
 
 SETTINGS = f"""\
@@ -305,7 +309,7 @@ def _comment(path: Path) -> str:
 
 # ------------------------------------------------------------------- tables in other pages
 
-_KINDS = "settings|metrics|results|program|scenarios|combinations"
+_KINDS = "settings|metrics|results|program|scenarios|combinations|versions"
 _TABLE = re.compile(rf"(<!-- ({_KINDS}): (.*?) -->\n).*?(<!-- end -->)", re.S)
 _NETWORKS = ("actor.", "critic.")
 
@@ -575,6 +579,42 @@ def _limits_of(feature: Feature) -> str:
     return "\n".join(lines) + "\n"
 
 
+def versions_table(_: str) -> str:
+    """Returns the table of tested versions, and a list of what failed or could not be tested."""
+    extras = runpy.run_path(str(CI / "versions.py"))["EXTRAS"]
+    with (CI / "versions.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    lines = [
+        "| Python | torch | without extras | compiled | extras that pass | day |",
+        "|---|---|---|---|---|---|",
+    ]
+    notes = []
+    for (python, torch), group in itertools.groupby(rows, lambda x: (x["python"], x["torch"])):
+        found = {row["part"]: row for row in group}
+        notes += [
+            f"- Python {python}, torch {torch}, `{part}`: {row['result']}"
+            for part, row in found.items()
+            if row["result"] != "passed"
+        ]
+        cells = [_verdict(found, "core"), _verdict(found, "compile"), _passing(found, extras)]
+        days = max(row["day"] for row in found.values())
+        lines.append(f"| {' | '.join([python, torch, *cells, days])} |")
+    return "\n".join([*lines, *(["", *notes] if notes else [])])
+
+
+def _verdict(found: dict[str, dict[str, str]], part: str) -> str:
+    """Returns ``passed``, ``failed`` or ``not tested``."""
+    return re.split("[: ]", found[part]["result"])[0] if part in found else "not tested"
+
+
+def _passing(found: dict[str, dict[str, str]], extras: Collection[str]) -> str:
+    """Returns the extras that passed, all or by name."""
+    passed = [part for part in found if part in extras and found[part]["result"] == "passed"]
+    if len(passed) == len(extras):
+        return f"all {len(extras)}"
+    return ", ".join(f"`{part}`" for part in passed) or "not tested"
+
+
 _MAKERS = {
     "settings": settings_table_of,
     "metrics": metrics_table_of,
@@ -582,6 +622,7 @@ _MAKERS = {
     "program": program_of,
     "scenarios": scenario_table,
     "combinations": combinations_table,
+    "versions": versions_table,
 }
 
 PAGES = {

@@ -2,6 +2,7 @@
 
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -55,6 +56,41 @@ def extras_in_pages():
     return {extra.strip() for names in sum(lists, []) for extra in names.split(",")}
 
 
+def pictures():
+    """The site's pictures, by their paths in the repository."""
+    return {f"docs/pictures/{name}" for name in files_of(ROOT / "docs" / "pictures")}
+
+
+def linked_from_the_readme():
+    """What the README links to and shows, by its path in the repository."""
+    links = re.findall(r'(?:\]\(|src=")(?!http)([^)"#]+)', README.read_text(encoding="utf-8"))
+    return set(links)
+
+
+def check_the_description(metadata):
+    """On an index the README has no link that leads nowhere; the Pythons are named."""
+    head, _, text = metadata.partition("\n\n")
+    assert "Description-Content-Type: text/markdown" in head
+    assert "Requires-Python: >=3.11" in head
+    for version in ("3.11", "3.12", "3.13"):
+        assert f"Classifier: Programming Language :: Python :: {version}" in head
+    assert text.startswith("# torchrl_marl") and "## Install and train" in text
+    assert re.findall(r'(?:\]\(|src=")(?!http)', text) == []
+
+
+def test_links_of_a_published_readme_lead_to_the_repository(monkeypatch):
+    monkeypatch.setattr("setuptools.setup", lambda **kwargs: None)
+    described = runpy.run_path(str(SETUP))["description"]
+    address = "https://example.org/owner/name"
+    text = described(address)
+    files = f"{address}/blob/v{torchrl_marl.__version__}/"
+    assert f'<img src="{files}docs/pictures/navigation.gif?raw=true" width="360"' in text
+    assert f"[compiled graphs]({files}docs/one_program.md)" in text
+    assert "[TorchRL](https://github.com/pytorch/rl)" in text
+    assert re.findall(r'(?:\]\(|src=")(?!http)', text) == []
+    assert "are compiled graphs." in described("").replace("\n", " ")
+
+
 def test_a_source_distribution_gives_a_wheel_that_works_alone(tmp_path):
     """Sources are packed, a wheel is built of them, and run from an empty folder."""
     pytest.importorskip("setuptools", minversion="77")
@@ -66,6 +102,9 @@ def test_a_source_distribution_gives_a_wheel_that_works_alone(tmp_path):
     with tarfile.open(sources) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"LICENSE", "README.md", "setup.py", "CITATION.cff", "torchrl_marl/py.typed"} <= names
+    assert pictures() <= names and linked_from_the_readme() <= names
+    folders = {part for name in names for part in Path(name).parent.parts}
+    assert not folders & {"test", "__pycache__", ".git", ".ci", "runs", "site"}
 
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     alone = ["--no-deps", "--no-index"]
@@ -80,6 +119,9 @@ def test_a_source_distribution_gives_a_wheel_that_works_alone(tmp_path):
     assert {name.removeprefix(prefix) for name in packed if prefix in name} == files_of(PACKAGE)
     assert not {name.partition("/")[0] for name in packed} & {"test", "docs", "benchmarks"}
 
+    assert {"torchrl_marl/py.typed", "torchrl_marl/configs/toy_arena_mappo.yaml"} <= packed
+    assert [name for name in packed if name.endswith(".dist-info/licenses/LICENSE")]
+    check_the_description("\n".join(lines))
     extras = {line.partition(": ")[2] for line in lines if line.startswith("Provides-Extra: ")}
     assert {"vmas", "plot", "test", "docs"} <= extras_in_pages() <= extras
 
@@ -96,11 +138,16 @@ def test_a_source_distribution_gives_a_wheel_that_works_alone(tmp_path):
     assert str(tmp_path) in run(python, "-c", asked, cwd=empty)
 
 
-def test_the_citation_is_of_this_version():
+def test_citation_notes_and_page_are_of_this_version():
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert {"cff-version", "message", "title", "authors"} <= cited.keys()
     assert (cited["cff-version"], cited["type"]) == ("1.2.0", "software")
-    assert cited["version"] == torchrl_marl.__version__
+    version = torchrl_marl.__version__
+    assert cited["version"] == version
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert re.search(rf"^## \[{re.escape(version)}\] - \d{{4}}-\d\d-\d\d$", changes, re.M)
+    minor = version.rpartition(".")[0]
+    assert f"This is version {minor}." in (ROOT / "docs" / "supported.md").read_text("utf-8")
     assert cited["license"] in (ROOT / "LICENSE").read_text(encoding="utf-8").splitlines()[0]
     assert [list(author) for author in cited["authors"]] == [["name"]]
 

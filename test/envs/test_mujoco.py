@@ -18,7 +18,7 @@ from torchrl_marl.envs import MujocoEnv, PadAgents, check_marl_env, make_env
 from torchrl_marl.envs.mujoco.columns import read_columns
 from torchrl_marl.envs.mujoco.engines import SCALES, advance
 from torchrl_marl.envs.mujoco.rewards import Reward
-from torchrl_marl.errors import ConfigError
+from torchrl_marl.errors import ConfigError, MissingExtraError
 from torchrl_marl.learners import OnPolicyConfig, OnPolicyLearner
 from torchrl_marl.recipes import read_config
 
@@ -267,6 +267,14 @@ def test_what_cannot_be_built_says_what_can():
     for robot, arguments, sentence in refused:
         with pytest.raises(ConfigError, match=sentence):
             MujocoEnv(robot, 2, **arguments)
+
+
+def test_without_any_mujoco_each_engine_names_its_own_extra(monkeypatch):
+    for package in ("gymnasium_robotics", "mujoco_warp"):
+        monkeypatch.setitem(sys.modules, package, None)
+    for engine, extra in (("c", "mujoco"), ("warp", "warp")):
+        with pytest.raises(MissingExtraError, match=rf"pip install '\.\[{extra}\]'"):
+            MujocoEnv("hopper", 2, agent_conf="3x1", agent_obsk=3, engine=engine)
 
 
 def test_a_recipe_names_robots_and_their_arguments():

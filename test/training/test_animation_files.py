@@ -54,6 +54,12 @@ class TestWhereItIsAskedFor:
         with pytest.raises(MissingExtraError, match=r"pip install '\.\[video\]'"):
             animation.check_drawable(balance(), [path])
 
+    def test_a_video_without_matplotlib_names_the_extra_that_has_both(self, tmp_path, monkeypatch):
+        for package in ("matplotlib", "imageio_ffmpeg"):
+            without(package, monkeypatch)
+        with pytest.raises(MissingExtraError, match=r"pip install '\.\[video\]'"):
+            animation.check_drawable(balance(), [tmp_path / "episode.mp4"])
+
     def test_a_folder_that_is_not_there(self, tmp_path):
         film, _ = film_of(balance())
         for ending in ("gif", "mp4"):

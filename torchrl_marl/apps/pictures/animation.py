@@ -49,7 +49,6 @@ def check_drawable(env: EnvBase, paths: Sequence[Path] = ()) -> None:
         ConfigError: the environment cannot be drawn, or a file type is not supported.
         MissingExtraError: matplotlib, or imageio-ffmpeg for a video, is not installed.
     """
-    check_matplotlib()
     for path in paths:
         if path.suffix not in ENDINGS:
             raise ConfigError(
@@ -58,6 +57,7 @@ def check_drawable(env: EnvBase, paths: Sequence[Path] = ()) -> None:
             )
         if path.suffix == ".mp4" and importlib.util.find_spec("imageio_ffmpeg") is None:
             raise MissingExtraError("imageio-ffmpeg", "video")
+    check_matplotlib()  # after the files: the extra of videos has it, too
     check_scene(env)
 
 

@@ -5,6 +5,7 @@ Shapes: E envs, N agents, with Q positions, V velocities and A actuators.
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from torchrl_marl.envs.mujoco.columns import Columns
 from torchrl_marl.envs.mujoco.engines import SCALES, advance, engine_of
 from torchrl_marl.envs.mujoco.robots import ROBOTS
 from torchrl_marl.envs.scene import Picture, Stage
-from torchrl_marl.errors import ConfigError, nearest, quoted
+from torchrl_marl.errors import ConfigError, MissingExtraError, nearest, quoted
 from torchrl_marl.specs import AgentSpec
 
 __all__ = ["MujocoEnv"]
@@ -233,6 +234,8 @@ def _check(robot: str, engine: str, device: torch.device) -> None:
         raise ConfigError(f"engine is {quoted(engine)}, expected c or warp.")
     if engine == "c" and device.type != "cpu":
         raise ConfigError("engine=c simulates on the CPU; use env.kwargs.engine=warp on a GPU.")
+    if engine == "warp" and importlib.util.find_spec("mujoco_warp") is None:
+        raise MissingExtraError("MuJoCo Warp", "warp")  # its extra has all that MuJoCo needs
 
 
 def _kinds(agents: tuple[Agent, ...]) -> list[list[Agent]]:
