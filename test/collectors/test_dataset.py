@@ -55,6 +55,11 @@ def test_a_folder_that_exists_is_left_alone(tmp_path):
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["mine.txt"]
 
 
+def test_a_home_folder_is_found(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert write_dataset("~/data", steps_of(2), {}).folder == tmp_path / "data"
+
+
 def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
     def memmap(self, *args, **kwargs):
         raise OSError(28, "No space left on device")

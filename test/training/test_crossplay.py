@@ -321,7 +321,7 @@ def test_players_that_act_by_values(tmp_path, capsys):
         (["a", "a"], "is given twice, expected every player once"),
         (["random", "heuristic"], "found no run among random, heuristic"),
         (["a", "nim"], "was trained in toy/nim and .* in toy/kuhn; expected runs of one env"),
-        (["a", "heuristic"], "toy/kuhn has no heuristic that runs here; leave heuristic out"),
+        (["a", "heuristic"], "toy/kuhn has no heuristic that runs here; use random or a run"),
     ],
 )
 def test_bad_players_get_one_sentence(runs, capsys, who, said, tmp_path):

@@ -83,7 +83,7 @@ class Dataset:
         if not (folder / _ABOUT).is_file():
             raise DatasetError(
                 f"{quoted(str(folder))} has no dataset (no {_ABOUT}); record one by "
-                "`torchrl-marl record`."
+                "`torchrl-marl record`, or put it back."
             )
         try:
             about = json.loads((folder / _ABOUT).read_text(encoding="utf-8"))
@@ -233,7 +233,7 @@ def check_new(folder: str | Path) -> Path:
     Raises:
         DatasetError: the folder exists.
     """
-    folder = Path(folder)
+    folder = Path(folder).expanduser()
     if folder.exists() or folder.is_symlink():
         raise DatasetError(
             f"{quoted(str(folder))} exists, expected a new folder for the dataset; choose another "
@@ -266,7 +266,9 @@ def write_dataset(folder: str | Path, steps: TensorDictBase, about: Mapping[str,
         folder.parent.mkdir(parents=True, exist_ok=True)
         part = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     except OSError as error:
-        raise WriteError(f"{quoted(str(folder))} cannot be written ({error}).") from error
+        raise WriteError(
+            f"{quoted(str(folder))} cannot be written ({error}); choose another --out."
+        ) from error
     try:
         _write(part, steps, whole)
         part.chmod(0o755)

@@ -83,9 +83,11 @@ class ImplicitQLearner(ReplayLearner):
         critics, actors = (
             [p for clip in clips.values() for p in clip.parameters] for clips in (valuing, acting)
         )
+        of_values = {"critics": Adam(critics, config.critic_lr, eps)}
+        of_actions = {"actors": Adam(actors, config.actor_lr, eps)}
         return [
-            Step("value", {"critics": Adam(critics, config.critic_lr, eps)}, valuing, _OF_CRITIC),
-            Step("actor", {"actors": Adam(actors, config.actor_lr, eps)}, acting, _OF_ACTOR),
+            Step("value", of_values, valuing, "grad_norm_critic"),
+            Step("actor", of_actions, acting, "grad_norm_actor"),
         ]
 
     def _value_clip(self, loss: ImplicitQLoss) -> GradientClip:
@@ -106,6 +108,3 @@ class ImplicitQLearner(ReplayLearner):
             seen=self.block.seen,
             states=loss.states,
         )
-
-
-_OF_CRITIC, _OF_ACTOR = "grad_norm_critic", "grad_norm_actor"

@@ -262,7 +262,7 @@ def _heuristic(env: EnvBase, environment: EnvConfig) -> Policy:
     policy = None if make is None else make()
     if policy is None:
         raise ConfigError(
-            f"{environment.library}/{environment.name} has no heuristic that runs here; leave "
-            f"{HEURISTIC} out."
+            f"{environment.library}/{environment.name} has no heuristic that runs here; use "
+            f"{RANDOM} or a run in its place."
         )
     return policy  # type: ignore[no-any-return]
