@@ -344,7 +344,9 @@ def test_an_exported_folder_holds_the_actors(tmp_path, sharing):
 
 def learners_of(algorithm, seed):
     """Learners of an algorithm on a toy, with moments of their own in every optimizer."""
-    config = load_config("toy_matrix_game_mappo", {"learner": {"algorithm": algorithm}})
+    data = {"folder": "data"} if algorithm in ("bc", "td3_bc", "iql_offline") else {}
+    settings = {"learner": {"algorithm": algorithm}, "data": data}
+    config = load_config("toy_matrix_game_mappo", settings)
     team = TeamSpec.from_env(make_env(config.env, seed=0))
     torch.manual_seed(seed)
     found = build_learners(team, config.learner)

@@ -59,7 +59,6 @@ _ELSEWHERE = {
     "facmac": "FACMAC is maddpg or matd3 with a mixer of the critics: "
     + _USE("maddpg {at}.mixer.kind=monotonic"),
     "dagger": f"it is bc with the actions of an expert: {_USE('bc data.expert=heuristic')}",
-    "td3bc": f"it is called td3_bc: {_USE('td3_bc')}",
     "behaviorcloning": f"it is called bc: {_USE('bc')}",
     "rmappo": f"it is mappo with a memory: {_USE('mappo {at}.actor.memory=gru')}",
     "vtrace": f"it is an estimator of mappo: {_USE('mappo {at}.estimator=vtrace')}",

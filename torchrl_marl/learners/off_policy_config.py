@@ -35,6 +35,7 @@ from torchrl_marl.settings import Count, OneOf, Positive, Range, ReadWhere, Shar
 
 __all__ = [
     "MIXED",
+    "ActorGradient",
     "AnyTeamMixerConfig",
     "ExplorationConfig",
     "MixesValues",
@@ -182,6 +183,16 @@ class ReplayLearnerConfig(TrainedConfig):
                 )
 
 
+ActorGradient = Annotated[
+    str,
+    OneOf(
+        {
+            "bootstrap": "team or agent, as set in learner.bootstrap",
+            "team": "the mean of the values of all agents of the group",
+            "agent": "only the value of this agent",
+        }
+    ),
+]
 _TD3 = ("itd3", "matd3", "hatd3", "td3_bc")
 _SAC = ("isac", "masac", "hasac")
 _CENTRAL = ("maddpg", "matd3", "masac", "haddpg", "hatd3", "hasac", "td3_bc", "iql_offline")
@@ -252,16 +263,7 @@ learner.replay.capacity, 100; use learner.replay.capacity=512.
         ExplorationConfig, ReadWhere("algorithm", *_SAC, but=True, of=("sigma", "sigma_end"))
     ] = field(default_factory=ExplorationConfig)
     """Exploration while collecting."""
-    actor_gradient: Annotated[
-        str,
-        OneOf(
-            {
-                "bootstrap": "team or agent, as set in learner.bootstrap",
-                "team": "the mean of the values of all agents of the group",
-                "agent": "only the value of this agent",
-            }
-        ),
-    ] = "bootstrap"
+    actor_gradient: ActorGradient = "bootstrap"
     """Value that an agent's actor maximizes."""
     saturation_coeff: Annotated[Weight, ReadWhere("algorithm", *_SAC, but=True)] = 1e-3
     """Weight of the penalty on the actor's squared outputs: values before the tanh, or logits."""

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.learners.config import Bootstrap, CentralInput, EpsilonConfig, LearningRate
 from torchrl_marl.learners.off_policy_config import (
+    ActorGradient,
     ExplorationConfig,
     OffPolicyConfig,
     ReplayLearnerConfig,
@@ -102,6 +103,7 @@ class TD3BCConfig(OffPolicyConfig):
         super().check_run(run, at, own_env=own_env)
 
 
+_EXPLORATION = ("sigma", "sigma_end", "epsilon", "epsilon_end", "annealing")
 _NOT_IN_IQL = ReadWhere("algorithm", "iql_offline", but=True)
 
 
@@ -127,11 +129,12 @@ class ImplicitQConfig(OffPolicyConfig):
     The policy's standard deviation stays above it."""
     learning_starts: Annotated[int, Range(0)] = 0
     """Frames before the first update."""
-    exploration: Annotated[ExplorationConfig, _NOT_IN_IQL] = field(
-        default_factory=lambda: ExplorationConfig(0.0, 0.0)
-    )
+    exploration: Annotated[
+        ExplorationConfig,
+        ReadWhere("algorithm", "iql_offline", but=True, of=_EXPLORATION),
+    ] = field(default_factory=lambda: ExplorationConfig(0.0, 0.0))
     """Exploration while collecting."""
-    actor_gradient: Annotated[str, _NOT_IN_IQL] = "bootstrap"
+    actor_gradient: Annotated[ActorGradient, _NOT_IN_IQL] = "bootstrap"
     """Value that an agent's actor maximizes."""
     saturation_coeff: Annotated[Weight, _NOT_IN_IQL] = 1e-3
     """Weight of the penalty on the actor's squared outputs: values before the tanh, or logits."""
