@@ -25,6 +25,7 @@ from torchrl_marl.errors import ConfigError, MissingExtraError, UserError, close
 from torchrl_marl.functional import masked_mean
 from torchrl_marl.learners.algorithms import ALGORITHMS
 from torchrl_marl.learners.build import build_learners
+from torchrl_marl.learners.capabilities import OF_DATA
 from torchrl_marl.learners.team_checks import acts_in_turns, rivals_among
 from torchrl_marl.modules import RandomActor
 from torchrl_marl.recipes import load_config, recipe_names
@@ -241,7 +242,8 @@ def algorithms_for(environment: Any) -> Fits:
     """Returns which algorithms fit an environment, with which settings, and why.
 
     Every learner is built for the environment and checks a batch of 100 random steps in 16 copies
-    (4 copies of an environment stepped in Python). Nothing is trained. Properties that random
+    (4 copies of an environment stepped in Python). Nothing is trained. Algorithms for datasets are
+    left out. Properties that random
     actions do not reveal remain unknown. For example, agents may die only late in an episode, which
     random play ends early.
 
@@ -265,7 +267,8 @@ def algorithms_for(environment: Any) -> Fits:
     with state.active():
         sample = _sample(given)
         discrete = functools.cache(functools.partial(_sample_discrete, given))
-        found = {a: _fit(a, sample, discrete) for a in ALGORITHMS.names()}
+        names = [name for name in ALGORITHMS.names() if name not in OF_DATA]
+        found = {name: _fit(name, sample, discrete) for name in names}
     return Fits(name, sample.traits, found)
 
 

@@ -18,6 +18,7 @@ from torchrl_marl.settings.formatting import listed, shown
 
 __all__ = [
     "FEATURES",
+    "OF_DATA",
     "POPULATION",
     "RANKS",
     "STAGES",
@@ -201,7 +202,8 @@ def _has_no_replay(learner: Any) -> bool:
     return not isinstance(learner, ReplayLearnerConfig) and learner.algorithm != "random"
 
 
-_OF_DATA = ("bc", "td3_bc", "iql_offline")
+OF_DATA = ("bc", "td3_bc", "iql_offline")
+"""Algorithms for datasets, which do not learn from their own steps."""
 _NEEDS_REPLAY = "which learns from its own steps only, but a dataset is given"
 _NO_HIDDEN = "but a dataset has no hidden states"
 _OWN_ENV = "but an environment of your own cannot be split "
@@ -326,7 +328,7 @@ DATASET = Feature(
         Limit("env.library", "but its clients collect new steps", None, _has_clients),
     ),
     (
-        Limit("algorithm", _NEEDS_REPLAY, _OF_DATA, _has_no_replay),
+        Limit("algorithm", _NEEDS_REPLAY, OF_DATA, _has_no_replay),
         *(Limit(f"{part}.memory.kind", _NO_HIDDEN, ("none",)) for part in ("actor", "critic")),
     ),
     otherwise="use data.folder=null",
