@@ -62,7 +62,7 @@ def pictures():
 
 
 def linked_from_the_readme():
-    """What the README links to and shows, by its path in the repository."""
+    """Returns the paths of the files that the README links to or shows."""
     links = re.findall(r'(?:\]\(|src=")(?!http)([^)"#]+)', README.read_text(encoding="utf-8"))
     return set(links)
 

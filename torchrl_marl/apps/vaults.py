@@ -24,7 +24,12 @@ _NEEDED = ("observations", "actions", "rewards", "terminals")
 
 
 def is_vault(folder: str | Path) -> bool:
-    """Returns whether a folder holds a vault, as flashbax writes them."""
+    """Returns whether a folder holds a vault, as flashbax writes them.
+
+    Examples:
+        >>> is_vault("nowhere")
+        False
+    """
     return (Path(folder) / _METADATA).is_file() and (Path(folder) / "manifest.ocdbt").is_file()
 
 

@@ -258,6 +258,12 @@ def write_dataset(folder: str | Path, steps: TensorDictBase, about: Mapping[str,
     Raises:
         DatasetError: the folder exists, or the steps are not of whole episodes.
         WriteError: the folder cannot be written, as the disk is full or read-only.
+
+    Examples:
+        >>> steps = TensorDict({"next": {"done": torch.tensor([[False], [True]])}}, [2])
+        >>> dataset = write_dataset(Path(tempfile.mkdtemp(), "data"), steps, {"source": "mine"})
+        >>> dataset.n_episodes, dataset.about["entries"]
+        (1, {'next.done': '[1] bool'})
     """
     folder = check_new(folder)
     Dataset(folder, about, steps)  # refuses steps that are not of whole episodes

@@ -100,10 +100,8 @@ class ImitationLoss(OffPolicyLoss):
         """
         dense = self.group.dense(tensordict)
         data = self.inputs(dense)
-        with self.in_time(), self.network("actor_network") as actor:
-            dist = actor.get_dist(self.inputs_of(actor, data))
         action = self.recorded(data.get(self.tensor_keys.action))
-        log_prob = dist.log_prob(action).unsqueeze(-1)
+        log_prob = self.distribution(data).log_prob(action).unsqueeze(-1)
         mask = self.acts_in_turn(dense, turn)
         if mask is not None:
             log_prob = torch.where(mask.unsqueeze(-1), log_prob, 0.0)

@@ -158,9 +158,8 @@ class ImplicitQLoss(OffPolicyLoss):
         data = self.inputs(dense)
         with torch.no_grad():
             weight = (self.beta * self._advantage(data)).exp().clamp_max(_LARGEST_WEIGHT)
-        with self.in_time(), self.network("actor_network") as actor:
-            dist = actor.get_dist(self.inputs_of(actor, data))
-        log_prob = dist.log_prob(self.recorded(data.get(self.tensor_keys.action))).unsqueeze(-1)
+        action = self.recorded(data.get(self.tensor_keys.action))
+        log_prob = self.distribution(data).log_prob(action).unsqueeze(-1)
         mask = self.acts_in_turn(dense, turn)
         return -self.per_group.mean(weight * log_prob, mask), {
             "log_prob": self.per_group.mean(log_prob.detach(), mask),

@@ -445,6 +445,11 @@ class OffPolicyLoss(LossModule):
             found[key] = after[self.state_keys[False]]
         return found
 
+    def distribution(self, data: TensorDictBase) -> Any:
+        """Returns the actor's distribution over actions for its inputs, ``[*B, N]``."""
+        with self.in_time(), self.network("actor_network") as actor:
+            return actor.get_dist(self.inputs_of(actor, data))
+
     def inputs_of(
         self, network: Any, inputs: TensorDictBase, target: bool = False
     ) -> TensorDictBase:

@@ -99,9 +99,7 @@ class TD3BCLoss(MADDPGLoss):
         data = self.inputs(dense)
         recorded = data.get(self.tensor_keys.action)
         if self.group.discrete:
-            with self.in_time(), self.network("actor_network") as actor:
-                dist = actor.get_dist(self.inputs_of(actor, data))
             recorded = recorded.long() if recorded.dtype == torch.bool else recorded
-            return -dist.log_prob(recorded).unsqueeze(-1)
+            return -self.distribution(data).log_prob(recorded).unsqueeze(-1)
         half = 1.0 if self.low is None else ((self.high - self.low) / 2).clamp_min(1e-6)
         return self._mean_of_own(((action - recorded) / half).square())
