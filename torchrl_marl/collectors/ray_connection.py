@@ -7,13 +7,14 @@ import contextlib
 import math
 import os
 import secrets
-import select
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from torchrl_marl.errors import ConfigError, MissingExtraError, WorkerError, quoted
@@ -37,7 +38,8 @@ class Connection:
     """
 
     def __init__(self, ray: Any) -> None:
-        self.ray, self._open, self._died, self._leaving = ray, True, False, False
+        self.ray, self._open = ray, True
+        self._notice: subprocess.Popen[bytes] | None = None
 
     @property
     def cpus(self) -> float:
@@ -68,7 +70,7 @@ class Connection:
             )
             if len(ended) >= n or left <= _GLANCE:
                 return ended, others
-            if self._died:
+            if self._notice is not None and self._notice.poll():
                 raise WorkerError("the Ray that was started here has died; resume with --resume.")
 
     def report_death(self, text: str) -> None:
@@ -81,22 +83,20 @@ class Connection:
         """
         pid = _raylet(self.ray) if _started_here else None
         if pid is not None and hasattr(os, "pidfd_open"):
+            script = Path(__file__).with_name("death_notice.py")
+            self._notice = subprocess.Popen(
+                [sys.executable, "-I", str(script), str(pid), f"torchrl_marl: {text}"],
+                stdin=subprocess.PIPE,
+                start_new_session=True,  # Ctrl-C is not for it
+            )
             atexit.register(self._leave)  # runs before Ray's exit handler, which ends its processes
-            threading.Thread(target=self._watch, args=(pid, text), daemon=True).start()
 
     def _leave(self) -> None:
-        self._leaving = True
-
-    def _watch(self, pid: int, text: str) -> None:
-        with contextlib.suppress(OSError):  # the process has ended already
-            descriptor = os.pidfd_open(pid)
-            try:
-                select.select([descriptor], [], [])
-            finally:
-                os.close(descriptor)
-        if self._open and not self._leaving:
-            self._died = True
-            print(f"torchrl_marl: {text}", file=sys.stderr, flush=True)
+        """Announces that Ray's processes will end as planned."""
+        if self._notice is not None:
+            self._notice.communicate(b"x")
+            self._notice = None
+            atexit.unregister(self._leave)
 
     def close(self) -> None:
         """Shuts Ray down if this process started it and this was its last connection."""
@@ -104,6 +104,7 @@ class Connection:
         if not self._open:
             return
         self._open = False
+        self._leave()
         _users -= 1
         if _users == 0 and _started_here:
             _started_here = False
