@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from runs import assert_equal, assert_same_run, final_state, small_config, table
+from torchrl.data.replay_buffers.storages import LazyMemmapStorage, _signal_cleanup_handler
 
 from torchrl_marl.envs.toy import Arena
 from torchrl_marl.errors import CheckpointError, ConfigError
@@ -153,6 +154,22 @@ def test_sigterm_saves_and_ends_with_its_status(tmp_path, monkeypatch, capsys):
     assert "stopping after this iteration (SIGTERM)" in capsys.readouterr().err
     assert final_state(tmp_path / "cut")["iteration"] == 2
     assert_same_run(whole.folder, resume(tmp_path / "cut").folder)
+
+
+def test_torchrls_handler_of_sigterm_does_not_end_a_run(tmp_path, monkeypatch):
+    """TorchRL sets it, for the rest of the process, when a memory-mapped storage is made."""
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    LazyMemmapStorage(4).set(range(2), torch.zeros(2))
+    signal.signal(signal.SIGTERM, _signal_cleanup_handler)  # set once in a process
+    try:
+        stop_at(monkeypatch, 1, lambda: signal.raise_signal(signal.SIGTERM))
+        with pytest.raises(Terminated):
+            train(at(tmp_path / "run"))
+        assert signal.getsignal(signal.SIGTERM) is _signal_cleanup_handler
+    finally:
+        for number, one in zip((signal.SIGINT, signal.SIGTERM), before):
+            signal.signal(number, one)
+    assert final_state(tmp_path / "run")["iteration"] == 2
 
 
 def test_a_handler_of_ones_own_for_sigterm_stays(tmp_path, monkeypatch):

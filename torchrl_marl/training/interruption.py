@@ -159,14 +159,25 @@ class Interruption:
 @contextlib.contextmanager
 def terminable() -> Iterator[None]:
     """Context in which SIGTERM raises :class:`Terminated`."""
-    mine = _in_main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    before = signal.getsignal(signal.SIGTERM)
+    mine = _in_main_thread() and before is not _raise_terminated and _may_replace(before)
     if mine:
         signal.signal(signal.SIGTERM, _raise_terminated)
     try:
         yield
     finally:
         if mine and _in_main_thread() and signal.getsignal(signal.SIGTERM) is _raise_terminated:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.signal(signal.SIGTERM, before)
+
+
+def _may_replace(handler: Any) -> bool:
+    """Returns whether a handler of SIGTERM is not the user's own.
+
+    TorchRL sets one when a memory-mapped storage is made. It deletes temporary files and ends the
+    process; at Python's exit these files are deleted as well.
+    """
+    module = getattr(handler, "__module__", None) or ""
+    return handler in (signal.SIG_DFL, _raise_terminated) or module.partition(".")[0] == "torchrl"
 
 
 def _raise_terminated(number: int, frame: FrameType | None) -> NoReturn:
@@ -178,7 +189,7 @@ def _catch_signals() -> None:
         handler = signal.getsignal(number)
         if handler is _handle:
             continue
-        if number == signal.SIGINT or handler in (signal.SIG_DFL, _raise_terminated):
+        if number == signal.SIGINT or _may_replace(handler):
             _before[number] = signal.signal(number, _handle)
 
 
