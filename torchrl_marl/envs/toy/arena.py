@@ -43,6 +43,8 @@ class Arena(MarlEnv):
     - ``continuous_actions``: cue and answer are numbers in [-1, 1]. An answer earns
       ``max(0, 1 - distance) / N``, and is wrong if its distance from the cue is above 0.5.
     - ``late_spawn``: agent i is born after ``i * late_spawn`` steps.
+    - ``respawn``: an agent without lives comes back after ``respawn`` steps, with all its lives,
+      until its years are used up. The episode ends with the years of the last agent.
     - ``kinds=2``: the second half of a group are novices, which have only ``A // 2`` possible
       answers.
 
@@ -56,6 +58,7 @@ class Arena(MarlEnv):
         lives (int): number of wrong answers after which an agent dies.
         years (int): number of steps by which agent i + 1 can outlive agent i.
         late_spawn (int): number of steps between births; 0 if all agents are born at the reset.
+        respawn (int): number of steps that an agent without lives misses; 0 if it stays dead.
         kinds (int): number of kinds of agents: 1, or 2 for heterogeneous groups.
         action_mask (bool): True if some answers are illegal.
         continuous_actions (bool): True if answers are numbers.
@@ -89,6 +92,7 @@ class Arena(MarlEnv):
         lives: int = 3,
         years: int = 5,
         late_spawn: int = 0,
+        respawn: int = 0,
         kinds: int = 1,
         action_mask: bool = False,
         continuous_actions: bool = False,
@@ -100,6 +104,7 @@ class Arena(MarlEnv):
         self.lives_at_start, self.has_action_mask = lives, action_mask
         self.continuous_actions = continuous_actions
         self.categorical_actions = categorical_actions
+        self.respawn, self.respawns = respawn, respawn > 0
         self._check(n_groups, years, late_spawn)
         agents = torch.arange(n_agents, device=self.device)
         self.spans, self.births = years * (agents + 1), late_spawn * agents
@@ -132,7 +137,7 @@ class Arena(MarlEnv):
         check_least("Arena", n_agents=(self.n_agents, 1), n_groups=(n_groups, 1))
         check_least("Arena", n_actions=(self.n_actions, (3 if masked else 2) * self.n_kinds))
         check_least("Arena", lives=(self.lives_at_start, 1), years=(years, 1))
-        check_least("Arena", late_spawn=(late_spawn, 0))
+        check_least("Arena", late_spawn=(late_spawn, 0), respawn=(self.respawn, 0))
         if self.n_agents % n_groups:
             raise ConfigError(
                 f"Arena: n_agents is {self.n_agents}, expected a multiple of n_groups, {n_groups}."
@@ -167,11 +172,21 @@ class Arena(MarlEnv):
             if not self.continuous_actions:
                 earned = 1 / (n_actions - self.has_action_mask)
                 wrong = 1 - earned
-            for t in range(span):
-                lost = range(min(t + 1, self.lives_at_start))
-                alive = sum(math.comb(t, k) * wrong**k * (1 - wrong) ** (t - k) for k in lost)
-                total += alive * earned
+            total += earned * sum(self._chances_to_live(span, wrong))
         return total / self.n_agents
+
+    def _chances_to_live(self, span: int, wrong: float) -> Iterator[float]:
+        """Yields the probability that an agent lives in each step, if it often answers wrongly."""
+        chances = [1.0] + [0.0] * (self.lives_at_start - 1)  # by the number of lost lives
+        away = [0.0] * self.respawn  # by the number of missed steps
+        for _ in range(span):
+            yield sum(chances)
+            killed = wrong * chances[-1]
+            lost = [0.0, *(wrong * chance for chance in chances[:-1])]
+            chances = [(1 - wrong) * chance + more for chance, more in zip(chances, lost)]
+            if away:
+                chances[0] += away[-1]
+                away = [killed, *away[:-1]]
 
     # ------------------------------------------------------------------------------ dynamics
 
@@ -179,6 +194,7 @@ class Arena(MarlEnv):
         self.lives = self.spans.new_full((self.num_envs, self.n_agents), self.lives_at_start)
         self.years = self.spans.expand(self.num_envs, -1).clone()
         self.waits = self.births.expand(self.num_envs, -1).clone()
+        self.away = torch.zeros_like(self.lives)
         return self._observe()
 
     def _step(self, tensordict: TensorDictBase) -> dict[str, Any]:
@@ -187,9 +203,19 @@ class Arena(MarlEnv):
         self.lives = self.lives - (alive & ~right).long()
         self.years = self.years - (self.waits == 0).long()
         self.waits = (self.waits - 1).clamp_min(0)
+        if self.respawns:
+            self._bring_back(killed=alive & (self.lives <= 0))
         reward = torch.where(alive, earned, 0.0).mean(1, keepdim=True).expand_as(earned)
         dead = (self.lives <= 0) | (self.years <= 0)
-        return self._observe(reward=reward.unsqueeze(-1), terminated=dead.unsqueeze(-1))
+        out = self._observe(reward=reward.unsqueeze(-1), terminated=dead.unsqueeze(-1))
+        if self.respawns:
+            out["terminated"] = (self.years <= 0).all(1, keepdim=True)
+        return out
+
+    def _bring_back(self, killed: Tensor) -> None:
+        """Counts the steps that agents ``[E, N]`` still miss; gives those that are back all lives."""
+        self.lives = torch.where(self.away == 1, self.lives_at_start, self.lives)
+        self.away = torch.where(killed, self.respawn, (self.away - 1).clamp_min(0))
 
     @property
     def alive(self) -> Tensor:
@@ -219,7 +245,7 @@ class Arena(MarlEnv):
         cue = self._draw_cues()
         left = torch.stack([self.lives / self.lives_at_start, self.years / self.spans], -1)
         seen = torch.where(alive.unsqueeze(-1), torch.cat([cue, left], -1), 0.0)
-        leaves |= {"observation": seen, "mask": self.waits == 0}
+        leaves |= {"observation": seen, "mask": alive}
         if self.has_action_mask:
             leaves["action_mask"] = self._draw_legal() & alive.unsqueeze(-1)
         out: dict[str, Any] = {"state": seen.flatten(1)}
