@@ -123,7 +123,7 @@ def n_step(reward: Tensor, ends: Tensor, *, gamma: float | Tensor) -> tuple[Tens
 
 
 def fill_next(next_value: Tensor, known: Tensor, done: Tensor, *, gamma: float | Tensor) -> Tensor:
-    r"""Replaces unknown next values by the discounted value of the first later step with a known one.
+    r"""Replaces an unknown next value by the next known one, discounted.
 
     .. math::
         v_t = \begin{cases} V(s_{t+1}) & \text{if known}_t \\

@@ -133,8 +133,8 @@ class MarlEnv(DomainParameters, EnvGraphs, DeclaredEnv):
     agents are then born at the reset, and may win or lose before their first turn.
 
     With ``respawns = True`` ended agents may come back within the episode. An agent whose mask is
-    True again, in a later step than the one in which it ended, acts next, in a new life. The episode
-    then ends only by the episode's flags and the time limit, even if no agent lives.
+    True again, in a later step than the one in which it ended, acts next, in a new life. The
+    episode then ends only by its own flags and the time limit, even if no agent lives.
 
     Keep the state in tensor attributes with the E envs in the first dim. Never write in place to
     an output of ``_step``. To find the tensors of the state, the base class also builds the

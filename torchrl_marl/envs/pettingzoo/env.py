@@ -78,8 +78,9 @@ class PettingZooEnv(FinalFrames, AutoResetEnv):
         categorical_actions (bool): True if a discrete action is an index, False for one-hot.
         backend ("auto", "parallel" or "aec"): PettingZoo API of a named environment; ``auto`` is
             parallel if the environment has it.
-        respawns (bool): True if an agent that ended and left the environment's ``agents`` may appear
-            there again, for a new life; parallel environments only. Otherwise that is an error.
+        respawns (bool): True if an agent that ended and left the environment's ``agents`` may
+            appear there again, for a new life; parallel environments only. Without it, that is an
+            error.
         drawn (bool): True to build the environment so that :meth:`scene` can draw it.
         **kwargs: arguments of the environment.
 

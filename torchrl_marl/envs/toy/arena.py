@@ -213,7 +213,7 @@ class Arena(MarlEnv):
         return out
 
     def _bring_back(self, killed: Tensor) -> None:
-        """Counts the steps that agents ``[E, N]`` still miss; gives those that are back all lives."""
+        """Counts the steps that agents still miss, ``[E, N]``; gives those back all lives."""
         self.lives = torch.where(self.away == 1, self.lives_at_start, self.lives)
         self.away = torch.where(killed, self.respawn, (self.away - 1).clamp_min(0))
 

@@ -49,8 +49,8 @@ class TeamReplay:
         dead_earn (bool): whether agents that are not alive keep their rewards, such as team
             rewards; otherwise these are 0.
         windows (bool): whether steps are read in windows, which may span the ends of episodes.
-        by_life (bool): whether n-step returns also end when an agent terminates, because it may come
-            back for a new life.
+        by_life (bool): whether n-step returns also end when an agent terminates, because it may
+            come back for a new life.
         n_members (int): number P of members of a population with ``num_envs`` envs each, sorted by
             member. A minibatch has the same number of rows for each member, namely those that the
             member would sample alone, stacked along the agents' dim. Each group then has a
