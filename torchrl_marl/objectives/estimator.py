@@ -231,7 +231,7 @@ class TeamGAE(MultiAgentGAE):
     def _bridged(
         self, value: Tensor, next_value: Tensor, alive: Tensor, then: Tensor, done: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Values steps in which nobody of a group lives by the next step in which somebody does.
+        """Gives steps in which nobody of a group lives the discounted value of the next other one.
 
         Args:
             value, next_value, done (Tensor): as in :func:`~torchrl_marl.functional.gae`.
