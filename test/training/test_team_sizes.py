@@ -104,10 +104,11 @@ def test_other_numbers_are_refused(settings, message):
         Arena(2, **settings)
 
 
-def test_who_never_acted_is_not_bootstrapped_at_a_time_limit():
-    env = Arena(1, n_agents=2, years=9, late_spawn=5, max_steps=3, seed=0)
-    td = env.rollout(3)["next", "agents"]
-    assert td["mask"][0, -1].tolist() == [True, False] and td["truncated"][0, -1].all()
+def test_empty_slots_are_not_bootstrapped_at_a_time_limit():
+    env = arena(64, years=9, lives=99, max_steps=3)
+    td = env.rollout(3)
+    assert torch.equal(td["next", "agents", "mask"][:, -1], td["agents", "mask"][:, 0])
+    assert td["next", "truncated"][:, -1].all()
 
 
 # --------------------------------------------------------------------------------- learners

@@ -71,9 +71,7 @@ class GroupFlags:
         ended = ~(before.done & acts.unsqueeze(-1) & ~root.done.unsqueeze(-2))
         return GroupFlags(self.terminated & ended, self.truncated & ended, self.mask)
 
-    def closed_by(
-        self, root: TeamFlags, acts: Tensor | None, born: Tensor | None = None
-    ) -> GroupFlags:
+    def closed_by(self, root: TeamFlags, acts: Tensor | None) -> GroupFlags:
         """Adds the end of the episode, and sets the mask of the next step.
 
         At a time limit the mask is True for all living agents, including waiting ones, because
@@ -82,16 +80,13 @@ class GroupFlags:
         Args:
             root (TeamFlags): flags of the episode.
             acts (Tensor, optional): mask ``[E, N]``, False for agents that wait in the next step.
-            born (Tensor, optional): mask ``[E, N]``, False for agents that have not acted in the
-                episode and so have no return; all by default.
         """
         living = ~self.done
         alive = (living & ~root.terminated.unsqueeze(-2)).squeeze(-1)
-        cut = root.truncated if born is None else root.truncated & born
         return GroupFlags(
             self.terminated | (living & root.terminated.unsqueeze(-2)),
             self.truncated | (living & root.truncated.unsqueeze(-2)),
-            alive if acts is None else alive & (acts | cut),
+            alive if acts is None else alive & (acts | root.truncated),
         )
 
 

@@ -401,10 +401,7 @@ class MarlEnv(DomainParameters, EnvGraphs, DeclaredEnv):
         for name in sorted(self._with_mask) if self.respawns else ():
             acts = source[name]["mask"]
             groups[name] = groups[name].revived(flags_before[name], acts, root)
-        groups = {
-            name: flags.closed_by(root, source[name].get("mask"), before["born"][name])
-            for name, flags in groups.items()
-        }
+        groups = {n: flags.closed_by(root, source[n].get("mask")) for n, flags in groups.items()}
         born = {name: flags.mask | before["born"][name] for name, flags in groups.items()}
         self._episode = episode_of(steps, root, groups, source, born)
         self._check_values("_step", "observation", source)

@@ -212,7 +212,7 @@ class TorchRLEnv(FinalFrames, AutoResetEnv):
         for name, flags in groups.items():
             own = source[name]
             own["reward"] = earned(own["reward"], before[name], self._born[name])
-            closed = flags.closed_by(root, source[name].get("mask"), self._born[name])
+            closed = flags.closed_by(root, source[name].get("mask"))
             # At a time limit, of an agent or of the episode, returns are bootstrapped.
             stopped = before[name].mask & root.truncated & ~closed.terminated.squeeze(-1)
             self._flags[name] = {**closed.__dict__, "mask": closed.mask | stopped}
