@@ -231,7 +231,7 @@ class TeamGAE(MultiAgentGAE):
     def _bridged(
         self, value: Tensor, next_value: Tensor, alive: Tensor, then: Tensor, done: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Gives steps in which nobody of a group lives the discounted value of the next other one.
+        """Returns both values, where steps without living agents have that of a later step.
 
         Args:
             value, next_value, done (Tensor): as in :func:`~torchrl_marl.functional.gae`.
