@@ -1,6 +1,7 @@
 """GAE and V-trace against plain sums, where agents are born late, wait, die and are cut off."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -27,12 +28,15 @@ BEHIND = [end for end, n in zip((7, 8, 20, 30), PARTS) for _ in range(n)]
 class Played:
     """Batches in the block's layout, and what was played in plain lists."""
 
-    def __init__(self, layout, seed, learns=False):
+    def __init__(self, layout, seed, learns=False, respawns=False):
         sizes = LAYOUTS[layout]
         kinds = [AgentSpec(name, n, Unbounded((1,)), Categorical(2)) for name, n in sizes.items()]
-        groups = self.groups = TeamSpec(kinds).groups
+        groups = TeamSpec(kinds).groups
+        groups = self.groups = {n: replace(g, respawns=respawns) for n, g in groups.items()}
+        self.respawns = respawns
         n_agents, steps = sum(sizes.values()), sum(PARTS)
-        self.whole = Lives(ENVS, n_agents, seed).batch(groups["car"], steps, features=1)
+        lives = Lives(ENVS, n_agents, seed, respawns=respawns)
+        self.whole = lives.batch(groups["car"], steps, features=1)
         generator = torch.Generator().manual_seed(seed)
         rows = torch.rand(ENVS, n_agents, generator=generator) < (0.6 if learns else 1.0)
         teams, batch, first = [], self.whole.clone(), 0
@@ -73,7 +77,7 @@ class Reference:
     """Values, rewards and ends of steps by ``bootstrap="team"``, each agent's in plain numbers."""
 
     def __init__(self, played):
-        self.plain = plain = played.plain
+        self.plain, self.respawns = (plain := played.plain), played.respawns
         whole = played.whole
         self.now = whole["car", "observation"].squeeze(-1).double().tolist()
         self.then = whole["next", "car", "observation"].squeeze(-1).double().tolist()
@@ -89,6 +93,8 @@ class Reference:
 
     def value(self, e, t, i):
         plain = self.plain
+        if self.respawns and not any(plain.alive[e][t][j] for j in plain.team(i)):
+            return 0.0 if self.done[e][t] else GAMMA * self.next_value(e, t, i)
         return self._shared(e, i, plain.acts[e][t], plain.alive[e][t], self.now[e][t])
 
     def next_value(self, e, t, i):
@@ -96,6 +102,8 @@ class Reference:
         seen = [plain.follows(e, t, j) for j in range(plain.n_agents)]
         over = plain.ends["done"][1][e][t]
         alive = [s or (a and not o) for s, a, o in zip(seen, plain.alive[e][t], over)]
+        if self.respawns and not any(alive[j] for j in plain.team(i)):
+            return GAMMA * self.next_value(e, t + 1, i) if self.goes_on(e, t) else 0.0
         return self._shared(e, i, seen, alive, self.then[e][t])
 
     def delta(self, e, t, i):
@@ -110,11 +118,11 @@ class Reference:
         return self.delta(e, t, i) + GAMMA * LMBDA * later
 
 
-@pytest.mark.parametrize("learns", [False, True])
+@pytest.mark.parametrize(("learns", "respawns"), [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("seed", range(4))
-def test_gae_of_a_team_is_plain_sums(layout, seed, learns):
-    played = Played(layout, seed, learns)
+def test_gae_of_a_team_is_plain_sums(layout, seed, learns, respawns):
+    played = Played(layout, seed, learns, respawns)
     settings = {"value_network": played.critic(), "group": played.group}
     advantage, target, learned = played.estimated(TeamGAE(gamma=GAMMA, lmbda=LMBDA, **settings))
     own, plain = Reference(played), played.plain
@@ -127,11 +135,12 @@ def test_gae_of_a_team_is_plain_sums(layout, seed, learns):
     torch.testing.assert_close(target[learned], (expected + values)[learned], **close)
 
 
+@pytest.mark.parametrize("respawns", [False, True])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("seed", range(3))
-def test_gae_of_each_agent_is_plain_sums(layout, seed):
+def test_gae_of_each_agent_is_plain_sums(layout, seed, respawns):
     """An own turn earns all up to the next one, or to the agent's end."""
-    played = Played(layout, seed)
+    played = Played(layout, seed, respawns=respawns)
     settings = {"value_network": played.critic(), "group": played.group, "bootstrap": "agent"}
     advantage, _, learned = played.estimated(TeamGAE(gamma=GAMMA, lmbda=LMBDA, **settings))
     plain, own = played.plain, Reference(played)
@@ -165,11 +174,12 @@ def test_gae_of_each_agent_is_plain_sums(layout, seed):
     torch.testing.assert_close(advantage[known], expected[known], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("respawns", [False, True])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("ratio", ["agent", "joint"])
 @pytest.mark.parametrize("seed", range(2))
-def test_vtrace_is_plain_sums(layout, seed, ratio):
-    played = Played(layout, seed)
+def test_vtrace_is_plain_sums(layout, seed, ratio, respawns):
+    played = Played(layout, seed, respawns=respawns)
     torch.manual_seed(seed)
     actor = make_actor(played.group, NetworkConfig([8]))
     drifts = []
@@ -229,12 +239,13 @@ def test_members_of_a_population_have_flags_of_their_own():
     assert torch.equal(follows, played.everywhere(played.plain.follows)[:, -PARTS[-1] :])
 
 
+@pytest.mark.parametrize("respawns", [False, True])
 @pytest.mark.parametrize("value", POISON)
 @pytest.mark.parametrize("bootstrap", ["team", "agent"])
-def test_what_stands_in_slots_of_the_unborn_and_the_dead_reaches_nobody(bootstrap, value):
+def test_what_stands_in_slots_of_the_unborn_and_the_dead_reaches_nobody(bootstrap, value, respawns):
     found = []
     for poison in (False, True):
-        played = Played("joined", 1)
+        played = Played("joined", 1, respawns=respawns)
         group = played.group
         if poison:
             for i, data in enumerate(played.parts):

@@ -1,5 +1,7 @@
 """The loss of PQN: lambda-returns by hand, what they reduce to, ends, deaths and poison."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from support.samples import POISON, make_group, make_trajectory, poisoned
@@ -74,6 +76,17 @@ def targets(loss, td):
 
 
 class TestByHand:
+    def test_returns_of_a_team_go_on_through_a_step_in_which_nobody_lives(self):
+        """Both die in the first step, miss the second, and act in the third: V_0 = V_1 / 2."""
+        td = batch()
+        for key in (("car", "mask"), ("next", "car", "mask")):
+            td[key][:, 1 if key[0] == "car" else 0] = False
+        td["car", "done"][:, 1] = True
+        for flag in ("done", "terminated"):
+            td["next", "car", flag][:, 0] = True
+        found = targets(loss_of(replace(car(), respawns=True)), td)
+        torch.testing.assert_close(found, torch.tensor([[3.375, 0, 8], [5.9375, 0, 11]]))
+
     def test_each_by_itself(self):
         # G_2 = 1 + 14/2 = 8, G_1 = 1 + (8 + 10)/4 = 5.5, G_0 = 1 + (5.5 + 6)/4 = 3.875
         found = targets(loss_of(car()), batch())

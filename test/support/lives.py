@@ -26,12 +26,15 @@ class Lives:
         waits: whether agents wait between their turns.
         cuts: whether single agents are cut off by a time limit of their own.
         births: whether agents may be born late.
+        respawns: whether those that ended may come back.
     """
 
-    def __init__(self, n_envs, n_agents, seed=0, waits=True, cuts=True, births=True):
+    def __init__(
+        self, n_envs, n_agents, seed=0, waits=True, cuts=True, births=True, respawns=False
+    ):
         self.random = random.Random(seed)
         self.n_envs, self.n_agents = n_envs, n_agents
-        self.waits, self.cuts, self.births = waits, cuts, births
+        self.waits, self.cuts, self.births, self.respawns = waits, cuts, births, respawns
         self.envs = [self.fresh() for _ in range(n_envs)]
 
     def fresh(self):
@@ -54,6 +57,7 @@ class Lives:
         draw, n = self.random.random, self.n_agents
         born = [env["time"] >= late for late in env["late"]]
         now = {"mask": env["acts"]} | _flags(env["ended"])
+        gone = [i for i in range(n) if env["ended"][i] is not None]
         for i in range(n):
             if env["ended"][i] is None and born[i]:
                 if draw() < 0.12:
@@ -62,16 +66,21 @@ class Lives:
                     env["ended"][i] = "truncated"
         env["time"] += 1
         root = None
-        if None not in env["ended"]:
+        if None not in env["ended"] and not self.respawns:
             root = "truncated" if "truncated" in env["ended"] else "terminated"
         elif draw() < 0.05:
             root = "terminated"
         elif draw() < 0.1:
             root = "truncated"
+        back = [i for i in gone if self.respawns and root is None and draw() < 0.3]
+        for i in back:
+            env["ended"][i] = None
         ended = [root if own is None else own for own in env["ended"]]
         acts = [a and own is None for a, own in zip(now["mask"], env["ended"])]
         if root is None:
             acts = env["acts"] = self.acting(env)
+            for i in back:
+                acts[i] = True
         elif root == "terminated":
             acts = [False] * n
         then, flags = {"mask": acts} | _flags(ended), _flags([root])

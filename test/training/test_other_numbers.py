@@ -95,3 +95,46 @@ def test_networks_of_single_agents_do_not_fit_another_number(tmp_path):
     message = r"n_agents=4 needs networks of other shapes.*\[3, .*\[4, .*sharing=group"
     with pytest.raises(ConfigError, match=message):
         Run.load(tmp_path / "apart", settings={"env.kwargs.n_agents": 4})
+
+
+# ------------------------------------------------------------------------- export and serve
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "toy"
+    env = {"num_envs": 4, "kwargs": {"n_agents": 2, "years": 2}}
+    trained(folder, "toy_arena_mappo", env)
+    return folder
+
+
+@pytest.mark.clients
+def test_a_larger_team_is_exported(toy, tmp_path, capsys):
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    out = tmp_path / "out"
+    assert main(["export", str(toy), "env.kwargs.n_agents=3", "--out", str(out)]) == 0
+    assert sorted(path.name for path in out.glob("agent_*")) == ["agent_0", "agent_1", "agent_2"]
+    assert "no action differs" in capsys.readouterr().out
+
+
+def test_a_larger_team_is_served_and_refreshed(toy):
+    from torchrl_marl.apps.serving import PolicyServer
+
+    settings = {"env.kwargs.n_agents": 5}
+    with PolicyServer(toy, port=0, execution="eager", settings=settings) as served:
+        assert served.declared.settings()["agents"]["agents"]["n"] == 5
+        served._checkpoint = toy  # as if there were a newer one
+        before = [x.clone() for x in served._policy.parameters()]
+        for x in served._policy.parameters():
+            torch.nn.init.zeros_(x)
+        assert served.refresh()
+        assert all(torch.equal(x, y) for x, y in zip(before, served._policy.parameters()))
+
+
+@pytest.mark.parametrize("command", ["export", "serve"])
+def test_only_the_environment_may_differ(toy, command, capsys):
+    assert main([command, str(toy), "learner.lr=1.0"]) == 2
+    assert "learner.lr is given, expected settings of the environment" in capsys.readouterr().err
+    assert main([command, str(toy), "eager"]) == 2
+    assert f"torchrl-marl {command} --help" in capsys.readouterr().err

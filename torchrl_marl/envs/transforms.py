@@ -104,7 +104,8 @@ class AgentInitTracker(Transform):
     ``(group, "is_init")`` is True from the reset up to and including the first step in which the
     agent acts. So it is True for all agents that are not born yet. TorchRL's ``InitTracker``
     marks only the first step of the episode. Groups may be dense, padded or stacked lazily. In a
-    group without masks, all agents act from the first step of the episode.
+    group without masks, all agents act from the first step of the episode. An ended agent that
+    comes back is marked until its first step of the new life.
 
     Args:
         init_key (str): name of the leaf, such as ``"is_init"``.
@@ -138,6 +139,9 @@ class AgentInitTracker(Transform):
                 init = torch.zeros_like(init)
             else:
                 init = init & ~tensordict.get(group.mask_key).unsqueeze(-1)
+            if group.respawns and group.agent_done:
+                ended, still = (td.get(group.done_key) for td in (tensordict, next_tensordict))
+                init = init | (ended & ~still)
             next_tensordict.get(name).set(self.init_key, init)
         return next_tensordict
 

@@ -6,7 +6,13 @@ from torchrl_marl._lazy import attach
 
 if TYPE_CHECKING:
     from torchrl_marl.functional.advantage import gae, vtrace
-    from torchrl_marl.functional.returns import n_step, q_lambda, soft_update_, within_window
+    from torchrl_marl.functional.returns import (
+        fill_next,
+        n_step,
+        q_lambda,
+        soft_update_,
+        within_window,
+    )
     from torchrl_marl.functional.statistics import (
         expand_mask,
         fit_mask,

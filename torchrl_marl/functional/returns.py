@@ -15,7 +15,7 @@ from torchrl_marl.functional.advantage import (
 )
 from torchrl_marl.functional.statistics import expand_mask, fit_mask
 
-__all__ = ["n_step", "q_lambda", "soft_update_", "within_window"]
+__all__ = ["fill_next", "n_step", "q_lambda", "soft_update_", "within_window"]
 
 
 @torch.no_grad()
@@ -120,6 +120,40 @@ def n_step(reward: Tensor, ends: Tensor, *, gamma: float | Tensor) -> tuple[Tens
     total = torch.where(expand_mask(within, reward), reward, 0.0)
     total = (total * expand_mask(weight, reward)).sum(time)
     return total, (gamma ** length.to(reward.dtype)).unsqueeze(-1), length
+
+
+def fill_next(next_value: Tensor, known: Tensor, done: Tensor, *, gamma: float | Tensor) -> Tensor:
+    r"""Replaces an unknown next value by the next known one, discounted.
+
+    .. math::
+        v_t = \begin{cases} V(s_{t+1}) & \text{if known}_t \\
+              \gamma (1 - \text{done}_t) \, v_{t+1} & \text{otherwise} \end{cases}
+
+    In the last step, and in steps with ``done``, unknown values are 0. A team has no value in
+    steps in which none of its agents lives.
+
+    Args:
+        next_value (Tensor): value of the state after the step; unknown ones may be anything.
+        known (Tensor): bool, whether there is a value.
+        done (Tensor): bool, whether the trajectory ends.
+        gamma (float): discount factor.
+
+    Shapes:
+        - next_value, done, returns: ``[*B, T, N, 1]``; known: ``[*B, T, N, 1]`` or
+          ``[*B, T, 1, 1]``
+
+    Reduces to: the identity, if all values are known.
+
+    Examples:
+        >>> value = torch.tensor([8.0, 0.0, 0.0, 4.0]).view(4, 1, 1)
+        >>> never = torch.zeros(4, 1, 1, dtype=torch.bool)
+        >>> fill_next(value, value > 0, never, gamma=0.5).flatten()
+        tensor([8., 1., 2., 4.])
+    """
+    base = torch.where(known, next_value, 0.0)
+    passes = ~(known | done)
+    passes[..., -1, :, :] = False
+    return _accumulate(base, torch.where(passes, gamma, 0.0).to(base.dtype))
 
 
 def q_lambda(

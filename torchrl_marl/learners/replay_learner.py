@@ -288,6 +288,8 @@ class ReplayLearner(BlockLearner):
             self.device,
             dead_earn=self.config.bootstrap == "team",
             windows=self.remembers,
+            by_life=self.config.bootstrap == "agent"
+            and any(group.respawns for group in self.groups.values()),
             n_members=self.n_members,
             shared=self.members is not None and self.members.share_replay,
         )

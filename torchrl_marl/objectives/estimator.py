@@ -17,7 +17,7 @@ from torch import Tensor
 from torchrl.modules import set_recurrent_mode
 from torchrl.objectives.value import MultiAgentGAE
 
-from torchrl_marl.functional import gae
+from torchrl_marl.functional import fill_next, gae
 from torchrl_marl.functional.statistics import PerGroup
 from torchrl_marl.modules.memory.states import has_cells, state_size
 from torchrl_marl.modules.normalization import ValueNorm
@@ -62,7 +62,9 @@ class TeamGAE(MultiAgentGAE):
         bootstrap ("team" or "agent"): ``team`` uses the done flags of the root TensorDict. A dead
             agent then earns the mean reward of the living agents of its group, and its value is the
             mean of these agents' values. An unborn agent does not count. If some agents do not
-            learn, means are over the learning agents. ``agent`` uses each agent's done flags, and
+            learn, means are over the learning agents. If agents may come back, a step in which
+            nobody lives has the discounted value of the next one in which somebody does, or 0 if
+            the batch ends before. ``agent`` uses each agent's done flags, and
             skips steps in which the agent does not act.
         value_norm (ValueNorm, optional): statistics that are updated by the value targets of every
             batch that is estimated in training mode.
@@ -190,6 +192,10 @@ class TeamGAE(MultiAgentGAE):
                 if centering:  # without such steps there is nothing to shift
                     one = share(one, alive, valued, self.per_group)
                     next_one = share(next_one, then, next_valued, self.per_group)
+                if self.group is not None and self.group.respawns:
+                    value, next_value = self._bridged(value, next_value, alive, then, done)
+                    if centering:
+                        one, next_one = self._bridged(one, next_one, alive, then, done)
                 if own_rewards:
                     reward = share(reward, alive, learning(alive), self.per_group)
             elif turns is not None:
@@ -221,6 +227,22 @@ class TeamGAE(MultiAgentGAE):
         tensordict.set(keys.value_target, value_target)
         tensordict.set(keys.value, value)
         return tensordict
+
+    def _bridged(
+        self, value: Tensor, next_value: Tensor, alive: Tensor, then: Tensor, done: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Returns both values, where steps without living agents have that of a later step.
+
+        Args:
+            value, next_value, done (Tensor): as in :func:`~torchrl_marl.functional.gae`.
+            alive, then (Tensor): masks of agents that live before and after each step.
+        """
+        gamma, _ = self._discount
+        lives, after = (
+            self._sum_of_own_group(mask.to(value.dtype)).unsqueeze(-1) > 0 for mask in (alive, then)
+        )
+        next_value = fill_next(next_value, after, done, gamma=gamma)
+        return torch.where(lives, value, gamma * torch.where(done, 0.0, next_value)), next_value
 
     def _estimator(
         self, data: TensorDictBase, learned: Tensor | None, turns: Tensor | None

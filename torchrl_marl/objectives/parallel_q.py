@@ -14,10 +14,11 @@ from tensordict.nn import TensorDictModule
 from torch import Tensor
 
 from torchrl_marl.errors import SpecError
-from torchrl_marl.functional import q_lambda
+from torchrl_marl.functional import fill_next, q_lambda
 from torchrl_marl.objectives.estimator import estimator_keys
 from torchrl_marl.objectives.flags import (
     alive_in,
+    bootstraps_in,
     learning_mask,
     loss_mask,
     loss_mask_key,
@@ -120,6 +121,10 @@ class ParallelQLoss(ValueDecompositionLoss):
         everyone = torch.ones(()).expand(*data.batch_size, group.n_agents)
         reward, next_value, terminated, learned = self.outcome(data, everyone)
         done = of_agents(data.get("next").get(self.tensor_keys.done), everyone)
+        seen = bootstraps_in(group, data) if group.respawns else None
+        if seen is not None and self.bootstrap == "team":
+            some = self.to_agents(self.per_group.sum(seen.to(reward.dtype))) > 0
+            next_value = fill_next(next_value, some, done, gamma=self.gamma)
         own_ends = self.bootstrap == "agent" and group.mask_key is not None
         acts = data.get(group.mask_key) if own_ends else None
         target = q_lambda(

@@ -55,6 +55,7 @@ class GroupSpec:
             :mod:`torchrl_marl.specs.stacking`.
         kinds (tuple of int): index of each agent's kind.
         in_turns (bool): True for a turn-based group, in which all agents are born at the reset.
+        respawns (bool): True if ended agents may come back within the episode.
 
     Examples:
         >>> from torchrl.data import Categorical, Unbounded
@@ -84,6 +85,7 @@ class GroupSpec:
     members: tuple[Composite, ...] | None = None
     kinds: tuple[int, ...] = ()
     in_turns: bool = False
+    respawns: bool = False
 
     @property
     def n_agents(self) -> int:

@@ -237,6 +237,7 @@ def joined_fields(
         "members": tuple(members),
         "kinds": tuple(numbers[kind] for kind in kinds),
         "groups": tuple(groups),
+        "respawns": any(group.respawns for group in groups),
     }
 
 

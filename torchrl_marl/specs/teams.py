@@ -257,6 +257,7 @@ def group_from_env(
         members=members,
         kinds=kinds,
         in_turns=_declared(env, "in_turns") is True,
+        respawns=_declared(env, "respawns") is True,
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,17 +72,28 @@ class Episodes:
         returns (dict): group -> return of each episode, averaged over the group's agents, ``[n]``.
         lengths (Tensor): number of steps of each episode, ``[n]``.
         sizes (dict): group -> number of agents.
+        lived (dict): group -> mask of the episodes in which any of its agents lived, ``[n]``; a
+            group that lived in all of them may be missing. Means leave out the other episodes.
     """
 
     returns: Mapping[str, Tensor]
     lengths: Tensor
     sizes: Mapping[str, int]
+    lived: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def total(self) -> Tensor:
         """Return of each episode, averaged over all agents, ``[n]``."""
-        weighted = [self.returns[name] * size for name, size in self.sizes.items()]
-        return torch.stack(weighted).sum(0) / sum(self.sizes.values())
+        weights = {name: size * self.lived.get(name, 1) for name, size in self.sizes.items()}
+        weighted = [self.returns[name] * weight for name, weight in weights.items()]
+        n_agents = sum(weights.values())
+        n_agents = n_agents.clamp_min(1) if isinstance(n_agents, Tensor) else n_agents
+        return torch.stack(weighted).sum(0) / n_agents
+
+    def of_group(self, name: str) -> Tensor:
+        """Returns the returns of a group in the episodes in which it lived, ``[at most n]``."""
+        lived, own = self.lived.get(name), self.returns[name]
+        return own if lived is None else own[lived]
 
     def figures(self) -> dict[str, float]:
         """Returns the same statistics as :func:`~torchrl_marl.training.evaluate`."""
@@ -93,12 +104,13 @@ class Episodes:
             "length_mean": lengths.float().mean().item(),
             "episodes": len(lengths),
         }
-        found |= {f"{name}/episode_reward": own.mean().item() for name, own in self.returns.items()}
+        own = {name: self.of_group(name) for name in self.returns}
+        found |= {f"{name}/episode_reward": x.mean().item() for name, x in own.items()}
         found |= {"return_min": total.min().item(), "return_max": total.max().item()}
         found |= _interval("return", total)
         found |= {"length_min": lengths.min().item(), "length_max": lengths.max().item()}
-        for name, own in self.returns.items() if len(self.returns) > 1 else ():
-            found |= _interval(f"{name}/episode_reward", own)
+        for name, x in own.items() if len(own) > 1 else ():
+            found |= _interval(f"{name}/episode_reward", x)
         return found
 
     def against(self, other: Episodes) -> Paired:
@@ -296,8 +308,17 @@ def play(
             reward, length = first_episodes(env, act, team, count, longest, looks_on)
         rewards.append(reward)
         lengths.append(length)
-    returns = {name: torch.cat([r[name] for r in rewards]) for name in team.groups}
-    return Episodes(returns, torch.cat(lengths), _sizes(team))
+    found = {key: torch.cat([r[key] for r in rewards]) for key in rewards[0]}
+    return _episodes(team, {**found, "length": torch.cat(lengths)})
+
+
+def _episodes(team: TeamSpec, rows: Mapping[str, Tensor]) -> Episodes:
+    """Returns episodes from their returns, lengths, and groups that lived, each ``[n]``."""
+    lived = {name: rows[key] for name in team.groups if (key := f"{name}/lived") in rows}
+    lived = {name: mask for name, mask in lived.items() if not bool(mask.all())}
+    returns = {name: rows[name] for name in team.groups}
+    sizes = {name: group.n_agents for name, group in team.groups.items()}
+    return Episodes(returns, rows["length"], sizes, lived)
 
 
 @contextlib.contextmanager
@@ -318,10 +339,6 @@ def seeded_play(
     with torch.no_grad(), random_state.active(), set_exploration_type(mode), _measured(env):
         env.set_seed(seed)
         yield
-
-
-def _sizes(team: TeamSpec) -> dict[str, int]:
-    return {name: group.n_agents for name, group in team.groups.items()}
 
 
 def evaluate_members(
@@ -354,10 +371,7 @@ def evaluate_members(
         rows = {**sums, "length": length}
         found.append({k: x.unflatten(0, (n_members, -1)) for k, x in rows.items()})
     rows = {k: torch.cat([x[k] for x in found], 1)[:, :episodes] for k in found[0]}
-    return [
-        Episodes({k: rows[k][i] for k in team.groups}, rows["length"][i], _sizes(team)).figures()
-        for i in range(n_members)
-    ]
+    return [_episodes(team, {k: x[i] for k, x in rows.items()}).figures() for i in range(n_members)]
 
 
 @contextlib.contextmanager
@@ -401,6 +415,9 @@ def first_episodes(
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Plays one episode in each env; returns ``count`` episodes' returns (by group) and lengths.
 
+    ``<group>/lived`` beside the returns tells in which episodes an agent of the group lived. It is
+    missing for groups whose agents are all born with the episode.
+
     Args:
         env (EnvBase): environment; it is reset first.
         act (callable): policy.
@@ -427,12 +444,17 @@ def _first_episodes(
     sums = {name: torch.zeros(running.shape, device=running.device) for name in team.groups}
     length = torch.zeros(running.shape, dtype=torch.int64, device=running.device)
     born: dict[str, Tensor] = {}
+    lived: dict[str, Tensor] = {}
     for _ in range(longest):
         if film is None:
             step, carry = env.step_and_maybe_reset(act(carry))
         else:  # step and reset separately, since the film needs the state between them
             step = env.step(act(carry))
         born = begun(team.groups, step, born)
+        for name, own in born.items():
+            key = f"{name}/lived"
+            lives = own.any(-1).reshape(running.shape) & running
+            lived[key] = lives | lived[key] if key in lived else lives
         for name, group in team.groups.items():
             reward = group_reward(group, step, born.get(name)).reshape(running.shape)
             sums[name] += torch.where(running, reward, 0.0)
@@ -442,7 +464,7 @@ def _first_episodes(
         length += running
         running = running & ~step.get(("next", "done")).reshape(running.shape)
         if not bool(running[:count].any()):
-            return {name: value[:count] for name, value in sums.items()}, length[:count]
+            return {key: x[:count] for key, x in {**sums, **lived}.items()}, length[:count]
     raise ConfigError(
         f"evaluation: {int(running[:count].sum())} episodes did not end in {longest} steps; "
         "give the environment a time limit (env.max_steps)."

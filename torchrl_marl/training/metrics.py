@@ -75,7 +75,10 @@ class EpisodeTracker:
         for name, value in series.items():
             totals = self.sums[name] = self._totals(name, value, done, batch)
             group = self.team.groups[name.rpartition("/")[0]]
-            means[name] = self._mean(totals, _of_learner(batch, group, known))
+            ends = _of_learner(batch, group, known)
+            if (there := born.get(group.name)) is not None:
+                ends = ends & there.any(-1)  # in the other episodes the group had no agents
+            means[name] = self._mean(totals, ends)
             if name.endswith("/episode_reward"):
                 ended.append(totals * group.n_agents)
                 self.episodes[0][group.name] = totals

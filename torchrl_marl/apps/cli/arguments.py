@@ -427,6 +427,12 @@ def _add_matches(command: _Parser) -> None:
     command.trust()
 
 
+def _add_other_env(command: _Parser) -> None:
+    """Adds settings of the environment in which a run's policy is used."""
+    meaning = "another environment than in training, such as env.kwargs.n_agents=8"
+    command.words("settings", "env.NAME=VALUE", meaning)
+
+
 @_command(
     "export",
     "export agents that run without torch",
@@ -435,6 +441,7 @@ def _add_matches(command: _Parser) -> None:
 )
 def _export(export: _Parser) -> None:
     export.run()
+    _add_other_env(export)
     export.option("--agent", "NAME", "a single agent; default: all")
     words = ", ".join(f"{word} ({meaning})" for word, meaning in FORMATS.items())
     export.option("--format", "FORMAT", f"{words}; default: onnx", _one_of(FORMATS), "onnx")
@@ -451,6 +458,7 @@ def _export(export: _Parser) -> None:
 )
 def _serve(serve: _Parser) -> None:
     serve.run()
+    _add_other_env(serve)
     where = "host to listen on; default: 127.0.0.1; any other needs a token"
     serve.option("--host", None, where, default="127.0.0.1")
     serve.option("--port", None, "port; default: 7777; 0: a free one", _PORT, 7777)

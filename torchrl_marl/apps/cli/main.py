@@ -235,11 +235,7 @@ def _evaluate(parsed: argparse.Namespace) -> None:
     from torchrl_marl.runs import check_device
     from torchrl_marl.training.config import last_stage, read_run_config
 
-    unknown = next((text for text in parsed.settings if "=" not in text), None)
-    if unknown is not None:
-        raise ConfigError(
-            f"unknown argument {quoted(unknown)}; `torchrl-marl evaluate --help` shows all."
-        )
+    _refuse_words(parsed)
     config = read_run_config(last_stage(parsed.run))
     if parsed.device:
         config = dataclasses.replace(config, device=parsed.device)
@@ -404,7 +400,8 @@ def _export(parsed: argparse.Namespace) -> None:
     silence_libraries()
     from torchrl_marl.training.run import Run
 
-    run = Run.load(Path(parsed.run), device="cpu", trust=parsed.trust)
+    other = _other_env(parsed)
+    run = Run.load(Path(parsed.run), device="cpu", trust=parsed.trust, settings=other)
     made = run.export(parsed.agent, format=parsed.format, folder=parsed.out)
     print(table([(name, str(folder)) for name, folder in made.agents.items()]))
     print(f"checked against the team: {made.comparison}")
@@ -435,7 +432,24 @@ def _serve(parsed: argparse.Namespace) -> None:
     silence_libraries()
     from torchrl_marl.apps.serving import serve
 
-    serve(parsed.run, **_options(parsed, but="run"))
+    serve(parsed.run, **{**_options(parsed, but="run"), "settings": _other_env(parsed)})
+
+
+def _other_env(parsed: argparse.Namespace) -> dict[str, Any] | None:
+    """Returns the settings of another environment than in training; None if none are given."""
+    from torchrl_marl.settings import parse_overrides
+
+    _refuse_words(parsed)
+    return parse_overrides(parsed.settings) or None
+
+
+def _refuse_words(parsed: argparse.Namespace) -> None:
+    """Raises an error for an argument that is no setting."""
+    unknown = next((text for text in parsed.settings if "=" not in text), None)
+    if unknown is not None:
+        raise ConfigError(
+            f"unknown argument {quoted(unknown)}; `torchrl-marl {parsed.command} --help` shows all."
+        )
 
 
 def _list(parsed: argparse.Namespace) -> None:

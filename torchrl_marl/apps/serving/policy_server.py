@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from torchrl_marl.learners.build import build_learners
 from torchrl_marl.runtime.random_state import RandomState
 from torchrl_marl.specs import GroupSpec, TeamSpec
 from torchrl_marl.training.checkpoint import latest_checkpoint, load_latest, load_learners
+from torchrl_marl.training.leaves import load_actors
 from torchrl_marl.training.run import Run
 
 __all__ = ["PolicyServer", "declared_of", "serve"]
@@ -103,6 +105,8 @@ class PolicyServer:
         execution ("compile", "trace" or "eager"): how the policy runs; ``compile`` takes some
             seconds at the start, and then answers fastest.
         trust (bool): True to import the environment module of another user's run.
+        settings (mapping, optional): settings of the environment that differ from the training's,
+            such as ``{"env.kwargs.n_agents": 8}``.
 
     Attributes:
         declared (Declared): the agents that clients must declare.
@@ -139,8 +143,10 @@ class PolicyServer:
         stochastic: bool = False,
         execution: str = "compile",
         trust: bool = False,
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
-        run = Run.load(folder, device="cpu", trust=trust)
+        run = Run.load(folder, device="cpu", trust=trust, settings=settings)
+        self._is_other_env = bool(settings)
         self.folder = run.folder
         self._config, self._checkpoint = run.config, latest_checkpoint(self.folder)
         self._execution = execution
@@ -215,7 +221,10 @@ class PolicyServer:
         config = self._config
         with RandomState(config.seed, "cpu").active():
             learners = build_learners(self._team, config.learner, config.groups, device="cpu")
-        load_learners(learners, state["learners"])
+        if self._is_other_env:
+            load_actors(learners, state["learners"])
+        else:
+            load_learners(learners, state["learners"])
         actors = [actor for learner in learners for actor in learner.actors.values()]
         return _Choosing(TeamPolicy(actors), self._team)
 

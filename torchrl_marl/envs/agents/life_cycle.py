@@ -23,7 +23,7 @@ class GroupFlags:
 
     Args:
         terminated, truncated (Tensor): done flags of the agents; once True, they stay True until
-            the episode's reset.
+            the episode's reset, or until the agent comes back (:meth:`revived`).
         mask (Tensor): True for agents that are alive and act in the next step.
 
     Shapes:
@@ -57,6 +57,19 @@ class GroupFlags:
         if truncated is not None:
             now_truncated = now_truncated | (living & truncated & ~now_terminated)
         return GroupFlags(now_terminated, now_truncated, self.mask)
+
+    def revived(self, before: GroupFlags, acts: Tensor, root: TeamFlags) -> GroupFlags:
+        """Clears the done flags of agents that come back for a new life in the next step.
+
+        These are the agents that ended in an earlier step and act next, unless the episode is over.
+
+        Args:
+            before (GroupFlags): flags at the start of the step.
+            acts (Tensor): mask ``[E, N]`` of agents that act in the next step.
+            root (TeamFlags): flags of the episode.
+        """
+        ended = ~(before.done & acts.unsqueeze(-1) & ~root.done.unsqueeze(-2))
+        return GroupFlags(self.terminated & ended, self.truncated & ended, self.mask)
 
     def closed_by(self, root: TeamFlags, acts: Tensor | None) -> GroupFlags:
         """Adds the end of the episode, and sets the mask of the next step.
@@ -108,13 +121,16 @@ class TeamFlags:
         Episodes that end for another reason are truncated.
 
         Args:
-            groups (sequence of GroupFlags): flags of all groups after the step.
+            groups (sequence of GroupFlags): flags of all groups after the step; empty if the
+                episode continues when all agents have ended, because they may come back.
             terminated, truncated (Tensor, optional): flags ``[E, 1]`` of the whole episode, as the
                 environment returns them.
             limit (Tensor, optional): mask ``[E, 1]`` of the envs at their time limit.
         """
-        ended = torch.cat([group.terminated for group in groups], -2).all(-2)
-        done = torch.cat([group.done for group in groups], -2).all(-2)
+        ended = done = torch.zeros_like(self.terminated)
+        if groups:
+            ended = torch.cat([group.terminated for group in groups], -2).all(-2)
+            done = torch.cat([group.done for group in groups], -2).all(-2)
         if terminated is not None:
             ended = ended | terminated
         for flag in (truncated, limit):

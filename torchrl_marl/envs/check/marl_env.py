@@ -45,8 +45,8 @@ def check_marl_env(
     - keys, shapes and dtypes are as declared;
     - ``done = terminated | truncated``, for the episode and for agents;
     - ``terminated`` and ``truncated`` are never both True;
-    - dead agents stay dead and are masked;
-    - the episode ends with its last agent;
+    - dead agents stay dead and are masked, unless the environment has ``respawns = True``;
+    - the episode ends with its last agent, unless agents may come back;
     - at a time limit episodes are truncated, and the mask of living agents stays True;
     - agents that act have a legal action;
     - rewards and the observations of living agents are finite and within bounds;

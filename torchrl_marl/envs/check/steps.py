@@ -138,15 +138,47 @@ class StepRules:
     def _check_sticky(
         self, before: TensorDictBase, after: TensorDictBase, group: GroupSpec
     ) -> None:
+        back = before.get(group.done_key) & ~after.get(group.done_key)
+        expected = "True until the episode's reset"
+        if group.respawns:
+            self._check_first_steps(before, after, group, back)
+            expected = (
+                "True until the reset, or until the agent comes back with all its flags False"
+            )
         for flag in ("done", "terminated", "truncated"):
             key = (group.name, flag)
+            cleared = before.get(key) & ~after.get(key)
             self._note(
-                before.get(key) & ~after.get(key),
+                cleared & ~back if group.respawns else cleared,
                 key,
                 "it is False again for an agent that had ended",
-                "True until the episode's reset",
-                "keep the flag of ended agents",
+                expected,
+                "keep the flag of ended agents; if agents come back, set the environment's "
+                "attribute respawns = True",
             )
+
+    def _check_first_steps(
+        self, before: TensorDictBase, after: TensorDictBase, group: GroupSpec, back: Tensor
+    ) -> None:
+        """Checks that an agent's ``is_init``, if there is one, marks the beginning of each life."""
+        key = group.key("is_init")
+        now, acted = after.get(key, None), before.get(group.mask_key, None)
+        if now is None or acted is None:
+            return
+        self._note(
+            back & ~now,
+            key,
+            "it is False for an agent that comes back",
+            "True up to its first step of the new life",
+            "use torchrl_marl.envs.AgentInitTracker, from which memories restart",
+        )
+        self._note(
+            now & acted.unsqueeze(-1),
+            key,
+            "it is True for an agent that has acted in this life",
+            "True up to an agent's first step of a life",
+            "use torchrl_marl.envs.AgentInitTracker, or end the life first",
+        )
 
     def _check_agreement(self, before: TensorDictBase, after: TensorDictBase) -> None:
         if len(self.groups_with_ends) < len(self.team.groups):
@@ -162,6 +194,8 @@ class StepRules:
             "do not end the episode at a death (done = all agents, not any); if the environment "
             "ends it, set the root's flag for every living agent",
         )
+        if self.groups_with_ends[0].respawns:
+            return  # agents may come back, so the environment ends the episode
         note(
             ~root & done.all(-2),
             "done",

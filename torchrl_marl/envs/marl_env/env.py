@@ -118,7 +118,8 @@ class MarlEnv(DomainParameters, EnvGraphs, DeclaredEnv):
     The base class adds the rest:
 
     - specs, ``group_map`` and masks;
-    - the agents' done flags, which stay True until the episode's reset;
+    - the agents' done flags, which stay True until the episode's reset, or until the agent comes
+      back;
     - the episode's done flags, at the root: an episode is terminated if all its agents are
       terminated, and truncated if it ends for another reason;
     - the time limit, at which episodes are truncated;
@@ -130,6 +131,10 @@ class MarlEnv(DomainParameters, EnvGraphs, DeclaredEnv):
     An agent is born in the first step in which it acts, and earns rewards from then until its end.
     Its rewards in other steps become 0. A turn-based environment sets ``in_turns = True``: all
     agents are then born at the reset, and may win or lose before their first turn.
+
+    With ``respawns = True`` ended agents may come back within the episode. An agent whose mask is
+    True again, in a later step than the one in which it ended, acts next, in a new life. The
+    episode then ends only by its own flags and the time limit, even if no agent lives.
 
     Keep the state in tensor attributes with the E envs in the first dim. Never write in place to
     an output of ``_step``. To find the tensors of the state, the base class also builds the
@@ -211,6 +216,7 @@ class MarlEnv(DomainParameters, EnvGraphs, DeclaredEnv):
     """
 
     in_turns = False
+    respawns = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         # The methods are wrapped, because transforms and batched envs call them directly.
@@ -355,6 +361,11 @@ class MarlEnv(DomainParameters, EnvGraphs, DeclaredEnv):
         episode = episode_of(steps, root, groups, source, born)
         self._episode = episode if fresh is None else where_fresh(fresh, episode, self._episode)
         self._with_mask = {name for name in self.team.groups if "mask" in source[name]}
+        if self.respawns and not self._with_mask:
+            raise SpecError(
+                f"{type(self).__name__} has respawns=True, but _reset returned no mask; return "
+                "(group, 'mask'), which is True for agents that act next."
+            )
         self._check_values("_reset", "observation", self._episode["given"])
         self._checked |= {"_reset"}
 
@@ -385,7 +396,11 @@ class MarlEnv(DomainParameters, EnvGraphs, DeclaredEnv):
         limit = None if self.max_steps is None else (steps >= self.max_steps).unsqueeze(-1)
         groups = ended(flags_before, source)
         ends = source.pop("terminated", None), source.pop("truncated", None)
-        root = TeamFlags(**before["root"]).after(list(groups.values()), *ends, limit)
+        last = [] if self.respawns else list(groups.values())
+        root = TeamFlags(**before["root"]).after(last, *ends, limit)
+        for name in sorted(self._with_mask) if self.respawns else ():
+            acts = source[name]["mask"]
+            groups[name] = groups[name].revived(flags_before[name], acts, root)
         groups = {n: flags.closed_by(root, source[n].get("mask")) for n, flags in groups.items()}
         born = {name: flags.mask | before["born"][name] for name, flags in groups.items()}
         self._episode = episode_of(steps, root, groups, source, born)

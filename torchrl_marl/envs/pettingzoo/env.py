@@ -78,6 +78,9 @@ class PettingZooEnv(FinalFrames, AutoResetEnv):
         categorical_actions (bool): True if a discrete action is an index, False for one-hot.
         backend ("auto", "parallel" or "aec"): PettingZoo API of a named environment; ``auto`` is
             parallel if the environment has it.
+        respawns (bool): True if an agent that ended and left the environment's ``agents`` may
+            appear there again, for a new life; parallel environments only. Without it, that is an
+            error.
         drawn (bool): True to build the environment so that :meth:`scene` can draw it.
         **kwargs: arguments of the environment.
 
@@ -125,6 +128,7 @@ class PettingZooEnv(FinalFrames, AutoResetEnv):
         continuous_actions: bool | None = None,
         categorical_actions: bool = True,
         backend: Backend = "auto",
+        respawns: bool = False,
         drawn: bool = False,
         **kwargs: Any,
     ) -> None:
@@ -136,6 +140,11 @@ class PettingZooEnv(FinalFrames, AutoResetEnv):
             first = make()
         info = [info] if isinstance(info, str) else info
         facts = probe(make.name, first, bool(info), state == "world")
+        if respawns and facts.turns:
+            raise ConfigError(
+                f"{make.name} is turn-based, where agents cannot come back, but respawns is True; "
+                "leave it out, or use a parallel environment."
+            )
         self._mode, self._built_for = mode_of(first), getattr(first, "render_mode", None)
         self._is_given = not isinstance(env, str) and not drawn
         if first is not env:
@@ -151,8 +160,9 @@ class PettingZooEnv(FinalFrames, AutoResetEnv):
         slots = tuple(slots_of(declaration, seated))
         super().__init__(declaration, device=device, info=_info_specs(keys, groups))
         self._set_seed(int(torch.randint(2**31, ())) if seed is None else seed)
+        self.respawns = respawns
         self.max_steps, self.own_limit, self.environment_name = max_steps, facts.limit, make.name
-        plan = CopyPlan(make.name, slots, max_steps, keys, state == "world")
+        plan = CopyPlan(make.name, slots, max_steps, keys, state == "world", respawns)
         copy = TurnCopy if facts.turns else ParallelCopy
         self._workers = Workers(
             functools.partial(copy, make, plan),

@@ -44,6 +44,7 @@ class CopyPlan:
         max_steps (int, optional): time limit of an episode, in steps.
         infos (mapping): group -> keys of its infos.
         state (bool): True to write the environment's ``state()``.
+        respawns (bool): True if agents that were removed may appear again.
     """
 
     name: str
@@ -51,6 +52,7 @@ class CopyPlan:
     max_steps: int | None
     infos: Mapping[str, Sequence[str]]
     state: bool
+    respawns: bool = False
 
 
 class OneCopy(ABC):
@@ -71,7 +73,7 @@ class OneCopy(ABC):
         self.plan, self.slots = plan, plan.slots
         self.agents = [slot.spaces.agent for slot in plan.slots]
         self._known = frozenset(self.agents)
-        self.life, self.steps = LifeCycle.of(self.agents), 0
+        self.life, self.steps = LifeCycle.of(self.agents, plan.respawns), 0
         self._limit = seen_limit(self.env, len(self.agents) if self.in_turns else 1)
         self._spaces: dict[Any, tuple[Any, Any]] = {}
         self._row: Row | None = None
@@ -122,7 +124,7 @@ class OneCopy(ABC):
 
     def _begin(self, seed: int | None) -> None:
         seen, infos = self._reset(self._random.seed_of_episode() if seed is None else seed)
-        self.steps, self.life = 0, LifeCycle.of(self.agents)
+        self.steps, self.life = 0, LifeCycle.of(self.agents, self.plan.respawns)
         self._check_names(self.env.agents, seen)
         self._check_spaces(infos)
         for view in self._begun.fields.values():

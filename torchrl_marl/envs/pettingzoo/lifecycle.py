@@ -30,6 +30,7 @@ class LifeCycle:
         earns (list of bool): True if the agent receives the reward of the next step, because it is
             born and has not ended.
         all_act (bool): True if all agents act in the next step.
+        respawns (bool): True if agents that were removed may appear again, for a new life.
 
     Examples:
         >>> life = LifeCycle.of(["a", "b"])
@@ -51,12 +52,13 @@ class LifeCycle:
     born: list[bool]
     earns: list[bool]
     all_act: bool = False
+    respawns: bool = False
 
     @classmethod
-    def of(cls, agents: Sequence[Any]) -> LifeCycle:
+    def of(cls, agents: Sequence[Any], respawns: bool = False) -> LifeCycle:
         """Returns the life cycle at the start of an episode."""
         came, acts, dead, cut, left, gone, born, earns = ([False] * len(agents) for _ in range(8))
-        return cls(agents, came, acts, dead, cut, left, gone, born, earns)
+        return cls(agents, came, acts, dead, cut, left, gone, born, earns, respawns=respawns)
 
     def advance(
         self,
@@ -83,9 +85,10 @@ class LifeCycle:
         for i, agent in enumerate(self.agents):
             is_present = agent in present
             if self.terminated[i] or self.truncated[i]:
-                self.left[i] = True
-                self._check_gone(i, is_present)
-                continue
+                if not self._comes_back(i, is_present):
+                    self.left[i], self.gone[i] = True, not is_present
+                    continue
+                changed = True
             dead = flag_of(agent, "terminated", terminated.get(agent))
             cut = flag_of(agent, "truncated", truncated.get(agent))
             if not self.came[i]:
@@ -106,13 +109,18 @@ class LifeCycle:
             self.gone[i], changed = not is_present, True
         return changed, alive
 
-    def _check_gone(self, i: int, is_present: bool) -> None:
-        if is_present and self.gone[i]:
+    def _comes_back(self, i: int, is_present: bool) -> bool:
+        """Returns whether an agent that was removed is present again; then begins its new life."""
+        if not (is_present and self.gone[i]):
+            return False
+        if not self.respawns:
             raise SpecError(
                 f"agent {self.agents[i]!r} ended and is present again, which PettingZoo does not "
-                "allow; give it a new id, or end the episode."
+                "allow; set env.kwargs.respawns=true if agents of this environment come back, "
+                "give it a new id, or end the episode."
             )
-        self.gone[i] = not is_present
+        self.terminated[i] = self.truncated[i] = self.left[i] = self.gone[i] = False
+        return True
 
     def choose(self, acting: Collection[Any], in_turns: bool = False) -> bool:
         """Records which living agents act next; returns True if these agents changed.

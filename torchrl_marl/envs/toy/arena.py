@@ -6,7 +6,7 @@ Shapes: E envs, N agents of the team, A answers.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -43,6 +43,10 @@ class Arena(MarlEnv):
     - ``continuous_actions``: cue and answer are numbers in [-1, 1]. An answer earns
       ``max(0, 1 - distance) / N``, and is wrong if its distance from the cue is above 0.5.
     - ``late_spawn``: agent i is born after ``i * late_spawn`` steps.
+    - ``respawn``: an agent without lives comes back after ``respawn`` steps, with all its lives,
+      until its years are used up. The episode ends with the years of the last agent.
+    - ``n_agents=[2, 6]``: each episode draws the number of agents from 2 to 6; the other slots of
+      the 6 stay empty. A right answer then earns 1 divided by this number.
     - ``kinds=2``: the second half of a group are novices, which have only ``A // 2`` possible
       answers.
 
@@ -50,12 +54,14 @@ class Arena(MarlEnv):
         num_envs (int): number E of parallel envs.
 
     Keyword Args:
-        n_agents (int): number N of agents of the team.
+        n_agents (int or pair of int): number N of agents of the team, or the least and the largest
+            number, N.
         n_groups (int): number of groups of equal size.
         n_actions (int): number A of answers.
         lives (int): number of wrong answers after which an agent dies.
         years (int): number of steps by which agent i + 1 can outlive agent i.
         late_spawn (int): number of steps between births; 0 if all agents are born at the reset.
+        respawn (int): number of steps that an agent without lives misses; 0 if it stays dead.
         kinds (int): number of kinds of agents: 1, or 2 for heterogeneous groups.
         action_mask (bool): True if some answers are illegal.
         continuous_actions (bool): True if answers are numbers.
@@ -83,12 +89,13 @@ class Arena(MarlEnv):
         self,
         num_envs: int,
         *,
-        n_agents: int = 4,
+        n_agents: int | Sequence[int] = 4,
         n_groups: int = 1,
         n_actions: int = 4,
         lives: int = 3,
         years: int = 5,
         late_spawn: int = 0,
+        respawn: int = 0,
         kinds: int = 1,
         action_mask: bool = False,
         continuous_actions: bool = False,
@@ -96,10 +103,13 @@ class Arena(MarlEnv):
         **kwargs: Any,
     ) -> None:
         super().__init__(num_envs, **kwargs)
+        self.numbers = self._read_numbers(n_agents)
+        n_agents = self.numbers[-1]
         self.n_agents, self.n_actions, self.n_kinds = n_agents, n_actions, kinds
         self.lives_at_start, self.has_action_mask = lives, action_mask
         self.continuous_actions = continuous_actions
         self.categorical_actions = categorical_actions
+        self.respawn, self.respawns = respawn, respawn > 0
         self._check(n_groups, years, late_spawn)
         agents = torch.arange(n_agents, device=self.device)
         self.spans, self.births = years * (agents + 1), late_spawn * agents
@@ -127,12 +137,24 @@ class Arena(MarlEnv):
     def _n_cues(self, n_actions: int) -> int:
         return 1 if self.continuous_actions else n_actions
 
+    @staticmethod
+    def _read_numbers(n_agents: int | Sequence[int]) -> range:
+        """Returns the numbers of agents that an episode may have."""
+        given = [n_agents, n_agents] if isinstance(n_agents, int) else list(n_agents)
+        if len(given) != 2 or given[0] > given[1]:
+            raise ConfigError(
+                f"Arena: n_agents is {given}, expected a number, or the least and the largest "
+                "number, such as [2, 6]."
+            )
+        check_least("Arena", n_agents=(given[0], 1))
+        return range(given[0], given[1] + 1)
+
     def _check(self, n_groups: int, years: int, late_spawn: int) -> None:
         masked = self.has_action_mask
-        check_least("Arena", n_agents=(self.n_agents, 1), n_groups=(n_groups, 1))
+        check_least("Arena", n_groups=(n_groups, 1))
         check_least("Arena", n_actions=(self.n_actions, (3 if masked else 2) * self.n_kinds))
         check_least("Arena", lives=(self.lives_at_start, 1), years=(years, 1))
-        check_least("Arena", late_spawn=(late_spawn, 0))
+        check_least("Arena", late_spawn=(late_spawn, 0), respawn=(self.respawn, 0))
         if self.n_agents % n_groups:
             raise ConfigError(
                 f"Arena: n_agents is {self.n_agents}, expected a multiple of n_groups, {n_groups}."
@@ -140,6 +162,10 @@ class Arena(MarlEnv):
         if self.n_kinds not in (1, 2) or self.n_agents // n_groups < self.n_kinds:
             raise ConfigError(
                 f"Arena: kinds is {self.n_kinds}, expected 1, or 2 in groups of 2 or more."
+            )
+        if len(self.numbers) > 1 and n_groups * self.n_kinds > 1:
+            raise ConfigError(
+                "Arena: n_agents is a pair, expected one number with several groups or kinds."
             )
         if self.continuous_actions and (masked or self.n_kinds > 1):
             raise ConfigError("Arena: action_mask and kinds=2 need continuous_actions=False.")
@@ -155,23 +181,37 @@ class Arena(MarlEnv):
     @property
     def optimal_return(self) -> float:
         """Return of the best joint policy."""
-        return sum(self._longest) / self.n_agents
+        return self._mean_of_teams(self._longest)
+
+    def _mean_of_teams(self, returns: Sequence[float]) -> float:
+        """Returns the mean over the agents of a team, averaged over all numbers of agents."""
+        return sum(sum(returns[:n]) / n for n in self.numbers) / len(self.numbers)
 
     @property
     def random_return(self) -> float:
         """Expected return of the policy that chooses legal answers uniformly at random."""
-        total = 0.0
+        returns = []
         for span, n_actions in zip(self._longest, self.choices.tolist()):
             # The distance d of two uniform numbers in [-1, 1] has density (2 - d) / 2.
             wrong, earned = 9 / 16, 5 / 12
             if not self.continuous_actions:
                 earned = 1 / (n_actions - self.has_action_mask)
                 wrong = 1 - earned
-            for t in range(span):
-                lost = range(min(t + 1, self.lives_at_start))
-                alive = sum(math.comb(t, k) * wrong**k * (1 - wrong) ** (t - k) for k in lost)
-                total += alive * earned
-        return total / self.n_agents
+            returns.append(earned * sum(self._chances_to_live(span, wrong)))
+        return self._mean_of_teams(returns)
+
+    def _chances_to_live(self, span: int, wrong: float) -> Iterator[float]:
+        """Yields the probability that an agent lives in each step, if it often answers wrongly."""
+        chances = [1.0] + [0.0] * (self.lives_at_start - 1)  # by the number of lost lives
+        away = [0.0] * self.respawn  # by the number of missed steps
+        for _ in range(span):
+            yield sum(chances)
+            killed = wrong * chances[-1]
+            lost = [0.0, *(wrong * chance for chance in chances[:-1])]
+            chances = [(1 - wrong) * chance + more for chance, more in zip(chances, lost)]
+            if away:
+                chances[0] += away[-1]
+                away = [killed, *away[:-1]]
 
     # ------------------------------------------------------------------------------ dynamics
 
@@ -179,6 +219,13 @@ class Arena(MarlEnv):
         self.lives = self.spans.new_full((self.num_envs, self.n_agents), self.lives_at_start)
         self.years = self.spans.expand(self.num_envs, -1).clone()
         self.waits = self.births.expand(self.num_envs, -1).clone()
+        self.away = torch.zeros_like(self.lives)
+        self.size = self.spans.new_full((self.num_envs, 1), self.n_agents)
+        if len(self.numbers) > 1:
+            least, most = self.numbers[0], self.numbers[-1]
+            self.size = torch.randint_like(self.size, least, most + 1)
+            there = torch.arange(self.n_agents, device=self.device) < self.size
+            self.lives, self.years = self.lives * there, self.years * there
         return self._observe()
 
     def _step(self, tensordict: TensorDictBase) -> dict[str, Any]:
@@ -187,9 +234,22 @@ class Arena(MarlEnv):
         self.lives = self.lives - (alive & ~right).long()
         self.years = self.years - (self.waits == 0).long()
         self.waits = (self.waits - 1).clamp_min(0)
-        reward = torch.where(alive, earned, 0.0).mean(1, keepdim=True).expand_as(earned)
+        if self.respawns:
+            self._bring_back(killed=alive & (self.lives <= 0))
+        reward = torch.where(alive, earned, 0.0)
+        if len(self.numbers) > 1:
+            reward = reward * (self.n_agents / self.size)
+        reward = reward.mean(1, keepdim=True).expand_as(earned)
         dead = (self.lives <= 0) | (self.years <= 0)
-        return self._observe(reward=reward.unsqueeze(-1), terminated=dead.unsqueeze(-1))
+        out = self._observe(reward=reward.unsqueeze(-1), terminated=dead.unsqueeze(-1))
+        if self.respawns:
+            out["terminated"] = (self.years <= 0).all(1, keepdim=True)
+        return out
+
+    def _bring_back(self, killed: Tensor) -> None:
+        """Counts the steps that agents still miss, ``[E, N]``; gives those back all lives."""
+        self.lives = torch.where(self.away == 1, self.lives_at_start, self.lives)
+        self.away = torch.where(killed, self.respawn, (self.away - 1).clamp_min(0))
 
     @property
     def alive(self) -> Tensor:
@@ -219,7 +279,7 @@ class Arena(MarlEnv):
         cue = self._draw_cues()
         left = torch.stack([self.lives / self.lives_at_start, self.years / self.spans], -1)
         seen = torch.where(alive.unsqueeze(-1), torch.cat([cue, left], -1), 0.0)
-        leaves |= {"observation": seen, "mask": self.waits == 0}
+        leaves |= {"observation": seen, "mask": alive}
         if self.has_action_mask:
             leaves["action_mask"] = self._draw_legal() & alive.unsqueeze(-1)
         out: dict[str, Any] = {"state": seen.flatten(1)}

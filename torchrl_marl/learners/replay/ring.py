@@ -245,7 +245,7 @@ _KEPT = [(leaf,) for leaf in (*_FLAGS, *_CARRIED)]
 
 
 def settle(
-    batch: TensorDictBase, keys: Sequence[Key], dead_earn: bool = False
+    batch: TensorDictBase, keys: Sequence[Key], dead_earn: bool = False, by_life: bool = False
 ) -> tuple[dict[Key, Tensor], Tensor]:
     """Returns the leaves of a batch to store, with final masks, and the ends of n-step returns.
 
@@ -259,6 +259,7 @@ def settle(
             done flags of the agents.
         keys (sequence of tuple): keys to store.
         dead_earn (bool): whether agents that were not alive keep their rewards.
+        by_life (bool): whether the termination of an agent is an end, too.
 
     Shapes:
         - returns: key -> leaf ``[E, T, ...]``, and bool ``[E, T]``, True at the end of an episode
@@ -282,7 +283,8 @@ def settle(
         if then in leaves:
             leaves[then] = next_mask
         # An agent that is truncated alone has no observation after this step.
-        ends = ends | (alive & (truncated & ~terminated).squeeze(-1)).any(-1)
+        last = truncated | terminated if by_life else truncated & ~terminated
+        ends = ends | (alive & last.squeeze(-1)).any(-1)
     return leaves, ends
 
 

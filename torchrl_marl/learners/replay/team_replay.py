@@ -49,6 +49,8 @@ class TeamReplay:
         dead_earn (bool): whether agents that are not alive keep their rewards, such as team
             rewards; otherwise these are 0.
         windows (bool): whether steps are read in windows, which may span the ends of episodes.
+        by_life (bool): whether n-step returns also end when an agent terminates, because it may
+            come back for a new life.
         n_members (int): number P of members of a population with ``num_envs`` envs each, sorted by
             member. A minibatch has the same number of rows for each member, namely those that the
             member would sample alone, stacked along the agents' dim. Each group then has a
@@ -96,6 +98,7 @@ class TeamReplay:
         *,
         dead_earn: bool = False,
         windows: bool = False,
+        by_life: bool = False,
         n_members: int = 1,
         shared: bool = False,
     ) -> None:
@@ -104,7 +107,7 @@ class TeamReplay:
                 f"TeamReplay: n_steps is {n_steps} and num_envs {num_envs}, expected 1 or more."
             )
         self.keys, self.priority = [_as_tuple(key) for key in keys], priority
-        self.dead_earn = dead_earn
+        self.dead_earn, self.by_life = dead_earn, by_life
         self.n_members, self.shared, self.num_envs = n_members, shared, num_envs
         # Number of envs from which a member samples: its own envs, or all.
         self.num_own = n_members * num_envs if shared else num_envs
@@ -158,7 +161,7 @@ class TeamReplay:
                 f"TeamReplay: cut is {list(cut.shape)}, {cut.dtype}, expected "
                 f"{list(batch.batch_size)}, torch.bool, as the batch."
             )
-        leaves, ends = settle(batch, self.keys, self.dead_earn)
+        leaves, ends = settle(batch, self.keys, self.dead_earn, self.by_life)
         written = self.ring.write(leaves, ends if cut is None else ends | cut, cut)
         self._start_priorities()
         if self.priorities is not None:
