@@ -7,6 +7,7 @@ from tensordict import TensorDict
 from torchrl.data import Bounded, Categorical, MultiCategorical, OneHot, Unbounded
 
 from torchrl_marl import AgentSpec, TeamSpec
+from torchrl_marl.specs import Hybrid
 
 ACTIONS = {
     "bounded": lambda: Bounded(-1, 1, (2,)),
@@ -15,6 +16,7 @@ ACTIONS = {
     "categorical": lambda: Categorical(4),
     "one_hot": lambda: OneHot(4),
     "multi_discrete": lambda: MultiCategorical([3, 2]),
+    "hybrid": lambda: Hybrid([3], Bounded(-1, 1, (2,))),
 }
 DISCRETE = ("categorical", "one_hot")
 LOGITS = (*DISCRETE, "multi_discrete")  # of a policy

@@ -111,7 +111,7 @@ def traits_of(team: TeamSpec, batch: TensorDictBase) -> Traits:
 
 def _actions(group: GroupSpec) -> str:
     if group.branches:
-        return f"multi-discrete, {list(group.branches)} to choose from"
+        return f"{group.choices}{'' if group.hybrid else ' to choose from'}"
     sizes = "/".join(str(n) for n in sorted(set(group.action_dims)))
     if not group.discrete:
         return f"continuous, {sizes} number{'s' * (sizes != '1')}"

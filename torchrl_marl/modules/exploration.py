@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from tensordict import NestedKey, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
@@ -56,7 +58,7 @@ class RandomActor(TensorDictModuleBase):
         if not (group.discrete or group.branches or spec.dtype.is_floating_point):
             raise ValueError(
                 f"group {group.name!r}: {type(spec).__name__} actions cannot be sampled, "
-                "expected Bounded, Unbounded, Categorical, OneHot or MultiCategorical."
+                "expected Bounded, Unbounded, Categorical, OneHot, MultiCategorical or Hybrid."
             )
         low, high = group.action_bounds or (None, None)
         branches = torch.tensor(group.branches) if group.branches else None
@@ -77,10 +79,18 @@ class RandomActor(TensorDictModuleBase):
         return self._discrete(own, shape) if self.group.discrete else self._continuous(own, shape)
 
     def _continuous(self, own: TensorDictBase, shape: torch.Size) -> Tensor:
-        shape = torch.Size((*shape, self.group.action_dim))
+        if self.group.hybrid:
+            return torch.cat([self._choices(shape).floor(), self._numbers(own, shape)], -1)
         if self.branches is not None:
-            drawn = torch.rand(shape, device=self.branches.device) * self.branches
-            return drawn.to(self.group.padded_spec["action"].dtype)
+            return self._choices(shape).to(self.group.padded_spec["action"].dtype)
+        return self._numbers(own, shape)
+
+    def _choices(self, shape: torch.Size) -> Tensor:
+        branches = cast(Tensor, self.branches)
+        return torch.rand((*shape, len(branches)), device=branches.device) * branches
+
+    def _numbers(self, own: TensorDictBase, shape: torch.Size) -> Tensor:
+        shape = torch.Size((*shape, self.group.continuous_spec.shape[-1]))
         if self.low is None or self.high is None:
             action = torch.randn(shape, device=own.device)
             return action if self.own is None else torch.where(self.own, action, 0.0)
@@ -146,6 +156,11 @@ class Explore(TensorDictModuleBase):
         self, group: GroupSpec, *, epsilon: float = 0.0, sigma: float = 0.0, device: Device = None
     ) -> None:
         super().__init__()
+        if group.hybrid:
+            raise ValueError(
+                f"group {group.name!r}: its actions are {group.choices}, expected only choices or "
+                "only numbers; sample from a policy by make_actor instead."
+            )
         self.group = group
         self.random = RandomActor(group, device)
         self.in_keys: list[NestedKey] = [group.action_key, *self.random.in_keys]

@@ -368,9 +368,29 @@ class GroupSpec:
 
     @cached_property
     def branches(self) -> tuple[int, ...]:
-        """Number of choices in each branch of a multi-discrete action; empty for other actions."""
+        """Number of choices in each branch of a multi-discrete or hybrid action; else empty."""
         action = self.padded_spec["action"]
-        return tuple(action.nvec[0].tolist()) if isinstance(action, MultiCategorical) else ()
+        if isinstance(action, MultiCategorical):
+            return tuple(action.nvec[0].tolist())
+        return getattr(action, "branches", ())
+
+    @property
+    def hybrid(self) -> bool:
+        """True for hybrid actions: choices and numbers, see :class:`~torchrl_marl.specs.Hybrid`."""
+        return hasattr(self._action, "branches")
+
+    @property
+    def choices(self) -> str:
+        """Description of multi-discrete or hybrid actions, for messages."""
+        if not self.hybrid:
+            return f"multi-discrete, {list(self.branches)}"
+        width = self.continuous_spec.shape[-1]
+        return f"hybrid, {list(self.branches)} and {width} number{'s' * (width > 1)}"
+
+    @property
+    def continuous_spec(self) -> TensorSpec:
+        """Spec of the numbers of hybrid actions; of the whole action otherwise."""
+        return getattr(self._action, "continuous", self._action)
 
     @property
     def one_hot(self) -> bool:
@@ -409,10 +429,14 @@ class GroupSpec:
 
     @property
     def action_bounds(self) -> tuple[Tensor, Tensor] | None:
-        """Lower and upper bounds of the actions, ``[N, A]`` each; None if any is unbounded."""
-        if not isinstance(self._action, Bounded):
+        """Lower and upper bounds of the actions, ``[N, A]`` each; None if any is unbounded.
+
+        Those of hybrid actions are the bounds of their numbers, ``[N, D]``.
+        """
+        spec = self.continuous_spec
+        if not isinstance(spec, Bounded):
             return None
-        low, high = self._action.space.low, self._action.space.high
+        low, high = spec.space.low, spec.space.high
         finite = bool(torch.isfinite(low).all() and torch.isfinite(high).all())
         return (low, high) if finite else None
 

@@ -42,7 +42,8 @@ def can_join(first: GroupSpec, second: GroupSpec) -> bool:
         # The shapes of other action specs, such as MultiOneHot, cannot be joined.
         known = isinstance(group.padded_spec["action"], (Bounded, Unbounded))
         simple = known or group.discrete or bool(group.branches)
-        kind = group.discrete, group.one_hot, group.branches
+        hybrid = group.own_specs[0]["action"] if group.hybrid else None
+        kind = group.discrete, group.one_hot, group.branches, hybrid
         return *kind, bounded, dtype, own_reward, simple
 
     return of(first) == of(second) and of(first)[-1] and of(first)[-2]

@@ -18,7 +18,9 @@ __all__ = [
     "Row",
     "action_readers",
     "field_of",
+    "has_parts",
     "part_of",
+    "parts_of",
     "spaces_of",
 ]
 
@@ -241,12 +243,45 @@ def action_readers(row: Row, slots: Sequence[AgentSlot]) -> list[Callable[[], An
     ]
 
 
+def has_parts(space: Any) -> bool:
+    """Returns whether an action space is a Tuple or Dict of spaces."""
+    return type(space).__name__ in ("Tuple", "Dict")
+
+
+def parts_of(space: Any) -> list[tuple[Any, Any]]:
+    """Returns keys and spaces inside a Tuple or Dict; choices come before boxes.
+
+    Examples:
+        >>> from gymnasium.spaces import Box, Dict, Discrete
+        >>> [key for key, _ in parts_of(Dict({"force": Box(-1, 1, (2,)), "gear": Discrete(3)}))]
+        ['gear', 'force']
+    """
+    spaces = space.spaces
+    parts = list(spaces.items() if isinstance(spaces, Mapping) else enumerate(spaces))
+    return sorted(parts, key=lambda part: type(part[1]).__name__ == "Box")
+
+
+def _reader_of_parts(row: np.ndarray, space: Any) -> Callable[[], Any]:
+    """Returns a function that reads the action of a Tuple or Dict space from an agent's row."""
+    readers, start = {}, 0
+    for key, part in parts_of(space):
+        single = type(part).__name__ == "Discrete"
+        end = start + (1 if single else int(np.prod(part.shape)))
+        own, start = row[start:end], end
+        readers[key] = _reader(own if single else own[None], 0, part)
+    if isinstance(space.spaces, Mapping):
+        return lambda: {key: readers[key]() for key in space.spaces}
+    return lambda: tuple(readers[i]() for i in range(len(readers)))
+
+
 def _reader(rows: np.ndarray, place: int, space: Any) -> Callable[[], Any]:
     kind = type(space).__name__
+    if has_parts(space):
+        return _reader_of_parts(rows[place], space)
     if kind == "Discrete":
         start = int(getattr(space, "start", 0))
         item = rows.item
-        return lambda: item(place) + start
+        return lambda: int(item(place)) + start
     row = rows[place]
     shape, dtype = space.shape, space.dtype
     if kind == "Box" and (shape, dtype) == (row.shape, row.dtype):
