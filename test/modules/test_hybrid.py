@@ -13,6 +13,9 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl.modules import IndependentNormal, TanhNormal
 
 from torchrl_marl import AgentSpec, TeamSpec
+from torchrl_marl.apps.export.agent import find_agents
+from torchrl_marl.apps.export.player import Player
+from torchrl_marl.apps.export.write import export_agents
 from torchrl_marl.envs import MarlEnv
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.learners.algorithms import ALGORITHMS
@@ -148,13 +151,22 @@ def test_other_algorithms_are_refused(algorithm):
         ALGORITHMS.learner(algorithm)({"car": make_group("hybrid")}, config)
 
 
-def test_half_bounded_numbers_and_noise_are_refused():
+def test_noise_moves_the_numbers_alone():
+    group = make_group("hybrid")
+    td = RandomActor(group)(make_observed(group, 500))
+    before = td["car", "action"].clone()
+    with set_exploration_type(ExplorationType.RANDOM):
+        Explore(group, sigma=0.5)(td)
+    moved = td["car", "action"] - before
+    assert bool((moved[..., 0] == 0).all()) and bool((moved[..., 1:].std((0, 1)) > 0.2).all())
+    assert group.action_spec.expand(500, 3, 3).is_in(td["car", "action"])
+
+
+def test_half_bounded_numbers_are_refused():
     half = Bounded(torch.tensor([-1.0, -torch.inf]), torch.ones(2))
     group = TeamSpec([AgentSpec("car", 1, Unbounded((5,)), Spec([3], half))]).groups["car"]
     with pytest.raises(ValueError, match="some action bounds are finite and some are not"):
         make_actor(group)
-    with pytest.raises(ValueError, match="hybrid, .3. and 2 numbers, expected only choices or"):
-        Explore(make_group("hybrid"), epsilon=0.1)
 
 
 class Gears(MarlEnv):
@@ -186,6 +198,30 @@ class Gears(MarlEnv):
         first = torch.arange(3, device=self.device) == 0
         dead = first & (self.clock >= 6)
         return self._observe(reward=earned.unsqueeze(-1), terminated=dead.unsqueeze(-1))
+
+
+@pytest.mark.parametrize("numbers", [Bounded(1, 3, (2,)), Unbounded((2,))], ids=["bounded", "not"])
+def test_exported_agents_act_as_the_policy(numbers, tmp_path):
+    team = TeamSpec([AgentSpec("car", 1, Unbounded((5,)), Spec([3, 2], numbers))])
+    actor, td = make_actor(team.groups["car"]), make_observed(team.groups["car"], 1, alive=2.0)
+    agents = find_agents(actor)
+    player = Player(export_agents(agents, tmp_path, "pt2")["car_0"], trust=True, seed=0)
+    seen = td["car", "observation"][0, 0].numpy()
+    with set_exploration_type(ExplorationType.DETERMINISTIC), torch.no_grad():
+        actor(td)
+    found = torch.from_numpy(player.act(seen))
+    torch.testing.assert_close(found, td["car", "action"][0, 0], rtol=1e-4, atol=1e-4)
+    drawn = torch.stack(
+        [torch.from_numpy(player.act(seen, deterministic=False)) for _ in range(400)]
+    )
+    assert team.groups["car"].action_spec[0].expand(400, 4).is_in(drawn)
+    expected = td["car", "logits"][0, 0, :3].softmax(-1)
+    share = drawn[:, 0].long().bincount(minlength=3) / 400
+    torch.testing.assert_close(share, expected, atol=0.08, rtol=0)
+    assert drawn[:, 2].std() > 0.3
+    described = agents["car_0"].describe()["action"]
+    assert (described["distribution"], described["branches"]) == ("hybrid", [3, 2])
+    assert ("low" in described) is isinstance(numbers, Bounded)
 
 
 def make_training(folder, env=None, **settings):

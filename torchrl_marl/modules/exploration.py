@@ -114,8 +114,8 @@ class Explore(TensorDictModuleBase):
 
     With probability ``epsilon``, an agent's action is replaced by an action of
     :class:`RandomActor`. Otherwise a continuous action gets Gaussian noise and is clipped to its
-    bounds. Without sampling (``ExplorationType.DETERMINISTIC``, ``MODE`` or ``MEAN``) actions stay
-    unchanged.
+    bounds; of a hybrid action the numbers do. Without sampling
+    (``ExplorationType.DETERMINISTIC``, ``MODE`` or ``MEAN``) actions stay unchanged.
 
     Args:
         group (GroupSpec): group that acts, or several groups joined into one.
@@ -156,11 +156,6 @@ class Explore(TensorDictModuleBase):
         self, group: GroupSpec, *, epsilon: float = 0.0, sigma: float = 0.0, device: Device = None
     ) -> None:
         super().__init__()
-        if group.hybrid:
-            raise ValueError(
-                f"group {group.name!r}: its actions are {group.choices}, expected only choices or "
-                "only numbers; sample from a policy by make_actor instead."
-            )
         self.group = group
         self.random = RandomActor(group, device)
         self.in_keys: list[NestedKey] = [group.action_key, *self.random.in_keys]
@@ -175,13 +170,19 @@ class Explore(TensorDictModuleBase):
         if exploration_type() not in (ExplorationType.RANDOM, None):
             return tensordict
         action = self.group.data(tensordict).get("action")
-        noisy = action if self.group.discrete else self._add_noise(action)
+        noisy = action if self.group.discrete else self._noisy(action)
         drawn = self.random.draw(tensordict)
         shape = (*tensordict.batch_size, self.group.n_agents)
         chosen = torch.rand(shape, device=self.epsilon.device) < self.epsilon
         chosen = chosen.reshape(chosen.shape + (1,) * (action.ndim - chosen.ndim))
         self.group.write(tensordict, "action", torch.where(chosen, drawn, noisy))
         return tensordict
+
+    def _noisy(self, action: Tensor) -> Tensor:
+        if not self.group.hybrid:
+            return self._add_noise(action)
+        n = len(self.group.branches)
+        return torch.cat([action[..., :n], self._add_noise(action[..., n:])], -1)
 
     def _add_noise(self, action: Tensor) -> Tensor:
         noise = self.sigma * torch.randn_like(action)

@@ -109,6 +109,29 @@ class BestOfEach(nn.Module):
         return torch.stack(best).to(self.dtype), logits
 
 
+class BestAndNumbers(nn.Module):
+    """Selects a hybrid action: the likeliest choices, and the most likely numbers.
+
+    Args:
+        best (BestOfEach): selects the choices.
+        numbers (Bounded): computes the numbers.
+
+    Shapes:
+        - outputs: ``[L + P]``; returns the action ``[K + D]``, logits ``[L]``, location ``[D]`` and
+          scale ``[D]``
+    """
+
+    def __init__(self, best: BestOfEach, numbers: Bounded) -> None:
+        super().__init__()
+        self.best, self.numbers = best, numbers
+
+    def forward(self, outputs: Tensor) -> tuple[Tensor, ...]:
+        """Selects the action."""
+        choice, logits = self.best(outputs)
+        numbers, *parameters = self.numbers(outputs[sum(self.best.branches) :])
+        return (torch.cat([choice, numbers]), logits, *parameters)
+
+
 class Bounded(nn.Module):
     """Squashes outputs into the bounds of actions by tanh; without bounds, returns them as is.
 
@@ -230,7 +253,7 @@ class AgentActor:
         }
         if self.group.branches:
             action["branches"] = list(self.group.branches)
-        elif self.group.discrete:
+        if self.group.discrete:
             action["n_actions"] = self.group.action_dims[self.number]
             action["one_hot"] = self.group.one_hot
         elif (bounds := self._bounds()) is not None:
@@ -298,7 +321,7 @@ class AgentActor:
         if isinstance(self.actor, DeterministicActor):
             return "none"
         if self.group.branches:
-            return "multi_categorical"
+            return "hybrid" if self.group.hybrid else "multi_categorical"
         if self.group.discrete:
             return "categorical"
         return "normal" if self._bounds() is None else "tanh_normal"
@@ -306,6 +329,8 @@ class AgentActor:
     def _parameters(self) -> list[str]:
         if self._distribution() == "none":
             return ["action_value"] if self.group.discrete else ["loc"]
+        if self.group.hybrid:
+            return ["logits", "loc", "scale"]
         chosen = self.group.discrete or self.group.branches
         return ["logits"] if chosen else ["loc", "scale"]
 
@@ -319,7 +344,11 @@ class AgentActor:
     def _choice(self) -> nn.Module:
         head, n = self.network.head, self.group.action_dims[self.number]
         if self.group.branches:
-            return BestOfEach(self.group.branches, self.action_spec.dtype)
+            best = BestOfEach(self.group.branches, self.action_spec.dtype)
+            if not self.group.hybrid:
+                return best
+            width = self.group.continuous_spec.shape[-1]
+            return BestAndNumbers(best, Bounded(width, self._bounds(), copy.deepcopy(head.normal)))
         if not self.group.discrete:
             return Bounded(n, self._bounds(), copy.deepcopy(head))
         values = any(isinstance(module, Greedy) for module in self.actor.modules())
