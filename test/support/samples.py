@@ -42,7 +42,7 @@ def make_observed(group, *batch, seed=0, alive=0.7):
     if group.mask_key is not None:
         leaves["mask"] = torch.rand(*batch, n, generator=generator) < alive
     if group.action_mask_key is not None:
-        legal = torch.rand(*batch, n, group.n_actions, generator=generator) < 0.6
+        legal = torch.rand(*batch, n, group.n_options, generator=generator) < 0.6
         leaves["action_mask"] = legal
     td = TensorDict({group.name: TensorDict(leaves, [*batch, n])}, batch)
     if group.state_key is not None:

@@ -454,25 +454,29 @@ def _discrete(group, network, device):
 
 
 def _multi_discrete(group, network, device):
-    logits = group.key("logits")
+    module = legal_logits(group, network, device)
     settings = {"branches": group.branches}
-    return of_group(group, network, [logits]), {"logits": logits}, MultiCategorical, settings
+    return module, {"logits": group.key("logits")}, MultiCategorical, settings
 
 
 def _hybrid(group, network, device):
     _, parameters, numbers, settings = _continuous(group, network, device)
-    keys = [group.key("logits"), *parameters.values()]
-    parameters = {"logits": keys[0], **parameters}
+    module = legal_logits(group, network, device, tuple(parameters.values()))
+    parameters = {"logits": group.key("logits"), **parameters}
     settings = {"branches": group.branches, "of": numbers, **settings}
-    return of_group(group, network, keys), parameters, Hybrid, settings
+    return module, parameters, Hybrid, settings
 
 
 def legal_logits(
-    group: GroupSpec, network: nn.Module, device: Device
+    group: GroupSpec, network: nn.Module, device: Device, others: tuple[NestedKey, ...] = ()
 ) -> TensorDictModule | TensorDictSequential:
-    """Returns a module that writes ``(group, "logits")``, with illegal actions masked."""
+    """Returns a module that writes ``(group, "logits")``, with illegal actions masked.
+
+    Args:
+        others (tuple of keys): further outputs of the network, after the logits.
+    """
     logits = group.key("logits")
-    module = of_group(group, network, [logits])
+    module = of_group(group, network, [logits, *others])
     if group.action_mask_key is None and group.action_padding is None:
         return module
     keys = [logits, *([group.action_mask_key] if group.action_mask_key else [])]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import torch
 from tensordict import NestedKey, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
@@ -79,15 +77,21 @@ class RandomActor(TensorDictModuleBase):
         return self._discrete(own, shape) if self.group.discrete else self._continuous(own, shape)
 
     def _continuous(self, own: TensorDictBase, shape: torch.Size) -> Tensor:
+        if self.branches is None:
+            return self._numbers(own, shape)
+        choices = self._choices(own, shape, self.branches)
         if self.group.hybrid:
-            return torch.cat([self._choices(shape).floor(), self._numbers(own, shape)], -1)
-        if self.branches is not None:
-            return self._choices(shape).to(self.group.padded_spec["action"].dtype)
-        return self._numbers(own, shape)
+            return torch.cat([choices.floor(), self._numbers(own, shape)], -1)
+        return choices.to(self.group.padded_spec["action"].dtype)
 
-    def _choices(self, shape: torch.Size) -> Tensor:
-        branches = cast(Tensor, self.branches)
-        return torch.rand((*shape, len(branches)), device=branches.device) * branches
+    def _choices(self, own: TensorDictBase, shape: torch.Size, branches: Tensor) -> Tensor:
+        if self.group.action_mask_key is None:
+            return torch.rand((*shape, len(branches)), device=branches.device) * branches
+        from torchrl_marl.specs.choices import draw_choices
+
+        legal = own.get("action_mask")
+        check_action_mask(self.group, legal, shape[:-1])
+        return draw_choices(legal, self.group.branches).float()
 
     def _numbers(self, own: TensorDictBase, shape: torch.Size) -> Tensor:
         shape = torch.Size((*shape, self.group.continuous_spec.shape[-1]))
@@ -179,6 +183,8 @@ class Explore(TensorDictModuleBase):
         return tensordict
 
     def _noisy(self, action: Tensor) -> Tensor:
+        if not action.is_floating_point():
+            return action  # multi-discrete
         if not self.group.hybrid:
             return self._add_noise(action)
         n = len(self.group.branches)

@@ -388,6 +388,11 @@ class GroupSpec:
         return f"hybrid, {list(self.branches)} and {width} number{'s' * (width > 1)}"
 
     @property
+    def n_options(self) -> int:
+        """Number of options of all choices, the size of an action mask."""
+        return sum(self.branches) or self.n_actions
+
+    @property
     def continuous_spec(self) -> TensorSpec:
         """Spec of the numbers of hybrid actions; of the whole action otherwise."""
         return getattr(self._action, "continuous", self._action)
@@ -546,12 +551,12 @@ def check_action_mask(group: GroupSpec, action_mask: Tensor, batch: torch.Size) 
     """Checks an action mask against the group's specs.
 
     Shapes:
-        - action_mask: ``[*B, N, n_actions]``
+        - action_mask: ``[*B, N, n_actions]``, of several choices ``[*B, N, n_options]``
 
     Raises:
         SpecError: the shape or type is wrong; the message names the group and key.
     """
-    key, expected = group.action_mask_key, (*batch, group.n_agents, group.n_actions)
+    key, expected = group.action_mask_key, (*batch, group.n_agents, group.n_options)
     if action_mask.dtype is not torch.bool:
         _refuse(group, key, action_mask.dtype, "torch.bool")
     if tuple(action_mask.shape) != expected:

@@ -123,7 +123,7 @@ class JoinedGroup(GroupSpec):
                 legal = td.get("action_mask")
                 check_action_mask(group, legal, batch)
             else:
-                legal = _ones(batch, group, td).unsqueeze(-1).expand(*batch, -1, group.n_actions)
+                legal = _ones(batch, group, td).unsqueeze(-1).expand(*batch, -1, group.n_options)
             rows.append(legal)
         return _cat(rows, len(batch))
 

@@ -201,7 +201,7 @@ def _mark_masked(agents: list[AgentSpaces]) -> list[AgentSpaces]:
         return agents
     return [
         replace(own, masked="info")
-        if own.masked is None and type(own.action).__name__ == "Discrete"
+        if own.masked is None and type(own.action).__name__ in ("Discrete", *_SEVERAL)
         else own
         for own in agents
     ]
@@ -239,9 +239,25 @@ def _sample(env: Any, agent: Any, seen: Any, infos: Any) -> Any:
     space = copy.deepcopy(env.action_space(agent))
     for source in (seen, infos):
         if isinstance(source, Mapping) and "action_mask" in source:
-            legal = np.asarray(source["action_mask"], np.int8)
+            legal = source["action_mask"]
+            if type(space).__name__ in _SEVERAL:
+                return _sample_several(space, legal)
+            legal = np.asarray(legal, np.int8)
             return space.sample(legal) if legal.any() else space.sample()
     return space.sample()
+
+
+_SEVERAL = ("MultiDiscrete", "MultiBinary")
+
+
+def _sample_several(space: Any, legal: Any) -> Any:
+    """Draws a legal option of each choice; the mask holds the options of one after the other."""
+    parts = legal if isinstance(legal, (tuple, list)) else [legal]
+    flat = np.concatenate([np.ravel(part) for part in parts]).astype(bool)
+    sizes = np.ravel(getattr(space, "nvec", np.full(space.shape, 2)))
+    options = [np.flatnonzero(own) for own in np.split(flat, np.cumsum(sizes)[:-1])]
+    drawn = [space.np_random.choice(own) if len(own) else 0 for own in options]
+    return np.reshape(drawn, space.shape).astype(space.dtype) + getattr(space, "start", 0)
 
 
 def _numeric(value: Any) -> bool:

@@ -216,6 +216,8 @@ class OneCopy(ABC):
         if legal is None:
             mask[...] = True  # any action is legal for inactive agents
         else:
+            if isinstance(legal, (tuple, list)):  # a mask for each choice, as Gymnasium samples by
+                legal = np.concatenate([np.ravel(part) for part in legal])
             write(mask, legal, f"the action mask of agent {agent!r}")
 
     def _write_odd_rewards(self, earned: Mapping, earns: Sequence[bool]) -> None:
