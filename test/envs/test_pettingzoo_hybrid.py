@@ -147,6 +147,54 @@ def test_algorithms_of_other_actions_are_refused(tmp_path):
         torchrl_marl.train("toy_arena_mappo", env=Drivers, folder=tmp_path / "run", **settings)
 
 
+class MaskedDrivers(Drivers):
+    """Drivers of which one gear is locked, and one dial; the masks are in the infos."""
+
+    def __init__(self, kind="tuple", flat=False):
+        super().__init__(kind)
+        self.kind, self.flat = kind, flat
+
+    def _masks(self, agent):
+        gear = np.arange(3) != (self.goals[agent][0] + 1) % 3
+        dials = [np.ones(2, np.int8), np.array([0, 1, 1, 1], np.int8)]
+        if self.flat:
+            return np.concatenate([*(dials if self.kind == "dict" else ()), gear])
+        gear = gear.astype(np.int8)
+        return (None, gear) if self.kind == "tuple" else {"dials": tuple(dials), "gear": gear}
+
+    def reset(self, seed=None, options=None):
+        observed, _ = super().reset(seed, options)
+        return observed, {agent: {"action_mask": self._masks(agent)} for agent in observed}
+
+    def step(self, actions):
+        for agent, action in actions.items():
+            gear = action["gear"] if self.kind == "dict" else action[1] - 5
+            assert gear != (self.goals[agent][0] + 1) % 3
+            assert self.kind == "tuple" or action["dials"][1] != 0
+        observed, *rest, infos = super().step(actions)
+        return observed, *rest, {a: {"action_mask": self._masks(a)} for a in self.agents}
+
+
+@pytest.mark.parametrize("kind", SPACES)
+@pytest.mark.parametrize("flat", [True, False])
+def test_masks(kind, flat, tmp_path):
+    """The environment refuses locked options, also of random actions and of a policy."""
+    env = PettingZooEnv(lambda: MaskedDrivers(kind, flat), num_envs=2, seed=0)
+    (group,) = torchrl_marl.TeamSpec.from_env(env).groups.values()
+    td = env.rollout(12, break_when_any_done=False)
+    legal = td["driver", "action_mask"]
+    assert group.n_options == legal.shape[-1] == {"tuple": 3, "dict": 9}[kind]
+    locked = (~legal).sum(-1)[td["driver", "mask"]]
+    assert set(locked.tolist()) == {{"tuple": 1, "dict": 2}[kind]}
+    settings = {**SMALL, "total_frames": 640, "learner": {"minibatch_size": 80, "num_epochs": 2}}
+    torchrl_marl.train(
+        "toy_arena_mappo",
+        env=lambda: MaskedDrivers(kind, flat),
+        folder=tmp_path / "run",
+        **settings,
+    )
+
+
 @pytest.mark.learning
 @pytest.mark.parametrize(("algorithm", "kind"), [("mappo", "dict"), ("happo", "tuple")])
 def test_gear_and_force_are_learned(algorithm, kind, tmp_path):

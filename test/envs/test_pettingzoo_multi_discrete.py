@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Dict, MultiBinary, MultiDiscrete, Tuple
+from gymnasium.spaces import Box, Dict, MultiBinary, MultiDiscrete
 from pettingzoo import ParallelEnv
 
 import torchrl_marl
 from torchrl_marl.envs.pettingzoo import PettingZooEnv
-from torchrl_marl.errors import ConfigError, SpecError
+from torchrl_marl.errors import ConfigError
 
 SMALL = {
     "threads": 1,
@@ -148,15 +148,3 @@ def test_masks_of_several_choices(kwargs, tmp_path):
         **{**SMALL, "total_frames": 640},
     )
     assert run.summary["return_random"] > 6  # one dial has no choice left
-
-
-def test_masks_of_tuples_are_refused():
-    class MaskedTuple(MaskedDials):
-        def action_space(self, agent):
-            return Tuple([MultiDiscrete([2, 3]), Box(-1, 1, (1,))])
-
-        def step(self, actions):
-            return MaskedDials.step(self, {agent: action[0] for agent, action in actions.items()})
-
-    with pytest.raises(SpecError, match="is a Tuple and has an action mask, expected none"):
-        PettingZooEnv(MaskedTuple, num_envs=1, seed=0)

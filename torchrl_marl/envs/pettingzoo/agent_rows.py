@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from torchrl_marl.envs.pettingzoo.parts import has_parts, in_order, parts_of
 from torchrl_marl.errors import SpecError
 
 __all__ = [
@@ -18,9 +19,7 @@ __all__ = [
     "Row",
     "action_readers",
     "field_of",
-    "has_parts",
     "part_of",
-    "parts_of",
     "spaces_of",
 ]
 
@@ -243,24 +242,6 @@ def action_readers(row: Row, slots: Sequence[AgentSlot]) -> list[Callable[[], An
     ]
 
 
-def has_parts(space: Any) -> bool:
-    """Returns whether an action space is a Tuple or Dict of spaces."""
-    return type(space).__name__ in ("Tuple", "Dict")
-
-
-def parts_of(space: Any) -> list[tuple[Any, Any]]:
-    """Returns keys and spaces inside a Tuple or Dict; choices come before boxes.
-
-    Examples:
-        >>> from gymnasium.spaces import Box, Dict, Discrete
-        >>> [key for key, _ in parts_of(Dict({"force": Box(-1, 1, (2,)), "gear": Discrete(3)}))]
-        ['gear', 'force']
-    """
-    spaces = space.spaces
-    parts = list(spaces.items() if isinstance(spaces, Mapping) else enumerate(spaces))
-    return sorted(parts, key=lambda part: type(part[1]).__name__ == "Box")
-
-
 def _reader_of_parts(row: np.ndarray, space: Any) -> Callable[[], Any]:
     """Returns a function that reads the action of a Tuple or Dict space from an agent's row."""
     readers, start = {}, 0
@@ -269,9 +250,7 @@ def _reader_of_parts(row: np.ndarray, space: Any) -> Callable[[], Any]:
         end = start + (1 if single else int(np.prod(part.shape)))
         own, start = row[start:end], end
         readers[key] = _reader(own if single else own[None], 0, part)
-    if isinstance(space.spaces, Mapping):
-        return lambda: {key: readers[key]() for key in space.spaces}
-    return lambda: tuple(readers[i]() for i in range(len(readers)))
+    return lambda: in_order({key: read() for key, read in readers.items()}, space)
 
 
 def _reader(rows: np.ndarray, place: int, space: Any) -> Callable[[], Any]:

@@ -17,6 +17,7 @@ from torchrl_marl.envs.pettingzoo.agent_rows import AgentSpaces, spaces_of
 from torchrl_marl.envs.pettingzoo.drawing import quiet, takes_mode
 from torchrl_marl.envs.pettingzoo.instance import seen_limit
 from torchrl_marl.envs.pettingzoo.library import Backend, by_name, continuous_argument, of_module
+from torchrl_marl.envs.pettingzoo.parts import flat_mask, has_parts, in_order, parts_of, sizes_of
 from torchrl_marl.envs.pettingzoo.rng import OwnRandom
 from torchrl_marl.envs.pettingzoo.tuple_env import as_team
 from torchrl_marl.errors import ConfigError
@@ -247,15 +248,26 @@ def _sample(env: Any, agent: Any, seen: Any, infos: Any) -> Any:
     return space.sample()
 
 
-_SEVERAL = ("MultiDiscrete", "MultiBinary")
+_SEVERAL = ("MultiDiscrete", "MultiBinary", "Tuple", "Dict")
 
 
 def _sample_several(space: Any, legal: Any) -> Any:
-    """Draws a legal option of each choice; the mask holds the options of one after the other."""
-    parts = legal if isinstance(legal, (tuple, list)) else [legal]
-    flat = np.concatenate([np.ravel(part) for part in parts]).astype(bool)
-    sizes = np.ravel(getattr(space, "nvec", np.full(space.shape, 2)))
-    options = [np.flatnonzero(own) for own in np.split(flat, np.cumsum(sizes)[:-1])]
+    """Draws a legal option of each choice; the mask is that of the whole space or a part of it."""
+    legal = flat_mask(legal, space)
+    if not has_parts(space):
+        return _sample_options(space, legal.astype(bool))
+    drawn, start = {}, 0
+    for key, part in parts_of(space):
+        end = start + sum(sizes_of(part))
+        drawn[key] = _sample_options(part, legal[start:end].astype(bool))
+        start = end
+    return in_order(drawn, space)
+
+
+def _sample_options(space: Any, legal: np.ndarray) -> Any:
+    if not len(legal):
+        return space.sample()
+    options = [np.flatnonzero(own) for own in np.split(legal, np.cumsum(sizes_of(space))[:-1])]
     drawn = [space.np_random.choice(own) if len(own) else 0 for own in options]
     return np.reshape(drawn, space.shape).astype(space.dtype) + getattr(space, "start", 0)
 

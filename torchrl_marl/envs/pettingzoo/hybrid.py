@@ -8,7 +8,7 @@ import torch
 from torchrl.data import Bounded, Categorical, MultiCategorical, TensorSpec, Unbounded
 
 from torchrl_marl.envs.agents.spaces import spec_of_space
-from torchrl_marl.envs.pettingzoo.agent_rows import parts_of
+from torchrl_marl.envs.pettingzoo.parts import parts_of
 from torchrl_marl.errors import SpecError
 from torchrl_marl.specs.hybrid import Hybrid
 

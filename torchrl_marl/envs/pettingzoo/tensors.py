@@ -25,8 +25,8 @@ from torchrl_marl.envs.pettingzoo.agent_rows import (
     AgentSpaces,
     Leaf,
     field_of,
-    has_parts,
 )
+from torchrl_marl.envs.pettingzoo.parts import has_parts
 from torchrl_marl.errors import ConfigError, NonFiniteError, SpecError
 from torchrl_marl.specs import AgentSpec
 
@@ -90,11 +90,6 @@ def _agent_spec(name: str, kind: Sequence[AgentSpaces], one_hot: bool) -> AgentS
     first = kind[0]
     seen = spec_of_space(f"the observation of {first.agent!r}", first.observation)
     where = f"the action of {first.agent!r}"
-    if has_parts(first.action) and first.masked is not None:
-        raise SpecError(
-            f"{where} is a {type(first.action).__name__} and has an action mask, expected none; "
-            "write the environment as a MarlEnv (docs/environments/own.md), or drop the mask."
-        )
     if has_parts(first.action):
         from torchrl_marl.envs.pettingzoo.hybrid import hybrid_spec_of
 
