@@ -3,6 +3,9 @@
 Parts that the change touches come first, then those that ran longest ago. Every run writes its day
 and commit count into ``second_tier.csv``, which is committed with the change.
 
+This tier kills processes and waits for others, so a busy machine can break a test that is right. Up
+to three failures are run once more, in one process; those that pass are printed as flaky.
+
 ``python .ci/second_tier.py --seconds 1500 --checkout PATH`` runs what fits; ``--all`` runs all
 parts; ``--list`` only prints the choice.
 """
@@ -12,6 +15,7 @@ from __future__ import annotations
 import argparse
 import csv
 import datetime
+import json
 import subprocess
 import sys
 from collections import Counter
@@ -23,6 +27,7 @@ DURATIONS = ROOT / "test" / "durations.csv"
 PROCESSES = 2
 MARGIN = 1.3  # machines differ
 COLLECTION = 40.0  # seconds to find the tests
+RERUN = 3  # most failures that are run once more
 
 # Where a change touches a part; changes of a part's own test files do so as well.
 TOUCHED_BY = {
@@ -115,6 +120,25 @@ def choose(record: dict[str, int], changed: list[str], seconds: float) -> list[s
     return chosen
 
 
+def failed_tests(root: Path) -> list[str]:
+    """Returns the tests that failed in the last run of pytest."""
+    known = root / ".pytest_cache" / "v" / "cache" / "lastfailed"
+    return list(json.loads(known.read_text(encoding="utf-8"))) if known.exists() else []
+
+
+def run(parts: list[str], root: Path = ROOT) -> int:
+    """Runs parts, then a few failures once more, and returns pytest's exit status."""
+    command = [sys.executable, "-m", "pytest", "-m", " or ".join(parts)]
+    status = subprocess.run(command, cwd=root).returncode
+    failed = failed_tests(root) if status == 1 else []
+    if 1 <= len(failed) <= RERUN:
+        print("once more, in one process:", *failed, sep="\n  ", flush=True)
+        status = subprocess.run([*command, "-n", "0", *failed], cwd=root).returncode
+        if status == 0:
+            print("flaky, failed on a busy machine only:", *failed, sep="\n  ", flush=True)
+    return status
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=1500.0)
@@ -131,9 +155,7 @@ def main() -> int:
     print(f"second tier: {', '.join(parts) or 'nothing'}; left out: {', '.join(left) or 'nothing'}")
     if asked.list or not parts:
         return 0
-    status = subprocess.run(
-        [sys.executable, "-m", "pytest", "-m", " or ".join(parts)], cwd=ROOT
-    ).returncode
+    status = run(parts)
     if status == 0:
         commits = git(asked.checkout, "rev-list", "--count", "HEAD") or ["0"]
         write_record(asked.checkout / RECORD, parts, int(commits[0]))

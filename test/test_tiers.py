@@ -68,6 +68,36 @@ def test_the_record_is_read_as_it_was_written(tmp_path):
     }
 
 
+def folder_with(body, root):
+    """A folder whose only test file has two tests with that body."""
+    text = "import os, pathlib, pytest\n@pytest.mark.parametrize('n', [1, 2])\n"
+    text += f"def test_it(n):\n    before = pathlib.Path(f'{{n}}')\n    {body}\n"
+    (root / "test_it.py").write_text(text, encoding="utf-8")
+    (root / "pytest.ini").write_text("[pytest]\naddopts = -n 2\n", encoding="utf-8")
+    return root
+
+
+@pytest.mark.parametrize(
+    "body, status",
+    [
+        ("assert n", 0),
+        ("assert before.exists() or before.touch()", 0),
+        ("before.exists() or before.touch() or n == 1 or os._exit(1)", 0),
+        ("assert n == 1", 1),
+    ],
+    ids=["passes", "fails_once", "crashes_once", "fails"],
+)
+def test_a_failure_counts_if_it_fails_again(body, status, tmp_path, capfd):
+    assert second_tier.run(["not ray"], folder_with(body, tmp_path)) == status
+    assert ("flaky" in capfd.readouterr().out) == ("before.touch()" in body)
+
+
+def test_many_failures_are_not_run_again(tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(second_tier, "RERUN", 1)
+    assert second_tier.run(["not ray"], folder_with("assert not n", tmp_path)) == 1
+    assert "once more" not in capfd.readouterr().out
+
+
 def test_durations_name_tests_that_exist():
     for place in {row["test"] for row in second_tier.durations()}:
         file, *names = place.split("::")

@@ -208,6 +208,44 @@ def test_identities_keep_the_sign_of_zero():
     assert not simplified(torch.tensor([-0.0] * E))[3].signbit().any()
 
 
+@pytest.mark.parametrize(
+    "new",
+    [lambda rew, y: rew - 1.0, lambda rew, y: rew + 0.1, lambda rew, y: rew - y],
+    ids=["penalty", "bonus", "tensor"],
+)
+def test_masks_of_a_chain_of_penalties_do_not_depend_on_each_other(new):
+    """Such as a penalty for each pair of agents that collide."""
+
+    def step(x, y):
+        rew = y * 3.0
+        for other in x.unbind(0):
+            mask = other > 0
+            rew[mask] = new(rew[mask], y[mask])
+        return [rew]
+
+    *_, simplified, batched = assert_same_bits(step, torch.zeros(6, E), torch.zeros(E))
+    assert n_of(simplified, "where") == n_of(simplified, "sub") == 6
+    assert n_of(batched, "where") == n_of(batched, "gt") == 1
+    negative_zero = torch.full((E,), -0.0)
+    assert batched(torch.zeros(6, E), negative_zero)[0].signbit().all()
+
+
+def test_masked_differences_of_other_kinds_stay_as_they_are():
+    def step(x, y):
+        n = torch.arange(E)
+        return [
+            torch.where(x > 0, x - y, y),
+            torch.where(x > 0, y - x, x),
+            torch.where(x > 0, torch.sub(x, y, alpha=2), x),
+            torch.where(x > 0, n - 1, n),
+            torch.where((x > 0).unsqueeze(0), x - y, x),
+            torch.where(x > 0, x - y.double(), x),
+        ]
+
+    _, _, simplified, _ = assert_same_bits(step, torch.zeros(E), torch.zeros(E))
+    assert n_of(simplified, "where") == 6
+
+
 def test_constants_with_other_bits_stay_apart():
     def step(x):
         return [x * torch.tensor(0.0), x * torch.tensor(-0.0)]

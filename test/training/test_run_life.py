@@ -5,6 +5,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from torchrl_marl.errors import CheckpointError, ConfigError
 from torchrl_marl.recipes import load_config
 from torchrl_marl.runs import resume
 from torchrl_marl.training import Run, iterate, train, training
-from torchrl_marl.training.interruption import Interruption, Terminated
+from torchrl_marl.training.interruption import Interruption, Terminated, terminable
 from torchrl_marl.training.training import Training
 
 pytestmark = pytest.mark.runs
@@ -212,6 +213,30 @@ def test_ctrl_c_while_an_unfinished_run_is_left_is_not_lost(tmp_path):
     with interruption, pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
+
+
+def test_contexts_may_be_left_in_any_order():
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    left_open, current = Interruption(), Interruption()
+    left_open.__enter__()
+    with current:
+        left_open.__exit__()  # such as by the garbage collector
+        signal.raise_signal(signal.SIGTERM)
+    assert current.asked and not left_open.asked
+    assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == handlers
+
+
+def test_signals_after_another_thread_has_left_the_last_context(tmp_path):
+    handler = signal.getsignal(signal.SIGTERM)
+    interruption = Interruption()
+    with terminable():
+        interruption.__enter__()
+        thread = threading.Thread(target=interruption.__exit__)
+        thread.start()
+        thread.join()
+        with pytest.raises(Terminated):
+            signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) == handler
 
 
 SUPPORT = Path(__file__).parents[1] / "support"

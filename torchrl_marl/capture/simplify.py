@@ -64,6 +64,8 @@ def simplify(module: fx.GraphModule) -> fx.GraphModule:
     - Operations on constants are replaced by their results.
     - ``x * 1``, ``x / 1``, ``x - 0``, ``(x + 0) + 0``, ``where(c, x, x)`` and ``~~b`` are ``x``,
       ``x`` and ``b``.
+    - ``where(c, x - y, x)`` is ``x - where(c, y, 0)``, so that the masks of a chain of such
+      steps do not depend on each other.
 
     Random numbers are drawn as often as before, in the same order.
 
@@ -133,6 +135,8 @@ class _Pass:
             return args[0]
         if is_random(target):
             return self._node(node, target, args, kwargs)
+        if target is _aten.where.self:
+            target, args = self._masked(node, args)
         if target in REDUCTIONS:
             args = (self._as_recorded(node.args[0], args[0]), *args[1:])
         key = target, _frozen(args), _frozen(kwargs)
@@ -158,6 +162,27 @@ class _Pass:
         node = self.graph.call_function(target, args, kwargs)
         node.meta.update(like.meta)
         return node
+
+    def _masked(self, node: Node, args: tuple) -> tuple[Any, tuple]:
+        """Returns a masked difference as a difference whose second operand is masked.
+
+        Subtracting 0.0 changes no number, not even -0.0.
+        """
+        condition, found, x = args
+        amount = _difference(found, x)
+        if amount is None or not _is_like(value_of(x), value_of(node)):
+            return _aten.where.self, args
+        dtype, device = value_of(x).dtype, value_of(x).device
+        shape = torch.Size() if isinstance(amount, float) else value_of(amount).shape
+        if isinstance(amount, float):
+            amount = self._full(torch.tensor(amount, dtype=dtype), shape, device, {})
+        zero = self._full(torch.zeros((), dtype=dtype), torch.Size(), device, {})
+        shape = torch.broadcast_shapes(value_of(condition).shape, shape)
+        key = _aten.where.self, _frozen((condition, amount, zero)), _frozen({})
+        if key not in self.known:
+            self.known[key] = self._node(node, _aten.where.self, (condition, amount, zero), {})
+            self.known[key].meta["val"] = torch.empty(shape, dtype=dtype, device="meta")
+        return _aten.sub.Tensor, (x, self.known[key])
 
     # ------------------------------------------------------------------------------- constants
 
@@ -280,6 +305,20 @@ def _where(args: tuple) -> Any:
     if taken is None:
         return x if x is y else None
     return x if taken else y
+
+
+def _difference(found: Any, x: Any) -> Any:
+    """Returns what is subtracted from x, as a float or a node of its dtype; None if nothing is."""
+    targets = (_aten.sub.Tensor, _aten.add.Tensor)
+    if not isinstance(found, fx.Node) or found.target not in targets or found.kwargs:
+        return None
+    minuend, amount = found.args
+    if minuend is not x or value_of(x).dtype not in (torch.float32, torch.float64):
+        return None
+    if isinstance(amount, (int, float)):
+        return float(amount if found.target is _aten.sub.Tensor else -amount)
+    is_alike = found.target is _aten.sub.Tensor and value_of(amount).dtype == value_of(x).dtype
+    return amount if is_alike else None
 
 
 def _twice(args: tuple) -> Any:

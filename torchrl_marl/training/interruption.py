@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 __all__ = ["Interruption", "Terminated", "named", "terminable"]
 
 _SAID = "\nstopping after this iteration{}{}"
+_entered: list[Interruption] = []
+"""The interruptions whose contexts are entered; the last one receives the signals."""
+_before: dict[int, Any] = {}
+"""The handlers that were replaced when the first context was entered."""
 
 
 class Terminated(SystemExit):
@@ -83,7 +87,6 @@ class Interruption:
         self._number: int | None = None
         self._agreed: int | None = None
         self._depth = self._unbroken = 0
-        self._before: dict[int, Any] = {}
 
     @property
     def asked(self) -> bool:
@@ -97,17 +100,17 @@ class Interruption:
     def __enter__(self) -> Interruption:
         self._depth += 1
         if self._depth == 1 and _in_main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                handler = signal.getsignal(number)
-                if number == signal.SIGINT or handler in (signal.SIG_DFL, _raise_terminated):
-                    self._before[number] = signal.signal(number, self._note)
+            _entered.append(self)
+            _catch_signals()
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._depth -= 1
-        if self._depth == 0 and _in_main_thread():
-            while self._before:
-                signal.signal(*self._before.popitem())
+        if self._depth == 0:
+            with contextlib.suppress(ValueError):  # entered by another thread
+                _entered.remove(self)
+            if not _entered and _in_main_thread():
+                _release_signals()
 
     @contextlib.contextmanager
     def unbroken(self) -> Iterator[None]:
@@ -141,7 +144,7 @@ class Interruption:
         if number is not None:
             raise KeyboardInterrupt(folder)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _note(self, number: int) -> None:
         if self._number is None:
             self._number = number
             # ``torchrun`` forwards the terminal's Ctrl-C, so ranks receive it twice.
@@ -168,6 +171,30 @@ def terminable() -> Iterator[None]:
 
 def _raise_terminated(number: int, frame: FrameType | None) -> NoReturn:
     raise Terminated
+
+
+def _catch_signals() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        handler = signal.getsignal(number)
+        if handler is _handle:
+            continue
+        if number == signal.SIGINT or handler in (signal.SIG_DFL, _raise_terminated):
+            _before[number] = signal.signal(number, _handle)
+
+
+def _release_signals() -> None:
+    while _before:
+        number, handler = _before.popitem()
+        if signal.getsignal(number) is _handle:
+            signal.signal(number, handler)
+
+
+def _handle(number: int, frame: FrameType | None) -> None:
+    if _entered:
+        _entered[-1]._note(number)
+    else:  # the last context was left by another thread, which cannot set handlers
+        _release_signals()
+        signal.raise_signal(number)
 
 
 def _in_main_thread() -> bool:

@@ -14,7 +14,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from torchrl_marl.apps.jobs.slurm import SlurmJob
     from torchrl_marl.collectors.ray_connection import Connection
     from torchrl_marl.training.run import Run
+
+    _Ended = Generator[tuple[int, Run | Path | Exception], None, None]
 
 __all__ = ["Jobs", "Stopped", "train_all", "train_each", "train_or_resume"]
 
@@ -89,7 +91,7 @@ class Jobs:
             self.executor = make_executor(folder / "logs", slurm)
         self.began, self.look, self.resume, self.overrides = began, look, resume, overrides
 
-    def ended(self) -> Iterator[tuple[int, Run | Path | Exception]]:
+    def ended(self) -> _Ended:
         """Trains all runs.
 
         Yields:
@@ -99,7 +101,7 @@ class Jobs:
         places = {"here": self._here, "ray": self._on_ray}
         return places.get(self.where, self._in_processes)()
 
-    def _here(self) -> Iterator[tuple[int, Run | Path | Exception]]:
+    def _here(self) -> _Ended:
         for number, config in enumerate(self.configs):
             self.began(number)
             try:
@@ -112,7 +114,7 @@ class Jobs:
                 raise
             yield number, found
 
-    def _in_processes(self) -> Iterator[tuple[int, Run | Path | Exception]]:
+    def _in_processes(self) -> _Ended:
         waiting = deque(range(len(self.configs)))
         working: dict[int, _Process | SlurmJob] = {}
         interruption = Interruption()
@@ -148,7 +150,7 @@ class Jobs:
         log = self.folder / "logs" / f"{'_'.join(parts)}.log"
         working[number] = _Process(config, self.overrides, log, one_thread=self.at_once > 1)
 
-    def _on_ray(self) -> Iterator[tuple[int, Run | Path | Exception]]:
+    def _on_ray(self) -> _Ended:
         from torchrl_marl.collectors.ray_connection import connect
         from torchrl_marl.training.folder import check_folder
 
@@ -425,19 +427,20 @@ def train_each(
     if on_ray:
         print_message(f"{count} runs are Ray tasks, one per CPU in parallel")
     ended = Jobs(configs, "ray" if on_ray else "here", resume=False).ended()
-    for done, (number, found) in enumerate(ended, 1):
-        if isinstance(found, Stopped):  # the interruption itself is raised next
-            continue
-        if isinstance(found, Path):
-            left = count - done
-            print_message(f"seed {configs[number].seed} has ended, {left} to go: {str(found)!r}")
-            yield configs[number], _load(found)
-        elif not isinstance(found, Exception):
-            yield configs[number], getattr(found, "members", [found])
-        elif count == 1 and not on_ray:
-            raise found
-        else:
-            yield configs[number], found
+    with contextlib.closing(ended):
+        for done, (number, found) in enumerate(ended, 1):
+            if isinstance(found, Stopped):  # the interruption itself is raised next
+                continue
+            if isinstance(found, Path):
+                seed, left = configs[number].seed, count - done
+                print_message(f"seed {seed} has ended, {left} to go: {str(found)!r}")
+                yield configs[number], _load(found)
+            elif not isinstance(found, Exception):
+                yield configs[number], getattr(found, "members", [found])
+            elif count == 1 and not on_ray:
+                raise found
+            else:
+                yield configs[number], found
 
 
 def _load(folder: Path) -> list[Run]:

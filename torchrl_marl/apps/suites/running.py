@@ -239,8 +239,8 @@ class _SuiteRunner:
             look=lambda working: self.board.show([self.waiting[i].place for i in working]),
             **{"logging.progress": False},
         )
-        with terminable():
-            for number, outcome in jobs.ended():
+        with terminable(), contextlib.closing(jobs.ended()) as ended:
+            for number, outcome in ended:
                 self._end(self.waiting[number], outcome, time.monotonic() - began[number])
 
     def _placed(self, run: SuiteRun) -> TrainConfig:
