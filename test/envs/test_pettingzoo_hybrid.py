@@ -106,6 +106,22 @@ def test_the_environment_gets_its_own_actions(kind):
         assert all(np.array_equal(found[key], own[key].numpy()) for key in own)
 
 
+@pytest.mark.processes
+@pytest.mark.parametrize("kind", SPACES)
+def test_workers_play_the_same(kind):
+    """In other processes, which import no torch."""
+    found = []
+    for workers in (0, 2):
+        env = PettingZooEnv(lambda: Drivers(kind), num_envs=2, seed=0, workers=workers)
+        torch.manual_seed(0)
+        found.append(env.rollout(12, break_when_any_done=False))
+        env.close()
+    one, other = found
+    for key in (("driver", "action"), ("next", "driver", "reward"), ("driver", "mask")):
+        assert torch.equal(one[key], other[key])
+    assert one["next", "driver", "reward"].max() > 0
+
+
 def test_other_spaces_with_parts():
     """Choices alone are multi-discrete, numbers alone continuous."""
     bounds = {"a": Box(-1, 1, (2, 2)), "b": Box(0, 3, ())}

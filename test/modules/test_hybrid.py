@@ -9,8 +9,10 @@ from ppo_losses import make_networks
 from support.samples import make_batch, make_group, make_observed
 from support.tiers import first
 from torch.distributions import Categorical, Normal
-from torchrl.data import Bounded, Unbounded
-from torchrl.envs.utils import ExplorationType, set_exploration_type
+from torchrl.data import Bounded, Composite, Unbounded
+from torchrl.data import Categorical as CategoricalSpec
+from torchrl.envs import EnvBase, StepCounter, TransformedEnv
+from torchrl.envs.utils import ExplorationType, check_env_specs, set_exploration_type
 from torchrl.modules import IndependentNormal, TanhNormal
 
 from torchrl_marl import AgentSpec, TeamSpec
@@ -168,6 +170,44 @@ def test_half_bounded_numbers_are_refused():
     group = TeamSpec([AgentSpec("car", 1, Unbounded((5,)), Spec([3], half))]).groups["car"]
     with pytest.raises(ValueError, match="some action bounds are finite and some are not"):
         make_actor(group)
+
+
+class Noise(EnvBase):
+    """TorchRL's own kind of environment, with hybrid actions of two agents."""
+
+    def __init__(self, num_envs):
+        super().__init__(batch_size=[num_envs])
+        n, flag = num_envs, CategoricalSpec(2, shape=(num_envs, 1), dtype=torch.bool)
+        action = torch.stack([Spec([3], Bounded(-1, 1, (2,)))] * 2, 0).expand(n, 2, 3)
+
+        def of_cars(**leaf):
+            return Composite(car=Composite(leaf, shape=(n, 2)), shape=(n,))
+
+        self.full_action_spec = of_cars(action=action)
+        self.full_observation_spec = of_cars(observation=Unbounded((n, 2, 4)))
+        self.full_reward_spec = of_cars(reward=Unbounded((n, 2, 1)))
+        self.full_done_spec = Composite(done=flag, terminated=flag.clone(), shape=(n,))
+        self.group_map = {"car": ["car_0", "car_1"]}
+
+    def _reset(self, tensordict=None, **kwargs):
+        return self.full_observation_spec.rand().update(self.full_done_spec.zero())
+
+    def _step(self, tensordict):
+        reward = tensordict["car", "action"][..., 1:2].clone()
+        return self._reset().set(("car", "reward"), reward)
+
+    def _set_seed(self, seed):
+        torch.manual_seed(0 if seed is None else seed)
+
+
+def test_an_environment_of_torchrl(tmp_path):
+    check_env_specs(Noise(4))
+    env = TransformedEnv(Noise(8), StepCounter(10))
+    settings = {key: value for key, value in SMALL.items() if not key.startswith("env")}
+    training = make_training(tmp_path / "run", env, **settings)
+    training.step()
+    assert all(bool(torch.isfinite(p).all()) for p in training.run.policy.parameters())
+    training.close()
 
 
 class Gears(MarlEnv):

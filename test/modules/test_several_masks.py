@@ -15,7 +15,7 @@ import torchrl_marl
 from torchrl_marl import AgentSpec, TeamSpec
 from torchrl_marl.apps.export import Player, export_agents
 from torchrl_marl.apps.export.agent import find_agents
-from torchrl_marl.envs import MarlEnv
+from torchrl_marl.envs import MarlEnv, check_marl_env
 from torchrl_marl.errors import ConfigError, SpecError
 from torchrl_marl.learners.algorithms import ALGORITHMS
 from torchrl_marl.modules import Explore, RandomActor, make_actor
@@ -212,6 +212,7 @@ def actions_of(kind):
 def test_random_actions_of_the_environment_are_legal(kind):
     env = Locks(16, actions_of(kind), seed=0)
     check_env_specs(env)
+    assert "breaks" not in str(check_marl_env(Locks(3, actions_of(kind), seed=0)))
     assert_legal(env.rollout(9, break_when_any_done=False))
 
 
