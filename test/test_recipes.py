@@ -33,7 +33,7 @@ EXPECTED = {
     *(f"toy_{world}_mappo" for world in ("arena", "matrix_game", "speaker_listener")),
     *(f"toy_{world}_mappo" for world in ("levers", "traffic_junction")),
     *("toy_echo_rmappo_talk", "toy_predator_prey_rmappo", "pettingzoo_simple_reference_mappo"),
-    "toy_arena_mappo_kinds",
+    *("toy_arena_mappo_kinds", "toy_arena_mappo_hybrid"),
     *(
         f"pettingzoo_{world}_{algorithm}"
         for world in ("simple_speaker_listener", "simple_spread")

@@ -111,6 +111,7 @@ CASES = {
     "arena": toy_case(Arena),
     "arena_masked": toy_case(Arena, action_mask=True, lives=1),
     "arena_groups": toy_case(Arena, n_groups=2, continuous_actions=True, years=1),
+    "arena_hybrid": toy_case(Arena, hybrid_actions=True, years=1),
     "echo": toy_case(Echo, late_spawn=1, years=3),
     "kuhn": toy_case(Kuhn),
     "leduc": toy_case(Leduc),

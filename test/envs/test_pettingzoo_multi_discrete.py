@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, MultiBinary, MultiDiscrete
+from gymnasium.spaces import Box, Dict, MultiBinary, MultiDiscrete
 from pettingzoo import ParallelEnv
 
 import torchrl_marl
@@ -84,3 +84,67 @@ def test_algorithms_of_single_choices_are_refused(tmp_path):
     settings = {**SMALL, "learner": {"algorithm": "iql", "learning_starts": 320}}
     with pytest.raises(ConfigError, match=r"multi-discrete, \[2, 3\]"):
         torchrl_marl.train("toy_arena_mappo", env=Dials, folder=tmp_path / "run", **settings)
+
+
+class MaskedDials(Dials):
+    """Dials of which some positions are locked; all but the right one is locked on one dial."""
+
+    def __init__(self, where="info", flat=True, binary=False):
+        super().__init__(binary)
+        self.where, self.flat, self.played = where, flat, []
+
+    def observation_space(self, agent):
+        seen = super().observation_space(agent)
+        mask = Box(0, 1, (sum(self.sizes),), np.int8)
+        return Dict({"observation": seen, "action_mask": mask}) if self.where != "info" else seen
+
+    def _masks(self, agent):
+        first, second = self.goals[agent]
+        masks = np.arange(self.sizes[0]) == first, np.ones(self.sizes[1], bool)
+        masks[1][(second + 1) % self.sizes[1]] = False
+        return np.concatenate(masks) if self.flat else masks
+
+    def _with_masks(self, observed):
+        if self.where == "info":
+            return observed, {a: {"action_mask": self._masks(a)} for a in observed}
+        masks = {a: self._masks(a).astype(np.int8) for a in observed}
+        return {a: {"observation": x, "action_mask": masks[a]} for a, x in observed.items()}, {
+            a: {} for a in observed
+        }
+
+    def reset(self, seed=None, options=None):
+        return self._with_masks(super().reset(seed, options)[0])
+
+    def step(self, actions):
+        for agent, action in actions.items():
+            masks = np.split(self._masks(agent), [self.sizes[0]]) if self.flat else None
+            masks = self._masks(agent) if masks is None else masks
+            assert all(mask[choice] for mask, choice in zip(masks, action)), (agent, action)
+            self.played.append(action)
+        observed, *rest, _ = super().step(actions)
+        observed, infos = self._with_masks(observed)
+        return observed, *rest, infos
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [{}, {"flat": False}, {"where": "observation"}, {"binary": True}],
+    ids=["infos", "a tuple", "observations", "binary"],
+)
+def test_masks_of_several_choices(kwargs, tmp_path):
+    """The environment refuses illegal choices, also of random actions."""
+    env = PettingZooEnv(lambda: MaskedDials(**kwargs), num_envs=3, seed=0)
+    (group,) = torchrl_marl.TeamSpec.from_env(env).groups.values()
+    sizes = (2, 2) if kwargs.get("binary") else (2, 3)
+    assert group.branches == sizes and group.n_options == sum(sizes)
+    td = env.rollout(12, break_when_any_done=False)
+    legal = td[group.action_mask_key]
+    assert legal.shape[-1] == sum(sizes) and legal.dtype is torch.bool
+    assert bool((legal.sum(-1) == sum(sizes) - 2).all())
+    run = torchrl_marl.train(
+        "toy_arena_mappo",
+        env=lambda: MaskedDials(**kwargs),
+        folder=tmp_path / "run",
+        **{**SMALL, "total_frames": 640},
+    )
+    assert run.summary["return_random"] > 6  # one dial has no choice left

@@ -28,7 +28,9 @@ def best_arena_action(env):
         for group in env.group_map:
             for agent in td[group].unbind(1):
                 cue, action = agent["observation"][:, :-2], agent["action"]
-                if not env.continuous_actions:
+                if env.hybrid_actions:
+                    cue = torch.cat([cue[..., :-1].argmax(-1, keepdim=True), cue[..., -1:]], -1)
+                elif not env.continuous_actions:
                     cue = cue if action.ndim > 1 else cue.argmax(-1)
                 agent["action"].copy_(cue)
         return td
@@ -40,6 +42,7 @@ ARENAS = [
     {},
     {"action_mask": True},
     {"continuous_actions": True},
+    {"hybrid_actions": True, "late_spawn": 2},
     {"n_groups": 2, "max_steps": 8, "lives": 1},
     {"n_agents": 3, "years": 2, "n_actions": 2},
     {"late_spawn": 3, "lives": 2},

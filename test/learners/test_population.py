@@ -124,8 +124,9 @@ def test_so_do_members_whose_agents_have_states_of_their_own():
     assert_as_alone(env, config, DIFFERENT, batches=2)
 
 
-def test_so_do_members_with_multi_discrete_actions():
-    env = make_meadow(MEMBERS * ENVS, "two", "multi_discrete")
+@pytest.mark.parametrize("actions", ["multi_discrete", "hybrid"])
+def test_so_do_members_with_several_choices(actions):
+    env = make_meadow(MEMBERS * ENVS, "two", actions)
     assert_as_alone(env, CONFIG, DIFFERENT, batches=2)
 
 

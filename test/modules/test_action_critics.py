@@ -71,7 +71,7 @@ def test_a_critic_across_groups_sees_no_actions_of_another_learners_groups():
     assert mouse.action_key not in critic.in_keys
 
 
-@pytest.mark.parametrize("kind", sorted(set(ACTIONS) - {"multi_discrete"}))
+@pytest.mark.parametrize("kind", sorted(set(ACTIONS) - {"multi_discrete", "hybrid"}))
 def test_actions_are_read_in_one_unit(kind):
     group = make_group(kind, n=2)
     features = ActionFeatures(group)

@@ -45,11 +45,11 @@ def test_shapes_and_keys(kind, mask, share, batch):
     actor = make_actor(group, NetworkConfig([8], share_params=share))
     td = actor(make_observed(group, *batch))
     shape = (*batch, 3)
-    assert td["car", "action"].shape == {"categorical": shape, "one_hot": (*shape, 4)}.get(
-        kind, (*shape, 2)
-    )
+    widths = {"categorical": (), "one_hot": (4,), "hybrid": (3,)}
+    assert td["car", "action"].shape == (*shape, *widths.get(kind, (2,)))
     assert td["car", "action_log_prob"].shape == shape
     parameters = {"logits"} if kind in LOGITS else {"loc", "scale"}
+    parameters |= {"logits"} if kind == "hybrid" else set()
     assert parameters <= set(td["car"].keys())
     assert set(actor.out_keys) == {
         ("car", leaf) for leaf in (*parameters, "action", "action_log_prob")

@@ -5,13 +5,15 @@ import torch
 from support.samples import ACTIONS, make_group, make_observed
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
-from torchrl_marl.modules import Explore, make_deterministic_actor
+from torchrl_marl.modules import Explore, RandomActor, make_deterministic_actor
 from torchrl_marl.modules.joined_actor import JoinedActor
 from torchrl_marl.specs.joining import join
 
 
 def acted(group, *batch):
     td = make_observed(group, *batch, alive=1.1)
+    if group.hybrid:
+        return RandomActor(group)(td)
     with set_exploration_type(ExplorationType.DETERMINISTIC), torch.no_grad():
         return make_deterministic_actor(group)(td)
 

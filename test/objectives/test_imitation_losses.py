@@ -30,7 +30,7 @@ def recorded(group, *batch, seed=0, alive=0.7):
     return RandomActor(group)(make_trajectory(group, *batch, seed=seed, alive=alive))
 
 
-@pytest.mark.parametrize("kind", [*LOGITS, "bounded", "wide", "unbounded"])
+@pytest.mark.parametrize("kind", [*LOGITS, "bounded", "wide", "unbounded", "hybrid"])
 class TestCloning:
     def test_is_the_mean_log_probability_of_those_who_act(self, kind):
         group = make_group(kind)
@@ -43,6 +43,8 @@ class TestCloning:
             low, high = group.action_bounds
             middle, half = (low + high) / 2, (high - low) / 2
             action = middle + half * ((action - middle) / half).clamp(-0.99, 0.99)
+        if kind == "hybrid":
+            action = torch.cat([action[..., :1], action[..., 1:].clamp(-0.99, 0.99)], -1)
         expected = -dist.log_prob(action)[mask].mean()
         found = loss(td)
         torch.testing.assert_close(found["loss_actor"], expected)

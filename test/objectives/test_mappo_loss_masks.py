@@ -23,7 +23,7 @@ from torchrl_marl.objectives import MAPPOLoss
 
 
 @pytest.mark.parametrize(
-    "kind", ["bounded", "wide", "unbounded", "categorical", "one_hot", "multi_discrete"]
+    "kind", ["bounded", "wide", "unbounded", "categorical", "one_hot", "multi_discrete", "hybrid"]
 )
 @pytest.mark.parametrize("normalize", [True, False])
 @pytest.mark.parametrize("exclude", [(), (-2,)])
@@ -48,7 +48,7 @@ def test_an_all_true_mask_is_no_mask(kind, normalize, exclude):
 
 
 @pairwise(
-    kind=["bounded", "wide", "unbounded", "categorical", "one_hot", "multi_discrete"],
+    kind=["bounded", "wide", "unbounded", "categorical", "one_hot", "multi_discrete", "hybrid"],
     centralized=[True, False],
     value=POISON,
     share=[True, False],

@@ -228,7 +228,7 @@ def test_what_cannot_be_is_refused():
     refused("n_agents is 0", lambda: AgentSpec("a", 0, unbounded, unbounded))
     refused("name is empty", lambda: AgentSpec("", 1, unbounded, unbounded))
     refused(
-        "action_mask=True needs Categorical or OneHot actions, found Unbounded",
+        "action_mask=True needs Categorical, OneHot, MultiCategorical or Hybrid actions, found Unb",
         lambda: AgentSpec("a", 1, unbounded, unbounded, action_mask=True),
     )
     refused("reserved key", lambda: TeamSpec({"next": [ROVER]}))

@@ -6,6 +6,7 @@ from torchrl.data import Bounded, Categorical, MultiCategorical, OneHot, Unbound
 from torchrl_marl import AgentSpec, TeamSpec
 from torchrl_marl.envs import MarlEnv
 from torchrl_marl.envs.transforms import with_dense_groups
+from torchrl_marl.specs import Hybrid
 
 # name: (agents, observation features, actions)
 KINDS = {"cat": (2, 4, 2), "mouse": (3, 6, 4)}
@@ -118,6 +119,7 @@ def action_of(kind, a):
         "categorical": lambda: Categorical(a),
         "one_hot": lambda: OneHot(a),
         "multi_discrete": lambda: MultiCategorical([a + 1, a]),
+        "hybrid": lambda: Hybrid([a + 1], Unbounded((a,))),  # of an exact entropy
     }[kind]()
 
 

@@ -7,6 +7,7 @@ from tensordict import TensorDict
 from torchrl.data import Bounded, Categorical, MultiCategorical, OneHot, Unbounded
 
 from torchrl_marl import AgentSpec, TeamSpec
+from torchrl_marl.specs import Hybrid
 
 ACTIONS = {
     "bounded": lambda: Bounded(-1, 1, (2,)),
@@ -15,6 +16,7 @@ ACTIONS = {
     "categorical": lambda: Categorical(4),
     "one_hot": lambda: OneHot(4),
     "multi_discrete": lambda: MultiCategorical([3, 2]),
+    "hybrid": lambda: Hybrid([3], Bounded(-1, 1, (2,))),
 }
 DISCRETE = ("categorical", "one_hot")
 LOGITS = (*DISCRETE, "multi_discrete")  # of a policy
@@ -40,7 +42,7 @@ def make_observed(group, *batch, seed=0, alive=0.7):
     if group.mask_key is not None:
         leaves["mask"] = torch.rand(*batch, n, generator=generator) < alive
     if group.action_mask_key is not None:
-        legal = torch.rand(*batch, n, group.n_actions, generator=generator) < 0.6
+        legal = torch.rand(*batch, n, group.n_options, generator=generator) < 0.6
         leaves["action_mask"] = legal
     td = TensorDict({group.name: TensorDict(leaves, [*batch, n])}, batch)
     if group.state_key is not None:

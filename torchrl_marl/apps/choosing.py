@@ -111,7 +111,8 @@ def traits_of(team: TeamSpec, batch: TensorDictBase) -> Traits:
 
 def _actions(group: GroupSpec) -> str:
     if group.branches:
-        return f"multi-discrete, {list(group.branches)} to choose from"
+        text = f"{group.choices}{'' if group.hybrid else ' to choose from'}"
+        return text if group.action_mask_key is None else f"{text}, with a mask of legal ones"
     sizes = "/".join(str(n) for n in sorted(set(group.action_dims)))
     if not group.discrete:
         return f"continuous, {sizes} number{'s' * (sizes != '1')}"

@@ -231,7 +231,8 @@ def _check_actions(env: EnvConfig, built: EnvBase) -> None:
     if env.continuous_actions:
         return
     groups = TeamSpec.from_env(built).groups.values()
-    if all(group.padded_spec["action"].dtype.is_floating_point for group in groups):
+    floats = (group.padded_spec["action"].dtype.is_floating_point for group in groups)
+    if all(floats) and not any(group.hybrid for group in groups):
         raise ConfigError(
             f"env.continuous_actions is false, but {quoted(env.name)} has continuous actions only; "
             "use env.continuous_actions=true."

@@ -166,9 +166,8 @@ class NetworkBuilder:
     def _refuse_branches(self, group: GroupSpec) -> None:
         if group.branches:
             raise ConfigError(
-                f"group {group.name!r}: its actions are multi-discrete, {list(group.branches)}, "
-                f"which {self.config.algorithm} does not support; use algorithm=mappo, ippo, "
-                "happo or bc."
+                f"group {group.name!r}: its actions are {group.choices}, which "
+                f"{self.config.algorithm} does not support; use algorithm=mappo, ippo, happo or bc."
             )
 
     def _seen_by(self, group: GroupSpec) -> dict[str, Any]:

@@ -308,7 +308,7 @@ def _random_batch(
         if known.mask_key is not None:
             rows["mask"] = torch.ones(batch, known.n_agents, dtype=torch.bool)
         if known.action_mask_key is not None:
-            rows["action_mask"] = torch.ones(batch, known.n_agents, known.n_actions).bool()
+            rows["action_mask"] = torch.ones(batch, known.n_agents, known.n_options).bool()
         for leaf, size in (states or {}).items():
             rows[leaf] = torch.randn(batch, known.n_agents, size)
             rows["is_init"] = torch.zeros(batch, known.n_agents, 1, dtype=torch.bool)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ from torchrl_marl.modules.config import (
 )
 from torchrl_marl.modules.distributions import (
     Gated,
+    Hybrid,
     MultiCategorical,
     PaddedNormal,
     PaddedTanhNormal,
@@ -284,9 +286,9 @@ def make_actor(
 
     Bounded continuous actions have a :class:`~torchrl.modules.TanhNormal` over the group's
     bounds, unbounded ones a normal. Discrete actions have a categorical that gives illegal
-    actions probability 0, multi-discrete ones a categorical for each branch. An agent without a
-    legal action (it waits or is dead) samples from all its actions, so that nothing becomes NaN;
-    the environment ignores the action.
+    actions probability 0, multi-discrete ones a categorical for each branch. Hybrid actions have
+    categoricals and a normal. An agent without a legal action (it waits or is dead) samples from
+    all its actions, so that nothing becomes NaN; the environment ignores the action.
 
     Args:
         group (GroupSpec): keys, sizes, bounds and masks, from :class:`TeamSpec`.
@@ -297,13 +299,13 @@ def make_actor(
     Shapes:
         - observation: ``[*B, N, O]``; mask: ``[*B, N]``; action_mask: ``[*B, N, n_actions]``
         - action: ``[*B, N, A]``, ``[*B, N]`` or one-hot ``[*B, N, n_actions]``; multi-discrete
-          ``[*B, N, K]``
+          ``[*B, N, K]``; hybrid ``[*B, N, K + D]``
         - action_log_prob: ``[*B, N]``
 
     Keys:
         - reads: ``group.observation_keys``, ``group.mask_key``, ``group.action_mask_key``
         - writes: ``group.action_key``, ``(group, "action_log_prob")`` and the parameters of the
-          distribution: ``(group, "loc")`` and ``(group, "scale")``, or ``(group, "logits")``
+          distribution: ``(group, "loc")`` and ``(group, "scale")``, ``(group, "logits")``, or all
         - with ``config.memory`` it also reads ``(group, "is_init")`` and ``(group, "hidden")`` and
           writes ``("next", group, "hidden")``; :func:`~torchrl_marl.envs.with_memory` carries the
           state from step to step
@@ -330,6 +332,8 @@ def make_actor(
     module, parameters, distribution, settings = make(group, network, device)
     if network.gated:
         parameters |= {"gate": group.key("channel"), "gate_logits": group.key("gate_logits")}
+        if distribution is Hybrid:  # it has an argument "of" itself
+            distribution = partial(Hybrid, of=settings.pop("of"))
         distribution, settings = Gated, {"of": distribution, **settings}
     return GroupActor(
         group,
@@ -346,11 +350,34 @@ def make_actor(
 
 def _policy_of(group: GroupSpec) -> tuple[int, nn.Module | None, Callable[..., Any]]:
     """Returns the number of outputs, the head, and the function that builds the distribution."""
+    if group.hybrid:
+        head = HybridParamExtractor(sum(group.branches))
+        return head.n_logits + 2 * group.continuous_spec.shape[-1], head, _hybrid
     if group.branches:
         return sum(group.branches), None, _multi_discrete
     if group.discrete:
         return group.n_actions, None, _discrete
     return 2 * group.action_dim, NormalParamExtractor(), _continuous
+
+
+class HybridParamExtractor(nn.Module):
+    """Splits outputs into the logits of choices, and location and scale of numbers.
+
+    Args:
+        n_logits (int): number L of logits of all choices.
+
+    Shapes:
+        - outputs: ``[*, L + 2 D]``; returns: ``[*, L]``, ``[*, D]`` and ``[*, D]``
+    """
+
+    def __init__(self, n_logits: int) -> None:
+        super().__init__()
+        self.n_logits, self.normal = n_logits, NormalParamExtractor()
+
+    def forward(self, outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Splits the outputs."""
+        logits, numbers = outputs[..., : self.n_logits], outputs[..., self.n_logits :]
+        return logits, *self.normal(numbers)
 
 
 def make_actor_network(
@@ -377,7 +404,7 @@ def make_actor_network(
     if not (group.discrete or group.branches or spec.dtype.is_floating_point):
         raise ValueError(
             f"group {group.name!r}: {type(spec).__name__} actions have no distribution here, "
-            "expected Bounded, Unbounded, Categorical, OneHot or MultiCategorical."
+            "expected Bounded, Unbounded, Categorical, OneHot, MultiCategorical or Hybrid."
         )
     check_size("actor", group, config, device)
     body = make_agent_network(
@@ -409,7 +436,7 @@ def of_group(group: GroupSpec, network: nn.Module, outputs: list[NestedKey]) -> 
 
 
 def refuse_half_bounded(group: GroupSpec) -> None:
-    spec, own = group.padded_spec["action"], group.action_padding
+    spec, own = group.continuous_spec, group.action_padding
     if not isinstance(spec, Bounded):
         return
     finite = torch.isfinite(spec.space.low) | torch.isfinite(spec.space.high)
@@ -427,17 +454,29 @@ def _discrete(group, network, device):
 
 
 def _multi_discrete(group, network, device):
-    logits = group.key("logits")
+    module = legal_logits(group, network, device)
     settings = {"branches": group.branches}
-    return of_group(group, network, [logits]), {"logits": logits}, MultiCategorical, settings
+    return module, {"logits": group.key("logits")}, MultiCategorical, settings
+
+
+def _hybrid(group, network, device):
+    _, parameters, numbers, settings = _continuous(group, network, device)
+    module = legal_logits(group, network, device, tuple(parameters.values()))
+    parameters = {"logits": group.key("logits"), **parameters}
+    settings = {"branches": group.branches, "of": numbers, **settings}
+    return module, parameters, Hybrid, settings
 
 
 def legal_logits(
-    group: GroupSpec, network: nn.Module, device: Device
+    group: GroupSpec, network: nn.Module, device: Device, others: tuple[NestedKey, ...] = ()
 ) -> TensorDictModule | TensorDictSequential:
-    """Returns a module that writes ``(group, "logits")``, with illegal actions masked."""
+    """Returns a module that writes ``(group, "logits")``, with illegal actions masked.
+
+    Args:
+        others (tuple of keys): further outputs of the network, after the logits.
+    """
     logits = group.key("logits")
-    module = of_group(group, network, [logits])
+    module = of_group(group, network, [logits, *others])
     if group.action_mask_key is None and group.action_padding is None:
         return module
     keys = [logits, *([group.action_mask_key] if group.action_mask_key else [])]

@@ -1,7 +1,8 @@
-"""Distributions over padded and multi-discrete actions, and actions with a communication gate.
+"""Distributions over padded, multi-discrete and hybrid actions, and with a communication gate.
 
 Shapes: B any batch dims, N agents, A action features of the widest agent, D samples of the
-channel for each agent, K branches of an action, L logits of all branches.
+channel for each agent or numbers of a hybrid action, K branches of an action, L logits of all
+branches.
 """
 
 from __future__ import annotations
@@ -15,7 +16,14 @@ from torch import Tensor
 from torch.distributions import Categorical, Distribution, Independent
 from torchrl.modules import IndependentNormal, TanhNormal
 
-__all__ = ["Gated", "MultiCategorical", "PaddedNormal", "PaddedTanhNormal"]
+__all__ = [
+    "Gated",
+    "Hybrid",
+    "MultiCategorical",
+    "PaddedNormal",
+    "PaddedTanhNormal",
+    "sampled_entropy",
+]
 
 Scale = Tensor | float | Callable[[Tensor], Tensor]
 
@@ -246,6 +254,77 @@ class MultiCategorical(Independent):
         return self.mode
 
 
+class Hybrid(Distribution):
+    """Distribution over hybrid actions: independent choices, and numbers beside them.
+
+    Log-probability and entropy are sums over the parts.
+
+    Args:
+        logits (Tensor): logits of all branches, one branch after the other.
+        branches (sequence of int): number of choices of each branch.
+        of (type): distribution of the numbers.
+        keywords: arguments of that distribution.
+
+    Shapes:
+        - logits: ``[*B, N, L]``; samples: ``[*B, N, K + D]``, the indices of the choices first;
+          log_prob, entropy: ``[*B, N]``
+
+    Reference: Fan et al., 2019, https://arxiv.org/abs/1903.01344 (hybrid action spaces).
+
+    Examples:
+        >>> zeros = {"loc": torch.zeros(2), "scale": torch.ones(2)}
+        >>> action = Hybrid(torch.zeros(3), (3,), of=IndependentNormal, **zeros)
+        >>> action.log_prob(torch.tensor([1.0, 0.0, 0.0]))  # -log(3) - log(2 pi)
+        tensor(-2.9365)
+        >>> action.deterministic_sample
+        tensor([0., 0., 0.])
+    """
+
+    arg_constraints: dict = {}
+
+    def __init__(
+        self,
+        logits: Tensor,
+        branches: Sequence[int],
+        *,
+        of: Callable[..., Distribution],
+        **keywords,
+    ) -> None:
+        self.choices, self.numbers = MultiCategorical(logits, branches), of(**keywords)
+        features = len(branches) + self.numbers.event_shape[-1]
+        shape = torch.Size([features])
+        super().__init__(self.choices.batch_shape, shape, validate_args=False)
+
+    @property
+    def deterministic_sample(self) -> Tensor:
+        """Returns the likeliest choices and the deterministic numbers."""
+        numbers = self.numbers.deterministic_sample  # type: ignore[attr-defined]
+        return self._join(self.choices.mode, numbers)
+
+    @property
+    def mode(self) -> Tensor:
+        """Returns the likeliest choices and numbers."""
+        return self._join(self.choices.mode, self.numbers.mode)
+
+    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        """Samples actions."""
+        shape = torch.Size(sample_shape)
+        return self._join(self.choices.sample(shape), self.numbers.sample(shape))
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Returns the log-probability of each agent's action."""
+        n = self.choices.event_shape[0]
+        choice, numbers = value[..., :n].long(), value[..., n:]
+        return self.choices.log_prob(choice) + self.numbers.log_prob(numbers)
+
+    def entropy(self) -> Tensor:
+        """Returns the entropy of each agent's action."""
+        return self.choices.entropy() + self.numbers.entropy()
+
+    def _join(self, choice: Tensor, numbers: Tensor) -> Tensor:
+        return torch.cat([choice.to(numbers.dtype), numbers], -1)
+
+
 class Gated(Distribution):
     """Distribution over actions and a communication gate that was sampled before.
 
@@ -319,7 +398,11 @@ class Gated(Distribution):
 
     def entropy(self) -> Tensor:
         """Returns the entropy of each agent's action and gate."""
-        return self.actions.entropy() + self._surprise(torch.sigmoid(self.logits))
+        return self.actions.entropy() + self.gate_entropy()
+
+    def gate_entropy(self) -> Tensor:
+        """Returns the entropy of each agent's gate."""
+        return self._surprise(torch.sigmoid(self.logits))
 
     def _surprise(self, spoke: Tensor) -> Tensor:
         return F.binary_cross_entropy_with_logits(self.logits, spoke, reduction="none")
@@ -328,6 +411,25 @@ class Gated(Distribution):
         own: Any = self.actions
         action, score = own.rsample_and_log_prob(sample_shape)
         return action, score + self.gate_log_prob
+
+
+def sampled_entropy(distribution: Distribution, n_samples: int) -> Tensor:
+    """Estimates the entropy of each action by sampling; that of a hybrid action's choices is exact.
+
+    Args:
+        distribution (Distribution): distribution of actions, with batch shape ``[*B, N]``.
+        n_samples (int): number of samples.
+    """
+    if isinstance(distribution, Hybrid):
+        return distribution.choices.entropy() + sampled_entropy(distribution.numbers, n_samples)
+    if isinstance(distribution, Gated) and isinstance(distribution.actions, Hybrid):
+        return sampled_entropy(distribution.actions, n_samples) + distribution.gate_entropy()
+    n = torch.Size([n_samples])
+    if hasattr(distribution, "rsample_and_log_prob"):
+        # Log-probabilities come with the samples, since the inverse of tanh is inexact near
+        # the bounds.
+        return -distribution.rsample_and_log_prob(n)[1].mean(0)
+    return -distribution.log_prob(distribution.rsample(n)).mean(0)
 
 
 def _check_mask(mask: Tensor, loc: Tensor) -> Tensor:

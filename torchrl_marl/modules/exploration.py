@@ -56,7 +56,7 @@ class RandomActor(TensorDictModuleBase):
         if not (group.discrete or group.branches or spec.dtype.is_floating_point):
             raise ValueError(
                 f"group {group.name!r}: {type(spec).__name__} actions cannot be sampled, "
-                "expected Bounded, Unbounded, Categorical, OneHot or MultiCategorical."
+                "expected Bounded, Unbounded, Categorical, OneHot, MultiCategorical or Hybrid."
             )
         low, high = group.action_bounds or (None, None)
         branches = torch.tensor(group.branches) if group.branches else None
@@ -77,10 +77,24 @@ class RandomActor(TensorDictModuleBase):
         return self._discrete(own, shape) if self.group.discrete else self._continuous(own, shape)
 
     def _continuous(self, own: TensorDictBase, shape: torch.Size) -> Tensor:
-        shape = torch.Size((*shape, self.group.action_dim))
-        if self.branches is not None:
-            drawn = torch.rand(shape, device=self.branches.device) * self.branches
-            return drawn.to(self.group.padded_spec["action"].dtype)
+        if self.branches is None:
+            return self._numbers(own, shape)
+        choices = self._choices(own, shape, self.branches)
+        if self.group.hybrid:
+            return torch.cat([choices.floor(), self._numbers(own, shape)], -1)
+        return choices.to(self.group.padded_spec["action"].dtype)
+
+    def _choices(self, own: TensorDictBase, shape: torch.Size, branches: Tensor) -> Tensor:
+        if self.group.action_mask_key is None:
+            return torch.rand((*shape, len(branches)), device=branches.device) * branches
+        from torchrl_marl.specs.choices import draw_choices
+
+        legal = own.get("action_mask")
+        check_action_mask(self.group, legal, shape[:-1])
+        return draw_choices(legal, self.group.branches).float()
+
+    def _numbers(self, own: TensorDictBase, shape: torch.Size) -> Tensor:
+        shape = torch.Size((*shape, self.group.continuous_spec.shape[-1]))
         if self.low is None or self.high is None:
             action = torch.randn(shape, device=own.device)
             return action if self.own is None else torch.where(self.own, action, 0.0)
@@ -104,8 +118,8 @@ class Explore(TensorDictModuleBase):
 
     With probability ``epsilon``, an agent's action is replaced by an action of
     :class:`RandomActor`. Otherwise a continuous action gets Gaussian noise and is clipped to its
-    bounds. Without sampling (``ExplorationType.DETERMINISTIC``, ``MODE`` or ``MEAN``) actions stay
-    unchanged.
+    bounds; of a hybrid action the numbers do. Without sampling
+    (``ExplorationType.DETERMINISTIC``, ``MODE`` or ``MEAN``) actions stay unchanged.
 
     Args:
         group (GroupSpec): group that acts, or several groups joined into one.
@@ -160,13 +174,21 @@ class Explore(TensorDictModuleBase):
         if exploration_type() not in (ExplorationType.RANDOM, None):
             return tensordict
         action = self.group.data(tensordict).get("action")
-        noisy = action if self.group.discrete else self._add_noise(action)
+        noisy = action if self.group.discrete else self._noisy(action)
         drawn = self.random.draw(tensordict)
         shape = (*tensordict.batch_size, self.group.n_agents)
         chosen = torch.rand(shape, device=self.epsilon.device) < self.epsilon
         chosen = chosen.reshape(chosen.shape + (1,) * (action.ndim - chosen.ndim))
         self.group.write(tensordict, "action", torch.where(chosen, drawn, noisy))
         return tensordict
+
+    def _noisy(self, action: Tensor) -> Tensor:
+        if not action.is_floating_point():
+            return action  # multi-discrete
+        if not self.group.hybrid:
+            return self._add_noise(action)
+        n = len(self.group.branches)
+        return torch.cat([action[..., :n], self._add_noise(action[..., n:])], -1)
 
     def _add_noise(self, action: Tensor) -> Tensor:
         noise = self.sigma * torch.randn_like(action)

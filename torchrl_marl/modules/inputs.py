@@ -369,6 +369,7 @@ class LegalLogits(nn.Module):
 
     Shapes:
         - logits: ``[*B, N, n_actions]``; action_mask: the same, bool
+        - of several choices, both: ``[*B, N, n_options]``
 
     Raises:
         SpecError: an action mask of another shape or dtype.
@@ -387,17 +388,22 @@ class LegalLogits(nn.Module):
             legal = cast(Tensor, self.own)
         else:
             check_action_mask(self.group, action_mask, logits.shape[:-2])
-            legal = choosable(action_mask, self.own)
+            legal = choosable(action_mask, self.own, self.group.branches)
         return torch.where(legal, logits, torch.finfo(logits.dtype).min)
 
 
-def choosable(legal: Tensor, own: Tensor | None) -> Tensor:
+def choosable(legal: Tensor, own: Tensor | None, branches: Sequence[int] = ()) -> Tensor:
     """Returns the legal actions of each agent; all its actions if none is legal.
 
     Args:
         legal (Tensor): bool, ``[*B, N, n_actions]``.
         own (Tensor, optional): False at padding, ``[N, n_actions]``.
+        branches (sequence of int): number of options of each choice, if there are several.
     """
+    if branches:
+        from torchrl_marl.specs.choices import choosable_options
+
+        return choosable_options(legal, branches)
     legal = legal if own is None else legal & own
     # An agent without a legal action does not act, so any action will do.
     legal = legal | ~legal.any(-1, keepdim=True)

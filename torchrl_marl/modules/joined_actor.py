@@ -121,7 +121,7 @@ class ActorPart(TensorDictModuleBase):
         if group.mask_key is not None:
             blank.set("mask", torch.zeros(batch, **truth))
         if group.action_mask_key is not None:
-            blank.set("action_mask", torch.ones(*batch, group.n_actions, **truth))
+            blank.set("action_mask", torch.ones(*batch, group.n_options, **truth))
         if size:
             blank.set("hidden", torch.zeros(*batch, size, device=like.device))
             blank.set("is_init", torch.ones(*batch, 1, **truth))

@@ -139,7 +139,8 @@ def placeholder_action(group: GroupSpec) -> Tensor:
     if group.discrete or group.action_bounds is None:
         return torch.zeros(())
     low, high = group.action_bounds
-    return (low + high) / 2
+    middle = (low + high) / 2
+    return F.pad(middle, (len(group.branches), 0)) if group.hybrid else middle
 
 
 def valid_actions(group: GroupSpec | None) -> Tensor | None:

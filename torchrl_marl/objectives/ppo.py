@@ -22,6 +22,7 @@ from torchrl.objectives import ValueEstimators
 
 from torchrl_marl.functional import expand_mask
 from torchrl_marl.functional.statistics import PerGroup
+from torchrl_marl.modules.distributions import sampled_entropy
 from torchrl_marl.modules.memory.states import has_cells
 from torchrl_marl.modules.normalization import ValueNorm
 from torchrl_marl.objectives.estimator import TeamGAE, estimator_keys, policy_ratio
@@ -105,12 +106,7 @@ def entropy_of(distribution: torch.distributions.Distribution, n_samples: int) -
         try:
             return distribution.entropy()
         except NotImplementedError:
-            n = torch.Size([n_samples])
-            if hasattr(distribution, "rsample_and_log_prob"):
-                # Log-probabilities come with the samples, since the inverse of tanh is inexact near
-                # the bounds.
-                return -distribution.rsample_and_log_prob(n)[1].mean(0)
-            return -distribution.log_prob(distribution.rsample(n)).mean(0)
+            return sampled_entropy(distribution, n_samples)
 
 
 class _OwnRows(TorchFunctionMode):

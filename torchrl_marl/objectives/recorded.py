@@ -16,7 +16,8 @@ class RecordedActions(nn.Module):
     """Prepares recorded actions for their log-probability.
 
     A squashed normal gives the bounds of its actions probability 0. Bounded actions are therefore
-    moved inwards, by 0.5 % of their range at most. One-hot actions become numbers.
+    moved inwards, by 0.5 % of their range at most. One-hot actions become numbers. The choices of
+    hybrid actions stay as they are.
 
     Args:
         group (GroupSpec): group that acts.
@@ -41,9 +42,9 @@ class RecordedActions(nn.Module):
 
     def __init__(self, group: GroupSpec, device: torch.device, noise: float = 0.0) -> None:
         super().__init__()
-        self.noise = noise
+        self.noise, self.n_choices = noise, len(group.branches)
         within: tuple[Tensor | None, Tensor | None] = (None, None)
-        if not (group.discrete or group.branches or group.action_bounds is None):
+        if not (group.discrete or group.action_bounds is None):
             low, high = (bound.to(device) for bound in group.action_bounds)
             margin = _MARGIN * (high - low)
             within = (low + margin, high - margin)
@@ -54,6 +55,12 @@ class RecordedActions(nn.Module):
         """Returns the prepared actions."""
         if not action.is_floating_point():
             return action.long()
+        if self.n_choices:
+            choice, numbers = action[..., : self.n_choices], action[..., self.n_choices :]
+            return torch.cat([choice, self._inwards(numbers)], -1)
+        return self._inwards(action)
+
+    def _inwards(self, action: Tensor) -> Tensor:
         if self.noise:
             half = 1.0 if self.low is None else (self.high - self.low) / 2
             action = action + self.noise * half * torch.randn_like(action)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from torchrl.data import (
     Bounded,
@@ -23,7 +23,7 @@ from torchrl.data import (
 from torchrl_marl.errors import ConfigError, quoted
 from torchrl_marl.runtime.naming import fault_of
 
-__all__ = ["AgentSpec", "check_names", "fault_of_state", "is_discrete"]
+__all__ = ["AgentSpec", "check_names", "fault_of_state", "is_discrete", "n_options"]
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,11 @@ class AgentSpec:
         observation_spec (TensorSpec): spec of one agent's observation, ``[O]``; a
             :class:`~torchrl.data.Composite` for dict observations.
         action_spec (TensorSpec): spec of one agent's action: ``Bounded [A]``, ``Unbounded [A]``,
-            ``Categorical`` (shape ``[]``) or ``OneHot [n_actions]``.
+            ``Categorical`` (shape ``[]``), ``OneHot [n_actions]``, ``MultiCategorical [K]``, or
+            :class:`~torchrl_marl.specs.Hybrid`.
         reward_spec (TensorSpec): spec of one agent's reward, ``[1]``.
         action_mask (bool): True if the environment returns a mask of legal actions,
-            ``[n_actions]``.
+            ``[n_actions]``; of several choices, the options of one after the other.
         agent_names (tuple of str): names of the agents, instead of the default names.
         state_spec (TensorSpec, optional): spec of one agent's state, ``[S]``, which only critics
             read.
@@ -81,9 +82,12 @@ class AgentSpec:
         check_names("an agent", (self.name, *names))
         object.__setattr__(self, "agent_names", names)
         self._check_specs()
-        if self.action_mask and not is_discrete(self.action_spec):
+        if self.action_mask and not n_options(self.action_spec):
             found = type(self.action_spec).__name__
-            self._refuse(f"action_mask=True needs Categorical or OneHot actions, found {found}.")
+            self._refuse(
+                "action_mask=True needs Categorical, OneHot, MultiCategorical or Hybrid actions, "
+                f"found {found}."
+            )
 
     def _refuse(self, found: str) -> NoReturn:
         raise ValueError(f"agent {self.name!r}: {found}")
@@ -151,3 +155,19 @@ def is_discrete(spec: TensorSpec) -> bool:
     """Returns True if an action is a single choice: an index or a one-hot vector."""
     several = isinstance(spec, (MultiCategorical, MultiOneHot))
     return isinstance(spec, (Categorical, OneHot)) and not several
+
+
+def n_options(spec: Any) -> int:
+    """Returns the number of options of all choices of an action, the size of its action mask.
+
+    It is 0 for continuous actions, and for vectors of several one-hot parts.
+
+    Examples:
+        >>> n_options(Categorical(4)), n_options(MultiCategorical([3, 2])), n_options(Unbounded(2))
+        (4, 5, 0)
+    """
+    if is_discrete(spec):
+        return spec.space.n
+    if isinstance(spec, MultiCategorical):
+        return int(spec.nvec.flatten(0, -2)[0].sum() if spec.ndim > 1 else spec.nvec.sum())
+    return sum(getattr(spec, "branches", ()))

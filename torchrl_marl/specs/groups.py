@@ -370,9 +370,34 @@ class GroupSpec:
 
     @cached_property
     def branches(self) -> tuple[int, ...]:
-        """Number of choices in each branch of a multi-discrete action; empty for other actions."""
+        """Number of choices in each branch of a multi-discrete or hybrid action; else empty."""
         action = self.padded_spec["action"]
-        return tuple(action.nvec[0].tolist()) if isinstance(action, MultiCategorical) else ()
+        if isinstance(action, MultiCategorical):
+            return tuple(action.nvec[0].tolist())
+        return getattr(action, "branches", ())
+
+    @property
+    def hybrid(self) -> bool:
+        """True for hybrid actions: choices and numbers, see :class:`~torchrl_marl.specs.Hybrid`."""
+        return hasattr(self._action, "branches")
+
+    @property
+    def choices(self) -> str:
+        """Description of multi-discrete or hybrid actions, for messages."""
+        if not self.hybrid:
+            return f"multi-discrete, {list(self.branches)}"
+        width = self.continuous_spec.shape[-1]
+        return f"hybrid, {list(self.branches)} and {width} number{'s' * (width > 1)}"
+
+    @property
+    def n_options(self) -> int:
+        """Number of options of all choices, the size of an action mask."""
+        return sum(self.branches) or self.n_actions
+
+    @property
+    def continuous_spec(self) -> TensorSpec:
+        """Spec of the numbers of hybrid actions; of the whole action otherwise."""
+        return getattr(self._action, "continuous", self._action)
 
     @property
     def one_hot(self) -> bool:
@@ -411,10 +436,14 @@ class GroupSpec:
 
     @property
     def action_bounds(self) -> tuple[Tensor, Tensor] | None:
-        """Lower and upper bounds of the actions, ``[N, A]`` each; None if any is unbounded."""
-        if not isinstance(self._action, Bounded):
+        """Lower and upper bounds of the actions, ``[N, A]`` each; None if any is unbounded.
+
+        Those of hybrid actions are the bounds of their numbers, ``[N, D]``.
+        """
+        spec = self.continuous_spec
+        if not isinstance(spec, Bounded):
             return None
-        low, high = self._action.space.low, self._action.space.high
+        low, high = spec.space.low, spec.space.high
         finite = bool(torch.isfinite(low).all() and torch.isfinite(high).all())
         return (low, high) if finite else None
 
@@ -524,12 +553,12 @@ def check_action_mask(group: GroupSpec, action_mask: Tensor, batch: torch.Size) 
     """Checks an action mask against the group's specs.
 
     Shapes:
-        - action_mask: ``[*B, N, n_actions]``
+        - action_mask: ``[*B, N, n_actions]``, of several choices ``[*B, N, n_options]``
 
     Raises:
         SpecError: the shape or type is wrong; the message names the group and key.
     """
-    key, expected = group.action_mask_key, (*batch, group.n_agents, group.n_actions)
+    key, expected = group.action_mask_key, (*batch, group.n_agents, group.n_options)
     if action_mask.dtype is not torch.bool:
         _refuse(group, key, action_mask.dtype, "torch.bool")
     if tuple(action_mask.shape) != expected:

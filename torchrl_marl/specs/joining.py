@@ -42,7 +42,8 @@ def can_join(first: GroupSpec, second: GroupSpec) -> bool:
         # The shapes of other action specs, such as MultiOneHot, cannot be joined.
         known = isinstance(group.padded_spec["action"], (Bounded, Unbounded))
         simple = known or group.discrete or bool(group.branches)
-        kind = group.discrete, group.one_hot, group.branches
+        hybrid = group.own_specs[0]["action"] if group.hybrid else None
+        kind = group.discrete, group.one_hot, group.branches, hybrid
         return *kind, bounded, dtype, own_reward, simple
 
     return of(first) == of(second) and of(first)[-1] and of(first)[-2]
@@ -122,7 +123,7 @@ class JoinedGroup(GroupSpec):
                 legal = td.get("action_mask")
                 check_action_mask(group, legal, batch)
             else:
-                legal = _ones(batch, group, td).unsqueeze(-1).expand(*batch, -1, group.n_actions)
+                legal = _ones(batch, group, td).unsqueeze(-1).expand(*batch, -1, group.n_options)
             rows.append(legal)
         return _cat(rows, len(batch))
 

@@ -15,7 +15,7 @@ from torchrl.envs import Compose, EnvBase, TransformedEnv
 from torchrl.envs.batched_envs import BatchedEnvBase
 
 from torchrl_marl.errors import SpecError
-from torchrl_marl.specs.agents import AgentSpec, check_names, is_discrete
+from torchrl_marl.specs.agents import AgentSpec, check_names, is_discrete, n_options
 from torchrl_marl.specs.groups import GroupSpec, own_keys
 from torchrl_marl.specs.stacking import unpad_specs
 
@@ -89,7 +89,7 @@ def _member(spec: AgentSpec) -> Composite:
     """Returns the specs of one agent of a kind."""
     member = Composite(observation=spec.observation_spec, action=spec.action_spec)
     if spec.action_mask:
-        n = spec.action_spec.space.n
+        n = n_options(spec.action_spec)
         member["action_mask"] = Categorical(2, shape=(n,), dtype=torch.bool)
     if spec.state_spec is not None:
         member["state"] = spec.state_spec
@@ -270,8 +270,8 @@ def _rows_of(spec: TensorSpec | None, n_agents: int) -> Sequence[TensorSpec | No
 def _check_masks(name: str, seen: Composite, action: TensorSpec, agents: tuple[int, ...]) -> None:
     """Raises an error if the spec of a mask or action mask has a wrong shape or is not bool."""
     wanted = {"mask": agents}
-    if is_discrete(action):
-        wanted["action_mask"] = (*agents, action.space.n)
+    if n := n_options(action):
+        wanted["action_mask"] = (*agents, n)
     for leaf, shape in wanted.items():
         spec = seen.get(leaf, None)
         if spec is not None and (spec.dtype is not torch.bool or tuple(spec.shape) != shape):

@@ -25,6 +25,7 @@ from torchrl_marl.apps.export.programs import (
 )
 from torchrl_marl.errors import ConfigError, nearest, quoted
 from torchrl_marl.modules.actors import GroupActor
+from torchrl_marl.modules.build import HybridParamExtractor
 from torchrl_marl.modules.communication.channel import Channel, living_links
 from torchrl_marl.modules.communication.rounds import Chain
 from torchrl_marl.modules.inputs import observation_leaves
@@ -32,6 +33,7 @@ from torchrl_marl.modules.networks import AgentNetwork, TeamNetwork
 from torchrl_marl.modules.normalization import ObservationNorm
 from torchrl_marl.modules.q_actor import DeterministicActor, Dueling, Greedy
 from torchrl_marl.specs import GroupSpec
+from torchrl_marl.specs.choices import choosable_options
 
 __all__ = ["AgentActor", "Best", "Bounded", "agents_of", "find_agents"]
 
@@ -91,7 +93,8 @@ class BestOfEach(nn.Module):
         dtype (torch.dtype): dtype of actions.
 
     Shapes:
-        - outputs: ``[P]``, L or more; returns the action, ``[K]``, and the logits, ``[L]``
+        - outputs: ``[P]``, L or more; action_mask: bool ``[L]``
+        - returns: the action, ``[K]``, and the logits, ``[L]``
 
     Examples:
         >>> BestOfEach((2, 3), torch.int64)(torch.tensor([0.0, 1.0, 2.0, 0.0, 0.0]))[0]
@@ -102,11 +105,37 @@ class BestOfEach(nn.Module):
         super().__init__()
         self.branches, self.dtype = list(branches), dtype
 
-    def forward(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, outputs: Tensor, action_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Selects the action."""
         logits = outputs[: sum(self.branches)]
+        if action_mask is not None:
+            legal = choosable_options(action_mask, self.branches)
+            logits = torch.where(legal, logits, torch.finfo(logits.dtype).min)
         best = [branch.argmax(-1) for branch in logits.split(self.branches)]
         return torch.stack(best).to(self.dtype), logits
+
+
+class BestAndNumbers(nn.Module):
+    """Selects a hybrid action: the likeliest choices, and the most likely numbers.
+
+    Args:
+        best (BestOfEach): selects the choices.
+        numbers (Bounded): computes the numbers.
+
+    Shapes:
+        - outputs: ``[L + P]``; action_mask: bool ``[L]``
+        - returns: the action, ``[K + D]``, logits, ``[L]``, location and scale, ``[D]``
+    """
+
+    def __init__(self, best: BestOfEach, numbers: Bounded) -> None:
+        super().__init__()
+        self.best, self.numbers = best, numbers
+
+    def forward(self, outputs: Tensor, action_mask: Tensor | None = None) -> tuple[Tensor, ...]:
+        """Selects the action."""
+        choice, logits = self.best(outputs, action_mask)
+        numbers, *parameters = self.numbers(outputs[sum(self.best.branches) :])
+        return (torch.cat([choice, numbers]), logits, *parameters)
 
 
 class Bounded(nn.Module):
@@ -187,6 +216,11 @@ class AgentActor:
         return group.members[self.number]["action"]
 
     @property
+    def n_options(self) -> int:
+        """Number of options of the agent's choices, the size of its action mask."""
+        return sum(self.group.branches) or self.group.action_dims[self.number]
+
+    @property
     def memory_size(self) -> int:
         """Size S of the hidden state.
 
@@ -211,7 +245,7 @@ class AgentActor:
         memory = (Field("hidden", (size,)), Field("is_init", (1,), "bool")) if size else ()
         legal: tuple[Field, ...] = ()
         if self.group.action_mask_key is not None:
-            legal = (Field("action_mask", (self.group.action_dims[self.number],), "bool"),)
+            legal = (Field("action_mask", (self.n_options,), "bool"),)
         done = ["action", *self._parameters(), *["next_hidden"] * bool(size)]
         if self.channel is None:
             act = Act(observe, body, self._choice(), len(seen))
@@ -230,7 +264,7 @@ class AgentActor:
         }
         if self.group.branches:
             action["branches"] = list(self.group.branches)
-        elif self.group.discrete:
+        if self.group.discrete:
             action["n_actions"] = self.group.action_dims[self.number]
             action["one_hot"] = self.group.one_hot
         elif (bounds := self._bounds()) is not None:
@@ -298,7 +332,7 @@ class AgentActor:
         if isinstance(self.actor, DeterministicActor):
             return "none"
         if self.group.branches:
-            return "multi_categorical"
+            return "hybrid" if self.group.hybrid else "multi_categorical"
         if self.group.discrete:
             return "categorical"
         return "normal" if self._bounds() is None else "tanh_normal"
@@ -306,6 +340,8 @@ class AgentActor:
     def _parameters(self) -> list[str]:
         if self._distribution() == "none":
             return ["action_value"] if self.group.discrete else ["loc"]
+        if self.group.hybrid:
+            return ["logits", "loc", "scale"]
         chosen = self.group.discrete or self.group.branches
         return ["logits"] if chosen else ["loc", "scale"]
 
@@ -319,7 +355,11 @@ class AgentActor:
     def _choice(self) -> nn.Module:
         head, n = self.network.head, self.group.action_dims[self.number]
         if self.group.branches:
-            return BestOfEach(self.group.branches, self.action_spec.dtype)
+            best = BestOfEach(self.group.branches, self.action_spec.dtype)
+            if not isinstance(head, HybridParamExtractor):
+                return best
+            width, normal = self.group.continuous_spec.shape[-1], copy.deepcopy(head.normal)
+            return BestAndNumbers(best, Bounded(width, self._bounds(), normal))
         if not self.group.discrete:
             return Bounded(n, self._bounds(), copy.deepcopy(head))
         values = any(isinstance(module, Greedy) for module in self.actor.modules())

@@ -271,7 +271,7 @@ def _legal(agent: AgentActor, row: TensorDictBase) -> np.ndarray | None:
     """
     if (legal := row.get("action_mask", None)) is None:
         return None
-    legal = _own(legal, (agent.group.action_dims[agent.number],))
+    legal = _own(legal, (agent.n_options,))
     return legal | ~legal.any()
 
 

@@ -351,19 +351,25 @@ class Player:
         rule, of = self.interface["action"], self.parameters
         if rule["distribution"] == "none":
             return action
-        if rule["distribution"] == "multi_categorical":
-            ends = np.cumsum(rule["branches"])[:-1]
-            branches = np.split(of["logits"], ends)
-            return np.asarray([self._choose(branch) for branch in branches], rule["dtype"])
         if rule["distribution"] == "categorical":
             choice = self._choose(of["logits"])
             found = np.eye(len(of["logits"]))[choice] if rule["one_hot"] else choice
             return np.asarray(found, rule["dtype"])
-        drawn = of["loc"] + of["scale"] * self.random.standard_normal(of["loc"].shape)
-        if rule["distribution"] == "tanh_normal":
-            low, high = np.array(rule["low"]), np.array(rule["high"])
-            drawn = (low + high) / 2 + (high - low) / 2 * np.tanh(drawn)
+        drawn: list[Any] = []
+        if "branches" in rule:
+            branches = np.split(of["logits"], np.cumsum(rule["branches"])[:-1])
+            drawn += [self._choose(branch) for branch in branches]
+        if "loc" in of:
+            drawn += list(self._sample_numbers(rule))
         return np.asarray(drawn, rule["dtype"])
+
+    def _sample_numbers(self, rule: Mapping[str, Any]) -> np.ndarray:
+        of = self.parameters
+        drawn = of["loc"] + of["scale"] * self.random.standard_normal(of["loc"].shape)
+        if "low" not in rule:
+            return drawn
+        low, high = np.array(rule["low"]), np.array(rule["high"])
+        return (low + high) / 2 + (high - low) / 2 * np.tanh(drawn)
 
     def _choose(self, logits: np.ndarray) -> int:
         weights = np.exp(logits.astype(np.float64) - logits.max())

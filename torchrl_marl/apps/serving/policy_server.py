@@ -68,8 +68,8 @@ def _kind(name: str, group: GroupSpec) -> DeclaredKind:
         )
     if group.branches:
         raise ConfigError(
-            f"agents {name!r} have multi-discrete actions, {list(group.branches)}, which the "
-            "protocol does not send; export the run instead: torchrl-marl export."
+            f"agents {name!r} have actions that are {group.choices}, which the protocol "
+            " does not send; export the run instead: torchrl-marl export."
         )
     n, width = group.n_agents, group.observation_dim
     if group.discrete:

@@ -17,7 +17,7 @@ from torchrl.data import Categorical, Composite, TensorSpec
 from torchrl_marl.envs.agents.kinds import GroupKinds, OutputReader, batched
 from torchrl_marl.errors import ConfigError, SimulatorStateError, nearest
 from torchrl_marl.specs import AgentSpec, TeamSpec
-from torchrl_marl.specs.agents import fault_of_state
+from torchrl_marl.specs.agents import fault_of_state, n_options
 from torchrl_marl.specs.stacking import pad_specs
 
 __all__ = [
@@ -257,7 +257,7 @@ def _agent_specs(kind: AgentSpec) -> Composite:
         **{key: _flag(1) for key in _FLAGS},
     }
     if kind.action_mask:
-        own["action_mask"] = _flag(kind.action_spec.space.n)
+        own["action_mask"] = _flag(n_options(kind.action_spec))
     if kind.state_spec is not None:
         own["state"] = kind.state_spec
     return Composite(own)

@@ -50,7 +50,8 @@ def _draw(
 ) -> Tensor:
     several = isinstance(spec, (MultiCategorical, MultiOneHot))
     if legal is None or several or not isinstance(spec, (Categorical, OneHot)):
-        return batched(spec, batch_size).rand().to(device)
+        drawn = batched(spec, batch_size).rand().to(device)
+        return drawn if legal is None else _with_legal(drawn, legal, spec)
     legal = legal if spec.mask is None else legal & spec.mask.to(legal.device)
     # Agents without a legal action are masked, so their actions have no effect.
     weights = (legal | ~legal.any(-1, keepdim=True)).float()
@@ -58,6 +59,16 @@ def _draw(
     if isinstance(spec, OneHot):
         action = torch.nn.functional.one_hot(action, spec.space.n)
     return action.to(spec.dtype)
+
+
+def _with_legal(drawn: Tensor, legal: Tensor, spec: Any) -> Tensor:
+    """Replaces the choices of multi-discrete or hybrid actions by legal ones."""
+    from torchrl_marl.specs.choices import draw_choices
+
+    nvec = getattr(spec, "nvec", None)
+    branches = spec.branches if nvec is None else nvec.reshape(-1, nvec.shape[-1])[0].tolist()
+    choices = draw_choices(legal, branches).to(drawn.dtype)
+    return torch.cat([choices, drawn[..., len(branches) :]], -1)
 
 
 class DeclaredEnv(EnvBase):

@@ -171,7 +171,7 @@ def check_values(
         )
 
 
-def _fits(spec: TensorSpec, value: Tensor) -> Tensor:
+def _fits(spec: Any, value: Tensor) -> Tensor:
     """Returns a mask of the entries inside a spec; a one-hot vector counts as one entry."""
     if isinstance(spec, Bounded) and value.dtype != torch.bool:
         low, high = (getattr(spec.space, side).to(value.device) for side in ("low", "high"))
@@ -186,14 +186,21 @@ def _fits(spec: TensorSpec, value: Tensor) -> Tensor:
             return inside
         legal = spec.mask.to(value.device).expand(*value.shape, spec.space.n)
         return inside & legal.gather(-1, index.clamp(0, spec.space.n - 1).unsqueeze(-1)).squeeze(-1)
+    if n := _n_choices(spec):
+        return torch.cat([spec.fits(value), _fits(spec.continuous, value[..., n:])], -1)
     return ~value.isnan()
+
+
+def _n_choices(spec: Any) -> int:
+    """Returns the number of choices of a hybrid action; 0 for other specs."""
+    return len(getattr(spec, "branches", ()))
 
 
 def _chosen(spec: OneHot, value: Tensor) -> Tensor | bool:
     return True if spec.mask is None else (value.bool() & spec.mask.to(value.device)).any(-1)
 
 
-def _expected(spec: TensorSpec, index: tuple[int, ...]) -> str:
+def _expected(spec: Any, index: tuple[int, ...]) -> str:
     if isinstance(spec, Bounded):
         low, high = spec.space.low[index].item(), spec.space.high[index].item()
         return f"a number from {low:g} to {high:g}"
@@ -201,6 +208,11 @@ def _expected(spec: TensorSpec, index: tuple[int, ...]) -> str:
         kind = "a one-hot vector" if isinstance(spec, OneHot) else "an index"
         legal = "" if spec.mask is None else ", of those that the spec's mask allows"
         return f"{kind} of {spec.space.n} choices{legal}"
+    if n := _n_choices(spec):
+        *agent, feature = index
+        if feature < n:
+            return f"an index of {spec.branches[feature]} choices"
+        return _expected(spec.continuous, (*agent, feature - n))
     return "a number"
 
 

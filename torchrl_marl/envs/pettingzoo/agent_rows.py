@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from torchrl_marl.envs.pettingzoo.parts import has_parts, in_order, parts_of
 from torchrl_marl.errors import SpecError
 
 __all__ = [
@@ -241,12 +242,25 @@ def action_readers(row: Row, slots: Sequence[AgentSlot]) -> list[Callable[[], An
     ]
 
 
+def _reader_of_parts(row: np.ndarray, space: Any) -> Callable[[], Any]:
+    """Returns a function that reads the action of a Tuple or Dict space from an agent's row."""
+    readers, start = {}, 0
+    for key, part in parts_of(space):
+        single = type(part).__name__ == "Discrete"
+        end = start + (1 if single else int(np.prod(part.shape)))
+        own, start = row[start:end], end
+        readers[key] = _reader(own if single else own[None], 0, part)
+    return lambda: in_order({key: read() for key, read in readers.items()}, space)
+
+
 def _reader(rows: np.ndarray, place: int, space: Any) -> Callable[[], Any]:
     kind = type(space).__name__
+    if has_parts(space):
+        return _reader_of_parts(rows[place], space)
     if kind == "Discrete":
         start = int(getattr(space, "start", 0))
         item = rows.item
-        return lambda: item(place) + start
+        return lambda: int(item(place)) + start
     row = rows[place]
     shape, dtype = space.shape, space.dtype
     if kind == "Box" and (shape, dtype) == (row.shape, row.dtype):

@@ -17,6 +17,7 @@ from torchrl_marl.envs.pettingzoo.agent_rows import AgentSpaces, spaces_of
 from torchrl_marl.envs.pettingzoo.drawing import quiet, takes_mode
 from torchrl_marl.envs.pettingzoo.instance import seen_limit
 from torchrl_marl.envs.pettingzoo.library import Backend, by_name, continuous_argument, of_module
+from torchrl_marl.envs.pettingzoo.parts import flat_mask, has_parts, in_order, parts_of, sizes_of
 from torchrl_marl.envs.pettingzoo.rng import OwnRandom
 from torchrl_marl.envs.pettingzoo.tuple_env import as_team
 from torchrl_marl.errors import ConfigError
@@ -201,7 +202,7 @@ def _mark_masked(agents: list[AgentSpaces]) -> list[AgentSpaces]:
         return agents
     return [
         replace(own, masked="info")
-        if own.masked is None and type(own.action).__name__ == "Discrete"
+        if own.masked is None and type(own.action).__name__ in ("Discrete", *_SEVERAL)
         else own
         for own in agents
     ]
@@ -239,9 +240,36 @@ def _sample(env: Any, agent: Any, seen: Any, infos: Any) -> Any:
     space = copy.deepcopy(env.action_space(agent))
     for source in (seen, infos):
         if isinstance(source, Mapping) and "action_mask" in source:
-            legal = np.asarray(source["action_mask"], np.int8)
+            legal = source["action_mask"]
+            if type(space).__name__ in _SEVERAL:
+                return _sample_several(space, legal)
+            legal = np.asarray(legal, np.int8)
             return space.sample(legal) if legal.any() else space.sample()
     return space.sample()
+
+
+_SEVERAL = ("MultiDiscrete", "MultiBinary", "Tuple", "Dict")
+
+
+def _sample_several(space: Any, legal: Any) -> Any:
+    """Draws a legal option of each choice; the mask is that of the whole space or a part of it."""
+    legal = flat_mask(legal, space)
+    if not has_parts(space):
+        return _sample_options(space, legal.astype(bool))
+    drawn, start = {}, 0
+    for key, part in parts_of(space):
+        end = start + sum(sizes_of(part))
+        drawn[key] = _sample_options(part, legal[start:end].astype(bool))
+        start = end
+    return in_order(drawn, space)
+
+
+def _sample_options(space: Any, legal: np.ndarray) -> Any:
+    if not len(legal):
+        return space.sample()
+    options = [np.flatnonzero(own) for own in np.split(legal, np.cumsum(sizes_of(space))[:-1])]
+    drawn = [space.np_random.choice(own) if len(own) else 0 for own in options]
+    return np.reshape(drawn, space.shape).astype(space.dtype) + getattr(space, "start", 0)
 
 
 def _numeric(value: Any) -> bool:

@@ -21,6 +21,7 @@ from torchrl_marl.envs.pettingzoo.agent_rows import (
 )
 from torchrl_marl.envs.pettingzoo.drawing import drawn
 from torchrl_marl.envs.pettingzoo.lifecycle import LifeCycle, check_agents, flag_of
+from torchrl_marl.envs.pettingzoo.parts import flat_mask
 from torchrl_marl.envs.pettingzoo.pickling import pickled, unpickled
 from torchrl_marl.envs.pettingzoo.rng import OwnRandom
 from torchrl_marl.errors import ConfigError, SpecError, UserError
@@ -218,6 +219,7 @@ class OneCopy(ABC):
         if legal is None:
             mask[...] = True  # any action is legal for inactive agents
         else:
+            legal = flat_mask(legal, self.slots[i].spaces.action)
             write(mask, legal, f"the action mask of agent {agent!r}")
 
     def _write_odd_rewards(self, earned: Mapping, earns: Sequence[bool]) -> None:

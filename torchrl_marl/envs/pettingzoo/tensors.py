@@ -20,7 +20,13 @@ from torchrl.data import Composite, OneHot, TensorSpec, Unbounded
 from torchrl_marl.envs.agents.declaration import Declaration
 from torchrl_marl.envs.agents.kinds import GroupKinds
 from torchrl_marl.envs.agents.spaces import action_spec_of, spec_of_space
-from torchrl_marl.envs.pettingzoo.agent_rows import AgentSlot, AgentSpaces, Leaf, field_of
+from torchrl_marl.envs.pettingzoo.agent_rows import (
+    AgentSlot,
+    AgentSpaces,
+    Leaf,
+    field_of,
+)
+from torchrl_marl.envs.pettingzoo.parts import has_parts
 from torchrl_marl.errors import ConfigError, NonFiniteError, SpecError
 from torchrl_marl.specs import AgentSpec
 
@@ -83,7 +89,13 @@ def _kind_name(kind: Sequence[AgentSpaces], taken: set[str]) -> str:
 def _agent_spec(name: str, kind: Sequence[AgentSpaces], one_hot: bool) -> AgentSpec:
     first = kind[0]
     seen = spec_of_space(f"the observation of {first.agent!r}", first.observation)
-    action = action_spec_of(f"the action of {first.agent!r}", first.action, one_hot=one_hot)
+    where = f"the action of {first.agent!r}"
+    if has_parts(first.action):
+        from torchrl_marl.envs.pettingzoo.hybrid import hybrid_spec_of
+
+        action = hybrid_spec_of(where, first.action)
+    else:
+        action = action_spec_of(where, first.action, one_hot=one_hot)
     action = action if action.ndim < 2 else action.reshape(action.shape.numel())
     names = tuple(str(agent.agent) for agent in kind)
     mask = first.masked is not None

@@ -42,6 +42,8 @@ class Arena(MarlEnv):
       all answers are illegal. An illegal answer counts as wrong.
     - ``continuous_actions``: cue and answer are numbers in [-1, 1]. An answer earns
       ``max(0, 1 - distance) / N``, and is wrong if its distance from the cue is above 0.5.
+    - ``hybrid_actions``: cue and answer are an index and a number. The number earns only if the
+      index is right.
     - ``late_spawn``: agent i is born after ``i * late_spawn`` steps.
     - ``respawn``: an agent without lives comes back after ``respawn`` steps, with all its lives,
       until its years are used up. The episode ends with the years of the last agent.
@@ -65,13 +67,14 @@ class Arena(MarlEnv):
         kinds (int): number of kinds of agents: 1, or 2 for heterogeneous groups.
         action_mask (bool): True if some answers are illegal.
         continuous_actions (bool): True if answers are numbers.
+        hybrid_actions (bool): True if an answer is an index and a number.
         categorical_actions (bool): True if an answer is an index, False for a one-hot vector.
         max_steps, seed, device, check: as in :class:`MarlEnv`.
 
     Shapes:
-        - ``("agents", "observation")``: ``[E, N, C + 2]``: the cue (C = A, or C = 1 for a number),
-          and the fractions of lives and steps that are left. Several groups are called
-          ``"agents_0"``, ``"agents_1"``, ...
+        - ``("agents", "observation")``: ``[E, N, C + 2]``: the cue (C = A, C = 1 for a number,
+          or C = A + 1 for both), and the fractions of lives and steps that are left. Several groups
+          are called ``"agents_0"``, ``"agents_1"``, ...
         - ``"state"``: ``[E, N * (C + 2)]``
 
     Raises:
@@ -99,6 +102,7 @@ class Arena(MarlEnv):
         kinds: int = 1,
         action_mask: bool = False,
         continuous_actions: bool = False,
+        hybrid_actions: bool = False,
         categorical_actions: bool = True,
         **kwargs: Any,
     ) -> None:
@@ -107,7 +111,7 @@ class Arena(MarlEnv):
         n_agents = self.numbers[-1]
         self.n_agents, self.n_actions, self.n_kinds = n_agents, n_actions, kinds
         self.lives_at_start, self.has_action_mask = lives, action_mask
-        self.continuous_actions = continuous_actions
+        self.continuous_actions, self.hybrid_actions = continuous_actions, hybrid_actions
         self.categorical_actions = categorical_actions
         self.respawn, self.respawns = respawn, respawn > 0
         self._check(n_groups, years, late_spawn)
@@ -126,7 +130,11 @@ class Arena(MarlEnv):
 
     def _register(self, name: str, n_agents: int, n_actions: int, group: str) -> None:
         answer: TensorSpec = Categorical(n_actions)
-        if self.continuous_actions:
+        if self.hybrid_actions:
+            from torchrl_marl.specs import Hybrid
+
+            answer = Hybrid([n_actions], Bounded(-1, 1, (1,)))
+        elif self.continuous_actions:
             answer = Bounded(-1, 1, (1,))
         elif not self.categorical_actions:
             answer = OneHot(n_actions)
@@ -135,7 +143,7 @@ class Arena(MarlEnv):
         self.register_agent(AgentSpec(name, n_agents, seen, answer, action_mask=mask), group)
 
     def _n_cues(self, n_actions: int) -> int:
-        return 1 if self.continuous_actions else n_actions
+        return 1 if self.continuous_actions else n_actions + self.hybrid_actions
 
     @staticmethod
     def _read_numbers(n_agents: int | Sequence[int]) -> range:
@@ -169,6 +177,12 @@ class Arena(MarlEnv):
             )
         if self.continuous_actions and (masked or self.n_kinds > 1):
             raise ConfigError("Arena: action_mask and kinds=2 need continuous_actions=False.")
+        others = masked or self.n_kinds > 1 or not self.categorical_actions
+        if self.hybrid_actions and (others or self.continuous_actions):
+            raise ConfigError(
+                "Arena: hybrid_actions=True needs the defaults of action_mask, kinds, "
+                "continuous_actions and categorical_actions."
+            )
 
     # ------------------------------------------------------------------------- known returns
 
@@ -194,7 +208,9 @@ class Arena(MarlEnv):
         for span, n_actions in zip(self._longest, self.choices.tolist()):
             # The distance d of two uniform numbers in [-1, 1] has density (2 - d) / 2.
             wrong, earned = 9 / 16, 5 / 12
-            if not self.continuous_actions:
+            if self.hybrid_actions:
+                wrong, earned = 1 - (1 - wrong) / n_actions, earned / n_actions
+            elif not self.continuous_actions:
                 earned = 1 / (n_actions - self.has_action_mask)
                 wrong = 1 - earned
             returns.append(earned * sum(self._chances_to_live(span, wrong)))
@@ -257,7 +273,7 @@ class Arena(MarlEnv):
         return (self.lives > 0) & (self.years > 0) & (self.waits == 0)
 
     def _answers(self, tensordict: TensorDictBase) -> Tensor:
-        """Returns the answers of all agents, ``[E, N]``."""
+        """Returns the answers of all agents, ``[E, N]``; hybrid ones ``[E, N, 2]``."""
         kinds = [x for name in self.group_map for x in self.by_kind(tensordict, name).values()]
         answers = [own["action"] for own in kinds]
         if self.continuous_actions:
@@ -268,6 +284,9 @@ class Arena(MarlEnv):
 
     def _judge(self, answer: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the rewards ``[E, N]`` of the answers, and a mask ``[E, N]`` of right answers."""
+        if self.hybrid_actions:
+            right, distance = answer[..., 0] == self.cue, (answer[..., 1] - self.level).abs()
+            return right * (1 - distance).clamp_min(0.0), right & (distance <= 0.5)
         if self.continuous_actions:
             distance = (answer - self.cue).abs()
             return (1 - distance).clamp_min(0.0), distance <= 0.5
@@ -309,7 +328,11 @@ class Arena(MarlEnv):
         # A multiple of every kind's number of answers, so that all answers are equally likely.
         several = math.lcm(self.n_actions, self.n_actions // self.n_kinds)
         self.cue = torch.randint(several, shape, device=self.device) % self.choices
-        return one_hot(self.cue, self.n_actions).float()
+        cue = one_hot(self.cue, self.n_actions).float()
+        if not self.hybrid_actions:
+            return cue
+        self.level = 2 * torch.rand(shape, device=self.device) - 1
+        return torch.cat([cue, self.level.unsqueeze(-1)], -1)
 
     def _draw_legal(self) -> Tensor:
         several = math.lcm(self.n_actions - 1, self.n_actions // self.n_kinds - 1)
@@ -323,6 +346,8 @@ class Arena(MarlEnv):
         """Returns a drawing of the agents with their cues; above each agent is its last answer."""
         alive, cue = self.alive[index].tolist(), self.cue[index].tolist()
         shown = [f"{x:.1f}" if self.continuous_actions else str(x) for x in cue]
+        if self.hybrid_actions:
+            shown = [f"{x}, {y:.1f}" for x, y in zip(cue, self.level[index].tolist())]
         inside = [word if lives else "" for word, lives in zip(shown, alive)]
         left = zip(alive, self.lives[index].tolist(), self.years[index].tolist())
         below = [f"{n}♥, {years} left" if lives else "" for lives, n, years in left]

@@ -52,6 +52,7 @@ def make_toy(name: str, **arguments: Any) -> Any:
     env = getattr(toy, class_name(name))
     continuous = arguments.pop("continuous_actions")
     if name == "arena":
+        continuous = continuous and not arguments.get("hybrid_actions")
         arguments.setdefault("continuous_actions", continuous)
     known = inspect.signature(env.__init__).parameters.values()
     check_kinds(arguments, {one.name: one.default for one in known})
