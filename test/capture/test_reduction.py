@@ -9,7 +9,12 @@ import torch.utils._pytree as pytree
 from torchrl_marl.capture import reduction
 from torchrl_marl.capture.batching import batch
 from torchrl_marl.capture.folding import fold_constants
-from torchrl_marl.capture.reduction import batching_pays, n_operations, reduce_graph
+from torchrl_marl.capture.reduction import (
+    batching_may_pay,
+    batching_pays,
+    n_operations,
+    reduce_graph,
+)
 from torchrl_marl.capture.simplify import simplify
 from torchrl_marl.capture.tracing import trace
 from torchrl_marl.capture.writes import without_writes
@@ -294,11 +299,39 @@ def test_the_recorded_graph_is_kept_if_results_differ():
     assert len(tried) == 1
 
 
-def test_batching_pays_with_three_tenths_of_the_operations():
+def test_views_of_several_stacks_are_not_joined():
+    """Such as two masks of each pair, both with a further dim."""
+
+    def step(x):
+        near = [(one < 0.5).unsqueeze(-1) for one in x.unbind(0)]
+        far = [(one > 0.1).unsqueeze(-1) for one in x.unbind(0)]
+        return [torch.stack([one & other for one, other in zip(near, far)])]
+
+    *_, batched = assert_same_bits(step, torch.zeros(4, E))
+    assert n_of(batched, "reshape") == 2 and n_of(batched, "cat") == n_of(batched, "select") == 0
+
+
+def test_batching_pays_with_six_tenths_of_the_operations():
     def graph(n):
         return trace(lambda x: [x + i for i in range(n)], torch.zeros(E)).module
 
-    assert batching_pays(graph(10), graph(3)) and not batching_pays(graph(10), graph(4))
+    assert batching_pays(graph(10), graph(6)) and not batching_pays(graph(10), graph(7))
+
+
+def test_large_results_stay_apart():
+    """In memory they would cost more than the operations that batching saves."""
+
+    def graph(n, size):
+        return trace(lambda x: [x + i for i in range(n)], torch.zeros(size)).module
+
+    assert batching_pays(graph(10, 10_000), graph(5, 10_000))
+    assert not batching_pays(graph(10, 20_000), graph(5, 20_000))
+
+    def each(x):
+        return [one.sin().cos().tan() for one in x.unbind(0)]
+
+    few, many = (trace(each, torch.zeros(9, size)).module for size in (E, 20_000))
+    assert batching_may_pay(few) and not batching_may_pay(many)
 
 
 def test_batching_is_not_tried_for_graphs_with_few_alike_operations(monkeypatch):

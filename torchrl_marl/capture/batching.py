@@ -27,6 +27,8 @@ Node = Any  # fx.Node, whose arguments have a wide type
 _SEVERAL = (_aten.split_with_sizes.default, _aten.split.Tensor, _aten.unbind.int)
 _JOINS = (_aten.stack.default, _aten.cat.default)
 _ARITHMETIC = (_aten.add.Tensor, _aten.sub.Tensor, _aten.mul.Tensor, _aten.div.Tensor)
+# Views of several stacks stay apart: joining the stacks is work, and a view is none.
+_VIEWS = (_aten.reshape.default, _aten.permute.default, _aten.expand.default)
 # Operations without work of their own: they take a part of a stack.
 _PARTS = (_aten.select.int, operator.getitem, _aten.clone.default)
 
@@ -100,6 +102,7 @@ class _Places:
 
     Attributes:
         groups (list): groups of operations, in an order in which they can run.
+        key (dict): node -> what the nodes of its group have in common.
         constants (dict): node -> its value, for tensors that are the same in each run. A tensor
             filled with one number is a scalar here.
     """
@@ -108,11 +111,13 @@ class _Places:
         self.constants: dict[Node, Tensor] = {}
         self.depth: dict[Node, int] = {}
         self.last_draw = 0
+        self.key: dict[Node, Hashable] = {}
         groups: dict[Hashable, list[Node]] = defaultdict(list)
         for i, node in enumerate(module.graph.nodes):
             key = self._key(module, node, i)
             if key is not None:
                 groups[key].append(node)
+                self.key[node] = key
         self.groups = sorted(groups.values(), key=lambda group: self.depth[group[0]])
 
     def _key(self, module: fx.GraphModule, node: Node, i: int) -> Hashable:
@@ -130,7 +135,9 @@ class _Places:
             if is_random(node.target):  # draws keep their order
                 self.last_draw = self.depth[node] = max(self.depth[node], self.last_draw + 1)
             if node.target not in (*_PARTS, *_SEVERAL):
-                own = i if is_random(node.target) or _promotes(node) else None
+                own: Hashable = i if is_random(node.target) or _promotes(node) else None
+                if node.target in _VIEWS:
+                    own = self.key.get(node.args[0])
                 return self.depth[node], node.target, _static((node.args, node.kwargs)), own
         return None
 

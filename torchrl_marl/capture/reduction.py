@@ -6,17 +6,22 @@ import logging
 import warnings
 from collections.abc import Callable, Sequence
 
+import torch.utils._pytree as pytree
 from torch import Tensor, fx
 
 from torchrl_marl.capture.batching import batch, n_groups
 from torchrl_marl.capture.folding import fold_constants
 from torchrl_marl.capture.simplify import simplify
+from torchrl_marl.capture.writes import value_of
 
 __all__ = ["batching_may_pay", "batching_pays", "may_batch", "n_operations", "reduce_graph"]
 
-_LARGEST_PART = 0.3
-# Of a batched graph, for each of its groups. Between 2.4 and 3.7 were measured on VMAS.
-_FEWEST_OPERATIONS = 2
+_LARGEST_PART = 0.6
+# Of a batched graph, for each of its groups. Between 2.2 and 3.7 were measured on VMAS.
+_PER_GROUP = 2.5
+# Of all results, for each operation that batching saves. A batched graph keeps more results in
+# memory; beyond the cache, this costs more than the instructions of many small operations.
+_MOST_ELEMENTS = 15_000
 
 _logger = logging.getLogger("torchrl_marl.capture")
 
@@ -74,17 +79,33 @@ def may_batch(leaves: Sequence[Tensor]) -> bool:
 
 def batching_may_pay(simplified: fx.GraphModule) -> bool:
     """Returns whether batching is worth a try, which takes seconds; counting groups does not."""
-    least = _FEWEST_OPERATIONS * n_groups(simplified)
-    return least <= _LARGEST_PART * n_operations(simplified)
+    return _pays(simplified, int(_PER_GROUP * n_groups(simplified)), _n_elements(simplified))
 
 
 def batching_pays(simplified: fx.GraphModule, batched: fx.GraphModule) -> bool:
-    """Returns whether so many operations are saved that a compiled step is not slower on a CPU.
+    """Returns whether a compiled step is faster, or not slower, on a CPU if it is batched.
 
-    Measured on VMAS: with 0.27 of the operations or fewer, steps were about as fast or faster; with
-    0.34, a step of ``flocking`` was slower (``benchmarks/smaller_graphs.py``).
+    It is if so many operations are saved, and the results are so small, as in the scenarios of VMAS
+    whose batched steps were faster (``benchmarks/smaller_graphs.py``).
     """
-    return n_operations(batched) <= _LARGEST_PART * n_operations(simplified)
+    return _pays(simplified, n_operations(batched), _n_elements(batched))
+
+
+def _pays(simplified: fx.GraphModule, operations: int, elements: int) -> bool:
+    before = n_operations(simplified)
+    small = elements <= _MOST_ELEMENTS * (before - operations)
+    return small and operations <= _LARGEST_PART * before
+
+
+def _n_elements(module: fx.GraphModule) -> int:
+    """Returns the number of elements of the results of all operations of a graph."""
+    return sum(
+        x.numel()
+        for node in module.graph.nodes
+        if node.op == "call_function"
+        for x in pytree.tree_leaves(value_of(node))
+        if isinstance(x, Tensor)
+    )
 
 
 def n_operations(module: fx.GraphModule) -> int:
