@@ -164,9 +164,12 @@ class _Pass:
         return node
 
     def _masked(self, node: Node, args: tuple) -> tuple[Any, tuple]:
-        """Returns a masked difference as a difference whose second operand is masked.
+        """Rewrites a masked difference as a difference with a masked amount.
 
         Subtracting 0.0 changes no number, not even -0.0.
+
+        Returns:
+            tuple: target and arguments of the new operation, or of the old one.
         """
         condition, found, x = args
         amount = _difference(found, x)
@@ -308,7 +311,7 @@ def _where(args: tuple) -> Any:
 
 
 def _difference(found: Any, x: Any) -> Any:
-    """Returns what is subtracted from x, as a float or a node of its dtype; None if nothing is."""
+    """Returns the amount subtracted from x, as a float or a node of its dtype, or None."""
     targets = (_aten.sub.Tensor, _aten.add.Tensor)
     if not isinstance(found, fx.Node) or found.target not in targets or found.kwargs:
         return None
