@@ -243,6 +243,20 @@ def test_contexts_may_be_left_in_any_order():
     assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == handlers
 
 
+def test_a_handler_that_outlives_its_context_has_the_usual_effect():
+    """TorchRL, for example, restores the handler that it found, at any time."""
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with Interruption():
+            found = signal.getsignal(signal.SIGINT)
+        signal.signal(signal.SIGINT, found)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_signals_after_another_thread_has_left_the_last_context(tmp_path):
     handler = signal.getsignal(signal.SIGTERM)
     interruption = Interruption()

@@ -203,8 +203,11 @@ def _release_signals() -> None:
 def _handle(number: int, frame: FrameType | None) -> None:
     if _entered:
         _entered[-1]._note(number)
-    else:  # the last context was left by another thread, which cannot set handlers
+    else:  # left by another thread, which cannot set handlers, or set again by other code
         _release_signals()
+        if signal.getsignal(number) is _handle:
+            ends = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+            signal.signal(number, ends)
         signal.raise_signal(number)
 
 
