@@ -98,11 +98,9 @@ def dataset_of(expert: Path | str, task: str, folder: Path, seed: int, episodes:
     return folder
 
 
-def return_of(folder: Path, episodes: int) -> float:
-    """Returns the mean return of a run over whole episodes, by likeliest actions."""
-    from torchrl_marl.training import Run
-
-    return Run.load(folder).evaluate(episodes=episodes, deterministic=True)["return_mean"]
+def return_of(folder: Path) -> float:
+    """Returns the mean return of a run after training, over whole episodes by likeliest actions."""
+    return json.loads((folder / "summary.json").read_text(encoding="utf-8"))["return_after"]
 
 
 def with_span(values: list[float], digits: int) -> str:
@@ -128,7 +126,7 @@ def offline_rows(task: str, args: argparse.Namespace) -> list[list[str]]:
                 own = {"data": source, "env": env_of(task), "seed": seed, **settings}
                 folder = args.runs / task / f"{word}_{name}_seed{seed}"
                 run = train("vmas_balance_bc", folder, total_frames=args.frames, **own)
-                row.setdefault(word, []).append(return_of(run, args.episodes))
+                row.setdefault(word, []).append(return_of(run))
     return [
         [name, *(with_span(own, DIGITS[task]) for own in row.values())]
         for name, row in found.items()
@@ -171,7 +169,6 @@ def main() -> None:
     parser.add_argument("--online", type=int, help="frames of MAPPO")
     parser.add_argument("--frames", type=int, help="steps read by an offline run")
     parser.add_argument("--recorded", type=int, default=200, help="episodes of a dataset")
-    parser.add_argument("--episodes", type=int, default=200, help="episodes of an evaluation")
     parser.add_argument("--runs", type=Path, default=Path("runs/imitation"))
     args = parser.parse_args()
     args.online = args.online or (96_000 if args.quick else 600_000)
@@ -198,7 +195,7 @@ def main() -> None:
             f"{round(0.1 * args.frames):,} updates of DAgger and behavior cloning, "
             f"{round(0.3 * args.frames):,} of the others; bc_alpha 2.5, expectile 0.7, beta 3",
             "seeds": ", ".join(map(str, args.seeds)),
-            "episodes": args.episodes,
+            "episodes": "200, as in the recipes",
         },
         """Mean over seeds, with the least and the greatest in brackets, by the likeliest actions,
         from the same initial states. The recorded actions are sampled. bc_alpha, expectile and
