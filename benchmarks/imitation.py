@@ -137,7 +137,7 @@ def warm_rows(task: str, args: argparse.Namespace) -> list[list[str]]:
     """Returns rows of MAPPO's evaluations with and without a start from a clone."""
     curves: dict[str, list[list[float]]] = {"from new networks": [], "from the clone": []}
     frames: list[str] = []
-    for seed in args.seeds:
+    for seed in args.warm_seeds.get(task, args.seeds):
         clone = args.runs / task / f"bc_{CLONED[task]}_seed{seed}"
         for name, start in zip(curves, (None, str(clone))):
             run = train(
@@ -166,11 +166,16 @@ def main() -> None:
     parser = report.parser(__doc__, threads=(1,))
     parser.add_argument("--tasks", nargs="+", default=list(QUALITIES), choices=QUALITIES)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--start", nargs="*", default=[], help="seeds of MAPPO: balance=0,1")
     parser.add_argument("--online", type=int, help="frames of MAPPO")
     parser.add_argument("--frames", type=int, help="steps read by an offline run")
     parser.add_argument("--recorded", type=int, default=200, help="episodes of a dataset")
     parser.add_argument("--runs", type=Path, default=Path("runs/imitation"))
     args = parser.parse_args()
+    args.warm_seeds = {}
+    for text in args.start:
+        task, _, seeds = text.partition("=")
+        args.warm_seeds[task] = [int(seed) for seed in seeds.split(",")]
     args.online = args.online or (96_000 if args.quick else 600_000)
     args.frames = args.frames or (3_000 if args.quick else 60_000)
     offline = ["policy", "recorded", "DAgger", "behavior cloning", "TD3+BC", "implicit Q-learning"]
@@ -194,7 +199,8 @@ def main() -> None:
             "other runs": f"{args.frames:,} steps read, or played by DAgger; "
             f"{round(0.1 * args.frames):,} updates of DAgger and behavior cloning, "
             f"{round(0.3 * args.frames):,} of the others; bc_alpha 2.5, expectile 0.7, beta 3",
-            "seeds": ", ".join(map(str, args.seeds)),
+            "seeds": ", ".join(map(str, args.seeds))
+            + "".join(f"; MAPPO from a clone, {text}" for text in args.start),
             "episodes": "200, as in the recipes",
         },
         """Mean over seeds, with the least and the greatest in brackets, by the likeliest actions,
