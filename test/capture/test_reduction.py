@@ -7,7 +7,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from torchrl_marl.capture import reduction
-from torchrl_marl.capture.batching import batch
+from torchrl_marl.capture.batching import Groups, batch
 from torchrl_marl.capture.chains import sum_chains
 from torchrl_marl.capture.folding import fold_constants
 from torchrl_marl.capture.reduction import (
@@ -46,7 +46,7 @@ def smaller_graphs(function, *inputs):
     fold_constants(module)
     simplified = simplify(module)
     summed = sum_chains(simplified)
-    batched = simplify(batch(summed, pytree.tree_leaves(inputs), E))
+    batched = simplify(batch(Groups(summed), pytree.tree_leaves(inputs), E))
     return module, without_writes(module), simplified, summed, batched
 
 
@@ -333,7 +333,8 @@ def test_large_results_stay_apart():
         return [one.sin().cos().tan() for one in x.unbind(0)]
 
     few, many = (trace(each, torch.zeros(9, size)).module for size in (E, 20_000))
-    assert batching_may_pay(few) and not batching_may_pay(many)
+    few, many = (simplify(module) for module in (few, many))
+    assert batching_may_pay(few, Groups(few)) and not batching_may_pay(many, Groups(many))
 
 
 def test_batching_is_not_tried_for_graphs_with_few_alike_operations(monkeypatch):

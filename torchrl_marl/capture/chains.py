@@ -37,8 +37,10 @@ def sum_chains(module: fx.GraphModule) -> fx.GraphModule:
         ...         found = found + x[i]
         ...     return found
         >>> module = sum_chains(simplify(trace(total, torch.zeros(20, 3)).module))
-        >>> [node.name for node in module.graph.nodes if node.op == "call_function"][-2:]
-        ['stack_default', 'ordered_sum_default']
+        >>> sum("ordered_sum" in node.name for node in module.graph.nodes)
+        1
+        >>> sum("add" in node.name for node in module.graph.nodes)
+        0
     """
     graph = fx.Graph()
     new: dict[Node, Node] = {}
