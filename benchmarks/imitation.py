@@ -1,11 +1,13 @@
-"""Datasets of three qualities on balance: behavior cloning and TD3+BC beside what was recorded.
+"""Learning from recorded episodes of balance and navigation, beside what was recorded.
 
     python benchmarks/imitation.py --write
 
-MAPPO is trained once per seed. Its policy is recorded at three stages of the training, with sampled
-actions, as OG-MARL's datasets (Poor, Medium, Good) are. A fourth dataset is the heuristic's. From
-each, behavior cloning and TD3+BC are trained. MAPPO is then trained with and without a start from
-the cloned heuristic. Finished runs and datasets are kept and reused.
+MAPPO is trained once per seed. Its policy is recorded with sampled actions, on balance at three
+stages of the training, as OG-MARL's datasets (Poor, Medium, Good) are. Another dataset of balance
+is the heuristic's; that of navigation needs a solver that is not installed. From each, behavior
+cloning and two offline algorithms are trained. DAgger copies the same policies in the environment.
+MAPPO is then trained with and without a start from the clone of the heuristic, or of MAPPO.
+Finished runs and datasets are kept and reused, started runs resumed.
 """
 
 from __future__ import annotations
@@ -19,10 +21,14 @@ from typing import Any
 
 import report
 
-STEPS = {"env.max_steps": 100}
-BATCH = 9600  # frames of the recipe's batch
-QUALITIES = {"poor": 0.1, "medium": 0.3, "good": 1.0}
-OFFLINE: dict[str, dict[str, Any]] = {
+QUALITIES = {
+    "balance": {"poor": 0.1, "medium": 0.3, "good": 1.0},
+    "navigation": {"good": 1.0},
+}
+CLONED = {"balance": "heuristic", "navigation": "good"}  # the start of MAPPO
+DIGITS = {"balance": 1, "navigation": 2}  # of returns
+METHODS: dict[str, dict[str, Any]] = {
+    "dagger": {"learner": {"algorithm": "bc", "actor": {"num_cells": [128, 128]}}},
     "bc": {"learner": {"algorithm": "bc", "actor": {"num_cells": [128, 128]}}},
     "td3_bc": {
         "execution": "compile",
@@ -51,78 +57,92 @@ OFFLINE: dict[str, dict[str, Any]] = {
 
 def train(recipe: str, folder: Path, **settings: Any) -> Path:
     """Trains a run, unless an earlier call has; returns its folder."""
-    import torchrl_marl
+    from torchrl_marl.apps.jobs.jobs import train_or_resume
+    from torchrl_marl.recipes import load_config
 
     if not (folder / "summary.json").is_file():
         quiet = {"threads": 1, "logging": {"progress": False}}
-        torchrl_marl.train(recipe, folder=folder, **quiet, **settings)
+        train_or_resume(load_config(recipe, {**quiet, **settings}), folder)
     return folder
 
 
-def datasets_of(seed: int, args: argparse.Namespace) -> dict[str, Path]:
-    """Records the datasets of a seed, or finds those of an earlier call."""
+def env_of(task: str) -> dict[str, Any]:
+    """Returns the environment of a task's recipe, with episodes of at most 100 steps."""
+    from torchrl_marl.recipes import load_config
+
+    env = load_config(f"vmas_{task}_mappo").env
+    return {"name": env.name, "kwargs": env.kwargs, "max_steps": 100}
+
+
+def experts_of(task: str, seed: int, args: argparse.Namespace) -> dict[str, Path | str]:
+    """Returns the policies to record: runs of MAPPO, and the heuristic where there is one."""
+    from torchrl_marl.recipes import load_config
+
+    recipe, found = f"vmas_{task}_mappo", {}
+    batch = load_config(recipe).frames_per_batch
+    for name, share in QUALITIES[task].items():
+        frames = max(1, round(share * args.online / batch)) * batch
+        folder = args.runs / task / f"mappo_{name}_seed{seed}"
+        found[name] = train(recipe, folder, seed=seed, total_frames=frames, env={"max_steps": 100})
+    return found | ({"heuristic": "heuristic"} if CLONED[task] == "heuristic" else {})
+
+
+def dataset_of(expert: Path | str, task: str, folder: Path, seed: int, episodes: int) -> Path:
+    """Records a dataset, or finds that of an earlier call."""
     from torchrl_marl.apps.record import record
 
-    found: dict[str, Path] = {}
-    for name, share in QUALITIES.items():
-        frames = max(1, round(share * args.online / BATCH)) * BATCH
-        run = train(
-            "vmas_balance_mappo",
-            args.runs / f"mappo_{name}_seed{seed}",
-            seed=seed,
-            total_frames=frames,
-            env={"max_steps": 100},
-        )
-        found[name] = args.runs / f"data_{name}_seed{seed}"
-        if not found[name].exists():
-            record(run, found[name], episodes=args.recorded, seed=seed)
-    found["heuristic"] = args.runs / f"data_heuristic_seed{seed}"
-    if not found["heuristic"].exists():
-        how = {"episodes": args.recorded, "seed": seed, "settings": STEPS}
-        record("heuristic", found["heuristic"], "vmas_balance_mappo", **how)
-    return found
+    if not folder.exists():
+        own = {"settings": {"env.max_steps": 100}} if expert == "heuristic" else {}
+        recipe = (f"vmas_{task}_mappo",) if expert == "heuristic" else ()
+        record(expert, folder, *recipe, episodes=episodes, seed=seed, **own)
+    return folder
 
 
-def return_of(folder: Path, episodes: int) -> float:
-    """Returns the mean return of a run over whole episodes, by likeliest actions."""
-    from torchrl_marl.training import Run
-
-    return Run.load(folder).evaluate(episodes=episodes, deterministic=True)["return_mean"]
+def return_of(folder: Path) -> float:
+    """Returns the mean return of a run after training, over whole episodes by likeliest actions."""
+    return json.loads((folder / "summary.json").read_text(encoding="utf-8"))["return_after"]
 
 
-def with_span(values: list[float]) -> str:
+def with_span(values: list[float], digits: int) -> str:
     """Formats the mean, with the least and the greatest value if there are several."""
-    if len(values) == 1:
-        return f"{values[0]:.1f}"
-    return f"{statistics.fmean(values):.1f} ({min(values):.1f} to {max(values):.1f})"
+    mean, least, most = (f"{f(values):.{digits}f}" for f in (statistics.fmean, min, max))
+    return mean if len(values) == 1 else f"{mean} ({least} to {most})"
 
 
-def offline_rows(args: argparse.Namespace) -> list[list[str]]:
+def offline_rows(task: str, args: argparse.Namespace) -> list[list[str]]:
     """Returns a row for each dataset: its return, and the returns of what was learned from it."""
     found: dict[str, dict[str, list[float]]] = {}
     for seed in args.seeds:
-        for name, data in datasets_of(seed, args).items():
-            row = found.setdefault(name, {"recorded": [], **{word: [] for word in OFFLINE}})
+        for name, expert in experts_of(task, seed, args).items():
+            folder = args.runs / task / f"data_{name}_seed{seed}"
+            data = dataset_of(expert, task, folder, seed, args.recorded)
             about = json.loads((data / "dataset.json").read_text(encoding="utf-8"))
-            row["recorded"].append(about["returns"]["mean"])
-            for word, settings in OFFLINE.items():
-                own = {"data": {"expert": None, "folder": str(data)}, "seed": seed, **settings}
-                folder = args.runs / f"{word}_{name}_seed{seed}"
+            row = found.setdefault(name, {})
+            row.setdefault("recorded", []).append(about["returns"]["mean"])
+            for word, settings in METHODS.items():
+                source = {"expert": None, "folder": str(data)}
+                if word == "dagger":
+                    source = {"expert": str(expert), "folder": None}
+                own = {"data": source, "env": env_of(task), "seed": seed, **settings}
+                folder = args.runs / task / f"{word}_{name}_seed{seed}"
                 run = train("vmas_balance_bc", folder, total_frames=args.frames, **own)
-                row[word].append(return_of(run, args.episodes))
-    return [[name, *map(with_span, row.values())] for name, row in found.items()]
+                row.setdefault(word, []).append(return_of(run))
+    return [
+        [name, *(with_span(own, DIGITS[task]) for own in row.values())]
+        for name, row in found.items()
+    ]
 
 
-def warm_rows(args: argparse.Namespace) -> list[list[str]]:
-    """Returns rows of MAPPO's evaluations with and without a start from the cloned heuristic."""
+def warm_rows(task: str, args: argparse.Namespace) -> list[list[str]]:
+    """Returns rows of MAPPO's evaluations with and without a start from a clone."""
     curves: dict[str, list[list[float]]] = {"from new networks": [], "from the clone": []}
     frames: list[str] = []
     for seed in args.seeds:
-        clone = args.runs / f"bc_heuristic_seed{seed}"
+        clone = args.runs / task / f"bc_{CLONED[task]}_seed{seed}"
         for name, start in zip(curves, (None, str(clone))):
             run = train(
-                "vmas_balance_mappo",
-                args.runs / f"{'warm' if start else 'cold'}_seed{seed}",
+                f"vmas_{task}_mappo",
+                args.runs / task / f"{'warm' if start else 'cold'}_seed{seed}",
                 seed=seed,
                 total_frames=args.online // 2,
                 env={"max_steps": 100},
@@ -136,7 +156,7 @@ def warm_rows(args: argparse.Namespace) -> list[list[str]]:
             curves[name].append([float(row["return_mean"]) for row in rows])
             frames = [f"{int(row['frames']):,}" for row in rows]
     return [
-        [at, *(with_span([curve[i] for curve in own]) for own in curves.values())]
+        [at, *(with_span([curve[i] for curve in own], DIGITS[task]) for own in curves.values())]
         for i, at in enumerate(frames)
     ]
 
@@ -144,38 +164,43 @@ def warm_rows(args: argparse.Namespace) -> list[list[str]]:
 def main() -> None:
     """Trains, records, plays and reports."""
     parser = report.parser(__doc__, threads=(1,))
+    parser.add_argument("--tasks", nargs="+", default=list(QUALITIES), choices=QUALITIES)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--online", type=int, help="frames of MAPPO")
     parser.add_argument("--frames", type=int, help="steps read by an offline run")
     parser.add_argument("--recorded", type=int, default=200, help="episodes of a dataset")
-    parser.add_argument("--episodes", type=int, default=200, help="episodes of an evaluation")
     parser.add_argument("--runs", type=Path, default=Path("runs/imitation"))
     args = parser.parse_args()
     args.online = args.online or (96_000 if args.quick else 600_000)
     args.frames = args.frames or (3_000 if args.quick else 60_000)
-    offline = ["dataset", "recorded", "behavior cloning", "TD3+BC", "implicit Q-learning"]
-    warm = ["frames", "MAPPO from new networks", "MAPPO from the cloned heuristic"]
+    offline = ["policy", "recorded", "DAgger", "behavior cloning", "TD3+BC", "implicit Q-learning"]
+    warm = ["frames", "from new networks", "from the clone"]
     report.publish(
         "imitation",
-        "Learning from recorded episodes of balance",
+        "Learning from recorded episodes",
         [
-            ("Return of policies", report.markdown_table(offline, offline_rows(args))),
-            ("MAPPO from a clone", report.markdown_table(warm, warm_rows(args))),
+            (f"{task}: {name}", report.markdown_table(heads, rows(task, args)))
+            for task in args.tasks
+            for name, heads, rows in (
+                ("return of policies", offline, offline_rows),
+                (f"MAPPO from the clone of {CLONED[task]}", warm, warm_rows),
+            )
         ],
         {
-            "task": "VMAS balance, three agents, episodes of at most 100 steps",
+            "task": "VMAS, three agents, episodes of at most 100 steps",
             "datasets": f"{args.recorded} episodes each, sampled actions of MAPPO",
-            "MAPPO": f"vmas_balance_mappo, {args.online:,} frames for Good, 0.3 of them for "
+            "MAPPO": f"the task's recipe, {args.online:,} frames for Good, 0.3 of them for "
             "Medium, 0.1 for Poor",
-            "offline runs": f"{args.frames:,} steps read; 6,000 updates of behavior cloning, "
+            "other runs": f"{args.frames:,} steps read, or played by DAgger; "
+            f"{round(0.1 * args.frames):,} updates of DAgger and behavior cloning, "
             f"{round(0.3 * args.frames):,} of the others; bc_alpha 2.5, expectile 0.7, beta 3",
             "seeds": ", ".join(map(str, args.seeds)),
-            "episodes": args.episodes,
+            "episodes": "200, as in the recipes",
         },
         """Mean over seeds, with the least and the greatest in brackets, by the likeliest actions,
-        from the same initial states. bc_alpha, expectile and beta are the papers'. The actor's
-        learning rate and the number of updates were raised after a look at the heuristic's
-        dataset.""",
+        from the same initial states. The recorded actions are sampled. bc_alpha, expectile and
+        beta are the papers'. The actor's learning rate and the number of updates were raised after
+        a look at the heuristic's dataset.""",
         write=args.write,
     )
 

@@ -3,7 +3,8 @@
     python benchmarks/numbers_of_agents.py --write
 
 Trains the recipe with 2, 4, 8 and 16 agents at equal frames, and plays the policy of 4 agents with
-each number, beside the policy that was trained with it. Finished runs are kept and reused.
+each number, beside the policy that was trained with it. Finished runs are reused, started ones
+resumed.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ TRAINED = 4
 
 def trained(n_agents: int, seed: int, args: argparse.Namespace) -> Path:
     """The folder of a run with so many agents, from an earlier call or from now."""
-    import torchrl_marl
+    from torchrl_marl.apps.jobs.jobs import train_or_resume
+    from torchrl_marl.recipes import load_config
 
     folder = args.runs / f"agents{n_agents}_seed{seed}"
     if not (folder / "summary.json").is_file():
         settings: dict[str, Any] = {"env.kwargs.n_agents": n_agents, "total_frames": args.frames}
         settings |= {"seed": seed, "threads": 1, "logging.progress": False}
-        torchrl_marl.train(RECIPE, folder=folder, **settings)
+        train_or_resume(load_config(RECIPE, settings), folder)
     return folder
 
 

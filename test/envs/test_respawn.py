@@ -194,6 +194,11 @@ def test_an_episode_of_pettingzoo_ends_when_nobody_is_left():
     assert roll(world, 4, respawns=True)["next", "done"][0, :, 0].tolist() == [False, True] * 2
 
 
+def test_text_is_no_answer_to_whether_agents_come_back():
+    with pytest.raises(ConfigError, match="respawns is 'no', expected True or False"):
+        roll(Script("bob_0", [{}]), 1, respawns="no")
+
+
 def test_agents_that_take_turns_do_not_come_back():
     pytest.importorskip("pettingzoo.classic")
     from torchrl_marl.envs import PettingZooEnv

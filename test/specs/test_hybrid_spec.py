@@ -82,6 +82,9 @@ def test_an_action_is_not_taken_apart(take):
     ("branches", "numbers", "message"),
     [
         ([], Bounded(-1, 1, (2,)), r"branches are \[\]"),
+        (3, Bounded(-1, 1, (2,)), "branches are 3, expected"),
+        ([2.5], Bounded(-1, 1, (2,)), r"branches are \[2.5\]"),
+        ([3], None, "are NoneType, expected Bounded"),
         ([3], Categorical(3), "are Categorical"),
         ([3], MultiCategorical([3]), "are MultiCategorical"),
         ([3], Bounded(0, 4, (2,), dtype=torch.int64), "of torch.int64"),

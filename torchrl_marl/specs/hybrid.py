@@ -5,7 +5,7 @@ Shapes: A action features, K choices and D numbers of an action; A = K + D.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -42,18 +42,20 @@ class Hybrid(TensorSpec):
     """
 
     def __init__(self, branches: Sequence[int], continuous: TensorSpec) -> None:
-        self.branches = tuple(int(n) for n in branches)
-        if not self.branches or min(self.branches) < 1:
+        counts = tuple(branches) if isinstance(branches, Iterable) else ()
+        if not counts or any(int(n) != n or n < 1 for n in counts):
             raise ValueError(
-                f"branches are {list(branches)}, expected the number of options of each choice, "
+                f"branches are {branches!r}, expected the number of options of each choice, "
                 "such as [3]."
             )
-        floats = isinstance(continuous, (Bounded, Unbounded)) and continuous.dtype.is_floating_point
+        self.branches = tuple(map(int, counts))
+        numbers = isinstance(continuous, (Bounded, Unbounded))
+        found = f" {list(continuous.shape)} of {continuous.dtype}" if numbers else ""
+        floats = numbers and continuous.dtype.is_floating_point
         if not floats or not continuous.ndim or not continuous.shape[-1]:
             raise ValueError(
-                f"the numbers of a hybrid action are {type(continuous).__name__} "
-                f"{list(continuous.shape)} of {continuous.dtype}, expected Bounded or Unbounded "
-                "[D] of floats; declare integers as choices."
+                f"the numbers of a hybrid action are {type(continuous).__name__}{found}, "
+                "expected Bounded or Unbounded [D] of floats; declare integers as choices."
             )
         self.continuous = continuous
         shape = torch.Size((*continuous.shape[:-1], len(self.branches) + continuous.shape[-1]))

@@ -298,6 +298,11 @@ def check_population(run: TrainConfig) -> None:
             f"evolution.elite is {run.evolution.elite}, expected at most population.size, "
             f"{run.population.size}; use evolution.elite=1."
         )
+    if run.evolution.method != "none" and run.population.folders:
+        raise ConfigError(
+            f"evolution.method is {run.evolution.method!r}, but population.folders is given, as "
+            "by a sweep in one program; use evolution.method=none."
+        )
     for at, learner in run.learners().items():
         _check_learner_of_members(run, learner, at)
     values = run.population.values(run.seed).values()
@@ -360,7 +365,7 @@ def member_of(run: TrainConfig, number: int, settings: Mapping[str, float]) -> T
         number (int): index of the member, 0 for the first.
         settings (mapping): settings of the member's learner that differ from the population's.
     """
-    seed = run.seed + number
+    name, seed = run.population.place(number, run.seed)
     return replace(
         run,
         seed=seed,
@@ -368,19 +373,23 @@ def member_of(run: TrainConfig, number: int, settings: Mapping[str, float]) -> T
         evolution=EvolutionConfig(),
         callbacks=[],  # the population's callbacks see all members
         learner=with_settings(run.learner, settings),
-        folder=None if run.folder is None else str(Path(run.folder) / f"seed{seed}"),
+        folder=None if run.folder is None else str(Path(run.folder) / name),
     )
 
 
 def seed_folders(folder: str | Path) -> list[Path]:
     """Returns the run folders of ``torchrl-marl train --seeds``, ordered by seed.
 
+    Those of a sweep in one program are ordered by combination and seed.
+
     Args:
         folder (str or Path): the ``folder=...`` of that command.
     """
-    found = Path(folder).glob("seed*/config.yaml")
+    found = [*Path(folder).glob("seed*/config.yaml")]
+    if (Path(folder) / "config.yaml").is_file():  # a population
+        found += Path(folder).glob("*/seed*/config.yaml")
     seeds = [path.parent for path in found if path.parent.name[4:].isdecimal()]
-    return sorted(seeds, key=lambda path: int(path.name[4:]))
+    return sorted(seeds, key=lambda path: (path.parent, int(path.name[4:])))
 
 
 def read_run_config(folder: str | Path) -> TrainConfig:

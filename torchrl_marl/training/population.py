@@ -271,9 +271,12 @@ class Population:
         for i in sorted(set(self.diverged().nonzero().flatten().tolist()) - self._reported):
             self._reported.add(i)
             print_message(
-                f"member {self.members[i].folder.name} is frozen from {frames:,} frames "
+                f"member {self._name_of(i)} is frozen from {frames:,} frames "
                 "on: its gradients became NaN or infinite; the others continue"
             )
+
+    def _name_of(self, i: int) -> str:
+        return self.members[i].folder.relative_to(self.folder.path).as_posix()
 
     def take_settings(self) -> None:
         """Takes over the learners' current settings, to be written with the next checkpoint."""

@@ -409,9 +409,10 @@ def refuse_population(folder: Path, config: TrainConfig) -> None:
         CheckpointError: it is a population; the message names a member.
     """
     if config.population.size > 1:
+        first, _ = config.population.place(0, config.seed)
         raise CheckpointError(
             f"{str(folder)!r} is a population of {config.population.size}, each with a run "
-            f"folder; give one of them, such as {folder / f'seed{config.seed}'}."
+            f"folder; give one of them, such as {folder / first}."
         )
 
 

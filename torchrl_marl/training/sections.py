@@ -256,6 +256,7 @@ class LeagueConfig:
 
 
 _SECTION = "learner"
+_FOLDER = re.compile(r"(?:[^./\\\x00-\x1f][^/\\\x00-\x1f]*/)?seed\d+")
 
 
 @dataclass(frozen=True)
@@ -271,6 +272,9 @@ class PopulationConfig:
     evenly, here on a logarithmic scale."""
     share_replay: bool = False
     """Share one replay buffer among all members; off-policy algorithms only."""
+    folders: list[str] = field(default_factory=list)
+    """Folder of each member in the run's, such as ``lr=0.001/seed3``, with the member's seed.
+    Empty: ``seedN``, with the seeds ``seed``, ``seed + 1`` and so on. Sweeps set it."""
 
     def check(self, at: str = "") -> None:
         """Refuses settings that cannot vary over members, and wrong values or numbers of values.
@@ -283,6 +287,7 @@ class PopulationConfig:
         """
         if self.vary and self.size == 1:
             raise ConfigError(f"{at}vary is given, but {at}size is 1; use for example {at}size=8.")
+        self._check_folders(f"{at}folders")
         for name, given in _flat(self.vary).items():
             for word in (name, *(given if isinstance(given, Mapping) else ())):
                 if ":" in str(word):  # YAML takes the whole text for a key
@@ -315,6 +320,24 @@ class PopulationConfig:
             found[name.removeprefix(f"{_SECTION}.")] = own
         return found
 
+    def place(self, number: int, seed: int) -> tuple[str, int]:
+        """Returns the folder of a member in the population's, and the member's seed.
+
+        Args:
+            number (int): index of the member, 0 for the first.
+            seed (int): random seed of the population.
+
+        Examples:
+            >>> PopulationConfig(2).place(1, seed=3)
+            ('seed4', 4)
+            >>> PopulationConfig(2, folders=["lr=0.1/seed0", "lr=0.2/seed0"]).place(1, seed=0)
+            ('lr=0.2/seed0', 0)
+        """
+        if self.folders:
+            name = self.folders[number]
+            return name, int(name.rpartition("seed")[2])
+        return f"seed{seed + number}", seed + number
+
     def bounds(self) -> dict[str, tuple[float, float, bool]]:
         """Returns the low end, the high end and the ``log`` flag of each varied setting.
 
@@ -329,6 +352,18 @@ class PopulationConfig:
             logarithmic = limits is None and bool(given.get("log", False))
             found[name.removeprefix(f"{_SECTION}.")] = (float(low), float(high), logarithmic)
         return found
+
+    def _check_folders(self, at: str) -> None:
+        if self.folders and len(set(self.folders)) != self.size:
+            raise ConfigError(
+                f"{at} has {len(set(self.folders))} different names, expected {self.size}, one for "
+                "each member (population.size)."
+            )
+        for name in self.folders:
+            if not _FOLDER.fullmatch(name):
+                raise ConfigError(
+                    f"{at} has {quoted(name)}, expected a name such as seed3 or lr=0.001/seed3."
+                )
 
     def _check_name(self, at: str, name: str) -> None:
         section, _, setting = name.partition(".")

@@ -204,10 +204,8 @@ def _tune(tune: _Parser) -> None:
     epilog="examples:\n"
     "  torchrl-marl sweep vmas_balance_mappo learner.lr=1e-4,3e-4,1e-3 --seeds 0..2 --jobs 2\n"
     "  torchrl-marl sweep vmas_balance_mappo learner.lr=1e-3,3e-4 learner.gamma=0.9,0.99\n"
-    "  torchrl-marl sweep vmas_balance_mappo 'learner.actor.num_cells=[64],[128,128]' --dry-run\n"
-    "Settings that may differ within a program are trained faster in one population:\n"
-    "  torchrl-marl train vmas_balance_mappo population.size=3 "
-    "'population.vary.learner.lr=[1e-4,3e-4,1e-3]'",
+    "  torchrl-marl sweep vmas_balance_mappo learner.lr=1e-4,1e-3 --seeds 0..4 --together\n"
+    "  torchrl-marl sweep vmas_balance_mappo 'learner.actor.num_cells=[64],[128,128]' --dry-run",
     formatter_class=argparse.RawDescriptionHelpFormatter,
 )
 def _sweep(sweep: _Parser) -> None:
@@ -220,6 +218,11 @@ def _sweep(sweep: _Parser) -> None:
     sweep.option("--seeds", "0..2", "seeds of each combination; default: 0,1,2", _seeds)
     sweep.option("--out", "FOLDER", "folder; default: sweep_RECIPE in the current folder", Path)
     sweep.switch("--resume", "skip finished runs in that folder, and resume the others")
+    sweep.switch(
+        "--together",
+        "train all runs in parallel, in one program; for settings that may differ between the "
+        "members of a population, such as learner.lr",
+    )
     _jobs(sweep)
     sweep.switch("--dry-run", "show the number of runs and a forecast, and exit")
     sweep.trust()

@@ -44,9 +44,19 @@ from torchrl_marl.training.folder import RunFolder
 from torchrl_marl.training.interruption import terminable
 from torchrl_marl.training.origin import Named, named_by
 
-__all__ = ["plan_of", "refuse_unfinished", "run_suite", "suite_command", "suite_rows", "train_plan"]
+__all__ = [
+    "one_by_one",
+    "plan_of",
+    "refuse_unfinished",
+    "run_suite",
+    "suite_command",
+    "suite_rows",
+    "train_plan",
+]
 
 
+Gather = Callable[[Path, Sequence[SuiteRun]], list[tuple[TrainConfig, list[SuiteRun]]]]
+"""Returns the settings of each training, and the runs that it trains; given folder and runs."""
 LAUNCHERS = ("processes", "ray", "slurm")
 """Where the runs of a suite are trained."""
 
@@ -114,6 +124,16 @@ def run_suite(
         return train_plan(plan, folder, resume=resume, jobs=jobs, said=said, **how)
 
 
+def one_by_one(out: Path, runs: Sequence[SuiteRun]) -> list[tuple[TrainConfig, list[SuiteRun]]]:
+    """Returns a training for each run.
+
+    Args:
+        out (Path): output folder.
+        runs (sequence of SuiteRun): runs to train.
+    """
+    return [(dataclasses.replace(run.config, folder=str(out / run.place)), [run]) for run in runs]
+
+
 def train_plan(
     plan: Plan,
     folder: Path,
@@ -123,6 +143,7 @@ def train_plan(
     said: Callable[[str], None],
     launcher: str = "processes",
     slurm: Mapping[str, Any] = MappingProxyType({}),
+    gather: Gather = one_by_one,
 ) -> list[Result]:
     """Trains the runs of a plan in a folder.
 
@@ -132,6 +153,7 @@ def train_plan(
 
     Keyword Args:
         resume, jobs, said, launcher, slurm: as for :func:`run_suite`.
+        gather (callable): which runs are trained together; default: each alone.
 
     Raises:
         UserError: the folder or the device cannot be used.
@@ -151,7 +173,7 @@ def train_plan(
     where = launcher if jobs or launcher != "processes" else "here"
     _check_devices(plan)
     with open_folder(folder, plan, resume=resume):
-        return _SuiteRunner(plan, folder, jobs, said, where, slurm).run()
+        return _SuiteRunner(plan, folder, jobs, said, where, slurm, gather).run()
 
 
 def plan_of(
@@ -201,12 +223,13 @@ class _SuiteRunner:
         said: Callable[[str], None],
         where: str,
         slurm: Mapping[str, Any],
+        gather: Gather,
     ) -> None:
         self.out, self.jobs, self.where, self.slurm = out, jobs, where, slurm
         before = read_elapsed(out)
         found = [found_result(out, run, before.get(run.place.as_posix(), 0.0)) for run in plan.runs]
         self.results = {one.run.place: one for one in found}
-        self.waiting = [one.run for one in found if not one.finished]
+        self.waiting = gather(out, [one.run for one in found if not one.finished])
         self.board = Board(self.results, max(jobs, 1), said)
 
     def run(self) -> list[Result]:
@@ -226,25 +249,27 @@ class _SuiteRunner:
         began: dict[int, float] = {}
 
         def begin(number: int) -> None:
-            self.board.began(self.waiting[number].place)
+            for run in self.waiting[number][1]:
+                self.board.began(run.place)
             began[number] = time.monotonic()
 
         jobs = Jobs(
-            [self._placed(run) for run in self.waiting],
+            [config for config, _ in self.waiting],
             self.where,
             at_once=max(self.jobs, 1),
             slurm=self.slurm,
             folder=self.out,
             began=begin,
-            look=lambda working: self.board.show([self.waiting[i].place for i in working]),
+            look=lambda working: self.board.show(
+                [run.place for i in working for run in self.waiting[i][1]]
+            ),
             **{"logging.progress": False},
         )
         with terminable(), contextlib.closing(jobs.ended()) as ended:
             for number, outcome in ended:
-                self._end(self.waiting[number], outcome, time.monotonic() - began[number])
-
-    def _placed(self, run: SuiteRun) -> TrainConfig:
-        return dataclasses.replace(run.config, folder=str(self.out / run.place))
+                runs = self.waiting[number][1]
+                for run in runs:
+                    self._end(run, outcome, (time.monotonic() - began[number]) / len(runs))
 
     def _end(self, run: SuiteRun, outcome: object, seconds: float) -> None:
         elapsed = self.results[run.place].elapsed + seconds
@@ -395,6 +420,8 @@ def check_folder(out: Path, plan: Plan, *, resume: bool) -> None:
         except CheckpointError:
             continue  # no run yet, or a broken one, which raises when it is resumed
         after = now.get(run.pair) or now.setdefault(run.pair, _compared(run.config))
+        if (out / run.task / "config.yaml").is_file():  # callbacks are those of the population
+            before["callbacks"] = after.get("callbacks")
         for key in sorted(before.keys() | after.keys()):
             old, new = before.get(key), after.get(key)
             if old != new:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import itertools
 import math
@@ -10,6 +11,7 @@ import shlex
 import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -18,13 +20,20 @@ from torchrl_marl.apps.console import number, silence_libraries
 from torchrl_marl.apps.jobs.slurm import parse_slurm
 from torchrl_marl.apps.suites.board import Result, results_table
 from torchrl_marl.apps.suites.plan import OF_A_RUN, Plan, Suite, SuiteRun, seeds_of
-from torchrl_marl.apps.suites.running import plan_table, refuse_unfinished, train_plan
+from torchrl_marl.apps.suites.running import (
+    Gather,
+    one_by_one,
+    plan_table,
+    refuse_unfinished,
+    train_plan,
+)
 from torchrl_marl.errors import ConfigError, quoted
+from torchrl_marl.learners.capabilities import varying_of
 from torchrl_marl.recipes import load_config
 from torchrl_marl.runtime.naming import file_name
 from torchrl_marl.runtime.trust import trusting
 from torchrl_marl.settings import flatten, normalized, parse_overrides, shown
-from torchrl_marl.training.config import TrainConfig
+from torchrl_marl.training.config import TrainConfig, read_run_config
 
 __all__ = ["best_combination", "make_sweep", "parse_grid", "run_sweep", "sweep_command"]
 
@@ -40,6 +49,7 @@ def run_sweep(
     seeds: int | Sequence[int] = 3,
     out: str | Path | None = None,
     resume: bool = False,
+    together: bool = False,
     jobs: int = 1,
     launcher: str = "processes",
     slurm: Mapping[str, Any] = MappingProxyType({}),
@@ -59,6 +69,7 @@ def run_sweep(
         seeds (int or list of int): number of seeds from 0 on, or list of seeds.
         out (str or Path, optional): output folder; default: ``sweep_RECIPE``.
         resume (bool): True to skip finished runs in that folder and resume the others.
+        together (bool): True to train all runs in one program, as members of a population.
         jobs (int): number of concurrent runs, each in a process with one thread; 0: one by one
             in this process.
         launcher (str): ``processes`` of this machine, ``ray`` tasks, or ``slurm`` jobs.
@@ -71,7 +82,8 @@ def run_sweep(
         list of Result: result of each run, in the order of the plan.
 
     Raises:
-        ConfigError: settings are invalid; this is checked before the first run starts.
+        ConfigError: settings are invalid, or, with ``together``, may not differ between members;
+            this is checked before the first run starts.
 
     Examples:
         >>> import tempfile
@@ -85,6 +97,7 @@ def run_sweep(
         plan = make_sweep(recipe, grid, seeds=seeds, settings=settings)
         folder = Path(f"sweep_{plan.suite.name}" if out is None else out)
         how: dict[str, Any] = {"launcher": launcher, "slurm": slurm}
+        how["gather"] = _gather(recipe, grid, plan, together, said)
         return train_plan(plan, folder, resume=resume, jobs=jobs, said=said, **how)
 
 
@@ -152,6 +165,70 @@ def _check_grid(grid: Grid, base: Mapping[str, Any]) -> None:
             "the grid is empty, expected a setting with several values, such as "
             "learner.lr=1e-4,1e-3."
         )
+
+
+def _gather(
+    recipe: str | Path, grid: Grid, plan: Plan, together: bool, said: Callable[[str], None]
+) -> Gather:
+    """Returns a function that gathers runs into trainings, after checks of the population."""
+    population = partial(_population, recipe, grid, plan.selection["settings"])
+    if together:
+        population(plan.runs)
+
+    def gather(out: Path, runs: Sequence[SuiteRun]) -> list[tuple[TrainConfig, list[SuiteRun]]]:
+        folder, config = out / plan.suite.name, None
+        new = [run for run in runs if not (out / run.place / "config.yaml").is_file()]
+        if (folder / "config.yaml").is_file():
+            config = read_run_config(folder)
+        elif together and len(new) > 1:
+            config = population(new)
+        names = [] if config is None else config.population.folders
+        members = [run for run in runs if _member_name(run) in names]
+        others = [run for run in runs if _member_name(run) not in names]
+        if config is None or not members:
+            return one_by_one(out, others)
+        if others:
+            said(f"trained alone, since the program of the others has begun: {len(others)} runs")
+        return [
+            (dataclasses.replace(config, folder=str(folder)), members),
+            *one_by_one(out, others),
+        ]
+
+    return gather
+
+
+def _member_name(run: SuiteRun) -> str:
+    """Returns the folder of a run in that of the population."""
+    return run.place.relative_to(run.task).as_posix()
+
+
+def _population(
+    recipe: str | Path, grid: Grid, base: Mapping[str, Any], runs: Sequence[SuiteRun]
+) -> TrainConfig:
+    """Returns the settings of a population whose members are the runs."""
+    first = runs[0].config
+    if not varying_of(first.learner):
+        raise ConfigError(
+            f"learner.algorithm is {first.learner.algorithm!r}, whose runs cannot be one program; "
+            "leave --together out."
+        )
+    known = [f"learner.{name}" for name in varying_of(first.learner)]
+    for key in grid:
+        name = key.removeprefix("learner.")
+        own = [f"groups.{group}" for group, found in first.groups.items() if name in flatten(found)]
+        if key not in known or own:
+            why = f"{own[0]} overrides it" if own else f"only {', '.join(known)} may"
+            raise ConfigError(
+                f"{key} cannot differ between runs of one program, since {why}; leave --together "
+                "out."
+            )
+    vary = {key: [flatten(dataclasses.asdict(run.config))[key] for run in runs] for key in grid}
+    folders = [_member_name(run) for run in runs]
+    population = {"size": len(runs), "vary": vary, "folders": folders}
+    try:
+        return load_config(recipe, {**base, "seed": runs[0].seed, "population": population})
+    except ConfigError as error:
+        raise ConfigError(f"--together makes the runs members of a population: {error}") from None
 
 
 def _combinations(grid: Grid) -> dict[str, dict[str, Any]]:
@@ -240,7 +317,8 @@ def sweep_command(
         out (Path, optional): output folder.
         dry_run (bool): True to show the plan without training.
         slurm (sequence of str): options for Slurm, as ``key=value``.
-        **how: as for :func:`run_sweep`: ``resume``, ``jobs``, ``trust``, ``launcher``.
+        **how: as for :func:`run_sweep`: ``resume``, ``together``, ``jobs``, ``trust``,
+            ``launcher``.
 
     Raises:
         UserError: settings are invalid, or a run failed.
@@ -249,6 +327,7 @@ def sweep_command(
     own: dict[str, Any] = {"seeds": 3 if seeds is None else seeds}
     if dry_run:
         plan = make_sweep(recipe, grid, **own, settings=settings)
+        _gather(recipe, grid, plan, how["together"], print)
         folder = Path(f"sweep_{plan.suite.name}") if out is None else out
         print(plan_table(plan, folder, how["jobs"] or 1, "settings"))
         return

@@ -410,5 +410,5 @@ def changed(now: TensorDictBase, then: TensorDictBase) -> list[tuple]:
 
 
 def brief(error: Exception) -> str:
-    """Returns the type and the message of an error as one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
+    """Returns the type and the message of an error as one line, without its last full stop."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:400].removesuffix('.')}"

@@ -31,7 +31,14 @@ from torchrl_marl.envs.pettingzoo.tensors import RowTensors, declared, row_field
 from torchrl_marl.envs.processes.copies import RowLayout
 from torchrl_marl.envs.processes.workers import Workers
 from torchrl_marl.envs.scene import FinalFrames, Picture
-from torchrl_marl.errors import ConfigError, SimulatorStateError, TrustError, UserError, WorkerError
+from torchrl_marl.errors import (
+    ConfigError,
+    SimulatorStateError,
+    TrustError,
+    UserError,
+    WorkerError,
+    quoted,
+)
 from torchrl_marl.runtime.trust import is_own, signature
 
 __all__ = ["PettingZooEnv"]
@@ -140,6 +147,8 @@ class PettingZooEnv(FinalFrames, AutoResetEnv):
             first = make()
         info = [info] if isinstance(info, str) else info
         facts = probe(make.name, first, bool(info), state == "world")
+        if not isinstance(respawns, bool):
+            raise ConfigError(f"respawns is {quoted(respawns)}, expected True or False.")
         if respawns and facts.turns:
             raise ConfigError(
                 f"{make.name} is turn-based, where agents cannot come back, but respawns is True; "
