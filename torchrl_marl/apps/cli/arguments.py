@@ -506,8 +506,11 @@ def _plot(plot: _Parser) -> None:
     "seeds. Writes an HTML page, Markdown and CSV.",
 )
 def _report(report: _Parser) -> None:
-    report.words("runs", "RUN", "folders with runs, or tables such as evaluations.csv", "+")
+    report.words(
+        "runs", "RUN", "folders with runs, or tables: evaluations.csv, marl-eval's JSON", "+"
+    )
     report.option("--out", "FOLDER", "folder; default: report", Path, Path("report"))
+    report.option("--json", "FILE", "file for the raw results, which marl-eval reads", Path)
     report.option(
         "--references",
         "FILE",

@@ -422,7 +422,7 @@ def _report(parsed: argparse.Namespace) -> None:
     from torchrl_marl.apps.reports.answers import answers
     from torchrl_marl.apps.reports.page import write_report
 
-    found = write_report(parsed.runs, parsed.out, parsed.references)
+    found = write_report(parsed.runs, parsed.out, parsed.references, parsed.json)
     for sentence in found.left_out:
         print(f"left out: {sentence}", file=sys.stderr)
     print("\n".join([*answers(found), str(parsed.out / "report.html")]))
