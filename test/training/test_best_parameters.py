@@ -8,12 +8,12 @@ from runs import small_config, table
 import torchrl_marl
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.runs import resume
+from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training import train
 from torchrl_marl.training.config import TrainConfig
-from torchrl_marl.training.evaluation import play
 from torchrl_marl.training.environments import EVALUATION_SEED
+from torchrl_marl.training.evaluation import play
 from torchrl_marl.training.progress import is_due
-from torchrl_marl.specs import TeamSpec
 
 PROTOCOL = {
     "evaluation.count": 6,

@@ -18,7 +18,7 @@ __all__ = ["BestParameters"]
 
 
 class BestParameters(Part):
-    """Part that keeps the policy of the best evaluation, and plays more episodes with it at the end.
+    """Part that keeps the policy of the best evaluation, and evaluates it longer at the end.
 
     Its return is the *absolute metric*. The episodes have other initial states than those by which
     the policy was selected. The summary gets ``return_absolute``, and the figures as ``absolute``.

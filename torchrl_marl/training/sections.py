@@ -118,8 +118,8 @@ class EvaluationConfig:
         """Returns the frames between two evaluations during training, or None.
 
         Examples:
-            >>> EvaluationConfig(count=4).period(1000), EvaluationConfig(every_frames=9).period(1000)
-            (250.0, 9)
+            >>> EvaluationConfig(count=4).period(1000)
+            250.0
         """
         return self.every_frames if self.count is None else total_frames / self.count
 

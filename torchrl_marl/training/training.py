@@ -541,7 +541,7 @@ class Training:
             state = part_of(state, self.ranks, self.shards, self.num_envs)
         self.results.check(state)
         for name, part in self.parts.items():
-            part.load_state_dict(state[name] if name in state else {})
+            part.load_state_dict(state.get(name, {}))
         self.iteration = self.saved_at = state["iteration"]
         self.seconds = state["seconds"]
         self.run.summary.update(state["summary"])

@@ -384,7 +384,7 @@ def _play_off(
     env.close()
     found = players.standing(table_of_all) if sides.alike else None
     # In an environment with asymmetric sides, the row's player has the first side.
-    what = "return with" if sides.alike else f"return as {next(iter(sides.agents[0]))}"
+    what = players.PARTNERS if sides.alike else f"return as {next(iter(sides.agents[0]))}"
     print(players.standing_text(names, table_of_all, found, what))
     paths = players.write_table(out, names, table_of_all, found)
     path = out / "crossplay.png"
