@@ -173,7 +173,7 @@ def test_a_forecast_is_frames_at_their_pace():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "no suite is given; name one of mpe, robots, smax, toy, vmas"),
+        ([], "no suite is given; name one of coordination, foraging, mpe, overcooked, robots"),
         (["seeds=3"], "no suite is given"),
         (["vmsa"], "unknown suite 'vmsa'; did you mean 'vmas'?"),
         (["nothing.yaml"], "'nothing.yaml' is missing"),

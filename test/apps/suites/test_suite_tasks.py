@@ -23,7 +23,7 @@ def pairs():
             yield pytest.param(name, task, algorithm, id=f"{name}-{task}-{algorithm}")
 
 
-@pytest.mark.parametrize(("name", "task", "algorithm"), pairs())
+@pytest.mark.parametrize(("name", "task", "algorithm"), list(pairs()))
 def test_one_short_batch(name, task, algorithm, tmp_path):
     table = read_suite(name)
     learner = table.run(task, algorithm).config.learner

@@ -275,6 +275,7 @@ def _suite(suite: _Parser) -> None:
     suite.option("--out", "FOLDER", "folder; default: suite_NAME in the current folder", Path)
     suite.switch("--resume", "resume the suite in that folder, with the options it was begun with")
     _jobs(suite)
+    suite.switch("--together", "train all seeds of a task and algorithm as one population")
     suite.switch("--dry-run", "show tasks, frames and a forecast, and exit")
     suite.trust()
 

@@ -31,6 +31,8 @@ from torchrl_marl.apps.suites.plan import (
     SuiteRun,
     clock,
     make_plan,
+    placed,
+    populations,
     read_suite,
     seeds_of,
     suite_names,
@@ -64,6 +66,7 @@ def run_suite(
     launcher: str = "processes",
     slurm: Mapping[str, Any] = MappingProxyType({}),
     trust: bool = False,
+    together: bool = False,
     said: Callable[[str], None] = print,
     **settings: Any,
 ) -> list[Result]:
@@ -85,6 +88,7 @@ def run_suite(
         out (str or Path, optional): output folder; default: ``suite_NAME``.
         resume (bool): True to continue in that folder; omitted arguments are taken from it.
         trust (bool): True to run code and follow links of a folder that another user owns.
+        together (bool): True to train all seeds of a task and algorithm as one population.
         jobs (int): number of concurrent runs, each in a process with one thread; 0: one by one
             in this process.
         launcher (str): ``processes`` of this machine, ``ray`` tasks, or ``slurm`` jobs.
@@ -110,7 +114,7 @@ def run_suite(
     given = {"algorithms": algorithms, "tasks": tasks, "seeds": seeds, "frames": frames}
     with trusting(trust):
         plan, folder = plan_of(suite, out, resume, {**given, "settings": settings})
-        how: dict[str, Any] = {"launcher": launcher, "slurm": slurm}
+        how: dict[str, Any] = {"launcher": launcher, "slurm": slurm, "together": together}
         return train_plan(plan, folder, resume=resume, jobs=jobs, said=said, **how)
 
 
@@ -123,6 +127,7 @@ def train_plan(
     said: Callable[[str], None],
     launcher: str = "processes",
     slurm: Mapping[str, Any] = MappingProxyType({}),
+    together: bool = False,
 ) -> list[Result]:
     """Trains the runs of a plan in a folder.
 
@@ -131,7 +136,7 @@ def train_plan(
         folder (Path): output folder.
 
     Keyword Args:
-        resume, jobs, said, launcher, slurm: as for :func:`run_suite`.
+        resume, jobs, said, launcher, slurm, together: as for :func:`run_suite`.
 
     Raises:
         UserError: the folder or the device cannot be used.
@@ -150,8 +155,9 @@ def train_plan(
             make_executor(Path(scratch), slurm)  # raises an error before the folder is created
     where = launcher if jobs or launcher != "processes" else "here"
     _check_devices(plan)
+    units = populations(plan, folder) if together else [[run] for run in plan.runs]
     with open_folder(folder, plan, resume=resume):
-        return _SuiteRunner(plan, folder, jobs, said, where, slurm).run()
+        return _SuiteRunner(plan, folder, units, jobs, said, where, slurm).run()
 
 
 def plan_of(
@@ -191,12 +197,13 @@ def _check_devices(plan: Plan) -> None:
 
 
 class _SuiteRunner:
-    """Training of the runs of a plan, one by one or concurrently."""
+    """Training of the runs of a plan, one by one or concurrently; a unit is trained together."""
 
     def __init__(
         self,
         plan: Plan,
         out: Path,
+        units: Sequence[Sequence[SuiteRun]],
         jobs: int,
         said: Callable[[str], None],
         where: str,
@@ -206,7 +213,8 @@ class _SuiteRunner:
         before = read_elapsed(out)
         found = [found_result(out, run, before.get(run.place.as_posix(), 0.0)) for run in plan.runs]
         self.results = {one.run.place: one for one in found}
-        self.waiting = [one.run for one in found if not one.finished]
+        done = {place for place, one in self.results.items() if one.finished}
+        self.waiting = [unit for unit in units if any(run.place not in done for run in unit)]
         self.board = Board(self.results, max(jobs, 1), said)
 
     def run(self) -> list[Result]:
@@ -226,25 +234,27 @@ class _SuiteRunner:
         began: dict[int, float] = {}
 
         def begin(number: int) -> None:
-            self.board.began(self.waiting[number].place)
+            for run in self.waiting[number]:
+                self.board.began(run.place)
             began[number] = time.monotonic()
 
         jobs = Jobs(
-            [self._placed(run) for run in self.waiting],
+            [placed(unit, self.out) for unit in self.waiting],
             self.where,
             at_once=max(self.jobs, 1),
             slurm=self.slurm,
             folder=self.out,
             began=begin,
-            look=lambda working: self.board.show([self.waiting[i].place for i in working]),
+            look=lambda working: self.board.show(
+                [run.place for i in working for run in self.waiting[i]]
+            ),
             **{"logging.progress": False},
         )
         with terminable(), contextlib.closing(jobs.ended()) as ended:
             for number, outcome in ended:
-                self._end(self.waiting[number], outcome, time.monotonic() - began[number])
-
-    def _placed(self, run: SuiteRun) -> TrainConfig:
-        return dataclasses.replace(run.config, folder=str(self.out / run.place))
+                unit = self.waiting[number]
+                for run in unit:
+                    self._end(run, outcome, (time.monotonic() - began[number]) / len(unit))
 
     def _end(self, run: SuiteRun, outcome: object, seconds: float) -> None:
         elapsed = self.results[run.place].elapsed + seconds
@@ -443,6 +453,7 @@ def suite_command(
     trust: bool = False,
     launcher: str = "processes",
     slurm: Sequence[str] = (),
+    together: bool = False,
 ) -> None:
     """Trains a suite, or shows its plan.
 
@@ -458,6 +469,7 @@ def suite_command(
         launcher (str): ``processes``, ``ray`` or ``slurm``.
         slurm (sequence of str): options for Slurm, as ``key=value``.
         trust (bool): True to run the code that another user's folder names.
+        together (bool): True to train all seeds of a task and algorithm as one population.
 
     Raises:
         UserError: arguments or settings are invalid, or a run failed.
@@ -468,12 +480,14 @@ def suite_command(
     if dry_run:
         plan, folder = plan_of(texts[0], out, resume, selection)
         check_folder(folder, plan, resume=resume)
+        if together:
+            populations(plan, folder)
         print(plan_table(plan, folder, max(jobs, 1)))
         return
     silence_libraries()
     settings = selection.pop("settings")
     how: dict[str, Any] = {"out": out, "resume": resume, "jobs": jobs, "trust": trust}
-    how |= {"launcher": launcher, "slurm": parse_slurm(slurm)}
+    how |= {"launcher": launcher, "slurm": parse_slurm(slurm), "together": together}
     results = run_suite(texts[0], **how, **selection, **settings)
     print(results_table(results))
     print(results[0].folder.parents[2] / "results.csv")
