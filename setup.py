@@ -103,6 +103,8 @@ setup(
         "torchrl_marl": [
             "configs/*.yaml",
             "capture/graph_runtime.h",
+            "capture/graphs/*/*",
+            "capture/graphs/*/*/*",
             "apps/suites/*.yaml",
             "apps/reports/*.yaml",
             "apps/reports/assets/*",

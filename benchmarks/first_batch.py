@@ -2,9 +2,10 @@
 
     python benchmarks/first_batch.py --write
 
-Trains the default recipe until its first batch is learned: in a new process with an empty cache,
-and then in another one with the graphs of the first. Columns with one process compile the updates
-after the step; otherwise a second process compiles them at the same time.
+Trains the default recipe until its first batch is learned: as installed, with the graphs that come
+with the package; then without those, in a new process with an empty cache, and in another one with
+the graphs of the first. Columns with one process compile the updates after the step; otherwise a
+second process compiles them at the same time.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ STAGES = {
     "imports and settings": ("built",),
     "evaluations of the untrained, random and heuristic policies": ("begin",),
     "recording graphs and comparing them with the simulator": ("trace", "_compare"),
-    "Inductor: graph to C++": ("compile_stored", "-_library", "-_load"),
+    "Inductor: graph to C++": ("compile_stored", "-_library", "-_read"),
     "C++ compiler": ("_library",),
-    "loading libraries": ("_load",),
+    "loading libraries": ("_read",),
     "waiting for the second process": ("wait",),
 }
 
 
-def child(folder: str, alone: bool) -> None:
-    """Trains until the first batch is learned; prints the seconds of each function."""
+def child(folder: str, mode: str) -> None:
+    """Trains until the first batch is learned; writes the seconds of each function."""
     import torchrl_marl
-    from torchrl_marl.capture import build, inductor, program, stored
+    from torchrl_marl.capture import build, inductor, program, shipped, stored
     from torchrl_marl.simulator import captured
     from torchrl_marl.training import background_compile
     from torchrl_marl.training.training import Training
@@ -49,9 +50,11 @@ def child(folder: str, alone: bool) -> None:
     timed(seconds, captured.CapturedSimulator, "_compare")
     timed(seconds, inductor, "compile_stored")
     timed(seconds, build, "_library")
-    timed(seconds, stored, "_load")
+    timed(seconds, stored, "_read")
     timed(seconds, background_compile.BackgroundCompile, "wait")
-    if alone:
+    if mode != "installed":
+        shipped.FOLDER = Path(folder, "no graphs")
+    if mode == "alone":
         background_compile._start = lambda folder: None
     made = Training.open
 
@@ -82,11 +85,11 @@ def timed(seconds: Counter, owner: Any, name: str) -> None:
     setattr(owner, name, call)
 
 
-def measure(cache: Path, alone: bool) -> dict[str, float]:
+def measure(cache: Path, mode: str) -> dict[str, float]:
     """The seconds of a new process with this cache."""
     environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(cache), "TMPDIR": str(cache)}
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, __file__, "--child", f"{folder}/run", *["--alone"] * alone]
+        command = [sys.executable, __file__, "--child", f"{folder}/run", "--mode", mode]
         subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
         return json.loads(Path(folder, "run", "seconds.json").read_text(encoding="utf-8"))
 
@@ -117,28 +120,31 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--child", help=argparse.SUPPRESS)
-    parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--mode", help=argparse.SUPPRESS)
     parser.add_argument("--write", action="store_true", help="write the table to results")
     args = parser.parse_args()
     if args.child:
-        return child(args.child, args.alone)
+        return child(args.child, args.mode)
     import report
 
-    columns: list[list[dict[str, float]]] = [[], [], [], []]
+    columns: list[list[dict[str, float]]] = [[], [], [], [], []]
     for _ in range(args.rounds):
-        for first, alone in ((0, True), (2, False)):
+        for first, mode in ((0, "installed"), (1, "alone"), (3, "both")):
             with tempfile.TemporaryDirectory() as cache:
-                columns[first].append(measure(Path(cache), alone))
-                columns[first + 1].append(measure(Path(cache), alone))
-    header = ("seconds", *(f"{x}, {n}" for n in ("1 process", "2") for x in ("cold", "warm")))
+                columns[first].append(measure(Path(cache), mode))
+                if mode != "installed":
+                    columns[first + 1].append(measure(Path(cache), mode))
+    own = (f"{x}, {n}" for n in ("1 process", "2") for x in ("cold", "warm"))
+    header = ("seconds", "as installed", *own)
     report.publish(
         "first_batch",
         "Seconds before the first learned batch",
         [("The default recipe", report.markdown_table(header, rows_of(columns)))],
         {"recipe": "vmas_balance_mappo, unchanged", "rounds": args.rounds},
-        """Each number is the median of new processes. "cold" starts with an empty cache of the
-        compiler, "warm" with the graphs of a run before. Time counts from the first line of the
-        script. With 2 processes the second one compiles the updates.""",
+        """Each number is the median of new processes. "as installed" starts with an empty cache of
+        the compiler and the graphs that come with the package. The other columns do not have these.
+        "cold" starts with an empty cache, "warm" with the graphs of a run before. Time counts from
+        the first line of the script. With 2 processes the second one compiles the updates.""",
         write=args.write,
     )
     return None

@@ -75,20 +75,23 @@ def test_a_graph_is_compiled_once_and_does_what_eager_code_does(compiled):
 
 
 def test_a_graph_is_known_by_its_operations_constants_inputs_options_and_threads():
+    def key(*made_of):
+        return stored._key(*made_of, stored._machine())
+
     x, two, three = torch.ones(4, 4), torch.tensor(2.0), torch.tensor(3.0)
     module, other = trace(lambda x: x + 1, x).module, trace(lambda x: x + 2, x).module
     keys = [
-        stored._key(module, [x], [], {}),
-        stored._key(other, [x], [], {}),
-        stored._key(module, [x.t()], [], {}),
-        stored._key(module, [x.double()], [], {}),
-        stored._key(module, [x, two], [two], {}),
-        stored._key(module, [x, three], [three], {}),
-        stored._key(module, [x], [], {"fallback_random": True}),
+        key(module, [x], [], {}),
+        key(other, [x], [], {}),
+        key(module, [x.t()], [], {}),
+        key(module, [x.double()], [], {}),
+        key(module, [x, two], [two], {}),
+        key(module, [x, three], [three], {}),
+        key(module, [x], [], {"fallback_random": True}),
     ]
-    assert stored._key(module, [x + 1], [], {}) == keys[0]
+    assert key(module, [x + 1], [], {}) == keys[0]
     torch.set_num_threads(2)
-    keys.append(stored._key(module, [x], [], {}))
+    keys.append(key(module, [x], [], {}))
     assert len(set(keys)) == len(keys)
 
 

@@ -1,4 +1,4 @@
-"""Cache of compiled graphs on disk.
+"""Compiled graphs on disk: a cache of them, and those that come with the package.
 
 The key of a graph is a hash of its operations, constants and input shapes, the compiler's options,
 the versions of torch and of this package, and the processor. Loading a graph takes milliseconds and
@@ -40,7 +40,7 @@ def compile_stored(
     options: Mapping[str, Any],
     compiling: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
 ) -> tuple[Run, int]:
-    """Compiles a graph for a CPU, or loads it from disk.
+    """Compiles a graph for a CPU, or loads it from the package or from the cache.
 
     Args:
         module (GraphModule): graph of ATen operators; not modified.
@@ -53,8 +53,10 @@ def compile_stored(
     """
     module, constants = _constants_as_inputs(module)
     inputs = [*leaves, *constants]
-    folder = _folder() / _key(module, inputs, constants, options)
-    stored = _load(folder)
+    stored = _shipped(module, inputs, constants, options)
+    if stored is None:
+        folder = _folder() / _key(module, inputs, constants, options, _machine())
+        stored = _load(folder)
     if stored is None:
         with compiling():
             _compile(module, inputs, options, folder)
@@ -63,6 +65,22 @@ def compile_stored(
         raise OSError(f"the compiled graph {str(folder)!r} cannot be read")
     run, n_kernels = stored
     return lambda *leaves: run([*leaves, *constants]), n_kernels
+
+
+def _shipped(
+    module: fx.GraphModule,
+    inputs: list[Tensor],
+    constants: Sequence[Tensor],
+    options: Mapping[str, Any],
+) -> tuple[Run, int] | None:
+    """Returns a graph that comes with the package, if it computes what the recorded one does."""
+    from torchrl_marl.capture import shipped
+
+    folder = shipped.folder(torch.get_num_threads())
+    if folder is None or not folder.is_dir():
+        return None
+    stored = _read(folder / _key(module, inputs, constants, options, shipped.machine()))
+    return stored if stored and shipped.agrees(stored[0], module, inputs) else None
 
 
 def _constants_as_inputs(module: fx.GraphModule) -> tuple[fx.GraphModule, list[Tensor]]:
@@ -110,11 +128,12 @@ def _key(
     inputs: Sequence[Tensor],
     constants: Sequence[Tensor],
     options: Mapping[str, Any],
+    machine: tuple,
 ) -> str:
     from torchrl_marl.capture.build import RUNTIME
 
     shapes = [(x.dtype, tuple(x.shape), x.stride(), x.device.type) for x in inputs]
-    made_of = (module.code, shapes, sorted(options.items()), _machine())
+    made_of = (module.code, shapes, sorted(options.items()), machine)
     key = hashlib.sha256(repr(made_of).encode() + RUNTIME.read_bytes())
     for x in constants:
         key.update(x.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes())
@@ -189,12 +208,19 @@ def _write(library: Path, n_kernels: int, folder: Path) -> None:
 
 def _load(folder: Path) -> tuple[Run, int] | None:
     """Returns a stored graph and its number of kernels, or None. A damaged graph is deleted."""
-    with contextlib.suppress(OSError, ValueError, KeyError):
+    stored = _read(folder)
+    if stored is None:
+        shutil.rmtree(folder, ignore_errors=True)
+    return stored
+
+
+def _read(folder: Path) -> tuple[Run, int] | None:
+    """Returns a stored graph and its number of kernels; None if it is damaged or missing."""
+    with contextlib.suppress(OSError, ValueError, KeyError, RuntimeError):
         description = json.loads((folder / _DESCRIPTION).read_text(encoding="utf-8"))
         if description["sha256"] == _digest(folder):
             runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(folder / _LIBRARY), 1)
             return runner.run, int(description["kernels"])
-    shutil.rmtree(folder, ignore_errors=True)
     return None
 
 

@@ -12,6 +12,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from torchrl_marl.capture import shipped
 from torchrl_marl.capture.program import announce
 from torchrl_marl.runtime.import_path import child_path
 from torchrl_marl.settings import to_yaml
@@ -42,8 +45,8 @@ class BackgroundCompile(Part):
 
     Attributes:
         process (Popen, optional): the second process. None if it would save no time: the simulator
-            is not captured, the graphs are already in the cache, or the compiler may use only one
-            process (one core, or ``TORCHINDUCTOR_COMPILE_THREADS=1``).
+            is not captured, the graphs come with the package or are in the cache, or the compiler
+            may use only one process (one core, or ``TORCHINDUCTOR_COMPILE_THREADS=1``).
     """
 
     def __init__(self, folder: Path, config: TrainConfig, env: EnvBase) -> None:
@@ -97,7 +100,7 @@ def _pays(config: TrainConfig, env: EnvBase) -> bool:
     base: Any = getattr(env, "base_env", env)
     named = config.env.library != "own" and not config.distributed.enabled
     captured = config.execution == "compile" and hasattr(base, "captured")
-    if not (named and captured and config.device == "cpu"):
+    if not (named and captured and config.device == "cpu") or _is_shipped(config):
         return False
     import torch._inductor.config
 
@@ -106,17 +109,29 @@ def _pays(config: TrainConfig, env: EnvBase) -> bool:
     ) > 1  # number of cores, or the limit of the user
 
 
+def _is_shipped(config: TrainConfig) -> bool:
+    """Returns whether graphs for these settings come with the package."""
+    folder = shipped.folder(config.threads or torch.get_num_threads())
+    return folder is not None and (folder / _settings_of(config)).exists()
+
+
 def _mark_of(config: TrainConfig) -> Path:
     """Returns the file in the compiler's cache that marks these settings' graphs as cached."""
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
+    versions = [version(name) for name in ("torch", "torchrl", "tensordict")]
+    versions.append(__version__)
+    text = _settings_of(config) + str(versions)
+    return Path(cache_dir()) / "torchrl_marl" / hashlib.sha256(text.encode()).hexdigest()
+
+
+def _settings_of(config: TrainConfig) -> str:
+    """Returns a hash of the settings that graphs depend on."""
     plain = TrainConfig()
     own = ("seed", "folder", "total_frames", "stop_at_return", "evaluation", "checkpoint")
     same = {name: getattr(plain, name) for name in (*own, "logging", "recipe")}
-    versions = [version(name) for name in ("torch", "torchrl", "tensordict")]
-    versions.append(__version__)
-    text = to_yaml(dataclasses.replace(config, **same)) + str(versions)
-    return Path(cache_dir()) / "torchrl_marl" / hashlib.sha256(text.encode()).hexdigest()
+    text = to_yaml(dataclasses.replace(config, **same))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _start(folder: Path) -> subprocess.Popen | None:

@@ -1,0 +1,73 @@
+"""Builds the compiled graphs that come with the package: those of the default recipe.
+
+    python .ci/graphs.py
+
+Run it after a change of the default recipe, of the capture or of torch; until then
+``test/capture/test_shipped.py`` fails. It needs Linux and a processor with AVX-512. Each kind of
+processor is built in a new process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+RECIPES = ("vmas_balance_mappo",)  # with threads: 1
+
+
+def build(kind: str) -> None:
+    """Trains a batch of each recipe; compiled graphs are written into the package."""
+    import torch
+    import torch._inductor.config as inductor
+
+    import torchrl_marl
+    from torchrl_marl.capture import build, shipped, stored
+    from torchrl_marl.training import background_compile
+
+    vectors, _ = shipped.KINDS[kind]
+    assert torch.backends.cpu.get_cpu_capability() == vectors, f"{kind} cannot be built here"
+    folder = shipped.FOLDER / kind
+    folder.mkdir(parents=True)
+    # The compiler's code, for any processor of the kind instead of this one.
+    build._FLAGS.update({"-march=native": f"-march={kind}", "-mavx512vnni": "", "-lgomp": ""})
+    inductor.cpp.simdlen = 512 if vectors == "AVX512" else 256
+    stored._folder, stored._machine = lambda: folder, shipped.machine
+    stored._shipped = lambda *_: None
+
+    def note(config: Any) -> bool:
+        (folder / background_compile._settings_of(config)).touch()
+        return True  # so that no second process compiles
+
+    background_compile._is_shipped = note
+    for recipe in RECIPES:
+        with tempfile.TemporaryDirectory() as run:
+            settings: dict[str, Any] = {"folder": f"{run}/run", "logging": {"progress": False}}
+            next(iter(torchrl_marl.iterate(recipe, **settings)))
+
+
+def main() -> None:
+    """Builds the graphs of each kind of processor."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--kind", help=argparse.SUPPRESS)
+    kind = parser.parse_args().kind
+    if kind is not None:
+        return build(kind)
+    from torchrl_marl.capture import shipped
+
+    shutil.rmtree(shipped.FOLDER, ignore_errors=True)
+    for kind, (vectors, _) in shipped.KINDS.items():
+        with tempfile.TemporaryDirectory() as cache:
+            own = {"TORCHINDUCTOR_CACHE_DIR": cache, "ATEN_CPU_CAPABILITY": vectors.lower()}
+            command = [sys.executable, __file__, "--kind", kind]
+            subprocess.run(command, env=os.environ | own, check=True)
+
+
+if __name__ == "__main__":
+    main()
