@@ -2,7 +2,7 @@
 
 A recorded step holds N copies of what is computed for each agent, and N (N - 1) / 2 of what is
 computed for each pair. Operations of the same kind, shapes and depth form a group, and a group runs
-once on stacked operands. Sums over pairs stay chains, so that their rounding does not change.
+once on stacked operands.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, fx
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, make_fx
 
+from torchrl_marl.capture.inductor import ordered_sum
 from torchrl_marl.capture.simplify import REDUCTIONS, filled_with, is_random, memory_order
 from torchrl_marl.capture.writes import value_of
 
@@ -29,6 +31,8 @@ _JOINS = (_aten.stack.default, _aten.cat.default)
 _ARITHMETIC = (_aten.add.Tensor, _aten.sub.Tensor, _aten.mul.Tensor, _aten.div.Tensor)
 # Views of several stacks stay apart: joining the stacks is work, and a view is none.
 _VIEWS = (_aten.reshape.default, _aten.permute.default, _aten.expand.default)
+# Runs of operands of one shape, from which on a join of features gathers all rows at once.
+_MANY_RUNS = 4
 # Operations without work of their own: they take a part of a stack.
 _PARTS = (_aten.select.int, operator.getitem, _aten.clone.default)
 
@@ -94,7 +98,7 @@ def _with_tensors_for_numbers(module: fx.GraphModule) -> fx.GraphModule:
                 number = graph.call_function(_aten.full.default, ([], node.args[1]), how)
             number.meta["val"] = torch.empty((), dtype=described.dtype, device="meta")
             node.update_arg(1, number)
-    return fx.GraphModule(module, graph)
+    return _LazyGraphModule(module, graph)
 
 
 class _Places:
@@ -195,6 +199,8 @@ class _Emission:
         operands = zip(*(_operands(node) for node in group))
         found = [self._many(nodes) for nodes in operands]
         values, stacked = [x for x, _ in found], [several for _, several in found]
+        if first.target is ordered_sum and stacked[0]:
+            return ordered_sum(values[0], first.args[1] + 1)
         if first.target in REDUCTIONS:
             values = [x.contiguous() for x in values]
         run = _call(first)
@@ -345,6 +351,10 @@ class _Emission:
         dim: int = (first.args[1] if len(first.args) > 1 else 0) % value_of(first).ndim
         shapes = [_shapes(value_of(x)) for x in first.args[0]]
         starts = [i for i in range(len(shapes)) if not i or shapes[i] != shapes[i - 1]]
+        if len(starts) > _MANY_RUNS:
+            features = self._joined_features(group, dim)
+            if features is not None:
+                return features
         joined = []
         for start, end in zip(starts, [*starts[1:], len(shapes)]):
             x, stacked = self._many([p for node in group for p in node.args[0][start:end]])
@@ -354,6 +364,36 @@ class _Emission:
                 x = x.reshape(*x.shape[: dim + 1], -1, *x.shape[dim + 3 :])
             joined.append(x)
         return joined[0] if len(joined) == 1 else self._cat(joined, dim + 1)
+
+    def _joined_features(self, group: list[Node], dim: int) -> Tensor | None:
+        """Returns the stack of several ``cat`` of features, gathered at once from all operands.
+
+        Returns None if the operands are no features of envs, or hold many others beside these.
+
+        Shapes:
+            - returns: ``[k, E, W]`` or ``[k, W, E]``
+        """
+        parts = [x for node in group for x in node.args[0]]
+        shapes = [value_of(x).shape for x in parts]
+        if group[0].target is not _aten.cat.default or any(len(shape) != 2 for shape in shapes):
+            return None
+        if any(shape[1 - dim] != self.n_envs for shape in shapes):
+            return None
+        places = [(("constant", x), 0) if x in self.constants else self._place(x) for x in parts]
+        stacks = {key: self._stack(key).movedim(2 - dim, -1) for key in dict(places)}
+        starts, n_rows = {}, 0
+        for key, x in stacks.items():
+            starts[key], n_rows = n_rows, n_rows + x.shape[0] * x.shape[1]
+        rows = [
+            starts[key] + row * shape[dim] + i
+            for (key, row), shape in zip(places, shapes)
+            for i in range(shape[dim])
+        ]
+        if n_rows > 2 * len(rows):
+            return None
+        together = self._cat([x.reshape(-1, self.n_envs) for x in stacks.values()], 0)
+        found = self._rows(together, rows).reshape(len(group), -1, self.n_envs)
+        return found.movedim(-1, 2 - dim)
 
     def _rows(self, x: Tensor, rows: list[int], dim: int = 0) -> Tensor:
         """Returns rows of a stack: as a view if they are equally spaced."""

@@ -10,6 +10,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor, fx
 
 from torchrl_marl.capture.batching import batch, n_groups
+from torchrl_marl.capture.chains import sum_chains
 from torchrl_marl.capture.folding import fold_constants
 from torchrl_marl.capture.simplify import simplify
 from torchrl_marl.capture.writes import value_of
@@ -49,10 +50,13 @@ def reduce_graph(
     simplified = _attempted(lambda: simplify(module), is_equal)
     if simplified is None:
         return module
-    if not may_batch(leaves) or not batching_may_pay(simplified):
+    if not may_batch(leaves):
+        return simplified
+    summed = sum_chains(simplified)
+    if not batching_may_pay(summed):
         return simplified
     batched = _attempted(
-        lambda: simplify(batch(simplified, leaves, n_envs)),
+        lambda: simplify(batch(summed, leaves, n_envs)),
         lambda graph: batching_pays(simplified, graph) and is_equal(graph),
     )
     return batched or simplified
