@@ -106,8 +106,9 @@ def shown(path: Path) -> str:
 
 
 def listed(folder: Path) -> str:
-    """Returns a page with the contents of a folder."""
-    names = sorted(path.name for path in folder.iterdir() if path.name[0] not in "._")
+    """Returns a page with the contents of a folder, without compiled libraries."""
+    paths = (path for path in folder.iterdir() if path.name[0] not in "._")
+    names = sorted(path.name for path in paths if path.suffix != ".so")
     rows = "".join(f"- [{name}]({name})\n" for name in names)
     return f"{UNSEARCHED}# {folder.name}\n\n{rows}"
 

@@ -7,7 +7,8 @@ import torch
 import torch.utils._pytree as pytree
 
 from torchrl_marl.capture import reduction
-from torchrl_marl.capture.batching import batch
+from torchrl_marl.capture.batching import Groups, batch
+from torchrl_marl.capture.chains import sum_chains
 from torchrl_marl.capture.folding import fold_constants
 from torchrl_marl.capture.reduction import (
     batching_may_pay,
@@ -40,12 +41,13 @@ def n_of(module, name):
 
 
 def smaller_graphs(function, *inputs):
-    """The recorded graph and the three smaller ones."""
+    """The recorded graph and the four smaller ones."""
     module = trace(function, *inputs).module
     fold_constants(module)
     simplified = simplify(module)
-    batched = simplify(batch(simplified, pytree.tree_leaves(inputs), E))
-    return module, without_writes(module), simplified, batched
+    summed = sum_chains(simplified)
+    batched = simplify(batch(Groups(summed), pytree.tree_leaves(inputs), E))
+    return module, without_writes(module), simplified, summed, batched
 
 
 def assert_same_bits(function, *inputs, states=(0, 1, 2)):
@@ -95,7 +97,7 @@ def pairwise(n):
 
 @pytest.mark.parametrize("n", [3, 4, 5, 6])
 def test_pairs_run_as_one_operation(n):
-    recorded, _, simplified, batched = assert_same_bits(pairwise(n), torch.zeros(n, E, 2))
+    recorded, _, simplified, _, batched = assert_same_bits(pairwise(n), torch.zeros(n, E, 2))
     pairs = n * (n - 1) // 2
     assert n_of(recorded, "linalg_vector_norm") == n_of(simplified, "linalg_vector_norm") == pairs
     assert n_of(batched, "linalg_vector_norm") == n_of(batched, "lt.Scalar") == 1
@@ -133,7 +135,7 @@ def test_a_view_that_was_taken_before_a_write_reads_the_new_value():
         x[0, 0] = 3.0
         return row + 1
 
-    *_, simplified, _ = assert_same_bits(step, torch.zeros(2, E))
+    *_, simplified, _, _ = assert_same_bits(step, torch.zeros(2, E))
     assert simplified(torch.zeros(2, E))[0][0] == 4.0
 
 
@@ -156,7 +158,7 @@ def test_random_numbers_are_drawn_in_the_same_order():
         del unused
         return [x + first[0] - first[2], torch.randn(E) * first[1]]
 
-    *_, simplified, batched = assert_same_bits(step, torch.zeros(E))
+    *_, simplified, _, batched = assert_same_bits(step, torch.zeros(E))
     assert n_of(simplified, "rand.") == n_of(batched, "rand.") == 4
 
 
@@ -165,7 +167,7 @@ def test_draws_in_place_are_simplified():
         drawn = [torch.empty(E, 2).normal_(), torch.empty(E, 2).uniform_(), torch.empty(E, 2)]
         return [x + drawn[0] * drawn[1] + drawn[2].exponential_()]
 
-    *_, simplified, batched = assert_same_bits(step, torch.zeros(E, 2))
+    *_, simplified, _, batched = assert_same_bits(step, torch.zeros(E, 2))
     assert n_of(simplified, "normal") == n_of(batched, "normal") == 1
 
 
@@ -207,7 +209,7 @@ def test_identities_keep_the_sign_of_zero():
     def step(x):
         return [x * 1.0, x / 1.0, x - 0.0, x + 0.0, (x + 0.0) + 0.0, torch.where(x > 0, x, x)]
 
-    _, _, simplified, _ = assert_same_bits(step, torch.zeros(E))
+    _, _, simplified, *_ = assert_same_bits(step, torch.zeros(E))
     assert n_of(simplified, "add") == 1 and n_operations(simplified) == 7
     assert simplified(torch.tensor([-0.0] * E))[2].signbit().all()
     assert not simplified(torch.tensor([-0.0] * E))[3].signbit().any()
@@ -228,7 +230,7 @@ def test_masks_of_a_chain_of_penalties_do_not_depend_on_each_other(new):
             rew[mask] = new(rew[mask], y[mask])
         return [rew]
 
-    *_, simplified, batched = assert_same_bits(step, torch.zeros(6, E), torch.zeros(E))
+    *_, simplified, _, batched = assert_same_bits(step, torch.zeros(6, E), torch.zeros(E))
     assert n_of(simplified, "where") == n_of(simplified, "sub") == 6
     assert n_of(batched, "where") == n_of(batched, "gt") == 1
     negative_zero = torch.full((E,), -0.0)
@@ -247,7 +249,7 @@ def test_masked_differences_of_other_kinds_stay_as_they_are():
             torch.where(x > 0, x - y.double(), x),
         ]
 
-    _, _, simplified, _ = assert_same_bits(step, torch.zeros(E), torch.zeros(E))
+    _, _, simplified, *_ = assert_same_bits(step, torch.zeros(E), torch.zeros(E))
     assert n_of(simplified, "where") == 6
 
 
@@ -331,7 +333,8 @@ def test_large_results_stay_apart():
         return [one.sin().cos().tan() for one in x.unbind(0)]
 
     few, many = (trace(each, torch.zeros(9, size)).module for size in (E, 20_000))
-    assert batching_may_pay(few) and not batching_may_pay(many)
+    few, many = (simplify(module) for module in (few, many))
+    assert batching_may_pay(few, Groups(few)) and not batching_may_pay(many, Groups(many))
 
 
 def test_batching_is_not_tried_for_graphs_with_few_alike_operations(monkeypatch):
@@ -374,7 +377,7 @@ def test_a_number_below_zero_is_not_zero():
     def step(x):
         return [x - (-0.0), (x + (-0.0)) + 0.0, torch.add(x, 0, alpha=-1) + 0.0]
 
-    *_, simplified, batched = assert_same_bits(step, torch.zeros(E))
+    *_, simplified, _, batched = assert_same_bits(step, torch.zeros(E))
     assert not simplified(torch.tensor([-0.0] * E))[0].signbit().any()
 
 

@@ -56,6 +56,34 @@ def test_a_number_is_the_reward_of_each_agent():
     assert played(Counting(shared=True), (3, 4))[0][1] == {"agent_0": 7.0, "agent_1": 7.0}
 
 
+def test_a_common_reward_is_the_sum():
+    for shared in (False, True):  # a number is the team's already
+        env = TupleEnv(Counting(shared=shared), common_reward=True)
+        env.reset(seed=0)
+        assert env.step({"agent_0": 3, "agent_1": 4})[1] == {"agent_0": 7.0, "agent_1": 7.0}
+
+
+def test_a_registered_environment_may_have_a_common_reward():
+    pytest.importorskip("lbforaging")
+    name = "pettingzoo/lbforaging/Foraging-5x5-2p-3f-v3"
+    found = []
+    for common in (False, True):
+        env = make_env(name, num_envs=4, seed=0, common_reward=common, continuous_actions=False)
+        torch.manual_seed(0)
+        found.append(env.rollout(200, break_when_any_done=False)["next", "agent", "reward"])
+    own, both = found
+    assert own.sum() > 0  # some food was taken
+    assert torch.allclose(both, own.sum(2, keepdim=True).expand_as(own))
+
+
+def test_the_published_environments_are_registered():
+    from torchrl_marl.envs.pettingzoo.tuple_env import PACKAGES, named
+
+    for package, ids in PACKAGES.items():
+        pytest.importorskip(package)
+        assert all(named(f"{package}/{own_id}") is not None for own_id in ids)
+
+
 @pytest.mark.parametrize("ends_at, max_steps, cut", [(3, 3, True), (2, 3, False), (2, None, False)])
 def test_an_end_at_the_own_time_limit_is_truncated(ends_at, max_steps, cut):
     *_, last = played(Counting(ends_at, max_steps), *[(0, 0)] * ends_at)

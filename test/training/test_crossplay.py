@@ -226,6 +226,15 @@ def test_unlike_sides_have_no_ratings():
         players.standing(counted([[0, 8], [4, 0]])[:1])
 
 
+def test_partners_are_scored_with_others_and_with_themselves():
+    """With itself (8 + 6 + 7) / 3, with others (1 + 2 + 3 + 4 + 5 + 6) / 6."""
+    returns = torch.tensor([[8.0, 1.0, 2.0], [3.0, 6.0, 4.0], [5.0, 6.0, 7.0]])
+    text = players.standing_text(["a", "b", "c"], TensorDict({"returns": returns}, [3, 3]), None)
+    assert text.splitlines()[-1] == "with itself 7.00, with others 3.50"
+    alone = TensorDict({"returns": returns[:1, :1]}, [1, 1])
+    assert "others" not in players.standing_text(["a"], alone, None)
+
+
 # ---------------------------------------------------------------------------------- the command
 
 

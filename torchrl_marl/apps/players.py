@@ -105,11 +105,15 @@ def _weight_interval(table: TensorDictBase, earned: Tensor) -> tuple[Tensor, Ten
     return low, high
 
 
+PARTNERS = "return with"
+"""Heading of the names where two players form a team."""
+
+
 def standing_text(
     names: Sequence[str],
     table: TensorDictBase,
     found: Standing | None,
-    what: str = "return with",
+    what: str = PARTNERS,
 ) -> str:
     """Formats the results of cross-play: opponents as a ranking, partners as a matrix.
 
@@ -117,10 +121,12 @@ def standing_text(
         names (sequence of str): names of the players.
         table (TensorDictBase): result of cross-play, ``[A, A]``.
         found (Standing, optional): standing of opponents.
-        what (str): heading of the column of names, for partners.
+        what (str): heading of the column of names, for partners. By default a last line has the
+            mean returns of self-play and cross-play.
     """
     if found is None:
-        return _matrix(names, table["returns"], what)
+        means = _with_others(table["returns"]) if what == PARTNERS else []
+        return "\n\n".join([_matrix(names, table["returns"], what), *means])
     low, high = found.ratings.interval()
     others = ~torch.eye(len(names), dtype=torch.bool)
     earned, won = (_mean(values, others) for values in (found.earned, found.won))
@@ -134,6 +140,15 @@ def standing_text(
         rows.append([names[i], f"{earned[i]:+.3f}", *weight, f"{won[i]:.3f}", *rated])
     ranked, values = [names[i] for i in order], found.earned[order][:, order]
     return f"{aligned(rows, slice(1, None))}\n\n{_matrix(ranked, values, 'earned from')}"
+
+
+def _with_others(returns: Tensor) -> list[str]:
+    """Returns a sentence with the mean returns of self-play and cross-play; none for one player."""
+    own = torch.eye(len(returns), dtype=torch.bool)
+    if len(returns) < 2:
+        return []
+    alone, others = returns[own].mean(), returns[~own].mean()
+    return [f"with itself {alone:.2f}, with others {others:.2f}"]
 
 
 def _mean(values: Tensor, mask: Tensor) -> Tensor:

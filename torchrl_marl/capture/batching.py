@@ -2,7 +2,7 @@
 
 A recorded step holds N copies of what is computed for each agent, and N (N - 1) / 2 of what is
 computed for each pair. Operations of the same kind, shapes and depth form a group, and a group runs
-once on stacked operands. Sums over pairs stay chains, so that their rounding does not change.
+once on stacked operands.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, fx
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, make_fx
 
+from torchrl_marl.capture.inductor import ordered_sum
 from torchrl_marl.capture.simplify import REDUCTIONS, filled_with, is_random, memory_order
 from torchrl_marl.capture.writes import value_of
 
-__all__ = ["batch", "n_groups"]
+__all__ = ["Groups", "batch"]
 
 _aten = torch.ops.aten
 Node = Any  # fx.Node, whose arguments have a wide type
@@ -29,15 +31,17 @@ _JOINS = (_aten.stack.default, _aten.cat.default)
 _ARITHMETIC = (_aten.add.Tensor, _aten.sub.Tensor, _aten.mul.Tensor, _aten.div.Tensor)
 # Views of several stacks stay apart: joining the stacks is work, and a view is none.
 _VIEWS = (_aten.reshape.default, _aten.permute.default, _aten.expand.default)
+# Runs of operands of one shape, from which on a join of features gathers all rows at once.
+_MANY_RUNS = 4
 # Operations without work of their own: they take a part of a stack.
 _PARTS = (_aten.select.int, operator.getitem, _aten.clone.default)
 
 
-def batch(module: fx.GraphModule, leaves: Sequence[Tensor], n_envs: int) -> fx.GraphModule:
+def batch(groups: Groups, leaves: Sequence[Tensor], n_envs: int) -> fx.GraphModule:
     """Returns a graph that runs operations of the same kind as one; results are equal to the bit.
 
     Args:
-        module (GraphModule): simplified graph, without writes in place.
+        groups (Groups): the groups of a graph.
         leaves (sequence of Tensor): example inputs.
         n_envs (int): number of envs. The dim of the envs is the last in memory, so that all envs
             are contiguous. Only speed depends on it.
@@ -49,35 +53,16 @@ def batch(module: fx.GraphModule, leaves: Sequence[Tensor], n_envs: int) -> fx.G
         ...     pairs = [(i, j) for i in range(4) for j in range(i)]
         ...     return [(x[i] - x[j]).abs() for i, j in pairs]
         >>> simplified = simplify(trace(distances, torch.zeros(4, 3)).module)
-        >>> batched = batch(simplified, [torch.zeros(4, 3)], 3)
+        >>> batched = batch(Groups(simplified), [torch.zeros(4, 3)], 3)
         >>> [sum(node.name.startswith("sub") for node in m.graph.nodes)
         ...  for m in (simplified, batched)]
         [6, 1]
     """
-    emission = _Emission(_with_tensors_for_numbers(module), n_envs)
     with torch.no_grad():
-        batched = make_fx(emission)(*[x.clone() for x in leaves])
+        batched = make_fx(_Emission(groups, n_envs))(*[x.clone() for x in leaves])
     batched.graph.eliminate_dead_code(lambda node: is_random(node.target) or node.is_impure())
     batched.recompile()
     return batched
-
-
-def n_groups(module: fx.GraphModule) -> int:
-    """Returns the number of operations that :func:`batch` would run, without joins and gathers.
-
-    Args:
-        module (GraphModule): simplified graph, without writes in place.
-
-    Examples:
-        >>> from torchrl_marl.capture import trace
-        >>> from torchrl_marl.capture.simplify import simplify
-        >>> def distances(x):
-        ...     return [(x[i] - x[j]).abs() for i in range(4) for j in range(i)]
-        >>> n_groups(simplify(trace(distances, torch.zeros(4, 3)).module))  # sub and abs
-        2
-    """
-    groups = _Places(_with_tensors_for_numbers(module)).groups
-    return sum(group[0].op == "call_function" for group in groups)
 
 
 def _with_tensors_for_numbers(module: fx.GraphModule) -> fx.GraphModule:
@@ -94,35 +79,52 @@ def _with_tensors_for_numbers(module: fx.GraphModule) -> fx.GraphModule:
                 number = graph.call_function(_aten.full.default, ([], node.args[1]), how)
             number.meta["val"] = torch.empty((), dtype=described.dtype, device="meta")
             node.update_arg(1, number)
-    return fx.GraphModule(module, graph)
+    return _LazyGraphModule(module, graph)
 
 
-class _Places:
+class Groups:
     """Depths and groups of a graph's nodes.
 
+    Args:
+        module (GraphModule): simplified graph, without writes in place; not modified.
+
     Attributes:
-        groups (list): groups of operations, in an order in which they can run.
-        key (dict): node -> what the nodes of its group have in common.
+        graph (Graph): a copy of the graph, in which numbers to add or to multiply with are tensors.
+        members (list): groups of operations, in an order in which they can run.
         constants (dict): node -> its value, for tensors that are the same in each run. A tensor
             filled with one number is a scalar here.
+
+    Examples:
+        >>> from torchrl_marl.capture import trace
+        >>> from torchrl_marl.capture.simplify import simplify
+        >>> def distances(x):
+        ...     return [(x[i] - x[j]).abs() for i in range(4) for j in range(i)]
+        >>> len(Groups(simplify(trace(distances, torch.zeros(4, 3)).module)))  # sub and abs
+        2
     """
 
     def __init__(self, module: fx.GraphModule) -> None:
+        module = _with_tensors_for_numbers(module)
+        self.graph = module.graph
         self.constants: dict[Node, Tensor] = {}
-        self.depth: dict[Node, int] = {}
-        self.last_draw = 0
-        self.key: dict[Node, Hashable] = {}
+        self._depth: dict[Node, int] = {}
+        self._last_draw = 0
+        self._keys: dict[Node, Hashable] = {}
         groups: dict[Hashable, list[Node]] = defaultdict(list)
         for i, node in enumerate(module.graph.nodes):
             key = self._key(module, node, i)
             if key is not None:
                 groups[key].append(node)
-                self.key[node] = key
-        self.groups = sorted(groups.values(), key=lambda group: self.depth[group[0]])
+                self._keys[node] = key
+        self.members = sorted(groups.values(), key=lambda group: self._depth[group[0]])
+
+    def __len__(self) -> int:
+        """Returns the number of operations of a batched graph, without joins and gathers."""
+        return sum(group[0].op == "call_function" for group in self.members)
 
     def _key(self, module: fx.GraphModule, node: Node, i: int) -> Hashable:
         """Returns the key of a node's group; None for nodes without work of their own."""
-        self.depth[node] = 0
+        self._depth[node] = 0
         if node.op == "get_attr":
             self.constants[node] = getattr(module, str(node.target))
         elif filled_with(node) is not None:
@@ -130,15 +132,15 @@ class _Places:
         elif node.op == "placeholder":
             return "input", *_shapes(value_of(node))
         elif node.op == "call_function":
-            below = max((self.depth[x] for x in node.all_input_nodes), default=0)
-            self.depth[node] = below + (node.target not in _PARTS)
+            below = max((self._depth[x] for x in node.all_input_nodes), default=0)
+            self._depth[node] = below + (node.target not in _PARTS)
             if is_random(node.target):  # draws keep their order
-                self.last_draw = self.depth[node] = max(self.depth[node], self.last_draw + 1)
+                self._last_draw = self._depth[node] = max(self._depth[node], self._last_draw + 1)
             if node.target not in (*_PARTS, *_SEVERAL):
                 own: Hashable = i if is_random(node.target) or _promotes(node) else None
                 if node.target in _VIEWS:
-                    own = self.key.get(node.args[0])
-                return self.depth[node], node.target, _static((node.args, node.kwargs)), own
+                    own = self._keys.get(node.args[0])
+                return self._depth[node], node.target, _static((node.args, node.kwargs)), own
         return None
 
 
@@ -167,10 +169,9 @@ class _Emission:
     stack and its row there.
     """
 
-    def __init__(self, module: fx.GraphModule, n_envs: int) -> None:
-        self.graph, self.n_envs = module.graph, n_envs
-        found = _Places(module)
-        self.groups, self.constants = found.groups, found.constants
+    def __init__(self, groups: Groups, n_envs: int) -> None:
+        self.graph, self.n_envs = groups.graph, n_envs
+        self.groups, self.constants = groups.members, groups.constants
         self._made: dict[Hashable, Tensor] = {}
 
     def __call__(self, *leaves: Tensor) -> list[Tensor]:
@@ -195,6 +196,8 @@ class _Emission:
         operands = zip(*(_operands(node) for node in group))
         found = [self._many(nodes) for nodes in operands]
         values, stacked = [x for x, _ in found], [several for _, several in found]
+        if first.target is ordered_sum and stacked[0]:
+            return ordered_sum(values[0], first.args[1] + 1)
         if first.target in REDUCTIONS:
             values = [x.contiguous() for x in values]
         run = _call(first)
@@ -345,6 +348,10 @@ class _Emission:
         dim: int = (first.args[1] if len(first.args) > 1 else 0) % value_of(first).ndim
         shapes = [_shapes(value_of(x)) for x in first.args[0]]
         starts = [i for i in range(len(shapes)) if not i or shapes[i] != shapes[i - 1]]
+        if len(starts) > _MANY_RUNS:
+            features = self._joined_features(group, dim)
+            if features is not None:
+                return features
         joined = []
         for start, end in zip(starts, [*starts[1:], len(shapes)]):
             x, stacked = self._many([p for node in group for p in node.args[0][start:end]])
@@ -354,6 +361,36 @@ class _Emission:
                 x = x.reshape(*x.shape[: dim + 1], -1, *x.shape[dim + 3 :])
             joined.append(x)
         return joined[0] if len(joined) == 1 else self._cat(joined, dim + 1)
+
+    def _joined_features(self, group: list[Node], dim: int) -> Tensor | None:
+        """Returns the stack of several ``cat`` of features, gathered at once from all operands.
+
+        Returns None if the operands are no features of envs, or hold many others beside these.
+
+        Shapes:
+            - returns: ``[k, E, W]`` or ``[k, W, E]``
+        """
+        parts = [x for node in group for x in node.args[0]]
+        shapes = [value_of(x).shape for x in parts]
+        if group[0].target is not _aten.cat.default or any(len(shape) != 2 for shape in shapes):
+            return None
+        if any(shape[1 - dim] != self.n_envs for shape in shapes):
+            return None
+        places = [(("constant", x), 0) if x in self.constants else self._place(x) for x in parts]
+        stacks = {key: self._stack(key).movedim(2 - dim, -1) for key in dict(places)}
+        starts, n_rows = {}, 0
+        for key, x in stacks.items():
+            starts[key], n_rows = n_rows, n_rows + x.shape[0] * x.shape[1]
+        rows = [
+            starts[key] + row * shape[dim] + i
+            for (key, row), shape in zip(places, shapes)
+            for i in range(shape[dim])
+        ]
+        if n_rows > 2 * len(rows):
+            return None
+        together = self._cat([x.reshape(-1, self.n_envs) for x in stacks.values()], 0)
+        found = self._rows(together, rows).reshape(len(group), -1, self.n_envs)
+        return found.movedim(-1, 2 - dim)
 
     def _rows(self, x: Tensor, rows: list[int], dim: int = 0) -> Tensor:
         """Returns rows of a stack: as a view if they are equally spaced."""

@@ -19,7 +19,13 @@ from torchrl_marl.capture.cuda_graph import written_inputs
 from torchrl_marl.capture.stored import compile_stored
 from torchrl_marl.errors import CaptureError, WriteError
 
-__all__ = ["compile_module", "compute_before_writes", "rational_tanh", "rewrite_for_cpu"]
+__all__ = [
+    "compile_module",
+    "compute_before_writes",
+    "ordered_sum",
+    "rational_tanh",
+    "rewrite_for_cpu",
+]
 
 # Random numbers are those of eager execution. Tiling by strides costs small kernels more than it
 # saves (balance, 600 envs: 1.05 -> 0.83 ms per step). Assertions on strides and alignment would
@@ -204,7 +210,10 @@ def _compiled_exactly(module: fx.GraphModule, leaves: list[Tensor]) -> Any:
 _aten = torch.ops.aten
 _LIBRARY = torch.library.Library("torchrl_marl", "FRAGMENT")
 _LIBRARY.define("rows(Tensor[] sources, Tensor index) -> Tensor[]")
+_LIBRARY.define("ordered_sum(Tensor x, int dim) -> Tensor")
 _LIBRARY.define("tall_product(Tensor x, Tensor y) -> Tensor")
+ordered_sum = torch.ops.torchrl_marl.ordered_sum.default
+"""Sum along a dim that adds one slice after the other. Torch's sum adds in another order."""
 _tall_product = torch.ops.torchrl_marl.tall_product.default
 _TALL = 2048  # rows; with half as many, oneDNN and BLAS take the same time
 
@@ -238,6 +247,7 @@ def rewrite_for_cpu(module: fx.GraphModule) -> fx.GraphModule:
     - If one index selects rows from several inputs, one operation gathers all of these rows once.
       Otherwise every operation that reads them would gather them again.
     - Norms of a list of tensors are computed tensor by tensor.
+    - :data:`ordered_sum` becomes torch's sum, which the compiler turns into such a loop.
 
     Args:
         module (GraphModule): graph of ATen operators; not modified.
@@ -377,6 +387,18 @@ _LIBRARY.impl("rows", _rows, "CompositeExplicitAutograd")
 _LIBRARY.impl(
     "rows", lambda sources, index: [x.new_empty(len(index), *x.shape[1:]) for x in sources], "Meta"
 )
+
+
+def _ordered_sum(x: Tensor, dim: int) -> Tensor:
+    total, *rest = x.unbind(dim)
+    total = total.clone()
+    for one in rest:
+        total = total + one
+    return total
+
+
+_LIBRARY.impl("ordered_sum", _ordered_sum, "CompositeExplicitAutograd")
+_LIBRARY.impl("ordered_sum", _ordered_sum, "Meta")
 _LIBRARY.impl(
     "tall_product",
     lambda x, y: torch.ops.mkldnn._linear_pointwise(x, y.t(), None, "none", [], ""),
@@ -389,6 +411,7 @@ _REWRITES: dict[Any, Callable[[Call, fx.Node], fx.Node]] = {
     _aten.addmm.default: _linear,
     _aten.mm.default: _matmul,
     _aten.view.default: _view,
+    ordered_sum: lambda call, node: call(_aten.sum.dim_IntList, (node.args[0], [node.args[1]])),
 }
 
 

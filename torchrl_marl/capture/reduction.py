@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 import torch.utils._pytree as pytree
 from torch import Tensor, fx
 
-from torchrl_marl.capture.batching import batch, n_groups
+from torchrl_marl.capture.batching import Groups, batch
+from torchrl_marl.capture.chains import sum_chains
 from torchrl_marl.capture.folding import fold_constants
 from torchrl_marl.capture.simplify import simplify
 from torchrl_marl.capture.writes import value_of
@@ -49,10 +50,13 @@ def reduce_graph(
     simplified = _attempted(lambda: simplify(module), is_equal)
     if simplified is None:
         return module
-    if not may_batch(leaves) or not batching_may_pay(simplified):
+    if not may_batch(leaves):
+        return simplified
+    groups = Groups(sum_chains(simplified))
+    if not batching_may_pay(simplified, groups):
         return simplified
     batched = _attempted(
-        lambda: simplify(batch(simplified, leaves, n_envs)),
+        lambda: simplify(batch(groups, leaves, n_envs)),
         lambda graph: batching_pays(simplified, graph) and is_equal(graph),
     )
     return batched or simplified
@@ -77,9 +81,9 @@ def may_batch(leaves: Sequence[Tensor]) -> bool:
     return all(x.device.type == "cpu" for x in leaves)
 
 
-def batching_may_pay(simplified: fx.GraphModule) -> bool:
-    """Returns whether batching is worth a try, which takes seconds; counting groups does not."""
-    return _pays(simplified, int(_PER_GROUP * n_groups(simplified)), _n_elements(simplified))
+def batching_may_pay(simplified: fx.GraphModule, groups: Groups) -> bool:
+    """Returns whether batching is worth a try, which takes seconds; making groups does not."""
+    return _pays(simplified, int(_PER_GROUP * len(groups)), _n_elements(simplified))
 
 
 def batching_pays(simplified: fx.GraphModule, batched: fx.GraphModule) -> bool:

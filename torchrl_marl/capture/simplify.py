@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, fx
+from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from torchrl_marl.capture.folding import LARGEST_CONSTANT, memory
 from torchrl_marl.capture.writes import value_of, without_writes
@@ -115,7 +116,7 @@ class _Pass:
             else:
                 args, kwargs = fx.node.map_arg((node.args, node.kwargs), new.__getitem__)
                 new[node] = self._operation(node, args, kwargs)
-        simplified = fx.GraphModule(self.attributes, self.graph)
+        simplified = _LazyGraphModule(self.attributes, self.graph)
         _drop_unused(simplified.graph)
         simplified.recompile()
         return simplified

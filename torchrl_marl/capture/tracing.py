@@ -19,6 +19,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor, fx
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, make_fx
 from torch.overrides import TorchFunctionMode
@@ -327,7 +328,7 @@ def trace(function: Callable[..., Any], *inputs: Any) -> Trace:
 
     # One fake mode for the metadata of all results; by default each result has a new one.
     mode = FakeTensorMode(allow_fallback_kernels=True)
-    with tracing(TracingContext(mode)), _fast_metadata(mode):
+    with tracing(TracingContext(mode)), _fast_metadata(mode), _use_lazy_graph_module(True):
         module = make_fx(flat_function, tracing_mode="real", _allow_non_fake_inputs=True)(*flat)
     module.graph.eliminate_dead_code()
     captured = _lift_outer_tensors(module, result["watch"])
@@ -350,11 +351,13 @@ def trace(function: Callable[..., Any], *inputs: Any) -> Trace:
 def _fast_metadata(mode: FakeTensorMode) -> Iterator[None]:
     """Records torch's metadata of results, without dispatching an operation for each result.
 
-    The dispatched operations would take a quarter of the recording time.
+    The dispatched operations would take a quarter of the recording time. ``tensor_meta``, which
+    repeats the metadata in another form, is left out.
     """
     recorder: Any = proxy_tensor
     general = getattr(recorder, "extract_val", None)
-    if general is None:  # another version of torch
+    other = getattr(recorder, "_extract_tensor_metadata", None)
+    if general is None or other is None:  # another version of torch
         yield
         return
 
@@ -367,10 +370,11 @@ def _fast_metadata(mode: FakeTensorMode) -> Iterator[None]:
         return FakeTensor(mode, meta, value.device)
 
     recorder.extract_val = describe
+    recorder._extract_tensor_metadata = lambda value: None
     try:
         yield
     finally:
-        recorder.extract_val = general
+        recorder.extract_val, recorder._extract_tensor_metadata = general, other
 
 
 def _lift_outer_tensors(module: fx.GraphModule, watch: _Watch) -> list[Tensor]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from torchrl_marl.capture.folding import memory
 from torchrl_marl.errors import CaptureError
@@ -56,7 +57,7 @@ def without_writes(module: fx.GraphModule) -> fx.GraphModule:
         >>> "select_scatter_default" in {node.name for node in functional.graph.nodes}
         True
     """
-    return fx.GraphModule(module, _Rewrite(module.graph).run())
+    return _LazyGraphModule(module, _Rewrite(module.graph).run())
 
 
 class _Rewrite:

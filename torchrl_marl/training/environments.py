@@ -109,7 +109,9 @@ class Environments:
             self._evaluation = env if self._sizes is None else with_memory(env, self._sizes)
         return self._evaluation
 
-    def play(self, policy: Any, team: TeamSpec, other: bool = False) -> Episodes:
+    def play(
+        self, policy: Any, team: TeamSpec, other: bool = False, *, absolute: bool = False
+    ) -> Episodes:
         """Plays the episodes of an evaluation; all runs use the same initial states.
 
         Args:
@@ -117,15 +119,18 @@ class Environments:
             team (TeamSpec): the groups.
             other (bool): True to sample actions if the settings ask for the most likely ones, and
                 vice versa.
+
+        Keyword Args:
+            absolute (bool): True for ``evaluation.absolute_episodes`` from other initial states.
         """
         settings = self._config.evaluation
         return play(
             self.evaluation,
             policy,
             team,
-            episodes=settings.episodes,
+            episodes=settings.absolute_episodes if absolute else settings.episodes,
             deterministic=settings.deterministic != other,
-            seed=EVALUATION_SEED,
+            seed=EVALUATION_SEED + absolute,
         )
 
     @property

@@ -112,7 +112,7 @@ class StopAtReturn:
     def __init__(self, config: TrainConfig) -> None:
         self.limit = config.stop_at_return
         self.episodes = max(1, config.evaluation.episodes)
-        self.by_evaluation = config.evaluation.every_frames is not None
+        self.by_evaluation = config.evaluation.period(config.total_frames) is not None
         self._evaluated: float | None = None
         self._last: deque[tuple[float, int]] = deque()
 
@@ -231,12 +231,12 @@ class Until(Part):
         self.found = {name: float(value) for name, value in state.items()}
 
 
-def is_due(every: int | None, frames: int, collected: int) -> bool:
+def is_due(every: float | None, frames: int, collected: int) -> bool:
     """Returns whether a periodic task is due after a batch.
 
     Args:
-        every (int, optional): period in frames; None: never.
+        every (float, optional): period in frames; None: never.
         frames (int): environment steps so far, including the batch.
         collected (int): environment steps of the batch.
     """
-    return bool(every) and frames // every > (frames - collected) // every  # type: ignore[operator]
+    return every is not None and frames // every > (frames - collected) // every

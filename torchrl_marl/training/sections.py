@@ -41,6 +41,8 @@ def check_measuring(run: TrainConfig) -> None:
         return
     needs = {
         "evaluation.every_frames": run.evaluation.every_frames,
+        "evaluation.count": run.evaluation.count,
+        "evaluation.absolute_episodes": run.evaluation.absolute_episodes or None,
         "population.size": run.population.size if run.population.size > 1 else None,
         "league.opponents or league.partners": "given" if run.league.enabled else None,
         "until": "given" if run.until else None,
@@ -76,7 +78,7 @@ def check_until(run: TrainConfig) -> None:
                 "return_min, return_max, length_mean, GROUP/episode_reward, or a metric that a "
                 "callback logs in on_evaluation."
             )
-    if limits and run.evaluation.every_frames is None:
+    if limits and run.evaluation.period(run.total_frames) is None:
         raise ConfigError(
             "until is given, but evaluation.every_frames is null, so that no evaluation takes "
             f"place during training; use evaluation.every_frames={run.frames_per_batch}."
@@ -89,6 +91,9 @@ class EvaluationConfig:
 
     every_frames: Count | None = None
     """Frames between two evaluations during training; null: only before and after training."""
+    count: Count | None = None
+    """Number of evaluations after the first one, evenly spaced up to the end of training; null: by
+    ``evaluation.every_frames``."""
     episodes: Annotated[int, Range(0)] = 200
     """Number of whole episodes per evaluation, played in parallel; 0: no evaluation."""
     deterministic: bool = True
@@ -99,12 +104,24 @@ class EvaluationConfig:
     both: bool = True
     """Evaluate with both deterministic and sampled actions at the end. A message is printed if
     their mean returns clearly differ."""
+    absolute_episodes: Annotated[int, Range(0)] = 0
+    """Number of episodes, after training, with the parameters of the best evaluation so far; 0:
+    none."""
     gif: bool = False
     """Write an animation of the first evaluation episodes to ``episode.gif`` after the run."""
     animate_every: Count | None = None
     """Training frames between two animations, which are written to ``animations/``; null: none."""
     episodes_shown: Annotated[int, Range(1, 16)] = 1
     """Number of episodes in one animation."""
+
+    def period(self, total_frames: int) -> float | None:
+        """Returns the frames between two evaluations during training, or None.
+
+        Examples:
+            >>> EvaluationConfig(count=4).period(1000)
+            250.0
+        """
+        return self.every_frames if self.count is None else total_frames / self.count
 
 
 @dataclass(frozen=True)

@@ -83,6 +83,10 @@ class Training:
             self._build(env, trials)
             if config.callbacks:
                 self.parts["callbacks"] = self._make_callbacks(callbacks)
+            if config.evaluation.absolute_episodes:
+                from torchrl_marl.training.best import BestParameters
+
+                self.parts["best"] = BestParameters()
             if config.until:  # after callbacks, whose metrics it may compare
                 self.parts["until"] = Until(config)
         self.iteration = 0
@@ -362,7 +366,8 @@ class Training:
 
     def _do_what_is_due(self, collected: int) -> None:
         settings, now = self.config.evaluation, (self.frames, collected)
-        if self.trials is None and not self.done and is_due(settings.every_frames, *now):
+        every = settings.period(self.config.total_frames)
+        if self.trials is None and not self.done and is_due(every, *now):
             self.results.scheduled(self.evaluate())
         if not self.done and is_due(settings.animate_every, *now):
             self._draw(f"animations/episode_{self.frames}.gif")
@@ -400,11 +405,19 @@ class Training:
 
     def _measure(self, policy: Any, *, other: bool = False) -> list[Episodes]:
         """Plays an evaluation's episodes; ``other`` swaps the most likely and sampled actions."""
+        return self.play(lambda: self.results.play(policy, other=other))
+
+    def play(self, episodes: Callable[[], list[Episodes]]) -> list[Episodes]:
+        """Plays episodes in the first process, apart from the training; returns them in all.
+
+        Args:
+            episodes (callable): plays the episodes and returns them.
+        """
         found: list[Episodes] = []
         with self.ranks.rank_zero_first() as first, SINGLE_PROCESS.active():
             if first:
                 with self._apart():
-                    found = self.results.play(policy, other=other)
+                    found = episodes()
         return self.ranks.broadcast(found)
 
     def _draw(self, path: str) -> None:
@@ -528,7 +541,7 @@ class Training:
             state = part_of(state, self.ranks, self.shards, self.num_envs)
         self.results.check(state)
         for name, part in self.parts.items():
-            part.load_state_dict(state[name])
+            part.load_state_dict(state.get(name, {}))
         self.iteration = self.saved_at = state["iteration"]
         self.seconds = state["seconds"]
         self.run.summary.update(state["summary"])

@@ -1,6 +1,7 @@
 """Runs of a suite: stopped and gone on with, failed, side by side, and kept from each other."""
 
 import csv
+import dataclasses
 import json
 import os
 import re
@@ -14,7 +15,9 @@ from runs import assert_same_run
 from torchrl_marl.apps.cli.main import main
 from torchrl_marl.apps.suites import run_suite
 from torchrl_marl.apps.suites.board import Board, frames_of
+from torchrl_marl.errors import ConfigError
 from torchrl_marl.training import training
+from torchrl_marl.training.config import read_run_config
 from torchrl_marl.training.folder import RunFolder
 
 pytestmark = pytest.mark.runs
@@ -189,3 +192,52 @@ def test_frames_are_read_of_whole_rows(tmp_path):
     assert frames_of(tmp_path) == 0
     table.write_text("iteration,frames,seconds\n1,40,0.1\n2,80,0.2\n3,12")
     assert frames_of(tmp_path) == 80
+
+
+class TestTogether:
+    """All seeds of a task and algorithm as one population, in the folders of separate runs."""
+
+    def test_members_are_the_runs_of_the_suite(self, here, capsys):
+        every = {"tasks": "two", "algorithms": "mappo", "seeds": 2, "jobs": 0}
+        apart = run_suite("mine.yaml", out="apart", **every)
+        both = run_suite("mine.yaml", out="both", together=True, **every)
+        assert [one.state for one in both] == ["finished", "finished"]
+        assert (here / "both" / "two" / "mappo" / "config.yaml").is_file()
+        for alone, member in zip(apart, both):
+            assert alone.run == member.run and member.summary["frames"] == 160
+            one, other = (
+                dataclasses.replace(read_run_config(x.folder), folder=None) for x in (alone, member)
+            )
+            assert one == other
+        with open("both/results.csv", newline="") as file:
+            assert [row["seed"] for row in csv.DictReader(file)] == ["0", "1"]
+        assert "two mappo seed 1: return" in capsys.readouterr().out
+
+    def test_a_stopped_population_is_resumed_exactly(self, monkeypatch):
+        every = {"tasks": "two", "algorithms": "mappo", "seeds": 2, "jobs": 0, "together": True}
+        whole = run_suite("mine.yaml", out="whole", **every)
+        with monkeypatch.context() as patch, pytest.raises(SystemExit):
+            stop_at(2, patch)
+            run_suite("mine.yaml", out="cut", **every)
+        with open("cut/results.csv", newline="") as file:
+            assert [row["state"] for row in csv.DictReader(file)] == ["stopped", "stopped"]
+        again = run_suite("mine.yaml", out="cut", resume=True, jobs=0, together=True)
+        for one, other in zip(whole, again):
+            assert_same_run(one.folder, other.folder)
+
+    @pytest.mark.parametrize(
+        ("given", "sentence"),
+        [
+            ("seeds=0,2", "expected consecutive numbers with --together; use seeds=0..1"),
+            ("evaluation.absolute_episodes=9", "use evaluation.absolute_episodes=0"),
+        ],
+    )
+    def test_what_is_no_population_is_refused(self, given, sentence, capsys):
+        assert main(["suite", "mine.yaml", "--together", "--dry-run", given]) == 2
+        assert sentence in capsys.readouterr().err
+
+    def test_separate_runs_do_not_become_members(self):
+        every = {"tasks": "two", "algorithms": "mappo", "seeds": 2, "jobs": 0}
+        run_suite("mine.yaml", **every)
+        with pytest.raises(ConfigError, match="seed0, seed1, which are not the members of this"):
+            run_suite("mine.yaml", resume=True, together=True, **every)

@@ -278,6 +278,7 @@ def _suite(suite: _Parser) -> None:
     suite.option("--out", "FOLDER", "folder; default: suite_NAME in the current folder", Path)
     suite.switch("--resume", "resume the suite in that folder, with the options it was begun with")
     _jobs(suite)
+    suite.switch("--together", "train all seeds of a task and algorithm as one population")
     suite.switch("--dry-run", "show tasks, frames and a forecast, and exit")
     suite.trust()
 
@@ -509,8 +510,11 @@ def _plot(plot: _Parser) -> None:
     "seeds. Writes an HTML page, Markdown and CSV.",
 )
 def _report(report: _Parser) -> None:
-    report.words("runs", "RUN", "folders with runs, or tables such as evaluations.csv", "+")
+    report.words(
+        "runs", "RUN", "folders with runs, or tables: evaluations.csv, marl-eval's JSON", "+"
+    )
     report.option("--out", "FOLDER", "folder; default: report", Path, Path("report"))
+    report.option("--json", "FILE", "file for the raw results, which marl-eval reads", Path)
     report.option(
         "--references",
         "FILE",

@@ -384,7 +384,7 @@ def _play_off(
     env.close()
     found = players.standing(table_of_all) if sides.alike else None
     # In an environment with asymmetric sides, the row's player has the first side.
-    what = "return with" if sides.alike else f"return as {next(iter(sides.agents[0]))}"
+    what = players.PARTNERS if sides.alike else f"return as {next(iter(sides.agents[0]))}"
     print(players.standing_text(names, table_of_all, found, what))
     paths = players.write_table(out, names, table_of_all, found)
     path = out / "crossplay.png"
@@ -422,7 +422,7 @@ def _report(parsed: argparse.Namespace) -> None:
     from torchrl_marl.apps.reports.answers import answers
     from torchrl_marl.apps.reports.page import write_report
 
-    found = write_report(parsed.runs, parsed.out, parsed.references)
+    found = write_report(parsed.runs, parsed.out, parsed.references, parsed.json)
     for sentence in found.left_out:
         print(f"left out: {sentence}", file=sys.stderr)
     print("\n".join([*answers(found), str(parsed.out / "report.html")]))

@@ -2,8 +2,9 @@
 
 The modules, in the order in which they work: ``curves`` (reads run folders and names their
 differences), ``grouping`` (runs by task and algorithm), ``aggregates`` (scores, references,
-estimates), ``results`` (a whole report, also from tables of other libraries), ``answers``
-(sentences), ``tables`` (Markdown, CSV), ``pictures`` (PNG) and ``page`` (HTML).
+estimates), ``marl_eval`` (raw results as JSON), ``results`` (a whole report, also from tables of
+other libraries), ``answers`` (sentences), ``tables`` (Markdown, CSV), ``pictures`` (PNG) and
+``page`` (HTML).
 """
 
 from typing import TYPE_CHECKING

@@ -142,7 +142,7 @@ def record_of(run: Curves) -> Record | str:
     if not finished:
         of = f" of {found.total_frames:,}" if found.total_frames > found.frames else ""
         notes.insert(0, f"has not finished; used up to frame {found.frames:,}{of}")
-    if run.settings and len(evaluation) and np.isnan(evaluation.agent_frames[-1]):
+    if "env.name" in run.settings and len(evaluation) and np.isnan(evaluation.agent_frames[-1]):
         known = run.training.get("frames", np.empty(0))
         end = f"ends at frame {known[-1]:,.0f}" if len(known) else "has no row"
         notes.append(f"has a metrics.csv that {end}; later evaluations have no agent frames")

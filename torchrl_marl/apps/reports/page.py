@@ -26,6 +26,7 @@ from torchrl_marl.apps.reports.answers import (
     ranged,
 )
 from torchrl_marl.apps.reports.grouping import Progress
+from torchrl_marl.apps.reports.marl_eval import raw_results
 from torchrl_marl.apps.reports.pictures import draw
 from torchrl_marl.apps.reports.results import Report, make_report
 from torchrl_marl.apps.reports.tables import (
@@ -196,6 +197,7 @@ def write_report(
     runs: Iterable[str | Path] | str | Path,
     folder: str | Path = "report",
     references: str | Path | None = None,
+    raw: str | Path | None = None,
 ) -> Report:
     """Writes a report over runs: an HTML page, Markdown, and CSV tables.
 
@@ -208,6 +210,7 @@ def write_report(
         runs (list of paths): folders and tables, as for :func:`make_report`.
         folder (str or Path): output folder; an earlier report in it is replaced.
         references (path, optional): file of reference returns, as for :func:`make_report`.
+        raw (path, optional): JSON file for the raw results, which marl-eval reads.
 
     Returns:
         Report: all results.
@@ -227,6 +230,8 @@ def write_report(
     _write(folder / "results.csv", results_csv(found))
     _write(folder / "evaluations.csv", evaluations_csv(found))
     _write(folder / "curves.csv", curves_csv(found))
+    if raw is not None:
+        _write(Path(raw), json.dumps(raw_results(found.tasks), indent=1) + "\n")
     return found
 
 

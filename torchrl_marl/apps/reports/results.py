@@ -32,6 +32,7 @@ from torchrl_marl.apps.reports.grouping import (
     record_of,
     without_copies,
 )
+from torchrl_marl.apps.reports.marl_eval import read_raw_results
 from torchrl_marl.errors import CheckpointError, ConfigError, quoted
 
 __all__ = ["Report", "join", "make_report", "read_table"]
@@ -147,7 +148,7 @@ def join(tasks: Sequence[Task], tables: Iterable[Foreign]) -> list[Task]:
     joined = {task.name: Task(task.name, task.settings, {**task.algorithms}) for task in tasks}
     for table in tables:
         for (name, algorithm), records in table.items():
-            settings = {"env.library": "", "env.name": name}
+            settings = {"env.library": "", "env.name": name, **records[0].run.settings}
             task = joined.setdefault(name, Task(name, settings, {}))
             if algorithm in task.algorithms:
                 raise ConfigError(
@@ -157,6 +158,9 @@ def join(tasks: Sequence[Task], tables: Iterable[Foreign]) -> list[Task]:
                 )
             task.algorithms[algorithm] = list(records)
     return sorted(joined.values(), key=lambda task: task.name)
+
+
+_READERS = {".csv": read_table, ".json": read_raw_results}
 
 
 @dataclass(frozen=True)
@@ -192,7 +196,8 @@ def make_report(
 
     Args:
         runs (list of paths): run folders, or folders above them; a ``.csv`` file is a table
-            of evaluations, from an earlier report or another library.
+            of evaluations, from an earlier report or another library, and a ``.json`` file has
+            the raw results of ``--json``, Mava or BenchMARL.
         references (path, optional): file of reference returns that replaces ``references.yaml``
             beside this module, in the same form.
 
@@ -203,14 +208,14 @@ def make_report(
     """
     entries = read_references(None if references is None else Path(references))
     given = [runs] if isinstance(runs, (str, os.PathLike)) else list(runs)
-    tables = [Path(path) for path in given if str(path).endswith(".csv") and Path(path).is_file()]
+    tables = [path for path in map(Path, given) if path.suffix in _READERS and path.is_file()]
     folders = [path for path in given if Path(path) not in tables]
     found, left_out = find_runs(folders) if folders or not tables else ([], [])
     records = [record_of(run) for run in found]
     usable, copies = without_copies([x for x in records if isinstance(x, Record)])
     usable, repeats = each_seed_once(usable)
     left_out += [record for record in records if isinstance(record, str)] + copies + repeats
-    foreign = [read_table(path) for path in tables]
+    foreign = [_READERS[path.suffix](path) for path in tables]
     left_out += [sentence for _, without in foreign for sentence in without]
     tasks = join(group(usable), (runs for runs, _ in foreign))
     if not tasks:

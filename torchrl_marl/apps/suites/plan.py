@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,19 @@ from torchrl_marl.errors import ConfigError, nearest, quoted
 from torchrl_marl.learners.algorithms import ALGORITHMS
 from torchrl_marl.recipes import load_config
 from torchrl_marl.settings import Reader, flatten, merged, normalized, read_yaml, unfold, unread
-from torchrl_marl.training.config import TrainConfig
+from torchrl_marl.training.config import TrainConfig, seed_folders
+from torchrl_marl.training.sections import PopulationConfig
 
-__all__ = ["Plan", "Suite", "SuiteRun", "make_plan", "read_suite", "suite_names"]
+__all__ = [
+    "Plan",
+    "Suite",
+    "SuiteRun",
+    "make_plan",
+    "placed",
+    "populations",
+    "read_suite",
+    "suite_names",
+]
 
 Pair = tuple[str, str]
 
@@ -161,6 +171,48 @@ def make_plan(
         "settings": flatten(overrides),
     }
     return Plan(table, tuple(runs), selection)
+
+
+def populations(plan: Plan, folder: Path) -> list[list[SuiteRun]]:
+    """Returns the runs of each task and algorithm, which are trained as one population.
+
+    Args:
+        plan (Plan): the runs.
+        folder (Path): output folder.
+
+    Raises:
+        ConfigError: the seeds are not consecutive, a setting does not fit a population, or the
+            folder has runs of other seeds.
+    """
+    seeds = plan.selection["seeds"]
+    if seeds != list(range(seeds[0], seeds[0] + len(seeds))):
+        raise ConfigError(
+            f"seeds is {','.join(map(str, seeds))}, expected consecutive numbers with --together; "
+            f"use seeds={min(seeds)}..{min(seeds) + len(seeds) - 1}."
+        )
+    pairs = dict.fromkeys(run.pair for run in plan.runs)
+    units = [[run for run in plan.runs if run.pair == pair] for pair in pairs]
+    for unit in units:
+        own = placed(unit, folder)
+        own.check()
+        known = [path.name for path in seed_folders(str(own.folder))]
+        begun = Path(str(own.folder), "config.yaml").is_file() or len(unit) == 1
+        if known and not (begun and known == [run.place.name for run in unit]):
+            raise ConfigError(
+                f"{str(own.folder)!r} has {', '.join(known)}, which are not the members of this "
+                "population; use the same seeds, leave out --together, or choose another --out."
+            )
+    return units
+
+
+def placed(unit: Sequence[SuiteRun], out: Path) -> TrainConfig:
+    """Returns the settings of a run, or of several runs as a population, with their folder."""
+    first = unit[0]
+    if len(unit) == 1:
+        return replace(first.config, folder=str(out / first.place))
+    members = PopulationConfig(size=len(unit))
+    place = str(out / first.place.parent)
+    return replace(first.config, folder=place, population=members)
 
 
 def seeds_of(value: Any) -> list[int]:

@@ -31,6 +31,8 @@ from torchrl_marl.apps.suites.plan import (
     SuiteRun,
     clock,
     make_plan,
+    placed,
+    populations,
     read_suite,
     seeds_of,
     suite_names,
@@ -74,6 +76,7 @@ def run_suite(
     launcher: str = "processes",
     slurm: Mapping[str, Any] = MappingProxyType({}),
     trust: bool = False,
+    together: bool = False,
     said: Callable[[str], None] = print,
     **settings: Any,
 ) -> list[Result]:
@@ -95,6 +98,7 @@ def run_suite(
         out (str or Path, optional): output folder; default: ``suite_NAME``.
         resume (bool): True to continue in that folder; omitted arguments are taken from it.
         trust (bool): True to run code and follow links of a folder that another user owns.
+        together (bool): True to train all seeds of a task and algorithm as one population.
         jobs (int): number of concurrent runs, each in a process with one thread; 0: one by one
             in this process.
         launcher (str): ``processes`` of this machine, ``ray`` tasks, or ``slurm`` jobs.
@@ -121,6 +125,8 @@ def run_suite(
     with trusting(trust):
         plan, folder = plan_of(suite, out, resume, {**given, "settings": settings})
         how: dict[str, Any] = {"launcher": launcher, "slurm": slurm}
+        if together:
+            how["gather"] = by_population(populations(plan, folder))
         return train_plan(plan, folder, resume=resume, jobs=jobs, said=said, **how)
 
 
@@ -131,7 +137,22 @@ def one_by_one(out: Path, runs: Sequence[SuiteRun]) -> list[tuple[TrainConfig, l
         out (Path): output folder.
         runs (sequence of SuiteRun): runs to train.
     """
-    return [(dataclasses.replace(run.config, folder=str(out / run.place)), [run]) for run in runs]
+    return [(placed([run], out), [run]) for run in runs]
+
+
+def by_population(units: Sequence[list[SuiteRun]]) -> Gather:
+    """Returns a function that gathers the waiting runs into populations.
+
+    Args:
+        units (sequence of list of SuiteRun): members of each population.
+    """
+
+    def gather(out: Path, runs: Sequence[SuiteRun]) -> list[tuple[TrainConfig, list[SuiteRun]]]:
+        waiting = {run.place for run in runs}
+        chosen = [unit for unit in units if any(run.place in waiting for run in unit)]
+        return [(placed(unit, out), unit) for unit in chosen]
+
+    return gather
 
 
 def train_plan(
@@ -470,6 +491,7 @@ def suite_command(
     trust: bool = False,
     launcher: str = "processes",
     slurm: Sequence[str] = (),
+    together: bool = False,
 ) -> None:
     """Trains a suite, or shows its plan.
 
@@ -485,6 +507,7 @@ def suite_command(
         launcher (str): ``processes``, ``ray`` or ``slurm``.
         slurm (sequence of str): options for Slurm, as ``key=value``.
         trust (bool): True to run the code that another user's folder names.
+        together (bool): True to train all seeds of a task and algorithm as one population.
 
     Raises:
         UserError: arguments or settings are invalid, or a run failed.
@@ -495,12 +518,14 @@ def suite_command(
     if dry_run:
         plan, folder = plan_of(texts[0], out, resume, selection)
         check_folder(folder, plan, resume=resume)
+        if together:
+            populations(plan, folder)
         print(plan_table(plan, folder, max(jobs, 1)))
         return
     silence_libraries()
     settings = selection.pop("settings")
     how: dict[str, Any] = {"out": out, "resume": resume, "jobs": jobs, "trust": trust}
-    how |= {"launcher": launcher, "slurm": parse_slurm(slurm)}
+    how |= {"launcher": launcher, "slurm": parse_slurm(slurm), "together": together}
     results = run_suite(texts[0], **how, **selection, **settings)
     print(results_table(results))
     print(results[0].folder.parents[2] / "results.csv")

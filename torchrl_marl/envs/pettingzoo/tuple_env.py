@@ -17,13 +17,14 @@ from torchrl_marl.runtime.import_path import refuse_current
 
 __all__ = ["PACKAGES", "TupleEnv", "as_team", "has_tuple_spaces", "named"]
 
-# Package -> ids of the environments for which returns are published; the package has more.
+# Package -> ids of the environments for which returns are published; the package has more. LBF 2.0
+# registers at most four foods; five, as in the published 15x15-3p-5f, are ``max_num_food=5``.
 PACKAGES = {
     "rware": ("rware-tiny-2ag-v2", "rware-tiny-4ag-v2", "rware-small-4ag-v2"),
     "lbforaging": (
         "Foraging-8x8-2p-2f-coop-v3",
         "Foraging-10x10-3p-3f-v3",
-        "Foraging-15x15-3p-5f-v3",
+        "Foraging-15x15-3p-4f-v3",
     ),
 }
 _LIMITS = ("max_steps", "_max_episode_steps", "max_episode_steps")
@@ -38,13 +39,14 @@ class TupleEnv:
 
     Args:
         env (gymnasium.Env): environment with ``Tuple`` observation and action spaces.
+        common_reward (bool): True if each agent gets the sum of all agents' rewards.
 
     Raises:
         SpecError: if the spaces are not tuples of the same length.
     """
 
-    def __init__(self, env: Any) -> None:
-        self.env = env
+    def __init__(self, env: Any, *, common_reward: bool = False) -> None:
+        self.env, self.common_reward = env, common_reward
         self._observations, self._actions = env.observation_space, env.action_space
         lengths = [len(getattr(x, "spaces", ())) for x in (self._observations, self._actions)]
         if not has_tuple_spaces(env) or lengths[0] != lengths[1]:
@@ -84,6 +86,8 @@ class TupleEnv:
         ended = bool(terminated and not truncated)
         shared = not hasattr(earned, "__len__")
         rewards = [earned] * len(acts) if shared else [float(x) for x in earned]
+        if self.common_reward and not shared:
+            rewards = [sum(rewards)] * len(rewards)
         agents = self.possible_agents
         if ended or truncated:
             self.agents = []
@@ -176,10 +180,17 @@ def named(name: str) -> Callable[..., Any] | None:
     return functools.partial(_made, package, own_id)
 
 
-def _made(package: str, own_id: str, render_mode: str | None = None, **kwargs: Any) -> Any:
+def _made(
+    package: str,
+    own_id: str,
+    render_mode: str | None = None,
+    common_reward: bool = False,
+    **kwargs: Any,
+) -> Any:
     """Builds a registered environment; its package registers it when it is imported."""
     import gymnasium
 
     importlib.import_module(package)
     # Gymnasium's checker allows only a number as reward.
-    return gymnasium.make(own_id, disable_env_checker=True, render_mode=render_mode, **kwargs)
+    env = gymnasium.make(own_id, disable_env_checker=True, render_mode=render_mode, **kwargs)
+    return TupleEnv(env, common_reward=True) if common_reward else env

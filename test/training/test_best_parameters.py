@@ -1,0 +1,83 @@
+"""Evenly spaced evaluations, and the episodes after training with the best parameters."""
+
+import json
+
+import pytest
+from runs import small_config, table
+
+import torchrl_marl
+from torchrl_marl.errors import ConfigError
+from torchrl_marl.runs import resume
+from torchrl_marl.specs import TeamSpec
+from torchrl_marl.training import train
+from torchrl_marl.training.config import TrainConfig
+from torchrl_marl.training.environments import EVALUATION_SEED
+from torchrl_marl.training.evaluation import play
+from torchrl_marl.training.progress import is_due
+
+PROTOCOL = {
+    "evaluation.count": 6,
+    "evaluation.episodes": 4,
+    "evaluation.absolute_episodes": 10,
+    "learner.lr": 0.1,  # too large, so that returns go up and down
+}
+
+
+def config_of(folder, **settings):
+    return small_config(folder=str(folder), **{**PROTOCOL, **settings})
+
+
+def test_evaluations_are_evenly_spaced():
+    """122 of 20 million frames in batches of 1,000: each in the batch that reaches i / 122."""
+    every = TrainConfig(total_frames=20_000_000).evaluation.period(20_000_000)
+    assert every is None
+    every = small_config(**{"evaluation.count": 122}).evaluation.period(20_000_000)
+    due = [f for f in range(1000, 20_000_000, 1000) if is_due(every, f, 1000)]
+    assert due == [-(-20_000_000 * i // 122_000) * 1000 for i in range(1, 122)]
+
+
+def test_the_best_parameters_play_more_episodes(tmp_path):
+    run = train(config_of(tmp_path / "a"))
+    rows = table(run.folder / "evaluation.csv")
+    assert [int(row["frames"]) for row in rows] == [0, 80, 160, 240, 320, 400, 480]
+    returns = [float(row["return_mean"]) for row in rows]
+    best = returns.index(max(returns))
+    absolute = run.summary["absolute"]
+    assert absolute["frames"] == 80 * best < 480 and absolute["episodes"] == 10
+    assert absolute["return_mean"] == run.summary["return_absolute"]
+    # The same run, up to these parameters.
+    for iteration in torchrl_marl.iterate(config_of(tmp_path / "b")):
+        if iteration.frames == absolute["frames"]:
+            break
+    env, policy = iteration.run.make_env(num_envs=4), iteration.run.policy
+    played = play(env, policy, TeamSpec.from_env(env), episodes=10, seed=EVALUATION_SEED + 1)
+    assert played.figures()["return_mean"] == absolute["return_mean"]
+    assert json.loads((run.folder / "summary.json").read_text())["absolute"] == absolute
+
+
+def test_training_stays_the_same_and_is_resumed(tmp_path):
+    whole = train(config_of(tmp_path / "whole"))
+    plain = train(config_of(tmp_path / "plain", **{"evaluation.absolute_episodes": 0}))
+    names = ("iteration", "frames", "agents/episode_reward", "agents/lr")
+    rows = [
+        [[row[k] for k in names] for row in table(r.folder / "metrics.csv")] for r in (whole, plain)
+    ]
+    assert rows[0] == rows[1] and "absolute" not in plain.summary
+    for iteration in torchrl_marl.iterate(config_of(tmp_path / "cut")):
+        if iteration.frames == 320:
+            break
+    assert resume(tmp_path / "cut").summary["absolute"] == whole.summary["absolute"]
+
+
+def test_a_run_may_ask_for_it_when_it_is_resumed(tmp_path):
+    settings = {"evaluation.absolute_episodes": 0, "total_frames": 240}
+    train(config_of(tmp_path / "a", **settings))
+    more = {"evaluation.absolute_episodes": 5, "total_frames": 480}
+    assert resume(tmp_path / "a", **more).summary["absolute"]["episodes"] == 5
+
+
+def test_members_of_a_population_are_refused():
+    with pytest.raises(ConfigError, match="use evaluation.absolute_episodes=0, or separate runs"):
+        small_config(**PROTOCOL, **{"population.size": 2}).check()
+    with pytest.raises(ConfigError, match="absolute_episodes is 10, which needs evaluations"):
+        small_config(**{"evaluation.absolute_episodes": 10, "evaluation.episodes": 0}).check()
