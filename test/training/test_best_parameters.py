@@ -13,7 +13,7 @@ from torchrl_marl.training import train
 from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.environments import EVALUATION_SEED
 from torchrl_marl.training.evaluation import play
-from torchrl_marl.training.progress import is_due
+from torchrl_marl.training.progress import evaluation_period, is_due
 
 PROTOCOL = {
     "evaluation.count": 6,
@@ -29,9 +29,9 @@ def config_of(folder, **settings):
 
 def test_evaluations_are_evenly_spaced():
     """122 of 20 million frames in batches of 1,000: each in the batch that reaches i / 122."""
-    every = TrainConfig(total_frames=20_000_000).evaluation.period(20_000_000)
+    every = evaluation_period(TrainConfig(total_frames=20_000_000))
     assert every is None
-    every = small_config(**{"evaluation.count": 122}).evaluation.period(20_000_000)
+    every = evaluation_period(small_config(**{"evaluation.count": 122, "total_frames": 20_000_000}))
     due = [f for f in range(1000, 20_000_000, 1000) if is_due(every, f, 1000)]
     assert due == [-(-20_000_000 * i // 122_000) * 1000 for i in range(1, 122)]
 

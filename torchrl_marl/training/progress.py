@@ -26,6 +26,7 @@ __all__ = [
     "Iteration",
     "StopAtReturn",
     "Until",
+    "evaluation_period",
     "figures_of",
     "is_due",
     "returns_of",
@@ -112,7 +113,7 @@ class StopAtReturn:
     def __init__(self, config: TrainConfig) -> None:
         self.limit = config.stop_at_return
         self.episodes = max(1, config.evaluation.episodes)
-        self.by_evaluation = config.evaluation.period(config.total_frames) is not None
+        self.by_evaluation = evaluation_period(config) is not None
         self._evaluated: float | None = None
         self._last: deque[tuple[float, int]] = deque()
 
@@ -229,6 +230,12 @@ class Until(Part):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores a saved state."""
         self.found = {name: float(value) for name, value in state.items()}
+
+
+def evaluation_period(config: TrainConfig) -> float | None:
+    """Returns the frames between two evaluations during training, or None."""
+    settings = config.evaluation
+    return settings.every_frames if settings.count is None else config.total_frames / settings.count
 
 
 def is_due(every: float | None, frames: int, collected: int) -> bool:

@@ -78,7 +78,7 @@ def check_until(run: TrainConfig) -> None:
                 "return_min, return_max, length_mean, GROUP/episode_reward, or a metric that a "
                 "callback logs in on_evaluation."
             )
-    if limits and run.evaluation.period(run.total_frames) is None:
+    if limits and run.evaluation.every_frames is None and run.evaluation.count is None:
         raise ConfigError(
             "until is given, but evaluation.every_frames is null, so that no evaluation takes "
             f"place during training; use evaluation.every_frames={run.frames_per_batch}."
@@ -113,15 +113,6 @@ class EvaluationConfig:
     """Training frames between two animations, which are written to ``animations/``; null: none."""
     episodes_shown: Annotated[int, Range(1, 16)] = 1
     """Number of episodes in one animation."""
-
-    def period(self, total_frames: int) -> float | None:
-        """Returns the frames between two evaluations during training, or None.
-
-        Examples:
-            >>> EvaluationConfig(count=4).period(1000)
-            250.0
-        """
-        return self.every_frames if self.count is None else total_frames / self.count
 
 
 @dataclass(frozen=True)

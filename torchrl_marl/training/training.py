@@ -34,7 +34,14 @@ from torchrl_marl.training.interruption import Interruption
 from torchrl_marl.training.metrics import EpisodeTracker, count_agent_frames
 from torchrl_marl.training.origin import made_by
 from torchrl_marl.training.part import Part, Progress
-from torchrl_marl.training.progress import Iteration, Until, figures_of, is_due, write_summary
+from torchrl_marl.training.progress import (
+    Iteration,
+    Until,
+    evaluation_period,
+    figures_of,
+    is_due,
+    write_summary,
+)
 from torchrl_marl.training.results import RunResults
 
 __all__ = ["Iteration", "Training", "with_run_rng"]
@@ -366,7 +373,7 @@ class Training:
 
     def _do_what_is_due(self, collected: int) -> None:
         settings, now = self.config.evaluation, (self.frames, collected)
-        every = settings.period(self.config.total_frames)
+        every = evaluation_period(self.config)
         if self.trials is None and not self.done and is_due(every, *now):
             self.results.scheduled(self.evaluate())
         if not self.done and is_due(settings.animate_every, *now):
