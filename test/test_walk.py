@@ -19,15 +19,15 @@ from test_layers import MODULES, NAMES, PACKAGE, name_of, run_time_imports_of
 pytestmark = pytest.mark.wheel
 
 BUDGETS = {  # today's numbers; beside them what was asked for
-    "files that an iteration of MAPPO enters": 31,  # 34
-    "files that an iteration of QMIX enters": 36,  # 36
-    "files that an iteration of QMIX that learns enters": 42,
+    "files that an iteration of MAPPO enters": 30,  # 34
+    "files that an iteration of QMIX enters": 35,  # 36
+    "files that an iteration of QMIX that learns enters": 41,
     "files that an iteration of a league enters": 46,  # 46
     "files that MAPPO's learn enters": 15,
     "lines of code in the files that MAPPO's learn enters": 2986,  # 2,900; rates by the KL: 51
     "modules that an eager run loads": 178,  # 200
     "files of Python": 380,  # 330; MuJoCo took eight, domain randomization four
-    "lines of code": 54579,  # 41,500; smaller graphs and their build took 1,000
+    "lines of code": 54588,  # 41,500; smaller graphs and their build took 1,000
     "files at the root of the package": 8,  # 8; py.typed is one
     "folders at the root of the package": 16,  # 16
     "circles of imports": 0,
