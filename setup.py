@@ -103,7 +103,6 @@ setup(
         "torchrl_marl": [
             "configs/*.yaml",
             "capture/graph_runtime.h",
-            "capture/graphs/*/*",
             "capture/graphs/*/*/*",
             "apps/suites/*.yaml",
             "apps/reports/*.yaml",

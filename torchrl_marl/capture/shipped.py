@@ -16,7 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-__all__ = ["FOLDER", "KINDS", "agrees", "folder", "machine"]
+__all__ = ["FOLDER", "KINDS", "RECIPES", "agrees", "folder", "machine"]
+
+RECIPES = ("vmas_balance_mappo",)
+"""Recipes whose graphs come with the package; they have one thread."""
 
 FOLDER = Path(__file__).with_name("graphs")
 

@@ -16,6 +16,7 @@ import torch
 
 from torchrl_marl.capture import shipped
 from torchrl_marl.capture.program import announce
+from torchrl_marl.recipes import load_config
 from torchrl_marl.runtime.import_path import child_path
 from torchrl_marl.settings import to_yaml
 from torchrl_marl.training.config import TrainConfig
@@ -112,7 +113,11 @@ def _pays(config: TrainConfig, env: EnvBase) -> bool:
 def _is_shipped(config: TrainConfig) -> bool:
     """Returns whether graphs for these settings come with the package."""
     folder = shipped.folder(config.threads or torch.get_num_threads())
-    return folder is not None and (folder / _settings_of(config)).exists()
+    if folder is None or not folder.is_dir():
+        return False
+    where = {"execution": config.execution, "device": config.device}
+    recipes = [load_config(name, where) for name in shipped.RECIPES]
+    return _settings_of(config) in map(_settings_of, recipes)
 
 
 def _mark_of(config: TrainConfig) -> Path:
