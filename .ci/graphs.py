@@ -33,6 +33,12 @@ def build(kind: str) -> None:
     folder.mkdir(parents=True)
     # The compiler's code, for any processor of the kind instead of this one.
     build._FLAGS.update({"-march=native": f"-march={kind}", "-mavx512vnni": "", "-lgomp": ""})
+    # Names of files in messages, without the folders of this machine.
+    temporary = f"{tempfile.gettempdir()}/{tempfile.gettempprefix()}"
+    names = {torch.__path__[0]: "torch", temporary: "graph_"}
+    maps = [f"-ffile-prefix-map={old}={new}" for old, new in names.items()]
+    command = build._command
+    build._command = lambda *given, **options: [*command(*given, **options), *maps]
     inductor.cpp.simdlen = 512 if vectors == "AVX512" else 256
     stored._folder, stored._machine = lambda: folder, shipped.machine
     stored._shipped = lambda *_: None

@@ -97,7 +97,7 @@ def test_the_compiler_gets_a_sum_that_it_knows():
 
 
 @pytest.mark.compiled
-def test_a_compiled_sum_has_the_bits_of_the_chain():
+def test_a_compiled_sum_is_that_of_the_chain_up_to_rounding():
     def total(x):
         return [sum((x[i].sin() for i in range(1, 40)), x[0])]
 

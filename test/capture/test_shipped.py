@@ -100,6 +100,15 @@ def test_a_machine_of_another_kind_compiles(monkeypatch):
     assert shipped.folder(1) is None
 
 
+def test_they_hold_no_folders_of_the_machine_that_built_them():
+    libraries = list(shipped.FOLDER.glob("*/*/graph.so"))
+    assert len(libraries) == 4
+    for library in libraries:
+        found = library.read_bytes()
+        assert b"cpp_prefix.h" not in found or b"torch/include/torch" in found
+        assert b"site-packages" not in found and b"/tmp" not in found
+
+
 class Compiled(Exception):
     """Raised in place of a compilation."""
 
