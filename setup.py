@@ -103,6 +103,7 @@ setup(
         "torchrl_marl": [
             "configs/*.yaml",
             "capture/graph_runtime.h",
+            "capture/graphs/*.yaml",
             "capture/graphs/*/*/*",
             "apps/suites/*.yaml",
             "apps/reports/*.yaml",

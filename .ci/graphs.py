@@ -15,7 +15,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 from typing import Any
+
+RECIPES = ("vmas_balance_mappo",)  # with one thread
 
 
 def build(kind: str) -> None:
@@ -43,7 +46,7 @@ def build(kind: str) -> None:
     stored._folder, stored._machine = lambda: folder, shipped.machine
     stored._shipped = lambda *_: None
     background_compile._is_shipped = lambda config: True  # no second process compiles
-    for recipe in shipped.RECIPES:
+    for recipe in RECIPES:
         with tempfile.TemporaryDirectory() as run:
             settings: dict[str, Any] = {"folder": f"{run}/run", "logging": {"progress": False}}
             next(iter(torchrl_marl.iterate(recipe, **settings)))
@@ -58,9 +61,14 @@ def main() -> None:
     kind = parser.parse_args().kind
     if kind is not None:
         return build(kind)
+    import torchrl_marl
     from torchrl_marl.capture import shipped
 
     shutil.rmtree(shipped.FOLDER, ignore_errors=True)
+    shipped.FOLDER.mkdir()
+    recipes = Path(torchrl_marl.__file__).parent / "configs"
+    for recipe in RECIPES:
+        shutil.copy(recipes / f"{recipe}.yaml", shipped.FOLDER)
     for kind, (vectors, _) in shipped.KINDS.items():
         with tempfile.TemporaryDirectory() as cache:
             own = {"TORCHINDUCTOR_CACHE_DIR": cache, "ATEN_CPU_CAPABILITY": vectors.lower()}

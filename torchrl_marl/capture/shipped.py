@@ -16,12 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-__all__ = ["FOLDER", "KINDS", "RECIPES", "agrees", "folder", "machine"]
-
-RECIPES = ("vmas_balance_mappo",)
-"""Recipes whose graphs come with the package; they have one thread."""
+__all__ = ["FOLDER", "KINDS", "agrees", "folder", "machine"]
 
 FOLDER = Path(__file__).with_name("graphs")
+"""Graphs of each kind of processor, and the recipes they were built from."""
 
 # Kinds of processors: the vector instructions that torch uses, and the flags of Linux that the C++
 # compiler's kind of the same name needs.

@@ -16,9 +16,8 @@ import torch
 
 from torchrl_marl.capture import shipped
 from torchrl_marl.capture.program import announce
-from torchrl_marl.recipes import load_config
 from torchrl_marl.runtime.import_path import child_path
-from torchrl_marl.settings import to_yaml
+from torchrl_marl.settings import read, read_yaml, to_yaml
 from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.part import Part
 from torchrl_marl.version import __version__
@@ -116,8 +115,10 @@ def _is_shipped(config: TrainConfig) -> bool:
     if folder is None or not folder.is_dir():
         return False
     where = {"execution": config.execution, "device": config.device}
-    recipes = [load_config(name, where) for name in shipped.RECIPES]
-    return _settings_of(config) in map(_settings_of, recipes)
+    recipes = map(read_yaml, shipped.FOLDER.glob("*.yaml"))
+    return any(
+        _settings_of(config) == _settings_of(read(TrainConfig, recipe, where)) for recipe in recipes
+    )
 
 
 def _mark_of(config: TrainConfig) -> Path:
