@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from torchrl_marl.envs.jaxmarl import JaxMarlEnv
     from torchrl_marl.envs.make import make_env
     from torchrl_marl.envs.marl_env import MarlEnv
+    from torchrl_marl.envs.mjlab import MjlabEnv
     from torchrl_marl.envs.mujoco import MujocoEnv
     from torchrl_marl.envs.pettingzoo import PettingZooEnv
     from torchrl_marl.envs.randomization import randomized
