@@ -60,9 +60,15 @@ class Scenery:
         return list(itertools.combinations(range(self.n_agents), 2))
 
 
-def key_of(robot: str, n_agents: int) -> str:
-    """Returns a text that names a scene; see :func:`build_scenery`."""
-    return json.dumps([robot, n_agents])
+def key_of(robot: str, n_agents: int, cone: str | None = None) -> str:
+    """Returns a text that names a scene; see :func:`build_scenery`.
+
+    Args:
+        robot (str): name of the robot.
+        n_agents (int): number of robots.
+        cone (str, optional): friction cones; None for those of mjlab's task.
+    """
+    return json.dumps([robot, n_agents, cone])
 
 
 @functools.cache
@@ -78,8 +84,9 @@ def build_scenery(key: str) -> Scenery:
     Raises:
         MissingExtraError: mjlab is not installed.
     """
-    robot, n_agents = json.loads(key)
+    robot, n_agents, cone = json.loads(key)
     task = _task(ROBOTS[robot].task)
+    physics = task.sim.mujoco if cone is None else replace(task.sim.mujoco, cone=cone)
     model, sensors = _compiled(task.scene.entities["robot"], n_agents)
     n_joints = model.nu // n_agents
     order = [_bare(model.joint(1 + i).name) for i in range(n_joints)]
@@ -89,6 +96,7 @@ def build_scenery(key: str) -> Scenery:
         model=model,
         simulation=replace(
             task.sim,
+            mujoco=physics,
             nconmax=n_agents * (task.sim.nconmax or _CONTACTS),
             njmax=n_agents * task.sim.njmax,
         ),

@@ -28,7 +28,7 @@ from torchrl_marl.envs.mjlab.formation import (
     slots,
 )
 from torchrl_marl.envs.mjlab.rewards import FormationReward
-from torchrl_marl.envs.mjlab.robots import FORMATIONS, ROBOTS, TASKS
+from torchrl_marl.envs.mjlab.robots import CONES, FORMATIONS, ROBOTS, TASKS
 from torchrl_marl.envs.scene import Picture, Stage
 from torchrl_marl.errors import ConfigError, nearest, quoted
 from torchrl_marl.specs import AgentSpec
@@ -83,6 +83,8 @@ class MjlabEnv(MarlEnv):
         speed (float): largest forward velocity of the formation, in m/s.
         turn_rate (float): largest turn rate of the formation, in rad/s.
         action_scale (float): scale of the actions, as a multiple of mjlab's.
+        cone (str, optional): friction cones, ``"elliptic"`` or ``"pyramidal"``, which is faster on
+            a CPU; None for those of mjlab's task of the robot.
         max_steps (int, optional): time limit of an episode in steps of 20 ms, 1,000 by default.
         seed, device, check: as in :class:`MarlEnv`.
 
@@ -117,6 +119,7 @@ class MjlabEnv(MarlEnv):
         speed: float = 1.0,
         turn_rate: float = 0.5,
         action_scale: float = 2.0,
+        cone: str | None = None,
         max_steps: int | None = None,
         seed: int | None = None,
         device: torch.device | str | None = None,
@@ -127,9 +130,9 @@ class MjlabEnv(MarlEnv):
         super().__init__(
             num_envs, max_steps=limit, seed=seed, device=device, check=check, **unknown
         )
-        _check(task=task, robot=robot, formation=formation)
+        _check(task=task, robot=robot, formation=formation, cone=cone)
         check_least("MjlabEnv", n_agents=(n_agents, 1), speed=(speed, 0), turn_rate=(turn_rate, 0))
-        self._robot, self._key = robot, key_of(robot, n_agents)
+        self._robot, self._key = robot, key_of(robot, n_agents, cone)
         self._limits = speed, turn_rate
         self._rewards = FormationReward()
         scenery = self.scenery
@@ -285,10 +288,10 @@ class MjlabEnv(MarlEnv):
         return Stage("formation", (0.0, 0.0), (half, half), None)
 
 
-def _check(**given: str) -> None:
-    known = {"task": TASKS, "robot": sorted(ROBOTS), "formation": sorted(FORMATIONS)}
+def _check(**given: str | None) -> None:
+    known = {"task": TASKS, "robot": sorted(ROBOTS), "formation": sorted(FORMATIONS), "cone": CONES}
     for what, value in given.items():
-        if value not in known[what]:
+        if value is not None and value not in known[what]:
             raise ConfigError(
                 f"unknown {what} {quoted(value)} of mjlab; {nearest(value, known[what])}expected "
                 f"one of {', '.join(known[what])}."

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from torchrl_marl.envs.libraries import Library
-from torchrl_marl.envs.mjlab.robots import FORMATIONS, TASKS
+from torchrl_marl.envs.mjlab.robots import CONES, FORMATIONS, TASKS
 from torchrl_marl.settings import OneOf, Positive, Range
 
 __all__ = ["LIBRARY", "MjlabArguments"]
@@ -30,6 +30,8 @@ class MjlabArguments:
     """Largest turn rate of the formation, in rad/s."""
     action_scale: Positive = 2.0
     """Scale of the actions, as a multiple of mjlab's."""
+    cone: Annotated[str | None, OneOf(CONES)] = None
+    """Friction cones of the physics. null: those of mjlab's task of the robot."""
 
 
 LIBRARY = Library(

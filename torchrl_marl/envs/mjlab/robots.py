@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["FORMATIONS", "ROBOTS", "TASKS", "Robot"]
+__all__ = ["CONES", "FORMATIONS", "ROBOTS", "TASKS", "Robot"]
 
 TASKS = ("formation",)
 """Names of the tasks."""
+CONES = {"elliptic": "exact", "pyramidal": "faster on a CPU"}
+"""Friction cones of the physics."""
 FORMATIONS = {
     "circle": "a ring, the first agent in front",
     "column": "one behind the other",
