@@ -184,7 +184,7 @@ class TestValues:
             (
                 "env.library=gym",
                 "env.library is 'gym', expected vmas, pettingzoo, jaxmarl, isaaclab, mujoco, "
-                "toy or external; their environments have one agent each; for a team use "
+                "mjlab, toy or external; their environments have one agent each; for a team use "
                 "env=pettingzoo/mpe2/simple_spread_v3.",
             ),
             (

@@ -56,6 +56,7 @@ EXPECTED = {
     "pettingzoo_ant_matd3",
     *("mujoco_ant_mappo", "mujoco_halfcheetah_masac"),
     "pettingzoo_foraging_mappo",
+    "mjlab_formation_mappo",
     "isaaclab_handover_mappo",
     "isaaclab_pendulum_mappo",
     "pettingzoo_ant_ippo",
@@ -110,6 +111,8 @@ def needs(name):
         pytest.importorskip("jaxmarl")
     if library == "external":
         pytest.importorskip("msgpack")
+    if library == "mjlab":
+        pytest.skip("needs mjlab; test/envs/test_mjlab.py trains its recipe")
     if library == "isaaclab":
         pytest.skip("needs Isaac Lab; test/envs/test_isaaclab*.py train its recipes")
 
