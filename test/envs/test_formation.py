@@ -137,7 +137,9 @@ def test_a_picture_is_around_the_middle():
     middle, slot = torch.tensor([10.2, 5.0]), torch.tensor([[11.2, 5.0], [9.2, 5.0]])
     place, heading = torch.tensor([[11.2, 6.0], [9.2, 5.0]]), torch.tensor([0.0, NORTH])
     upright = torch.tensor([1.0, 0.0])
-    shapes = {x.name: x for x in draw_formation(ROBOTS["go1"], middle, slot, place, heading, upright)}
+    shapes = {
+        x.name: x for x in draw_formation(ROBOTS["go1"], middle, slot, place, heading, upright)
+    }
     assert (shapes["slot 0"].x, shapes["slot 0"].y) == pytest.approx((1, 0))
     assert (shapes["robot 0"].x, shapes["robot 0"].y) == pytest.approx((1, 1))
     assert (shapes["nose 0"].x, shapes["nose 0"].y) == pytest.approx((1.3, 1))

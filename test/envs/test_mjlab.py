@@ -33,7 +33,9 @@ def pair(num_envs, seed=0, max_steps=None, **kwargs):
     return MjlabEnv("formation", num_envs, seed=seed, max_steps=max_steps, **kwargs)
 
 
-@pytest.mark.parametrize("case", [pytest.param(Case(pair, agent_done=True), id="pair")], scope="class")
+@pytest.mark.parametrize(
+    "case", [pytest.param(Case(pair, agent_done=True), id="pair")], scope="class"
+)
 class TestContract(EnvContract):
     pass
 
