@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -114,6 +115,7 @@ def build_scenery(key: str) -> Scenery:
 
 def _task(name: str) -> Any:
     """Returns the config of a task of mjlab."""
+    os.environ.setdefault("MJLAB_WARP_QUIET", "1")  # else it prints each kernel that it loads
     try:
         import mjlab.tasks  # noqa: F401 - registers the tasks
         from mjlab.tasks.registry import load_env_cfg

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from torch import Tensor
 
@@ -51,7 +52,7 @@ def draw_formation(
         pale = 0.6 * (1 - max(cos, 0.0))
         red, green, blue = (shade + (1 - shade) * pale for shade in _AGENTS[i % len(_AGENTS)])
         color = (red, green, blue)
-        size = {"length": robot.length, "width": robot.width}
+        size: Any = {"length": robot.length, "width": robot.width}
         shapes.append(Shape(f"robot {i}", "agent", "box", left, up, angle, color, **size))
         reach, radius = robot.length / 2, robot.width / 4
         nose = left + reach * math.cos(angle), up + reach * math.sin(angle)

@@ -50,7 +50,7 @@ class Robots(NamedTuple):
     gravity: Tensor
     """Direction of gravity in the robot's frame, ``[E, N, 3]``."""
     velocity: Tensor
-    """Linear velocity in the world's frame, in m/s, ``[E, N, 3]``."""
+    """Linear velocity in the scene's frame, in m/s, ``[E, N, 3]``."""
     own_velocity: Tensor
     """Linear velocity in the robot's frame, in m/s, ``[E, N, 3]``."""
     spin: Tensor
@@ -299,7 +299,7 @@ def _check(**given: str | None) -> None:
 
 
 def _axes(quaternion: Tensor) -> Tensor:
-    """Returns rotation matrices, whose columns are the robots' own axes.
+    """Returns rotation matrices; their columns are the robots' axes.
 
     Shapes:
         - quaternion: ``[*B, 4]``, w first; returns: ``[*B, 3, 3]``

@@ -21,7 +21,7 @@ SECONDS = 1.0
 
 
 class Commands(NamedTuple):
-    """What each agent shall do, and where it is relative to its slot, in its own frame."""
+    """Commands of the agents, and their errors, in their own frames."""
 
     velocity: Tensor
     """Velocity forward and to the left, in m/s, ``[E, N, 2]``."""
