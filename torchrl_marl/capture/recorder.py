@@ -99,7 +99,7 @@ class GraphRecorder(TorchDispatchMode):
             if isinstance(x, Tensor):
                 self._track(x, self._graph.call_function(operator.getitem, (node, i)))
         described = [self._described(x) if isinstance(x, Tensor) else x for x in results]
-        node.meta["val"] = type(results)(described) if type(results) in (list, tuple) else described
+        node.meta["val"] = tuple(described) if isinstance(results, tuple) else described
 
     def _described(self, x: Tensor) -> Tensor:
         """Returns the shape, strides, dtype and device of a tensor, as a tensor without memory."""
