@@ -4,19 +4,20 @@ import itertools
 
 import pytest
 import torch
-from contract import asking_reset
-from runs import assert_same_run, small_config, table
+from contract import asking_reset, assert_same
+from runs import assert_same_run, small_config
 from torchrl.data import OneHot, Unbounded
 from torchrl.envs import TransformedEnv, check_env_specs
 from torchrl.envs.utils import step_mdp
 
-from torchrl_marl import AgentSpec
-from torchrl_marl.collectors import RolloutCollector
-from torchrl_marl.envs import Labels, MarlEnv, make_env, with_other_play
+from torchrl_marl import AgentSpec, TeamSpec
+from torchrl_marl.collectors import RolloutCollector, TeamPolicy
+from torchrl_marl.envs import Labels, MarlEnv, make_env, with_memory, with_other_play
 from torchrl_marl.envs.symmetries import OtherPlay
 from torchrl_marl.envs.toy import Arena, Kuhn, MatchingLevers
 from torchrl_marl.errors import ConfigError
-from torchrl_marl.recipes import read_config
+from torchrl_marl.modules import make_actor
+from torchrl_marl.modules.config import MemoryConfig, RecurrentNetworkConfig
 from torchrl_marl.training.crossplay import cross_play, partner_score
 from torchrl_marl.training.environments import Environments
 from torchrl_marl.training.trainer import iterate, resume, train
@@ -247,32 +248,54 @@ def config_of(folder, **overrides):
 
 def test_training_draws_symmetries_and_evaluation_does_not(tmp_path):
     envs = Environments(config_of(tmp_path / "run"), None, "cpu")
-    assert isinstance(list(envs.training.transform)[0], OtherPlay)
+    assert isinstance(envs.training.transform, OtherPlay)
     assert not isinstance(envs.evaluation, TransformedEnv)
 
 
-def test_stop_and_resume_is_going_on_and_traced_is_eager(tmp_path):
-    whole = train(config_of(tmp_path / "whole", total_frames=320))
-    for iteration in iterate(config_of(tmp_path / "parts", total_frames=320)):
+@pytest.mark.parametrize("execution", ["eager", "trace"])
+def test_stop_and_resume_is_going_on(execution, tmp_path):
+    options = {"total_frames": 320, "execution": execution}
+    whole = train(config_of(tmp_path / "whole", **options))
+    for iteration in iterate(config_of(tmp_path / "parts", **options)):
         if iteration.number == 2:
             break
     resumed = resume(tmp_path / "parts")
     assert_same_run(whole.folder, resumed.folder)
-    plain = train(config_of(tmp_path / "plain", total_frames=320, env={"other_play": False}))
-    key = "agents/episode_reward"
-    found, expected = (table(x.folder / "metrics.csv") for x in (whole, plain))
-    assert [row[key] for row in found] != [row[key] for row in expected]
 
 
 @pytest.mark.parametrize("recurrent", [False, True])
-def test_a_captured_rollout_is_the_eager_one(tmp_path, recurrent):
-    memory = {"memory": {"kind": "gru", "size": 8}} if recurrent else {}
-    learner = {"actor": memory, "critic": memory, **({"window": 8} if recurrent else {})}
-    runs = []
+def test_a_captured_rollout_is_the_eager_one(recurrent):
+    """Up to the first end, after which starts are drawn in another order."""
+
+    def collector(execution):
+        env = with_other_play(MatchingLevers(6, seed=0))
+        memory = RecurrentNetworkConfig(memory=MemoryConfig("gru", 8)) if recurrent else None
+        torch.manual_seed(0)
+        groups = TeamSpec.from_env(env).groups.values()
+        policy = TeamPolicy(make_actor(group, memory) for group in groups)
+        env = with_memory(env, policy) if recurrent else env
+        return RolloutCollector(env, policy, frames_per_batch=96, execution=execution)
+
+    batches = []
     for execution in ("eager", "trace"):
-        config = config_of(tmp_path / execution, execution=execution, total_frames=160)
-        runs.append(train(read_config(config, {"learner": learner})))
-    assert_same_run(runs[0].folder, runs[1].folder)
+        own = collector(execution)
+        torch.manual_seed(1)
+        batches.append(own.next())
+        assert own.execution == execution
+    first, second = (batch[:, :8] for batch in batches)
+    assert_same(first, second.select(*first.keys(True, True)))
+    assert len(first["agents", "observation"].argmax(-1).unique()) == 4
+    # Each pulls its own lever 0 in a graph, too: in an episode its partner sees it in one place.
+    own = RolloutCollector(
+        with_other_play(MatchingLevers(40, seed=0)),
+        pulls(0),
+        frames_per_batch=640,
+        execution="trace",
+    )
+    own.next()
+    seen = own.next()["agents", "observation"].argmax(-1).unflatten(1, (2, 8))
+    assert own.execution == "trace" and (seen[:, :, 1:] == seen[:, :, 1:2]).all()
+    assert (seen[:, 0, 1] != seen[:, 1, 1]).any() and len(seen.unique()) == 4
 
 
 if __name__ == "__main__":
