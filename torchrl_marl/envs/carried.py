@@ -1,4 +1,4 @@
-"""Transforms whose state is carried in the data, such as values that each episode draws.
+"""Transforms that carry their state in the data, such as values drawn in each episode.
 
 Shapes: E envs, N agents of a group.
 """

@@ -130,10 +130,10 @@ class EnvConfig:
     """Factor of the rewards that learners and ``metrics.csv`` see. Evaluations report the
     environment's own rewards."""
     other_play: bool = False
-    """Let each agent draw a symmetry of the environment, such as an order of the colors, at the
-    start of every training episode (Other-Play). Evaluations have no symmetries drawn.
+    """Let each agent draw a symmetry of the environment in every training episode (Other-Play).
 
-    For environments with symmetries: ``toy/matching_levers``, JaxMARL's Hanabi and OvercookedV2."""
+    A symmetry is an order of labels, such as colors. Evaluations draw none. For environments with
+    symmetries: ``toy/matching_levers``, JaxMARL's Hanabi and OvercookedV2."""
 
     @property
     def record(self) -> Library | None:
