@@ -34,7 +34,7 @@ def deck_of(game, random):
 
 
 @pytest.mark.parametrize(
-    ("kwargs", "n_orders", "n_features"), [(MINI, 6, 191), (THREE, 6, 253), ({}, 4, 658)]
+    ("kwargs", "n_orders", "n_features"), [(MINI, 6, 191), (THREE, 6, 201), ({}, 4, 658)]
 )
 def test_a_game_with_renamed_colors_is_seen_as_the_game_renamed(kwargs, n_orders, n_features):
     """The same game with another deck: observations, legal actions, rewards and ends."""
@@ -101,7 +101,7 @@ def test_other_play_is_the_same_game_seen_in_other_colors(categorical):
         )
         for key in (("agent", "reward"), "done"):
             assert torch.equal(result["next"][key], result_too["next"][key])
-    assert renamed > 40
+    assert renamed > 20
 
 
 def test_hanabi_draws_legal_actions_by_itself():

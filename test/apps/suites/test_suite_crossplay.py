@@ -96,7 +96,7 @@ def test_a_broken_record_is_played_again_and_one_seed_has_no_others(played):
     record = Path("suite_mine/levers/ippo/crossplay.json")
     known = record.read_text()
     record.write_text(known[:40])
-    run_suite("mine.yaml", resume=True, **options)
+    run_suite("mine.yaml", seeds=2, resume=True, **options)
     assert record.read_text() == known and played == [2, 2]
 
 
@@ -115,7 +115,9 @@ def test_other_scores_and_other_teams_are_refused(here):
         (here / "mine.yaml").write_text(TABLE.replace("score: crossplay", "score: crosplay"))
         run_suite("mine.yaml", jobs=0)
     (here / "mine.yaml").write_text(
-        TABLE.replace("matching_levers", "kuhn").replace("{rounds: 1}", "{}")
+        TABLE.replace("matching_levers", "kuhn")
+        .replace("{rounds: 1}", "{}")
+        .replace("learner: {minibatch", "learner: {bootstrap: agent, minibatch")
     )
     with pytest.raises(ConfigError, match="score: crossplay, but .* has two sides"):
         run_suite("mine.yaml", algorithms="ippo", seeds=2, jobs=0, said=list)
