@@ -5,7 +5,8 @@ Run: python benchmarks/coordination.py suite_coordination [suite_other ...] [--w
 The folders are those of `torchrl-marl suite` with the suite coordination. Each pair of seeds plays
 together, half of the episodes with swapped seats. "with itself" is the mean over the seeds,
 "with others" that over ordered pairs of different seeds. In brackets are 95 % bootstrap intervals
-over the seeds. "return" is that of the last evaluation, with the likeliest actions.
+over the seeds. "return" is that of the last evaluation, with the likeliest actions. Seeds that were
+trained with --together share their seconds. Two cores run this and other work.
 """
 
 from __future__ import annotations

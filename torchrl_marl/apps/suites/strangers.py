@@ -78,7 +78,7 @@ def play_strangers(
 def _returns(results: Sequence[Result], folder: Path, trust: bool) -> torch.Tensor:
     """Returns the table of a task and algorithm, ``[A, A]``, from its record or from new games."""
     first = results[0].run.config
-    asked = {
+    asked: dict[str, Any] = {
         "seeds": [one.run.seed for one in results],
         "runs": [[one.summary["frames"], one.summary.get("return_after")] for one in results],
         "episodes": _episodes(results),
