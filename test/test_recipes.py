@@ -46,6 +46,7 @@ EXPECTED = {
         "toy_matrix_game_happo",
         "toy_zero_sum_ippo_psro",
         "toy_matching_levers_mappo",
+        "toy_matching_levers_ippo_other_play",
     ),
     "vmas_balance_matd3",
     *("vmas_navigation_maddpg_bicnet", "toy_levers_mappo_bicnet"),

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torchrl_marl.envs.pettingzoo import PettingZooEnv
     from torchrl_marl.envs.randomization import randomized
     from torchrl_marl.envs.remember import Remember, with_memory
+    from torchrl_marl.envs.symmetries import Labels, with_other_play
     from torchrl_marl.envs.transforms import AgentInitTracker, PadAgents
     from torchrl_marl.envs.vmas import VmasEnv
 
