@@ -87,6 +87,7 @@ TEXTS = [
     "jaxmarl",
     "isaaclab",
     "mujoco",
+    "foraging",
     "own",
     "arena",
     "balance",

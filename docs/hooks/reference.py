@@ -24,7 +24,17 @@ log = logging.getLogger("mkdocs.hooks.reference")
 GROUPS = {
     "train": ("Train, evaluate, resume", ["torchrl_marl", "training", "apps.jobs"]),
     "teams": ("Agents, groups, teams", ["specs", "specs.stacking"]),
-    "worlds": ("Worlds", ["envs", "envs.randomization", "envs.remember", "envs.scene", "envs.toy"]),
+    "worlds": (
+        "Worlds",
+        [
+            "envs",
+            "envs.randomization",
+            "envs.remember",
+            "envs.scene",
+            "envs.foraging",
+            "envs.toy",
+        ],
+    ),
     "networks": ("Networks and sharing", ["modules", "modules.communication"]),
     "losses": (
         "Losses, advantages, returns",

@@ -256,17 +256,15 @@ class LevelBasedForaging(MarlEnv):
     def scene(self, index: int = 0) -> list[Shape]:
         """Returns a drawing of one env: players and food, with their levels."""
         grid = (self.height, self.width)
-        shapes = []
-        kinds = (
-            ("agent", self.positions, self.levels, BLUE),
-            ("food", self.foods, self.food_levels, GREEN),
-        )
-        for name, places, levels, color in kinds:
-            rows = zip(places[index].tolist(), levels[index].tolist())
-            for i, (place, level) in enumerate(rows):
-                role = "agent" if name == "agent" else "goal"
-                shape = in_cell(f"{name}_{i}", role, place, grid, color, visible=level > 0)
-                shapes.append(replace(shape, text=str(level)))
+        places = zip(self.positions[index].tolist(), self.levels[index].tolist())
+        shapes = [
+            replace(in_cell(f"agent_{i}", "agent", place, grid, BLUE), text=str(level))
+            for i, (place, level) in enumerate(places)
+        ]
+        places = zip(self.foods[index].tolist(), self.food_levels[index].tolist())
+        for i, (place, level) in enumerate(places):
+            shape = in_cell(f"food_{i}", "goal", place, grid, GREEN, visible=level > 0)
+            shapes.append(replace(shape, text=str(level)))
         return shapes
 
     def stage(self) -> Stage:
@@ -281,7 +279,7 @@ def _draw(low: Tensor, high: Tensor) -> Tensor:
 
 
 def _packed(place: Tensor, level: Tensor, seen: Tensor) -> Tensor:
-    """Returns place and level of what is seen, without gaps; the rest is -1, -1 and 0.
+    """Returns place and level of what is seen, without gaps, and then -1, -1 and 0.
 
     Shapes:
         - place: ``[E, N, K, 2]``; level, seen: ``[E, N, K]``, or E, 1, K; returns: ``[E, N, K, 3]``

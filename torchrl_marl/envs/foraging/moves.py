@@ -117,6 +117,6 @@ def set_order(height: int, width: int) -> Tensor:
                 found = {low}
                 found.add(target)  # in the order of a search from the first agent
                 found.add(high)
-                order = list(set(list(found)))
+                order = list(set(iter(found)))  # a copy, cell by cell
                 table[cell, i, j] = order.index(high) < order.index(low)
     return table
