@@ -279,7 +279,7 @@ def _draw(low: Tensor, high: Tensor) -> Tensor:
 
 
 def _packed(place: Tensor, level: Tensor, seen: Tensor) -> Tensor:
-    """Returns place and level of what is seen, without gaps, and then -1, -1 and 0.
+    """Returns visible places and levels without gaps, padded by -1, -1 and 0.
 
     Shapes:
         - place: ``[E, N, K, 2]``; level, seen: ``[E, N, K]``, or E, 1, K; returns: ``[E, N, K, 3]``
