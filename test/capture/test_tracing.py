@@ -1,11 +1,11 @@
 """Which functions become graphs, and what is said of those that do not."""
 
-import contextlib
-
 import pytest
 import torch
+import torch.utils._pytree as pytree
+from torch.fx.experimental.proxy_tensor import make_fx
 
-from torchrl_marl.capture import capture, trace, tracing
+from torchrl_marl.capture import capture, trace
 from torchrl_marl.capture.tracing import ValueNumbers
 from torchrl_marl.errors import CaptureError
 
@@ -45,21 +45,44 @@ def test_nesting_and_what_is_no_tensor_stay():
     assert torch.equal(found["sum"], torch.ones(2))
 
 
-def test_results_are_described_to_the_compiler_as_torch_does(monkeypatch):
-    weight = torch.nn.Parameter(torch.ones(3, 2))
+def test_graphs_are_those_of_make_fx():
+    weight, outer = torch.nn.Parameter(torch.randn(2, 2)), torch.randn(2, 2)
 
-    def function(x):
+    def with_gradient(x):
+        total, own = torch.tensor(1.0).add_(2), x.clone()
+        own[0] += total
+        values = torch.nn.functional.linear(x, weight)
+        (gradient,) = torch.autograd.grad((values.tanh() * outer).sum(), [weight])
+        noise = torch.rand_like(x) + torch.arange(2)
+        many = torch.func.vmap(lambda row: (row @ weight.detach()).softmax(-1))(x[None])
+        return [own, gradient, noise, many, *torch.sort(x, 0), x.split(1)[1], outer + 1, outer]
+
+    def without(x):
         y = (x.t() @ weight.t()).double()
-        return y[1:], y.sum().long(), x[:, None].expand(2, 5, 3)
+        return [y[1:], y.sum().long(), x[:, None].expand(2, 5, 2), x.matmul(outer), x.std(0)]
 
-    def described():
-        nodes = trace(function, torch.ones(4, 3)[:2]).module.graph.nodes
-        values = [node.meta["val"] for node in nodes if "val" in node.meta]
-        return [(x.shape, x.stride(), x.dtype, x.device, type(x)) for x in values]
+    for function, mode in ((with_gradient, torch.enable_grad), (without, torch.inference_mode)):
+        x = torch.randn(2, 2)
+        with mode():
+            expected = make_fx(function, tracing_mode="real", _allow_non_fake_inputs=True)(x)
+            found = trace(function, x).module
+        assert nodes_of(found) == nodes_of(expected) and len(nodes_of(found)) > 10
 
-    quick = described()
-    monkeypatch.setattr(tracing, "_fast_metadata", lambda mode: contextlib.nullcontext())
-    assert described() == quick and len(quick) > 6
+
+def nodes_of(module):
+    """Operations of a graph with their arguments, and the tensors that they return."""
+    module.graph.eliminate_dead_code()
+    nodes, places, found = module.graph.nodes, {}, []
+    for node in nodes:
+        if node.op in ("get_attr", "placeholder"):  # inputs, or one for each use of a constant
+            continue
+        places[node] = len(places)
+        given = [places.get(one, "outer") for one in node.all_input_nodes]
+        plain = [str(one) for one in node.args if not isinstance(one, (torch.fx.Node, list))]
+        values = pytree.tree_leaves(node.meta.get("val", []))
+        described = [(x.shape, x.stride(), x.dtype, x.device, type(x)) for x in values]
+        found.append((node.op, node.target, given, plain, described))
+    return found
 
 
 def test_chance_is_that_of_eager_execution():

@@ -16,9 +16,9 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, fx
 from torch.fx._lazy_graph_module import _LazyGraphModule
-from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, make_fx
 
 from torchrl_marl.capture.inductor import ordered_sum
+from torchrl_marl.capture.recorder import GraphRecorder
 from torchrl_marl.capture.simplify import REDUCTIONS, filled_with, is_random, memory_order
 from torchrl_marl.capture.writes import value_of
 
@@ -58,8 +58,10 @@ def batch(groups: Groups, leaves: Sequence[Tensor], n_envs: int) -> fx.GraphModu
         ...  for m in (simplified, batched)]
         [6, 1]
     """
-    with torch.no_grad():
-        batched = make_fx(_Emission(groups, n_envs))(*[x.clone() for x in leaves])
+    inputs = [x.clone() for x in leaves]
+    with torch.no_grad(), GraphRecorder(inputs) as recorder:
+        outputs = _Emission(groups, n_envs, recorder)(*inputs)
+    batched = recorder.module(outputs)
     batched.graph.eliminate_dead_code(lambda node: is_random(node.target) or node.is_impure())
     batched.recompile()
     return batched
@@ -169,8 +171,8 @@ class _Emission:
     stack and its row there.
     """
 
-    def __init__(self, groups: Groups, n_envs: int) -> None:
-        self.graph, self.n_envs = groups.graph, n_envs
+    def __init__(self, groups: Groups, n_envs: int, recorder: GraphRecorder) -> None:
+        self.graph, self.n_envs, self._recorder = groups.graph, n_envs, recorder
         self.groups, self.constants = groups.members, groups.constants
         self._made: dict[Hashable, Tensor] = {}
 
@@ -290,7 +292,7 @@ class _Emission:
 
     def _constant(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
         if key not in self._made:
-            with disable_proxy_modes_tracing():
+            with self._recorder.unrecorded():
                 self._made[key] = make()
         return self._made[key]
 

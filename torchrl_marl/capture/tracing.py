@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import functools
 import itertools
 import linecache
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -17,16 +16,10 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, fx
-from torch._guards import TracingContext, tracing
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.fx._lazy_graph_module import _use_lazy_graph_module
-from torch.fx.experimental import proxy_tensor
-from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, make_fx
 from torch.overrides import TorchFunctionMode
-from torch.utils._mode_utils import no_dispatch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchrl_marl.capture.masks import MaskedRows, is_mask
+from torchrl_marl.capture.recorder import GraphRecorder, tensors_in
 from torchrl_marl.capture.sites import site_of, source_of, user_frame, where
 from torchrl_marl.errors import CaptureError, GraphCheckError
 
@@ -311,70 +304,23 @@ def trace(function: Callable[..., Any], *inputs: Any) -> Trace:
     """
     began = time.perf_counter()
     flat, in_spec = pytree.tree_flatten(inputs)
-    checks: list[Check] = []
-    result: dict[str, Any] = {}
-
-    def flat_function(*leaves: Tensor) -> list[Tensor]:
-        watch = result["watch"] = _Watch(leaves)
-        with watch, _Branches(watch) as branches:
-            out = function(*pytree.tree_unflatten(list(leaves), in_spec))
-        out_leaves, result["spec"] = pytree.tree_flatten(out)
-        for x in out_leaves:
+    watch = _Watch(flat)
+    with watch:
+        with _Branches(watch) as branches:
+            out = function(*pytree.tree_unflatten(flat, in_spec))
+        leaves, out_spec = pytree.tree_flatten(out)
+        for x in leaves:
             branches.rows.refuse(x)
-        result["constants"] = {i: x for i, x in enumerate(out_leaves) if not isinstance(x, Tensor)}
-        checks.extend(branches.checks)
-        tensors = [x for x in out_leaves if isinstance(x, Tensor)]
-        return tensors + ([torch.stack(branches.failed)] if checks else [])
-
-    # One fake mode for the metadata of all results; by default each result has a new one.
-    mode = FakeTensorMode(allow_fallback_kernels=True)
-    with tracing(TracingContext(mode)), _fast_metadata(mode), _use_lazy_graph_module(True):
-        module = make_fx(flat_function, tracing_mode="real", _allow_non_fake_inputs=True)(*flat)
+        failed = [torch.stack(branches.failed)] if branches.checks else []
+    module = watch.module([*tensors_in(leaves), *failed])
     module.graph.eliminate_dead_code()
-    captured = _lift_outer_tensors(module, result["watch"])
+    captured = _lift_outer_tensors(module, watch)
     module.recompile()
-    traced = Trace(
-        module,
-        in_spec,
-        result["spec"],
-        result["constants"],
-        checks,
-        time.perf_counter() - began,
-        captured,
-        result["watch"].assumed,
+    constants = {i: x for i, x in enumerate(leaves) if not isinstance(x, Tensor)}
+    seconds = time.perf_counter() - began
+    return Trace(
+        module, in_spec, out_spec, constants, branches.checks, seconds, captured, watch.assumed
     )
-    result.clear()  # drops all watched tensors, so that no cycle remains
-    return traced
-
-
-@contextlib.contextmanager
-def _fast_metadata(mode: FakeTensorMode) -> Iterator[None]:
-    """Records torch's metadata of results, without dispatching an operation for each result.
-
-    The dispatched operations would take a quarter of the recording time. ``tensor_meta``, which
-    repeats the metadata in another form, is left out.
-    """
-    recorder: Any = proxy_tensor
-    general = getattr(recorder, "extract_val", None)
-    other = getattr(recorder, "_extract_tensor_metadata", None)
-    if general is None or other is None:  # another version of torch
-        yield
-        return
-
-    def describe(value: Any, include_real: bool = False) -> Any:
-        if type(value) not in (Tensor, torch.nn.Parameter) or value.layout != torch.strided:
-            return general(value, include_real)
-        with no_dispatch():
-            shape, strides = value.shape, value.stride()
-            meta = torch.empty_strided(shape, strides, dtype=value.dtype, device="meta")
-        return FakeTensor(mode, meta, value.device)
-
-    recorder.extract_val = describe
-    recorder._extract_tensor_metadata = lambda value: None
-    try:
-        yield
-    finally:
-        recorder.extract_val, recorder._extract_tensor_metadata = general, other
 
 
 def _lift_outer_tensors(module: fx.GraphModule, watch: _Watch) -> list[Tensor]:
@@ -398,12 +344,11 @@ def _lift_outer_tensors(module: fx.GraphModule, watch: _Watch) -> list[Tensor]:
     return captured
 
 
-class _Watch(TorchDispatchMode):
-    """Tracks the memory that depends on the inputs or on random numbers."""
+class _Watch(GraphRecorder):
+    """Recorder that tracks the memory that depends on the inputs or on random numbers."""
 
-    def __init__(self, inputs: Iterable[Tensor]) -> None:
-        super().__init__()
-        self._paused = False
+    def __init__(self, inputs: Sequence[Tensor]) -> None:
+        super().__init__(inputs)
         self._dependent: dict[int, torch.UntypedStorage] = {}
         self._own: dict[int, torch.UntypedStorage] = {}
         # Memory allocated in the trace -> memory from outside that it was computed from.
@@ -439,44 +384,26 @@ class _Watch(TorchDispatchMode):
         """Returns the value number of a tensor; equal value numbers mean equal values."""
         return self._values.of(x)
 
-    @contextlib.contextmanager
-    def unrecorded(self) -> Iterator[None]:
-        """Context for computations outside of the graph."""
-        self._paused = True
-        try:
-            with disable_proxy_modes_tracing():
-                yield
-        finally:
-            self._paused = False
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if self._paused:
-            return func(*args, **kwargs)
-        read = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+    def run(self, func, args, kwargs):
+        """Runs and records an operation, and tracks what its results depend on."""
+        read = [*tensors_in(args), *tensors_in(list(kwargs.values()))]
         if func in _FROM_PYTHON:  # torch.tensor(1.0)
             self._add(self._own, read[0])
         dependent = any(map(self.depends, read))
         if dependent and _is_dynamic(func, args):
             raise CaptureError(f"the size or value of {func} depends on the state, {where()}")
-        written = [
-            x
-            for argument, x in (*zip(func._schema.arguments, args), *_named(func, kwargs))
-            if argument.alias_info is not None and argument.alias_info.is_write
-        ]
-        written = [x for x in pytree.tree_leaves(written) if isinstance(x, Tensor)]
+        written = _written(func, args, kwargs)
         for x in written:
             if not self.made(x):
                 raise CaptureError(
                     f"a tensor {list(x.shape)} that is not part of the state is written in "
                     f"place, {where()}"
                 )
-        result = func(*args, **kwargs)
+        result = super().run(func, args, kwargs)
         dependent = dependent or torch.Tag.nondeterministic_seeded in func.tags
-        made = [x for x in pytree.tree_leaves(result) if isinstance(x, Tensor)]
-        aliases = any(a.alias_info is not None for a in func._schema.returns)
+        made = [*tensors_in(result)]
         for x in made:
-            if not aliases or func in _FROM_PYTHON:
+            if not _returns_views(func) or func in _FROM_PYTHON:
                 self._add(self._own, x)
         constants = [x for x in read if not self.depends(x)]
         if dependent:
@@ -486,8 +413,7 @@ class _Watch(TorchDispatchMode):
             sources = set().union(*map(self._sources_of, read))
             for x in made + written if sources else ():
                 self._sources.setdefault(x.untyped_storage()._cdata, set()).update(sources)
-        with self.unrecorded():
-            self._values.record(func, args, kwargs, result, written, constants)
+        self._values.record(func, args, kwargs, result, written, constants)
         return result
 
 
@@ -499,9 +425,23 @@ def _is_dynamic(func, args) -> bool:
     return any(tag in func.tags for tag in _DYNAMIC)
 
 
-def _named(func, kwargs):
-    by_name = {argument.name: argument for argument in func._schema.arguments}
-    return [(by_name[name], x) for name, x in kwargs.items() if name in by_name]
+def _written(func, args, kwargs) -> list[Tensor]:
+    """Returns the arguments that an operation writes to."""
+    places, names = _written_arguments(func)
+    values = [args[i] for i in places if i < len(args)]
+    return [*tensors_in(values + [kwargs[name] for name in names if name in kwargs])]
+
+
+@functools.cache
+def _written_arguments(func) -> tuple[list[int], list[str]]:
+    info = [argument.alias_info for argument in func._schema.arguments]
+    places = [i for i, alias in enumerate(info) if alias is not None and alias.is_write]
+    return places, [func._schema.arguments[i].name for i in places]
+
+
+@functools.cache
+def _returns_views(func) -> bool:
+    return any(result.alias_info is not None for result in func._schema.returns)
 
 
 class _Branches(TorchFunctionMode):

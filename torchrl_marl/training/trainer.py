@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import dataclasses
 import math
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -373,9 +374,17 @@ def iterate(
         )
     training = start_training(config, env, callbacks=callbacks)
     iterations = _iterate(training)
-    # `finally` does not run in a generator that never starts or outlives the interpreter.
+    # `finally` does not run in a generator that never starts. At exit, one that is left open must
+    # end before Python clears the modules.
     training.left = weakref.finalize(iterations, training.leave)
+    atexit.register(_close, weakref.ref(iterations))
     return iterations
+
+
+def _close(iterations: weakref.ref[Generator[Iteration, None, None]]) -> None:
+    left_open = iterations()
+    if left_open is not None:
+        left_open.close()
 
 
 def finish(training: Training) -> Run:
@@ -386,7 +395,7 @@ def finish(training: Training) -> Run:
     return training.run
 
 
-def _iterate(training: Training) -> Iterator[Iteration]:
+def _iterate(training: Training) -> Generator[Iteration, None, None]:
     working = training.interruption  # outside of this context, signals belong to the caller
     if training.config.distributed.backend == "ray":
         from torchrl_marl.training.shards import report_death
