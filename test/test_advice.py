@@ -177,6 +177,7 @@ class TestWorlds:
         env = load_config(TOY, ["env=pettingzoo/mpe2/simple_spread_v3"]).env
         assert (env.library, env.name) == ("pettingzoo", "mpe2/simple_spread_v3")
         assert "env=mujoco/ant." in sentence(TOY, "env.library=mamujoco")
+        assert "foraging/rware-tiny-4ag." in sentence(TOY, "env.library=rware")
         assert "their environments have one agent each" in sentence(TOY, "env.library=gymnasium")
 
     def test_a_world_by_its_name(self):

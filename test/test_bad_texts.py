@@ -88,6 +88,7 @@ TEXTS = [
     "isaaclab",
     "mujoco",
     "mjlab",
+    "foraging",
     "own",
     "arena",
     "balance",

@@ -58,6 +58,7 @@ EXPECTED = {
     *("mujoco_ant_mappo", "mujoco_halfcheetah_masac"),
     "pettingzoo_foraging_mappo",
     "mjlab_formation_mappo",
+    *("foraging_lbf_15x15_3p_5f_mappo", "foraging_rware_tiny_4ag_mappo"),
     "isaaclab_handover_mappo",
     "isaaclab_pendulum_mappo",
     "pettingzoo_ant_ippo",
@@ -158,7 +159,7 @@ def test_recipe_loads_and_its_name_says_what_it_is(name):
     assert config.env.library == library
     world = config.env.name.rpartition("/")[2].lower()
     world = "smax" if world.endswith("smax") else world.removeprefix("mpe_")
-    world = "foraging" if world.startswith("foraging-") else world
+    world = "foraging" if world.startswith("foraging-") else world.replace("-", "_")
     assert rest.startswith(re.sub(r"_v\d+$", "", world))
     words = rest.split("_")
     remembers = getattr(config.learner, "remembers", False)

@@ -32,6 +32,7 @@ GROUPS = {
             "envs.remember",
             "envs.scene",
             "envs.symmetries",
+            "envs.foraging",
             "envs.toy",
         ],
     ),

@@ -19,6 +19,7 @@ from torchrl_marl.envs import (
     PadAgents,
     PettingZooEnv,
     VmasEnv,
+    make_env,
 )
 from torchrl_marl.envs.toy import (
     TOY_ENVS,
@@ -229,6 +230,18 @@ hopper = Case(mujoco("hopper"), agent_done=True, lazy=True)
 CASES["mujoco_ant"] = Case(mujoco("ant"), agent_done=True)
 CASES["mujoco_hopper"] = hopper
 CASES["mujoco_hopper_padded"] = replace(hopper, make=padded(hopper.make), lazy=False)
+
+
+def foraging(name, **kwargs):
+    def make(num_envs, seed, max_steps):
+        settings = {"num_envs": num_envs, "seed": seed, "max_steps": max_steps}
+        return make_env(f"foraging/{name}", **settings, **kwargs)
+
+    return Case(make, state=False, agent_done=True)
+
+
+CASES["foraging_lbf"] = foraging("lbf-5x5-3p-2f", common_reward=True)
+CASES["foraging_rware"] = foraging("rware-tiny-4ag")
 
 
 # An adapter, a kind of action and a way of stacking each; the second tier has the others.

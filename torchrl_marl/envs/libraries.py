@@ -162,6 +162,7 @@ class Library:
 _ZOO = ("magent2", "sisl", "butterfly", "classic", "atari")
 _SMAX = "JaxMARL has SMAC's battles as SMAX: use env=jaxmarl/HeuristicEnemySMAX"
 _MPE = "use env=pettingzoo/mpe2/simple_spread_v3"
+_FORAGING = "it is in foraging: use env=foraging/lbf-8x8-2p-2f-coop or foraging/rware-tiny-4ag"
 _ROBOTS = "its robots are in mujoco: use env=mujoco/ant"
 _TORCHRL = "pass the TorchRL environment in Python: train(RECIPE, env={})".format
 # Advice for names that users may try, but that are no registered library.
@@ -169,6 +170,7 @@ _ELSEWHERE = {
     **dict.fromkeys(("smac", "smacv2", "smax", "starcraft"), _SMAX),
     **dict.fromkeys(("mpe", "mpe2"), _MPE),
     **dict.fromkeys(("mamujoco", "gymnasium_robotics"), _ROBOTS),
+    **dict.fromkeys(("lbf", "lbforaging", "rware"), _FORAGING),
     "overcooked": "it is in jaxmarl: use env=jaxmarl/overcooked",
     "hanabi": "it is in jaxmarl: use env=jaxmarl/hanabi",
     **{name: f"it is in pettingzoo: use env=pettingzoo/{name}/ENVIRONMENT" for name in _ZOO},
@@ -223,6 +225,7 @@ LIBRARIES = Libraries(
         "isaaclab": "torchrl_marl.envs.isaaclab.library:LIBRARY",
         "mujoco": "torchrl_marl.envs.mujoco.library:LIBRARY",
         "mjlab": "torchrl_marl.envs.mjlab.library:LIBRARY",
+        "foraging": "torchrl_marl.envs.foraging.library:LIBRARY",
         "toy": "torchrl_marl.envs.toy.library:LIBRARY",
         "external": "torchrl_marl.apps.external.library:LIBRARY",
     },
