@@ -79,6 +79,8 @@ EXTRAS["test"] = [
     "tensorboard",
 ]
 EXTRAS["all"] = sorted({requirement for extra in EXTRAS.values() for requirement in extra})
+# It pins another MuJoCo than the extra mujoco, so it is installed alone.
+EXTRAS["mjlab"] = ["mjlab>=1.6,<1.7"]
 
 setup(
     name="torchrl_marl",

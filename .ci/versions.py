@@ -44,6 +44,7 @@ CORE = (
     "torchrl-marl train --resume run total_frames=1280",
     "torchrl-marl evaluate run --episodes 8",
 )
+FEW_ROBOTS = f"{SMALL} learner.minibatch_size=100 env.kwargs.cone=pyramidal"
 COMPILE = (f"torchrl-marl train toy_arena_mappo folder=compiled execution=compile {LITTLE}",)
 
 # Reads a vault of the tests, and prints only the last line of an error.
@@ -66,6 +67,7 @@ EXTRAS = {
     "jaxmarl": (f"torchrl-marl train jaxmarl_simple_spread_mappo folder=jaxmarl {SMALL}",),
     "mujoco": (f"torchrl-marl train mujoco_ant_mappo folder=ant {SMALL}",),
     "warp": (f"torchrl-marl train mujoco_ant_mappo folder=warp {SMALL} env.kwargs.engine=warp",),
+    "mjlab": (f"torchrl-marl train mjlab_formation_mappo folder=mjlab {FEW_ROBOTS}",),
     "log": (
         f"torchrl-marl train toy_arena_mappo folder=logged {LITTLE} "
         "logging.backends=[tensorboard,mlflow,wandb]",

@@ -87,6 +87,7 @@ TEXTS = [
     "jaxmarl",
     "isaaclab",
     "mujoco",
+    "mjlab",
     "foraging",
     "own",
     "arena",

@@ -184,8 +184,8 @@ class TestValues:
             (
                 "env.library=gym",
                 "env.library is 'gym', expected vmas, pettingzoo, jaxmarl, isaaclab, mujoco, "
-                "foraging, toy or external; their environments have one agent each; for a team "
-                "use env=pettingzoo/mpe2/simple_spread_v3.",
+                "mjlab, foraging, toy or external; their environments have one agent each; for a "
+                "team use env=pettingzoo/mpe2/simple_spread_v3.",
             ),
             (
                 "learner.actor.num_cells=[0]",

@@ -251,7 +251,7 @@ def test_generated_pages_are_up_to_date():
 
 
 def test_every_recipe_is_in_the_table():
-    library = "vmas|pettingzoo|jaxmarl|isaaclab|mujoco|foraging|external|toy"
+    library = "vmas|pettingzoo|jaxmarl|isaaclab|mujoco|mjlab|foraging|external|toy"
     names = re.findall(rf"`((?:{library})_\w+)`", PAGES["docs/recipes.md"])
     assert set(names) == set(recipe_names())
 

@@ -46,6 +46,7 @@ EXPECTED = {
         "toy_matrix_game_happo",
         "toy_zero_sum_ippo_psro",
         "toy_matching_levers_mappo",
+        "toy_matching_levers_ippo_other_play",
     ),
     "vmas_balance_matd3",
     *("vmas_navigation_maddpg_bicnet", "toy_levers_mappo_bicnet"),
@@ -56,6 +57,7 @@ EXPECTED = {
     "pettingzoo_ant_matd3",
     *("mujoco_ant_mappo", "mujoco_halfcheetah_masac"),
     "pettingzoo_foraging_mappo",
+    "mjlab_formation_mappo",
     *("foraging_lbf_15x15_3p_5f_mappo", "foraging_rware_tiny_4ag_mappo"),
     "isaaclab_handover_mappo",
     "isaaclab_pendulum_mappo",
@@ -111,6 +113,8 @@ def needs(name):
         pytest.importorskip("jaxmarl")
     if library == "external":
         pytest.importorskip("msgpack")
+    if library == "mjlab":
+        pytest.skip("needs mjlab; test/envs/test_mjlab.py trains its recipe")
     if library == "isaaclab":
         pytest.skip("needs Isaac Lab; test/envs/test_isaaclab*.py train its recipes")
 

@@ -310,7 +310,7 @@ def _prepared(
             _refuse_beside(
                 overrides, "env.kwargs.", "an environment object, which takes no arguments"
             )
-            for key in ("env.randomize", "env.reward_scale"):
+            for key in ("env.randomize", "env.reward_scale", "env.other_play"):
                 _refuse_beside(overrides, key, "an environment object")
             overrides = {**_environment_of(recipe, kind, name), **overrides}
         else:

@@ -31,6 +31,7 @@ GROUPS = {
             "envs.randomization",
             "envs.remember",
             "envs.scene",
+            "envs.symmetries",
             "envs.foraging",
             "envs.toy",
         ],

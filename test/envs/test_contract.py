@@ -14,6 +14,7 @@ from torchrl_marl.envs import (
     IsaacLabEnv,
     JaxMarlEnv,
     MarlEnv,
+    MjlabEnv,
     MujocoEnv,
     PadAgents,
     PettingZooEnv,
@@ -273,7 +274,8 @@ def test_no_adapter_is_forgotten():
     exported = {getattr(torchrl_marl.envs, name) for name in torchrl_marl.envs.__all__}
     adapters = {x for x in exported if inspect.isclass(x) and issubclass(x, EnvBase)}
     # IsaacLabEnv is under contract in test_isaaclab.py, since it needs what one may not ship, and
-    adapters = (adapters | set(TOY_ENVS.values())) - {MarlEnv, IsaacLabEnv}
+    # MjlabEnv in test_mjlab.py, since it needs another MuJoCo.
+    adapters = (adapters | set(TOY_ENVS.values())) - {MarlEnv, IsaacLabEnv, MjlabEnv}
     toys = [case for case in CASES.values() if case.make.__qualname__.startswith("toy.")]
     others = {case.make.__qualname__: case for case in CASES.values()}  # one of each library
     under_contract = {type(base_of(c.make(2, 0, None))) for c in (*toys, *others.values())}

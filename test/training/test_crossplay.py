@@ -17,7 +17,7 @@ from torchrl_marl.apps.cli import main as cli
 from torchrl_marl.envs.remember import Remember
 from torchrl_marl.envs.toy import Echo, Kuhn, MatchingLevers, Nim, ZeroSum
 from torchrl_marl.errors import ConfigError, SpecError
-from torchrl_marl.training.crossplay import cross_play, seats_of
+from torchrl_marl.training.crossplay import cross_play, partner_score, seats_of
 
 pytestmark = pytest.mark.runs
 
@@ -227,12 +227,28 @@ def test_unlike_sides_have_no_ratings():
 
 
 def test_partners_are_scored_with_others_and_with_themselves():
-    """With itself (8 + 6 + 7) / 3, with others (1 + 2 + 3 + 4 + 5 + 6) / 6."""
+    """With itself (8 + 6 + 7) / 3, with others (1 + 2 + 3 + 4 + 5 + 6) / 6.
+
+    Of three players drawn with replacement, two differ in 3 of 4 cases: then the mean is that of a
+    pair, which is 2, 3.5 or 5. Three times the same player, in 1 of 27 cases, has no others.
+    """
     returns = torch.tensor([[8.0, 1.0, 2.0], [3.0, 6.0, 4.0], [5.0, 6.0, 7.0]])
     text = players.standing_text(["a", "b", "c"], TensorDict({"returns": returns}, [3, 3]), None)
-    assert text.splitlines()[-1] == "with itself 7.00, with others 3.50"
+    expected = "with itself 7.00 (6.00 to 8.00), with others 3.50 (2.00 to 5.00)"
+    assert text.splitlines()[-1] == expected
     alone = TensorDict({"returns": returns[:1, :1]}, [1, 1])
     assert "others" not in players.standing_text(["a"], alone, None)
+
+
+def test_a_player_drawn_twice_is_no_stranger_to_itself():
+    """Whatever players earn with themselves, it is not in their score with others."""
+    score = partner_score(torch.full((5, 5), 2.0).fill_diagonal_(1e9))
+    assert (score.cross_play.value, score.cross_play.low, score.cross_play.high) == (2, 2, 2)
+    two = partner_score(torch.tensor([[3.0, 1.0], [2.0, 5.0]]))
+    assert (two.self_play.value, two.cross_play.value) == (4.0, 1.5)
+    assert two.self_play.has_interval and "two players are one pair" in two.cross_play.why_none
+    with pytest.raises(ConfigError, match=r"shape \[1, 1\], expected two players or more"):
+        partner_score(torch.ones(1, 1))
 
 
 # ---------------------------------------------------------------------------------- the command

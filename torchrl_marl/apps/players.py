@@ -18,7 +18,9 @@ from torchrl_marl.apps.console import aligned
 from torchrl_marl.apps.pictures.drawing import check_matplotlib, new_figure, save_figure
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.games import Ratings, bradley_terry, nash_average
+from torchrl_marl.training.crossplay import partner_score
 from torchrl_marl.training.files import whole_file, writing
+from torchrl_marl.training.statistics import Estimate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,6 +32,7 @@ __all__ = [
     "rating_curve",
     "standing",
     "standing_text",
+    "with_interval",
     "write_table",
 ]
 
@@ -122,7 +125,7 @@ def standing_text(
         table (TensorDictBase): result of cross-play, ``[A, A]``.
         found (Standing, optional): standing of opponents.
         what (str): heading of the column of names, for partners. By default a last line has the
-            mean returns of self-play and cross-play.
+            mean returns of self-play and cross-play, with intervals over the players.
     """
     if found is None:
         means = _with_others(table["returns"]) if what == PARTNERS else []
@@ -144,11 +147,16 @@ def standing_text(
 
 def _with_others(returns: Tensor) -> list[str]:
     """Returns a sentence with the mean returns of self-play and cross-play; none for one player."""
-    own = torch.eye(len(returns), dtype=torch.bool)
     if len(returns) < 2:
         return []
-    alone, others = returns[own].mean(), returns[~own].mean()
-    return [f"with itself {alone:.2f}, with others {others:.2f}"]
+    alone, others = (with_interval(one) for one in partner_score(returns))
+    return [f"with itself {alone}, with others {others}"]
+
+
+def with_interval(found: Estimate) -> str:
+    """Formats a mean return with its 95 % interval, if it has one."""
+    interval = f" ({found.low:.2f} to {found.high:.2f})" if found.has_interval else ""
+    return f"{found.value:.2f}{interval}"
 
 
 def _mean(values: Tensor, mask: Tensor) -> Tensor:

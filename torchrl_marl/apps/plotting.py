@@ -272,7 +272,8 @@ def _draw_dots(axes: Axes, line: _Line, legend: dict[str, Artist]) -> bool:
         return False
     from matplotlib.lines import Line2D
 
-    spread = np.stack([mean - low, high - mean]) if len(rows) > 1 else None
+    # The mean of equal numbers can be beyond them, by a rounding error.
+    spread = np.stack([mean - low, high - mean]).clip(min=0) if len(rows) > 1 else None
     dots: dict[str, Any] = {"marker": "o", "linestyle": "none", "markeredgecolor": "white"}
     axes.errorbar(
         frames, mean, yerr=spread, color=line.look["color"], markersize=6, elinewidth=1.2,

@@ -129,6 +129,11 @@ class EnvConfig:
     reward_scale: Positive = 1.0
     """Factor of the rewards that learners and ``metrics.csv`` see. Evaluations report the
     environment's own rewards."""
+    other_play: bool = False
+    """Let each agent draw a symmetry of the environment in every training episode (Other-Play).
+
+    A symmetry is an order of labels, such as colors. Evaluations draw none. For environments with
+    symmetries: ``toy/matching_levers``, JaxMARL's Hanabi and OvercookedV2."""
 
     @property
     def record(self) -> Library | None:
@@ -160,6 +165,11 @@ class EnvConfig:
             raise ConfigError(
                 f"{at}randomize is {quoted(self.randomize)}, but the simulators are clients of "
                 f"{self.library}; randomize in the client, and leave {at}randomize out."
+            )
+        if self.other_play and self.has_clients:
+            raise ConfigError(
+                f"{at}other_play is true, but the simulators are clients of {self.library}, which "
+                f"declare no symmetries; leave {at}other_play out."
             )
         library = self.record
         if self.state is None or library is None or self.state in library.states:

@@ -36,6 +36,11 @@ __all__ = [
     "import_own",
 ]
 
+# Settings that custom environments take in any case, or that `make_env` applies.
+_OF_EVERY_ENVIRONMENT = (
+    *("library", "name", "num_envs", "kwargs", "randomize", "reward_scale", "other_play"),
+)
+
 
 def external_code(env: EnvConfig) -> str | None:
     """Returns the external module or file that an environment runs; None if it runs none.
@@ -192,7 +197,7 @@ def build_own(
     defaults = EnvConfig()
     for field in fields(EnvConfig):
         value = getattr(config, field.name)
-        if field.name in ("library", "name", "num_envs", "kwargs", "randomize", "reward_scale"):
+        if field.name in _OF_EVERY_ENVIRONMENT:
             continue
         offered[field.name] = value
         unused = None if field.name == "max_steps" else getattr(defaults, field.name)

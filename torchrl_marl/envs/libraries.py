@@ -224,6 +224,7 @@ LIBRARIES = Libraries(
         "jaxmarl": "torchrl_marl.envs.jaxmarl.library:LIBRARY",
         "isaaclab": "torchrl_marl.envs.isaaclab.library:LIBRARY",
         "mujoco": "torchrl_marl.envs.mujoco.library:LIBRARY",
+        "mjlab": "torchrl_marl.envs.mjlab.library:LIBRARY",
         "foraging": "torchrl_marl.envs.foraging.library:LIBRARY",
         "toy": "torchrl_marl.envs.toy.library:LIBRARY",
         "external": "torchrl_marl.apps.external.library:LIBRARY",

@@ -88,6 +88,10 @@ def make_env(
     _check_bools(env)
     built = _built(env, num_envs, seed, device, drawn)
     _check_actions(env, built)
+    if env.other_play:
+        from torchrl_marl.envs.symmetries import with_other_play
+
+        built = with_other_play(built)
     if env.randomize:
         from torchrl_marl.envs.randomization import randomized
 
@@ -206,7 +210,7 @@ def named_config(name: str, **settings: Any) -> EnvConfig:
 
 def _check_bools(env: EnvConfig) -> None:
     """Raises an error if a bool setting is text, because Python treats text as True."""
-    for name in ("continuous_actions", "restart_workers"):
+    for name in ("continuous_actions", "restart_workers", "other_play"):
         value = getattr(env, name)
         if not isinstance(value, bool):
             raise ConfigError(f"{name} is {quoted(value)}, expected True or False.")

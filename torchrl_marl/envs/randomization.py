@@ -5,7 +5,6 @@ Shapes: E envs, N agents of a group, D steps of the longest delay.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
@@ -13,24 +12,21 @@ from typing import Any
 import torch
 from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
-from torchrl.data import Composite, Unbounded
-from torchrl.envs import Compose, EnvBase, Transform, TransformedEnv
+from torchrl.data import Unbounded
+from torchrl.envs import Compose, EnvBase, TransformedEnv
 
+from torchrl_marl.envs.carried import CarriedTransform, drawing, inner_keys
 from torchrl_marl.envs.ranges import ValueRange
 from torchrl_marl.envs.transforms import with_dense_groups
 from torchrl_marl.errors import ConfigError, nearest, quoted
 from torchrl_marl.functional import expand_mask
-from torchrl_marl.specs import GroupSpec, TeamSpec
-from torchrl_marl.specs.groups import is_lazy
+from torchrl_marl.specs import GroupSpec
 
 __all__ = ["ActionDelay", "ActionNoise", "ObservationDelay", "ObservationNoise", "randomized"]
 
 
-class _DrawnTransform(Transform):
+class _DrawnTransform(CarriedTransform):
     """Transform with a value that every agent draws from a range at the start of an episode.
-
-    Its state is carried in the data, as leaves of each group. So it is reset with the envs, is part
-    of a run's checkpoints, and can be part of a graph. Collectors leave it out of batches.
 
     Args:
         range (number, list or ValueRange): a number, ``[low, high]`` or ``[low, high, log]``.
@@ -55,76 +51,17 @@ class _DrawnTransform(Transform):
         """Range of the drawn value."""
         return ValueRange(self.low, self.high, self.log)
 
-    @cached_property
-    def groups(self) -> dict[str, GroupSpec]:
-        """Groups of the environment."""
-        groups = TeamSpec.from_env(self.parent).groups
-        for group in groups.values():
-            self._check(group)
-        return groups
-
-    def _check(self, group: GroupSpec) -> None:
-        """Raises an error if the transform cannot be applied to a group."""
-
-    @cached_property
-    def leaves(self) -> dict[str, dict[str, Unbounded]]:
-        """Specs ``[N, ...]`` of the leaves that the transform carries, by group and leaf."""
-        return {name: self._leaves_of(group) for name, group in self.groups.items()}
-
     def _leaves_of(self, group: GroupSpec) -> dict[str, Unbounded]:
         shape = (group.n_agents,)
         return {} if self.range.is_fixed else {self.leaf: Unbounded(shape, dtype=self.dtype)}
 
-    @property
-    def carried_keys(self) -> list[NestedKey]:
-        """Keys of the carried leaves."""
-        return [(name, leaf) for name, leaves in self.leaves.items() for leaf in leaves]
-
-    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        """Adds the carried leaves to the spec."""
-        for name, leaves in self.leaves.items():
-            for leaf, spec in leaves.items():
-                own = spec.expand(*observation_spec.shape, *spec.shape)
-                observation_spec[name, leaf] = own.to(observation_spec.device)
-        return observation_spec
-
-    def _reset(
-        self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase
-    ) -> TensorDictBase:
-        size, device = self.parent.batch_size, self.parent.device
-        for name, spec in self.groups.items():
-            group = self._dense(tensordict_reset, name)
-            for leaf, own in self.leaves[name].items():
-                shape = (*size, *own.shape)
-                group.set(leaf, torch.zeros(shape, dtype=own.dtype, device=device))
-            if not self.range.is_fixed:
-                with _drawing(self.parent):
-                    group.set(self.leaf, self._draw((*size, spec.n_agents)))
-            self._observe(group, spec)
-        return tensordict_reset
+    def _begin(self, group: TensorDictBase, spec: GroupSpec) -> None:
+        if not self.range.is_fixed:
+            with drawing(self.parent):
+                group.set(self.leaf, self._draw((*self.parent.batch_size, spec.n_agents)))
 
     def _draw(self, shape: tuple[int, ...]) -> Tensor:
         return self.range.draw(shape, self.parent.device)
-
-    def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
-        for name, spec in self.groups.items():
-            before, group = tensordict.get(name), self._dense(next_tensordict, name)
-            for leaf in self.leaves[name]:
-                group.set(leaf, before.get(leaf))
-            self._observe(group, spec)
-        return next_tensordict
-
-    def _observe(self, group: TensorDictBase, spec: GroupSpec) -> None:
-        """Transforms a group's output of a reset or step; the carried leaves are those before."""
-
-    def _dense(self, tensordict: TensorDictBase, name: str) -> TensorDictBase:
-        group = tensordict.get(name)
-        if is_lazy(group):
-            raise ConfigError(
-                f"{type(self).__name__}: group {name!r} is stacked lazily, expected dense data; "
-                "put torchrl_marl.envs.PadAgents before it, or use randomized(env, ...)."
-            )
-        return group
 
 
 class ObservationNoise(_DrawnTransform):
@@ -150,8 +87,8 @@ class ObservationNoise(_DrawnTransform):
     def _observe(self, group: TensorDictBase, spec: GroupSpec) -> None:
         if not self.high:
             return
-        with _drawing(self.parent):
-            for key in _inner_keys(spec):
+        with drawing(self.parent):
+            for key in inner_keys(spec):
                 x = group.get(key)
                 if x.is_floating_point():
                     group.set(key, _noisy(x, group.get(self.leaf, self.low)))
@@ -196,7 +133,7 @@ class ActionNoise(_DrawnTransform):
     def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
         for name in self.groups if self.high else ():
             group = self._dense(tensordict, name)
-            with _drawing(self.parent):
+            with drawing(self.parent):
                 action = _noisy(group.get("action"), group.get(self.leaf, self.low))
             if (bounds := self.bounds[name]) is not None:
                 action = action.clamp(*bounds)
@@ -287,7 +224,7 @@ class ObservationDelay(_Delay):
         return [spec[key] for key in group.observation_keys]
 
     def _observe(self, group: TensorDictBase, spec: GroupSpec) -> None:
-        self._delay(group, spec, _inner_keys(spec))
+        self._delay(group, spec, inner_keys(spec))
 
 
 class ActionDelay(_Delay):
@@ -333,26 +270,9 @@ class ActionDelay(_Delay):
         return tensordict
 
 
-def _inner_keys(group: GroupSpec) -> list[NestedKey]:
-    """Returns the keys of a group's observations inside the group."""
-    keys = [tuple(key[1:]) for key in group.observation_keys]
-    return [key if len(key) > 1 else key[0] for key in keys]
-
-
 def _noisy(x: Tensor, std: Tensor | float) -> Tensor:
     scale = expand_mask(std, x) if isinstance(std, Tensor) else std
     return x + torch.randn_like(x) * scale
-
-
-def _drawing(env: EnvBase) -> contextlib.AbstractContextManager[None]:
-    """Context in which the random state of an environment is used, if it has one."""
-    while isinstance(env, TransformedEnv):
-        env = env.base_env
-    random, captured = (getattr(env, name, None) for name in ("random_state", "_captured"))
-    # A graph draws from torch's generator.
-    if random is None or (captured is not None and captured.in_graph):
-        return contextlib.nullcontext()
-    return random.active()
 
 
 # In the order in which they transform an observation; actions pass them in reverse.

@@ -202,10 +202,10 @@ class TrainConfig:
     def played_env(self) -> EnvConfig:
         """Settings of the evaluation environment, which has the environment's own rewards.
 
-        It is randomized only if the settings say so.
+        It is randomized only if the settings say so, and draws no symmetries.
         """
         ranges = self.env.randomize if self.evaluation.randomize else {}
-        return replace(self.env, randomize=ranges, reward_scale=1.0)
+        return replace(self.env, randomize=ranges, reward_scale=1.0, other_play=False)
 
     def check(self, at: str = "", skip: Collection[str] = ()) -> None:
         """Refuses settings that contradict each other.

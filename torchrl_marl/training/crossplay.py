@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
@@ -14,8 +16,9 @@ from torchrl.envs import EnvBase
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.specs import GroupSpec, TeamSpec
 from torchrl_marl.training.evaluation import first_episodes, seeded_play
+from torchrl_marl.training.statistics import CONFIDENCE, RESAMPLES, Estimate, estimate, mean
 
-__all__ = ["Payoffs", "Seats", "cross_play", "seats_of"]
+__all__ = ["PartnerScore", "Payoffs", "Seats", "cross_play", "partner_score", "seats_of"]
 
 _ACTIONS = 4_256_233
 Policy = Callable[[TensorDictBase], TensorDictBase]
@@ -171,6 +174,67 @@ def _outcomes(returns: dict[str, Tensor], seats: Seats, swapped: Tensor) -> Tens
     return torch.stack(
         [(own > other) & ~close, close, torch.ones_like(close), own, own**2]
     ).double()
+
+
+class PartnerScore(NamedTuple):
+    """Mean returns of partners, with intervals over the players.
+
+    Args:
+        self_play (Estimate): return of each player with itself.
+        cross_play (Estimate): return of each player with each other one.
+    """
+
+    self_play: Estimate
+    cross_play: Estimate
+
+
+def partner_score(returns: Tensor, *, seed: int = 0) -> PartnerScore:
+    """Computes the mean returns of self-play and cross-play, with intervals over the players.
+
+    The interval is a percentile bootstrap, in which players are drawn with replacement, such as the
+    seeds of one algorithm. Two draws of the same player are not a pair of strangers.
+
+    Args:
+        returns (Tensor): return of each player with each player, ``[A, A]``.
+
+    Keyword Args:
+        seed (int): random seed of the resampling.
+
+    Returns:
+        PartnerScore: the two means; the second has no interval for two players.
+
+    Raises:
+        ConfigError: there are fewer than two players.
+
+    Examples:
+        >>> score = partner_score(torch.tensor([[8.0, 1.0, 2.0], [3.0, 6.0, 4.0], [5.0, 6.0, 7.0]]))
+        >>> float(score.self_play.value), float(score.cross_play.value)
+        (7.0, 3.5)
+    """
+    table = returns.double().cpu().numpy()
+    n = len(table)
+    if n < 2 or table.shape != (n, n):
+        raise ConfigError(
+            f"the returns have shape {list(table.shape)}, expected two players or more on both "
+            "sides."
+        )
+    alone = estimate(mean, [table.diagonal()], seed=seed)
+    others = Estimate(_with_others(table, np.ones((1, n)))[0], runs=(n,))
+    if n == 2:
+        reason = "two players are one pair, which says nothing about how much pairs differ"
+        return PartnerScore(alone, dataclasses.replace(others, why_none=reason))
+    drawn = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), RESAMPLES)
+    drawn = drawn[(drawn < n).all(1)]  # one player, n times, has no partners
+    tail = (1 - CONFIDENCE) / 2
+    low, high = np.quantile(_with_others(table, drawn), (tail, 1 - tail))
+    return PartnerScore(alone, dataclasses.replace(others, low=low, high=high))
+
+
+def _with_others(table: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Returns the mean over pairs of different players, drawn ``counts`` times, ``[R]``."""
+    apart = table * (1 - np.eye(len(table)))
+    pairs = counts.sum(1) ** 2 - (counts**2).sum(1)
+    return np.einsum("ri,ij,rj->r", counts, apart, counts) / pairs
 
 
 class _JointPolicy:

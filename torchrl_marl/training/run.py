@@ -426,6 +426,7 @@ def _changed(state: Mapping[str, Any], checkpoint: Path, config: TrainConfig) ->
 
 _NOT_PLAYED = {
     "env.num_envs": "the number of episodes decides how many envs play",
+    "env.other_play": "evaluations draw no symmetries",
     "env.reward_scale": "evaluations report the environment's own rewards",
 }
 

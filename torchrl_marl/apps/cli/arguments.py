@@ -388,8 +388,8 @@ def _crossplay(crossplay: _Parser) -> None:
     crossplay.words(
         "players",
         "PLAYER",
-        "run folders, files of stored players (RUN/players/NAME.pt), `random`, and `heuristic` "
-        "(of the environment)",
+        "run folders, folders of seeds (RUN of --seeds, OUT/TASK/ALGORITHM of a suite), files of "
+        "stored players (RUN/players/NAME.pt), `random`, and `heuristic` (of the environment)",
         "+",
     )
     crossplay.option(

@@ -332,9 +332,10 @@ def free(path: Path) -> Path:
 
 
 def _crossplay(parsed: argparse.Namespace) -> None:
+    from torchrl_marl.training.config import seed_folders
     from torchrl_marl.training.entrants import runs_of_players
 
-    given = [str(name) for name in parsed.players]
+    given = [str(one) for name in parsed.players for one in seed_folders(name) or [name]]
     folders = runs_of_players(given) or [Path()]
     _play_off(given, given, parsed.out or free(beside(folders) / "crossplay"), parsed)
 

@@ -287,7 +287,9 @@ def _overrides(settings: Mapping[str, Any], frames: int | None) -> dict[str, Any
 
 
 _FOLDER = Path(__file__).parent
-_PARTS = ("about", "default", "common", "algorithms", "tasks")
+_PARTS = ("about", "default", "score", "common", "algorithms", "tasks")
+SCORES = ("return", "crossplay")
+"""What a suite is scored by: the returns of its runs, or also those with runs of other seeds."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 OF_A_RUN = ("seed", "folder", "recipe", "population", "evolution")
 """Settings that the suite itself sets for each run."""
@@ -341,6 +343,7 @@ class Suite:
             which needs ``learner.algorithm`` in its settings.
         tasks (dict): task -> settings.
         exceptions (dict): (task, algorithm) -> settings of this pair.
+        score (str): one of :data:`SCORES`.
     """
 
     name: str
@@ -350,6 +353,7 @@ class Suite:
     algorithms: dict[str, dict[str, Any]]
     tasks: dict[str, dict[str, Any]]
     exceptions: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+    score: str = "return"
 
     def run(
         self, task: str, algorithm: str, seed: int = 0, overrides: Mapping[str, Any] | None = None
@@ -440,7 +444,7 @@ def _suite(name: str, read: Mapping[str, Any], where: str) -> Suite:
                 f"suite {where} has the section {quoted(part)}, {nearest(part, _PARTS)}expected "
                 f"{', '.join(_PARTS)}."
             )
-    sections = {part: _section(read.get(part), part, where) for part in _PARTS[2:]}
+    sections = {part: _section(read.get(part), part, where) for part in _PARTS[3:]}
     algorithms = _spread(sections["algorithms"], "algorithms", where)
     for part, found in (("algorithms", algorithms), ("tasks", sections["tasks"])):
         if not found:
@@ -468,8 +472,13 @@ def _suite(name: str, read: Mapping[str, Any], where: str) -> Suite:
                 "letters, digits and _ in names."
             )
     default = _algorithms(read.get("default"), algorithms, where)
-    about = str(read.get("about", ""))
-    return Suite(name, about, default, sections["common"], algorithms, tasks, exceptions)
+    about, score = str(read.get("about", "")), str(read.get("score", "return"))
+    if score not in SCORES:
+        raise ConfigError(
+            f"suite {where} has score: {quoted(score)}, {nearest(score, SCORES)}expected "
+            f"{' or '.join(SCORES)}."
+        )
+    return Suite(name, about, default, sections["common"], algorithms, tasks, exceptions, score)
 
 
 def _section(value: Any, name: str, where: str) -> dict[str, Any]:

@@ -84,7 +84,9 @@ def run_suite(
 
     A failed run is logged and does not stop the others. Ctrl-C and SIGTERM stop all runs after
     their current iteration. ``resume=True`` skips finished runs, resumes started ones from their
-    checkpoints and retries failed ones. ``results.csv`` gets a row for each run.
+    checkpoints and retries failed ones. ``results.csv`` gets a row for each run. A suite with
+    ``score: crossplay`` then plays the seeds of each task and algorithm with each other, and writes
+    ``crossplay.csv``.
 
     Args:
         suite (str or Path): name of a suite, or path of a YAML file.
@@ -127,7 +129,12 @@ def run_suite(
         how: dict[str, Any] = {"launcher": launcher, "slurm": slurm}
         if together:
             how["gather"] = by_population(populations(plan, folder))
-        return train_plan(plan, folder, resume=resume, jobs=jobs, said=said, **how)
+        results = train_plan(plan, folder, resume=resume, jobs=jobs, said=said, **how)
+        if plan.suite.score == "crossplay":
+            from torchrl_marl.apps.suites.strangers import play_strangers
+
+            play_strangers(results, folder, trust=trust, said=said)
+        return results
 
 
 def one_by_one(out: Path, runs: Sequence[SuiteRun]) -> list[tuple[TrainConfig, list[SuiteRun]]]:

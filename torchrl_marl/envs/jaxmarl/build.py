@@ -48,6 +48,9 @@ class EnvTraits:
         seen (callable, optional): function ``seen(env, observations)`` that returns a dict of
             observations by agent, for environments that return another structure.
         by_place (bool): True if actions are passed as a tuple instead of a dict by agent.
+        labels (callable, optional): function ``labels(env)`` that returns the label of each feature
+            and of each action, -1 for none, if labels such as colors can be exchanged; see
+            :class:`~torchrl_marl.envs.Labels`.
         length (callable, optional): function ``length(env)`` that returns the built-in number of
             steps per episode. The adapter enforces a time limit that is shorter; a longer one has
             no effect.
@@ -63,6 +66,7 @@ class EnvTraits:
     won: Callable[..., Any] | None = None
     seen: Callable[..., Any] | None = None
     by_place: bool = False
+    labels: Callable[[Any], tuple[list[int], list[int]] | None] | None = None
     length: Callable[[Any], int] | None = None
 
 
@@ -114,6 +118,52 @@ def _seat(env: Any, state: Any) -> Any:
     return jnp.arange(env.num_agents) == acting
 
 
+def _colors(env: Any) -> tuple[list[int], list[int]]:
+    """Returns the color of each feature and action of Hanabi."""
+    n, hand, ranks = env.num_agents, env.hand_size, env.num_ranks
+    colors = list(range(env.num_colors))
+    card = [color for color in colors for _ in range(ranks)]
+    pile = [color for color in colors for _ in range(int(sum(env.num_cards_of_rank)))]
+    hands = card * (n - 1) * hand + _none(n)
+    deck = _none(env.deck_size - n * hand)
+    board = deck + card + _none(env.max_info_tokens + env.max_life_tokens)
+    last = _none(n + 4 + n) + colors + _none(ranks + 2 * hand) + card + _none(2)
+    beliefs = (card + colors + _none(ranks)) * n * hand
+    actions = _none(2 * hand) + colors * (n - 1) + _none((n - 1) * ranks + 1)
+    return hands + board + pile + last + beliefs, actions
+
+
+def _ingredients(env: Any) -> tuple[list[int], list[int]] | None:
+    """Returns the ingredient of each channel of OvercookedV2; None if none can be exchanged.
+
+    Ingredients can be exchanged if the recipes stay the same. Their piles stay where they are, as
+    with JaxMARL's ``op_ingredient_permutations``.
+    """
+    n, own = env.layout.num_ingredients, _alike(env.layout)
+    if len(own) < 2 or len(env.obs_shape) != 3:
+        return None
+    names = [own.index(i) if i in own else -1 for i in range(n)]
+    items, cook, fixed = _none(2) + names, _none(5), _none(6)  # on a plate, cooked; a place
+    channels = (cook + items) * 2 + fixed + names + items + items
+    return channels + _none(env.obs_shape[-1] - len(channels)), _none(len(env.action_set))
+
+
+def _alike(layout: Any) -> list[int]:
+    """Returns the most ingredients of which any two can be exchanged in all recipes."""
+    recipes = {tuple(sorted(map(int, recipe))) for recipe in layout.possible_recipes}
+
+    def exchanged(i: int, j: int) -> set[tuple[int, ...]]:
+        new = {i: j, j: i}
+        return {tuple(sorted(new.get(x, x) for x in recipe)) for recipe in recipes}
+
+    kinds = range(layout.num_ingredients)
+    return max(([j for j in kinds if exchanged(i, j) == recipes] for i in kinds), key=len)
+
+
+def _none(n: int) -> list[int]:
+    return [-1] * n
+
+
 def _in_the_room(env: Any, state: Any) -> Any:
     import jax.numpy as jnp
 
@@ -158,8 +208,8 @@ ENV_TRAITS = {
     "SMAX": _SMAX,
     "EnemySMAX": _SMAX,
     "Overcooked": EnvTraits(limit="max_steps", limit_is_seen=True, timed=True, state=_kitchen),
-    "OvercookedV2": EnvTraits(limit="max_steps", timed=True),
-    "HanabiEnv": EnvTraits(legal="get_legal_moves", acts=_seat),
+    "OvercookedV2": EnvTraits(limit="max_steps", timed=True, labels=_ingredients),
+    "HanabiEnv": EnvTraits(legal="get_legal_moves", acts=_seat, labels=_colors),
     "JaxNav": EnvTraits(limit="max_steps", limit_is_seen=True),
     "SwitchRiddle": EnvTraits(limit="max_steps", deadline=True, legal=_in_the_room),
     "CoinGame": EnvTraits(timed=True, length=_all_rounds),

@@ -21,6 +21,7 @@ from torchrl_marl.envs.agents.kinds import map_leaves
 from torchrl_marl.envs.agents.life_cycle import where_fresh
 from torchrl_marl.envs.jaxmarl.build import import_jaxmarl
 from torchrl_marl.envs.scene import FinalFrames, Picture
+from torchrl_marl.envs.symmetries import Labels
 
 __all__ = ["JaxMarlEnv"]
 
@@ -218,6 +219,16 @@ class JaxMarlEnv(FinalFrames, AutoResetEnv):
             yield
         finally:
             self._is_measured = before
+
+    def symmetries(self) -> dict[str, Labels]:
+        """Returns the labels that can be exchanged, by group; empty if there are none.
+
+        These are the colors in Hanabi, and the names of the ingredients in OvercookedV2. There the
+        piles stay where they are, so that the symmetry is exact up to the layout.
+        """
+        wrapped = self._calls.wrapped
+        found = None if wrapped.traits.labels is None else wrapped.traits.labels(wrapped.env)
+        return {} if found is None else {name: Labels(*found) for name in self.group_kinds}
 
     # --------------------------------------------------------------- random state, snapshot
 

@@ -13,6 +13,7 @@ from torch.nn.functional import one_hot
 from torchrl_marl.envs.agents.declaration import check_least
 from torchrl_marl.envs.marl_env import MarlEnv
 from torchrl_marl.envs.scene import Shape
+from torchrl_marl.envs.symmetries import Labels
 from torchrl_marl.envs.toy.roles import declare_team
 from torchrl_marl.envs.toy.scenes import actions_in, row
 from torchrl_marl.errors import ConfigError
@@ -122,12 +123,17 @@ class MatchingLevers(MarlEnv):
     partner with a fixed lever earns ``adaptive_return``, 7.25. This is the best return with an
     unknown partner.
 
+    With ``n_levers=10, rounds=1, last_lever=0.9`` it is the lever game of Other-Play. Nine levers
+    pay 1 and look alike, so strangers who pull one of them match with probability 1/9. The best
+    that strangers can do is to pull the last lever, ``stranger_return``.
+
     Args:
         num_envs (int): number E of parallel envs.
 
     Keyword Args:
         n_levers (int): number L of levers.
         rounds (int): number of rounds in an episode.
+        last_lever (float): reward if both pull the last lever; the others pay 1.
         max_steps, seed, device, check: as in :class:`MarlEnv`.
 
     Shapes:
@@ -139,28 +145,44 @@ class MatchingLevers(MarlEnv):
         ConfigError: an argument is unknown, or a number is invalid.
 
     Reference: Hu et al., 2020, https://arxiv.org/abs/2003.02979 (the lever game; zero-shot
-    coordination). Differs: all levers pay the same.
+    coordination). Reduces to: its lever game, with ``n_levers=10, rounds=1, last_lever=0.9``.
 
     Examples:
         >>> env = MatchingLevers(2)
         >>> env.optimal_return, env.adaptive_return, env.random_return
         (8.0, 7.25, 2.0)
+        >>> env = MatchingLevers(2, n_levers=10, rounds=1, last_lever=0.9)
+        >>> env.optimal_return, env.stranger_return
+        (1.0, 0.9)
     """
 
-    def __init__(self, num_envs: int, *, n_levers: int = 4, rounds: int = 8, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        num_envs: int,
+        *,
+        n_levers: int = 4,
+        rounds: int = 8,
+        last_lever: float = 1.0,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(num_envs, **kwargs)
         if n_levers < 2 or rounds < 1:
             raise ConfigError(
                 f"MatchingLevers: n_levers is {n_levers} and rounds {rounds}, expected 2 or more "
                 "levers and 1 or more rounds."
             )
-        self.n_levers, self.rounds = n_levers, rounds
+        if last_lever != 1 and (rounds > 1 or n_levers < 3 or last_lever < 0):
+            raise ConfigError(
+                f"MatchingLevers: last_lever is {last_lever} with {n_levers} levers and {rounds} "
+                "rounds, expected 0 or more, 3 or more levers and rounds=1, or last_lever=1."
+            )
+        self.n_levers, self.rounds, self.last_lever = n_levers, rounds, last_lever
         declare_team(self, 2, n_levers, n_levers, 2 * n_levers)
 
     @property
     def optimal_return(self) -> float:
-        """Return of partners that always pull the same lever."""
-        return float(self._rounds)
+        """Return of partners that always pull the same lever, the best one."""
+        return self._rounds * max(1.0, self.last_lever)
 
     @property
     def adaptive_return(self) -> float:
@@ -170,7 +192,20 @@ class MatchingLevers(MarlEnv):
     @property
     def random_return(self) -> float:
         """Returns the expected return of the uniform random policy."""
-        return self._rounds / self.n_levers
+        return self._rounds * (self.n_levers - 1 + self.last_lever) / self.n_levers**2
+
+    @property
+    def stranger_return(self) -> float:
+        """Best expected return of one round, for partners with the same symmetric strategy."""
+        alike = self.n_levers - (self.last_lever != 1)
+        return max(1 / alike, self.last_lever if alike < self.n_levers else 0.0)
+
+    def symmetries(self) -> dict[str, Labels]:
+        """Returns the levers that pay the same, which can be exchanged."""
+        levers = list(range(self.n_levers))
+        if self.last_lever != 1:
+            levers[-1] = -1
+        return {"agents": Labels(levers, levers)}
 
     @property
     def _rounds(self) -> int:
@@ -185,6 +220,9 @@ class MatchingLevers(MarlEnv):
     def _step(self, tensordict: TensorDictBase) -> dict[str, Any]:
         levers = tensordict["agents", "action"]
         same = (levers[:, 0] == levers[:, 1]).float().view(-1, 1, 1)
+        if self.last_lever != 1:
+            last = (levers[:, :1] == self.n_levers - 1).unsqueeze(-1)
+            same = torch.where(last, self.last_lever * same, same)
         self.last = one_hot(levers, self.n_levers).float()
         self.played = self.played + 1
         ended = (self.played == self.rounds).unsqueeze(-1)

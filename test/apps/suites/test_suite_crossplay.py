@@ -1,0 +1,127 @@
+"""Suites that are scored with runs of other seeds."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from torchrl_marl.apps.cli.main import main
+from torchrl_marl.apps.suites import run_suite, strangers
+from torchrl_marl.errors import ConfigError
+
+pytestmark = pytest.mark.runs
+
+TABLE = """
+score: crossplay
+common:
+  total_frames: 64
+  frames_per_batch: 32
+  threads: 1
+  execution: eager
+  env: {library: toy, name: matching_levers, num_envs: 8, max_steps: null,
+        continuous_actions: false, kwargs: {rounds: 1}}
+  learner: {minibatch_size: 32, num_epochs: 1, actor: {num_cells: [4]}, critic: {num_cells: [4]}}
+  evaluation: {episodes: 6, count: 1}
+algorithms:
+  ippo: {}
+  other_play: {learner: {algorithm: ippo}, env: {other_play: true}}
+tasks:
+  levers: {}
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text(TABLE)
+    return tmp_path
+
+
+def rows(path):
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture
+def played(monkeypatch):
+    """Numbers of players of all tables that were played."""
+    numbers, own = [], strangers.cross_play
+
+    def counted(first, second, *args, **kwargs):
+        numbers.append(len(first))
+        return own(first, second, *args, **kwargs)
+
+    monkeypatch.setattr(strangers, "cross_play", counted)
+    return numbers
+
+
+def test_seeds_are_played_with_each_other(played, capsys):
+    assert main(["suite", "mine.yaml", "seeds=3", "--jobs", "0"]) == 0
+    found = rows("suite_mine/crossplay.csv")
+    assert [(row["algorithm"], row["seeds"]) for row in found] == [
+        ("ippo", "3"),
+        ("other_play", "3"),
+    ]
+    text = capsys.readouterr().out
+    assert "task    algorithm   seeds" in text and "with others" in text
+    for row in found:
+        folder = Path("suite_mine", "levers", row["algorithm"])
+        record = json.loads((folder / "crossplay.json").read_text())
+        returns = torch.tensor(record["returns"])
+        assert (record["seeds"], record["episodes"]) == ([0, 1, 2], 6)
+        apart = ~torch.eye(3, dtype=torch.bool)
+        assert float(row["self_play"]) == pytest.approx(returns.diagonal().mean().item())
+        assert float(row["cross_play"]) == pytest.approx(returns[apart].mean().item())
+        pairs = rows(folder / "crossplay.csv")
+        assert [float(pair["return_mean"]) for pair in pairs] == pytest.approx(returns.flatten())
+        assert {pair["games"] for pair in pairs} == {"6"}
+    assert played == [3, 3]
+    # What is there is not played again; a new seed is.
+    assert main(["suite", "mine.yaml", "--resume", "--jobs", "0"]) == 0
+    assert rows("suite_mine/crossplay.csv") == found and played == [3, 3]
+    options = ["algorithms=ippo", "seeds=4", "--resume", "--jobs", "0"]
+    assert main(["suite", "mine.yaml", *options]) == 0
+    assert played == [3, 3, 4] and rows("suite_mine/crossplay.csv")[0]["seeds"] == "4"
+
+
+def test_a_broken_record_is_played_again_and_one_seed_has_no_others(played):
+    lines = []
+    options = {"algorithms": "ippo", "jobs": 0, "said": lines.append}
+    run_suite("mine.yaml", seeds=1, **options)
+    assert lines[-1] == "levers ippo: one finished seed, which has no other to play with"
+    assert not Path("suite_mine/crossplay.csv").exists()
+    run_suite("mine.yaml", seeds=2, resume=True, **options)
+    record = Path("suite_mine/levers/ippo/crossplay.json")
+    known = record.read_text()
+    record.write_text(known[:40])
+    run_suite("mine.yaml", seeds=2, resume=True, **options)
+    assert record.read_text() == known and played == [2, 2]
+
+
+def test_the_command_plays_a_folder_of_seeds(capsys):
+    run_suite("mine.yaml", algorithms="ippo", seeds=2, jobs=0, said=list)
+    assert main(["crossplay", "suite_mine/levers/ippo", "--episodes", "4"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["return", "with", "1", "2"]
+    assert [line.split()[1] for line in lines[1:3]] == [
+        f"suite_mine/levers/ippo/seed{seed}" for seed in (0, 1)
+    ]
+
+
+def test_other_scores_and_other_teams_are_refused(here):
+    with pytest.raises(ConfigError, match="score: 'crosplay', did you mean 'crossplay'"):
+        (here / "mine.yaml").write_text(TABLE.replace("score: crossplay", "score: crosplay"))
+        run_suite("mine.yaml", jobs=0)
+    (here / "mine.yaml").write_text(
+        TABLE.replace("matching_levers", "kuhn")
+        .replace("{rounds: 1}", "{}")
+        .replace("learner: {minibatch", "learner: {bootstrap: agent, minibatch")
+    )
+    with pytest.raises(ConfigError, match="score: crossplay, but .* has two sides"):
+        run_suite("mine.yaml", algorithms="ippo", seeds=2, jobs=0, said=list)
+
+
+if __name__ == "__main__":
+    pytest.main([__file__])

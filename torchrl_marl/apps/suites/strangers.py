@@ -1,0 +1,149 @@
+"""Cross-play of a suite: runs of each task and algorithm with those of other seeds."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torchrl.envs import EnvBase
+
+from torchrl_marl.apps.console import aligned
+from torchrl_marl.apps.players import with_interval, write_table
+from torchrl_marl.apps.suites.board import Result
+from torchrl_marl.errors import ConfigError
+from torchrl_marl.specs import TeamSpec
+from torchrl_marl.training.crossplay import PartnerScore, cross_play, partner_score, seats_of
+from torchrl_marl.training.entrants import enter
+from torchrl_marl.training.evaluation import kind_of
+from torchrl_marl.training.files import whole_file
+
+__all__ = ["play_strangers"]
+
+RECORD = "crossplay.json"
+"""File in the folder of a task and algorithm with the table of its seeds."""
+_AT_ONCE = 1000  # envs
+
+
+def play_strangers(
+    results: Sequence[Result],
+    out: Path,
+    *,
+    trust: bool = False,
+    said: Callable[[str], None] = print,
+) -> dict[tuple[str, str], PartnerScore]:
+    """Plays the finished seeds of each task and algorithm with each other.
+
+    Each pair plays ``evaluation.episodes`` episodes in both orders of the seats. ``crossplay.json``
+    and ``crossplay.csv`` in ``out/task/algorithm`` have the returns of all pairs, and
+    ``out/crossplay.csv`` a row for each task and algorithm. A table that is there is not played
+    again, unless its runs have changed.
+
+    Args:
+        results (sequence of Result): the runs of a suite; those that have not finished are left
+            out.
+        out (Path): folder of the suite.
+
+    Keyword Args:
+        trust (bool): True to run code that another user's settings name.
+        said (callable): called with the table of scores.
+
+    Returns:
+        dict: (task, algorithm) -> score, for those with two finished seeds or more.
+
+    Raises:
+        ConfigError: the agents of an environment are not one team.
+    """
+    finished = [one for one in results if one.finished]
+    scores: dict[tuple[str, str], PartnerScore] = {}
+    rows: list[list[Any]] = []
+    for pair in dict.fromkeys(one.run.pair for one in finished):
+        own = [one for one in finished if one.run.pair == pair]
+        if len(own) < 2:
+            said(f"{' '.join(pair)}: one finished seed, which has no other to play with")
+            continue
+        scores[pair] = partner_score(_returns(own, out / Path(*pair), trust))
+        known = [x for one in scores[pair] for x in (one.value, one.low, one.high)]
+        rows.append([*pair, len(own), _episodes(own), *known])
+        _write(out / "crossplay.csv", rows)
+    if scores:
+        said(_table(scores))
+    return scores
+
+
+def _returns(results: Sequence[Result], folder: Path, trust: bool) -> torch.Tensor:
+    """Returns the table of a task and algorithm, ``[A, A]``, from its record or from new games."""
+    first = results[0].run.config
+    asked: dict[str, Any] = {
+        "seeds": [one.run.seed for one in results],
+        "runs": [[one.summary["frames"], one.summary.get("return_after")] for one in results],
+        "episodes": _episodes(results),
+        "actions": kind_of(first.evaluation.deterministic),
+    }
+    record = folder / RECORD
+    known = _read(record)
+    if all(known.get(key) == value for key, value in asked.items()):
+        return torch.tensor(known["returns"], dtype=torch.float64)
+    table = _played(results, trust)
+    write_table(folder, [f"seed{seed}" for seed in asked["seeds"]], table, None)
+    with whole_file(record) as file:
+        values = {key: table[key].tolist() for key in ("returns", "error")}
+        file.write(json.dumps({**asked, **values}) + "\n")
+    return table["returns"]
+
+
+def _played(results: Sequence[Result], trust: bool) -> TensorDict:
+    config, names = results[0].run.config, [str(one.folder) for one in results]
+    threads, episodes = torch.get_num_threads(), _episodes(results)
+    torch.set_num_threads(config.threads or threads)
+    try:
+        env, players = enter(names, min(episodes * len(names) ** 2, _AT_ONCE), trust=trust)
+        _check_seats(env, results[0])
+        everybody = list(players.values())
+        kind = config.evaluation.deterministic
+        table = cross_play(everybody, everybody, env, episodes, deterministic=kind)
+        env.close()
+    finally:
+        torch.set_num_threads(threads)
+    return table
+
+
+def _check_seats(env: EnvBase, result: Result) -> None:
+    if seats_of(TeamSpec.from_env(env)).apart:
+        raise ConfigError(
+            f"the suite has score: crossplay, but {result.run.task} has two sides, expected one "
+            "team of partners; leave score out, and use `torchrl-marl crossplay` for ratings."
+        )
+
+
+def _episodes(results: Sequence[Result]) -> int:
+    return results[0].run.config.evaluation.episodes
+
+
+def _read(record: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(record.read_text(encoding="utf-8"))
+        return found if len(found["returns"]) == len(found["seeds"]) else {}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def _write(path: Path, rows: Sequence[Sequence[Any]]) -> None:
+    ends = ("", "_low", "_high")
+    scores = [f"{name}{end}" for name in ("self_play", "cross_play") for end in ends]
+    with whole_file(path, newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["task", "algorithm", "seeds", "episodes", *scores])
+        writer.writerows(rows)
+
+
+def _table(scores: dict[tuple[str, str], PartnerScore]) -> str:
+    rows = [["task", "algorithm", "seeds", "with itself", "with others"]]
+    for pair, score in scores.items():
+        seeds = str(score.cross_play.runs[0])
+        rows.append([*pair, seeds, *(with_interval(one) for one in score)])
+    return aligned(rows, slice(2, None), indent="")

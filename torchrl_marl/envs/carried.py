@@ -1,0 +1,114 @@
+"""Transforms that carry their state in the data, such as values drawn in each episode.
+
+Shapes: E envs, N agents of a group.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from functools import cached_property
+
+import torch
+from tensordict import NestedKey, TensorDictBase
+from torchrl.data import Composite, Unbounded
+from torchrl.envs import EnvBase, Transform, TransformedEnv
+
+from torchrl_marl.errors import ConfigError
+from torchrl_marl.specs import GroupSpec, TeamSpec
+from torchrl_marl.specs.groups import is_lazy
+
+__all__ = ["CarriedTransform", "drawing", "inner_keys"]
+
+
+class CarriedTransform(Transform):
+    """Transform of the observations or actions of all groups, with a state of every agent.
+
+    Its state is carried in the data, as leaves of each group. So it is reset with the envs, is part
+    of a run's checkpoints, and can be part of a graph. Collectors leave it out of batches.
+    """
+
+    @cached_property
+    def groups(self) -> dict[str, GroupSpec]:
+        """Groups of the environment."""
+        groups = TeamSpec.from_env(self.parent).groups
+        for group in groups.values():
+            self._check(group)
+        return groups
+
+    def _check(self, group: GroupSpec) -> None:
+        """Raises an error if the transform cannot be applied to a group."""
+
+    @cached_property
+    def leaves(self) -> dict[str, dict[str, Unbounded]]:
+        """Specs ``[N, ...]`` of the leaves that the transform carries, by group and leaf."""
+        return {name: self._leaves_of(group) for name, group in self.groups.items()}
+
+    def _leaves_of(self, group: GroupSpec) -> dict[str, Unbounded]:
+        """Returns the specs ``[N, ...]`` of a group's carried leaves."""
+        raise NotImplementedError
+
+    @property
+    def carried_keys(self) -> list[NestedKey]:
+        """Keys of the carried leaves."""
+        return [(name, leaf) for name, leaves in self.leaves.items() for leaf in leaves]
+
+    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
+        """Adds the carried leaves to the spec."""
+        for name, leaves in self.leaves.items():
+            for leaf, spec in leaves.items():
+                own = spec.expand(*observation_spec.shape, *spec.shape)
+                observation_spec[name, leaf] = own.to(observation_spec.device)
+        return observation_spec
+
+    def _reset(
+        self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase
+    ) -> TensorDictBase:
+        size, device = self.parent.batch_size, self.parent.device
+        for name, spec in self.groups.items():
+            group = self._dense(tensordict_reset, name)
+            for leaf, own in self.leaves[name].items():
+                shape = (*size, *own.shape)
+                group.set(leaf, torch.zeros(shape, dtype=own.dtype, device=device))
+            self._begin(group, spec)
+            self._observe(group, spec)
+        return tensordict_reset
+
+    def _begin(self, group: TensorDictBase, spec: GroupSpec) -> None:
+        """Writes the carried leaves of new episodes, which are zeros before."""
+
+    def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
+        for name, spec in self.groups.items():
+            before, group = tensordict.get(name), self._dense(next_tensordict, name)
+            for leaf in self.leaves[name]:
+                group.set(leaf, before.get(leaf))
+            self._observe(group, spec)
+        return next_tensordict
+
+    def _observe(self, group: TensorDictBase, spec: GroupSpec) -> None:
+        """Transforms a group's output of a reset or step; the carried leaves are those before."""
+
+    def _dense(self, tensordict: TensorDictBase, name: str) -> TensorDictBase:
+        group = tensordict.get(name)
+        if is_lazy(group):
+            raise ConfigError(
+                f"{type(self).__name__}: group {name!r} is stacked lazily, expected dense data; "
+                "put torchrl_marl.envs.PadAgents before it, or use randomized(env, ...)."
+            )
+        return group
+
+
+def inner_keys(group: GroupSpec) -> list[NestedKey]:
+    """Returns the keys of a group's observations inside the group."""
+    keys = [tuple(key[1:]) for key in group.observation_keys]
+    return [key if len(key) > 1 else key[0] for key in keys]
+
+
+def drawing(env: EnvBase) -> contextlib.AbstractContextManager[None]:
+    """Returns a context in which the random state of an environment is used, if it has one."""
+    while isinstance(env, TransformedEnv):
+        env = env.base_env
+    random, captured = (getattr(env, name, None) for name in ("random_state", "_captured"))
+    # A graph draws from torch's generator.
+    if random is None or (captured is not None and captured.in_graph):
+        return contextlib.nullcontext()
+    return random.active()
