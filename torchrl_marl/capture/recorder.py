@@ -83,7 +83,8 @@ class GraphRecorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if self._paused:
             return func(*args, **kwargs)
-        if _is_composite(func) and autograd_would_have_decomposed(func, [*tensors_in(args)]):
+        given = [*args, *kwargs.values()]
+        if _is_composite(func) and autograd_would_have_decomposed(func, [*tensors_in(given)]):
             with self:  # in inference mode, autograd does not take it apart
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:

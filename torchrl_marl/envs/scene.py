@@ -17,6 +17,7 @@ from torchrl.envs import EnvBase
 from torchrl_marl.errors import ConfigError, nearest, quoted
 
 __all__ = [
+    "AGENT_COLORS",
     "FinalFrames",
     "Picture",
     "Shape",
@@ -27,6 +28,16 @@ __all__ = [
     "text",
     "watched",
 ]
+
+AGENT_COLORS = (
+    (0.35, 0.50, 0.80),
+    (0.90, 0.55, 0.25),
+    (0.35, 0.65, 0.40),
+    (0.60, 0.45, 0.75),
+    (0.80, 0.40, 0.40),
+    (0.35, 0.65, 0.70),
+)
+"""Red, green and blue of the agents of a team, in order; with more agents they repeat."""
 
 Role: TypeAlias = Literal["agent", "object", "goal", "joint"]
 Kind: TypeAlias = Literal["circle", "box", "line", "text"]

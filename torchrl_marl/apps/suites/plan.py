@@ -289,7 +289,7 @@ def _overrides(settings: Mapping[str, Any], frames: int | None) -> dict[str, Any
 _FOLDER = Path(__file__).parent
 _PARTS = ("about", "default", "score", "common", "algorithms", "tasks")
 SCORES = ("return", "crossplay")
-"""What a suite is scored by: the returns of its runs, or also those with runs of other seeds."""
+"""Scores of a suite: the return of each run, or also the cross-play of runs with other seeds."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 OF_A_RUN = ("seed", "folder", "recipe", "population", "evolution")
 """Settings that the suite itself sets for each run."""

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -25,6 +24,13 @@ from torchrl_marl.apps.suites.board import (
     results_table,
     write_results,
 )
+from torchrl_marl.apps.suites.folder import (
+    RECORD,
+    check_folder,
+    check_record,
+    open_folder,
+    read_selection,
+)
 from torchrl_marl.apps.suites.plan import (
     SELECTION_KEYS,
     Plan,
@@ -37,14 +43,11 @@ from torchrl_marl.apps.suites.plan import (
     seeds_of,
     suite_names,
 )
-from torchrl_marl.errors import CheckpointError, ConfigError, TrustError, UserError, nearest, quoted
+from torchrl_marl.errors import ConfigError, UserError, nearest, quoted
 from torchrl_marl.runtime.trust import trusting
-from torchrl_marl.settings import flatten, merged, normalized, parse_overrides, shown
-from torchrl_marl.training.config import TrainConfig, read_run_config
-from torchrl_marl.training.files import whole_file
-from torchrl_marl.training.folder import RunFolder
+from torchrl_marl.settings import merged, normalized, parse_overrides
+from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.interruption import terminable
-from torchrl_marl.training.origin import Named, named_by
 
 __all__ = [
     "one_by_one",
@@ -317,175 +320,6 @@ def _reason(error: Exception) -> str:
         return " ".join(str(error).split())
     traceback.print_exception(error)
     return f"{type(error).__name__}: {error}"
-
-
-def check_record(record: Path, plan: Plan, without: Callable[[], Plan]) -> None:
-    """Raises an error if another user's ``suite.json`` would import code or open connections.
-
-    Args:
-        record (Path): ``suite.json`` of the folder.
-        plan (Plan): plan with the settings in the file.
-        without (callable): returns the plan with only the user's settings.
-
-    Raises:
-        TrustError: the file names an import or a connection that the user did not give.
-    """
-    try:
-        given = json.loads(record.read_text(encoding="utf-8")).get("signatures", [])
-        given = [one for one in given if isinstance(one, str)]
-    except (OSError, ValueError, AttributeError, TypeError):
-        given = []
-    unsigned = [one for one in _named(plan) if not one.is_signed(given)]
-    if not unsigned:
-        return
-    own = _named(without())
-    for one in unsigned:
-        if one not in own:
-            raise TrustError(
-                f"a run would {one.deed} because of {str(record)!r}, which you did not write on "
-                "this machine; if you trust it, add --trust (in Python: trust=True)."
-            )
-
-
-def _named(plan: Plan) -> list[Named]:
-    found = (one for run in plan.runs for one in named_by(run.config))
-    return list(dict.fromkeys(found))
-
-
-RECORD = "suite.json"
-"""File in a suite's folder that stores the selection of runs and their settings."""
-# Settings that may differ between runs: how a run computes and what it logs.
-_FREE = ("device", "execution", "threads", "folder", "recipe", "checkpoint.", "logging.")
-
-
-@contextlib.contextmanager
-def open_folder(out: Path, plan: Plan, *, resume: bool) -> Iterator[None]:
-    """Creates and locks the folder of a suite, and writes ``suite.json``.
-
-    Args:
-        out (Path): output folder.
-        plan (Plan): plan of the runs.
-
-    Keyword Args:
-        resume (bool): True to continue in an existing folder.
-
-    Raises:
-        ConfigError: the folder has other content, or runs in it have other settings.
-        CheckpointError: another process is training a suite in the folder.
-        WriteError: the folder cannot be written.
-    """
-    _check_new(out, resume)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"suite folder {str(out)!r} cannot be created ({error.strerror}); choose another --out."
-        ) from None
-    lock = RunFolder(out, "suite folder")
-    try:
-        check_folder(out, plan, resume=resume)
-        if not (out / RECORD).exists():
-            with whole_file(out / RECORD) as file:
-                record = {"suite": plan.suite.name, **plan.selection}
-                # This user's signatures for the code and services that the settings name.
-                signatures = sorted({one.signature for one in _named(plan)})
-                record |= {"signatures": signatures} if signatures else {}
-                file.write(json.dumps(record, indent=2) + "\n")
-        yield
-    finally:
-        lock.release()
-
-
-def read_selection(out: Path, suite: str) -> dict[str, Any]:
-    """Reads the selection of a suite's folder: algorithms, tasks, seeds and settings.
-
-    Raises:
-        ConfigError: the folder is not a suite's, or belongs to another suite.
-    """
-    try:
-        record = json.loads((out / RECORD).read_text(encoding="utf-8"))
-        selection = {key: record[key] for key in ("algorithms", "tasks", "seeds", "settings")}
-        lists = (selection["algorithms"], selection["tasks"], selection["seeds"])
-        if not (all(type(one) is list for one in lists) and type(selection["settings"]) is dict):
-            raise ValueError("it is not a record of a suite")
-    except FileNotFoundError:
-        raise ConfigError(
-            f"{str(out)!r} is not a suite's folder, which --resume needs; leave --resume out, or "
-            "name the folder by --out."
-        ) from None
-    except (OSError, ValueError, KeyError, TypeError):
-        raise ConfigError(
-            f"{str(out / RECORD)!r} cannot be read; start the suite again with all its arguments "
-            "and another --out."
-        ) from None
-    if record.get("suite") != suite:
-        raise ConfigError(
-            f"{str(out)!r} holds the suite {record.get('suite')!r}, but {suite!r} is given; use "
-            "that suite, or choose another --out."
-        )
-    return selection
-
-
-def check_folder(out: Path, plan: Plan, *, resume: bool) -> None:
-    """Raises an error if the runs cannot be trained in the folder.
-
-    Args:
-        out (Path): output folder.
-        plan (Plan): plan of the runs.
-
-    Keyword Args:
-        resume (bool): True to continue in an existing folder.
-
-    Raises:
-        ConfigError: the folder has other content, or a run in it has other settings. The message
-            names the run, the setting, and the setting's old and new value.
-    """
-    _check_new(out, resume)
-    now: dict[tuple[str, str], dict[str, Any]] = {}
-    for run in plan.runs:
-        try:
-            before = _compared(read_run_config(out / run.place))
-        except CheckpointError:
-            continue  # no run yet, or a broken one, which raises when it is resumed
-        after = now.get(run.pair) or now.setdefault(run.pair, _compared(run.config))
-        if (out / run.task / "config.yaml").is_file():  # callbacks are those of the population
-            before["callbacks"] = after.get("callbacks")
-        for key in sorted(before.keys() | after.keys()):
-            old, new = before.get(key), after.get(key)
-            if old != new:
-                raise ConfigError(
-                    f"{key} of {run.task} with {run.algorithm} is {shown(new)}, but "
-                    f"{str(out / run.place)!r} was started with {shown(old)}; use that value, "
-                    f"choose another --out, or remove {str(out / run.task / run.algorithm)!r} to "
-                    "train it again."
-                )
-
-
-def _compared(config: TrainConfig) -> dict[str, Any]:
-    flat = flatten(dataclasses.asdict(config))
-    return {
-        key: value
-        for key, value in flat.items()
-        if key != "seed" and not key.startswith(_FREE) and not _is_assigned_by_run(key)
-    }
-
-
-def _is_assigned_by_run(key: str) -> bool:
-    """Returns whether a run itself computes a setting when it starts, such as agents' clusters."""
-    return key.startswith("groups.") and key.endswith(".sharing_index")
-
-
-def _check_new(out: Path, resume: bool) -> None:
-    """Raises an error if a new suite cannot start in the folder."""
-    if resume or not out.exists():
-        return
-    if (out / RECORD).is_file():
-        raise ConfigError(
-            f"suite folder {str(out)!r} exists; add --resume to continue it, or choose another "
-            "--out."
-        )
-    if not out.is_dir() or any(path.name != ".lock" for path in out.iterdir()):
-        raise ConfigError(f"{str(out)!r} exists and is not a suite's folder; choose another --out.")
 
 
 def suite_command(

@@ -8,19 +8,11 @@ from typing import Any
 from torch import Tensor
 
 from torchrl_marl.envs.mjlab.robots import Robot
-from torchrl_marl.envs.scene import Shape
+from torchrl_marl.envs.scene import AGENT_COLORS, Shape
 
 __all__ = ["draw_formation"]
 
 _GROUND, _SLOT = (0.85, 0.85, 0.85), (0.55, 0.55, 0.55)
-_AGENTS = (
-    (0.35, 0.50, 0.80),
-    (0.90, 0.55, 0.25),
-    (0.35, 0.65, 0.40),
-    (0.60, 0.45, 0.75),
-    (0.80, 0.40, 0.40),
-    (0.35, 0.65, 0.70),
-)
 _MARKS = 4  # meters from the middle, up to which the ground has marks
 
 
@@ -50,7 +42,9 @@ def draw_formation(
     rows = zip((place - center).tolist(), heading.tolist(), upright.tolist())
     for i, ((left, up), angle, cos) in enumerate(rows):
         pale = 0.6 * (1 - max(cos, 0.0))
-        red, green, blue = (shade + (1 - shade) * pale for shade in _AGENTS[i % len(_AGENTS)])
+        red, green, blue = (
+            shade + (1 - shade) * pale for shade in AGENT_COLORS[i % len(AGENT_COLORS)]
+        )
         color = (red, green, blue)
         size: Any = {"length": robot.length, "width": robot.width}
         shapes.append(Shape(f"robot {i}", "agent", "box", left, up, angle, color, **size))

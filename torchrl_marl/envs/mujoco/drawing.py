@@ -11,20 +11,12 @@ import numpy as np
 from torch import Tensor
 
 from torchrl_marl.envs.mujoco.build import Task
-from torchrl_marl.envs.scene import Picture, Shape, Stage
+from torchrl_marl.envs.scene import AGENT_COLORS, Picture, Shape, Stage
 
 __all__ = ["draw_robot", "view_of"]
 
 _HEIGHT, _WIDTH = 360, 480  # pixels
 _TORSO, _GROUND = (0.75, 0.72, 0.68), (0.45, 0.45, 0.45)
-_AGENTS = (
-    (0.35, 0.50, 0.80),
-    (0.90, 0.55, 0.25),
-    (0.35, 0.65, 0.40),
-    (0.60, 0.45, 0.75),
-    (0.80, 0.40, 0.40),
-    (0.35, 0.65, 0.70),
-)
 
 
 def draw_robot(task: Task, qpos: Tensor) -> Picture:
@@ -128,7 +120,7 @@ def _colors(task: Task) -> dict[int, tuple[float, float, float]]:
     colors = dict.fromkeys(range(model.nbody), _TORSO)
     for i, agent in enumerate(task.agents):
         for body in bodies[list(agent.actuators)].tolist():
-            colors[body] = _AGENTS[i % len(_AGENTS)]
+            colors[body] = AGENT_COLORS[i % len(AGENT_COLORS)]
     for body in range(1, model.nbody):  # parts without own joints belong to their parents
         if model.body_jntnum[body] == 0:
             colors[body] = colors[model.body_parentid[body]]
