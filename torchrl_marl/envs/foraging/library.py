@@ -51,9 +51,10 @@ def check_foraging(config: EnvConfig) -> None:
 def _unknown(name: str) -> str:
     original = "grid" if "grid" in name else "img" if "img" in name else None
     if original is not None:
+        package = "rware" if "rware" in name else "lbforaging"
         return (
             f"{quoted(name)} has observations that are images ({original}), which foraging lacks; "
-            "install the original package and use env=pettingzoo/lbforaging/... or rware/...."
+            f"install the original package and use env=pettingzoo/{package}/NAME."
         )
     return (
         f"unknown foraging task {quoted(name)}; {nearest(name, TASKS)}expected a name such as "
