@@ -15,7 +15,11 @@ from torchrl_marl.errors import ConfigError
 from torchrl_marl.functional import masked_standardize
 from torchrl_marl.learners import OnPolicyConfig, build_learners
 from torchrl_marl.learners.happo_config import HAPPOConfig
+from torchrl_marl.learners.sequential import SequentialLearner
 from torchrl_marl.modules import CriticConfig, NetworkConfig
+from torchrl_marl.modules.stacks.matmul import Perceptron
+from torchrl_marl.modules.stacks.storage import Bucket
+from torchrl_marl.objectives import MAPPOLoss
 from torchrl_marl.recipes import load_config
 
 FRAMES = 80
@@ -301,9 +305,43 @@ def test_a_graph_learns_as_eager_updates_do(case):
     assert torch.equal(torch.rand(1), number)
 
 
-def test_one_graph_serves_all_agents():
-    learner, _ = train(arena, execution="trace")
-    assert len(learner.updates.programs) == 1
+def test_one_graph_serves_the_first_turn_and_one_all_others():
+    learner, _ = train(lambda: arena(n_agents=4), execution="trace")
+    assert len(learner.updates.programs) == 2
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_turn_that_runs_its_own_agents_learns_as_one_that_runs_all(case, monkeypatch):
+    make_env, settings = CASES[case]
+    learner, metrics = train(make_env, **settings)
+    rows = _rows_that_ran(learner, make_env)
+    assert rows == {len(learner.groups)}
+    monkeypatch.setattr(SequentialLearner, "_chosen", lambda *arguments: None)
+    monkeypatch.setattr(MAPPOLoss, "trains_critic", property(lambda loss: True, lambda *_: None))
+    other, found = train(make_env, **settings)
+    assert _rows_that_ran(other, make_env) == {sum(g.n_agents for g in learner.groups.values())}
+    for x, y in zip(states([learner]), states([other]), strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-6)
+    for x, y in zip(metrics, found, strict=True):
+        for key in x.keys(True, True):
+            if key[1] != "grad_norm":  # with the critic's in the first turn alone
+                torch.testing.assert_close(x[key], y[key], rtol=1e-4, atol=1e-5, msg=str(key))
+
+
+def _rows_that_ran(learner, make_env):
+    """Number of agents that the actors' updates compute."""
+    batch, rows, run = make_collector(make_env(), learner).rollout(), set(), Perceptron.run
+    own = {id(part.plan) for part in learner.actors.modules() if isinstance(part, Bucket)}
+
+    def counted(self, call, *args):
+        if id(self) in own and torch.is_grad_enabled():
+            rows.add(call.shape[0])
+        return run(self, call, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Perceptron, "run", counted)
+        learner.learn(batch)
+    return rows
 
 
 def test_a_learner_is_resumed_to_the_bit():

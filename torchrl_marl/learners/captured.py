@@ -109,7 +109,7 @@ class CapturedUpdates(Updates):
 
     Attributes:
         programs (dict): (M, F, number of ranks, keys of the frames) -> the graph for minibatches of
-            M frames, drawn from F frames.
+            M frames, drawn from F frames. A loss that reads other entries has another graph.
 
     Reduces to: ``Updates``, to the bit if graphs are not compiled.
     """
@@ -119,6 +119,7 @@ class CapturedUpdates(Updates):
         self.execution = execution
         self.programs = Programs()
         self._columns: dict[NestedKey, slice] = {}
+        self._columns_of: dict[Any, dict[NestedKey, slice]] = {}
         self._placed: list[Tensor] = []
         # On a CPU float64 gives the same bits as the optimizer's Python float; a GPU needs float32.
         wide = torch.float64 if self.device.type == "cpu" else torch.float32
@@ -219,6 +220,7 @@ class CapturedUpdates(Updates):
         n_frames = len(leaves[0])
         shape = n_frames, len(leaves[1]), current().size, *keys
         if shape in self.programs:
+            self._columns = self._columns_of[shape]
             return self.programs[shape]
 
         def update(*inputs: Tensor) -> Tensor:
@@ -228,20 +230,24 @@ class CapturedUpdates(Updates):
         name = f"the update of {', '.join(self.objectives)} on {n_frames:,} frames"
         with unchanged(self.device, leaves[1 + len(keys) :]):
             self.programs[shape] = capture(update, *leaves, name=name, execution=self.execution)
+        self._columns_of[shape] = self._columns
         return self.programs[shape]
 
     def _row(self, minibatch: TensorDictBase) -> Tensor:
         """Takes one step of the optimizer; returns a row of metrics, the KL divergences first."""
         total, metrics, counts = self.evaluate(minibatch)
-        parameters = self._started
-        gradients: Sequence[Tensor] = torch.autograd.grad(total, parameters)
+        of_all = dict(
+            zip(self._started, torch.autograd.grad(total, self._started, allow_unused=True))
+        )
+        found = {p: gradient for p, gradient in of_all.items() if gradient is not None}
+        parameters = list(found)
         if counts:
             from torchrl_marl.learners.shards import reduce_gradients
 
             gradients, metrics = reduce_gradients(
-                current(), self.objectives, gradients, metrics, counts
+                current(), self.objectives, [*found.values()], metrics, counts
             )
-        found = dict(zip(parameters, gradients))
+            found = dict(zip(parameters, gradients))
         with torch.no_grad():
             for name, clip in self.clips.items():
                 of_clip = [found.get(parameter) for parameter in clip.parameters]

@@ -80,7 +80,8 @@ class GradientClip:
             seen (GroupSpec, optional): the agents in the input of a critic across groups.
             actor, critic (TensorDictModule): networks of the agents.
             limit (float, optional): maximum norm; None for no clipping.
-            per_agent (bool): whether each agent is treated as a separate group.
+            per_agent (bool): whether each agent's policy is treated as a separate group. All rows
+                of the critic then count as serving several groups.
         """
 
         def outputs(td: TensorDict) -> Tensor:
@@ -93,9 +94,16 @@ class GradientClip:
         states = {leaf: size for leaf, size in sizes if size}
         draws = sum(channel.draws for channel in channels_of(actor))
         states |= {"channel": draws} if draws else {}
-        return cls.of_outputs(
+        clip = cls.of_outputs(
             group, parameters, outputs, limit, seen=seen, per_agent=per_agent, states=states
         )
+        if per_agent and clip.row_groups is not None:
+            ends = torch.tensor([0, *clip.sizes]).cumsum(0).tolist()
+            of_critic = {id(p) for p in critic.parameters()}
+            for p, start, end in zip(clip.parameters, ends, ends[1:]):
+                if id(p) in of_critic:
+                    clip.row_groups[start:end] = clip.n_groups
+        return clip
 
     @classmethod
     def of_outputs(

@@ -65,6 +65,10 @@ class EpochLearner(BlockLearner):
     def networks(self, loss: Any) -> Sequence[nn.Module]:
         """Returns the networks that a loss trains."""
 
+    def networks_in_use(self, loss: Any) -> Sequence[nn.Module]:
+        """Returns the networks that the next update runs; by default those that a loss trains."""
+        return self.networks(loss)
+
     @abstractmethod
     def make_clip(self, name: str) -> GradientClip:
         """Returns the gradient clip of a loss."""
@@ -133,7 +137,7 @@ class EpochLearner(BlockLearner):
         from torchrl_marl.learners.windows import recall_all, warmed_up
 
         recall = [
-            partial(recall_all, self.networks(loss), self.block.joined[name])
+            partial(recall_all, self.networks_in_use(loss), self.block.joined[name])
             for name, loss in self.losses.items()
         ]
         return warmed_up(windows, self._burn_in, recall)

@@ -5,7 +5,8 @@ Shapes: F frames of a batch, U updates, N agents and G groups of a loss.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from torchrl_marl.learners.on_policy import OnPolicyLearner
 from torchrl_marl.learners.updates import KLStop
+from torchrl_marl.objectives.ppo import MAPPOLoss
 
 __all__ = ["SequentialLearner"]
 
@@ -76,7 +78,8 @@ class SequentialLearner(OnPolicyLearner):
 
     Advantages are standardized before the first update. The factor of an agent that does not act is
     1. Each group has its own order, and all groups take their turns in parallel. The critic, which
-    serves several agents, learns in the first turn.
+    serves several agents, learns in the first turn. A turn runs the networks of its own agents
+    alone, if agents do not differ in the structure of their networks.
 
     Reference: Kuba et al., 2022, https://arxiv.org/abs/2109.11251 (algorithm 4).
 
@@ -99,19 +102,46 @@ class SequentialLearner(OnPolicyLearner):
     per_agent = True
     stopping = Turns
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._chosen_of: dict[str, Tensor] = {}
+
+    def networks_in_use(self, loss: MAPPOLoss) -> tuple[Any, ...]:
+        """Returns the networks of a turn: the critic only in the first."""
+        return self.networks(loss)[: 2 if loss.trains_critic else 1]
+
     def _train(self, frames: TensorDictBase) -> TensorDict:
         groups = [g for joined in self.block.joined.values() for g in joined.groups]
         rank = torch.cat([torch.randperm(g.n_agents, device=frames.device) for g in groups])
+        n_turns = max(g.n_agents for g in groups)
         begun, turns = self._steps(), []
-        for turn in range(max(g.n_agents for g in groups)):
+        for turn in range(n_turns):
             active = rank == turn
-            if turn:
-                self._pass_on(frames, rank == turn - 1)
             cast(Turns, self.updates.stop).give(active, common=turn == 0)
             self._rewind(begun)
-            history, finite = self.updates.run(frames, self._epochs(len(frames)))
+            with self._restricted(active if n_turns > 1 else None, critic=turn == 0):
+                history, finite = self.updates.run(frames, self._epochs(len(frames)))
+                if turn + 1 < n_turns:
+                    self._pass_on(frames, active)
             turns.append(self._metrics_of(history, finite, active, critic=turn == 0))
         return self._mean_over_turns(turns)
+
+    @contextlib.contextmanager
+    def _restricted(self, active: Tensor | None, *, critic: bool) -> Iterator[None]:
+        """Within the context, losses evaluate the active agents, and the critic if it learns."""
+        with contextlib.ExitStack() as contexts:
+            own = {} if active is None else dict(self.updates.stop.by_loss(active))
+            for name, loss in self.losses.items():
+                chosen = self._chosen(name, own[name]) if own else None
+                contexts.enter_context(loss.restricted(chosen, critic=critic))
+            yield
+
+    def _chosen(self, name: str, active: Tensor) -> Tensor:
+        """Returns an agent of each group of a loss, ``[G]``: the active one, if there is one."""
+        index = torch.tensor(self.block.joined[name].group_index, device=active.device)
+        same = index == index.unique().unsqueeze(-1)
+        chosen = (same * (1 + active)).argmax(-1)
+        return self._chosen_of.setdefault(name, chosen).copy_(chosen)
 
     def _pass_on(self, frames: TensorDictBase, moved: Tensor) -> None:
         """Multiplies advantages by the ratios of the agents that have just learned."""

@@ -6,7 +6,7 @@ Shapes: B any batch dims, N agents, G groups that are trained as one.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, Literal
 
@@ -25,6 +25,7 @@ from torchrl_marl.functional.statistics import PerGroup
 from torchrl_marl.modules.distributions import sampled_entropy
 from torchrl_marl.modules.memory.states import has_cells
 from torchrl_marl.modules.normalization import ValueNorm
+from torchrl_marl.modules.stacks.module_stack import only_agents
 from torchrl_marl.objectives.estimator import TeamGAE, estimator_keys, policy_ratio
 from torchrl_marl.objectives.flags import (
     blank_masked_actions,
@@ -216,6 +217,8 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
             scalar or ``[G]``. The losses of the parts of a minibatch then add up to the loss of the
             whole minibatch. So do the metrics, except those in ``combine``, which maps the name of
             each to a function that combines the parts.
+        chosen (Tensor, optional): agents whose policies are evaluated, see :meth:`restricted`.
+        trains_critic (bool): whether the critic's terms are computed.
 
     Shapes:
         - if networks have memory, the last dim of ``*B`` is time, and the hidden state of the first
@@ -259,6 +262,8 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
 
     _in_keys: list[NestedKey]
     count: Tensor | None = None
+    chosen: Tensor | None
+    trains_critic = True
     combine = COMBINE
 
     def __init__(
@@ -308,6 +313,7 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
             self.per_policy = PerGroup(torch.eye(group.n_agents), where)
         self.register_buffer("_placeholder_action", torch.zeros(()), persistent=False)
         self.register_buffer("_valid_actions", None, persistent=False)
+        self.register_buffer("chosen", None, persistent=False)
         if group is not None:
             self.set_keys(
                 action=group.action_key,
@@ -379,9 +385,25 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
             entropy = entropy_of(distribution, self.samples_mc_entropy).unsqueeze(-1)
             terms["loss_entropy"] = self._reduce(-self.entropy_coeff * entropy, mask, per)
             terms["entropy"] = per.mean(entropy.detach(), mask, self.count)
-        if self._has_critic:
+        if self._has_critic and self.trains_critic:
             terms.update(self._critic_terms(tensordict, mask))
         return TensorDict(terms, [])
+
+    @contextlib.contextmanager
+    def restricted(self, chosen: Tensor | None, *, critic: bool) -> Iterator[None]:
+        """Within the context, evaluates the policies of some agents, with or without the critic.
+
+        The networks of the other agents do not run, and their ratios are 1.
+
+        Args:
+            chosen (Tensor, optional): indices of K different agents, ``[K]``; None for all.
+            critic (bool): whether to compute the critic's terms.
+        """
+        self.chosen, self.trains_critic = chosen, critic
+        try:
+            yield
+        finally:
+            self.chosen, self.trains_critic = None, True
 
     @torch.no_grad()
     def log_ratio(self, tensordict: TensorDictBase) -> Tensor:
@@ -406,8 +428,10 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
     def minibatch_keys(self) -> list[NestedKey]:
         """Entries of a minibatch with advantages, if present."""
         keys = self.tensor_keys
-        needed = [*self.actor_network.in_keys, *self.critic_network.in_keys]
-        needed += [keys.action, keys.sample_log_prob, keys.advantage, keys.value_target, keys.value]
+        needed = [*self.actor_network.in_keys]
+        needed += self.critic_network.in_keys if self.trains_critic else []
+        needed += [keys.action, keys.sample_log_prob, keys.advantage]
+        needed += [keys.value_target, keys.value] if self.trains_critic else []
         needed += [key for key in (self._mask_key, self._learned_key) if key is not None]
         return list(dict.fromkeys(needed))
 
@@ -456,7 +480,8 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
                 tensordict.set(key, torch.where(expand_mask(learned, value), value, 0.0))
 
     def _blank_inputs(self, tensordict: TensorDictBase, acts: Tensor) -> None:
-        for network in (self.actor_network, self.critic_network):
+        critics = [self.critic_network] if self.trains_critic else []
+        for network in (self.actor_network, *critics):
             inputs = tensordict.select(*network.in_keys)
             tensordict.update(blank_masked_inputs(inputs, self._mask_key, tensordict))
         blank_masked_actions(tensordict, self.tensor_keys.action, acts, self._placeholder_action)
@@ -476,7 +501,11 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
                 f"log-probability {tuple(found[1].shape)} and advantage "
                 f"{tuple(advantage.shape)} do not fit; expected [*B, N] and [*B, N, 1]."
             )
-        return found
+        if self.chosen is None:
+            return found
+        distribution, log_prob, log_ratio = found
+        rests = torch.ones_like(log_ratio[..., 0]).index_fill(-1, self.chosen, 0.0) > 0
+        return distribution, log_prob, log_ratio.masked_fill(rests.unsqueeze(-1), 0.0)
 
     def _objective(
         self, log_ratio: Tensor, advantage: Tensor, mask: Tensor | None
@@ -538,5 +567,9 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
             params = getattr(self, f"{name}_params")
             stateless = params.to_module(network, preserve_module_state=False)
         remembers = name in self._remembering
-        with stateless, set_recurrent_mode(True) if remembers else contextlib.nullcontext():
+        chosen: Any = contextlib.nullcontext()
+        if self.chosen is not None and name == "actor_network":
+            chosen = only_agents(network, self.chosen)
+        recurrent = set_recurrent_mode(True) if remembers else contextlib.nullcontext()
+        with stateless, recurrent, chosen:
             yield

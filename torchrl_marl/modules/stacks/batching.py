@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.utils import _pytree as pytree
 
-from torchrl_marl.modules.stacks.matmul import Call
+from torchrl_marl.modules.stacks.matmul import Call, Pads
 from torchrl_marl.modules.stacks.storage import Bucket, has_hooks, input_width
 
-__all__ = ["EXECUTORS", "Batching", "Place", "choose_executor", "run"]
+__all__ = ["EXECUTORS", "Batching", "Place", "choose_executor", "run", "run_chosen"]
 
 EXECUTORS = ("matmul", "vmap", "loop")
 
@@ -33,10 +33,53 @@ def run(bucket: Bucket, members: Sequence[int], copies: int, dim: int, inputs: A
     """
     every = len(members) == bucket.n_members
     values = bucket.read(None if every else members)
-    shape = (len(members), copies)
+    pads = bucket.pads(_device_of(inputs), members) if bucket.padded else None
+    return _execute(bucket, values, (len(members), copies), dim, inputs, pads)
+
+
+def run_chosen(bucket: Bucket, chosen: Tensor, dim: int, inputs: Any) -> Any:
+    """Runs some agents of a structure in which agent k has member k; outputs of others are 0.
+
+    Args:
+        bucket (Bucket): the structure.
+        chosen (Tensor): indices of the agents to run, ``[K]``, each at most once. It may be an
+            input of a captured graph, which then serves any choice of K agents.
+        dim (int): agent dim of inputs and outputs.
+        inputs (sequence): positional inputs of all agents, pytrees of tensors.
+    """
+
+    def pick(x: Any) -> Any:
+        return x.index_select(dim, chosen) if isinstance(x, Tensor) else x
+
+    def place(y: Tensor) -> Tensor:
+        shape = (*y.shape[:dim], bucket.n_members, *y.shape[dim + 1 :])
+        return y.new_zeros(shape).index_copy(dim, chosen, y)
+
+    stacked = bucket.stacked
+    values = {n: x.index_select(0, chosen) if stacked[n] else x for n, x in bucket.read().items()}
+    pads = None
+    if bucket.padded:
+        every = bucket.pads(_device_of(inputs), range(bucket.n_members))
+        pads = tuple(None if own is None else own.index_select(0, chosen) for own in every)
+    inputs = pytree.tree_map(pick, inputs)
+    output = _execute(bucket, values, (len(chosen), 1), dim, inputs, pads)
+    return pytree.tree_map(place, output)
+
+
+def _device_of(inputs: Any) -> torch.device:
+    return next(x.device for x in pytree.tree_leaves(inputs) if isinstance(x, Tensor))
+
+
+def _execute(
+    bucket: Bucket,
+    values: dict[str, Tensor],
+    shape: tuple[int, int],
+    dim: int,
+    inputs: Any,
+    pads: Pads | None,
+) -> Any:
     if bucket.executor == "matmul":
         assert bucket.plan is not None
-        pads = bucket.pads(inputs[0].device, members) if bucket.padded else None
         return bucket.plan.run(Call(values, bucket.stacked, shape, dim), inputs, pads)
     runner = run_vmap if bucket.executor == "vmap" else run_loop
     return runner(bucket, values, shape, dim, inputs)
@@ -187,7 +230,13 @@ class Batching:
         buckets (sequence of Bucket): the structures.
         event_dims (int): number of feature dims of every input.
         pad (bool): whether dense inputs and outputs are padded to the widest agent.
+
+    Attributes:
+        chosen (Tensor, optional): agents to run, see :func:`run_chosen`. It has no effect if agents
+            share members or have different structures.
     """
+
+    chosen: Tensor | None = None
 
     def __init__(
         self, places: Sequence[Place], buckets: Sequence[Bucket], event_dims: int, pad: bool
@@ -208,6 +257,10 @@ class Batching:
         known = {width for width in self.widths if width is not None}
         self.expected = max(known) if known and (pad or len(known) == 1) else None
         self._indices_on: dict[torch.device, tuple[Tensor, Tensor]] = {}
+        [first, *others] = self.routes
+        members = tuple(range(buckets[first.bucket].n_members))
+        separate = not others and first.copies == 1 and first.members == members
+        self._can_choose = separate and self.order is None
 
     def __call__(self, buckets: Sequence[Bucket], inputs: tuple[Any, ...]) -> Any:
         """Runs all agents."""
@@ -223,7 +276,11 @@ class Batching:
         for i, route in enumerate(self.routes):
             own = [piece[i] for piece in pieces]
             args = own if structure is None else pytree.tree_unflatten(own, structure)
-            outputs.append(run(buckets[route.bucket], route.members, route.copies, dim, args))
+            bucket = buckets[route.bucket]
+            if self.chosen is not None and self._can_choose:
+                outputs.append(run_chosen(bucket, self.chosen, dim, args))
+            else:
+                outputs.append(run(bucket, route.members, route.copies, dim, args))
         return self._merge(outputs, dim, batch, ragged)
 
     def _check(self, leaves: Sequence[Any], n_inputs: int) -> int:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tensordict import NestedKey
-from torch import nn
+from torch import Tensor, nn
 
 from torchrl_marl.modules.stacks.batching import EXECUTORS, Batching, Place, choose_executor
 from torchrl_marl.modules.stacks.members import (
@@ -21,7 +22,7 @@ from torchrl_marl.modules.stacks.members import (
 )
 from torchrl_marl.modules.stacks.storage import Bucket, Slot, shared_parameters, signature
 
-__all__ = ["ModuleStack", "cat", "expand", "stack"]
+__all__ = ["ModuleStack", "cat", "expand", "only_agents", "stack"]
 
 
 class ModuleStack(MultiAgentPart):
@@ -340,3 +341,30 @@ def cat(
             "expand(module, n) makes it the module of n agents."
         )
     return ModuleStack.join(parts, pad=pad, event_dims=event_dims, executor=executor)
+
+
+@contextlib.contextmanager
+def only_agents(network: nn.Module, chosen: Tensor) -> Iterator[None]:
+    """Within the context, the stacks of a network run only some agents; other outputs are 0.
+
+    A stack in which agents share members, or have different structures, runs all agents.
+
+    Args:
+        network (nn.Module): network with stacks.
+        chosen (Tensor): indices of K different agents, ``[K]``.
+
+    Examples:
+        >>> import torch
+        >>> policy = stack([nn.Linear(4, 2), nn.Linear(4, 2), nn.Linear(4, 2)])
+        >>> with only_agents(policy, torch.tensor([1])):
+        ...     (policy(torch.ones(3, 4)) != 0).any(-1).tolist()
+        [False, True, False]
+    """
+    batchings = [part.batching for part in network.modules() if isinstance(part, ModuleStack)]
+    for batching in batchings:
+        batching.chosen = chosen
+    try:
+        yield
+    finally:
+        for batching in batchings:
+            batching.chosen = None
