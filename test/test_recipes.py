@@ -55,7 +55,7 @@ EXPECTED = {
     *(f"vmas_simple_tag_mappo_{word}" for word in ("maddpg", "masac", "league")),
     *(f"pettingzoo_simple_speaker_listener_{algorithm}" for algorithm in ("maddpg", "matd3")),
     "pettingzoo_ant_matd3",
-    *("mujoco_ant_mappo", "mujoco_halfcheetah_masac"),
+    *("mujoco_ant_mappo", "mujoco_ant_matd3", "mujoco_halfcheetah_masac"),
     "pettingzoo_foraging_mappo",
     "mjlab_formation_mappo",
     *("foraging_lbf_15x15_3p_5f_mappo", "foraging_rware_tiny_4ag_mappo"),
