@@ -259,7 +259,9 @@ class Batching:
         self._indices_on: dict[torch.device, tuple[Tensor, Tensor]] = {}
         [first, *others] = self.routes
         members = tuple(range(buckets[first.bucket].n_members))
-        separate = not others and first.copies == 1 and first.members == members
+        # Statistics that a forward writes stay in one place.
+        plain = next(buckets[first.bucket].buffers(), None) is None
+        separate = plain and not others and first.copies == 1 and first.members == members
         self._can_choose = separate and self.order is None
 
     def __call__(self, buckets: Sequence[Bucket], inputs: tuple[Any, ...]) -> Any:
