@@ -1,5 +1,6 @@
 """Actors updated in sequence: by a plain loop, alone, as graphs, with masks, and resumed."""
 
+import contextlib
 import copy
 import math
 
@@ -18,6 +19,9 @@ from torchrl_marl.learners.harl import HARLLearner
 from torchrl_marl.learners.harl_config import HARLConfig
 from torchrl_marl.learners.off_policy_config import ReplayConfig
 from torchrl_marl.modules import CriticConfig, NetworkConfig
+from torchrl_marl.modules.stacks.matmul import Perceptron
+from torchrl_marl.modules.stacks.storage import Bucket
+from torchrl_marl.objectives import off_policy
 from torchrl_marl.recipes import load_config
 
 LR = 0.02
@@ -139,12 +143,11 @@ def updated_in_sequence(algorithm, loss, data, seed, own_values, limit):
     order = torch.rand(n_agents).argsort().tolist()
     mask = data[loss.group.mask_key]
     parameters, losses = list(actor.parameters()), {}
-    clean = loss.inputs(data)
+    clean, kept = loss.inputs(data), None
     for i in order:
         action, own = act(algorithm, loss, actor, clean)
-        joint = torch.stack(
-            [action[:, j] if j == i else action[:, j].detach() for j in range(n_agents)], 1
-        )
+        others = (action if kept is None else kept).detach()
+        joint = torch.stack([(action if j == i else others)[:, j] for j in range(n_agents)], 1)
         joint = torch.where(mask.unsqueeze(-1), joint, 0.0)
         values = loss.values(clean.copy().set(loss.group.action_key, joint))
         values = values.amin(-1) if algorithm == "hasac" else values[..., 0]
@@ -163,6 +166,10 @@ def updated_in_sequence(algorithm, loss, data, seed, own_values, limit):
             for parameter, gradient in zip(parameters, gradients):
                 g = gradient * min(1.0, limit / (norm + 1e-6))
                 parameter[i] -= LR * g / (g.abs() + 1e-8)  # Adam's first step
+            if i != order[-1]:
+                new = act(algorithm, loss, actor, clean)[0]
+                moved = torch.tensor([j == i or kept is None for j in range(n_agents)])
+                kept = torch.where(moved.unsqueeze(-1), new, others)
     return actor, losses, order
 
 
@@ -193,6 +200,63 @@ def test_an_update_is_a_loop_over_the_agents(algorithm, gradient):
             assert {float(x.state[p]["step"]) for p in x.parameters} == {1.0}
         orders.add(tuple(order))
     assert len(orders) > 1
+
+
+# ---------------------------------------------------------------- agents that a turn computes
+
+ONE = {"kinds": 1, "years": 2, "n_agents": 3}
+TURNS = {
+    "deaths": (ONE, {"algorithm": "hatd3", "max_grad_norm": 0.1}),
+    "groups": (ONE | {"n_agents": 5, "n_groups": 2}, {"algorithm": "hatd3"}),
+    "own values": (ONE, {"algorithm": "haddpg", "actor_gradient": "agent"}),
+    "sampled": (ONE | {"n_groups": 1}, {"algorithm": "hasac"}),
+    "discrete": (ONE | {"continuous_actions": False}, {"algorithm": "hatd3"}),
+    "discrete, sampled": (ONE | {"continuous_actions": False}, {"algorithm": "hasac"}),
+}
+
+
+@pytest.mark.parametrize("case", TURNS)
+def test_a_turn_that_computes_its_own_agents_learns_as_one_that_computes_all(case, monkeypatch):
+    env, settings = TURNS[case]
+    runs = [trained(arena(**env), **settings)]
+    rows, by_turn = agents_computed(runs[0][0], env)
+    n_agents, n_groups = env["n_agents"], env.get("n_groups", 1)
+    assert rows == {n_agents, n_groups} and by_turn.count(n_groups) > by_turn.count(n_agents)
+    monkeypatch.setattr(off_policy, "only_agents", lambda *arguments: contextlib.nullcontext())
+    runs.append(trained(arena(**env), **settings))
+    assert agents_computed(runs[1][0], env)[0] == {n_agents}
+    assert_equal(*runs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", ["deaths", "groups", "own values"])
+def test_kept_actions_are_those_of_the_newest_policies(case, monkeypatch):
+    env, settings = TURNS[case]
+    one = trained(arena(**env), **settings)
+
+    def anew(loss, data, turn=None, others=None):
+        return found(loss, data)
+
+    found = off_policy.OffPolicyLoss.current_actions
+    monkeypatch.setattr(off_policy.OffPolicyLoss, "current_actions", anew)
+    assert_equal(one, trained(arena(**env), **settings), rtol=1e-4, atol=1e-5)
+
+
+def agents_computed(learner, env):
+    """Numbers of agents of the actors' calls with a gradient, as a set and as a list."""
+    batch, calls, run = make_batch(arena(**env), learner), [], Perceptron.run
+    actors = [loss.actor_network for loss in learner.losses.values()]
+    parts = [part for actor in actors for part in actor.modules()]
+    own = {id(part.plan) for part in parts if isinstance(part, Bucket)}
+
+    def counted(self, call, *args):
+        if id(self) in own and torch.is_grad_enabled():
+            calls.append(call.shape[0])
+        return run(self, call, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Perceptron, "run", counted)
+        learner.learn(batch)
+    return set(calls), calls
 
 
 def test_groups_have_separate_orders():
