@@ -8,6 +8,7 @@ import learner_twins
 import pytest
 import torch
 from learner_twins import assert_masked_slots_change_no_bit
+from meadow import make_meadow
 from samples import POISON, states
 from support.tiers import later
 
@@ -22,6 +23,7 @@ from torchrl_marl.modules import CriticConfig, NetworkConfig
 from torchrl_marl.modules.stacks.matmul import Perceptron
 from torchrl_marl.modules.stacks.storage import Bucket
 from torchrl_marl.objectives import off_policy
+from torchrl_marl.objectives.off_policy import OffPolicyLoss
 from torchrl_marl.recipes import load_config
 
 LR = 0.02
@@ -204,49 +206,43 @@ def test_an_update_is_a_loop_over_the_agents(algorithm, gradient):
 
 # ---------------------------------------------------------------- agents that a turn computes
 
-ONE = {"kinds": 1, "years": 2, "n_agents": 3}
 TURNS = {
-    "deaths": (ONE, {"algorithm": "hatd3", "max_grad_norm": 0.1}),
-    "groups": (ONE | {"n_agents": 5, "n_groups": 2}, {"algorithm": "hatd3"}),
-    "own values": (ONE, {"algorithm": "haddpg", "actor_gradient": "agent"}),
-    "sampled": (ONE | {"n_groups": 1}, {"algorithm": "hasac"}),
-    "discrete": (ONE | {"continuous_actions": False}, {"algorithm": "hatd3"}),
-    "discrete, sampled": (ONE | {"continuous_actions": False}, {"algorithm": "hasac"}),
+    "deaths": (lambda: arena(years=2), {"algorithm": "hatd3", "max_grad_norm": 0.1}),
+    "groups": (lambda: arena(n_agents=4, n_groups=2), {"algorithm": "hatd3"}),
+    "sizes and widths": (lambda: make_meadow(4, "three"), {"algorithm": "haddpg"}),
+    "own values": (lambda: arena(years=2), {"algorithm": "haddpg", "actor_gradient": "agent"}),
+    "sampled": (lambda: arena(years=2), {"algorithm": "hasac"}),
+    "discrete": (lambda: arena(continuous_actions=False), {"algorithm": "hatd3"}),
+    "discrete, sampled": (lambda: arena(continuous_actions=False), {"algorithm": "hasac"}),
 }
+ALIKE = {"rtol": 1e-4, "atol": 1e-5}
 
 
 @pytest.mark.parametrize("case", TURNS)
 def test_a_turn_that_computes_its_own_agents_learns_as_one_that_computes_all(case, monkeypatch):
-    env, settings = TURNS[case]
-    runs = [trained(arena(**env), **settings)]
-    rows, by_turn = agents_computed(runs[0][0], env)
-    n_agents, n_groups = env["n_agents"], env.get("n_groups", 1)
-    assert rows == {n_agents, n_groups} and by_turn.count(n_groups) > by_turn.count(n_agents)
+    make_env, settings = TURNS[case]
+    one = trained(make_env(), **settings)
+    n_agents, *others = agents_computed(one[0], make_env())
+    assert set(others) == {len(one[0].groups)} and n_agents > len(one[0].groups)
     monkeypatch.setattr(off_policy, "only_agents", lambda *arguments: contextlib.nullcontext())
-    runs.append(trained(arena(**env), **settings))
-    assert agents_computed(runs[1][0], env)[0] == {n_agents}
-    assert_equal(*runs, rtol=1e-4, atol=1e-5)
+    other = trained(make_env(), **settings)
+    assert set(agents_computed(other[0], make_env())) == {n_agents}
+    assert_equal(one, other, **ALIKE)
 
 
-@pytest.mark.parametrize("case", ["deaths", "groups", "own values"])
+@pytest.mark.parametrize("case", ["deaths", "groups", "sizes and widths", "own values"])
 def test_kept_actions_are_those_of_the_newest_policies(case, monkeypatch):
-    env, settings = TURNS[case]
-    one = trained(arena(**env), **settings)
-
-    def anew(loss, data, turn=None, others=None):
-        return found(loss, data)
-
-    found = off_policy.OffPolicyLoss.current_actions
-    monkeypatch.setattr(off_policy.OffPolicyLoss, "current_actions", anew)
-    assert_equal(one, trained(arena(**env), **settings), rtol=1e-4, atol=1e-5)
+    make_env, settings = TURNS[case]
+    one, kept = trained(make_env(), **settings), OffPolicyLoss.current_actions
+    monkeypatch.setattr(OffPolicyLoss, "current_actions", lambda loss, data, *_: kept(loss, data))
+    assert_equal(one, trained(make_env(), **settings), **ALIKE)
 
 
 def agents_computed(learner, env):
-    """Numbers of agents of the actors' calls with a gradient, as a set and as a list."""
-    batch, calls, run = make_batch(arena(**env), learner), [], Perceptron.run
-    actors = [loss.actor_network for loss in learner.losses.values()]
-    parts = [part for actor in actors for part in actor.modules()]
-    own = {id(part.plan) for part in parts if isinstance(part, Bucket)}
+    """Number of agents in each call of the actor with a gradient, in one update."""
+    learner._store(make_batch(env, learner))
+    [loss], calls, run = learner.losses.values(), [], Perceptron.run
+    own = {id(part.plan) for part in loss.actor_network.modules() if isinstance(part, Bucket)}
 
     def counted(self, call, *args):
         if id(self) in own and torch.is_grad_enabled():
@@ -255,8 +251,8 @@ def agents_computed(learner, env):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Perceptron, "run", counted)
-        learner.learn(batch)
-    return set(calls), calls
+        learner.updates._row(learner.replay, learner.replay.rows(1, 16)[0], 2)
+    return calls
 
 
 def test_groups_have_separate_orders():

@@ -236,9 +236,7 @@ class OffPolicyLoss(LossModule):
         """Returns the policy's actions, and what its loss reads besides them."""
         raise NotImplementedError
 
-    def _act_in_turn(
-        self, data: TensorDictBase, turn: Tensor | None, others: Tensor | None
-    ) -> Any:
+    def _act_in_turn(self, data: TensorDictBase, turn: Tensor | None, others: Tensor | None) -> Any:
         """Returns the same; if others' actions are given, runs one agent of each group only."""
         chosen: Any = contextlib.nullcontext()
         if others is not None and turn is not None:
