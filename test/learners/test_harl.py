@@ -1,5 +1,6 @@
 """Actors updated in sequence: by a plain loop, alone, as graphs, with masks, and resumed."""
 
+import contextlib
 import copy
 import math
 
@@ -7,6 +8,7 @@ import learner_twins
 import pytest
 import torch
 from learner_twins import assert_masked_slots_change_no_bit
+from meadow import make_meadow
 from samples import POISON, states
 from support.tiers import later
 
@@ -18,6 +20,10 @@ from torchrl_marl.learners.harl import HARLLearner
 from torchrl_marl.learners.harl_config import HARLConfig
 from torchrl_marl.learners.off_policy_config import ReplayConfig
 from torchrl_marl.modules import CriticConfig, NetworkConfig
+from torchrl_marl.modules.stacks.matmul import Perceptron
+from torchrl_marl.modules.stacks.storage import Bucket
+from torchrl_marl.objectives import off_policy
+from torchrl_marl.objectives.off_policy import OffPolicyLoss
 from torchrl_marl.recipes import load_config
 
 LR = 0.02
@@ -139,12 +145,11 @@ def updated_in_sequence(algorithm, loss, data, seed, own_values, limit):
     order = torch.rand(n_agents).argsort().tolist()
     mask = data[loss.group.mask_key]
     parameters, losses = list(actor.parameters()), {}
-    clean = loss.inputs(data)
+    clean, kept = loss.inputs(data), None
     for i in order:
         action, own = act(algorithm, loss, actor, clean)
-        joint = torch.stack(
-            [action[:, j] if j == i else action[:, j].detach() for j in range(n_agents)], 1
-        )
+        others = (action if kept is None else kept).detach()
+        joint = torch.stack([(action if j == i else others)[:, j] for j in range(n_agents)], 1)
         joint = torch.where(mask.unsqueeze(-1), joint, 0.0)
         values = loss.values(clean.copy().set(loss.group.action_key, joint))
         values = values.amin(-1) if algorithm == "hasac" else values[..., 0]
@@ -163,6 +168,10 @@ def updated_in_sequence(algorithm, loss, data, seed, own_values, limit):
             for parameter, gradient in zip(parameters, gradients):
                 g = gradient * min(1.0, limit / (norm + 1e-6))
                 parameter[i] -= LR * g / (g.abs() + 1e-8)  # Adam's first step
+            if i != order[-1]:
+                new = act(algorithm, loss, actor, clean)[0]
+                moved = torch.tensor([j == i or kept is None for j in range(n_agents)])
+                kept = torch.where(moved.unsqueeze(-1), new, others)
     return actor, losses, order
 
 
@@ -193,6 +202,57 @@ def test_an_update_is_a_loop_over_the_agents(algorithm, gradient):
             assert {float(x.state[p]["step"]) for p in x.parameters} == {1.0}
         orders.add(tuple(order))
     assert len(orders) > 1
+
+
+# ---------------------------------------------------------------- agents that a turn computes
+
+TURNS = {
+    "deaths": (lambda: arena(years=2), {"algorithm": "hatd3", "max_grad_norm": 0.1}),
+    "groups": (lambda: arena(n_agents=4, n_groups=2), {"algorithm": "hatd3"}),
+    "sizes and widths": (lambda: make_meadow(4, "three"), {"algorithm": "haddpg"}),
+    "own values": (lambda: arena(years=2), {"algorithm": "haddpg", "actor_gradient": "agent"}),
+    "sampled": (lambda: arena(years=2), {"algorithm": "hasac"}),
+    "discrete": (lambda: arena(continuous_actions=False), {"algorithm": "hatd3"}),
+    "discrete, sampled": (lambda: arena(continuous_actions=False), {"algorithm": "hasac"}),
+}
+ALIKE = {"rtol": 1e-4, "atol": 1e-5}
+
+
+@pytest.mark.parametrize("case", TURNS)
+def test_a_turn_that_computes_its_own_agents_learns_as_one_that_computes_all(case, monkeypatch):
+    make_env, settings = TURNS[case]
+    one = trained(make_env(), **settings)
+    n_agents, *others = agents_computed(one[0], make_env())
+    assert set(others) == {len(one[0].groups)} and n_agents > len(one[0].groups)
+    monkeypatch.setattr(off_policy, "only_agents", lambda *arguments: contextlib.nullcontext())
+    other = trained(make_env(), **settings)
+    assert set(agents_computed(other[0], make_env())) == {n_agents}
+    assert_equal(one, other, **ALIKE)
+
+
+@pytest.mark.parametrize("case", ["deaths", "groups", "sizes and widths", "own values"])
+def test_kept_actions_are_those_of_the_newest_policies(case, monkeypatch):
+    make_env, settings = TURNS[case]
+    one, kept = trained(make_env(), **settings), OffPolicyLoss.current_actions
+    monkeypatch.setattr(OffPolicyLoss, "current_actions", lambda loss, data, *_: kept(loss, data))
+    assert_equal(one, trained(make_env(), **settings), **ALIKE)
+
+
+def agents_computed(learner, env):
+    """Number of agents in each call of the actor with a gradient, in one update."""
+    learner._store(make_batch(env, learner))
+    [loss], calls, run = learner.losses.values(), [], Perceptron.run
+    own = {id(part.plan) for part in loss.actor_network.modules() if isinstance(part, Bucket)}
+
+    def counted(self, call, *args):
+        if id(self) in own and torch.is_grad_enabled():
+            calls.append(call.shape[0])
+        return run(self, call, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Perceptron, "run", counted)
+        learner.updates._row(learner.replay, learner.replay.rows(1, 16)[0], 2)
+    return calls
 
 
 def test_groups_have_separate_orders():

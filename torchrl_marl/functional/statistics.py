@@ -219,6 +219,19 @@ class PerGroup(nn.Module):
             return value
         return torch.where(self.membership > 0, value.unsqueeze(-2), 0.0).sum(-1)
 
+    def one_of(self, flags: Tensor) -> Tensor:
+        """Returns the index of one agent of each group, ``[N]`` to ``[G]``: a flagged one, if any.
+
+        Examples:
+            >>> membership = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+            >>> PerGroup(membership).one_of(torch.tensor([False, True, False]))
+            tensor([1, 2])
+        """
+        rank = 1 + flags.long()
+        if self.membership is None:
+            return rank.argmax(-1, keepdim=True)
+        return (rank.unsqueeze(-1) * self.membership).argmax(0)
+
     # -------------------------------------------------------------------------- statistics
 
     def total(self, value: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -22,13 +22,17 @@ __all__ = ["HARLLearner"]
 class SequentialReplayUpdates(ReplayUpdates):
     """Runs updates in which actors take their steps agent after agent, in random order.
 
-    The order is a tensor that an update draws, so one captured graph serves all orders.
+    The order is a tensor that an update draws, so one captured graph serves all orders. The first
+    turn computes all agents. Later turns compute their own agents alone, beside the others' newest
+    actions, which are kept.
 
     Args:
         *args, **kwargs: arguments of :class:`ReplayUpdates`. The optimizer ``actors`` has
             parameters with rows of single agents, and the actors' clips treat each agent as a
             separate group.
     """
+
+    losses: dict[str, Any]  # MADDPGLoss or MASACLoss
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -63,12 +67,18 @@ class SequentialReplayUpdates(ReplayUpdates):
         begun = [count.clone() for count in counts]
         remaining: list[Tensor | None] = []
         total: History = {}
+        others: dict[str, Tensor] = {}
         for turn in range(self.n_turns):
             # A parameter has one step count for its rows, but each row takes one step.
             for count, first in zip(counts, begun):
                 count.copy_(first)
             active = {name: own == turn for name, own in turns.items()}
-            found = self._turn(data, step, active, metrics, first=turn == 0)
+            found = self._turn(data, step, active, metrics, others)
+            if turn + 1 < self.n_turns:
+                others = {
+                    name: loss.current_actions(data, active[name], others.get(name))
+                    for name, loss in self.losses.items()
+                }
             remaining = remaining if turn else found
             for key, value in metrics.items():
                 if key[1] in ("loss_actor", step.norm):
@@ -87,13 +97,14 @@ class SequentialReplayUpdates(ReplayUpdates):
         step: Step,
         active: Mapping[str, Tensor],
         metrics: History,
-        *,
-        first: bool,
+        others: Mapping[str, Tensor],
     ) -> list[Tensor | None]:
         """Takes the step of the active agents' actors; returns the temperatures' gradients.
 
-        Metrics besides the actor's loss and gradient norm are those of the first turn.
+        Metrics besides the actor's loss and gradient norm are those of the first turn, in which
+        there are no kept actions of the others.
         """
+        first = not others
         actors = step.optimizers["actors"]
         parameters = [*actors.parameters]
         if first:
@@ -103,7 +114,7 @@ class SequentialReplayUpdates(ReplayUpdates):
         total: Tensor | float = 0.0
         with torch.enable_grad():
             for name, objective in self.losses.items():
-                loss, more = objective.actor_loss(data, active[name])
+                loss, more = objective.actor_loss(data, active[name], others.get(name))
                 metrics[name, "loss_actor"] = loss
                 total = total + loss.sum()
                 if first:
@@ -147,6 +158,11 @@ class HARLLearner(OffPolicyLearner):
     ``actor_gradient`` says. HASAC adds :math:`\alpha \log \pi^{i_k}`, and its values contain the
     entropy bonus of all agents of the group. Each group has its own order, and all groups take
     their turns in parallel.
+
+    The first turn runs the actors of all agents. A later turn runs the actors of its own agents
+    alone, if agents do not differ in the structure of their networks. Actions of the others are
+    computed after the first turn, and again when their agent has moved. So sampled actions, of
+    HASAC or of discrete policies, are kept within an update, as in the authors' code of HASAC.
 
     Args:
         *args, **kwargs: arguments of :class:`~torchrl_marl.learners.off_policy.OffPolicyLearner`.

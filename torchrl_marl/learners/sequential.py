@@ -138,9 +138,7 @@ class SequentialLearner(OnPolicyLearner):
 
     def _chosen(self, name: str, active: Tensor) -> Tensor:
         """Returns an agent of each group of a loss, ``[G]``: the active one, if there is one."""
-        index = torch.tensor(self.block.joined[name].group_index, device=active.device)
-        same = index == index.unique().unsqueeze(-1)
-        chosen = (same * (1 + active)).argmax(-1)
+        chosen = self.losses[name].per_group.one_of(active)
         return self._chosen_of.setdefault(name, chosen).copy_(chosen)
 
     def _pass_on(self, frames: TensorDictBase, moved: Tensor) -> None:

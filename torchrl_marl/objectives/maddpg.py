@@ -125,7 +125,7 @@ class MADDPGLoss(OffPolicyLoss):
         return self.values(following, target=True).amin(-1, keepdim=True)
 
     def actor_loss(
-        self, tensordict: TensorDictBase, turn: Tensor | None = None
+        self, tensordict: TensorDictBase, turn: Tensor | None = None, others: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns the actor's loss, and metrics.
 
@@ -133,11 +133,14 @@ class MADDPGLoss(OffPolicyLoss):
             tensordict (TensorDictBase): a minibatch.
             turn (Tensor, optional): agents that learn now, at most one of each group, ``[N]``. The
                 loss is then the mean over the steps in which they act.
+            others (Tensor, optional): actions of all other agents, ``[*B, N, A]``, from
+                :meth:`current_actions`. Only the agents of the turn are then computed, and metrics
+                are not those of the group.
         """
         dense = self.group.dense(tensordict)
         data = self.inputs(dense)
-        with self.in_time():
-            action, outputs = self._act(data)
+        action, outputs = self._act_in_turn(data, turn, others)
+        action = self._beside(others, action, turn)
         mask, values = self.acts(dense), self.moved(data, action, self._values, turn)
         loss, metrics = self._weighed(values, dense, action, mask)
         saturated = torch.zeros_like(loss)

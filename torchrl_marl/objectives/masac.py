@@ -176,7 +176,7 @@ class MASACLoss(OffPolicyLoss):
         return self.alpha * others
 
     def actor_loss(
-        self, tensordict: TensorDictBase, turn: Tensor | None = None
+        self, tensordict: TensorDictBase, turn: Tensor | None = None, others: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns the actor's loss; the temperature's loss is among the metrics.
 
@@ -184,15 +184,18 @@ class MASACLoss(OffPolicyLoss):
             tensordict (TensorDictBase): a minibatch.
             turn (Tensor, optional): agents that learn now, at most one of each group, ``[N]``. The
                 actor's loss is then the mean over the steps in which they act.
+            others (Tensor, optional): actions of all other agents, ``[*B, N, A]``, from
+                :meth:`current_actions`. Only the agents of the turn are then computed, and metrics
+                are not those of the group.
         """
         dense = self.group.dense(tensordict)
         data = self.inputs(dense)
-        with self.in_time():
-            policy = self._act(data)
+        policy = self._act_in_turn(data, turn, others)
+        action = self._beside(others, policy.action, turn)
         if self.choices is None:
-            gain = self.moved(data, policy.action, self._values, turn)
+            gain = self.moved(data, action, self._values, turn)
         else:
-            gain = self.choices(data, policy.action, self._values)
+            gain = self.choices(data, action, self._values)
         loss = policy.mean(self.alpha * policy.log_prob - gain)
         mask = self.acts(dense)
         log_prob = policy.mean(policy.log_prob).detach()

@@ -28,6 +28,7 @@ from torchrl_marl.modules.memory.states import (
     states_after,
 )
 from torchrl_marl.modules.normalization import ObservationNorm
+from torchrl_marl.modules.stacks.module_stack import only_agents
 from torchrl_marl.objectives.estimator import estimator_keys
 from torchrl_marl.objectives.flags import (
     TEAM_REWARD,
@@ -215,6 +216,39 @@ class OffPolicyLoss(LossModule):
             turn (Tensor, optional): agents that learn now, ``[N]``; None for all.
         """
         raise NotImplementedError
+
+    @torch.no_grad()
+    def current_actions(
+        self, tensordict: TensorDictBase, turn: Tensor | None = None, others: Tensor | None = None
+    ) -> Tensor:
+        """Returns actions of the current policies, ``[*B, N, A]``, without a gradient.
+
+        Args:
+            tensordict (TensorDictBase): a minibatch.
+            turn (Tensor, optional): agents to compute, at most one of each group, ``[N]``.
+            others (Tensor, optional): actions of all other agents, ``[*B, N, A]``; None to compute
+                all.
+        """
+        own = self._act_in_turn(self.inputs(self.group.dense(tensordict)), turn, others)[0]
+        return self._beside(others, own, turn)
+
+    def _act(self, data: TensorDictBase) -> tuple[Any, ...]:
+        """Returns the policy's actions, and what its loss reads besides them."""
+        raise NotImplementedError
+
+    def _act_in_turn(self, data: TensorDictBase, turn: Tensor | None, others: Tensor | None) -> Any:
+        """Returns the same; if others' actions are given, runs one agent of each group only."""
+        chosen: Any = contextlib.nullcontext()
+        if others is not None and turn is not None:
+            chosen = only_agents(self.actor_network, self.per_group.one_of(turn))
+        with self.in_time(), chosen:
+            return self._act(data)
+
+    def _beside(self, others: Tensor | None, own: Tensor, turn: Tensor | None) -> Tensor:
+        """Returns the actions of the agents of a turn beside the given ones of all others."""
+        if others is None or turn is None:
+            return own
+        return torch.where(turn.unsqueeze(-1), own, others)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Returns the losses and metrics of a minibatch."""
