@@ -155,6 +155,7 @@ REFUSED = {
     "cone": ("mjlab/formation", {"cone": "round"}, "expected one of elliptic, pyramidal."),
     "agents": ("mjlab/formation", {"n_agents": 0}, "n_agents is 0, expected 1 or more."),
     "speed": ("mjlab/formation", {"speed": -1.0}, "speed is -1.0, expected 0 or more."),
+    "spacing": ("mjlab/formation", {"spacing": 0.0}, "spacing is 0.0 and action_scale is 2.0"),
     "unknown": ("mjlab/formation", {"n_agent": 3}, "did you mean 'n_agents'?"),
 }
 

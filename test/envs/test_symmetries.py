@@ -229,6 +229,12 @@ def test_environments_without_symmetries_are_refused():
         make_env("toy/arena", num_envs=2, other_play=True)
     with pytest.raises(ConfigError, match="group 'agents' has 4 features and 4 actions, and its"):
         TransformedEnv(MatchingLevers(2), OtherPlay({"agents": LABELS})).reset()
+    with pytest.raises(ConfigError, match="group 'agents' has no labels, found list; expected"):
+        TransformedEnv(MatchingLevers(2), OtherPlay({"agents": [0, 1]})).reset()
+    with pytest.raises(ConfigError, match=r"group 'agents' has no labels, found \['agent'\]"):
+        TransformedEnv(MatchingLevers(2), OtherPlay({"agent": LABELS})).reset()
+    with pytest.raises(ConfigError, match="found the label -2, expected -1 or more"):
+        Labels([0, 1, -2], [0, 1])
     with pytest.raises(ConfigError, match="group 'first' has no labels"):
         TransformedEnv(Kuhn(2), OtherPlay({})).reset()
     with pytest.raises(ConfigError, match="other_play is 'yes', expected"):

@@ -77,6 +77,8 @@ def _table(labels: Sequence[int], n: int) -> tuple[Tensor, Tensor, Tensor, Tenso
             f"Labels: found {n} labels with {sizes or 'no'} features or actions each, expected two "
             "labels or more with equal numbers."
         )
+    if min(labels, default=0) < -1:
+        raise ConfigError(f"Labels: found the label {min(labels)}, expected -1 or more.")
     ranks = [places[own].index(i) if own >= 0 else 0 for i, own in enumerate(labels)]
     places = places if sizes[0] else [[0]] * n
     own, known = torch.arange(len(labels)), torch.tensor(places)
@@ -121,12 +123,18 @@ class OtherPlay(CarriedTransform):
 
     def _check(self, group: GroupSpec) -> None:
         labels = self.labels.get(group.name)
-        plain = group.discrete and not group.branches and not group.heterogeneous
-        if labels is None or not plain or len(group.observation_keys) > 1:
+        if not isinstance(labels, Labels):
+            found = type(labels).__name__ if group.name in self.labels else list(self.labels)
             raise ConfigError(
-                f"OtherPlay: group {group.name!r} has no labels, several observations, different "
-                "agents or actions that are not one choice; expected equal agents with labels, one "
-                "observation and one discrete action."
+                f"OtherPlay: group {group.name!r} has no labels, found {found}; expected "
+                f"{{{group.name!r}: Labels(...)}}."
+            )
+        plain = group.discrete and not group.branches and not group.heterogeneous
+        if not plain or len(group.observation_keys) > 1:
+            raise ConfigError(
+                f"OtherPlay: group {group.name!r} has several observations, different agents or "
+                "actions that are not one choice; expected equal agents with one observation and "
+                "one discrete action."
             )
         found = group.observation_shapes[0][-1], group.n_actions
         expected = labels.n_features, labels.n_actions

@@ -15,7 +15,7 @@ from torchrl.envs import EnvBase, TransformedEnv
 from torchrl_marl.collectors.team import TeamPolicy
 from torchrl_marl.envs.config import EnvConfig
 from torchrl_marl.envs.remember import remembered_by
-from torchrl_marl.errors import ConfigError, quoted
+from torchrl_marl.errors import CheckpointError, ConfigError, quoted
 from torchrl_marl.modules.exploration import RandomActor
 from torchrl_marl.runtime.trust import trusting
 from torchrl_marl.specs import GroupSpec, TeamSpec
@@ -61,6 +61,8 @@ def enter(
     if twice:
         raise ConfigError(f"player {quoted(twice[0])} is given twice, expected every player once.")
     if len(names) < 2:
+        if not Path(names[0]).exists() and names[0] not in (RANDOM, HEURISTIC):
+            raise CheckpointError(f"{quoted(names[0])} does not exist, expected a run folder.")
         raise ConfigError(
             f"found one player, {quoted(names[0])}, expected two or more; name another run, "
             f"{RANDOM} or {HEURISTIC}."

@@ -102,7 +102,7 @@ class LevelBasedForaging(MarlEnv):
         **kwargs: Any,
     ) -> None:
         super().__init__(num_envs, max_steps=50 if max_steps is None else max_steps, **kwargs)
-        self.height, self.width = field_size
+        self.height, self.width = _sizes(field_size)
         self.n_agents, self.n_foods = players, max_num_food
         self.sight = max(field_size) if sight is None else sight
         self.force_coop, self.penalty, self.common_reward = force_coop, penalty, common_reward
@@ -132,6 +132,12 @@ class LevelBasedForaging(MarlEnv):
             raise ConfigError(
                 f"{name}: {self.n_agents} players do not fit into {self.height}x{self.width} "
                 "cells; use a larger field_size."
+            )
+        inner = (self.height - 2) * (self.width - 2)
+        if not isinstance(self.n_foods, int) or self.n_foods > inner:
+            raise ConfigError(
+                f"{name}: max_num_food is {self.n_foods}, expected a whole number up to {inner}, "
+                f"the inner cells of {self.height}x{self.width}."
             )
 
     def _levels(self, name: str, levels: int | Sequence[int], n: int) -> Tensor:
@@ -270,6 +276,16 @@ class LevelBasedForaging(MarlEnv):
     def stage(self) -> Stage:
         """Returns the view of the field."""
         return grid_stage("level_based_foraging", self.height, self.width)
+
+
+def _sizes(field_size: Any) -> tuple[int, int]:
+    """Returns height and width; refuses anything else."""
+    if isinstance(field_size, str) or not isinstance(field_size, Sequence) or len(field_size) != 2:
+        raise ConfigError(
+            f"LevelBasedForaging: field_size is {field_size!r}, expected height and width, such as "
+            "[8, 8]."
+        )
+    return field_size[0], field_size[1]
 
 
 def _draw(low: Tensor, high: Tensor) -> Tensor:

@@ -132,6 +132,11 @@ class MjlabEnv(MarlEnv):
         )
         _check(task=task, robot=robot, formation=formation, cone=cone)
         check_least("MjlabEnv", n_agents=(n_agents, 1), speed=(speed, 0), turn_rate=(turn_rate, 0))
+        if spacing <= 0 or action_scale <= 0:
+            raise ConfigError(
+                f"MjlabEnv: spacing is {spacing} and action_scale is {action_scale}, expected "
+                "numbers above 0."
+            )
         self._robot, self._key = robot, key_of(robot, n_agents, cone)
         self._limits = speed, turn_rate
         self._rewards = FormationReward()
