@@ -124,9 +124,9 @@ class OtherPlay(CarriedTransform):
     def _check(self, group: GroupSpec) -> None:
         labels = self.labels.get(group.name)
         if not isinstance(labels, Labels):
-            found = type(labels).__name__ if group.name in self.labels else list(self.labels)
+            given = type(labels).__name__ if group.name in self.labels else [*self.labels]
             raise ConfigError(
-                f"OtherPlay: group {group.name!r} has no labels, found {found}; expected "
+                f"OtherPlay: group {group.name!r} has no labels, found {given}; expected "
                 f"{{{group.name!r}: Labels(...)}}."
             )
         plain = group.discrete and not group.branches and not group.heterogeneous
