@@ -22,7 +22,7 @@ from torchrl_marl.functional import advantage
 from torchrl_marl.learners import OnPolicyConfig, build_learners
 from torchrl_marl.learners.adam import adam_
 from torchrl_marl.modules import NetworkConfig
-from torchrl_marl.modules.config import CriticConfig
+from torchrl_marl.modules.config import CriticConfig, TeamNetworkConfig
 
 FRAMES = 80
 
@@ -149,6 +149,10 @@ CASES = {
     "own networks": (
         lambda: meadow(actions="unbounded"),
         {"actor": NetworkConfig([8], sharing="none"), "critic": CriticConfig([8], sharing="none")},
+    ),
+    "scales as parameters": (
+        lambda: meadow("two", actions="unbounded"),
+        {"actor": TeamNetworkConfig([8], sharing="none", state_independent_scale=True)},
     ),
     "pictures": (
         lambda: Spotlights(8, seed=0),

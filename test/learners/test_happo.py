@@ -16,7 +16,7 @@ from torchrl_marl.functional import masked_standardize
 from torchrl_marl.learners import OnPolicyConfig, build_learners
 from torchrl_marl.learners.happo_config import HAPPOConfig
 from torchrl_marl.learners.sequential import SequentialLearner
-from torchrl_marl.modules import CriticConfig, NetworkConfig
+from torchrl_marl.modules import CriticConfig, NetworkConfig, TeamNetworkConfig
 from torchrl_marl.modules.stacks.matmul import Perceptron
 from torchrl_marl.modules.stacks.storage import Bucket
 from torchrl_marl.objectives import MAPPOLoss
@@ -32,7 +32,8 @@ def arena(**settings):
 
 def make(env, schema=HAPPOConfig, execution="eager", **settings):
     torch.manual_seed(0)
-    config = schema(actor=NetworkConfig([8], sharing="none"), **{**SMALL, **settings})
+    own = {"actor": NetworkConfig([8], sharing="none")}
+    config = schema(**own | SMALL | settings)
     [learner] = build_learners(TeamSpec.from_env(env), config, execution=execution)
     return learner
 
@@ -293,6 +294,10 @@ CASES = {
     "as one": (lambda: make_meadow(8, "two"), {"central_input": "team", "max_grad_norm": 0.1}),
     "own critics": (arena, {"critic": CriticConfig([8], sharing="none"), "clip_value": True}),
     "stops": (arena, {"num_epochs": 4, "target_kl": 0.01, "lr": 0.03}),
+    "scales as parameters": (
+        lambda: make_meadow(8, "one"),
+        {"actor": TeamNetworkConfig([8], sharing="none", state_independent_scale=True)},
+    ),
 }
 
 

@@ -27,6 +27,7 @@ from torchrl_marl.modules import (
     NetworkConfig,
     RecurrentCriticConfig,
     RecurrentNetworkConfig,
+    TeamNetworkConfig,
 )
 
 MEMBERS, ENVS, STEPS = 3, 4, 10
@@ -128,6 +129,14 @@ def test_so_do_members_whose_agents_have_states_of_their_own():
 def test_so_do_members_with_several_choices(actions):
     env = make_meadow(MEMBERS * ENVS, "two", actions)
     assert_as_alone(env, CONFIG, DIFFERENT, batches=2)
+
+
+@pytest.mark.parametrize("sharing", ["group", "none"])
+def test_so_do_members_whose_scales_are_parameters(sharing):
+    actor = TeamNetworkConfig(**NETWORK, sharing=sharing, state_independent_scale=True)
+    config = dataclasses.replace(CONFIG, actor=actor)
+    env = make_meadow(MEMBERS * ENVS, "two", "unbounded")
+    assert_as_alone(env, config, DIFFERENT, batches=2)
 
 
 @pytest.mark.parametrize(

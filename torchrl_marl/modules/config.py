@@ -408,6 +408,9 @@ class TeamNetworkConfig(RecurrentNetworkConfig):
 
     communication: DrawnCommunicationConfig = field(default_factory=DrawnCommunicationConfig)
     """Communication between the agents of a group."""
+    state_independent_scale: bool = False
+    """Standard deviations of continuous actions are parameters of the network, not outputs; they do
+    not depend on the observation."""
 
     def __post_init__(self) -> None:
         own = self.communication  # plain communication is accepted too

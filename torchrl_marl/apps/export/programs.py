@@ -23,6 +23,7 @@ from torchrl_marl.modules.communication.rounds import Chain, Round
 from torchrl_marl.modules.memory.cells import AgentLinear, Memory, remember
 from torchrl_marl.modules.networks import Context, Feedforward, TeamNetwork
 from torchrl_marl.modules.normalization import ObservationNorm
+from torchrl_marl.modules.scales import AppendScale
 from torchrl_marl.modules.sharing.builder import AgentId, AgentMask
 from torchrl_marl.modules.stacks.module_stack import ModuleStack
 
@@ -179,7 +180,7 @@ def _layer_of(layer: nn.Module, agent: int, n_agents: int) -> nn.Module:
     layer = copy.deepcopy(layer)
     # These layers are known to read each agent's features separately, with the same weights.
     known = type(layer).__module__.startswith(("torch.nn.", "torchrl.modules."))
-    if known or isinstance(layer, PictureNetwork | Residual):
+    if known or isinstance(layer, PictureNetwork | Residual | AppendScale):
         return layer
     return _AgentOfTeam(layer, agent, n_agents)
 
