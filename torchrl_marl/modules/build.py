@@ -48,7 +48,6 @@ from torchrl_marl.modules.inputs import (
 from torchrl_marl.modules.networks import AgentNetwork, Feedforward, TeamNetwork, places_of
 from torchrl_marl.modules.normalization import ObservationNorm
 from torchrl_marl.modules.registry import body_of
-from torchrl_marl.modules.scales import append_scales, has_learned_scale
 from torchrl_marl.modules.sharing.builder import share
 from torchrl_marl.modules.size import check_size
 from torchrl_marl.specs import GroupSpec
@@ -408,11 +407,13 @@ def make_actor_network(
             "expected Bounded, Unbounded, Categorical, OneHot, MultiCategorical or Hybrid."
         )
     check_size("actor", group, config, device)
-    scales = _n_scales(group, head) if has_learned_scale(config) else 0
+    scales = _n_scales(group, head) if getattr(config, "state_independent_scale", False) else 0
     body = make_agent_network(
         group, outputs - scales, config, gain=gain, standardized=norm is not None, device=device
     )
     if scales:
+        from torchrl_marl.modules.scales import append_scales
+
         body = append_scales(body, outputs - scales, scales, kinds_of(group), config, device)
     agents = AgentInput(group, norm, device)
     return AgentNetwork(agents, body, head, links=links_of(group, config, device))

@@ -19,7 +19,7 @@ from torchrl_marl.modules.networks import Feedforward, TeamNetwork
 from torchrl_marl.modules.sharing.builder import share
 from torchrl_marl.modules.stacks.module_stack import ModuleStack
 
-__all__ = ["AppendScale", "append_scales", "has_learned_scale"]
+__all__ = ["AppendScale", "append_scales"]
 
 
 class AppendScale(nn.Module):
@@ -49,11 +49,6 @@ class AppendScale(nn.Module):
     def forward(self, outputs: Tensor) -> Tensor:
         """Appends the parameters."""
         return torch.cat([outputs, self.scale.expand(*outputs.shape[:-1], -1)], -1)
-
-
-def has_learned_scale(config: NetworkConfig) -> bool:
-    """Returns whether standard deviations are parameters of the network, not outputs."""
-    return bool(getattr(config, "state_independent_scale", False))
 
 
 def append_scales(
