@@ -1,12 +1,14 @@
 """Domain randomization: policies trained with and without it, played with other masses and delays.
 
-Run: python benchmarks/randomization.py [--seeds 0 1 2] [--rows rows.jsonl] [--write]
+Run: python benchmarks/randomization.py [--recipes mujoco_ant_mappo] [--seeds 0 1 2]
+     [--rows rows.jsonl] [--write]
 
-Two recipes are trained with the same number of frames: `vmas_balance_mappo` with random masses, and
-`vmas_navigation_mappo` with random delays of observations. Each policy is then played with fixed
-values, which are the same for all entities and agents. Returns are means over 200 episodes by the
-likeliest actions; the tables show the mean (smallest to largest) over the seeds. Steps run eagerly,
-on one thread. `--rows` keeps finished runs in a file, so that the benchmark can be continued.
+Recipes are trained with and without random values, for the same number of frames:
+`vmas_balance_mappo` and `mujoco_ant_mappo` with random masses, `vmas_navigation_mappo` with random
+delays of observations. Each policy is then played with fixed values, which are the same for all
+entities and agents. Returns are means over 200 episodes (Ant: 64) by the likeliest actions; the
+tables show the mean (smallest to largest) over the seeds. One thread; steps run eagerly, those of
+Ant compiled. `--rows` keeps finished runs in a file, so that the benchmark can be continued.
 """
 
 from __future__ import annotations
@@ -45,7 +47,17 @@ TASKS = {
             "delays 0 to 4": {"observation_delay": LATE},
         },
     ),
+    "mujoco_ant_mappo": (
+        {"nominal": {}, "masses 0.7 to 1.3": {"mass": RANDOM}},
+        {
+            "nominal": {},
+            **{f"masses x {factor}": {"mass": factor} for factor in (0.5, 0.7, 1.3, 1.6)},
+            "masses 0.7 to 1.3": {"mass": RANDOM},
+        },
+    ),
 }
+EPISODES = {"mujoco_ant_mappo": 64}  # of 1,000 steps
+EXECUTIONS = {"mujoco_ant_mappo": "compile"}
 
 
 def played(recipe: str, trained: str, seed: int, frames: int | None, folder: Path) -> dict:
@@ -55,14 +67,15 @@ def played(recipe: str, trained: str, seed: int, frames: int | None, folder: Pat
         recipe,
         seed=seed,
         threads=1,
-        execution="eager",
+        execution=EXECUTIONS.get(recipe, "eager"),
         env={"randomize": ranges[trained]},
         evaluation={"both": False, "every_frames": None},
         logging={"progress": False},
         folder=str(folder / f"{recipe}_{trained}_{seed}".replace(" ", "_")),
         **({} if frames is None else {"total_frames": frames}),
     )
-    found = {x: run.evaluate(200, True, randomize=own) for x, own in values.items()}
+    n = EPISODES.get(recipe, 200)
+    found = {x: run.evaluate(n, True, randomize=own) for x, own in values.items()}
     returns = {x: own["return_mean"] for x, own in found.items()}
     return {"recipe": recipe, "trained": trained, "seed": seed, "frames": run.frames, **returns}
 
@@ -84,6 +97,7 @@ def main() -> None:
     """Trains, plays and reports."""
     warnings.simplefilter("ignore")
     parser = report.parser(__doc__, threads=(1,))
+    parser.add_argument("--recipes", nargs="+", choices=TASKS, default=[*TASKS])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--rows", type=Path, help="file of finished runs")
     args = parser.parse_args()
@@ -96,8 +110,8 @@ def main() -> None:
     known = {(row["recipe"], row["trained"], row["seed"]) for row in rows}
     with tempfile.TemporaryDirectory() as folder:
         for seed in args.seeds:
-            for recipe, (ranges, _) in TASKS.items():
-                for trained in ranges:
+            for recipe in args.recipes:
+                for trained in TASKS[recipe][0]:
                     if (recipe, trained, seed) in known:
                         continue
                     rows.append(played(recipe, trained, seed, frames, Path(folder)))
@@ -106,7 +120,7 @@ def main() -> None:
                         with args.rows.open("a") as file:
                             file.write(json.dumps(rows[-1]) + "\n")
     sections = []
-    for recipe in TASKS:
+    for recipe in args.recipes:
         own = [row for row in rows if row["recipe"] == recipe]
         seeds = sorted({row["seed"] for row in own})
         title = f"`{recipe}`, {own[0]['frames']:,} frames, seeds {', '.join(map(str, seeds))}"
