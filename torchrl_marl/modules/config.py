@@ -408,7 +408,7 @@ class TeamNetworkConfig(RecurrentNetworkConfig):
 
     communication: DrawnCommunicationConfig = field(default_factory=DrawnCommunicationConfig)
     """Communication between the agents of a group."""
-    state_independent_scale: bool = False
+    state_independent_scale: Annotated[bool, AlsoCalled("free_log_std")] = False
     """Standard deviations of continuous actions are parameters of the network, not outputs; they do
     not depend on the observation."""
 
