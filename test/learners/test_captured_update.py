@@ -365,28 +365,45 @@ def test_adam_is_torchs():
         assert state["step"].item() == steps[i].item() == 4
 
 
-def test_adam_leaves_frozen_rows_as_they_are():
+@pytest.mark.parametrize("n_features", [3, 64])
+def test_adam_leaves_frozen_rows_as_they_are(n_features):
+    """To the bit with a step of all rows, where rows fill whole vectors of the processor."""
+    tolerance = {"rtol": 1e-6 if n_features == 3 else 0, "atol": 0}
     torch.manual_seed(0)
-    ours = [torch.randn(5, 3), torch.randn(7)]
+    ours = [torch.randn(5, n_features), torch.randn(7), torch.randn(5, 2, n_features).mT]
+    first = [x.clone() for x in ours]
     free = [x.clone() for x in ours]
     state, other = (
         ([torch.zeros_like(x) for x in ours], [torch.zeros_like(x) for x in ours]) for _ in range(2)
     )
     steps, counts = ([torch.zeros(()) for _ in ours] for _ in range(2))
     settings = torch.tensor(0.1, dtype=torch.float64), torch.zeros(())
-    rows = torch.tensor([True, False, False, True, False]).unsqueeze(1)
+    rows = torch.tensor([True, False, False, True, False])
+    frozen = [rows.view(5, 1), torch.tensor(True), rows.view(5, 1, 1)]
     for _ in range(3):
-        gradients = [torch.randn(5, 3), torch.randn(7)]
-        frozen = [rows, torch.tensor(True)]
+        gradients = [torch.randn(x.shape) for x in ours]
         adam_(ours, gradients, *state, steps, *settings, frozen, (0.9, 0.999), 1e-5)
         adam_(free, gradients, *other, counts, *settings, [], (0.9, 0.999), 1e-5)
-    torch.manual_seed(0)
-    first = [torch.randn(5, 3), torch.randn(7)]
-    assert torch.equal(ours[0], torch.where(rows, first[0], free[0]))
-    assert torch.equal(ours[1], first[1])
-    assert torch.equal(state[0][0], torch.where(rows, 0.0, other[0][0]))
-    assert not state[1][1].any()
-    assert [step.item() for step in steps] == [3.0, 0.0]
+    for i in (0, 2):
+        expected = torch.where(frozen[i], first[i], free[i])
+        torch.testing.assert_close(ours[i], expected, **tolerance)
+        for own, whole in zip(state, other):
+            expected = torch.where(frozen[i], 0.0, whole[i])
+            torch.testing.assert_close(own[i], expected, **tolerance)
+    assert torch.equal(ours[1], first[1]) and not state[1][1].any()
+    assert [step.item() for step in steps] == [3.0, 0.0, 3.0]
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+def test_adam_with_all_rows_frozen_or_none(stopped):
+    ours, free = ([torch.ones(3, 2)] for _ in range(2))
+    state, other = (([torch.zeros(3, 2)], [torch.zeros(3, 2)], [torch.zeros(())]) for _ in range(2))
+    settings = torch.tensor(0.1, dtype=torch.float64), torch.zeros(())
+    frozen = [torch.full((3, 1), stopped)]
+    adam_(ours, [torch.ones(3, 2)], *state, *settings, frozen, (0.9, 0.999), 1e-5)
+    adam_(free, [torch.ones(3, 2)], *other, *settings, [], (0.9, 0.999), 1e-5)
+    assert torch.equal(ours[0], torch.ones(3, 2) if stopped else free[0])
+    assert state[2][0] == (0 if stopped else 1)
 
 
 def nn_parameter(x):

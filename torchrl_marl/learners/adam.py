@@ -226,9 +226,40 @@ def freeze(
 def _adam_(
     parameters, gradients, means, squares, steps, lr, skip, frozen, beta1, beta2, eps, before
 ):
-    held = freeze(frozen, parameters, means, squares, steps)
-    with held if frozen else contextlib.nullcontext():
-        _fused_step(parameters, gradients, means, squares, steps, lr, skip, beta1, beta2, eps)
+    def take(*tensors):
+        _fused_step(*tensors, lr, skip, beta1, beta2, eps)
+
+    tensors = parameters, gradients, means, squares, steps
+    if not frozen:
+        take(*tensors)
+    elif skip.device.type == "cpu":  # the masks are known to the host
+        _take_open_rows(take, *tensors, frozen)
+    else:
+        with freeze(frozen, parameters, means, squares, steps):
+            take(*tensors)
+
+
+def _take_open_rows(take, parameters, gradients, means, squares, steps, frozen):
+    """Takes a step of Adam with copies of the rows that are not frozen, and writes them back."""
+    rows = [(~own).flatten().nonzero().squeeze(1) for own in frozen]
+    moved = [i for i, own in enumerate(rows) if len(own)]
+    if not moved:
+        return
+
+    def of_rows(tensors):
+        return [_rows_of(tensors[i], rows[i], frozen[i].numel()) for i in moved]
+
+    parts = [of_rows(tensors) for tensors in (parameters, gradients, means, squares)]
+    take(*parts, [steps[i] for i in moved])
+    wholes = [tensors[i] for tensors in (parameters, means, squares) for i in moved]
+    own = [rows[i] for i in moved] * 3
+    for whole, part, open_rows in zip(wholes, [*parts[0], *parts[2], *parts[3]], own):
+        if part is not whole:
+            whole.index_copy_(0, open_rows, part)
+
+
+def _rows_of(x: Tensor, rows: Tensor, n_rows: int) -> Tensor:
+    return x if len(rows) == n_rows else x.index_select(0, rows)
 
 
 def _fused_step(parameters, gradients, means, squares, steps, lr, skip, beta1, beta2, eps):

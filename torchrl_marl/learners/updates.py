@@ -14,7 +14,7 @@ from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor, nn
 
 from torchrl_marl.functional import masked_mean
-from torchrl_marl.learners.adam import freeze, moments_of, move, start_adam
+from torchrl_marl.learners.adam import move, start_adam
 from torchrl_marl.learners.clipping import GradientClip
 from torchrl_marl.runtime.ranks import current
 from torchrl_marl.specs import GroupSpec
@@ -300,8 +300,9 @@ class Updates:
         if not frozen:
             self.optimizer.step()
             return
-        with torch.no_grad(), freeze(frozen, moved, *moments_of(self.optimizer, moved)):
-            self.optimizer.step()
+        wide = torch.float64 if self.device.type == "cpu" else torch.float32
+        lr = torch.tensor(self.optimizer.param_groups[0]["lr"], dtype=wide, device=self.device)
+        move(self.optimizer, moved, gradients, lr=lr, **how)
 
     def evaluate(self, minibatch: TensorDictBase) -> tuple[Tensor, History, Counts]:
         """Returns the sum of losses, the metrics of each objective, and counts over all ranks.
