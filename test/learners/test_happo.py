@@ -311,8 +311,9 @@ def test_a_graph_learns_as_eager_updates_do(case):
 
 
 def test_one_graph_serves_the_first_turn_and_one_all_others():
+    """A third has the ratios, by which the advantages of the next agent are multiplied."""
     learner, _ = train(lambda: arena(n_agents=4), execution="trace")
-    assert len(learner.updates.programs) == 2
+    assert len(learner.updates.programs) == 3
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -6,7 +6,7 @@ Shapes: U updates, G groups of a loss.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, cast
 
@@ -232,6 +232,28 @@ class CapturedUpdates(Updates):
             self.programs[shape] = capture(update, *leaves, name=name, execution=self.execution)
         self._columns_of[shape] = self._columns
         return self.programs[shape]
+
+    def compute(
+        self, name: str, function: Callable[[TensorDictBase], Tensor], frames: TensorDictBase
+    ) -> Tensor:
+        """Returns a function of the frames as one graph, which is captured at the first use."""
+        needed = minibatch_keys([self.objectives[name]])
+        keys = [key for key in needed if frames.get(key, None) is not None]
+        values = self._place([cast(Tensor, frames.get(key)) for key in keys])
+        leaves = [*values, *self._inputs()]
+        which = name, len(frames), *keys
+        if which not in self.programs:
+
+            def compute(*inputs: Tensor) -> Tensor:
+                columns = dict(zip(keys, inputs))
+                return function(TensorDict(columns, [len(frames)], device=self.device))
+
+            what = f"{function.__name__} of {name} on {len(frames):,} frames"
+            with unchanged(self.device, []):
+                self.programs[which] = capture(
+                    compute, *leaves, name=what, execution=self.execution
+                )
+        return self.programs[which].flat(leaves)[0]
 
     def _row(self, minibatch: TensorDictBase) -> Tensor:
         """Takes one step of the optimizer; returns a row of metrics, the KL divergences first."""

@@ -121,7 +121,8 @@ class SequentialLearner(OnPolicyLearner):
             self._rewind(begun)
             with self._restricted(active if n_turns > 1 else None, critic=turn == 0):
                 history, finite = self.updates.run(frames, self._epochs(len(frames)))
-                if turn + 1 < n_turns:
+            if turn + 1 < n_turns:
+                with self._restricted(active, critic=False):
                     self._pass_on(frames, active)
             turns.append(self._metrics_of(history, finite, active, critic=turn == 0))
         return self._mean_over_turns(turns)
@@ -146,7 +147,8 @@ class SequentialLearner(OnPolicyLearner):
         for name, own in self.updates.stop.by_loss(moved):
             loss = self.losses[name]
             key, per = loss.tensor_keys.advantage, loss.per_group
-            log_ratio = torch.where(own, loss.log_ratio(frames).squeeze(-1), 0.0)
+            of_all = self.updates.compute(name, loss.log_ratio, frames)
+            log_ratio = torch.where(own, of_all.squeeze(-1), 0.0)
             factor = per.to_agents(per.sum(log_ratio)).exp().unsqueeze(-1)
             frames.set(key, frames.get(key) * factor)
 

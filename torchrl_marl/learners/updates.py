@@ -281,6 +281,18 @@ class Updates:
                 self.after()
         return metrics
 
+    def compute(
+        self, name: str, function: Callable[[TensorDictBase], Tensor], frames: TensorDictBase
+    ) -> Tensor:
+        """Returns a function of the frames of a batch and of the parameters of an objective.
+
+        Args:
+            name (str): name of the objective.
+            function (callable): reads the entries of a minibatch; it writes nothing.
+            frames (TensorDictBase): frames of a batch, ``[F]``.
+        """
+        return function(frames)
+
     def _move(self) -> None:
         """Takes a step of the optimizer without changing groups that have stopped."""
         moved = [p for p in self.optimizer.param_groups[0]["params"] if p.grad is not None]
