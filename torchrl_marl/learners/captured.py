@@ -120,7 +120,7 @@ class CapturedUpdates(Updates):
         self.programs = Programs()
         self._columns: dict[NestedKey, slice] = {}
         self._columns_of: dict[Any, dict[NestedKey, slice]] = {}
-        self._placed: list[Tensor] = []
+        self._placed: dict[Any, list[Tensor]] = {}
         # On a CPU float64 gives the same bits as the optimizer's Python float; a GPU needs float32.
         wide = torch.float64 if self.device.type == "cpu" else torch.float32
         self._lr = torch.zeros((), dtype=wide, device=self.device)
@@ -208,11 +208,13 @@ class CapturedUpdates(Updates):
         """Copies frames, once per batch, to the fixed memory that CUDA graphs read."""
         if self.execution != "cudagraph":
             return values
-        if [(x.shape, x.dtype) for x in values] != [(x.shape, x.dtype) for x in self._placed]:
-            self._placed = [x.clone(memory_format=torch.contiguous_format) for x in values]
+        shapes = tuple((x.shape, x.dtype) for x in values)
+        if shapes in self._placed:
+            torch._foreach_copy_(self._placed[shapes], values)
         else:
-            torch._foreach_copy_(self._placed, values)
-        return self._placed
+            copies = [x.clone(memory_format=torch.contiguous_format) for x in values]
+            self._placed[shapes] = copies
+        return self._placed[shapes]
 
     # ------------------------------------------------------------------------------ one update
 
