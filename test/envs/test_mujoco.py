@@ -133,6 +133,18 @@ def test_robots_that_are_not_upstream_have_an_agent_for_each_joint():
         assert own <= joints[leg.actuators[0]] | joints[leg.actuators[1]]
 
 
+@pytest.mark.parametrize("conf", ["4x2", "8x1"])
+def test_agents_without_a_distance_observe_the_whole_state(conf):
+    env = MujocoEnv("ant", 3, agent_conf=conf, agent_obsk=None, seed=0)
+    near = MujocoEnv("ant", 3, agent_conf=conf, seed=0)
+    td, other = env.rollout(5), near.rollout(5)
+    state = td["state"].unsqueeze(2)
+    n_agents = len(env.group_map["agent"])
+    assert torch.equal(td["agent", "observation"], state.expand(-1, -1, n_agents, -1))
+    assert [a.actuators for a in env.task.agents] == [a.actuators for a in near.task.agents]
+    assert td["agent", "action"].shape == other["agent", "action"].shape
+
+
 # ------------------------------------------------------------------------- rewards and columns
 
 

@@ -78,7 +78,9 @@ class Task:
         return sum(self.sizes[field] for field in self.fields)
 
 
-def key_of(robot: str, agent_conf: str | None, agent_obsk: int, settings: dict[str, Any]) -> str:
+def key_of(
+    robot: str, agent_conf: str | None, agent_obsk: int | None, settings: dict[str, Any]
+) -> str:
     """Returns a text from which :func:`build_task` can build a task in any process.
 
     Raises:
@@ -106,8 +108,8 @@ def build_task(key: str) -> Task:
     robot = ROBOTS[name]
     agent_conf = robot.agent_conf if agent_conf is None else agent_conf
     mamujoco = _package()
-    with _plain_warnings():
-        team = _team(mamujoco, name, robot, agent_conf, agent_obsk, settings)
+    with _plain_warnings():  # upstream takes no distance as a wish for a single agent
+        team = _team(mamujoco, name, robot, agent_conf, agent_obsk or 0, settings)
     own = team.single_agent_env.unwrapped
     data, torques = own.data, own.action_space
     start = np.concatenate([own.init_qpos, own.init_qvel])
@@ -116,8 +118,9 @@ def build_task(key: str) -> Task:
         return {**team._get_obs(), _STATE: own._get_obs()}
 
     columns = read_columns(own, data, ("qpos", "qvel", *robot.sensed), observe)
+    whole = agent_obsk is None
     agents = tuple(
-        Agent(agent, columns[agent], tuple(joint.act_ids for joint in joints))
+        Agent(agent, columns[_STATE if whole else agent], tuple(joint.act_ids for joint in joints))
         for agent, joints in zip(team.possible_agents, team.agent_action_partitions)
     )
     return Task(

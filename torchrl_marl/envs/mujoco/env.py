@@ -48,7 +48,8 @@ class MujocoEnv(MarlEnv):
         agent_conf (str, optional): partition of the joints, such as ``"4x2"`` for 4 agents with 2
             joints each. Besides the partitions of Gymnasium-Robotics, each robot has one with one
             agent for each joint, such as ``"17x1"`` of the humanoid. None: the robot's default.
-        agent_obsk (int): distance in joints up to which an agent observes other joints.
+        agent_obsk (int, optional): distance in joints up to which an agent observes other joints.
+            None: each agent observes the whole state, as in HARL.
         engine (str): ``"c"`` is MuJoCo on as many CPU threads as torch uses; ``"warp"`` is MuJoCo
             Warp, for GPUs.
         max_steps (int, optional): time limit of an episode in steps, 1,000 by default.
@@ -83,7 +84,7 @@ class MujocoEnv(MarlEnv):
         num_envs: int,
         *,
         agent_conf: str | None = None,
-        agent_obsk: int = 1,
+        agent_obsk: int | None = 1,
         engine: str = "c",
         max_steps: int | None = None,
         seed: int | None = None,
@@ -94,7 +95,8 @@ class MujocoEnv(MarlEnv):
         limit = 1000 if max_steps is None else max_steps
         super().__init__(num_envs, max_steps=limit, seed=seed, device=device, check=check)
         _check(robot, engine, self.device)
-        check_least("MujocoEnv", agent_obsk=(agent_obsk, 0))
+        if agent_obsk is not None:
+            check_least("MujocoEnv", agent_obsk=(agent_obsk, 0))
         self._kind, self._key = engine, key_of(robot, agent_conf, agent_obsk, settings)
         self._dtype = engine_of(engine, self._key).dtype
         task = build_task(self._key)

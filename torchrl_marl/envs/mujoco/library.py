@@ -18,8 +18,9 @@ class MujocoArguments:
 
     agent_conf: str | None = None
     """Partition of the joints: agents x joints, such as ``4x2``. null: the robot's default."""
-    agent_obsk: Annotated[int, Range(0)] = 1
-    """Distance in joints up to which an agent observes other joints."""
+    agent_obsk: Annotated[int | None, Range(0)] = 1
+    """Distance in joints up to which an agent observes other joints. Null: each agent observes the
+    whole state."""
     engine: Annotated[
         str, OneOf({"c": "MuJoCo on CPU threads", "warp": "MuJoCo Warp, for GPUs"})
     ] = "c"
