@@ -1,4 +1,4 @@
-"""Standard deviations that do not depend on the observation, in every way of sharing."""
+"""Standard deviations at the start, and as parameters in every way of sharing."""
 
 import math
 
@@ -92,6 +92,16 @@ def test_the_first_policy_by_hand():
     torch.testing.assert_close(scale.grad, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("parameters", [False, True])
+@pytest.mark.parametrize("action", [Bounded(-1, 1, (2,)), Hybrid([3], Bounded(-1, 1, (2,)))])
+def test_the_first_scale_is_a_setting(action, parameters):
+    group = group_of(action)
+    config = TeamNetworkConfig([8], initial_scale=0.3, state_independent_scale=parameters)
+    scale = make_actor(group, config)(batch_of(group))["a", "scale"]
+    tolerance = 1e-6 if parameters else 0.01  # the last layer is small at the start, and not 0
+    torch.testing.assert_close(scale, torch.full((5, 4, 2), 0.3), rtol=0, atol=tolerance)
+
+
 def test_one_agents_gradient_stays_with_it():
     group = group_of(Bounded(-1, 1, (2,)))
     actor = make_actor(group, config_of())
@@ -149,7 +159,7 @@ def test_it_comes_after_the_memory():
 @pytest.mark.parametrize("way", ["full", "none", "trunk"])
 def test_exported_agents_act_the_same(way):
     env = Arena(2, n_agents=4, continuous_actions=True, max_steps=12, seed=0)
-    found = played_alone(env, make_actor, config=config_of(way))
+    found = played_alone(env, make_actor, config=config_of(way, initial_scale=0.4))
     assert (found.differ, found.largest < 1e-5) == (0, True)
 
 

@@ -327,7 +327,7 @@ def make_actor(
         >>> actor(td)["car", "action"].shape, td["car", "action_log_prob"].shape
         (torch.Size([5, 3, 2]), torch.Size([5, 3]))
     """
-    outputs, head, make = _policy_of(group)
+    outputs, head, make = _policy_of(group, config)
     network = make_actor_network(group, config, outputs, head, observation_norm, device)
     module, parameters, distribution, settings = make(group, network, device)
     if network.gated:
@@ -348,16 +348,24 @@ def make_actor(
     )
 
 
-def _policy_of(group: GroupSpec) -> tuple[int, nn.Module | None, Callable[..., Any]]:
+def _policy_of(
+    group: GroupSpec, config: NetworkConfig | None
+) -> tuple[int, nn.Module | None, Callable[..., Any]]:
     """Returns the number of outputs, the head, and the function that builds the distribution."""
+    scale = getattr(config, "initial_scale", 1.0)
     if group.hybrid:
-        head = HybridParamExtractor(sum(group.branches))
+        head = HybridParamExtractor(sum(group.branches), scale)
         return head.n_logits + 2 * group.continuous_spec.shape[-1], head, _hybrid
     if group.branches:
         return sum(group.branches), None, _multi_discrete
     if group.discrete:
         return group.n_actions, None, _discrete
-    return 2 * group.action_dim, NormalParamExtractor(), _continuous
+    return 2 * group.action_dim, _extract_normal(scale), _continuous
+
+
+def _extract_normal(scale: float) -> NormalParamExtractor:
+    """Returns a head whose outputs of 0 are a location of 0 and the given scale."""
+    return NormalParamExtractor(f"biased_softplus_{float(scale)}")
 
 
 class HybridParamExtractor(nn.Module):
@@ -365,14 +373,15 @@ class HybridParamExtractor(nn.Module):
 
     Args:
         n_logits (int): number L of logits of all choices.
+        scale (float): scale for outputs of 0.
 
     Shapes:
         - outputs: ``[*, L + 2 D]``; returns: ``[*, L]``, ``[*, D]`` and ``[*, D]``
     """
 
-    def __init__(self, n_logits: int) -> None:
+    def __init__(self, n_logits: int, scale: float = 1.0) -> None:
         super().__init__()
-        self.n_logits, self.normal = n_logits, NormalParamExtractor()
+        self.n_logits, self.normal = n_logits, _extract_normal(scale)
 
     def forward(self, outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Splits the outputs."""

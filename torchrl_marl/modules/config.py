@@ -412,6 +412,10 @@ class TeamNetworkConfig(RecurrentNetworkConfig):
     """Standard deviations of continuous actions are parameters of the network, not outputs; they do
     not depend on the observation."""
 
+    initial_scale: Annotated[float, Range(0.01, above=True)] = 1.0
+    """Standard deviation of continuous actions at the start, before they are squashed into their
+    bounds."""
+
     def __post_init__(self) -> None:
         own = self.communication  # plain communication is accepted too
         if not isinstance(own, DrawnCommunicationConfig):

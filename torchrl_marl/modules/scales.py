@@ -25,8 +25,8 @@ __all__ = ["AppendScale", "append_scales"]
 class AppendScale(nn.Module):
     """Appends parameters to the outputs of a network, for the standard deviations of its actions.
 
-    They are raw values: the head maps them to standard deviations, as it does outputs; 0 is a
-    standard deviation of 1.
+    They are raw values: the head maps them to standard deviations, as it does outputs; 0 is the
+    first standard deviation.
 
     Args:
         n (int): number D of parameters.
