@@ -112,6 +112,8 @@ class HarlEnv:
     def __init__(self, view: View) -> None:
         self.view, self.n_agents = view, view.n_agents
         self.td = view.env.reset()
+        # Our environment checks the bounds of actions in its first step; HARL's exceed them.
+        view.env.step(self.td.set(("agent", "action"), view.middle))
         action = Box(-1.0, 1.0, tuple(view.half.shape[2:]))
         self.observation_space = [Box(-10, 10, x.shape[1:]) for x in view(self.td)]
         self.share_observation_space = [Box(-10, 10, view.state(self.td).shape[2:])] * self.n_agents
