@@ -76,7 +76,7 @@ def harl(side: str, seed: int, path: Path, args: argparse.Namespace) -> Result:
     env, agent_conf, tuned = TASKS[args.task]
     source = (args.harl or checkout(foreign.environments() / "harl_source")).resolve()
     options = {
-        "--config": source / "tuned_configs" / "mujoco" / tuned / "happo" / "config.json",
+        "--config": source / "tuned_configs" / "mamujoco" / tuned / "happo" / "config.json",
         "--env": env,
         "--agent-conf": agent_conf,
         "--view": "state" if side == "harl_state" else "own",
@@ -160,14 +160,14 @@ def curves(found: dict[str, list[Result]]) -> str:
 
 def publish(found: dict[str, list[Result]], args: argparse.Namespace) -> None:
     """Prints and writes."""
-    harl = next(each[0] for side, each in found.items() if side.startswith("harl"))
+    versions = {k: x for each in found.values() for k, x in each[0].get("versions", {}).items()}
     report.publish(
         f"harl_happo_{args.task}",
         f"HARL's HAPPO and ours, {args.task}",
         [(f"After {args.frames:,} frames", table(found, args.frames)), ("Curves", curves(found))],
         {
             "HARL": f"commit {COMMIT}",
-            "versions on HARL's side": ", ".join(f"{k} {x}" for k, x in harl["versions"].items()),
+            "versions on HARL's side": ", ".join(f"{k} {x}" for k, x in versions.items()),
             "seeds": ", ".join(str(seed) for seed in args.seeds),
             "threads of torch": 1,
             "load of the machine": ", ".join(
