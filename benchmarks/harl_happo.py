@@ -190,9 +190,10 @@ Its agents observe what ours do. With the state, each agent also observes its in
 standardized, as in HARL's own environment.
 
 Ours: `happo_harl` has HARL's networks, epochs, clipping and schedule. It still differs by its
-normalization of observations (running statistics, not a layer norm), its actions (tanh, and a first
-deviation of 1) and details of the networks. `happo` has the suite's settings, in 40 envs. Neither
-was tuned for this comparison."""
+normalization of observations (running statistics, not a layer norm) and its actions (tanh, and a
+first standard deviation of 1, not 0.37). HARL also has a layer norm behind each hidden layer, and
+clips no actions: torques beyond the limits only cost. `happo` has the suite's settings, in 40 envs.
+Neither was tuned for this comparison."""
 
 
 def main() -> None:
