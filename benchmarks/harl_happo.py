@@ -1,0 +1,226 @@
+"""HARL's own HAPPO on our MuJoCo robots, beside ours: same environment, equal frames.
+
+    python benchmarks/harl_happo.py --write
+    python benchmarks/harl_happo.py --task humanoid_17x1 --frames 200000 --write
+
+HARL trains by ``harl_side.py`` in a virtual environment that is created for it, with its tuned
+settings. Its files come from GitHub; ``--harl FOLDER`` uses a checkout instead. Ours are runs of
+``torchrl-marl suite robots``: ``happo_harl`` has HARL's settings, ``happo`` the suite's own. Both
+sides are evaluated on the same episodes with deterministic actions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import site
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import foreign
+import report
+
+ROOT = Path(__file__).parents[1]
+SCRIPT = Path(__file__).parent / "harl_side.py"
+ADDRESS, COMMIT = "https://github.com/PKU-MARL/HARL", "d539bad20f677bc4ce9fa200fa5de31b5f0b9d37"
+NEEDS = (
+    # Without numpy and others, which are ours.
+    ["--no-deps", "tensorboardX", "setproctitle", "pyyaml", "absl-py", "protobuf", "packaging"],
+)
+WITHOUT = ":(exclude)harl/envs/dexhands/DexterousHands"  # meshes of hands
+SIDES = {
+    "harl": "HARL's HAPPO",
+    "harl_state": "HARL's HAPPO, each agent observes the state",
+    "happo_harl": "torchrl_marl, `happo_harl`: HARL's settings",
+    "happo": "torchrl_marl, `happo`: the suite's settings",
+}
+TASKS = {
+    "ant_4x2": ("mujoco/ant", "4x2", "Ant-v2-4x2"),
+    "humanoid_17x1": ("mujoco/humanoid", "17x1", "Humanoid-v2-17x1"),
+}
+Result = dict[str, Any]
+
+
+# --------------------------------------------------------------------------------------- HARL's
+
+
+def checkout(folder: Path) -> Path:
+    """HARL's files at the commit, from GitHub; pip would leave its tuned settings out."""
+    if not (folder / "setup.py").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        git = ["git", "-C", str(folder)]
+        subprocess.run([*git, "init", "--quiet"], check=True)
+        fetch = [*git, "fetch", "--quiet", "--depth", "1", "--filter=blob:none", ADDRESS, COMMIT]
+        subprocess.run(fetch, check=True)
+        subprocess.run([*git, "checkout", "FETCH_HEAD", "--", ".", WITHOUT], check=True)
+    return folder
+
+
+def python_of(folder: Path) -> Path:
+    """An environment with what HARL needs, in which the packages of this one come last."""
+    python = foreign.make_environment(folder, NEEDS)
+    packages = next(iter(folder.glob("lib/python*/site-packages")))
+    ours = [*site.getsitepackages(), str(ROOT)]
+    (packages / "zz_ours.pth").write_text("\n".join(ours) + "\n", encoding="utf-8")
+    return python
+
+
+def harl(side: str, seed: int, path: Path, args: argparse.Namespace) -> Result:
+    """Trains HARL's HAPPO, and returns what its script has written."""
+    env, agent_conf, tuned = TASKS[args.task]
+    source = (args.harl or checkout(foreign.environments() / "harl_source")).resolve()
+    options = {
+        "--config": source / "tuned_configs" / "mamujoco" / tuned / "happo" / "config.json",
+        "--env": env,
+        "--agent-conf": agent_conf,
+        "--view": "state" if side == "harl_state" else "own",
+        "--seed": seed,
+        "--frames": args.frames,
+        "--evaluate-every": args.evaluate_every,
+        "--episodes": args.episodes,
+        "--out": path.resolve(),
+    }
+    words = [str(word) for option in options.items() for word in option]
+    environment = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
+    python = args.python or python_of(foreign.environments() / "harl")
+    subprocess.run([python, str(SCRIPT), *words], check=True, env=environment, stdout=sys.stderr)
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+# ----------------------------------------------------------------------------------------- ours
+
+
+def ours(side: str, seed: int, path: Path, args: argparse.Namespace) -> Result:
+    """Trains a run of the suite, and returns its curve."""
+    from torchrl_marl.apps.suites import run_suite
+
+    (found,) = run_suite(
+        "robots",
+        algorithms=side,
+        tasks=args.task,
+        seeds=[seed],
+        frames=args.frames,
+        out=path.with_suffix(""),
+        jobs=1,
+        said=lambda text: print(text, file=sys.stderr),
+        execution="eager" if args.quick else "compile",
+        evaluation={"every_frames": args.evaluate_every, "episodes": args.episodes},
+    )
+    if not found.finished:
+        raise SystemExit(f"{side}, seed {seed}: {found.error}")
+    with open(found.folder / "evaluation.csv", encoding="utf-8", newline="") as file:
+        curve = [{k: float(x) for k, x in row.items() if x} for row in csv.DictReader(file)]
+    return {"curve": curve, "seconds": found.summary["seconds"], "load": os.getloadavg()[0]}
+
+
+# --------------------------------------------------------------------------------------- report
+
+
+def result(side: str, seed: int, folder: Path, args: argparse.Namespace) -> Result:
+    """Of one training, from an earlier call or from one now."""
+    path = folder / f"{args.task}_{side}_{args.frames}_seed{seed}.json"
+    if not path.is_file():
+        print(f"{SIDES[side]}, seed {seed} ...", file=sys.stderr)
+        found = (harl if side.startswith("harl") else ours)(side, seed, path, args)
+        path.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def table(found: dict[str, list[Result]], frames: int) -> str:
+    """A row for each side."""
+    rows = []
+    for side, each in found.items():
+        last = [one["curve"][-1] for one in each]
+        seconds = statistics.fmean(one["seconds"] for one in each)
+        low, high = min(x["return_min"] for x in last), max(x["return_max"] for x in last)
+        means = [statistics.fmean(x[key] for x in last) for key in ("return_mean", "length_mean")]
+        speed = f"{frames / seconds:,.0f}"
+        figures = [*(f"{x:,.0f}" for x in means), f"{low:,.0f} to {high:,.0f}"]
+        rows.append([SIDES[side], *figures, f"{seconds:.0f}", speed])
+    header = ["", "return", "steps of an episode", "returns of the episodes", "seconds", "frames/s"]
+    return report.markdown_table(header, rows)
+
+
+def curves(found: dict[str, list[Result]]) -> str:
+    """Mean return of each evaluation; a column for each number of frames."""
+    frames = [int(point["frames"]) for point in next(iter(found.values()))[0]["curve"]]
+    rows = []
+    for side, each in found.items():
+        points = zip(*(one["curve"] for one in each), strict=True)
+        means = (statistics.fmean(x["return_mean"] for x in point) for point in points)
+        rows.append([SIDES[side], *(f"{mean:,.0f}" for mean in means)])
+    return report.markdown_table(["frames", *(f"{n:,}" for n in frames)], rows)
+
+
+def publish(found: dict[str, list[Result]], args: argparse.Namespace) -> None:
+    """Prints and writes."""
+    versions = {k: x for each in found.values() for k, x in each[0].get("versions", {}).items()}
+    report.publish(
+        f"harl_happo_{args.task}",
+        f"HARL's HAPPO and ours, {args.task}",
+        [(f"After {args.frames:,} frames", table(found, args.frames)), ("Curves", curves(found))],
+        {
+            "HARL": f"commit {COMMIT}",
+            "versions on HARL's side": ", ".join(f"{k} {x}" for k, x in versions.items()),
+            "seeds": ", ".join(str(seed) for seed in args.seeds),
+            "threads of torch": 1,
+            "load of the machine": ", ".join(
+                f"{side} {one['load']:.1f}" for side, each in found.items() for one in each
+            ),
+        },
+        METHOD.format(episodes=args.episodes),
+        write=args.write and not args.quick,
+    )
+
+
+METHOD = """All sides train in our environment, with the same physics, rewards and time limit of
+1,000 steps. Each is evaluated on the same {episodes} whole episodes with deterministic actions.
+Seconds are those of collecting and learning, without evaluations; ours include compiling. Other
+work ran on the machine, so seconds say little.
+
+HARL: its OnPolicyHARunner with its tuned settings of the task. Only the device (a CPU), the threads
+(one), the frames and the seed are changed. The settings were made for 10 M frames, not for so few.
+Its agents observe what ours do. With the state, each agent also observes its index, and all is
+standardized, as in HARL's own environment.
+
+Ours: `happo_harl` has HARL's sizes of networks, epochs, clipping and schedule. It differs by its
+normalization of observations (running statistics, not a layer norm) and its actions (tanh, and a
+first standard deviation of 1, not 0.37). HARL also has a layer norm behind each hidden layer, and
+clips no actions: torques beyond the limits only cost. `happo` has the suite's settings, in 40 envs.
+Neither was tuned for this comparison."""
+
+
+def main() -> None:
+    """Trains all and reports."""
+    parser = report.parser(__doc__, threads=(1,))
+    parser.add_argument("--task", choices=list(TASKS), default="ant_4x2")
+    parser.add_argument("--sides", nargs="+", choices=list(SIDES), default=list(SIDES))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--frames", type=int, help="a multiple of 4,000")
+    parser.add_argument("--evaluate-every", type=int)
+    parser.add_argument("--episodes", type=int)
+    parser.add_argument("--harl", type=Path, help="folder with a checkout of HARL")
+    parser.add_argument("--python", type=Path, help="Python of an environment for HARL")
+    parser.add_argument("--results", type=Path, help="folder to keep and reuse results in")
+    args = parser.parse_args()
+    args.frames = args.frames or (8_000 if args.quick else 400_000)
+    args.evaluate_every = args.evaluate_every or (4_000 if args.quick else 100_000)
+    args.episodes = args.episodes or (2 if args.quick else 32)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = args.results or Path(scratch)
+        folder.mkdir(parents=True, exist_ok=True)
+        found: dict[str, list[Result]] = {side: [] for side in args.sides}
+        for side in args.sides:
+            for seed in args.seeds:
+                found[side].append(result(side, seed, folder, args))
+    publish(found, args)
+
+
+if __name__ == "__main__":
+    main()
