@@ -80,6 +80,11 @@ def played(recipe: str, trained: str, seed: int, frames: int | None, folder: Pat
     return {"recipe": recipe, "trained": trained, "seed": seed, "frames": run.frames, **returns}
 
 
+def figure(x: float) -> str:
+    """Returns a return with at least three digits."""
+    return f"{x:.3g}" if abs(x) < 1000 else f"{x:,.0f}"
+
+
 def table(recipe: str, rows: list[dict]) -> str:
     """Returns the table of a task: a line for each value played, a column for each training."""
     ranges, values = TASKS[recipe]
@@ -88,7 +93,8 @@ def table(recipe: str, rows: list[dict]) -> str:
         cells = []
         for trained in ranges:
             own = [row[name] for row in rows if row["trained"] == trained]
-            cells.append(f"{sum(own) / len(own):.3g} ({min(own):.3g} to {max(own):.3g})")
+            spread = f" ({figure(min(own))} to {figure(max(own))})" if len(own) > 1 else ""
+            cells.append(figure(sum(own) / len(own)) + spread)
         lines.append([name, *cells])
     return report.markdown_table(["played with", *(f"trained: {x}" for x in ranges)], lines)
 
@@ -123,7 +129,8 @@ def main() -> None:
     for recipe in args.recipes:
         own = [row for row in rows if row["recipe"] == recipe]
         seeds = sorted({row["seed"] for row in own})
-        title = f"`{recipe}`, {own[0]['frames']:,} frames, seeds {', '.join(map(str, seeds))}"
+        named = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
+        title = f"`{recipe}`, {own[0]['frames']:,} frames, {named}"
         sections.append((title, table(recipe, own)))
     report.publish(
         "randomization",
