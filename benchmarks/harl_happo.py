@@ -189,11 +189,11 @@ HARL: its OnPolicyHARunner with its tuned settings of the task. Only the device 
 Its agents observe what ours do. With the state, each agent also observes its index, and all is
 standardized, as in HARL's own environment.
 
-Ours: `happo_harl` has HARL's sizes of networks, epochs, clipping and schedule. It differs by its
-normalization of observations (running statistics, not a layer norm) and its actions (tanh, and a
-first standard deviation of 1, not 0.37). HARL also has a layer norm behind each hidden layer, and
-clips no actions: torques beyond the limits only cost. `happo` has the suite's settings, in 40 envs.
-Neither was tuned for this comparison."""
+Ours: `happo_harl` has HARL's sizes of networks, epochs, clipping, schedule and first standard
+deviation. It differs by its normalization of observations (running statistics, not a layer norm)
+and its actions (tanh). HARL also has a layer norm behind each hidden layer, and clips no actions:
+torques beyond the limits only cost. `happo` has the suite's settings, in 40 envs. Neither was tuned
+for this comparison."""
 
 
 def main() -> None:
