@@ -47,7 +47,8 @@ def adam_(
         lr (Tensor): learning rate, a scalar.
         skip (Tensor): a float scalar: 1 to change nothing, otherwise 0.
         frozen (sequence of Tensor): for each parameter, a mask of its rows that must not change:
-            bool, a scalar or ``[rows, 1, ...]``. The sequence is empty if no row is frozen.
+            bool, a scalar or ``[rows, 1, ...]``. The sequence is empty if no row is frozen. On a
+            CPU only the other rows are computed.
         betas (tuple): Adam's two decay rates.
         eps (float): Adam's epsilon.
 

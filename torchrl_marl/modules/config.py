@@ -411,7 +411,6 @@ class TeamNetworkConfig(RecurrentNetworkConfig):
     state_independent_scale: Annotated[bool, AlsoCalled("free_log_std")] = False
     """Standard deviations of continuous actions are parameters of the network, not outputs; they do
     not depend on the observation."""
-
     initial_scale: Annotated[float, Range(0.01, above=True)] = 1.0
     """Standard deviation of continuous actions at the start, before they are squashed into their
     bounds."""
