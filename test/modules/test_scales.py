@@ -163,6 +163,12 @@ def test_exported_agents_act_the_same(way):
     assert (found.differ, found.largest < 1e-5) == (0, True)
 
 
+@pytest.mark.parametrize("scale", [0, -1.0, 0.01, math.inf, math.nan, "x"])
+def test_scales_that_are_too_small_are_refused(scale):
+    with pytest.raises(ConfigError, match="initial_scale is .*, expected a number above 0.01"):
+        make_actor(group_of(Unbounded((2,))), TeamNetworkConfig(initial_scale=scale))
+
+
 def test_one_network_over_all_agents_is_refused():
     def make_body(group, out_features, config, *, gain, device):
         return torch.nn.Linear(group.observation_dim, out_features)

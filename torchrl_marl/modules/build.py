@@ -22,7 +22,7 @@ from torchrl.modules import (
     TanhNormal,
 )
 
-from torchrl_marl.errors import ConfigError
+from torchrl_marl.errors import ConfigError, quoted
 from torchrl_marl.modules.actors import GroupActor
 from torchrl_marl.modules.bodies import make_mlp
 from torchrl_marl.modules.config import (
@@ -364,7 +364,15 @@ def _policy_of(
 
 
 def _extract_normal(scale: float) -> NormalParamExtractor:
-    """Returns a head whose outputs of 0 are a location of 0 and the given scale."""
+    """Returns a head whose outputs of 0 are a location of 0 and the given scale.
+
+    Raises:
+        ConfigError: a scale that is too small, or no number.
+    """
+    if not isinstance(scale, int | float) or not 0.01 < scale < float("inf"):
+        raise ConfigError(
+            f"actor.initial_scale is {quoted(scale)}, expected a number above 0.01; use 1.0."
+        )
     return NormalParamExtractor(f"biased_softplus_{float(scale)}")
 
 

@@ -96,6 +96,10 @@ class MujocoEnv(MarlEnv):
         super().__init__(num_envs, max_steps=limit, seed=seed, device=device, check=check)
         _check(robot, engine, self.device)
         if agent_obsk is not None:
+            if type(agent_obsk) is not int:
+                raise ConfigError(
+                    f"MujocoEnv: agent_obsk is {quoted(agent_obsk)}, expected a whole number or None."
+                )
             check_least("MujocoEnv", agent_obsk=(agent_obsk, 0))
         self._kind, self._key = engine, key_of(robot, agent_conf, agent_obsk, settings)
         self._dtype = engine_of(engine, self._key).dtype
