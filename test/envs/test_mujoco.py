@@ -274,7 +274,7 @@ def test_what_cannot_be_built_says_what_can():
         ("halfcheetah", {"agent_conf": "1x6"}, "use env.kwargs.agent_conf=6x1, or"),
         ("manysegmentant", {"agent_conf": "x"}, "use env.kwargs.agent_conf=2x3"),
         ("ant", {"agent_obsk": -1}, "agent_obsk is -1, expected 0 or more"),
-        ("ant", {"agent_obsk": True}, "agent_obsk is true, expected a whole number or None"),
+        ("ant", {"agent_obsk": True}, "agent_obsk is True, expected a whole number or None"),
         ("ant", {"agent_obsk": 1.5}, "agent_obsk is 1.5, expected a whole number or None"),
         ("ant", {"healthy_rewad": 2.0}, "did you mean 'healthy_reward'"),
         ("ant", {"healthy_reward": np.ones(2)}, "must be plain values"),

@@ -98,7 +98,7 @@ class MujocoEnv(MarlEnv):
         if agent_obsk is not None:
             if type(agent_obsk) is not int:
                 raise ConfigError(
-                    f"MujocoEnv: agent_obsk is {quoted(agent_obsk)}, expected a whole number or None."
+                    f"MujocoEnv: agent_obsk is {agent_obsk!r}, expected a whole number or None."
                 )
             check_least("MujocoEnv", agent_obsk=(agent_obsk, 0))
         self._kind, self._key = engine, key_of(robot, agent_conf, agent_obsk, settings)
