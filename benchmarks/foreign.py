@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import site
 import subprocess
 import sys
 import venv
@@ -58,6 +59,19 @@ def make_environment(folder: Path, installs: Sequence[Sequence[str]]) -> Path:
             words = ["-m", "pip", "install", *packages, "--quiet"]
             subprocess.run([python, *words], check=True)
         complete.touch()
+    return python
+
+
+def make_environment_over_ours(folder: Path, installs: Sequence[Sequence[str]]) -> Path:
+    """The Python of a virtual environment in which the packages of this one come last.
+
+    Args:
+        folder, installs: as in :func:`make_environment`.
+    """
+    python = make_environment(folder, installs)
+    packages = next(iter(folder.glob("lib/python*/site-packages")))
+    ours = [*site.getsitepackages(), str(Path(__file__).parents[1])]
+    (packages / "zz_ours.pth").write_text("\n".join(ours) + "\n", encoding="utf-8")
     return python
 
 

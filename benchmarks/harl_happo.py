@@ -15,7 +15,6 @@ import argparse
 import csv
 import json
 import os
-import site
 import statistics
 import subprocess
 import sys
@@ -26,7 +25,6 @@ from typing import Any
 import foreign
 import report
 
-ROOT = Path(__file__).parents[1]
 SCRIPT = Path(__file__).parent / "harl_side.py"
 ADDRESS, COMMIT = "https://github.com/PKU-MARL/HARL", "d539bad20f677bc4ce9fa200fa5de31b5f0b9d37"
 NEEDS = (
@@ -62,15 +60,6 @@ def checkout(folder: Path) -> Path:
     return folder
 
 
-def python_of(folder: Path) -> Path:
-    """An environment with what HARL needs, in which the packages of this one come last."""
-    python = foreign.make_environment(folder, NEEDS)
-    packages = next(iter(folder.glob("lib/python*/site-packages")))
-    ours = [*site.getsitepackages(), str(ROOT)]
-    (packages / "zz_ours.pth").write_text("\n".join(ours) + "\n", encoding="utf-8")
-    return python
-
-
 def harl(side: str, seed: int, path: Path, args: argparse.Namespace) -> Result:
     """Trains HARL's HAPPO, and returns what its script has written."""
     env, agent_conf, tuned = TASKS[args.task]
@@ -88,7 +77,9 @@ def harl(side: str, seed: int, path: Path, args: argparse.Namespace) -> Result:
     }
     words = [str(word) for option in options.items() for word in option]
     environment = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
-    python = args.python or python_of(foreign.environments() / "harl")
+    python = args.python or foreign.make_environment_over_ours(
+        foreign.environments() / "harl", NEEDS
+    )
     subprocess.run([python, str(SCRIPT), *words], check=True, env=environment, stdout=sys.stderr)
     return json.loads(path.read_text(encoding="utf-8"))
 
@@ -161,13 +152,13 @@ def curves(found: dict[str, list[Result]]) -> str:
 def publish(found: dict[str, list[Result]], args: argparse.Namespace) -> None:
     """Prints and writes."""
     versions = {k: x for each in found.values() for k, x in each[0].get("versions", {}).items()}
+    named = ", ".join(f"{k} {x}" for k, x in versions.items())
     report.publish(
         f"harl_happo_{args.task}",
         f"HARL's HAPPO and ours, {args.task}",
         [(f"After {args.frames:,} frames", table(found, args.frames)), ("Curves", curves(found))],
         {
-            "HARL": f"commit {COMMIT}",
-            "versions on HARL's side": ", ".join(f"{k} {x}" for k, x in versions.items()),
+            **({"HARL": f"commit {COMMIT}", "versions on HARL's side": named} if versions else {}),
             "seeds": ", ".join(str(seed) for seed in args.seeds),
             "threads of torch": 1,
             "load of the machine": ", ".join(

@@ -66,7 +66,7 @@ class PerAgent:
 
 
 class View:
-    """What HARL's agents observe of our environment.
+    """Observations of our environment for HARL's agents.
 
     Args:
         env (MarlEnv): environment.

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import site
 import statistics
 import subprocess
 import sys
@@ -30,15 +29,6 @@ ISAAC_LAB = ["--no-deps", "--ignore-requires-python", "-r", str(ROOT / ".ci" / "
 INSTALLS = (ISAAC_LAB, ["--no-deps", "tensorboard", "skrl==2.1.1"])
 SIDES = {"ours": "torchrl_marl MAPPO", "skrl": "skrl MAPPO", "random": "random actions"}
 Result = dict[str, Any]
-
-
-def python_of(folder: Path) -> Path:
-    """An environment with Isaac Lab and skrl, in which the packages of this one come last."""
-    python = foreign.make_environment(folder, INSTALLS)
-    packages = next(iter(folder.glob("lib/python*/site-packages")))
-    ours = [*site.getsitepackages(), str(ROOT)]
-    (packages / "zz_ours.pth").write_text("\n".join(ours) + "\n", encoding="utf-8")
-    return python
 
 
 def result(side: str, seed: int, folder: Path, args: argparse.Namespace) -> Result:
@@ -116,7 +106,9 @@ def main() -> None:
     args = parser.parse_args()
     args.seeds = args.seeds or ([0] if args.quick else [0, 1, 2])
     args.frames = args.frames or (4096 if args.quick else 307_200)
-    args.python = args.python or python_of(foreign.environments() / "isaaclab")
+    args.python = args.python or foreign.make_environment_over_ours(
+        foreign.environments() / "isaaclab", INSTALLS
+    )
     with tempfile.TemporaryDirectory() as scratch:
         folder = args.results or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)

@@ -67,14 +67,14 @@ def played(recipe: str, trained: str, seed: int, frames: int | None, folder: Pat
         recipe,
         seed=seed,
         threads=1,
-        execution=EXECUTIONS.get(recipe, "eager"),
+        execution="eager" if frames else EXECUTIONS.get(recipe, "eager"),
         env={"randomize": ranges[trained]},
         evaluation={"both": False, "every_frames": None},
         logging={"progress": False},
         folder=str(folder / f"{recipe}_{trained}_{seed}".replace(" ", "_")),
         **({} if frames is None else {"total_frames": frames}),
     )
-    n = EPISODES.get(recipe, 200)
+    n = EPISODES.get(recipe, 200) if frames is None else 4
     found = {x: run.evaluate(n, True, randomize=own) for x, own in values.items()}
     returns = {x: own["return_mean"] for x, own in found.items()}
     return {"recipe": recipe, "trained": trained, "seed": seed, "frames": run.frames, **returns}
