@@ -361,13 +361,17 @@ def _one_by_one(graph: fx.Graph) -> None:
 
 
 def _gather_once(graph: fx.Graph, written: set[int]) -> None:
-    """Merges all operations that select rows with the same index into one operation."""
+    """Merges all operations that select rows with the same index into one operation.
+
+    Rows of which some agents are selected later stay with the compiler, which then reads only these
+    agents.
+    """
     inputs = graph.find_nodes(op="placeholder")
     unchanged = {x for i, x in enumerate(inputs) if i not in written}
     by_index: dict[fx.Node, list[fx.Node]] = {}
     for node in graph.find_nodes(op="call_function", target=_aten.index_select.default):
         source, dim, index = node.args
-        if dim == 0 and {source, index} <= unchanged:
+        if dim == 0 and {source, index} <= unchanged and not _is_narrowed(node):
             by_index.setdefault(index, []).append(node)
     for index, selected in by_index.items():
         with graph.inserting_before(selected[0]):
@@ -377,6 +381,22 @@ def _gather_once(graph: fx.Graph, written: set[int]) -> None:
                 node.replace_all_uses_with(graph.call_function(operator.getitem, (rows, i)))
         for node in selected:
             graph.erase_node(node)
+
+
+def _is_narrowed(node: fx.Node) -> bool:
+    """Returns whether all that is computed of an operation's result is a selection along dim 1.
+
+    Operations on single elements may come in between.
+    """
+    readers = list(node.users)
+    for reader in readers:
+        target = reader.target
+        if target is _aten.index_select.default and reader.args[1] == 1:
+            continue
+        if not isinstance(target, torch._ops.OpOverload) or torch.Tag.pointwise not in target.tags:
+            return False
+        readers += [user for user in reader.users if user not in readers]
+    return bool(readers)
 
 
 def _rows(sources: Sequence[Tensor], index: Tensor) -> list[Tensor]:

@@ -154,7 +154,8 @@ class CapturedUpdates(Updates):
             first = len(rows)
             for indices in epoch:
                 if not leaves:
-                    self._start_optimizer(_minibatch(keys, values, indices))
+                    if not self.optimizer.state:
+                        self._start_optimizer(_minibatch(keys, values, indices))
                     leaves = [indices, *values, *self._inputs()]
                 leaves[0] = indices
                 rows.append(self._program(keys, leaves).flat(leaves)[0])
@@ -325,8 +326,6 @@ class CapturedUpdates(Updates):
 
     def _start_optimizer(self, minibatch: TensorDictBase) -> None:
         """Creates Adam's state for each parameter that has a gradient."""
-        if self.optimizer.state:
-            return
         parameters = [p for p in self.optimizer.param_groups[0]["params"] if p.requires_grad]
         with unchanged(self.device, []):
             total = self.evaluate(minibatch)[0]
