@@ -168,6 +168,25 @@ def test_rows_of_many_inputs_are_gathered_by_one_operation():
     assert aten.index_select.default not in targets(module)
 
 
+@pytest.mark.parametrize(
+    ("between", "gathered"),
+    [
+        (lambda x: x.clamp(0, 9) * 2, 0),  # the compiler reads agent 1 alone
+        (lambda x: x.flip(1), 1),
+        (lambda x: x + x.sum(), 1),
+    ],
+)
+def test_rows_of_which_agents_are_selected_are_not_gathered_whole(between, gathered):
+    def pick(index, agent, x):
+        return between(x.index_select(0, index)).index_select(1, agent)
+
+    inputs = torch.tensor([2, 0]), torch.tensor([1]), torch.arange(24.0).view(3, 2, 4)
+    [expected], [found], module = rewritten(pick, *inputs)
+    assert expected.equal(found)
+    assert expected.equal(capture(pick, *inputs, name="an agent's rows")(*inputs))
+    assert targets(module).count(torch.ops.torchrl_marl.rows.default) == gathered
+
+
 def test_rows_of_what_is_written_to_are_selected_where_they_stood():
     def pick(index, x):
         before = x.index_select(0, index)
