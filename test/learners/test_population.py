@@ -7,6 +7,7 @@ import pytest
 import torch
 from meadow import make_meadow
 from support.tiers import later
+from torchrl.data import Unbounded
 
 from torchrl_marl import TeamSpec
 from torchrl_marl.collectors import RolloutCollector, TeamPolicy
@@ -18,7 +19,7 @@ from torchrl_marl.learners import OnPolicyConfig
 from torchrl_marl.learners.algorithms import ALGORITHMS
 from torchrl_marl.learners.capabilities import varying_of
 from torchrl_marl.learners.members import learner_of_members
-from torchrl_marl.learners.off_policy_config import ParallelQConfig
+from torchrl_marl.learners.off_policy_config import ParallelQConfig, ValueConfig
 from torchrl_marl.learners.rows import rows_of
 from torchrl_marl.modules import (
     CommunicationConfig,
@@ -125,6 +126,49 @@ def test_so_do_members_whose_agents_have_states_of_their_own():
     assert_as_alone(env, config, DIFFERENT, batches=2)
 
 
+@pytest.mark.parametrize("execution", ["eager", "trace"])
+@pytest.mark.parametrize(
+    ("env", "critic"),
+    [
+        ({}, {"value_per": "team"}),
+        ({}, {"sharing": "none"}),
+        ({"n_groups": 2, "n_agents": 4}, {}),
+        ({"n_groups": 2, "n_agents": 4}, {"sharing": "none", "body": "simba"}),
+    ],
+    ids=["team", "apart", "groups", "groups apart"],
+)
+def test_so_do_members_whose_critics_read_the_state(env, critic, execution):
+    config = dataclasses.replace(
+        CONFIG, central_input="state", critic=CriticConfig(**NETWORK, **critic)
+    )
+    assert_as_alone(world(**env), config, DIFFERENT, execution, batches=2)
+
+
+def test_so_do_members_whose_critics_read_the_state_and_remember():
+    config = dataclasses.replace(MEMORY, central_input="state")
+    assert_as_alone(world(), config, {"lr": DIFFERENT["lr"]}, batches=2)
+
+
+class Seen(Arena):
+    """An arena whose state is a picture."""
+
+    def register_state(self, spec):
+        super().register_state(Unbounded((6, 6, 3)))
+
+    def _observe(self, **leaves):
+        out = super()._observe(**leaves)
+        rows = torch.nn.functional.pad(out["state"], (0, 108))[:, :108]
+        return {**out, "state": rows.reshape(-1, 6, 6, 3)}
+
+
+def test_so_do_members_whose_state_is_a_picture():
+    critic = CriticConfig(**NETWORK, body="cnn", channels="last")
+    config = dataclasses.replace(CONFIG, central_input="state", critic=critic)
+    env = Seen(MEMBERS * ENVS, n_agents=2, years=2, lives=2, seed=0)
+    # small rates, as convolutions of several members round otherwise than those of one
+    assert_as_alone(env, config, {"lr": [1e-4, 2e-4, 5e-5]}, batches=2)
+
+
 @pytest.mark.parametrize("actions", ["multi_discrete", "hybrid"])
 def test_so_do_members_with_several_choices(actions):
     env = make_meadow(MEMBERS * ENVS, "two", actions)
@@ -190,11 +234,13 @@ def test_each_member_has_a_limit_of_divergence_of_its_own():
 
 
 @pytest.mark.parametrize("execution", ["eager", "trace"])
-@pytest.mark.parametrize("where", ["reward", "observation", "parameter"])
+@pytest.mark.parametrize("where", ["reward", "observation", "state", "parameter"])
 def test_a_sick_member_is_frozen_and_reaches_nobody(where, execution):
     found = {}
+    seen = "state" if where == "state" else "observations"
+    config = dataclasses.replace(CONFIG, central_input=seen)
     for diverged in (False, True):
-        many, collector = population(world(), settings={"lr": DIFFERENT["lr"]}, execution=execution)
+        many, collector = population(world(), config, {"lr": DIFFERENT["lr"]}, execution)
         batch = collector.rollout()
         torch.manual_seed(1)
         many.learn(batch.clone())
@@ -204,13 +250,14 @@ def test_a_sick_member_is_frozen_and_reaches_nobody(where, execution):
                 for p, owner in zip(many.updates.clips["agents"].parameters, owners_of(many)):
                     p[owner == 1] = torch.nan
         elif diverged:
-            place = batch["next", "agents"] if where == "reward" else batch["agents"]
+            place = batch if where == "state" else batch["agents"]
+            place = batch["next", "agents"] if where == "reward" else place
             place[where][ENVS : 2 * ENVS, 3] = torch.nan
         for _ in range(2):
             many.learn(batch.clone())
         found[diverged] = (
             many,
-            [numbers_of(rows_of(many, alone(world(), CONFIG, {}, 0)).read(i)) for i in (0, 2)],
+            [numbers_of(rows_of(many, alone(world(), config, {}, 0)).read(i)) for i in (0, 2)],
         )
     for well, ill in zip(found[False][1], found[True][1]):
         for x, y in zip(well, ill, strict=True):
@@ -272,7 +319,6 @@ def test_it_resumes_to_the_bit():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"algorithm": "mappo", "central_input": "state"}, "central_input is 'state'"),
         ({"unshare_at": 0.5}, "unshare_at is 0.5"),
         ({"actor": NetworkConfig(sharing="full")}, "learner.actor.sharing is 'full'"),
         ({"critic": CriticConfig(sharing="full")}, "learner.critic.sharing is 'full'"),
@@ -287,6 +333,11 @@ def test_it_resumes_to_the_bit():
 def test_what_members_would_share_is_refused(settings, words):
     with pytest.raises(ConfigError, match=words):
         population(world(), OnPolicyConfig(**settings))
+
+
+def test_mixers_of_members_do_not_read_the_state():
+    with pytest.raises(ConfigError, match="central_input is 'state'.*with MAPPO only"):
+        population(world(continuous_actions=False), ValueConfig(central_input="state"))
 
 
 def test_copies_take_all_of_their_parent_and_nothing_of_another():

@@ -26,7 +26,7 @@ from torchrl_marl.modules.precision import matmul_in_tf32
 from torchrl_marl.objectives.flags import ALIVE, BOOTSTRAPS, Births, Flags, flags_of
 from torchrl_marl.specs import GroupSpec, TeamSpec
 from torchrl_marl.specs.groups import check_flags
-from torchrl_marl.specs.joining import can_join, fold, join, of_members
+from torchrl_marl.specs.joining import PopulationGroup, can_join, fold, join, of_members
 
 if TYPE_CHECKING:
     from torchrl_marl.learners.adam import Adam
@@ -125,11 +125,20 @@ class Block:
             yield _put(group, now, then, data)
 
     def _blank(self, batch: TensorDictBase) -> TensorDictBase:
-        """Returns a TensorDict for joined groups: a copy of the batch; empty for a population."""
+        """Returns a TensorDict for joined groups: a copy of the batch.
+
+        For a population it holds the members' states only, if the environment has a state.
+        """
         if self.n_members == 1:
             return batch.copy()
         n_envs, *others = batch.shape
-        return TensorDict({}, [n_envs // self.n_members, *others], device=batch.device)
+        data = TensorDict({}, [n_envs // self.n_members, *others], device=batch.device)
+        group = next(iter(self.joined.values()))
+        if group.state_key is not None:
+            assert isinstance(group, PopulationGroup)
+            for key in (group.state_key, ("next", group.state_key)):
+                data.set(key, group.gather_state(batch.get(key)))
+        return data
 
     def _gather_seen(self, batch: TensorDictBase, data: TensorDictBase) -> Gathered:
         group = self.seen

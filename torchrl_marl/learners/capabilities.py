@@ -13,6 +13,7 @@ from typing import Any
 
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.learners.algorithms import ALGORITHMS
+from torchrl_marl.learners.config import OnPolicyConfig
 from torchrl_marl.learners.off_policy_config import ReplayLearnerConfig
 from torchrl_marl.settings.formatting import listed, shown
 
@@ -377,9 +378,9 @@ POPULATION = Feature(
         Limit("mixer.over", _NOT_IN_POPULATIONS, ("group",), lambda own: own.mixes_team),
         Limit(
             "central_input",
-            "but all members of a population have the same state",
+            "which members of a population read with MAPPO only",
             ("observations", "team", "agent_state"),
-            lambda own: own.central,
+            lambda own: own.central and not isinstance(own, OnPolicyConfig),
         ),
         Limit("unshare_at", _NOT_IN_POPULATIONS),
         Limit("lr_schedule", _NOT_IN_POPULATIONS, ("constant", "linear")),

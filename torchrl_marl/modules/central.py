@@ -41,6 +41,7 @@ from torchrl_marl.specs import GroupSpec
 __all__ = [
     "SetNetwork",
     "columns_of_groups",
+    "columns_of_state",
     "inputs_of_groups",
     "make_central_network",
     "make_set_network",
@@ -402,6 +403,14 @@ def columns_of_groups(
         [start + j for i, start in enumerate(starts) if reads[i] for j in range(own[i])]
         for reads in _seen_agents(seen, group, own_group)
     ]
+
+
+def columns_of_state(group: GroupSpec) -> list[list[int]]:
+    """Returns the columns of the state that each of ``group.groups`` reads: those of its team."""
+    spec = group.team_state_spec
+    assert spec is not None
+    width = spec.shape.numel()
+    return [list(range(width * team, width * (team + 1))) for team in group.teams]
 
 
 def inputs_of_groups(

@@ -16,6 +16,7 @@ from torchrl_marl.errors import ConfigError
 from torchrl_marl.modules.build import extra_keys, links_of, make_agent_network
 from torchrl_marl.modules.central import (
     columns_of_groups,
+    columns_of_state,
     inputs_of_groups,
     make_central_network,
     make_set_network,
@@ -159,7 +160,7 @@ def _state_critic(group, config, per_agent, head, device) -> AgentNetwork:
             f"use {'body=mlp' if reads_agents else 'communication=none'}, or "
             "central_input=observations."
         )
-    columns = [list(range(group.state_dim))] * len(group.groups)
+    columns = columns_of_state(group)
     inputs = [state_features(group)] * len(group.groups)
     network = make_central_network(
         group, columns, inputs, config, per_agent=per_agent, gain=1.0, device=device

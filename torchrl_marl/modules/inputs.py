@@ -144,9 +144,10 @@ def observation_leaves(group: GroupSpec, agent: int) -> Iterable[tuple[str, Tens
 
 
 def state_features(group: GroupSpec) -> Features:
-    """Returns the layout of the state."""
-    assert group.state_spec is not None
-    return Features(group.state_dim, tuple(_pictures(group.state_spec, 0, "state", False)))
+    """Returns the layout of a team's state."""
+    spec = group.team_state_spec
+    assert spec is not None
+    return Features(spec.shape.numel(), tuple(_pictures(spec, 0, "state", False)))
 
 
 def _pictures(leaf: TensorSpec, start: int, name: str, standardized: bool) -> list[Picture]:

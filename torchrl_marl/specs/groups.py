@@ -465,6 +465,11 @@ class GroupSpec:
             )
         return self.state_spec.shape.numel()
 
+    @property
+    def team_state_spec(self) -> TensorSpec | None:
+        """Spec of one team's state; in a population, each member is a team."""
+        return self.state_spec
+
     @cached_property
     def of_states(self) -> GroupSpec:
         """This group with the agents' own states in place of their observations, for critics.

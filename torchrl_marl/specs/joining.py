@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
-from torchrl.data import Bounded, Composite, Unbounded
+from torchrl.data import Bounded, Composite, TensorSpec, Unbounded
 
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.specs import GroupSpec
@@ -334,6 +334,7 @@ class PopulationGroup(JoinedGroup):
     Shapes:
         - data of the environment: ``[P * E, *B]``; the envs of one member are consecutive
         - leaves of this group: ``[E, *B, P * N, ...]``
+        - state: ``[E, *B, P * S]``
     """
 
     team: JoinedGroup | None = None
@@ -355,6 +356,12 @@ class PopulationGroup(JoinedGroup):
         """Returns pairs of a group in ``sources`` and its values ``[P]``, one value per member."""
         by_member = values.expand(len(self.groups)).unflatten(0, (self.n_members, -1))
         return list(zip(self.sources, by_member.unbind(1)))
+
+    @property
+    def team_state_spec(self) -> TensorSpec | None:
+        """Spec of the state of one member."""
+        assert self.team is not None
+        return self.team.state_spec
 
     @property
     def team_end_keys(self) -> tuple[NestedKey, NestedKey]:
@@ -387,6 +394,16 @@ class PopulationGroup(JoinedGroup):
         batch, device = [first // self.n_members, *others], tensordict.device
         joined = TensorDict(source, [*batch, self.n_agents], device=device)
         return TensorDict({self.name: joined}, batch, device=device)
+
+    def gather_state(self, state: Tensor) -> Tensor:
+        """Returns the states of all members side by side.
+
+        Shapes:
+            - state: ``[P * E, *B, *state]``; returns: ``[E, *B, P * S]``
+        """
+        assert self.team_state_spec is not None
+        rows = state.flatten(-self.team_state_spec.ndim).unsqueeze(-2)
+        return fold(rows, self.n_members, rows.ndim - 2).flatten(-2)
 
     def split(self, rows: Tensor, dim: int) -> Sequence[Tensor]:
         """Splits a tensor of all agents into a ``[P * E, *B, N, ...]`` per group in ``sources``."""
@@ -427,4 +444,6 @@ def of_members(team: GroupSpec, n_members: int, *, same_actions: bool = True) ->
         for group in team.groups
     ]
     fields = joined_fields(team.name, members, same_actions=same_actions)
+    if team.state_spec is not None:
+        fields["state_spec"] = Unbounded((n_members * team.state_dim,))
     return PopulationGroup(**fields, team=team, n_members=n_members)
