@@ -34,7 +34,7 @@ def test_every_row_is_of_a_setting(feature):
         (
             ["population.size=2", "groups.agents.actor.sharing=full"],
             "groups.agents.actor.sharing is 'full', but it would link members of a population; use "
-            "groups.agents.actor.sharing=group or none, or population.size=1.",
+            "groups.agents.actor.sharing=group, none or agent_id, or population.size=1.",
         ),
         (
             ["population.size=2", "distributed.collectors=2"],

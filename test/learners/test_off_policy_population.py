@@ -130,8 +130,15 @@ def test_so_it_does_where_actions_are_drawn(algorithm, monkeypatch):
                 "critic": CriticConfig([8], body="simba"),
             },
         ),
+        (
+            {},
+            {
+                "actor": RecurrentNetworkConfig([8], sharing="agent_id"),
+                "critic": CriticConfig([8], sharing="agent_id"),
+            },
+        ),
     ],
-    ids=["groups", "across", "apart", "simba"],
+    ids=["groups", "across", "apart", "simba", "ids"],
 )
 def test_so_do_members_of_other_teams_and_settings(env, config):
     assert_as_alone(world(**env), dataclasses.replace(CONFIG, **config), DIFFERENT, batches=2)

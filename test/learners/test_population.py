@@ -169,17 +169,34 @@ def test_so_do_members_whose_state_is_a_picture():
     assert_as_alone(env, config, {"lr": [1e-4, 2e-4, 5e-5]}, batches=2)
 
 
+@pytest.mark.parametrize("ids", ["onehot", "embedding"])
+@pytest.mark.parametrize("memory", [False, True], ids=["", "memory"])
+def test_so_do_members_whose_agents_know_their_number(ids, memory):
+    own = {"sharing": "agent_id", "agent_id": ids, "agent_id_size": 3}
+    config = MEMORY if memory else CONFIG
+    config = dataclasses.replace(
+        config,
+        actor=dataclasses.replace(config.actor, **own),
+        critic=dataclasses.replace(config.critic, **own),
+        central_input="state",
+    )
+    assert_as_alone(world(), config, {"lr": DIFFERENT["lr"]}, batches=2)
+    with pytest.raises(ConfigError, match="one network, but a population needs a network for each"):
+        population(world(n_groups=2, n_agents=4), config)
+
+
 @pytest.mark.parametrize("actions", ["multi_discrete", "hybrid"])
 def test_so_do_members_with_several_choices(actions):
     env = make_meadow(MEMBERS * ENVS, "two", actions)
     assert_as_alone(env, CONFIG, DIFFERENT, batches=2)
 
 
-@pytest.mark.parametrize("sharing", ["group", "none"])
+@pytest.mark.parametrize("sharing", ["group", "none", "agent_id"])
 def test_so_do_members_whose_scales_are_parameters(sharing):
     actor = TeamNetworkConfig(**NETWORK, sharing=sharing, state_independent_scale=True)
     config = dataclasses.replace(CONFIG, actor=actor)
-    env = make_meadow(MEMBERS * ENVS, "two", "unbounded")
+    layout = "one" if sharing == "agent_id" else "two"
+    env = make_meadow(MEMBERS * ENVS, layout, "unbounded")
     assert_as_alone(env, config, DIFFERENT, batches=2)
 
 

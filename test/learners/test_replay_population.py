@@ -110,8 +110,9 @@ def test_a_member_learns_as_it_would_alone(algorithm, execution):
         ({"kinds": 2, "n_actions": 6, "action_mask": True}, {"n_step": 3}),
         ({}, {"algorithm": "iql", "bootstrap": "agent", "n_step": 2}),
         ({}, {"actor": QNetworkConfig(num_cells=[8], sharing="none"), "double_q": False}),
+        ({}, {"actor": QNetworkConfig(num_cells=[8], sharing="agent_id")}),
     ],
-    ids=["groups", "across", "kinds", "own ends", "apart"],
+    ids=["groups", "across", "kinds", "own ends", "apart", "ids"],
 )
 def test_so_do_members_of_other_teams_and_settings(env, config):
     config = dataclasses.replace(CONFIG, **config)

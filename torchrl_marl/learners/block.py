@@ -17,6 +17,7 @@ from torchrl_marl.learners.networks import (
     NetworkBuilder,
     ObservationNorms,
     check_channels,
+    check_networks_of_members,
     must_stay_apart,
     seen_by_critics,
 )
@@ -279,6 +280,8 @@ class BlockLearner(nn.Module):
             n_members=n_members,
         )
         check_channels(self.block.joined, config, team)
+        if n_members > 1:
+            check_networks_of_members(self.block.joined.values(), config)
         self.observation_norms = ObservationNorms(config.normalize_observations, device)
         self.builder = NetworkBuilder(config, self.observation_norms, seen, device)
         self.actors = GroupActors()

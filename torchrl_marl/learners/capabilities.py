@@ -217,6 +217,7 @@ _NO_EVALUATION = (
 _ONE_SIMULATOR = "but an external simulator does not support it: its clients serve a single run"
 _NOT_IN_POPULATIONS = "but a population does not support it"
 _NOT_IN_RANKS = "but several processes of torchrun do not support it"
+_APART = ("group", "none", "agent_id")
 _ONE_CHANNEL = "but its parameters are shared by all agents, so members would not be independent"
 _ONE_POLICY = "but distributed.collectors is {}, and shards play a single policy"
 _READS_ALL = "but it reads all agents, also those of other members"
@@ -384,7 +385,7 @@ POPULATION = Feature(
         ),
         Limit("unshare_at", _NOT_IN_POPULATIONS),
         Limit("lr_schedule", _NOT_IN_POPULATIONS, ("constant", "linear")),
-        *_of_networks("sharing", "but it would link members of a population", "group", "none"),
+        *_of_networks("sharing", "but it would link members of a population", *_APART),
         *_of_networks("communication.kind", _ONE_CHANNEL),
         Limit("critic.architecture", _READS_ALL, ("mlp",)),
         *_of_networks("body", _READS_ALL, "mlp", "cnn", "simba"),

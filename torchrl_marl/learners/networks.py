@@ -17,7 +17,7 @@ from torch import nn
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.learners.config import ActorCriticConfig, TrainedConfig
 from torchrl_marl.modules.build import make_actor
-from torchrl_marl.modules.config import communicates
+from torchrl_marl.modules.config import communicates, sharing_of
 from torchrl_marl.modules.critics import make_critic
 from torchrl_marl.modules.inputs import gather_observation
 from torchrl_marl.modules.normalization import ObservationNorm, ValueNorm
@@ -30,6 +30,7 @@ __all__ = [
     "NetworkBuilder",
     "ObservationNorms",
     "check_channels",
+    "check_networks_of_members",
     "must_stay_apart",
     "seen_by_critics",
 ]
@@ -220,6 +221,30 @@ def must_stay_apart(config: TrainedConfig) -> bool:
     if not isinstance(config, ActorCriticConfig):
         return False
     return config.critic.architecture != "mlp" and config.central_input != "team"
+
+
+def check_networks_of_members(joined: Iterable[GroupSpec], config: TrainedConfig) -> None:
+    """Refuses networks that serve several groups of a population's member.
+
+    Args:
+        joined (iterable of GroupSpec): groups that are trained, each of which may be several groups
+            that are trained as one.
+        config (TrainedConfig): settings of the learner.
+
+    Raises:
+        ConfigError: ``sharing: agent_id`` for groups that are trained as one.
+    """
+    for name in ("actor", "critic"):
+        network = getattr(config, name, None)
+        if network is None or sharing_of(network) != "agent_id":
+            continue
+        for names in ([own.name for own in group.sources] for group in joined):
+            if len(names) > 1:
+                raise ConfigError(
+                    f"learner.{name}.sharing is 'agent_id', which gives the groups "
+                    f"{' and '.join(names)} one network, but a population needs a network for each "
+                    f"group; use learner.{name}.sharing=group or none, or population.size=1."
+                )
 
 
 def check_channels(

@@ -67,6 +67,7 @@ __all__ = [
     "of_group",
     "refuse_half_bounded",
     "sharing_of_encoder",
+    "teams_of",
 ]
 
 
@@ -78,6 +79,7 @@ def make_team_network(
     *,
     gain: float,
     device: Device = None,
+    teams: Sequence[int] | None = None,
 ) -> TeamNetwork:
     """Adds channel, memory and head to an encoder, shared between agents as the settings say.
 
@@ -88,6 +90,7 @@ def make_team_network(
         config (NetworkConfig): communication, memory, sharing.
         gain (float): gain of the last layer's orthogonal initialization.
         device (torch.device, optional): device of the parameters.
+        teams (sequence of int, optional): team of each agent, as for :func:`share`.
     """
     n, width = len(kinds), config.num_cells[-1]
     memory = norm = channel = None
@@ -95,7 +98,7 @@ def make_team_network(
         from torchrl_marl.modules.memory.cells import cell_index, make_memory
 
         own: Any = config
-        memory = make_memory(width, own.memory, cell_index(config, kinds), device)
+        memory = make_memory(width, own.memory, cell_index(config, kinds, teams), device)
         if config.layer_norm:
             norm = nn.LayerNorm(memory.out_features, elementwise_affine=False)
     remembered = width if memory is None else memory.out_features
@@ -104,7 +107,8 @@ def make_team_network(
     as_one = {"trunk": "none", "agent_id": "full"}.get(sharing_of(config), sharing_of(config))
     last = NetworkConfig([], config.activation, sharing=as_one, sharing_index=config.sharing_index)
     inputs, outputs = [Features(remembered)] * n, [out_features] * n
-    head = share(make_mlp, inputs, outputs, kinds, last, gain=gain, device=device)
+    settings: dict = {"gain": gain, "device": device, "teams": teams}
+    head = share(make_mlp, inputs, outputs, kinds, last, **settings)
     if communicates(config):
         from torchrl_marl.modules.communication.channel import Channel
 
@@ -185,10 +189,10 @@ def make_agent_network(
     make, inputs = body.make_network, agent_features(group, standardized)
     assert make is not None
     kinds, shared = kinds_of(group), sharing_of(config)
+    settings: dict = {"gain": gain, "device": device, "teams": teams_of(group)}
     if has_memory(config) or communicates(config):
         check_channel(group, config)
         width, own = config.num_cells[-1], sharing_of_encoder(config)
-        settings: dict = {"gain": gain, "device": device}
         rows = [width] * group.n_agents
         encoder = feedforward(share(encoder_maker(make), inputs, rows, kinds, own, **settings))
         return make_team_network(encoder, out_features, kinds, config, **settings)
@@ -196,7 +200,7 @@ def make_agent_network(
     if one and len({own.width for own in inputs}) == 1:
         return feedforward(make(widest(inputs), out_features, config, gain=gain, device=device))
     outputs = [out_features] * group.n_agents
-    return feedforward(share(make, inputs, outputs, kinds, config, gain=gain, device=device))
+    return feedforward(share(make, inputs, outputs, kinds, config, **settings))
 
 
 def extra_keys(
@@ -225,6 +229,11 @@ def feedforward(network: nn.Module) -> Feedforward:
 def kinds_of(group: GroupSpec) -> tuple[int, ...]:
     """Returns the kind of each agent."""
     return group.kinds or (0,) * group.n_agents
+
+
+def teams_of(group: GroupSpec) -> tuple[int, ...]:
+    """Returns the team of each agent; in a population, each member is a team."""
+    return tuple(group.teams[index] for index in group.group_index)
 
 
 def check_channel(group: GroupSpec, config: NetworkConfig) -> None:
@@ -431,7 +440,8 @@ def make_actor_network(
     if scales:
         from torchrl_marl.modules.scales import append_scales
 
-        body = append_scales(body, outputs - scales, scales, kinds_of(group), config, device)
+        of_agents = outputs - scales, scales, kinds_of(group)
+        body = append_scales(body, *of_agents, config, device, teams_of(group))
     agents = AgentInput(group, norm, device)
     return AgentNetwork(agents, body, head, links=links_of(group, config, device))
 

@@ -21,6 +21,7 @@ from torchrl_marl.modules.build import (
     kinds_of,
     make_team_network,
     sharing_of_encoder,
+    teams_of,
 )
 from torchrl_marl.modules.config import CriticConfig, NetworkConfig, has_memory, sharing_of
 from torchrl_marl.modules.inputs import (
@@ -346,8 +347,9 @@ def make_central_network(
     if not has_memory(config):
         return _central(group, columns, inputs, config, make, per_agent, 1, settings)
     width, own, kinds = config.num_cells[-1], sharing_of_encoder(config), kinds_of(group)
+    teams = teams_of(group)
     encoder = _central(group, columns, inputs, own, encoder_maker(make), True, width, settings)
-    return make_team_network(encoder, 1, kinds, cast(Any, config), **settings)
+    return make_team_network(encoder, 1, kinds, cast(Any, config), teams=teams, **settings)
 
 
 def _central(
@@ -367,7 +369,8 @@ def _central(
     if shared not in ("group", "full"):
         own = [columns[k] for k in owner]
         rows = [inputs[k] for k in owner]
-        networks = share(make, rows, [width] * len(own), kinds_of(group), config, **settings)
+        of_agents = rows, [width] * len(own), kinds_of(group)
+        networks = share(make, *of_agents, config, teams=teams_of(group), **settings)
         return Feedforward(GroupColumns(own, device), networks)
     if len(sizes) == 1 or (shared == "full" and alike):
         index = list(range(group.n_agents)) if per_agent else list(owner)

@@ -58,6 +58,7 @@ def append_scales(
     kinds: Sequence[int],
     config: NetworkConfig,
     device: Device = None,
+    teams: Sequence[int] | None = None,
 ) -> nn.Module:
     """Adds parameters to the outputs of an actor's body; agents share them as they share networks.
 
@@ -71,12 +72,13 @@ def append_scales(
         kinds (sequence of int): kind of each of the N agents.
         config (NetworkConfig): sharing of the networks.
         device (torch.device, optional): device of the parameters.
+        teams (sequence of int, optional): team of each agent; teams share no parameters.
 
     Raises:
         ConfigError: one network over all agents.
     """
     if isinstance(body, TeamNetwork):
-        settings = (n_outputs, n_scales, kinds, config, device)
+        settings = (n_outputs, n_scales, kinds, config, device, teams)
         body.head = append_scales(body.head, *settings)
         return body
     if not isinstance(body, Feedforward):
@@ -92,7 +94,7 @@ def append_scales(
         sharing=way.get(sharing_of(config), sharing_of(config)), sharing_index=config.sharing_index
     )
     inputs, outputs = [Features(n_outputs)] * len(kinds), [n_outputs + n_scales] * len(kinds)
-    scales = share(_make_scale, inputs, outputs, kinds, own, gain=1.0, device=device)
+    scales = share(_make_scale, inputs, outputs, kinds, own, gain=1.0, device=device, teams=teams)
     return Feedforward(*body, *scales)
 
 

@@ -421,12 +421,15 @@ def make_memory(
     return cells[0] if len(cells) == 1 else Layers(cells)
 
 
-def cell_index(config: NetworkConfig, kinds: Sequence[int]) -> list[int]:
+def cell_index(
+    config: NetworkConfig, kinds: Sequence[int], teams: Sequence[int] | None = None
+) -> list[int]:
     """Returns the index of each agent's memory; ``[0]`` if all share one.
 
     Args:
         config (NetworkConfig): settings of sharing.
         kinds (sequence of int): number that stands for each agent's group and kind.
+        teams (sequence of int, optional): team of each agent, from 0; by default one team.
 
     Examples:
         >>> cell_index(NetworkConfig(sharing="group"), [0, 0, 1])
@@ -435,7 +438,7 @@ def cell_index(config: NetworkConfig, kinds: Sequence[int]) -> list[int]:
         [0]
     """
     sharing = sharing_of(config)
-    index: Sequence[int] = [0]
+    index: Sequence[int] = [0] if teams is None else teams
     if sharing == "none":
         index = range(len(kinds))
     elif sharing == "group":

@@ -85,6 +85,7 @@ class NetworkBuilder:
         config (NetworkConfig): widths, activation, settings of the way of sharing.
         gain (float): gain of the last layers' orthogonal initialization.
         device (torch.device, optional): device of the parameters.
+        teams (tuple of int): team of each agent, from 0. Teams share no parameters.
     """
 
     make: NetworkMaker
@@ -93,7 +94,8 @@ class NetworkBuilder:
     groups: tuple[Hashable, ...]
     config: NetworkConfig
     gain: float
-    device: Device = None
+    device: Device
+    teams: tuple[int, ...]
 
     @property
     def n_agents(self) -> int:
@@ -150,9 +152,14 @@ class NetworkBuilder:
 
     def same(self, module: nn.Module) -> ModuleStack:
         """Returns one module for all agents."""
+        return self.same_in_team(lambda: module)
+
+    def same_in_team(self, make: Callable[[], nn.Module]) -> ModuleStack:
+        """Returns one module for all agents of a team, made for each team."""
+        modules = [make() for _ in range(max(self.teams) + 1)]
         # Padded although all widths agree. Padded perceptrons are compared by their layers only, so
         # un-shared copies also run as one call.
-        return stack([module] * self.n_agents, pad=True)
+        return stack([modules[team] for team in self.teams], pad=True)
 
     def heads(self, modules: Sequence[nn.Module]) -> ModuleStack:
         """Returns a module for each agent."""
@@ -186,6 +193,7 @@ def share(
     *,
     gain: float,
     device: Device = None,
+    teams: Sequence[int] | None = None,
 ) -> nn.Sequential:
     """Builds networks of N agents that share parameters as ``config`` says and run in one call.
 
@@ -200,6 +208,8 @@ def share(
         config (NetworkConfig): widths, activation, sharing.
         gain (float): gain of the last layer's orthogonal initialization; hidden layers use sqrt(2).
         device (torch.device, optional): device of the parameters.
+        teams (sequence of int, optional): team of each agent, from 0, for ``sharing: full`` and
+            ``agent_id``; by default all agents are one team.
 
     Shapes:
         - features: ``[*B, N, I]``; returns ``[*B, N, O]``
@@ -219,9 +229,9 @@ def share(
             f"{len(groups)} groups, expected one of each for every agent."
         )
     sharing = SHARINGS.of(sharing_of(config))
-    builder = NetworkBuilder(
-        make, tuple(inputs), tuple(out_features), tuple(groups), config, gain, device
-    )
+    of_agents = tuple(inputs), tuple(out_features), tuple(groups)
+    teams = (0,) * len(groups) if teams is None else tuple(teams)
+    builder = NetworkBuilder(make, *of_agents, config, gain, device, teams)
     return sharing.make(builder)
 
 

@@ -21,8 +21,8 @@ def none(builder: NetworkBuilder) -> nn.Sequential:
 
 
 def full(builder: NetworkBuilder) -> nn.Sequential:
-    """Builds one network for all agents."""
-    return builder.by_index([0] * builder.n_agents)
+    """Builds one network for all agents of a team."""
+    return builder.by_index(builder.teams)
 
 
 def group(builder: NetworkBuilder) -> nn.Sequential:
@@ -62,20 +62,21 @@ def trunk(builder: NetworkBuilder) -> nn.Sequential:
 
 
 def agent_id(builder: NetworkBuilder) -> nn.Sequential:
-    """Builds one network for all agents that also reads the agent's id."""
-    word, n_agents = builder.config.agent_id, builder.n_agents
+    """Builds one network for all agents of a team that also reads the agent's id."""
+    word, teams = builder.config.agent_id, builder.teams
     if word not in AGENT_IDS:
         raise ConfigError(
             f"agent_id is {word!r}; {nearest(str(word), AGENT_IDS)}"
             f"expected one of {', '.join(AGENT_IDS)}."
         )
     if word == "onehot":
-        ids = torch.eye(n_agents, device=builder.device)
+        places = [teams[:agent].count(team) for agent, team in enumerate(teams)]
+        ids = torch.eye(max(places) + 1, device=builder.device)[places]
     else:
-        shape = (n_agents, builder.config.agent_id_size)
+        shape = (builder.n_agents, builder.config.agent_id_size)
         ids = nn.Parameter(torch.randn(shape, device=builder.device))
-    network = builder.network(builder.common.wider(ids.shape[-1]))
-    return builder.for_all([AgentId(ids), builder.same(network)])
+    inputs = builder.common.wider(ids.shape[-1])
+    return builder.for_all([AgentId(ids), builder.same_in_team(lambda: builder.network(inputs))])
 
 
 def masks(builder: NetworkBuilder) -> nn.Sequential:
