@@ -13,16 +13,15 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
 import os
 import statistics
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import foreign
+import peers
 import report
 
 SCRIPT = Path(__file__).parent / "harl_side.py"
@@ -75,13 +74,11 @@ def harl(side: str, seed: int, path: Path, args: argparse.Namespace) -> Result:
         "--episodes": args.episodes,
         "--out": path.resolve(),
     }
-    words = [str(word) for option in options.items() for word in option]
     environment = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
     python = args.python or foreign.make_environment_over_ours(
         foreign.environments() / "harl", NEEDS
     )
-    subprocess.run([python, str(SCRIPT), *words], check=True, env=environment, stdout=sys.stderr)
-    return json.loads(path.read_text(encoding="utf-8"))
+    return peers.train_by_script(python, SCRIPT, options, environment)
 
 
 # ----------------------------------------------------------------------------------------- ours
@@ -89,22 +86,9 @@ def harl(side: str, seed: int, path: Path, args: argparse.Namespace) -> Result:
 
 def ours(side: str, seed: int, path: Path, args: argparse.Namespace) -> Result:
     """Trains a run of the suite, and returns its curve."""
-    from torchrl_marl.apps.suites import run_suite
-
-    (found,) = run_suite(
-        "robots",
-        algorithms=side,
-        tasks=args.task,
-        seeds=[seed],
-        frames=args.frames,
-        out=path.with_suffix(""),
-        jobs=1,
-        said=lambda text: print(text, file=sys.stderr),
-        execution="eager" if args.quick else "compile",
-        evaluation={"every_frames": args.evaluate_every, "episodes": args.episodes},
-    )
-    if not found.finished:
-        raise SystemExit(f"{side}, seed {seed}: {found.error}")
+    evaluation = {"every_frames": args.evaluate_every, "episodes": args.episodes}
+    settings = {"quick": args.quick, "frames": args.frames, "evaluation": evaluation}
+    found = peers.train_by_suite("robots", side, args.task, seed, path.with_suffix(""), **settings)
     with open(found.folder / "evaluation.csv", encoding="utf-8", newline="") as file:
         curve = [{k: float(x) for k, x in row.items() if x} for row in csv.DictReader(file)]
     return {"curve": curve, "seconds": found.summary["seconds"], "load": os.getloadavg()[0]}
@@ -116,11 +100,8 @@ def ours(side: str, seed: int, path: Path, args: argparse.Namespace) -> Result:
 def result(side: str, seed: int, folder: Path, args: argparse.Namespace) -> Result:
     """Of one training, from an earlier call or from one now."""
     path = folder / f"{args.task}_{side}_{args.frames}_seed{seed}.json"
-    if not path.is_file():
-        print(f"{SIDES[side]}, seed {seed} ...", file=sys.stderr)
-        found = (harl if side.startswith("harl") else ours)(side, seed, path, args)
-        path.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-    return json.loads(path.read_text(encoding="utf-8"))
+    train = harl if side.startswith("harl") else ours
+    return peers.kept(path, f"{SIDES[side]}, seed {seed}", lambda: train(side, seed, path, args))
 
 
 def table(found: dict[str, list[Result]], frames: int) -> str:

@@ -13,17 +13,16 @@ was.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
-import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import foreign
+import peers
 import report
 from jaxmarl_recipes import episodes_of
 
@@ -73,12 +72,10 @@ def theirs(side: str, seed: int, path: Path, args: argparse.Namespace) -> Result
         "--battles": args.battles,
         "--out": path.resolve(),
     }
-    words = [str(word) for option in options.items() for word in option]
     python = args.python or foreign.make_environment(foreign.environments() / "jaxmarl_smax", NEEDS)
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     environment |= {"OMP_NUM_THREADS": "1", "XLA_FLAGS": ONE_THREAD}
-    subprocess.run([python, str(SCRIPT), *words], check=True, env=environment, stdout=sys.stderr)
-    return json.loads(path.read_text(encoding="utf-8"))
+    return peers.train_by_script(python, SCRIPT, options, environment)
 
 
 # ------------------------------------------------------------------------------------------ ours
@@ -86,23 +83,11 @@ def theirs(side: str, seed: int, path: Path, args: argparse.Namespace) -> Result
 
 def ours(side: str, seed: int, path: Path, args: argparse.Namespace) -> Result:
     """Trains a run of the suite, and plays battles with its policy."""
-    from torchrl_marl.apps.suites import run_suite
     from torchrl_marl.training import Run
 
-    (found,) = run_suite(
-        "smax",
-        algorithms=side,
-        tasks=args.map,
-        seeds=[seed],
-        frames=args.frames,
-        out=path.with_suffix(""),
-        jobs=1,
-        said=lambda text: print(text, file=sys.stderr),
-        execution="eager" if args.quick else "compile",
-        evaluation={"every_frames": args.frames, "episodes": 2},
-    )
-    if not found.finished:
-        raise SystemExit(f"{side}, seed {seed}: {found.error}")
+    evaluation = {"every_frames": args.frames, "episodes": 2}
+    settings = {"quick": args.quick, "frames": args.frames, "evaluation": evaluation}
+    found = peers.train_by_suite("smax", side, args.map, seed, path.with_suffix(""), **settings)
     won = battles_won(Run.load(found.folder), args.battles)
     return {"won": won, "training": found.summary["seconds"], "load": os.getloadavg()[0]}
 
@@ -128,11 +113,10 @@ def battles_won(run: Any, battles: int) -> float:
 def result(side: str, seed: int, folder: Path, args: argparse.Namespace) -> Result:
     """Of one training, from an earlier call or from one now."""
     path = folder / f"{args.map}_{side}_{args.frames}_seed{seed}.json"
-    if not path.is_file():
-        print(f"{side} on {args.map}, seed {seed} ...", file=sys.stderr)
-        found = (theirs if side in THEIRS else ours)(side, seed, path, args)
-        path.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-    return json.loads(path.read_text(encoding="utf-8"))
+    train = theirs if side in THEIRS else ours
+    return peers.kept(
+        path, f"{side} on {args.map}, seed {seed}", lambda: train(side, seed, path, args)
+    )
 
 
 def table(found: dict[str, list[Result]], frames: int) -> str:

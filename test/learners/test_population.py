@@ -352,6 +352,12 @@ def test_what_members_would_share_is_refused(settings, words):
         population(world(), OnPolicyConfig(**settings))
 
 
+def test_a_state_that_no_critic_reads_is_not_needed():
+    many, collector = population(world())
+    batch = collector.rollout().exclude("state", ("next", "state"))
+    assert many.learn(batch)["agents", "loss_critic"].isfinite().all()
+
+
 def test_mixers_of_members_do_not_read_the_state():
     with pytest.raises(ConfigError, match="central_input is 'state'.*with MAPPO only"):
         population(world(continuous_actions=False), ValueConfig(central_input="state"))

@@ -53,6 +53,7 @@ class Block:
             ``is_init`` and ``links`` are read at the next step, too.
         n_members (int): number P of members of a population. Each member's groups are separate
             groups, and the envs of a batch are split among members in order.
+        reads_state (bool): whether critics of a population read the environment's state.
 
     Attributes:
         joined (dict): names such as ``"a"`` or, for several groups, ``"a+b"`` -> the group that is
@@ -76,7 +77,9 @@ class Block:
         acted: Sequence[str] = ("action", "action_log_prob"),
         remembered: Sequence[str] = (),
         n_members: int = 1,
+        reads_state: bool = False,
     ) -> None:
+        self.reads_state = reads_state
         self.groups, self.seen, self.acted = dict(groups), seen, tuple(acted)
         self.remembered = tuple(remembered)
         self.n_members = n_members
@@ -128,14 +131,14 @@ class Block:
     def _blank(self, batch: TensorDictBase) -> TensorDictBase:
         """Returns a TensorDict for joined groups: a copy of the batch.
 
-        For a population it holds the members' states only, if the environment has a state.
+        For a population it holds the members' states only, if critics read them.
         """
         if self.n_members == 1:
             return batch.copy()
         n_envs, *others = batch.shape
         data = TensorDict({}, [n_envs // self.n_members, *others], device=batch.device)
         group = next(iter(self.joined.values()))
-        if group.state_key is not None:
+        if self.reads_state and group.state_key is not None:
             assert isinstance(group, PopulationGroup)
             for key in (group.state_key, ("next", group.state_key)):
                 data.set(key, group.gather_state(batch.get(key)))
@@ -278,6 +281,7 @@ class BlockLearner(nn.Module):
             acted=self.acted,
             remembered=self.remembered,
             n_members=n_members,
+            reads_state=getattr(config, "central_input", None) == "state",
         )
         check_channels(self.block.joined, config, team)
         if n_members > 1:
