@@ -95,6 +95,7 @@ def words(text):
     text = re.sub(r"device: (cpu|cuda)", "device", text)
     # A third is no whole batches; and whether two means differ by chance is a matter of numbers.
     text = re.sub(r"torchrl_marl: (total_frames is|the likeliest actions earn) .*", "", text)
+    text = re.sub(r"findfont: .*\n|Matplotlib is building the font cache.*\n", "", text)
     text = re.sub(r"0x[0-9a-f]+", "#", text)
     text = re.sub(r"[-+]?(?:\d[\d_,]*\.?\d*(?:e[-+]?\d+)?|\.\d+|\bnan\b|\binf\b)", "#", text)
     return re.sub(r"[-=\s]+|(?<=#)[,. ]+(?=#)", " ", text).strip()
@@ -104,6 +105,7 @@ def test_numbers_do_not_count_and_words_do():
     assert words("return  -1.5e-3\n   2,048 frames") == words("return 7\n 12 frames")
     assert words("tensor([1., -2.])") == words("tensor([0.5000, 3.])")
     assert words("trained 3 agents") != words("trained 3 groups")
+    assert words("findfont: Font family 'A' not found.\ntrained") == words("trained")
 
 
 @pytest.fixture(scope="module")
