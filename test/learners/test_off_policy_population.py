@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 from meadow import make_meadow
+from support.pictured import PicturedArena
 from support.tiers import later
 
 from torchrl_marl import TeamSpec
@@ -97,6 +98,24 @@ def test_so_do_members_whose_agents_have_states_of_their_own(algorithm):
     """A central critic reads the actions of its own member's agents."""
     env = make_meadow(MEMBERS * ENVS, "two", states="own")
     config = dataclasses.replace(CONFIG, algorithm=algorithm, central_input="agent_state")
+    assert_as_alone(env, config, DIFFERENT, batches=2)
+
+
+@pytest.mark.parametrize("env", [{}, {"n_groups": 2, "n_agents": 4}], ids=["one", "groups"])
+@pytest.mark.parametrize("mixer", ["none", "monotonic"])
+def test_so_do_members_whose_critics_read_the_state(env, mixer):
+    """A critic reads the state and the actions of its own member, or its mixer the state."""
+    mixer = dataclasses.replace(CONFIG.mixer, kind=mixer)
+    config = dataclasses.replace(CONFIG, algorithm="matd3", central_input="state", mixer=mixer)
+    assert_as_alone(world(**env), config, DIFFERENT, batches=2, rtol=2e-6)
+
+
+def test_so_do_members_whose_critics_read_a_picture_and_unlike_actions():
+    critic = CriticConfig(num_cells=[8], sharing="none")
+    config = dataclasses.replace(CONFIG, central_input="state", critic=critic)
+    env = PicturedArena(
+        MEMBERS * ENVS, n_agents=4, n_groups=2, years=2, seed=0, continuous_actions=True
+    )
     assert_as_alone(env, config, DIFFERENT, batches=2)
 
 

@@ -6,8 +6,8 @@ import dataclasses
 import pytest
 import torch
 from meadow import make_meadow
+from support.pictured import PicturedArena
 from support.tiers import later
-from torchrl.data import Unbounded
 
 from torchrl_marl import TeamSpec
 from torchrl_marl.collectors import RolloutCollector, TeamPolicy
@@ -19,7 +19,7 @@ from torchrl_marl.learners import OnPolicyConfig
 from torchrl_marl.learners.algorithms import ALGORITHMS
 from torchrl_marl.learners.capabilities import varying_of
 from torchrl_marl.learners.members import learner_of_members
-from torchrl_marl.learners.off_policy_config import ParallelQConfig, ValueConfig
+from torchrl_marl.learners.off_policy_config import ParallelQConfig
 from torchrl_marl.learners.rows import rows_of
 from torchrl_marl.modules import (
     CommunicationConfig,
@@ -149,22 +149,10 @@ def test_so_do_members_whose_critics_read_the_state_and_remember():
     assert_as_alone(world(), config, {"lr": DIFFERENT["lr"]}, batches=2)
 
 
-class Seen(Arena):
-    """An arena whose state is a picture."""
-
-    def register_state(self, spec):
-        super().register_state(Unbounded((6, 6, 3)))
-
-    def _observe(self, **leaves):
-        out = super()._observe(**leaves)
-        rows = torch.nn.functional.pad(out["state"], (0, 108))[:, :108]
-        return {**out, "state": rows.reshape(-1, 6, 6, 3)}
-
-
 def test_so_do_members_whose_state_is_a_picture():
     critic = CriticConfig(**NETWORK, body="cnn", channels="last")
     config = dataclasses.replace(CONFIG, central_input="state", critic=critic)
-    env = Seen(MEMBERS * ENVS, n_agents=2, years=2, lives=2, seed=0)
+    env = PicturedArena(MEMBERS * ENVS, n_agents=2, years=2, lives=2, seed=0)
     # small rates, as convolutions of several members round otherwise than those of one
     assert_as_alone(env, config, {"lr": [1e-4, 2e-4, 5e-5]}, batches=2)
 
@@ -356,11 +344,6 @@ def test_a_state_that_no_critic_reads_is_not_needed():
     many, collector = population(world())
     batch = collector.rollout().exclude("state", ("next", "state"))
     assert many.learn(batch)["agents", "loss_critic"].isfinite().all()
-
-
-def test_mixers_of_members_do_not_read_the_state():
-    with pytest.raises(ConfigError, match="central_input is 'state'.*with MAPPO only"):
-        population(world(continuous_actions=False), ValueConfig(central_input="state"))
 
 
 def test_copies_take_all_of_their_parent_and_nothing_of_another():

@@ -5,6 +5,7 @@ import dataclasses
 
 import pytest
 import torch
+from support.pictured import PicturedArena
 
 from torchrl_marl import TeamSpec
 from torchrl_marl.collectors import RolloutCollector, TeamPolicy
@@ -63,8 +64,16 @@ def alone(env, config, settings, member):
 def numbers_of(learner):
     tensors = [x for x in learner.state_dict(keep_vars=True).values() if torch.is_tensor(x)]
     moments = [x for own in learner.updates.moments.values() for x in own.values()]
-    stored = [] if learner.replay is None else learner.replay.tensors
-    return [x.detach().clone() for x in (*tensors, *moments, *stored)]
+    return [x.detach().clone() for x in (*tensors, *moments, *stored_of(learner.replay))]
+
+
+def stored_of(replay):
+    """The tensors of a replay buffer; its entries in the order of their names."""
+    if replay is None:
+        return []
+    entries = sorted(replay.ring.store.keys(True, True), key=str)
+    n_entries = len(entries)
+    return [*map(replay.ring.store.get, entries), *replay.tensors[n_entries:]]
 
 
 def assert_as_alone(env, config, settings, execution="eager", batches=4):
@@ -120,11 +129,29 @@ def test_so_do_members_of_other_teams_and_settings(env, config):
 
 
 @pytest.mark.parametrize("execution", ["eager", "trace"])
-@pytest.mark.parametrize("where", ["reward", "observation", "parameter"])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_so_do_members_whose_mixers_read_the_state(groups, execution):
+    config = dataclasses.replace(CONFIG, central_input="state")
+    assert_as_alone(
+        world(n_groups=groups, n_agents=2 * groups), config, DIFFERENT, execution, batches=2
+    )
+
+
+def test_so_do_members_whose_state_is_a_picture():
+    env = PicturedArena(MEMBERS * ENVS, n_agents=2, years=2, lives=2, seed=0)
+    config = dataclasses.replace(CONFIG, central_input="state", n_step=2)
+    many = assert_as_alone(env, config, DIFFERENT, batches=2)
+    taken = rows_of(many, alone(env, config, {}, 0)).read(1)
+    assert taken.replay.ring.store["state"].shape[2:] == (6, 6, 3)
+
+
+@pytest.mark.parametrize("execution", ["eager", "trace"])
+@pytest.mark.parametrize("where", ["reward", "observation", "state", "parameter"])
 def test_a_sick_member_is_frozen_and_reaches_nobody(where, execution):
-    found = {}
+    found, seen = {}, "state" if where == "state" else "observations"
     for diverged in (False, True):
-        many, collector = population(world(), settings=DIFFERENT, execution=execution)
+        config = dataclasses.replace(CONFIG, central_input=seen)
+        many, collector = population(world(), config, DIFFERENT, execution=execution)
         batch = collector.rollout()
         torch.manual_seed(1)
         many.learn(batch.clone())
@@ -135,10 +162,11 @@ def test_a_sick_member_is_frozen_and_reaches_nobody(where, execution):
                     p[owner == 1] = torch.nan
         elif diverged:
             place = batch["next", "agents"] if where == "reward" else batch["agents"]
+            place = batch if where == "state" else place
             place[where][ENVS : 2 * ENVS] = torch.nan
         for _ in range(2):
             many.learn(batch.clone())
-        own = [rows_of(many, alone(world(), CONFIG, {}, 0)).read(i) for i in (0, 2)]
+        own = [rows_of(many, alone(world(), config, {}, 0)).read(i) for i in (0, 2)]
         found[diverged] = many, [numbers_of(one) for one in own]
     for well, ill in zip(found[False][1], found[True][1]):
         for x, y in zip(well, ill, strict=True):
@@ -244,7 +272,6 @@ def test_members_that_share_learn_from_the_steps_of_all():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"central_input": "state"}, "central_input is 'state'"),
         ({"unshare_at": 0.5}, "unshare_at is 0.5"),
         ({"actor": QNetworkConfig(sharing="full")}, "learner.actor.sharing is 'full'"),
         ({"replay": ReplayConfig(alpha=0.6)}, "learner.replay.alpha is 0.6"),

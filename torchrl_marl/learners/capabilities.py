@@ -13,7 +13,6 @@ from typing import Any
 
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.learners.algorithms import ALGORITHMS
-from torchrl_marl.learners.config import OnPolicyConfig
 from torchrl_marl.learners.off_policy_config import ReplayLearnerConfig
 from torchrl_marl.settings.formatting import listed, shown
 
@@ -377,12 +376,6 @@ POPULATION = Feature(
         *_of_networks("memory.kind", f"{_NOT_IN_POPULATIONS} with a replay buffer", stored=True),
         Limit("replay.alpha", "but a population samples its replay buffer uniformly", (0,)),
         Limit("mixer.over", _NOT_IN_POPULATIONS, ("group",), lambda own: own.mixes_team),
-        Limit(
-            "central_input",
-            "which members of a population read with MAPPO only",
-            ("observations", "team", "agent_state"),
-            lambda own: own.central and not isinstance(own, OnPolicyConfig),
-        ),
         Limit("unshare_at", _NOT_IN_POPULATIONS),
         Limit("lr_schedule", _NOT_IN_POPULATIONS, ("constant", "linear")),
         *_of_networks("sharing", "but it would link members of a population", *_APART),

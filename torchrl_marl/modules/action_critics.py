@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -27,7 +27,7 @@ from torchrl_marl.modules.inputs import (
 from torchrl_marl.modules.normalization import ObservationNorm
 from torchrl_marl.specs import GroupSpec
 from torchrl_marl.specs.groups import own_first
-from torchrl_marl.specs.joining import JoinedGroup
+from torchrl_marl.specs.joining import JoinedGroup, PopulationGroup
 
 __all__ = [
     "ActionFeatures",
@@ -179,7 +179,10 @@ class OwnStatesAndActions(nn.Module):
 
 
 class StateAndActions(nn.Module):
-    """Concatenates the state and all agents' actions, and leaves out padding of the actions."""
+    """Concatenates the state and all agents' actions, and leaves out padding of the actions.
+
+    Members of a population lie side by side, each with its state and its agents' actions.
+    """
 
     index: Tensor | None
 
@@ -187,13 +190,16 @@ class StateAndActions(nn.Module):
         super().__init__()
         assert group.state_spec is not None
         self.state, self.actions = StateInput(group.state_spec.ndim), actions
+        self.n_teams = len(set(group.teams))
+        self.width = (group.state_dim + sum(actions.widths)) // self.n_teams
         device = None if actions.own is None else actions.own.device
         register_constants(self, device, index=packed_index(actions.widths))
 
     def forward(self, state: Tensor, action: Tensor, mask: Tensor | None = None) -> Tensor:
         """Returns ``[*B, S + A of all]``."""
         row = pack(self.actions(action, mask), self.index)
-        return torch.cat([self.state(state)[0], row], -1)
+        of_teams = [x.unflatten(-1, (self.n_teams, -1)) for x in (self.state(state)[0], row)]
+        return torch.cat(of_teams, -1).flatten(-2)
 
 
 def _places(seen: GroupSpec, group: GroupSpec) -> list[int]:
@@ -280,9 +286,7 @@ def make_action_critic(
     actions = ActionFeatures(group, device)
     if centralized == "state" and group.state_spec is not None:
         together = _state_and_actions(group, actions)
-        of_state = Unbounded((group.state_dim + sum(actions.widths),))
-        wide = replace(group, state_key=_STATE, state_spec=of_state)
-        wide_team = None
+        wide, wide_team = _with_state(group, together.module.width), None
     elif centralized == "agent_state":
         together, widths = _own_states_and_actions(group, actions, device)
         wide, wide_team, centralized = _widened(group.of_states, widths), None, False
@@ -321,6 +325,15 @@ def _observations_and_actions(seen, group, actions, norm, device) -> TensorDictM
 def _state_and_actions(group: GroupSpec, actions: ActionFeatures) -> TensorDictModule:
     keys = [group.state_key, group.action_key, *([group.mask_key] if group.mask_key else [])]
     return TensorDictModule(StateAndActions(group, actions), keys, [_STATE])
+
+
+def _with_state(group: GroupSpec, width: int) -> GroupSpec:
+    """Returns the group with a state of ``width`` features for each team."""
+    parts: dict[str, Any] = {"state_key": _STATE, "state_spec": Unbounded((width,))}
+    if isinstance(group, PopulationGroup):
+        parts["team"] = replace(cast(JoinedGroup, group.team), **parts)
+        parts["state_spec"] = Unbounded((group.n_members * width,))
+    return replace(group, **parts)
 
 
 def _own_states_and_actions(

@@ -18,7 +18,7 @@ from torch.types import Device
 from torchrl_marl.errors import ConfigError, nearest
 from torchrl_marl.functional.statistics import PerGroup
 from torchrl_marl.modules.action_critics import make_action_critic
-from torchrl_marl.modules.central import GroupColumns, columns_of_groups
+from torchrl_marl.modules.central import GroupColumns, columns_of_groups, columns_of_state
 from torchrl_marl.modules.config import MIXERS, CriticConfig, NetworkConfig
 from torchrl_marl.modules.inputs import AgentInput, StateInput, TeamInput, register_constants
 from torchrl_marl.modules.normalization import ObservationNorm
@@ -117,7 +117,7 @@ def make_mixer(
                 f"group {group.name!r}: this environment gives no 'state' for the mixer, "
                 "expected one; use centralized=True (central_input=observations)."
             )
-        columns = [list(range(group.state_dim))] * len(group.groups)
+        columns = columns_of_state(group)
         state = StateInput(group.state_spec.ndim)
         mixer = MonotonicMixer(group, state, columns, hidden, init_scale, device)
         keys += [group.state_key, *mask]

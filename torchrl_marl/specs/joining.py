@@ -399,11 +399,10 @@ class PopulationGroup(JoinedGroup):
         """Returns the states of all members side by side.
 
         Shapes:
-            - state: ``[P * E, *B, *state]``; returns: ``[E, *B, P * S]``
+            - state: ``[P * E, *B, S, ...]``; returns: ``[E, *B, P * S, ...]``
         """
         assert self.team_state_spec is not None
-        rows = state.flatten(-self.team_state_spec.ndim).unsqueeze(-2)
-        return fold(rows, self.n_members, rows.ndim - 2).flatten(-2)
+        return fold(state, self.n_members, state.ndim - self.team_state_spec.ndim)
 
     def split(self, rows: Tensor, dim: int) -> Sequence[Tensor]:
         """Splits a tensor of all agents into a ``[P * E, *B, N, ...]`` per group in ``sources``."""
@@ -445,5 +444,6 @@ def of_members(team: GroupSpec, n_members: int, *, same_actions: bool = True) ->
     ]
     fields = joined_fields(team.name, members, same_actions=same_actions)
     if team.state_spec is not None:
-        fields["state_spec"] = Unbounded((n_members * team.state_dim,))
+        first, *others = team.state_spec.shape
+        fields["state_spec"] = Unbounded((n_members * first, *others))
     return PopulationGroup(**fields, team=team, n_members=n_members)

@@ -230,6 +230,7 @@ class TestTogether:
         [
             ("seeds=0,2", "expected consecutive numbers with --together; use seeds=0..1"),
             ("evaluation.absolute_episodes=9", "use evaluation.absolute_episodes=0"),
+            ("stop_at_return=3", "use stop_at_return=null, or leave --together out."),
         ],
     )
     def test_what_is_no_population_is_refused(self, given, sentence, capsys):

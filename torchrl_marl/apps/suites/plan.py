@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ __all__ = [
     "Suite",
     "SuiteRun",
     "make_plan",
+    "members_checked",
     "placed",
     "populations",
     "read_suite",
@@ -194,7 +196,8 @@ def populations(plan: Plan, folder: Path) -> list[list[SuiteRun]]:
     units = [[run for run in plan.runs if run.pair == pair] for pair in pairs]
     for unit in units:
         own = placed(unit, folder)
-        own.check()
+        with members_checked():
+            own.check()
         known = [path.name for path in seed_folders(str(own.folder))]
         begun = Path(str(own.folder), "config.yaml").is_file() or len(unit) == 1
         if known and not (begun and known == [run.place.name for run in unit]):
@@ -203,6 +206,16 @@ def populations(plan: Plan, folder: Path) -> list[list[SuiteRun]]:
                 "population; use the same seeds, leave out --together, or choose another --out."
             )
     return units
+
+
+@contextlib.contextmanager
+def members_checked() -> Iterator[None]:
+    """Names ``--together`` in errors of a population's settings, instead of its size."""
+    try:
+        yield
+    except ConfigError as error:
+        text = re.sub(r"(use )?population\.size=1", "leave --together out", str(error))
+        raise ConfigError(f"--together makes the runs members of a population: {text}") from None
 
 
 def placed(unit: Sequence[SuiteRun], out: Path) -> TrainConfig:

@@ -19,7 +19,7 @@ from typing import Any
 from torchrl_marl.apps.console import number, silence_libraries
 from torchrl_marl.apps.jobs.slurm import parse_slurm
 from torchrl_marl.apps.suites.board import Result, results_table
-from torchrl_marl.apps.suites.plan import OF_A_RUN, Plan, Suite, SuiteRun, seeds_of
+from torchrl_marl.apps.suites.plan import OF_A_RUN, Plan, Suite, SuiteRun, members_checked, seeds_of
 from torchrl_marl.apps.suites.running import (
     Gather,
     one_by_one,
@@ -225,10 +225,8 @@ def _population(
     vary = {key: [flatten(dataclasses.asdict(run.config))[key] for run in runs] for key in grid}
     folders = [_member_name(run) for run in runs]
     population = {"size": len(runs), "vary": vary, "folders": folders}
-    try:
+    with members_checked():
         return load_config(recipe, {**base, "seed": runs[0].seed, "population": population})
-    except ConfigError as error:
-        raise ConfigError(f"--together makes the runs members of a population: {error}") from None
 
 
 def _combinations(grid: Grid) -> dict[str, dict[str, Any]]:
