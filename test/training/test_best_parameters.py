@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 from runs import small_config, table
 
 import torchrl_marl
@@ -10,6 +11,7 @@ from torchrl_marl.errors import ConfigError
 from torchrl_marl.runs import resume
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training import train
+from torchrl_marl.training.best import BestParameters
 from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.environments import EVALUATION_SEED
 from torchrl_marl.training.evaluation import play
@@ -76,8 +78,55 @@ def test_a_run_may_ask_for_it_when_it_is_resumed(tmp_path):
     assert resume(tmp_path / "a", **more).summary["absolute"]["episodes"] == 5
 
 
-def test_members_of_a_population_are_refused():
-    with pytest.raises(ConfigError, match="use evaluation.absolute_episodes=0, or separate runs"):
-        small_config(**PROTOCOL, **{"population.size": 2}).check()
+MEMBERS = {"population.size": 3, "evaluation.episodes": 12}
+
+
+def test_each_member_has_its_own_best_parameters(tmp_path):
+    run = train(config_of(tmp_path / "a", **MEMBERS))
+    found = [json.loads((folder / "summary.json").read_text()) for folder in run.folders]
+    frames = []
+    for folder, own in zip(run.folders, found):
+        rows = table(folder / "evaluation.csv")
+        returns = [float(row["return_mean"]) for row in rows]
+        frames.append(int(rows[returns.index(max(returns))]["frames"]))
+        assert own["absolute"]["frames"] == frames[-1] and own["absolute"]["episodes"] == 10
+        assert own["absolute"]["return_mean"] == own["return_absolute"]
+    assert len(set(frames)) > 1, "take other settings: members have their best at the same time"
+    mean = sum(own["return_absolute"] for own in found) / 3
+    assert run.summary["return_absolute"] == pytest.approx(mean)
+    # The same run, up to the best parameters of each member.
+    played, saving = {}, {**MEMBERS, "checkpoint.every_iterations": 1}
+    for iteration in torchrl_marl.iterate(config_of(tmp_path / "b", **saving)):
+        for i in range(3):
+            if iteration.frames == frames[i]:
+                member = iteration.run.members[i]
+                env = member.make_env(num_envs=36)
+                team = TeamSpec.from_env(env)
+                options = {"episodes": 10, "seed": EVALUATION_SEED + 1}
+                played[i] = play(env, member.policy, team, **options).figures()["return_mean"]
+    for i, own in enumerate(found):
+        assert played[i] == pytest.approx(own["return_absolute"], abs=1e-5)
+
+
+def test_members_are_resumed_together_and_alone(tmp_path):
+    whole = train(config_of(tmp_path / "whole", **MEMBERS))
+    for iteration in torchrl_marl.iterate(config_of(tmp_path / "cut", **MEMBERS)):
+        if iteration.frames == 320:
+            break
+    cut = resume(tmp_path / "cut")
+    for one, other in zip(whole.folders, cut.folders):
+        summaries = [json.loads((own / "summary.json").read_text()) for own in (one, other)]
+        assert summaries[0]["absolute"] == summaries[1]["absolute"]
+    alone = resume(cut.folders[1], total_frames=560)
+    assert alone.summary["absolute"]["frames"] in (*range(0, 561, 80),)
+
+
+def test_a_checkpoint_of_an_earlier_version_is_of_one_run():
+    part = BestParameters()
+    part.load_state_dict({"best": 2.0, "frames": 80, "parameters": {"a": torch.ones(1)}})
+    assert (part.best, part.frames) == ([2.0], [80]) and part.state_dict()["best"] == [2.0]
+
+
+def test_evaluations_are_needed():
     with pytest.raises(ConfigError, match="absolute_episodes is 10, which needs evaluations"):
         small_config(**{"evaluation.absolute_episodes": 10, "evaluation.episodes": 0}).check()

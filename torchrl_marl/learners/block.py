@@ -339,12 +339,13 @@ class BlockLearner(nn.Module):
         assert self.members is not None
         self.members.copy(self, parent)
 
-    def take_member(self, many: Any, member: int) -> None:
+    def take_member(self, many: Any, member: int, *, replay: bool = True) -> None:
         """Copies a population member's state, except networks and statistics, to this learner.
 
         Args:
             many (BlockLearner): learner of the same kind, with members.
             member (int): index of the member.
+            replay (bool): whether to copy the replay buffer, too.
         """
 
     def check_remembered(self, batch: TensorDictBase) -> None:

@@ -355,14 +355,14 @@ class ReplayLearner(BlockLearner):
         if self.members is not None:
             self.members.load_state_dict(state)
 
-    def take_member(self, many: ReplayLearner, member: int) -> None:
-        """Copies a population member's replay buffer and exploration to this learner."""
+    def take_member(self, many: ReplayLearner, member: int, *, replay: bool = True) -> None:
+        """Copies a population member's exploration and, on request, its replay buffer."""
         for own, every in zip(self.explorers, many.explorers):
             own.epsilon.copy_(many._of_members(every.epsilon, every.group)[member])
             own.sigma.copy_(every.sigma)
         self.frames, self.owed, self.progress = many.frames, many.owed, many.progress
         self.updates.count = many.updates.count
-        if many.replay is not None:
+        if many.replay is not None and replay:
             if self.replay is None:
                 self.replay = self._make_replay(many.replay.num_envs)
             self.replay.load_state_dict(many.replay.state_of(member, self._stored_keys))

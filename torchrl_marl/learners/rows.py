@@ -143,7 +143,7 @@ class MemberView:
     """Copies a member's state between a population's learner and an ordinary one.
 
     The state consists of networks, targets, statistics and the optimizers' moments. :meth:`read`
-    also copies the replay buffer.
+    can also copy the replay buffer.
 
     Args:
         many (BlockLearner): a learner with P members.
@@ -168,8 +168,13 @@ class MemberView:
         self.many, self.one = many, one
 
     @torch.no_grad()
-    def read(self, member: int) -> Any:
-        """Returns the ordinary learner with the state and the replay buffer of a member."""
+    def read(self, member: int, *, replay: bool = True) -> Any:
+        """Returns the ordinary learner with the state of a member.
+
+        Args:
+            member (int): index of the member.
+            replay (bool): whether to copy the replay buffer, too.
+        """
         many, one = self.many, self.one
         for pair in self._pairs(member):
             pair.take()
@@ -178,7 +183,7 @@ class MemberView:
         for name, optimizer in one.optimizer_of.items():
             optimizer.lr.fill_(rate := float(many.settings[name][member]))
             optimizer.param_groups[0]["lr"] = rate
-        one.take_member(many, member)
+        one.take_member(many, member, replay=replay)
         return one
 
     @torch.no_grad()

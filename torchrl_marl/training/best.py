@@ -1,4 +1,7 @@
-"""The parameters of a run's best evaluation, and their return over more episodes."""
+"""The parameters of a run's best evaluation, and their return over more episodes.
+
+Shapes: P members of a population; 1 without a population.
+"""
 
 from __future__ import annotations
 
@@ -22,48 +25,65 @@ class BestParameters(Part):
 
     Its return is the *absolute metric*. The episodes have other initial states than those by which
     the policy was selected. The summary gets ``return_absolute``, and the figures as ``absolute``.
+    Each member of a population has its own best evaluation.
+
+    Args:
+        n_members (int): number P of members.
 
     Attributes:
-        best (float): mean return of the best evaluation.
-        frames (int): frames at that evaluation.
+        best (list of float): mean return of each member's best evaluation.
+        frames (list of int): frames at that evaluation.
 
     Reference: Colas et al., 2018, GEP-PG; Gorsane et al., 2022, Towards a Standardised Performance
     Evaluation Protocol for Cooperative MARL.
     """
 
-    def __init__(self) -> None:
-        self.best, self.frames = -math.inf, 0
-        self._parameters: dict[str, Tensor] = {}
+    def __init__(self, n_members: int = 1) -> None:
+        self.best, self.frames = [-math.inf] * n_members, [0] * n_members
+        self._parameters: list[dict[str, Tensor]] = [{} for _ in range(n_members)]
 
     def evaluated(self, training: Training, results: Sequence[dict[str, Any]]) -> None:
         """Keeps the parameters if the evaluation is the best one so far."""
-        reached = float(results[0]["return_mean"])
-        if reached > self.best:
-            self.best, self.frames = reached, training.frames
-            self._parameters = _copy(training.policy)
+        for i, result in enumerate(results):
+            reached = float(result["return_mean"])
+            if reached > self.best[i]:
+                self.best[i], self.frames[i] = reached, training.frames
+                self._parameters[i] = _copy(training.results.policy_of(i))
 
     def end(self, training: Training) -> None:
         """Plays ``evaluation.absolute_episodes`` with the best parameters."""
-        if not self._parameters:  # no evaluation had a finite return
-            return
-        team, environments = training.team, training.environments
-        with _loaded(training.policy, self._parameters):
+        found = [self._figures(training, i) for i in range(len(self._parameters))]
+        training.results.note_absolute(found)
+
+    def _figures(self, training: Training, i: int) -> dict[str, Any]:
+        """Plays with the best parameters of a member; returns entries of its summary."""
+        if not self._parameters[i]:  # no evaluation had a finite return
+            return {}
+        policy, environments = training.results.policy_of(i), training.environments
+        with _loaded(policy, self._parameters[i]):
             [played] = training.play(
-                lambda: [environments.play(training.policy, team, absolute=True)]
+                lambda: [environments.play(policy, training.team, absolute=True)]
             )
         figures = played.figures()
-        training.run.summary["return_absolute"] = figures["return_mean"]
-        training.run.summary["absolute"] = {**figures, "frames": self.frames}
+        absolute = {**figures, "frames": self.frames[i]}
+        return {"return_absolute": figures["return_mean"], "absolute": absolute}
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state for a checkpoint."""
-        return {"best": self.best, "frames": self.frames, "parameters": self._parameters}
+        """Returns the state for a checkpoint; each entry is a list over the members."""
+        return {
+            "best": [*self.best],
+            "frames": [*self.frames],
+            "parameters": [*self._parameters],
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores a saved state; an empty one is of a run without this part."""
         if state:
-            self.best, self.frames = state["best"], state["frames"]
-            self._parameters = dict(state["parameters"])
+            entries = (state[name] for name in ("best", "frames", "parameters"))
+            # In older checkpoints the entries are those of one run.
+            self.best, self.frames, self._parameters = (
+                [*own] if isinstance(own, list) else [own] for own in entries
+            )
 
 
 def _copy(policy: nn.Module) -> dict[str, Tensor]:

@@ -303,12 +303,6 @@ def check_population(run: TrainConfig) -> None:
             f"evolution.method is {run.evolution.method!r}, but population.folders is given, as "
             "by a sweep in one program; use evolution.method=none."
         )
-    if run.evaluation.absolute_episodes:
-        raise ConfigError(
-            f"evaluation.absolute_episodes is {run.evaluation.absolute_episodes}, which keeps the "
-            f"best parameters of one run, but population.size is {run.population.size}; use "
-            "evaluation.absolute_episodes=0, or separate runs."
-        )
     for at, learner in run.learners().items():
         _check_learner_of_members(run, learner, at)
     values = run.population.values(run.seed).values()

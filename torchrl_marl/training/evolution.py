@@ -16,15 +16,14 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.envs import EnvBase
 
-from torchrl_marl.collectors.team import TeamPolicy
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.games import bradley_terry
 from torchrl_marl.learners.on_policy import OnPolicyLearner
-from torchrl_marl.learners.rows import rows_of
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.crossplay import cross_play, seats_of
 from torchrl_marl.training.evaluation import EVALUATION_SEED
+from torchrl_marl.training.member import MemberPolicy
 from torchrl_marl.training.part import Part
 from torchrl_marl.training.recorder import CsvTable, print_message
 
@@ -264,13 +263,7 @@ class MemberRating:
                 f"{'group' if len(team.groups) == 1 else 'groups'} ({', '.join(team.groups)}), "
                 "expected two that play against each other; use evolution.fitness=return."
             )
-        self._pairs = []
-        self._policies = []
-        for _ in range(learners[0].n_members):
-            alone = make()
-            self._pairs.append([rows_of(many, one) for many, one in zip(learners, alone)])
-            actors = (actor for learner in alone for actor in learner.actors.values())
-            self._policies.append(TeamPolicy(actors))
+        self._members = [MemberPolicy(learners, make()) for _ in range(learners[0].n_members)]
 
     def rate(self, episodes: int, seed: int) -> Tensor:
         """Returns the Bradley-Terry rating of each member.
@@ -285,11 +278,9 @@ class MemberRating:
         Raises:
             ConfigError: every game was a draw.
         """
-        for member, pairs in enumerate(self._pairs):
-            for pair in pairs:
-                pair.read(member)
+        policies = [member.read(i) for i, member in enumerate(self._members)]
         # Actions are sampled: the most likely actions of a mixed strategy are another strategy.
-        table = cross_play(self._policies, self._policies, self.env, episodes, seed=seed)
+        table = cross_play(policies, policies, self.env, episodes, seed=seed)
         wins, draws, games = (table[key].double() for key in ("wins", "draws", "games"))
         if bool((draws == games).all()):
             raise ConfigError(

@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchrl_marl.collectors.team import TeamPolicy
 from torchrl_marl.errors import CheckpointError
+from torchrl_marl.learners.rows import rows_of
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.checkpoint import all_checkpoints, save_checkpoint, set_aside_later
 from torchrl_marl.training.config import TrainConfig, with_settings
@@ -23,7 +25,15 @@ from torchrl_marl.training.progress import StopAtReturn, figures_of, returns_of,
 from torchrl_marl.training.recorder import Recorder
 from torchrl_marl.training.run import Run
 
-__all__ = ["MOST_EVALUATED", "Member", "PopulationRun", "means_of", "row_of_all", "together"]
+__all__ = [
+    "MOST_EVALUATED",
+    "Member",
+    "MemberPolicy",
+    "PopulationRun",
+    "means_of",
+    "row_of_all",
+    "together",
+]
 
 MOST_EVALUATED = 1000
 """Largest number of parallel evaluation episodes, over all members."""
@@ -55,6 +65,26 @@ class PopulationRun:
 
     def __repr__(self) -> str:
         return f"PopulationRun({str(self.folder)!r}, {len(self.folders)} members)"
+
+
+class MemberPolicy:
+    """Policy of one member of a population at a time.
+
+    Args:
+        learners (sequence of BlockLearner): learners of all members.
+        alone (sequence of BlockLearner): learners of an ordinary run with the same settings, to
+            which members are copied.
+    """
+
+    def __init__(self, learners: Sequence[Any], alone: Sequence[Any]) -> None:
+        self._views = [rows_of(many, one) for many, one in zip(learners, alone)]
+        self.policy = TeamPolicy(actor for one in alone for actor in one.actors.values())
+
+    def read(self, member: int) -> TeamPolicy:
+        """Returns the policy, with the networks of a member."""
+        for view in self._views:
+            view.read(member, replay=False)
+        return self.policy
 
 
 def row_of_all(

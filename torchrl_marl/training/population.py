@@ -28,6 +28,7 @@ from torchrl_marl.training.folder import RunFolder
 from torchrl_marl.training.member import (
     MOST_EVALUATED,
     Member,
+    MemberPolicy,
     PopulationRun,
     means_of,
     row_of_all,
@@ -133,6 +134,7 @@ class Population:
         self.stopping = StopAtReturn(config)
         self.own_metrics: Sequence[str] = ()
         self._reported: set[int] = set()
+        self._view: MemberPolicy | None = None
         folders = [member.folder for member in self.members]
         self.run = PopulationRun(folder.path, config, folders)
 
@@ -152,6 +154,13 @@ class Population:
     def alone(self, i: int = 0) -> list[OnPolicyLearner]:
         """Builds the learners of an ordinary run that has a member's settings."""
         return _alone(self.configs[i], self.team, self.device)
+
+    def policy_of(self, member: int = 0) -> Any:
+        """Returns a policy with the networks of a member, which the next call overwrites."""
+        if self._view is None:
+            with RandomState(0, self.device).active():
+                self._view = MemberPolicy(self.learners, self.alone())
+        return self._view.read(member)
 
     # ------------------------------------------------------------------------------- evaluation
 
@@ -205,6 +214,15 @@ class Population:
             member.note(when, result)
 
     note_figures = note
+
+    def note_absolute(self, found: Sequence[Mapping[str, Any]]) -> None:
+        """Adds the results of the best parameters to the summaries, as :meth:`note` does."""
+        key, diverged = "return_absolute", self.diverged().tolist()
+        for member, own in zip(self.members, found):
+            member.summary |= own
+        returns = [own[key] for own, out in zip(found, diverged) if own and not out]
+        if returns:
+            self.run.summary[key] = sum(returns) / len(returns)
 
     def note_heuristic(self, measure: Callable[[Any], Any]) -> None:
         """Records in the summaries that the environment's heuristic is not evaluated."""
@@ -312,7 +330,8 @@ class Population:
         for i, member in enumerate(self.members):
             if not member.idle:
                 learners = [pair.read(i).state_dict() for pair in pairs]
-                member.save(now.since(member.begun), state, learners)
+                best = {k: [values[i]] for k, values in state.get("best", {}).items()}
+                member.save(now.since(member.begun), {**state, "best": best}, learners)
 
     def end(self, now: Progress) -> None:
         """Writes the members' summaries, and completes the population's summary."""

@@ -121,6 +121,14 @@ class RunResults:
         """
         self.run.summary |= returns_of(when, result, list(self.team.groups))
 
+    def policy_of(self, member: int = 0) -> Any:
+        """Returns the policy of the only member."""
+        return self.policy
+
+    def note_absolute(self, found: Sequence[Mapping[str, Any]]) -> None:
+        """Adds the results of the best parameters to the summary."""
+        self.run.summary |= found[0]
+
     def note_figures(self, when: str, played: Sequence[Episodes]) -> None:
         """Adds returns to the summary without writing a row of ``evaluation.csv``."""
         self.note(when, played[0].figures() if played else {})

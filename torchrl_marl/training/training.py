@@ -93,7 +93,7 @@ class Training:
             if config.evaluation.absolute_episodes:
                 from torchrl_marl.training.best import BestParameters
 
-                self.parts["best"] = BestParameters()
+                self.parts["best"] = BestParameters(self.n_members)
             if config.until:  # after callbacks, whose metrics it may compare
                 self.parts["until"] = Until(config)
         self.iteration = 0

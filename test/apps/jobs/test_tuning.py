@@ -94,6 +94,11 @@ def test_ranges_that_are_none_are_refused(text):
             + ["learner.lr_schedule=linear"],
             "learner.lr_schedule is 'linear'",
         ),
+        (
+            ["toy_arena_mappo", "learner.lr=0.1..0.2", "--prune", "asha"]
+            + ["evaluation.absolute_episodes=9"],
+            "which ends trials at different times; use evaluation.absolute_episodes=0",
+        ),
         (["toy_arena_mappo", "learner.lr=0.1..0.2", "--together", "1"], "expected together >= 2"),
         (["toy_matrix_game_happo", "learner.lr=0.1..0.2"], "expected one of mappo, ippo"),
         (["toy_arena_qmix", "learner.lr=0.1..0.2", "--prune", "asha"], "would learn from"),

@@ -229,7 +229,7 @@ class TestTogether:
         ("given", "sentence"),
         [
             ("seeds=0,2", "expected consecutive numbers with --together; use seeds=0..1"),
-            ("evaluation.absolute_episodes=9", "use evaluation.absolute_episodes=0"),
+            ("evaluation.gif=true", "use evaluation.gif=false, or leave --together out."),
             ("stop_at_return=3", "use stop_at_return=null, or leave --together out."),
         ],
     )

@@ -151,6 +151,11 @@ def tune(
             f"evolution.method is {base.evolution.method!r}, expected none: a trial keeps its "
             "settings; use evolution.method=none."
         )
+    if prune and base.evaluation.absolute_episodes:
+        raise ConfigError(
+            f"evaluation.absolute_episodes is {base.evaluation.absolute_episodes}, expected 0 with "
+            "--prune, which ends trials at different times; use evaluation.absolute_episodes=0."
+        )
     rungs = rungs_of(base) if prune else []
     study = _study(folder, base.seed, pruner_of(rungs))
     _check_same(study, {"prune": prune, "together": together if prune else None}, folder)
