@@ -12,11 +12,14 @@ from torchrl_marl import TeamSpec
 from torchrl_marl.collectors import RolloutCollector, TeamPolicy
 from torchrl_marl.envs.toy import Arena
 from torchrl_marl.learners import OffPolicyConfig
+from torchrl_marl.learners.block import Block
 from torchrl_marl.learners.members import learner_of_members
 from torchrl_marl.learners.off_policy import OffPolicyLearner
 from torchrl_marl.learners.off_policy_config import ReplayConfig
 from torchrl_marl.learners.rows import rows_of
 from torchrl_marl.modules import CriticConfig, RecurrentNetworkConfig
+from torchrl_marl.objectives.own_actions import Choices, MovedActions
+from torchrl_marl.specs.joining import of_members
 
 MEMBERS, ENVS, STEPS = 3, 4, 10
 CONFIG = OffPolicyConfig(
@@ -131,6 +134,27 @@ def test_so_it_does_where_actions_are_drawn(algorithm, monkeypatch):
             )
     config = dataclasses.replace(CONFIG, algorithm=algorithm)
     assert_as_alone(world(), config, DIFFERENT | {"alpha_lr": [1e-2, 1e-3, 5e-3]})
+
+
+@pytest.mark.parametrize("seen", ["observations", "team", "state"])
+@pytest.mark.parametrize("env", [{}, {"n_groups": 2, "n_agents": 4}], ids=["one", "groups"])
+def test_so_it_does_where_choices_are_drawn(env, seen, monkeypatch):
+    """Without the random part of the draws, which are those of all members in one piece."""
+    monkeypatch.setattr(torch.Tensor, "exponential_", lambda x: x.fill_(1.0))
+    config = dataclasses.replace(CONFIG, algorithm="masac", central_input=seen)
+    assert_as_alone(world(continuous_actions=False, **env), config, DIFFERENT, batches=2)
+
+
+@pytest.mark.parametrize("whose", ["group", "agent"])
+def test_members_need_no_more_copies_of_a_step_than_one_alone(whose):
+    env = world(n_groups=2, n_agents=4, continuous_actions=False)
+    [team] = Block(TeamSpec.from_env(env).groups).joined.values()
+    many = of_members(team, MEMBERS)
+    one, all_ = (MovedActions(group, whose) for group in (team, many))
+    assert all_.moves.shape == (len(one.moves), MEMBERS * 4)
+    assert all_.copy_of.tolist() == one.copy_of.tolist() * MEMBERS
+    one, all_ = (Choices(group, whose) for group in (team, many))
+    assert all_.mine.shape == (len(one.mine), MEMBERS * 4) and len(one.mine) == 4
 
 
 @pytest.mark.parametrize(

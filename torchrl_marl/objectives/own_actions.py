@@ -86,8 +86,9 @@ class MovedActions(nn.Module):
 class Choices(nn.Module):
     """Values of every discrete action of every agent, with others' sampled actions fixed.
 
-    A step is copied for each action of each agent. If groups are apart, there are as many copies as
-    the largest group needs, since agents of different groups choose in parallel.
+    A step is copied for each action of each agent of a team; members of a population choose in
+    parallel. If groups are apart, there are as many copies as the largest group needs, since agents
+    of different groups choose in parallel, too.
 
     Args:
         group (GroupSpec): group that acts.
@@ -97,8 +98,8 @@ class Choices(nn.Module):
         device (torch.device, optional): device of the indices.
         apart (bool): whether no value depends on the actions of another group.
 
-    Shapes (in addition to those of the module): M agents with separate copies, which is N, or the
-    size of the largest group if groups are apart.
+    Shapes (in addition to those of the module): M agents with separate copies: those of a team, or
+    of the largest group if groups are apart.
     """
 
     mine: Tensor
@@ -118,9 +119,10 @@ class Choices(nn.Module):
         self.key, self.mask_key, self.whose = group.action_key, group.mask_key, actor_gradient
         self.per_group = PerGroup(group.membership, device)
         owner, n_agents = list(group.group_index), group.n_agents
-        place = [i - owner.index(k) for i, k in enumerate(owner)] if apart else range(n_agents)
+        in_group = [i - owner.index(k) for i, k in enumerate(owner)]
+        place = in_group if apart else [i % _size_of_team(group) for i in range(n_agents)]
         n_own = max(place) + 1
-        mine = F.one_hot(torch.tensor(list(place)), n_own).T  # [M, N]
+        mine = F.one_hot(torch.tensor(place), n_own).T  # [M, N]
         buffers: dict[str, Tensor | None] = {
             "mine": mine.bool(),
             "actions": torch.eye(group.n_actions),
@@ -194,14 +196,26 @@ def _copied(data: TensorDictBase, key: object, n_copies: int) -> TensorDictBase:
 
 
 def _copies(group: GroupSpec, actor_gradient: str) -> tuple[Tensor | None, Tensor | None]:
-    """Returns the agents with moved actions in each copy, ``[C, N]``, and each agent's copy."""
+    """Returns the agents with moved actions in each copy, ``[C, N]``, and each agent's copy.
+
+    Members of a population move in the same copies, since no value depends on another member.
+    """
     if actor_gradient not in ("group", "agent", "all"):
         raise ValueError(
             f"actor_gradient is {actor_gradient!r}, expected 'group', 'agent' or 'all'."
         )
-    n = group.n_agents
-    if actor_gradient == "agent" and n > 1:
-        return torch.eye(n, dtype=torch.bool), torch.arange(n)
-    if actor_gradient == "group" and group.membership is not None:
-        return group.membership.T > 0, torch.tensor(group.group_index)
-    return None, None
+    if actor_gradient == "all":
+        return None, None
+    if actor_gradient == "agent":
+        copy_of = torch.arange(group.n_agents) % _size_of_team(group)
+    else:
+        copy_of = torch.tensor(group.group_index) % (len(group.groups) // len(set(group.teams)))
+    n_copies = int(copy_of.max()) + 1
+    if n_copies == 1:
+        return None, None
+    return F.one_hot(copy_of, n_copies).T.bool(), copy_of
+
+
+def _size_of_team(group: GroupSpec) -> int:
+    """Returns the number of agents of one member of a population; without one, of all agents."""
+    return group.n_agents // len(set(group.teams))
