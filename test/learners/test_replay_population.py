@@ -284,6 +284,14 @@ def test_what_members_would_share_is_refused(settings, words):
         population(world(), dataclasses.replace(CONFIG, **settings))
 
 
+def test_an_error_names_the_group_of_the_environment():
+    config = dataclasses.replace(CONFIG, central_input="agent_state")
+    with pytest.raises(ConfigError) as error:
+        population(world(), config)
+    assert "expected ('agents', 'state')" in str(error.value)
+    assert "of member" not in str(error.value)
+
+
 def test_wrong_calls_get_one_sentence():
     with pytest.raises(ConfigError, match=r"settings\['lmbda'\] has 3 values"):
         population(world(), settings={"lmbda": [0.5] * MEMBERS})

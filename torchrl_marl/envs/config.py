@@ -177,7 +177,7 @@ class EnvConfig:
         if not library.states:
             raise ConfigError(
                 f"{at}state is {quoted(self.state)}, expected null, since {self.library} "
-                f"environments have their own state; use {at}state=null."
+                f"environments decide themselves whether they have a state; use {at}state=null."
             )
         raise ConfigError(
             f"{at}state is {quoted(self.state)}, expected {listed([*library.states, 'null'])}; "

@@ -5,6 +5,7 @@ Shapes: N agents of a group, G groups that are trained as one.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Literal, cast
@@ -183,7 +184,7 @@ class NetworkBuilder:
         try:
             built = make(device=self.device)
         except ConfigError as error:
-            text = str(error).removeprefix(f"group {group.name!r}: ")
+            text = re.sub("^group '[^']*': | of member 0", "", str(error))
             raise ConfigError(f"group {group.name!r}: {network}: {text}") from None
         if built is not None:
             set_precision(built, self.config.precision)

@@ -149,8 +149,8 @@ def _check_seen(group: GroupSpec, team: GroupSpec | None) -> None:
 def _state_critic(group, config, per_agent, head, device) -> AgentNetwork:
     if group.state_spec is None:
         raise ConfigError(
-            f"group {group.name!r}: this environment gives no 'state' for the critic; "
-            "VmasEnv(state='observations') adds one, or use central_input=observations."
+            f"group {group.name!r}: this environment gives no 'state' for the critic; use "
+            "central_input=observations."
         )
     reads_agents = body_of(config).make_body is not None
     if reads_agents or communicates(config):

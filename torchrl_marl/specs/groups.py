@@ -460,8 +460,7 @@ class GroupSpec:
         """Number S of state features."""
         if self.state_spec is None:
             raise ValueError(
-                f"group {self.name!r}: this environment gives no 'state'; "
-                "VmasEnv(state='observations') adds one."
+                f"group {self.name!r}: this environment gives no 'state', expected one."
             )
         return self.state_spec.shape.numel()
 

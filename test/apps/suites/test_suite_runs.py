@@ -229,7 +229,10 @@ class TestTogether:
         ("given", "sentence"),
         [
             ("seeds=0,2", "expected consecutive numbers with --together; use seeds=0..1"),
-            ("evaluation.gif=true", "use evaluation.gif=false, or leave --together out."),
+            (
+                "evaluation.gif=true",
+                "with mappo: --together makes the runs members of a population",
+            ),
             ("stop_at_return=3", "use stop_at_return=null, or leave --together out."),
         ],
     )

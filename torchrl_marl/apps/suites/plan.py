@@ -196,7 +196,7 @@ def populations(plan: Plan, folder: Path) -> list[list[SuiteRun]]:
     units = [[run for run in plan.runs if run.pair == pair] for pair in pairs]
     for unit in units:
         own = placed(unit, folder)
-        with members_checked():
+        with members_checked(" with ".join(unit[0].pair) + ": "):
             own.check()
         known = [path.name for path in seed_folders(str(own.folder))]
         begun = Path(str(own.folder), "config.yaml").is_file() or len(unit) == 1
@@ -209,13 +209,19 @@ def populations(plan: Plan, folder: Path) -> list[list[SuiteRun]]:
 
 
 @contextlib.contextmanager
-def members_checked() -> Iterator[None]:
-    """Names ``--together`` in errors of a population's settings, instead of its size."""
+def members_checked(at: str = "") -> Iterator[None]:
+    """Names ``--together`` in errors of a population's settings, instead of its size.
+
+    Args:
+        at (str): start of the message.
+    """
     try:
         yield
     except ConfigError as error:
         text = re.sub(r"(use )?population\.size=1", "leave --together out", str(error))
-        raise ConfigError(f"--together makes the runs members of a population: {text}") from None
+        raise ConfigError(
+            f"{at}--together makes the runs members of a population: {text}"
+        ) from None
 
 
 def placed(unit: Sequence[SuiteRun], out: Path) -> TrainConfig:
