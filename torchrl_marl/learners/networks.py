@@ -5,7 +5,6 @@ Shapes: N agents of a group, G groups that are trained as one.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Literal, cast
@@ -184,7 +183,8 @@ class NetworkBuilder:
         try:
             built = make(device=self.device)
         except ConfigError as error:
-            text = re.sub("^group '[^']*': | of member 0", "", str(error))
+            text = str(error).replace(" of member 0", "")
+            text = text.removeprefix(f"group {group.name!r}: ")
             raise ConfigError(f"group {group.name!r}: {network}: {text}") from None
         if built is not None:
             set_precision(built, self.config.precision)
