@@ -199,8 +199,8 @@ class TestValues:
             ),
             (
                 "env.state=observations",
-                "env.state is 'observations', expected null, since toy environments have "
-                "their own state; use env.state=null.",
+                "env.state is 'observations', expected null, since toy environments "
+                "decide themselves whether they have a state; use env.state=null.",
             ),
         ],
     )

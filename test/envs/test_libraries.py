@@ -113,7 +113,7 @@ class TestOnesOwn:
             (["env.kwargs.length=long"], "env.kwargs.length is 'long', expected an integer"),
             (["env.info=true"], "env.info is true, which is read only where env.library is vmas"),
             (["env.group_map={a: [walker_0]}"], "env.group_map is .* which is read only where"),
-            (["env.state=observations"], "expected null, since corridors environments have"),
+            (["env.state=observations"], "expected null, since corridors environments decide"),
             (["env.library=corridor"], "did you mean 'corridors'"),
         ],
     )

@@ -146,7 +146,7 @@ def test_a_state_of_several_dims_is_flattened(share):
 
 
 def test_errors():
-    with pytest.raises(ValueError, match=r"'car'.*no 'state'.*state='observations'"):
+    with pytest.raises(ValueError, match=r"'car'.*no 'state'.*env.state=observations"):
         make_critic(make_group(), centralized="state")
     with pytest.raises(ValueError, match="'everything'.*True, False, 'state' or 'agent_state'"):
         make_critic(make_group(), centralized="everything")
