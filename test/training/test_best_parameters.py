@@ -117,8 +117,22 @@ def test_members_are_resumed_together_and_alone(tmp_path):
     for one, other in zip(whole.folders, cut.folders):
         summaries = [json.loads((own / "summary.json").read_text()) for own in (one, other)]
         assert summaries[0]["absolute"] == summaries[1]["absolute"]
-    alone = resume(cut.folders[1], total_frames=560)
-    assert alone.summary["absolute"]["frames"] in (*range(0, 561, 80),)
+    for folder in cut.folders:
+        alone = resume(folder, total_frames=560)
+        rows = table(folder / "evaluation.csv")
+        best = max(rows, key=lambda row: float(row["return_mean"]))
+        assert alone.summary["absolute"]["frames"] == int(best["frames"])
+
+
+def test_members_train_as_without(tmp_path):
+    names = ("iteration", "frames", "agents/episode_reward", "agents/loss_objective")
+    found = []
+    for episodes in (0, 10):
+        settings = {**MEMBERS, "evaluation.absolute_episodes": episodes}
+        run = train(config_of(tmp_path / f"{episodes}", **settings))
+        tables = [table(folder / "metrics.csv") for folder in run.folders]
+        found.append([[row[name] for name in names] for rows in tables for row in rows])
+    assert found[0] == found[1]
 
 
 def test_a_checkpoint_of_an_earlier_version_is_of_one_run():

@@ -53,7 +53,7 @@ class Block:
             ``is_init`` and ``links`` are read at the next step, too.
         n_members (int): number P of members of a population. Each member's groups are separate
             groups, and the envs of a batch are split among members in order.
-        reads_state (bool): whether critics of a population read the environment's state.
+        reads_state (bool): whether critics or mixers of a population read the environment's state.
 
     Attributes:
         joined (dict): names such as ``"a"`` or, for several groups, ``"a+b"`` -> the group that is
@@ -131,7 +131,7 @@ class Block:
     def _blank(self, batch: TensorDictBase) -> TensorDictBase:
         """Returns a TensorDict for joined groups: a copy of the batch.
 
-        For a population it holds the members' states only, if critics read them.
+        For a population it holds the members' states only, if critics or mixers read them.
         """
         if self.n_members == 1:
             return batch.copy()

@@ -183,7 +183,7 @@ class NetworkBuilder:
         try:
             built = make(device=self.device)
         except ConfigError as error:
-            text = str(error).replace(" of member 0", "")
+            text = str(error).replace(" of member 0", "")  # users know the team's groups only
             text = text.removeprefix(f"group {group.name!r}: ")
             raise ConfigError(f"group {group.name!r}: {network}: {text}") from None
         if built is not None:

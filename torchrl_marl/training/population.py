@@ -330,8 +330,10 @@ class Population:
         for i, member in enumerate(self.members):
             if not member.idle:
                 learners = [pair.read(i).state_dict() for pair in pairs]
-                best = {k: [values[i]] for k, values in state.get("best", {}).items()}
-                member.save(now.since(member.begun), {**state, "best": best}, learners)
+                own = dict(state)
+                if "best" in state:  # lists over the members
+                    own["best"] = {name: [values[i]] for name, values in state["best"].items()}
+                member.save(now.since(member.begun), own, learners)
 
     def end(self, now: Progress) -> None:
         """Writes the members' summaries, and completes the population's summary."""
