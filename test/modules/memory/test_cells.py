@@ -22,7 +22,7 @@ from torchrl_marl.modules.memory.lstm import lstm, lstm_loop
 T, K, R, H = 5, 2, 3, 4
 
 
-def drawn(kind, dtype=torch.float64, k=K, seed=0):
+def drawn(kind, dtype=torch.float64, k=K, seed=0, T=T):
     """Arguments of one of the operations, some agents forgetting, some waiting."""
     torch.manual_seed(seed)
     keep = (torch.rand(T, k, R, 1) > 0.3).to(dtype)
@@ -32,7 +32,7 @@ def drawn(kind, dtype=torch.float64, k=K, seed=0):
         return torch.randn(*shape, dtype=dtype, requires_grad=True)
 
     if kind == "gru":
-        return leaf(T, k, R, 3 * H), leaf(k, R, H), keep, leaf(k, 3 * H, H), leaf(k, 3 * H)
+        return leaf(T, k, R, 3 * H), leaf(k, R, H), keep, acts, leaf(k, 3 * H, H), leaf(k, 3 * H)
     if kind == "lstm":
         return (
             *(leaf(T, k, R, 4 * H), leaf(k, R, 2 * H), keep, acts),
@@ -82,6 +82,16 @@ def test_an_operation_equals_its_loop(kind, k):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("n_steps", [1, 7, 8, 9, 19])
+@pytest.mark.parametrize("k", [1, 2])
+def test_a_gru_equals_its_loop_for_any_number_of_steps(k, n_steps):
+    """Its gradient prepares eight steps at once."""
+    arguments = drawn("gru", k=k, T=n_steps)
+    for everywhere in (arguments, (*arguments[:3], None, *arguments[4:])):
+        fast, slow = (run(f, everywhere, weights_of) for f in (gru, gru_loop))
+        torch.testing.assert_close(fast, slow, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("kind", PAIRS)
 def test_gradients_are_right(kind):
     assert torch.autograd.gradcheck(PAIRS[kind][0], drawn(kind), fast_mode=True)
@@ -91,10 +101,12 @@ def test_a_step_by_hand():
     # r = z = sigma(0) = 1/2, n = tanh(1 + 1/2 * 2) = tanh(2), h = n / 2 + 3 / 2.
     gates, state, keep = torch.tensor([0.0, 0, 1]), torch.tensor([3.0]), torch.ones(1, 1, 1, 1)
     weight, bias = torch.zeros(1, 3, 1), torch.tensor([[0.0, 0, 2]])
-    [found] = gru(gates.view(1, 1, 1, 3), state.view(1, 1, 1), keep, weight, bias).flatten()
+    [found] = gru(gates.view(1, 1, 1, 3), state.view(1, 1, 1), keep, None, weight, bias).flatten()
     assert found.item() == pytest.approx((0.9640276 + 3) / 2)
-    # Forgotten, it starts from 0.
-    [found] = gru(gates.view(1, 1, 1, 3), state.view(1, 1, 1), 0 * keep, weight, bias).flatten()
+    # A state that is reset starts from 0.
+    [found] = gru(
+        gates.view(1, 1, 1, 3), state.view(1, 1, 1), 0 * keep, None, weight, bias
+    ).flatten()
     assert found.item() == pytest.approx(0.9640276 / 2)
 
 

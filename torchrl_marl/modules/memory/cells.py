@@ -222,12 +222,7 @@ class GRU(_Gated):
         self, gates: Tensor, state: Tensor, keep: Tensor, acts: Tensor | None, *weights: Tensor
     ) -> Tensor:
         """Runs over projected inputs."""
-        if acts is not None:
-            # A fully open update gate passes the state on unchanged, to the bit.
-            reset, update, new = gates.split(self.size, -1)
-            update = update.masked_fill(~acts, math.inf)
-            gates = torch.cat([reset, update, new], -1)
-        return (gru_loop if len(gates) == 1 else gru)(gates, state, keep, *weights)
+        return (gru_loop if len(gates) == 1 else gru)(gates, state, keep, acts, *weights)
 
 
 class LSTM(_Gated):
