@@ -96,12 +96,32 @@ def test_algorithms_trained_for_different_frames_meet_at_the_fewer(tmp_path):
     assert any("trained for 205 to 400 frames" in note for note in notes(make_report(tmp_path)))
 
 
-def test_runs_that_measured_nothing_near_are_named(tmp_path):
+def test_runs_that_measured_nothing_near_are_interpolated_and_named(tmp_path):
     write_run(tmp_path / "a", [0, 4], frames=[0, 400])
     write_run(tmp_path / "b", [0, 7], frames=[0, 200], **{"learner.algorithm": "ippo"})
     report = make_report(tmp_path)
-    assert report.tasks[0].teams["MAPPO"].scores == [4] and not report.tasks[0].equal
+    assert report.tasks[0].teams["MAPPO"].scores == [2] and not report.tasks[0].equal
     assert any("no measurement near" in note and "/a (400)" in note for note in notes(report))
+
+
+def test_longer_training_is_no_advantage(tmp_path):
+    """At equal frames each run of MAPPO is 1 below that of IPPO, whose training was shorter."""
+    for seed in range(4):
+        long, short = [seed + 10 * k for k in range(5)], [seed + 1 + 12 * k for k in range(3)]
+        ippo = {"learner.algorithm": "ippo", "seed": seed}
+        write_run(tmp_path / f"a{seed}", long, frames=[0, 100, 200, 300, 400], seed=seed)
+        write_run(tmp_path / f"b{seed}", short, frames=[0, 120, 240], **ippo)
+    teams = make_report(tmp_path).tasks[0].teams
+    np.testing.assert_allclose(teams["MAPPO"].scores, [24, 25, 26, 27])
+    np.testing.assert_allclose(teams["IPPO"].scores, [25, 26, 27, 28])
+
+
+def test_the_lever_game_has_the_optimum_of_its_rounds(tmp_path):
+    levers = {"env.name": "matching_levers"}
+    once = {"env.kwargs.rounds": 1, "env.kwargs.n_levers": 10, "env.kwargs.last_lever": 0.9}
+    for folder, settings, best in (("a", {}, 8), ("b", once, 1)):
+        (result,) = make_report(write_run(tmp_path / folder, [0, 1], **levers, **settings)).tasks
+        assert result.reference.best == best
 
 
 def test_unfinished_runs_count_up_to_where_they_are(tmp_path):

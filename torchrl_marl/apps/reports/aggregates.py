@@ -159,7 +159,7 @@ class Scored:
     agent_frames: float
     seconds: float
     at_equal_frames: bool
-    """False if the run has no measurement near those frames; the score is then its last return."""
+    """False if no measurement is near; the score is then interpolated, or the nearest beyond."""
     end: float
     """Last measured return of the run."""
     groups: dict[str, float]
@@ -292,26 +292,34 @@ def _common_frames(task: Task) -> float:
 
 
 def _scored(record: Record, frames: float) -> Scored:
+    """Reads a run's curve at the nearest measurement, or between two if none is near."""
     measured = record.measured
     place = measured.at(frames)
-    at = len(measured) - 1 if place is None else place
+    at = frames if place is None else float(measured.frames[place])
+    at = float(np.clip(at, measured.frames[0], measured.end))
+
+    def read(values: Numbers) -> float:
+        return float(np.interp(at, measured.frames, values))
+
     return Scored(
         record,
-        float(measured.returns[at]),
-        float(measured.frames[at]),
-        float(measured.agent_frames[at]),
-        float(measured.seconds[at]),
+        read(measured.returns),
+        at,
+        read(measured.agent_frames),
+        read(measured.seconds),
         place is not None,
         float(measured.returns[-1]),
-        _group_returns(record, float(measured.frames[at])),
+        _group_returns(record, at),
     )
 
 
 def _group_returns(record: Record, frames: float) -> dict[str, float]:
     table = record.run.evaluation if record.is_evaluated else record.run.training
-    (rows,) = np.nonzero(table["frames"] == frames)
     columns = [name for name in table if name.endswith(REWARD)]
-    found = {name.removesuffix(REWARD): float(table[name][rows[-1]]) for name in columns}
+    found = {
+        name.removesuffix(REWARD): float(np.interp(frames, table["frames"], table[name]))
+        for name in columns
+    }
     known = {name: value for name, value in found.items() if np.isfinite(value)}
     return known if len(known) > 1 else {}
 

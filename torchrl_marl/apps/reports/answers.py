@@ -273,7 +273,7 @@ def _on_frames(report: Report) -> Iterator[str]:
     for result in report.tasks:
         ends = {run.record.measured.end for team in result.teams.values() for run in team.runs}
         apart = [
-            f"{run.record.name} ({figure(run.frames)})"
+            f"{run.record.name} ({figure(run.record.measured.end)})"
             for team in result.teams.values()
             for run in team.runs
             if not run.at_equal_frames
@@ -281,7 +281,7 @@ def _on_frames(report: Report) -> Iterator[str]:
         if apart:
             yield (
                 f"In {result.task.name} runs are compared at {figure(result.frames)} frames. "
-                f"These have no measurement near and count with their last return: "
+                f"These have no measurement near and count with their return between two: "
                 f"{listed(apart, 4)}."
             )
         elif max(ends) > 1.1 * result.frames:
