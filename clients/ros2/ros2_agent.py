@@ -39,7 +39,7 @@ class Sensor:
     def __init__(self, topic: str, columns: np.ndarray) -> None:
         self.topic, self.columns = topic, columns
         self.values: np.ndarray | None = None
-        self.time = 0
+        self.time: float = 0
 
 
 class AgentNode(Node):
@@ -94,24 +94,39 @@ class AgentNode(Node):
 
     def _declare_limits(self) -> None:
         action, name = self.player.interface["action"], self.player.name
-        self.size = math.prod(action["shape"])
+        self.size, options = math.prod(action["shape"]), options_of(action)
+        self.choices = len(options)
         limit = self._number("limit", 1.0, high=1.0)
-        self.low = limit * np.array(action.get("low", [-math.inf] * self.size))
-        self.high = limit * np.array(action.get("high", [math.inf] * self.size))
+        unbounded = [math.inf] * (self.size - self.choices)
+        low = limit * np.array(action.get("low", np.negative(unbounded)))
+        high = limit * np.array(action.get("high", unbounded))
+        self.low = np.concatenate([np.zeros(self.choices), low])
+        self.high = np.concatenate([np.array(options) - 1.0, high])
         self.max_change = self._number("max_change", math.inf)
-        bounded = "low" in action
-        if limit < 1 and not bounded:
+        if limit < 1 and "low" not in action:
             raise AgentError(f"limit is {limit:g}, but agent {name!r} has no bounds; expected 1.")
-        discrete = action["distribution"] == "categorical" or action["dtype"] != "float32"
-        if discrete and self.max_change < math.inf:
+        if self.choices == self.size and self.max_change < math.inf:
             raise AgentError(f"max_change is given, but the actions of {name!r} are discrete.")
         self.period = round(SECOND / self._number("rate", 10.0, high=10_000.0))
         self.timeout = SECOND * self._number("timeout", 0.5)
-        safe = self.declare_parameter("safe_action", [0.0] * self.size).value
-        self.safe = np.array(safe, np.float64)
-        if len(safe) != self.size or not np.isfinite(self.safe).all():
-            raise AgentError(f"safe_action is {list(safe)}, expected {self.size} finite numbers.")
+        self._declare_safe_action()
         self.last, self.acted = self.safe, None
+
+    def _declare_safe_action(self) -> None:
+        safe = self.declare_parameter("safe_action", [0.0] * self.size).value
+        given = np.array(safe, np.float64)
+        if len(safe) != self.size or not np.isfinite(given).all():
+            raise AgentError(f"safe_action is {list(safe)}, expected {self.size} finite numbers.")
+        self.safe = np.clip(given, self.low, self.high)
+        wrong = np.abs(self.safe - given) > 1e-6  # a bound times limit is rounded
+        wrong[: self.choices] |= given[: self.choices] % 1 != 0
+        if wrong.any():
+            i = int(wrong.argmax())
+            kind = "a whole number" if i < self.choices else "a number within the limits,"
+            raise AgentError(
+                f"safe_action has {given[i]:g} at index {i}, expected {kind} from {self.low[i]:g} "
+                f"to {self.high[i]:g}."
+            )
 
     def _connect(self) -> None:
         """Creates publishers, subscriptions and the timer."""
@@ -185,6 +200,7 @@ class AgentNode(Node):
     def tick(self) -> None:
         """Publishes an action; the safe one while a sensor is late, none before all have begun."""
         now = self._now()
+        self._forget_later_than(now)
         missing = [s.topic for s in self.sensors if s.values is None]
         if missing:
             return self._report(f"waits for {', '.join(missing)}")
@@ -197,6 +213,13 @@ class AgentNode(Node):
             return self._stop(now, str(error))
         self._report("plays")
         self._publish(self._limited(action, now), now)
+
+    def _forget_later_than(self, now: int) -> None:
+        """Forgets what came before simulated time jumped back: it would count as new for ever."""
+        for sensor in self.sensors:
+            if sensor.time > now:
+                sensor.time = -math.inf
+        self.words = {name: word for name, word in self.words.items() if word[1] <= now}
 
     def _act(self, now: int) -> np.ndarray:
         for sensor in self.sensors:
@@ -220,14 +243,16 @@ class AgentNode(Node):
         return action
 
     def _limited(self, action: np.ndarray, now: int) -> np.ndarray:
-        """Clips an action, and its change since the last one."""
+        """Clips the numbers of an action, and their change since the last one; keeps choices."""
         clipped = np.clip(action, self.low, self.high)
         if self.max_change == math.inf:
             return clipped
         # A late timer may not jump, and two ticks in a burst are not a period apart.
         elapsed = self.period if self.acted is None else now - self.acted
         change = self.max_change * min(max(elapsed, 0), self.period) / SECOND
-        return self.last + np.clip(clipped - self.last, -change, change)
+        limited = self.last + np.clip(clipped - self.last, -change, change)
+        limited[: self.choices] = clipped[: self.choices]
+        return np.clip(limited, self.low, self.high)
 
     def _publish(self, action: np.ndarray, now: int) -> None:
         self.last, self.acted = action, now
@@ -296,6 +321,16 @@ def read_sensor(text: str, size: int) -> Sensor:
 def size_of(field: dict[str, Any]) -> int:
     """Returns the number of values of an input."""
     return math.prod(field["shape"])
+
+
+def options_of(action: dict[str, Any]) -> list[int]:
+    """Returns the number of options of each choice; the choices stand before the numbers."""
+    if "branches" in action:
+        return action["branches"]
+    n = action.get("n_actions")
+    if n is None:
+        return []
+    return [2] * n if action.get("one_hot") else [n]
 
 
 def topic_of(agent: str) -> str:

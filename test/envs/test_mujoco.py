@@ -363,6 +363,27 @@ def test_new_episodes_draw_parameters_and_others_keep_theirs():
         env.randomize({"weight": 2.0})
 
 
+@pytest.mark.parametrize(
+    ("ranges", "message"),
+    [
+        ({"mass": [-1, 1]}, r"mass has factors from -1, expected positive ones, such as mass=\["),
+        ({"mass": 0}, "mass has factors from 0, expected positive ones"),
+        ({"friction": [-0.5, 1]}, "friction has factors from -0.5, expected 0 or more"),
+        ({"gravity": 1.0, "damping": -1}, "damping has factors from -1, expected 0 or more"),
+        ({"strength": [-1, 1]}, "strength has factors from -1, expected 0 or more"),
+    ],
+)
+def test_factors_that_no_model_has(ranges, message):
+    with pytest.raises(ConfigError, match=message):
+        make_env("mujoco/hopper", num_envs=2, seed=0, randomize=ranges)
+
+
+def test_factors_may_be_0_and_gravity_may_turn():
+    env = MujocoEnv("hopper", 2, seed=0)
+    env.randomize({"friction": [0, 1], "gravity": [-1, 1], "strength": 0.0})
+    assert (env.domain_parameters["strength"] == 0).all()
+
+
 # ----------------------------------------------------------------------------------- pictures
 
 

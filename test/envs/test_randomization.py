@@ -307,6 +307,11 @@ def test_parameters_are_registered_once_and_in_time():
         ({"mass": True}, "mass is True, expected a number"),
         ({"mass": [0, 1, "log"]}, "expected positive bounds with log"),
         ({"observation_delay": [0, 1.5]}, "expected whole numbers of steps"),
+        (
+            {"observation_delay": [1, 4, "log"]},
+            r"drawn without log; use .* observation_delay=\[1,4",
+        ),
+        ({"action_delay": 1e9}, "expected at most 10,000 steps"),
         ({"action_noise": -1}, "action_noise is -1, expected 0 or more"),
     ],
 )

@@ -25,6 +25,9 @@ from torchrl_marl.specs import GroupSpec
 __all__ = ["ActionDelay", "ActionNoise", "ObservationDelay", "ObservationNoise", "randomized"]
 
 
+_LONGEST = 10_000  # steps of a delay: each agent carries as many values
+
+
 class _DrawnTransform(CarriedTransform):
     """Transform with a value that every agent draws from a range at the start of an episode.
 
@@ -154,7 +157,16 @@ class _Delay(_DrawnTransform):
 
     def __init__(self, range: Any) -> None:
         super().__init__(range)
-        if self.log or self.low != int(self.low) or self.high != int(self.high):
+        if self.log:
+            raise ConfigError(
+                f"{self.leaf} is {quoted(range)}, but delays are drawn without log; use for "
+                f"example {self.leaf}=[{self.low:g},{self.high:g}]."
+            )
+        if self.high > _LONGEST:
+            raise ConfigError(
+                f"{self.leaf} is {quoted(range)}, expected at most {_LONGEST:,} steps."
+            )
+        if self.low != int(self.low) or self.high != int(self.high):
             raise ConfigError(
                 f"{self.leaf} is {quoted(range)}, expected whole numbers of steps; use for example "
                 f"{self.leaf}=[0,2]."
@@ -206,7 +218,8 @@ class ObservationDelay(_Delay):
         - ``(group, "past_observation_0")``: ``[E, N, D, ...]``; one for each observation of a group
 
     Raises:
-        ConfigError: the range is malformed, or has values that are not whole numbers.
+        ConfigError: the range is malformed, has log, values that are not whole numbers, or above
+            10,000.
 
     Reduces to: the identity, for 0.
 
@@ -241,7 +254,7 @@ class ActionDelay(_Delay):
         - ``(group, "past_action_0")``: ``[E, N, D, ...]``
 
     Raises:
-        ConfigError: the range is malformed, or a group has action masks.
+        ConfigError: as for :class:`ObservationDelay`, or a group has action masks.
 
     Reduces to: the identity, for 0.
 

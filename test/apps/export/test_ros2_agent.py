@@ -22,6 +22,7 @@ from torchrl_marl.modules import (
     make_deterministic_actor,
 )
 from torchrl_marl.modules.config import DrawnCommunicationConfig
+from torchrl_marl.specs import Hybrid
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
@@ -78,6 +79,13 @@ def car(tmp_path_factory):
     """A car with two actions from -2 to 1 and a memory."""
     folder = tmp_path_factory.mktemp("car")
     return exported(folder, Bounded(-2.0, 1.0, (2,)), make_deterministic_actor)["car_0"]
+
+
+@pytest.fixture(scope="module")
+def shooter(tmp_path_factory):
+    """A car that chooses one of 4 targets and one of 2 weapons, and has a number from -2 to 1."""
+    folder = tmp_path_factory.mktemp("shooter")
+    return exported(folder, Hybrid([4, 2], Bounded(-2.0, 1.0, (1,))))["car_0"]
 
 
 @pytest.fixture(scope="module")
@@ -170,6 +178,25 @@ class TestLimits:
         play(graph, SEEN[:4])
         assert np.allclose(actions(graph), [[0.7, -0.2], [0.9, -0.4], [1, -0.2], [1, 0]])
 
+    def test_choices_of_hybrid_actions_pass_unchanged(self, graph, start, shooter):
+        node = start(shooter, limit=0.5, max_change=2.0, safe_action=[2.0, 0.0, 0.25])
+        fixed(node, [3, 1, 1], [0, 1, 1])
+        play(graph, SEEN[:2])
+        assert np.allclose(actions(graph), [[3, 1, 0.45], [0, 1, 0.5]])
+
+    def test_hybrid_actions_are_those_of_the_exported_agent(self, graph, start, shooter):
+        start(shooter)
+        play(graph, SEEN[:4])
+        player = Player(shooter)
+        assert np.abs(actions(graph) - [player.act(row) for row in SEEN[:4]]).max() < 1e-6
+
+    def test_bounds_hold_after_the_limit_of_changes(self, graph, start, car):
+        node = start(car, max_change=1.0)
+        node.last = np.array([3.0, -3.0])
+        fixed(node, [1, -2])
+        play(graph, SEEN[:1])
+        assert actions(graph).tolist() == [[1, -2]]
+
     def test_a_late_timer_does_not_jump(self, graph, start, car):
         node = start(car, max_change=2.0, timeout=10.0)
         fixed(node, [1, 1], [1, 1], [1, 1])
@@ -203,6 +230,18 @@ class TestSensors:
         late = "car_0: car_0/observation is late; publishes the safe action"
         plays = ("info", "car_0: plays")
         assert node.log.lines == [plays, ("warning", late), plays]
+
+    def test_a_clock_that_jumps_back_makes_sensors_late(self, graph, start, car):
+        node = start(car, safe_action=[0.25, -0.5])
+        play(graph, SEEN[:3])
+        graph.now = 0
+        node.tick()
+        graph.now += 300_000_000  # the time of the last observation
+        node.tick()
+        assert (actions(graph)[-2:] == [0.25, -0.5]).all()
+        assert "car_0/observation is late" in node.log.lines[-1][1]
+        play(graph, SEEN[:1])
+        assert node.log.lines[-1] == ("info", "car_0: plays")
 
     @pytest.mark.parametrize("bad, found", [([1, 2], "2 numbers"), ([1, 2, np.nan], "NaN")])
     def test_wrong_observations_are_ignored_and_logged_once(self, graph, start, car, bad, found):
@@ -244,6 +283,14 @@ class TestWords:
         assert spoken == [True] * 5 + [False] * 3
         graph.send("car_1/message", *np.arange(5))
         node.reset()
+        assert node.words == {}
+
+    def test_a_clock_that_jumps_back_clears_words(self, graph, start, talkers):
+        node = start(talkers["car_0"])
+        play(graph, SEEN[:2])
+        graph.send("car_1/message", *np.arange(5))
+        graph.now = 0
+        node.tick()
         assert node.words == {}
 
     def test_silent_and_wrong_words(self, graph, start, talkers):
@@ -294,6 +341,11 @@ class TestRefusals:
             ({"rate": 0.0}, "rate is 0, expected a number above 0, at most 10000."),
             ({"timeout": -1.0}, "timeout is -1, expected a number above 0."),
             ({"safe_action": [0.0]}, "safe_action is [0.0], expected 2 finite numbers."),
+            (
+                {"safe_action": [0.0, 1.5]},
+                "has 1.5 at index 1, expected a number within the limits",
+            ),
+            ({"safe_action": [-1.5, 0.0], "limit": 0.5}, "has -1.5 at index 0, expected a number"),
             ({"action_type": "twists"}, "action_type is 'twists', expected array or twist."),
             ({"sensors": ["odom"]}, "sensors has 'odom', expected topic=first:end"),
             ({"sensors": ["odom=0:4"]}, "columns below 3"),
@@ -308,8 +360,16 @@ class TestRefusals:
         folder = exported(tmp_path / "a", Categorical(4))["car_0"]
         assert "has no bounds; expected 1" in self.refused(start, folder, limit=0.5)
         assert "are discrete" in self.refused(start, folder, max_change=1.0)
+        assert "from 0 to 3." in self.refused(start, folder, safe_action=[4.0])
+        assert "a whole number" in self.refused(start, folder, safe_action=[1.5])
         assert "has 1 numbers, not 2" in self.refused(start, folder, action_type="twist")
         assert "{agent}" in self.refused(start, talkers["car_0"], message_topic="words")
+
+    def test_safe_actions_of_hybrid_agents(self, start, shooter):
+        found = self.refused(start, shooter, safe_action=[4.0, 0.0, 0.0])
+        assert found == "safe_action has 4 at index 0, expected a whole number from 0 to 3."
+        found = self.refused(start, shooter, safe_action=[3.0, 1.0, 2.0])
+        assert found.endswith("2 at index 2, expected a number within the limits, from -2 to 1.")
 
     @pytest.mark.parametrize(
         "change, text",

@@ -6,6 +6,7 @@ Shapes: E envs, N agents, with Q positions, V velocities and A actuators.
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torchrl_marl.envs.mujoco.build import Agent, Task, build_task, key_of
 from torchrl_marl.envs.mujoco.columns import Columns
 from torchrl_marl.envs.mujoco.engines import SCALES, advance, engine_of
 from torchrl_marl.envs.mujoco.robots import ROBOTS
+from torchrl_marl.envs.ranges import read_known_ranges
 from torchrl_marl.envs.scene import Picture, Stage
 from torchrl_marl.errors import ConfigError, MissingExtraError, nearest, quoted
 from torchrl_marl.specs import AgentSpec
@@ -136,6 +138,28 @@ class MujocoEnv(MarlEnv):
     def task(self) -> Task:
         """The robot's model, reward and agents."""
         return build_task(self._key)
+
+    def randomize(self, ranges: Mapping[str, Any]) -> None:
+        """Sets the ranges of the model's factors, as in :meth:`MarlEnv.randomize`.
+
+        Args:
+            ranges (mapping): name of a parameter -> number, ``[low, high]`` or
+                ``[low, high, log]``.
+
+        Raises:
+            ConfigError: unknown parameter, malformed range, a mass of 0 or less, or a negative
+                factor of another parameter than gravity.
+        """
+        read = read_known_ranges(type(self).__name__, ranges, list(self._nominal))
+        for name, range in read.items():
+            valid = range.low > 0 if name == "mass" else range.low >= 0 or name == "gravity"
+            if not valid:
+                expected = "positive ones" if name == "mass" else "0 or more"
+                raise ConfigError(
+                    f"{type(self).__name__}: {name} has factors from {range.low:g}, expected "
+                    f"{expected}, such as {name}=[0.8,1.2]."
+                )
+        super().randomize(read)
 
     # ------------------------------------------------------------------------------ dynamics
 
