@@ -237,6 +237,13 @@ class TestVerdict:
         )
         assert "takes at least 6 seeds each" in verdict(one + 100, one, by_seed=True)
 
+    def test_few_seeds_around_nothing_name_no_side(self):
+        runs = np.stack([self.start, self.start + 3, self.start + 1])
+        said = verdict(runs, runs + 0.1)
+        assert said == (
+            "these runs cannot tell them apart, and a verdict takes at least 4 seeds each"
+        )
+
     def test_five_seeds_can(self):
         one = np.stack([self.start + 0.5 * seed for seed in range(5)])
         assert verdict(one, one + 4) == "b is better than a, a significant difference over seeds"

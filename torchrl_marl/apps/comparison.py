@@ -21,9 +21,9 @@ from torchrl_marl.training.config import last_stage, read_run_config, seed_folde
 from torchrl_marl.training.evaluation import AT_ONCE, Episodes, kind_of
 from torchrl_marl.training.run import Run
 from torchrl_marl.training.statistics import (
-    CONFIDENCE,
     Paired,
     difference_of_runs,
+    needed,
     significant,
     too_few,
     undecided,
@@ -108,14 +108,14 @@ class Comparison:
         if found.distinguishable:
             end = f"; this holds for these {self._policies}, not the algorithms" * self.of_policies
             return f"{words}, {significant(things)}{end}"
-        enough = self.of_policies or found.smallest_p_value <= 1 - CONFIDENCE or gap.value == 0
-        if gap.low <= 0 <= gap.high and enough:
-            return undecided("episodes" if self.of_policies else "runs")
+        pairs = self.by_seed or self.of_policies
+        if gap.low <= 0 <= gap.high:
+            more = "" if self.of_policies else needed(things, found.smallest_p_value, pairs)
+            return undecided("episodes" if self.of_policies else "runs", more)
         if self.of_policies:
             counts = [len(self.first.returns[0])]
         else:
             counts = [len(side.folders) for side in (self.first, self.second)]
-        pairs = self.by_seed or self.of_policies
         return f"{words} among these, but " + too_few(
             things, counts, found.p_value, found.smallest_p_value, pairs
         )

@@ -37,6 +37,7 @@ __all__ = [
     "matters",
     "mean",
     "median",
+    "needed",
     "optimality_gap",
     "paired_difference",
     "permutation_p_value",
@@ -423,14 +424,18 @@ def _check_runs(one: NDArray[Any], other: NDArray[Any], by_seed: bool) -> None:
         )
 
 
-def undecided(things: str) -> str:
+def undecided(things: str, more: str = "") -> str:
     """Returns the verdict for a difference with an interval that contains 0.
+
+    Args:
+        things (str): plural noun for the repetitions, such as ``runs``.
+        more (str): what a verdict takes, from :func:`needed`.
 
     Examples:
         >>> undecided("episodes")
         'these episodes cannot tell them apart'
     """
-    return f"these {things} cannot tell them apart"
+    return f"these {things} cannot tell them apart{more}"
 
 
 def significant(things: str) -> str:
@@ -468,14 +473,34 @@ def too_few(
     Examples:
         >>> too_few("seeds", [5, 5], 0.0625, 0.008)
         'this can be chance: 5 seeds each differ as much by chance in 1 of 16 cases'
+        >>> too_few("seeds", [5, 5], 0.5625, 0.008)
+        'this can be chance: 5 seeds each differ as much by chance (p = 0.56)'
     """
     few = sorted(set(counts))
     each = f"{few[0]} {things} each" if len(few) == 1 else f"{few[0]} to {few[-1]} {things}"
-    text = f"this can be chance: {each} differ as much by chance in 1 of {1 / p_value:.3g} cases"
+    cases = round(1 / p_value)
+    whole = cases > 1 and math.isclose(cases * p_value, 1)
+    often = f"in 1 of {cases:,} cases" if whole else f"(p = {p_value:.2g})"
+    text = f"this can be chance: {each} differ as much by chance {often}"
+    return text + needed(things, smallest, pairs)
+
+
+def needed(things: str, smallest: float, pairs: bool = False) -> str:
+    """Returns how many repetitions a verdict takes; an empty text if there are enough.
+
+    Args:
+        things (str): plural noun for the repetitions, such as ``seeds``.
+        smallest (float): smallest p-value that the exact test can give.
+        pairs (bool): True if the repetitions were compared pair by pair.
+
+    Examples:
+        >>> needed("seeds", 0.1), needed("seeds", 0.008)
+        (', and a verdict takes at least 4 seeds each', '')
+    """
     if smallest <= 1 - CONFIDENCE:
-        return text
+        return ""
     fewest = next(n for n in range(2, 10) if _smallest(n, pairs) <= 1 - CONFIDENCE)
-    return f"{text}, and a verdict takes at least {fewest} {things} each"
+    return f", and a verdict takes at least {fewest} {things} each"
 
 
 def _smallest(n: int, pairs: bool) -> float:

@@ -1,12 +1,15 @@
 """Tables of other libraries' evaluations: names with newlines, line numbers, the old column."""
 
+import codecs
 import csv
+from pathlib import Path
 
 import pytest
 
 from torchrl_marl.apps.reports.aggregates import read_references
+from torchrl_marl.apps.reports.page import write_report
 from torchrl_marl.apps.reports.results import read_table
-from torchrl_marl.errors import CheckpointError
+from torchrl_marl.errors import CheckpointError, ConfigError
 
 HEAD = ["task", "algorithm", "seed", "frames", "return"]
 NAMES = ["line\u2028apart", "two\nlines", 'a "quoted", name', "next\x85line", "form\x0cfeed"]
@@ -44,3 +47,22 @@ def test_references_from_before_0_2_are_read(tmp_path):
     (tmp_path / "r.yaml").write_text("- {world: toy/arena, best: 6, source: mine}\n")
     entry = {"task": "toy/arena", "best": 6, "source": "mine"}
     assert read_references(tmp_path / "r.yaml") == [entry]
+
+
+def test_a_byte_order_mark_is_skipped(tmp_path):
+    text = write(tmp_path / "t.csv", [["grid", "a", 0, 9, 1.0]]).read_bytes()
+    (tmp_path / "t.csv").write_bytes(codecs.BOM_UTF8 + text)
+    assert list(read_table(tmp_path / "t.csv")[0]) == [("grid", "a")]
+
+
+def test_a_table_is_not_overwritten_by_its_report(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "t.csv", [["grid", "a", seed, 9, 1.0] for seed in (0, 1)])
+    write_report("t.csv", raw="raw.json")
+    before = Path("report/evaluations.csv").read_bytes()
+    for given, raw in (("report/evaluations.csv", None), (tmp_path / "raw.json", "raw.json")):
+        with pytest.raises(ConfigError, match="is read and would be overwritten by the report"):
+            write_report([given], raw=raw)
+    assert Path("report/evaluations.csv").read_bytes() == before
+    write_report("report/evaluations.csv", "other")
+    write_report("t.csv")  # an earlier report is replaced

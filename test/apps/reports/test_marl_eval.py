@@ -125,6 +125,10 @@ STEP = {"step_count": 5, "return": [1]}
         (wrapped({"step_0": {"step_count": 5, "return": ["a"]}}), "lists of numbers"),
         (wrapped({"step_0": {"step_count": 5, "return": []}}), "lists of numbers"),
         (wrapped({"step_0": STEP, "step_1": STEP}), "two steps with one step_count"),
+        (
+            {"smax": {"3m": {"mappo": {"0": {"step_0": STEP}, "seed_0": {"step_0": STEP}}}}},
+            "has '0' and 'seed_0' in smax/3m/mappo, which are one seed",
+        ),
     ],
 )
 def test_files_of_another_form(tree, sentence, tmp_path):

@@ -83,7 +83,12 @@ def test_seeds_are_played_with_each_other(played, capsys):
     assert rows("suite_mine/crossplay.csv") == found and played == [3, 3]
     options = ["algorithms=ippo", "seeds=4", "--resume", "--jobs", "0"]
     assert main(["suite", "mine.yaml", *options]) == 0
-    assert played == [3, 3, 4] and rows("suite_mine/crossplay.csv")[0]["seeds"] == "4"
+    assert played == [3, 3, 4]
+    # Other rows are kept, and so are the seeds that a call does not name.
+    assert [row["seeds"] for row in rows("suite_mine/crossplay.csv")] == ["4", "3"]
+    assert main(["suite", "mine.yaml", "algorithms=ippo", "seeds=2,3", *options[2:]]) == 0
+    assert played == [3, 3, 4]
+    assert [row["seeds"] for row in rows("suite_mine/crossplay.csv")] == ["4", "3"]
 
 
 def test_a_broken_record_is_played_again_and_one_seed_has_no_others(played):

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import os
 import re
+import shutil
 import signal
 from pathlib import Path
 
@@ -100,6 +101,33 @@ def test_more_of_a_suite_is_trained_in_the_same_folder():
     assert run_of("two").joinpath("summary.json").stat().st_mtime_ns == before
     assert len(lines) == 1 and lines[0].startswith("two ippo seed 0: return ")
     assert lines[0].endswith("(2 of 2 runs)") and " 40 frames in " in lines[0]
+    # The record and the table grow; without arguments, all of the folder is meant.
+    run_suite("mine.yaml", algorithms="mappo", tasks="three", resume=True, **options)
+    assert [(row["task"], row["algorithm"], row["state"]) for row in rows()] == [
+        ("two", "mappo", "finished"),
+        ("two", "ippo", "finished"),
+        ("three", "mappo", "finished"),
+    ]
+    record = json.loads(Path("suite_mine/suite.json").read_text())
+    assert record["algorithms"] == ["mappo", "ippo"] and record["tasks"] == ["two", "three"]
+    assert record["seeds"] == [0]
+    found = run_suite("mine.yaml", resume=True, **options)
+    assert len(found) == len(rows()) == 4 and lines[-1].endswith("(4 of 4 runs)")
+    shutil.rmtree("suite_mine/two/ippo")
+    run_suite("mine.yaml", algorithms="mappo", resume=True, **options)
+    assert len(rows()) == 3
+
+
+def test_a_suite_of_populations_is_resumed_as_one(monkeypatch):
+    command = ["suite", "mine.yaml", "tasks=two", "algorithms=mappo", "seeds=2", "--jobs", "0"]
+    with monkeypatch.context() as patched:
+        stop_at(2, patched)
+        assert main([*command, "--together"]) == 143
+    assert json.loads(Path("suite_mine/suite.json").read_text())["together"] is True
+    assert main(["suite", "mine.yaml", "--resume", "--jobs", "0"]) == 0
+    assert read_run_config(run_of("two").parent).population.size == 2
+    assert not Path(run_of("two"), "checkpoint").exists()
+    assert [row["state"] for row in rows()] == ["finished", "finished"]
 
 
 def test_settings_that_changed_are_refused(capsys):

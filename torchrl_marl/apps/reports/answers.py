@@ -16,6 +16,7 @@ from torchrl_marl.training.statistics import (
     CONFIDENCE,
     Estimate,
     matters,
+    needed,
     permutation_p_value,
     significant,
     smallest_p_value,
@@ -245,8 +246,8 @@ def _improvement(
     every = [count for own in counts for count in own]
     few = min(every) <= _FEW
     least = smallest_p_value(*counts) if few else 0.0
-    if found.low <= 0.5 and least <= 1 - CONFIDENCE:
-        return f"{sentence}: {undecided('runs')}."
+    if found.low <= 0.5:
+        return f"{sentence}: {undecided('runs', needed('seeds', least))}."
     p_value = permutation_p_value(scores, others) if few else 0.0
     if p_value <= 1 - CONFIDENCE:
         return f"{sentence}, {significant('seeds')}."

@@ -79,17 +79,26 @@ def read_raw_results(path: Path) -> tuple[dict[tuple[str, str], list[Record]], l
         finite return.
 
     Raises:
-        CheckpointError: the file has another form; the message names the place.
+        CheckpointError: the file has another form, or a seed twice; the message names the place.
     """
     found: dict[tuple[str, str], list[Record]] = {}
     left_out = []
     tree = _read(path)
+    seeds: dict[tuple[str, str, str, int, int], str] = {}  # last: seed and run -> name
     shared = _tasks_of_several(path, tree)
     for (environment, task, algorithm, name), steps in _runs(path, tree):
         where = f"{environment}/{task}/{algorithm}/{name}"
+        if (seed := _seed_and_run(name)) is not None:
+            other = seeds.setdefault((environment, task, algorithm, *seed), name)
+            if other != name:
+                raise CheckpointError(
+                    f"{str(path)!r} has {quoted(other)} and {quoted(name)} in "
+                    f"{environment}/{task}/{algorithm}, which are one seed, expected one of them; "
+                    "delete the other."
+                )
         title = f"{environment}, {task}" if task in shared else task
         own = found.setdefault((title, algorithm), [])
-        record = _record(path, where, steps, _seed(name, len(own)))
+        record = _record(path, where, steps, seed[0] if seed else len(own))
         if isinstance(record, Record):
             own.append(record)
         else:
@@ -136,10 +145,10 @@ def _runs(path: Path, tree: Tree) -> Iterator[tuple[tuple[str, str, str, str], T
     yield from inner((), tree)
 
 
-def _seed(name: str, place: int) -> int:
-    """Returns the seed in the name of a run such as ``seed_3``, else the run's place."""
-    found = re.fullmatch(r"(?:seed|run)?_?(\d+)(?:_run_\d+)?", name)
-    return int(found[1]) if found else place
+def _seed_and_run(name: str) -> tuple[int, int] | None:
+    """Returns the seed in the name of a run such as ``seed_3``, and the number of its run."""
+    found = re.fullmatch(r"(?:seed|run)?_?(\d+)(?:_run_(\d+))?", name)
+    return (int(found[1]), int(found[2] or 1)) if found else None
 
 
 def _record(path: Path, where: str, steps: Tree, seed: int) -> Record | str:

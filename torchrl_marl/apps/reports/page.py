@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
@@ -191,6 +192,7 @@ def _plain(value: Any) -> Any:
 
 
 _PAGE = "report.html"
+_FILES = (_PAGE, "report.md", "results.csv", "evaluations.csv", "curves.csv")
 
 
 def write_report(
@@ -217,11 +219,13 @@ def write_report(
 
     Raises:
         CheckpointError: there are no runs, or no run is usable.
-        ConfigError: the folder holds other files, or the references cannot be read.
+        ConfigError: the folder holds other files, a table would be overwritten, or the references
+            cannot be read.
         WriteError: the folder cannot be written to.
     """
-    folder = Path(folder)
+    folder, runs = Path(folder), [runs] if isinstance(runs, (str, os.PathLike)) else list(runs)
     _check(folder)
+    _check_inputs(runs, folder, raw)
     found = make_report(runs, references)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -258,6 +262,18 @@ def _check(folder: Path) -> None:
         f"{str(folder)!r} holds {others[0]!r} but no report, expected a new folder or an earlier "
         "report's; use --out FOLDER."
     )
+
+
+def _check_inputs(runs: Iterable[str | Path], folder: Path, raw: str | Path | None) -> None:
+    """Raises an error if the report would overwrite one of its tables."""
+    written = {(folder / name).resolve(): "--out FOLDER" for name in _FILES}
+    written |= {} if raw is None else {Path(raw).resolve(): "--json FILE"}
+    for path in runs:
+        fix = written.get(Path(path).resolve())
+        if fix is not None and Path(path).is_file():
+            raise ConfigError(
+                f"{str(path)!r} is read and would be overwritten by the report; use another {fix}."
+            )
 
 
 def _is_report(path: Path) -> bool:

@@ -85,7 +85,8 @@ def read_table(path: Path) -> tuple[dict[tuple[str, str], list[Record]], list[st
 def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
     """Yields the line number of each row, and the row."""
     try:
-        with path.open(newline="", encoding="utf-8") as file:  # cells may hold newlines
+        # Cells may hold newlines; Excel writes a byte-order mark first.
+        with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
             reader.fieldnames = [_RENAMED.get(name, name) for name in reader.fieldnames or ()]
             rows = [(reader.line_num, row) for row in reader]

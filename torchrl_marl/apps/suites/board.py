@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tqdm import tqdm
@@ -24,6 +25,7 @@ __all__ = [
     "found_result",
     "frames_of",
     "read_elapsed",
+    "read_rows",
     "results_table",
     "write_results",
 ]
@@ -189,29 +191,55 @@ def found_result(out: Path, run: SuiteRun, elapsed: float = 0.0) -> Result:
     return Result(run, folder, "begun" if begun else "waiting", {}, elapsed)
 
 
-def write_results(out: Path, results: Iterable[Result]) -> None:
+def write_results(
+    out: Path,
+    results: Iterable[Result],
+    before: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+) -> None:
     """Writes ``results.csv``, with a row for each run.
+
+    Args:
+        out (Path): output folder.
+        results (iterable of Result): results of the runs.
+        before (mapping): run folder -> row of an earlier call, kept where there is no new one.
 
     Raises:
         WriteError: the disk is full, or the folder is read-only.
     """
+    rows = {**before, **{one.run.place.as_posix(): _row(one) for one in results}}
     with whole_file(out / "results.csv", newline="") as file:
-        writer = csv.DictWriter(file, _COLUMNS)
+        writer = csv.DictWriter(file, _COLUMNS, extrasaction="ignore")
         writer.writeheader()
-        for one in results:
-            run = one.run
-            own = {key: one.summary.get(key) for key in _SUMMARIZED}
-            own |= {"task": run.task, "algorithm": run.algorithm, "seed": run.seed}
-            own |= {"state": one.state, "elapsed": round(one.elapsed, 2)}
-            writer.writerow({**own, "folder": run.place.as_posix()})
+        writer.writerows(rows.values())
+
+
+def _row(one: Result) -> dict[str, Any]:
+    run = one.run
+    own = {key: one.summary.get(key) for key in _SUMMARIZED}
+    own |= {"task": run.task, "algorithm": run.algorithm, "seed": run.seed}
+    own |= {"state": one.state, "elapsed": round(one.elapsed, 2)}
+    return {**own, "folder": run.place.as_posix()}
+
+
+def read_rows(out: Path) -> dict[str, dict[str, str]]:
+    """Reads the rows of ``results.csv`` by run folder, without runs whose folder was removed."""
+    try:
+        with (out / "results.csv").open(newline="", encoding="utf-8") as file:
+            rows = {row["folder"]: row for row in csv.DictReader(file)}
+            return {
+                folder: row
+                for folder, row in rows.items()
+                if row["state"] == "waiting" or (out / folder).is_dir()
+            }
+    except (OSError, ValueError, KeyError, TypeError, csv.Error):
+        return {}
 
 
 def read_elapsed(out: Path) -> dict[str, float]:
     """Reads from ``results.csv`` how many seconds each run has taken so far, by run folder."""
     try:
-        with (out / "results.csv").open(newline="", encoding="utf-8") as file:
-            return {row["folder"]: float(row["elapsed"] or 0) for row in csv.DictReader(file)}
-    except (OSError, ValueError, KeyError, TypeError, csv.Error):
+        return {folder: float(row["elapsed"] or 0) for folder, row in read_rows(out).items()}
+    except (ValueError, KeyError):
         return {}
 
 

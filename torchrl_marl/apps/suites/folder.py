@@ -17,7 +17,14 @@ from torchrl_marl.training.files import whole_file
 from torchrl_marl.training.folder import RunFolder
 from torchrl_marl.training.origin import Named, named_by
 
-__all__ = ["RECORD", "check_folder", "check_record", "open_folder", "read_selection"]
+__all__ = [
+    "RECORD",
+    "check_folder",
+    "check_record",
+    "is_together",
+    "open_folder",
+    "read_selection",
+]
 
 RECORD = "suite.json"
 """File in a suite's folder that stores the selection of runs and their settings."""
@@ -59,8 +66,10 @@ def _named(plan: Plan) -> list[Named]:
 
 
 @contextlib.contextmanager
-def open_folder(out: Path, plan: Plan, *, resume: bool) -> Iterator[None]:
+def open_folder(out: Path, plan: Plan, *, resume: bool, together: bool = False) -> Iterator[None]:
     """Creates and locks the folder of a suite, and writes ``suite.json``.
+
+    The record of an existing folder gets the plan's new algorithms, tasks and seeds.
 
     Args:
         out (Path): output folder.
@@ -68,6 +77,7 @@ def open_folder(out: Path, plan: Plan, *, resume: bool) -> Iterator[None]:
 
     Keyword Args:
         resume (bool): True to continue in an existing folder.
+        together (bool): True if the seeds of a new suite are members of populations.
 
     Raises:
         ConfigError: the folder has other content, or runs in it have other settings.
@@ -84,16 +94,51 @@ def open_folder(out: Path, plan: Plan, *, resume: bool) -> Iterator[None]:
     lock = RunFolder(out, "suite folder")
     try:
         check_folder(out, plan, resume=resume)
+        before = _read_record(out)
         if not (out / RECORD).exists():
-            with whole_file(out / RECORD) as file:
-                record = {"suite": plan.suite.name, **plan.selection}
-                # This user's signatures for the code and services that the settings name.
-                signatures = sorted({one.signature for one in _named(plan)})
-                record |= {"signatures": signatures} if signatures else {}
-                file.write(json.dumps(record, indent=2) + "\n")
+            _write_record(out, _new_record(plan, together))
+        elif before and (grown := _grown(before, plan)) != before:
+            _write_record(out, grown)
         yield
     finally:
         lock.release()
+
+
+def _new_record(plan: Plan, together: bool) -> dict[str, Any]:
+    record = {"suite": plan.suite.name, **plan.selection}
+    record |= {"together": True} if together else {}
+    # This user's signatures for the code and services that the settings name.
+    signatures = sorted({one.signature for one in _named(plan)})
+    return record | ({"signatures": signatures} if signatures else {})
+
+
+def _grown(record: dict[str, Any], plan: Plan) -> dict[str, Any]:
+    """Returns a record with the plan's new algorithms, tasks and seeds at the end of its lists."""
+    lists = {
+        key: [*record[key], *(one for one in plan.selection[key] if one not in record[key])]
+        for key in ("algorithms", "tasks", "seeds")
+        if isinstance(record.get(key), list)
+    }
+    return record | lists
+
+
+def _write_record(out: Path, record: dict[str, Any]) -> None:
+    with whole_file(out / RECORD) as file:
+        file.write(json.dumps(record, indent=2) + "\n")
+
+
+def _read_record(out: Path) -> dict[str, Any]:
+    """Returns the content of ``suite.json``; an empty dict if it cannot be read."""
+    try:
+        record = json.loads((out / RECORD).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def is_together(out: Path) -> bool:
+    """Returns whether the suite in a folder trains the seeds of a pair as one population."""
+    return _read_record(out).get("together") is True
 
 
 def read_selection(out: Path, suite: str) -> dict[str, Any]:

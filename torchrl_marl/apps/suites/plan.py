@@ -102,6 +102,8 @@ def clock(seconds: float) -> str:
 
 SEEDS = 5
 """Default number of seeds of each task and algorithm."""
+MOST_SEEDS = 10_000
+"""Largest number of seeds of a suite."""
 SELECTION_KEYS = ("algorithms", "tasks", "seeds", "frames")
 """Arguments of a suite that select its runs; all others are settings of every run."""
 
@@ -238,7 +240,7 @@ def seeds_of(value: Any) -> list[int]:
     """Parses seeds given as ``5``, ``[0, 2]``, ``"0..4"`` or ``"0,2"``.
 
     Raises:
-        ConfigError: the seeds have another form, or a seed is repeated.
+        ConfigError: the seeds have another form, a seed is repeated, or they are too many.
 
     Examples:
         >>> seeds_of(3), seeds_of([4, 2]), seeds_of("1..3"), seeds_of("7,9")
@@ -248,14 +250,20 @@ def seeds_of(value: Any) -> list[int]:
     if isinstance(value, str):
         first, dots, last = value.partition("..")
         if dots and first.isdecimal() and last.isdecimal():
-            found = list(range(int(first), min(int(last), int(first) + 10_000) + 1))
+            begin = _number(first)
+            found = list(range(begin, min(_number(last), begin + MOST_SEEDS) + 1))
         elif all(part.isdecimal() for part in value.split(",")):
-            found = [int(part) for part in value.split(",")]
-            found = list(range(found[0])) if "," not in value else found
+            found = [_number(part) for part in value.split(",")]
+            found = list(range(min(found[0], MOST_SEEDS + 1))) if "," not in value else found
     elif isinstance(value, int) and not isinstance(value, bool):
-        found = list(range(min(value, 10_000)))
+        found = list(range(min(value, MOST_SEEDS + 1)))
     elif isinstance(value, Iterable):
         found = list(value)
+    if len(found) > MOST_SEEDS:
+        raise ConfigError(
+            f"seeds is {quoted(value)}, expected at most {MOST_SEEDS:,} seeds; use fewer, such as "
+            "seeds=5."
+        )
     right = all(isinstance(seed, int) and 0 <= seed < 2**32 for seed in found)
     if not found or not right or len(set(found)) < len(found):
         raise ConfigError(
@@ -263,6 +271,11 @@ def seeds_of(value: Any) -> list[int]:
             "(seeds=0,2 or seeds=3..7)."
         )
     return found
+
+
+def _number(digits: str) -> int:
+    """Returns the number of decimal digits; one above all seeds if there are more than ten."""
+    return int(digits) if len(digits) <= 10 else 2**32
 
 
 def _chosen(

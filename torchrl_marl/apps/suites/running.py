@@ -21,6 +21,7 @@ from torchrl_marl.apps.suites.board import (
     Result,
     found_result,
     read_elapsed,
+    read_rows,
     results_table,
     write_results,
 )
@@ -28,6 +29,7 @@ from torchrl_marl.apps.suites.folder import (
     RECORD,
     check_folder,
     check_record,
+    is_together,
     open_folder,
     read_selection,
 )
@@ -103,7 +105,8 @@ def run_suite(
         out (str or Path, optional): output folder; default: ``suite_NAME``.
         resume (bool): True to continue in that folder; omitted arguments are taken from it.
         trust (bool): True to run code and follow links of a folder that another user owns.
-        together (bool): True to train all seeds of a task and algorithm as one population.
+        together (bool): True to train all seeds of a task and algorithm as one population; with
+            ``resume``, taken from the folder.
         jobs (int): number of concurrent runs, each in a process with one thread; 0: one by one
             in this process.
         launcher (str): ``processes`` of this machine, ``ray`` tasks, or ``slurm`` jobs.
@@ -130,8 +133,8 @@ def run_suite(
     with trusting(trust):
         plan, folder = plan_of(suite, out, resume, {**given, "settings": settings})
         how: dict[str, Any] = {"launcher": launcher, "slurm": slurm}
-        if together:
-            how["gather"] = by_population(populations(plan, folder))
+        if together or (resume and is_together(folder)):
+            how |= {"gather": by_population(populations(plan, folder)), "together": True}
         results = train_plan(plan, folder, resume=resume, jobs=jobs, said=said, **how)
         if plan.suite.score == "crossplay":
             from torchrl_marl.apps.suites.strangers import play_strangers
@@ -175,6 +178,7 @@ def train_plan(
     launcher: str = "processes",
     slurm: Mapping[str, Any] = MappingProxyType({}),
     gather: Gather = one_by_one,
+    together: bool = False,
 ) -> list[Result]:
     """Trains the runs of a plan in a folder.
 
@@ -185,6 +189,7 @@ def train_plan(
     Keyword Args:
         resume, jobs, said, launcher, slurm: as for :func:`run_suite`.
         gather (callable): which runs are trained together; default: each alone.
+        together (bool): True to record that a resumed suite gathers its runs in the same way.
 
     Raises:
         UserError: the folder or the device cannot be used.
@@ -203,7 +208,7 @@ def train_plan(
             make_executor(Path(scratch), slurm)  # raises an error before the folder is created
     where = launcher if jobs or launcher != "processes" else "here"
     _check_devices(plan)
-    with open_folder(folder, plan, resume=resume):
+    with open_folder(folder, plan, resume=resume, together=together):
         return _SuiteRunner(plan, folder, jobs, said, where, slurm, gather).run()
 
 
@@ -257,7 +262,7 @@ class _SuiteRunner:
         gather: Gather,
     ) -> None:
         self.out, self.jobs, self.where, self.slurm = out, jobs, where, slurm
-        before = read_elapsed(out)
+        self.before, before = read_rows(out), read_elapsed(out)
         found = [found_result(out, run, before.get(run.place.as_posix(), 0.0)) for run in plan.runs]
         self.results = {one.run.place: one for one in found}
         self.waiting = gather(out, [one.run for one in found if not one.finished])
@@ -274,7 +279,7 @@ class _SuiteRunner:
         return list(self.results.values())
 
     def _write_results(self) -> None:
-        write_results(self.out, self.results.values())
+        write_results(self.out, self.results.values(), self.before)
 
     def _train(self) -> None:
         began: dict[int, float] = {}
@@ -359,7 +364,7 @@ def suite_command(
     if dry_run:
         plan, folder = plan_of(texts[0], out, resume, selection)
         check_folder(folder, plan, resume=resume)
-        if together:
+        if together or (resume and is_together(folder)):
             populations(plan, folder)
         print(plan_table(plan, folder, max(jobs, 1)))
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torchrl.envs import EnvBase
 
 from torchrl_marl.apps.console import aligned
 from torchrl_marl.apps.players import with_interval, write_table
-from torchrl_marl.apps.suites.board import Result
+from torchrl_marl.apps.suites.board import Result, found_result, read_rows
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.crossplay import PartnerScore, cross_play, partner_score, seats_of
@@ -41,7 +42,8 @@ def play_strangers(
     Each pair plays ``evaluation.episodes`` episodes in both orders of the seats. ``crossplay.json``
     and ``crossplay.csv`` in ``out/task/algorithm`` have the returns of all pairs, and
     ``out/crossplay.csv`` a row for each task and algorithm. A table that is there is not played
-    again, unless its runs have changed.
+    again, unless its runs have changed. Other seeds in ``results.csv`` play, too, and rows of
+    other tasks and algorithms are kept.
 
     Args:
         results (sequence of Result): the runs of a suite; those that have not finished are left
@@ -58,21 +60,48 @@ def play_strangers(
     Raises:
         ConfigError: the agents of an environment are not one team.
     """
-    finished = [one for one in results if one.finished]
+    finished = [one for one in _all_seeds(results, out) if one.finished]
     scores: dict[tuple[str, str], PartnerScore] = {}
-    rows: list[list[Any]] = []
+    rows = _rows(out / "crossplay.csv")
     for pair in dict.fromkeys(one.run.pair for one in finished):
         own = [one for one in finished if one.run.pair == pair]
         if len(own) < 2:
+            rows.pop(pair, None)
             said(f"{' '.join(pair)}: one finished seed, which has no other to play with")
             continue
         scores[pair] = partner_score(_returns(own, out / Path(*pair), trust))
         known = [x for one in scores[pair] for x in (one.value, one.low, one.high)]
-        rows.append([*pair, len(own), _episodes(own), *known])
-        _write(out / "crossplay.csv", rows)
+        rows[pair] = [*pair, len(own), _episodes(own), *known]
+        _write(out / "crossplay.csv", list(rows.values()))
     if scores:
         said(_table(scores))
     return scores
+
+
+def _all_seeds(results: Sequence[Result], out: Path) -> list[Result]:
+    """Adds the other seeds of the same tasks and algorithms, in the order of ``results.csv``."""
+    firsts = {one.run.pair: one.run for one in reversed(results)}
+    given = {one.run.place.as_posix(): one for one in results}
+    found: dict[str, Result] = {}
+    for place, row in read_rows(out).items():
+        first = firsts.get((row["task"], row["algorithm"]))
+        if place in given:
+            found[place] = given[place]
+        elif first is not None and row["seed"].isdecimal():
+            seed = int(row["seed"])
+            run = replace(first, seed=seed, config=replace(first.config, seed=seed))
+            found[place] = found_result(out, run)
+    return list({**found, **given}.values())
+
+
+def _rows(path: Path) -> dict[tuple[str, str], list[Any]]:
+    """Reads the rows of an earlier ``crossplay.csv`` by task and algorithm."""
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = {(row[0], row[1]): row for row in list(csv.reader(file))[1:]}
+    except (OSError, ValueError, IndexError, csv.Error):
+        return {}
+    return {pair: row for pair, row in rows.items() if (path.parent / Path(*pair)).is_dir()}
 
 
 def _returns(results: Sequence[Result], folder: Path, trust: bool) -> torch.Tensor:
