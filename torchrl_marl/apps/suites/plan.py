@@ -205,7 +205,8 @@ def populations(plan: Plan, folder: Path) -> list[list[SuiteRun]]:
         if known and not (begun and known == [run.place.name for run in unit]):
             raise ConfigError(
                 f"{str(own.folder)!r} has {', '.join(known)}, which are not the members of this "
-                "population; use the same seeds, leave out --together, or choose another --out."
+                "population; use the same seeds or another --out, or leave out --together if the "
+                "suite began without it."
             )
     return units
 
