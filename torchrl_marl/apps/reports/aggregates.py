@@ -298,27 +298,29 @@ def _scored(record: Record, frames: float) -> Scored:
     at = frames if place is None else float(measured.frames[place])
     at = float(np.clip(at, measured.frames[0], measured.end))
 
-    def read(values: Numbers) -> float:
-        return float(np.interp(at, measured.frames, values))
-
     return Scored(
         record,
-        read(measured.returns),
+        _read(measured.frames, measured.returns, at),
         at,
-        read(measured.agent_frames),
-        read(measured.seconds),
+        _read(measured.frames, measured.agent_frames, at),
+        _read(measured.frames, measured.seconds, at),
         place is not None,
         float(measured.returns[-1]),
         _group_returns(record, at),
     )
 
 
+def _read(frames: Numbers, values: Numbers, at: float) -> float:
+    """Returns a curve's last value at given frames; without one, that between its neighbors."""
+    (same,) = np.nonzero(frames == at)
+    return float(values[same[-1]] if len(same) else np.interp(at, frames, values))
+
+
 def _group_returns(record: Record, frames: float) -> dict[str, float]:
     table = record.run.evaluation if record.is_evaluated else record.run.training
     columns = [name for name in table if name.endswith(REWARD)]
     found = {
-        name.removesuffix(REWARD): float(np.interp(frames, table["frames"], table[name]))
-        for name in columns
+        name.removesuffix(REWARD): _read(table["frames"], table[name], frames) for name in columns
     }
     known = {name: value for name, value in found.items() if np.isfinite(value)}
     return known if len(known) > 1 else {}

@@ -282,7 +282,7 @@ def _on_frames(report: Report) -> Iterator[str]:
         if apart:
             yield (
                 f"In {result.task.name} runs are compared at {figure(result.frames)} frames. "
-                f"These have no measurement near and count with their return between two: "
+                f"These have no measurement near; their return is interpolated, or the nearest: "
                 f"{listed(apart, 4)}."
             )
         elif max(ends) > 1.1 * result.frames:
