@@ -18,7 +18,10 @@ from torchrl_marl.envs.carried import CarriedTransform, drawing, inner_keys
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.specs import GroupSpec
 
-__all__ = ["Labels", "OtherPlay", "with_other_play"]
+__all__ = ["WITH_SYMMETRIES", "Labels", "OtherPlay", "symmetries_of", "with_other_play"]
+
+WITH_SYMMETRIES = "toy/matching_levers, jaxmarl/hanabi, jaxmarl/overcooked_v2"
+"""Environments of the package that have symmetries."""
 
 
 class Labels:
@@ -180,6 +183,20 @@ def _taken(x: Tensor, index: Tensor) -> Tensor:
     return x.gather(-1, index.expand(*x.shape[:-1], index.shape[-1]))
 
 
+def symmetries_of(env: EnvBase) -> dict[str, Labels]:
+    """Returns the symmetries of an environment by group; empty if it has none.
+
+    Args:
+        env (EnvBase): any environment.
+    """
+    base = _base(env)
+    return dict(base.symmetries()) if hasattr(base, "symmetries") else {}
+
+
+def _base(env: EnvBase) -> Any:
+    return env.base_env if isinstance(env, TransformedEnv) else env
+
+
 def with_other_play(env: EnvBase) -> EnvBase:
     """Adds :class:`OtherPlay` with the symmetries of an environment.
 
@@ -190,13 +207,11 @@ def with_other_play(env: EnvBase) -> EnvBase:
     Raises:
         ConfigError: the environment has no symmetries, or they do not fit its groups.
     """
-    base: Any = env.base_env if isinstance(env, TransformedEnv) else env
-    labels = base.symmetries() if hasattr(base, "symmetries") else {}
+    labels = symmetries_of(env)
     if not labels:
         raise ConfigError(
-            f"{type(base).__name__} has no symmetries for Other-Play; use env.other_play=false, or "
-            "an environment with symmetries() (toy/matching_levers, jaxmarl/hanabi, "
-            "jaxmarl/overcooked_v2)."
+            f"{type(_base(env)).__name__} has no symmetries for Other-Play; use "
+            f"env.other_play=false, or an environment with symmetries() ({WITH_SYMMETRIES})."
         )
     transform = OtherPlay(labels)
     found = TransformedEnv(env, transform, auto_unwrap=True)

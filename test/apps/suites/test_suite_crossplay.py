@@ -128,5 +128,21 @@ def test_other_scores_and_other_teams_are_refused(here):
         run_suite("mine.yaml", algorithms="ippo", seeds=2, jobs=0, said=list)
 
 
+def test_other_play_without_symmetries_is_refused_before_the_first_run(here, capsys):
+    two = TABLE.replace(", kwargs: {rounds: 1}", "")
+    two = two.replace("  levers: {}", "  levers: {env: {kwargs: {rounds: 1}}}")
+    (here / "mine.yaml").write_text(two + "  games: {env: {name: matrix_game}}\n")
+    for more in (["--dry-run"], ["--jobs", "0"]):
+        assert main(["suite", "mine.yaml", "seeds=1", *more]) == 2
+        found = capsys.readouterr().err
+        assert "these tasks have no symmetries: games (toy/matrix_game); use tasks=levers" in found
+        assert "toy/matching_levers" in found and not Path("suite_mine").exists()
+    assert main(["suite", "mine.yaml", "tasks=levers", "--dry-run"]) == 0
+    assert main(["suite", "mine.yaml", "algorithms=ippo", "--dry-run"]) == 0
+    given = ["sweep", "toy_matrix_game_mappo", "learner.lr=1e-3,1e-2", "env.other_play=true"]
+    assert main([*given, "--dry-run"]) == 2
+    assert "no symmetries: toy_matrix_game_mappo (toy/matrix_game)" in capsys.readouterr().err
+
+
 if __name__ == "__main__":
     pytest.main([__file__])

@@ -45,6 +45,9 @@ from torchrl_marl.apps.suites.plan import (
     seeds_of,
     suite_names,
 )
+from torchrl_marl.envs.config import EnvConfig
+from torchrl_marl.envs.make import make_env
+from torchrl_marl.envs.symmetries import WITH_SYMMETRIES, symmetries_of
 from torchrl_marl.errors import ConfigError, UserError, nearest, quoted
 from torchrl_marl.runtime.trust import trusting
 from torchrl_marl.settings import merged, normalized, parse_overrides
@@ -52,6 +55,7 @@ from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.interruption import terminable
 
 __all__ = [
+    "check_symmetries",
     "one_by_one",
     "plan_of",
     "refuse_unfinished",
@@ -208,6 +212,7 @@ def train_plan(
             make_executor(Path(scratch), slurm)  # raises an error before the folder is created
     where = launcher if jobs or launcher != "processes" else "here"
     _check_devices(plan)
+    check_symmetries(plan)
     with open_folder(folder, plan, resume=resume, together=together):
         return _SuiteRunner(plan, folder, jobs, said, where, slurm, gather).run()
 
@@ -239,6 +244,46 @@ def plan_of(
         own |= {"frames": chosen["frames"], "settings": chosen["settings"]}
         check_record(folder / RECORD, plan, partial(make_plan, table, **own))
     return plan, folder
+
+
+def check_symmetries(plan: Plan) -> None:
+    """Refuses Other-Play in tasks without symmetries.
+
+    The environment of each task with ``env.other_play`` is built once, with one env.
+
+    Args:
+        plan (Plan): runs to train.
+
+    Raises:
+        ConfigError: an environment has no symmetries; the message names all such tasks.
+    """
+    lacking: dict[str, str] = {}
+    checked: dict[tuple[str, str], EnvConfig] = {}
+    for run in plan.runs:
+        env, key = run.config.env, (run.task, repr(run.config.env))
+        if env.other_play and key not in checked:
+            checked[key] = env
+            if not _has_symmetries(env):
+                lacking[run.task] = f"{run.task} ({env.library}/{env.name})"
+    if lacking:
+        have = [task for task, _ in checked if task not in lacking]
+        fix = f"use tasks={','.join(have)}, or leave" if have else "leave"
+        raise ConfigError(
+            f"env.other_play is true, but these tasks have no symmetries: "
+            f"{', '.join(lacking.values())}; {fix} env.other_play out; environments with "
+            f"symmetries are {WITH_SYMMETRIES}."
+        )
+
+
+def _has_symmetries(env: EnvConfig) -> bool:
+    library = env.record
+    if library is not None and library.one_per_process:
+        return False  # a simulator must not be started in the process of a suite
+    built = make_env(dataclasses.replace(env, other_play=False, randomize={}), num_envs=1, seed=0)
+    try:
+        return bool(symmetries_of(built))
+    finally:
+        built.close()
 
 
 def _check_devices(plan: Plan) -> None:
@@ -364,6 +409,8 @@ def suite_command(
     if dry_run:
         plan, folder = plan_of(texts[0], out, resume, selection)
         check_folder(folder, plan, resume=resume)
+        with trusting(trust):
+            check_symmetries(plan)
         if together or (resume and is_together(folder)):
             populations(plan, folder)
         print(plan_table(plan, folder, max(jobs, 1)))

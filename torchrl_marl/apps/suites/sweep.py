@@ -22,6 +22,7 @@ from torchrl_marl.apps.suites.board import Result, results_table
 from torchrl_marl.apps.suites.plan import OF_A_RUN, Plan, Suite, SuiteRun, members_checked, seeds_of
 from torchrl_marl.apps.suites.running import (
     Gather,
+    check_symmetries,
     one_by_one,
     plan_table,
     refuse_unfinished,
@@ -325,6 +326,8 @@ def sweep_command(
     own: dict[str, Any] = {"seeds": 3 if seeds is None else seeds}
     if dry_run:
         plan = make_sweep(recipe, grid, **own, settings=settings)
+        with trusting(how["trust"]):
+            check_symmetries(plan)
         _gather(recipe, grid, plan, how["together"], print)
         folder = Path(f"sweep_{plan.suite.name}") if out is None else out
         print(plan_table(plan, folder, how["jobs"] or 1, "settings"))
