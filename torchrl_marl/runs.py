@@ -238,7 +238,7 @@ def _check_given(folder: Path, before: TrainConfig, config: TrainConfig) -> None
     if has_checkpoint(folder):
         from torchrl_marl.training.checkpoint import load_latest
 
-        used, state = load_latest(folder)
+        used, state = load_latest(folder, resuming=True)
         made = settings_of(state, used)
     check_unchanged(made or before, config, before, folder / "config.yaml")
 

@@ -146,7 +146,8 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_broken_one(tmp_path):
     )
     cut_in_half(latest_checkpoint(run.folder))
     both = r"iteration_000006\.pt .*iteration_000005\.pt"
-    with pytest.warns(UserWarning, match=both):
+    behind = rf"{both}.* of 400 frames is used instead, 80 frames behind the run's last"
+    with pytest.warns(UserWarning, match=behind):
         loaded = Run.load(run.folder)
     assert latest_checkpoint(run.folder).name == "iteration_000006.pt"  # reading changes nothing
     before = load_checkpoint(run.folder / "checkpoints" / "iteration_000005.pt")
@@ -163,6 +164,20 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_broken_one(tmp_path):
         "iteration_000006.pt",
         "iteration_000006.pt.broken",
     ]
+
+
+def test_an_untrained_checkpoint_stands_in_only_where_the_run_is_trained_on(tmp_path):
+    folders = [str(tmp_path / name) for name in ("whole", "cut")]
+    whole, run = (train(small_config(folder=folder)) for folder in folders)
+    names = [path.name for path in all_checkpoints(run.folder)]
+    assert names == ["iteration_000000.pt", "iteration_000006.pt"]
+    cut_in_half(latest_checkpoint(run.folder))
+    with pytest.raises(CheckpointError, match="iteration_000000.pt, .* is not used instead"):
+        Run.load(run.folder)
+    behind = "iteration_000000.pt, .* of 0 frames is used instead, 480 frames behind"
+    with pytest.warns(UserWarning, match=behind):
+        resume(run.folder)
+    assert_same_run(whole.folder, run.folder)
 
 
 def test_a_run_of_broken_checkpoints_only(tmp_path):

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from torchrl_marl.errors import CheckpointError, UserError
 from torchrl_marl.learners.learner import Learner
-from torchrl_marl.training.files import whole_file, writing
+from torchrl_marl.training.files import frames_of, whole_file, writing
 
 __all__ = [
     "all_checkpoints",
@@ -310,14 +310,22 @@ def latest_checkpoint(folder: Path) -> Path:
     return found[-1]
 
 
-def load_latest(folder: Path) -> tuple[Path, dict[str, Any]]:
+def load_latest(folder: Path, *, resuming: bool = False) -> tuple[Path, dict[str, Any]]:
     """Loads the latest undamaged checkpoint of a run, and warns about damaged ones.
+
+    Args:
+        folder (Path): folder of the run.
+
+    Keyword Args:
+        resuming (bool): True if the run is trained on. Only then is a checkpoint from before the
+            first frame used instead of a damaged one.
 
     Returns:
         Path, dict: the file, and its content with all tensors on the CPU.
 
     Raises:
-        CheckpointError: the run has no checkpoint, or only damaged ones.
+        CheckpointError: the run has no checkpoint, only damaged ones, or only one from before the
+            first frame besides damaged ones.
     """
     latest_checkpoint(folder)
     broken: dict[str, BrokenCheckpointError] = {}
@@ -329,18 +337,36 @@ def load_latest(folder: Path) -> tuple[Path, dict[str, Any]]:
             broken[path.name] = error
             continue
         if broken:
-            names = " and ".join(f"{name} ({error.reason})" for name, error in broken.items())
-            warnings.warn(
-                f"run {str(folder)!r}: broken or half-written: {names}; {path.name}, the "
-                "checkpoint before, is used instead.",
-                stacklevel=2,
-            )
+            _warn_of_broken(folder, broken, path, state["collector"]["frames"], resuming)
         return path, state
     if len(broken) == 1:
         raise next(iter(broken.values()))
     names = ", ".join(f"{name} ({error.reason})" for name, error in broken.items())
     raise CheckpointError(
         f"all checkpoints of run {str(folder)!r} are broken: {names}; train the run again."
+    )
+
+
+def _warn_of_broken(
+    folder: Path,
+    broken: Mapping[str, BrokenCheckpointError],
+    path: Path,
+    frames: int,
+    resuming: bool,
+) -> None:
+    """Warns that an earlier checkpoint is used; refuses one from before the first frame."""
+    names = " and ".join(f"{name} ({error.reason})" for name, error in broken.items())
+    what = f"run {str(folder)!r}: broken or half-written: {names}"
+    if not frames and not resuming:
+        raise CheckpointError(
+            f"{what}; {path.name}, the checkpoint before, is from before the first frame and is "
+            f"not used instead; train again from there: torchrl-marl train --resume {folder}."
+        )
+    reached = max(frames, frames_of(folder))
+    warnings.warn(
+        f"{what}; {path.name}, the checkpoint before, of {frames:,} frames is used instead, "
+        f"{reached - frames:,} frames behind the run's last.",
+        stacklevel=3,
     )
 
 

@@ -60,6 +60,8 @@ def enter(
     twice = [name for i, name in enumerate(names) if name in names[:i]]
     if twice:
         raise ConfigError(f"player {quoted(twice[0])} is given twice, expected every player once.")
+    for name in names:
+        _check_no_suite(Path(name))
     if len(names) < 2:
         if not Path(names[0]).exists() and names[0] not in (RANDOM, HEURISTIC):
             raise CheckpointError(f"{quoted(names[0])} does not exist, expected a run folder.")
@@ -87,6 +89,20 @@ def enter(
         if name in names:
             players[name] = scripted(name, env, team, environments[folders[0]])
     return env, {name: players[name] for name in names}
+
+
+def _check_no_suite(folder: Path) -> None:
+    """Refuses the folder of a suite or of one of its tasks; names folders that hold seeds."""
+    if (folder / "config.yaml").is_file():
+        return
+    found = [*folder.glob("*/seed*/config.yaml"), *folder.glob("*/*/seed*/config.yaml")]
+    groups = sorted({str(path.parent.parent) for path in found})
+    if groups:
+        more = f" (and {len(groups) - 2} more)" if len(groups) > 2 else ""
+        raise ConfigError(
+            f"{quoted(str(folder))} is the folder of a suite, expected runs of one task; give "
+            f"folders of its seeds, such as {' or '.join(groups[:2])}{more}."
+        )
 
 
 def runs_of_players(names: Sequence[str]) -> list[Path]:

@@ -13,7 +13,7 @@ from typing import IO, Any
 from torchrl_marl.errors import UserError, WriteError
 from torchrl_marl.runtime.trust import no_link
 
-__all__ = ["append", "new_file", "open_to_append", "whole_file", "writing"]
+__all__ = ["append", "frames_of", "new_file", "open_to_append", "whole_file", "writing"]
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -145,3 +145,22 @@ def _fix(reason: OSError) -> str:
     if reason.errno in _FORBIDDEN:
         return "allow writing there, or choose another folder"
     return "check the path and the disk"
+
+
+def frames_of(folder: Path) -> int:
+    """Returns a run's frames, from the last complete row of ``metrics.csv``; 0 without a row."""
+    try:
+        with (folder / "metrics.csv").open("rb") as file:
+            heads = file.readline().decode().strip().split(",")
+            column = heads.index("frames")
+            size = file.seek(0, 2)
+            file.seek(max(0, size - 20_000))
+            lines = file.read().decode(errors="replace").split("\n")
+    except (OSError, ValueError):
+        return 0
+    # The last piece is an incomplete row, or the empty text after the last newline.
+    for line in reversed(lines[:-1]):
+        cells = line.strip().split(",")
+        if len(cells) == len(heads) and cells[column].isdecimal():
+            return int(cells[column])
+    return 0

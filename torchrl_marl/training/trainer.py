@@ -129,7 +129,7 @@ def resume_training(
                 )
             if not on_rank_zero(ranks, lambda: has_checkpoint(path)):
                 return _restart(folder, config, env, ranks, trials, own)
-            used, state = on_rank_zero(ranks, lambda: load_latest(path))
+            used, state = on_rank_zero(ranks, lambda: load_latest(path, resuming=True))
             made = settings_of(state, used) or before
             check_unchanged(made, asked, before, path / "config.yaml")
             if "trials" in state and trials is None:

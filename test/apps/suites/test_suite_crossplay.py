@@ -2,13 +2,17 @@
 
 import csv
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from torchrl_marl.apps.cli.main import main
-from torchrl_marl.apps.suites import run_suite, strangers
+from torchrl_marl.apps.suites import make_plan, run_suite, strangers
+from torchrl_marl.apps.suites.board import found_result
+from torchrl_marl.apps.suites.strangers import play_strangers
 from torchrl_marl.errors import ConfigError
 
 pytestmark = pytest.mark.runs
@@ -37,6 +41,9 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.yaml").write_text(TABLE)
     return tmp_path
+
+
+PLAN = {"algorithms": "ippo", "seeds": 3}
 
 
 def rows(path):
@@ -109,10 +116,43 @@ def test_the_command_plays_a_folder_of_seeds(capsys):
     run_suite("mine.yaml", algorithms="ippo", seeds=2, jobs=0, said=list)
     assert main(["crossplay", "suite_mine/levers/ippo", "--episodes", "4"]) == 0
     lines = capsys.readouterr().out.splitlines()
+    assert main(["crossplay", "suite_mine"]) == 2
+    assert main(["crossplay", "suite_mine/levers", "random"]) == 2
+    for line, name in zip(capsys.readouterr().err.splitlines(), ("suite_mine", "levers")):
+        assert f"{name}' is the folder of a suite" in line
+        assert "such as suite_mine/levers/ippo." in line
     assert lines[0].split() == ["return", "with", "1", "2"]
     assert [line.split()[1] for line in lines[1:3]] == [
         f"suite_mine/levers/ippo/seed{seed}" for seed in (0, 1)
     ]
+
+
+def test_a_run_without_a_usable_checkpoint_is_left_out_and_named(played):
+    lines = []
+    options = {"algorithms": "ippo", "jobs": 0, "said": lines.append, "seeds": 4}
+    run_suite("mine.yaml", **options)
+    shutil.rmtree("suite_mine/levers/ippo/seed1/checkpoints")
+    [*_, last] = sorted(Path("suite_mine/levers/ippo/seed2/checkpoints").glob("*.pt"))
+    last.write_bytes(last.read_bytes()[:-200])
+    Path("suite_mine/levers/ippo/crossplay.json").unlink()
+    lines.clear()
+    run_suite("mine.yaml", resume=True, **options)
+    left = [line for line in lines if line.startswith("left out of the cross-play: ")]
+    assert "levers/ippo/seed1: run" in left[0] and "has no checkpoint yet" in left[0]
+    assert "levers/ippo/seed2: run" in left[1] and "before the first frame" in left[1]
+    record = json.loads(Path("suite_mine/levers/ippo/crossplay.json").read_text())
+    assert len(left) == 2 and record["seeds"] == [0, 3] and played == [4, 2]
+
+
+def test_a_run_that_failed_is_left_out_and_named(played):
+    lines = []
+    options = {"algorithms": "ippo", "jobs": 0, "said": lines.append, "seeds": 3}
+    run_suite("mine.yaml", **options)
+    found = [found_result(Path("suite_mine"), run) for run in make_plan("mine.yaml", **PLAN).runs]
+    found[1] = replace(found[1], state="failed", summary={})
+    lines.clear()
+    play_strangers(found, Path("suite_mine"), said=lines.append)
+    assert lines[0].endswith("since they did not finish: levers/ippo/seed1") and played == [3, 2]
 
 
 def test_other_scores_and_other_teams_are_refused(here):

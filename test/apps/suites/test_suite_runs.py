@@ -15,10 +15,11 @@ from runs import assert_same_run
 
 from torchrl_marl.apps.cli.main import main
 from torchrl_marl.apps.suites import run_suite
-from torchrl_marl.apps.suites.board import Board, frames_of
+from torchrl_marl.apps.suites.board import Board
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.training import training
 from torchrl_marl.training.config import read_run_config
+from torchrl_marl.training.files import frames_of
 from torchrl_marl.training.folder import RunFolder
 
 pytestmark = pytest.mark.runs

@@ -17,13 +17,12 @@ from tqdm import tqdm
 
 from torchrl_marl.apps.console import aligned, number
 from torchrl_marl.apps.suites.plan import Pace, Pair, SuiteRun, clock, seconds_left
-from torchrl_marl.training.files import whole_file
+from torchrl_marl.training.files import frames_of, whole_file
 
 __all__ = [
     "Board",
     "Result",
     "found_result",
-    "frames_of",
     "read_elapsed",
     "read_rows",
     "results_table",
@@ -126,25 +125,6 @@ class Board:
         waiting.sort(key=lambda place: place not in self._working)
         left = [(self._results[p].run.pair, self._total(p) - self._frames[p]) for p in waiting]
         return seconds_left(left, paces, self._jobs)
-
-
-def frames_of(folder: Path) -> int:
-    """Returns a run's frames, from the last complete row of ``metrics.csv``; 0 without a row."""
-    try:
-        with (folder / "metrics.csv").open("rb") as file:
-            heads = file.readline().decode().strip().split(",")
-            column = heads.index("frames")
-            size = file.seek(0, 2)
-            file.seek(max(0, size - 20_000))
-            lines = file.read().decode(errors="replace").split("\n")
-    except (OSError, ValueError):
-        return 0
-    # The last piece is an incomplete row, or the empty text after the last newline.
-    for line in reversed(lines[:-1]):
-        cells = line.strip().split(",")
-        if len(cells) == len(heads) and cells[column].isdecimal():
-            return int(cells[column])
-    return 0
 
 
 _SUMMARIZED = ["return_before", "return_random", "return_after", "frames", "seconds"]

@@ -16,8 +16,10 @@ from torchrl.envs import EnvBase
 from torchrl_marl.apps.console import aligned
 from torchrl_marl.apps.players import with_interval, write_table
 from torchrl_marl.apps.suites.board import Result, found_result, read_rows
-from torchrl_marl.errors import ConfigError
+from torchrl_marl.errors import CheckpointError, ConfigError
 from torchrl_marl.specs import TeamSpec
+from torchrl_marl.training.checkpoint import load_latest
+from torchrl_marl.training.config import last_stage
 from torchrl_marl.training.crossplay import PartnerScore, cross_play, partner_score, seats_of
 from torchrl_marl.training.entrants import enter
 from torchrl_marl.training.evaluation import kind_of
@@ -46,13 +48,13 @@ def play_strangers(
     other tasks and algorithms are kept.
 
     Args:
-        results (sequence of Result): the runs of a suite; those that have not finished are left
-            out.
+        results (sequence of Result): the runs of a suite; those that have not finished, or have
+            no usable checkpoint, are left out and named.
         out (Path): folder of the suite.
 
     Keyword Args:
         trust (bool): True to run code that another user's settings name.
-        said (callable): called with the table of scores.
+        said (callable): called with a line for the runs left out, and the table of scores.
 
     Returns:
         dict: (task, algorithm) -> score, for those with two finished seeds or more.
@@ -60,14 +62,20 @@ def play_strangers(
     Raises:
         ConfigError: the agents of an environment are not one team.
     """
-    finished = [one for one in _all_seeds(results, out) if one.finished]
+    found = _all_seeds(results, out)
+    finished = [one for one in found if one.finished]
+    if missing := [one.run.place.as_posix() for one in found if not one.finished]:
+        said(f"left out of the cross-play, since they did not finish: {', '.join(missing)}")
     scores: dict[tuple[str, str], PartnerScore] = {}
     rows = _rows(out / "crossplay.csv")
     for pair in dict.fromkeys(one.run.pair for one in finished):
         own = [one for one in finished if one.run.pair == pair]
+        if not _is_known(own, out / Path(*pair)):
+            own = _with_checkpoint(own, said)
         if len(own) < 2:
             rows.pop(pair, None)
-            said(f"{' '.join(pair)}: one finished seed, which has no other to play with")
+            seeds = f"{'one' if own else 'no'} finished seed"
+            said(f"{' '.join(pair)}: {seeds}, which has no other to play with")
             continue
         scores[pair] = partner_score(_returns(own, out / Path(*pair), trust))
         known = [x for one in scores[pair] for x in (one.value, one.low, one.high)]
@@ -94,6 +102,18 @@ def _all_seeds(results: Sequence[Result], out: Path) -> list[Result]:
     return list({**found, **given}.values())
 
 
+def _with_checkpoint(results: Sequence[Result], said: Callable[[str], None]) -> list[Result]:
+    """Leaves out runs without a usable checkpoint, and reports each in a line."""
+    found = []
+    for one in results:
+        try:
+            load_latest(last_stage(one.folder))
+            found.append(one)
+        except CheckpointError as error:
+            said(f"left out of the cross-play: {one.run.place.as_posix()}: {error}")
+    return found
+
+
 def _rows(path: Path) -> dict[tuple[str, str], list[Any]]:
     """Reads the rows of an earlier ``crossplay.csv`` by task and algorithm."""
     try:
@@ -104,19 +124,27 @@ def _rows(path: Path) -> dict[tuple[str, str], list[Any]]:
     return {pair: row for pair, row in rows.items() if (path.parent / Path(*pair)).is_dir()}
 
 
-def _returns(results: Sequence[Result], folder: Path, trust: bool) -> torch.Tensor:
-    """Returns the table of a task and algorithm, ``[A, A]``, from its record or from new games."""
-    first = results[0].run.config
-    asked: dict[str, Any] = {
+def _asked(results: Sequence[Result]) -> dict[str, Any]:
+    """Returns what a table is played for; its record is only read if it is for the same."""
+    kind = kind_of(results[0].run.config.evaluation.deterministic)
+    return {
         "seeds": [one.run.seed for one in results],
         "runs": [[one.summary["frames"], one.summary.get("return_after")] for one in results],
         "episodes": _episodes(results),
-        "actions": kind_of(first.evaluation.deterministic),
+        "actions": kind,
     }
-    record = folder / RECORD
-    known = _read(record)
-    if all(known.get(key) == value for key, value in asked.items()):
-        return torch.tensor(known["returns"], dtype=torch.float64)
+
+
+def _is_known(results: Sequence[Result], folder: Path) -> bool:
+    known = _read(folder / RECORD)
+    return all(known.get(key) == value for key, value in _asked(results).items())
+
+
+def _returns(results: Sequence[Result], folder: Path, trust: bool) -> torch.Tensor:
+    """Returns the table of a task and algorithm, ``[A, A]``, from its record or from new games."""
+    asked, record = _asked(results), folder / RECORD
+    if _is_known(results, folder):
+        return torch.tensor(_read(record)["returns"], dtype=torch.float64)
     table = _played(results, trust)
     write_table(folder, [f"seed{seed}" for seed in asked["seeds"]], table, None)
     with whole_file(record) as file:
