@@ -113,7 +113,10 @@ class AgentNode(Node):
         self.last, self.acted = self.safe, None
 
     def _declare_safe_action(self) -> None:
-        safe = self.declare_parameter("safe_action", [0.0] * self.size).value
+        one_hot = self.player.interface["action"].get("one_hot", False)
+        zeros = [0.0] * self.size
+        first = [1.0, *zeros[1:]] if one_hot else zeros
+        safe = self.declare_parameter("safe_action", first).value
         given = np.array(safe, np.float64)
         if len(safe) != self.size or not np.isfinite(given).all():
             raise AgentError(f"safe_action is {list(safe)}, expected {self.size} finite numbers.")
@@ -126,6 +129,11 @@ class AgentNode(Node):
             raise AgentError(
                 f"safe_action has {given[i]:g} at index {i}, expected {kind} from {self.low[i]:g} "
                 f"to {self.high[i]:g}."
+            )
+        if one_hot and given.sum() != 1:
+            raise AgentError(
+                f"safe_action is {list(safe)}, expected one 1 and otherwise zeros, since the "
+                f"actions of {self.player.name!r} are one-hot."
             )
 
     def _connect(self) -> None:

@@ -270,8 +270,8 @@ def test_a_stored_graph_finds_its_engine_in_a_new_process(tmp_path):
 def test_what_cannot_be_built_says_what_can():
     refused = [
         ("ants", {}, "did you mean 'ant'"),
-        ("ant", {"agent_conf": "5x5"}, "use env.kwargs.agent_conf=4x2 or 8x1"),
-        ("halfcheetah", {"agent_conf": "1x6"}, "use env.kwargs.agent_conf=6x1, or"),
+        ("ant", {"agent_conf": "5x5"}, "use env.kwargs.agent_conf=4x2, 2x4, 2x4d or 8x1."),
+        ("halfcheetah", {"agent_conf": "1x6"}, "use env.kwargs.agent_conf=6x1 or 2x3."),
         ("manysegmentant", {"agent_conf": "x"}, "use env.kwargs.agent_conf=2x3"),
         ("ant", {"agent_obsk": -1}, "agent_obsk is -1, expected 0 or more"),
         ("ant", {"agent_obsk": True}, "agent_obsk is True, expected a whole number or None"),

@@ -9,7 +9,7 @@ from torchrl.envs import SerialEnv, TransformedEnv, check_env_specs
 from torchrl_marl import AgentSpec, TeamSpec
 from torchrl_marl.envs import MarlEnv, PadAgents, check_marl_env
 from torchrl_marl.envs.transforms import with_dense_groups
-from torchrl_marl.errors import ConfigError, SpecError
+from torchrl_marl.errors import ConfigError, SimulatorStateError, SpecError
 
 PUSH = Bounded(-1, 1, (1,))
 KINDS = [("rover", Unbounded((2,))), ("drone", None)]
@@ -114,6 +114,12 @@ def test_a_snapshot_has_the_states():
         drone = env.rollout(3)["next", "team"][..., 2]
         rollouts.append(torch.cat([drone["observation"], drone["state"]], -1))
     assert torch.equal(*rollouts)
+
+
+@pytest.mark.parametrize("value", [{}, None, 3])
+def test_what_is_no_snapshot_is_refused(value):
+    with pytest.raises(SimulatorStateError, match=r"Walk.restore: found .* without 'world', exp"):
+        Walk().restore(value)
 
 
 def test_graphs_give_the_states_of_eager_steps():

@@ -340,3 +340,8 @@ def test_settings_of_an_environment():
         randomize={"mass": 2, "action_delay": 1},
     )
     assert found.domain_parameters["mass"].tolist() == [[2, 2]] * 2
+
+
+def test_ranges_are_a_dict():
+    with pytest.raises(ConfigError, match="ranges is None, expected a dict of ranges by name"):
+        randomized(Carts(2, lengths=[4], seed=0), None)

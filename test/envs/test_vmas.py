@@ -369,6 +369,11 @@ def played(env, n=4):
     return env.rollout(n, break_when_any_done=False)
 
 
+def test_what_is_no_snapshot_is_refused():
+    with pytest.raises(SimulatorStateError, match=r"VmasEnv.restore: found .* without 'of'"):
+        VmasEnv("balance", num_envs=1).restore({})
+
+
 def test_a_snapshot_of_another_team_is_refused():
     three, four = (VmasEnv("balance", num_envs=2, seed=0, n_agents=n) for n in (3, 4))
     with pytest.raises(SimulatorStateError, match="does not fit"):

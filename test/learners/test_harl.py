@@ -283,6 +283,10 @@ def test_groups_have_separate_orders():
             ["learner=haddpg", "population.size=2"],
             "updates agents in a different order for each member",
         ),
+        (
+            ["learner=haddpg", "population.size=2"],
+            "vdn, iql, maddpg, iddpg, matd3, itd3, masac, isac for a population",
+        ),
         (["learner=hatd3", "learner.unshare_at=0.5"], "learner.unshare_at is 0.5"),
     ],
 )

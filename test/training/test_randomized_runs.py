@@ -1,5 +1,7 @@
 """Runs with domain randomization: what they train and are evaluated on, and how they resume."""
 
+import math
+
 import pytest
 from runs import assert_same_run, small_config, table
 from tiers import later
@@ -73,6 +75,9 @@ def test_a_run_is_evaluated_with_any_values(tmp_path, capsys):
     assert ['"randomize": {"agent_mass": 4}' in rows[0], '"randomize": true' in rows[1]] == [
         True
     ] * 2
+    run._record({"return_mean": math.nan, "return_std": math.inf, "episodes": 4})
+    [*_, row] = (run.folder / "evaluations.jsonl").read_text(encoding="utf-8").splitlines()
+    assert '"return_mean": null, "return_std": null, "episodes": 4}' in row
     env = run.make_env(2)
     with pytest.raises(ConfigError, match="randomize that: torchrl_marl.envs.randomized"):
         run.evaluate(4, env=env, randomize=True)

@@ -307,7 +307,8 @@ def randomized(env: EnvBase, ranges: Mapping[str, Any]) -> EnvBase:
         EnvBase: the same environment, with transforms for noise and delays, if there are any.
 
     Raises:
-        ConfigError: unknown name or malformed range; the message lists the known names.
+        ConfigError: ``ranges`` is no mapping; or unknown name or malformed range, and the message
+            lists the known names.
 
     Examples:
         >>> from torchrl_marl.envs import VmasEnv
@@ -318,6 +319,11 @@ def randomized(env: EnvBase, ranges: Mapping[str, Any]) -> EnvBase:
         >>> env.domain_parameters["agent_mass"].shape
         torch.Size([2, 3])
     """
+    if not isinstance(ranges, Mapping):
+        raise ConfigError(
+            f"randomized: ranges is {quoted(ranges)}, expected a dict of ranges by name, such as "
+            '{"observation_noise": [0, 0.1]}.'
+        )
     own = {name: value for name, value in ranges.items() if name not in _TRANSFORMS}
     if own:
         _randomize_parameters(env, own)

@@ -221,8 +221,8 @@ _ONE_CHANNEL = "but its parameters are shared by all agents, so members would no
 _ONE_POLICY = "but distributed.collectors is {}, and shards play a single policy"
 _READS_ALL = "but it reads all agents, also those of other members"
 _TOGETHER = (
-    f"expected one of {', '.join(_OF_ALGORITHM)} for a population (or separate runs: --seeds "
-    "without --together)"
+    f"expected one of {', '.join(name for name in _OF_ALGORITHM if name not in OF_DATA)} for a "
+    "population (or separate runs: --seeds without --together)"
 )
 _IN_ORDER = f"which updates agents in a different order for each member, {_TOGETHER}"
 

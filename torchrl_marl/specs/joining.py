@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -23,6 +24,7 @@ __all__ = [
     "as_one",
     "can_join",
     "fold",
+    "in_words_of_team",
     "join",
     "joined_fields",
     "of_members",
@@ -408,6 +410,25 @@ class PopulationGroup(JoinedGroup):
         """Splits a tensor of all agents into a ``[P * E, *B, N, ...]`` per group in ``sources``."""
         assert self.team is not None
         return self.team.split(unfold(rows, self.n_members, dim), dim)
+
+
+def in_words_of_team(text: str) -> str:
+    """Removes the member from the names of groups in a message.
+
+    Members have the same groups, so :func:`of_members` numbers them. Users know the groups of the
+    environment only, and what is wrong is wrong for each member.
+
+    Args:
+        text (str): message.
+
+    Examples:
+        >>> in_words_of_team("group 'car of member 0': its actions are continuous")
+        "group 'car': its actions are continuous"
+    """
+    return _MEMBER.sub("", text)
+
+
+_MEMBER = re.compile(r" of member \d+")
 
 
 def of_members(team: GroupSpec, n_members: int, *, same_actions: bool = True) -> PopulationGroup:

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import dataclasses
 import json
+import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
@@ -206,7 +207,8 @@ class Run:
             env (EnvBase, optional): environment to use in place of the run's.
             seed (int, optional): random seed of the initial states. The default, 0, gives the
                 initial states of every run's evaluations; training uses other initial states.
-            record (bool): whether to add the result to ``evaluations.jsonl`` in the run folder.
+            record (bool): whether to add the result to ``evaluations.jsonl`` in the run folder;
+                NaN and infinity are written as null.
             mp4 (bool): whether to write the first episodes to ``episode.mp4``, too.
             shown (int): number of episodes in the animation.
             randomize (mapping or bool, optional): ranges or fixed values of ``env.randomize`` to
@@ -393,13 +395,19 @@ class Run:
     def _record(self, result: dict[str, Any]) -> None:
         when = datetime.now().astimezone().isoformat(timespec="seconds")
         row = {"time": when, "frames": self.frames, **result}
+        row = {key: _or_null(value) for key, value in row.items()}
         try:
-            append(self.folder / "evaluations.jsonl", json.dumps(row) + "\n")
+            append(self.folder / "evaluations.jsonl", json.dumps(row, allow_nan=False) + "\n")
         except WriteError as error:
             warnings.warn(f"the result is not recorded: {error}", stacklevel=3)
 
     def __repr__(self) -> str:
         return f"Run({str(self.folder)!r}, return_after={self.summary.get('return_after')})"
+
+
+def _or_null(value: Any) -> Any:
+    """Returns None for NaN and infinity, which JSON does not have."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def refuse_population(folder: Path, config: TrainConfig) -> None:

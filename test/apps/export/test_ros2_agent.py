@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import ros2
 from exported import team_policy
-from torchrl.data import Bounded, Categorical, Unbounded
+from torchrl.data import Bounded, Categorical, OneHot, Unbounded
 
 from torchrl_marl import AgentSpec, TeamSpec
 from torchrl_marl.apps.export import Player, export_agents
@@ -364,6 +364,14 @@ class TestRefusals:
         assert "a whole number" in self.refused(start, folder, safe_action=[1.5])
         assert "has 1 numbers, not 2" in self.refused(start, folder, action_type="twist")
         assert "{agent}" in self.refused(start, talkers["car_0"], message_topic="words")
+
+    def test_safe_actions_of_one_hot_agents(self, graph, start, tmp_path):
+        folder = exported(tmp_path / "a", OneHot(3))["car_0"]
+        for zeros in ([0.0] * 3, [1.0, 0.0, 1.0]):
+            found = self.refused(start, folder, safe_action=zeros)
+            assert found.startswith(f"safe_action is {zeros}, expected one 1 and otherwise zeros")
+        assert start(folder).safe.tolist() == [1.0, 0.0, 0.0]
+        assert start(folder, safe_action=[0.0, 0.0, 1.0]).safe.tolist() == [0.0, 0.0, 1.0]
 
     def test_safe_actions_of_hybrid_agents(self, start, shooter):
         found = self.refused(start, shooter, safe_action=[4.0, 0.0, 0.0])

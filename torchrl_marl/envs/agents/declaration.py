@@ -15,7 +15,7 @@ from tensordict import NestedKey
 from torchrl.data import Categorical, Composite, TensorSpec
 
 from torchrl_marl.envs.agents.kinds import GroupKinds, OutputReader, batched
-from torchrl_marl.errors import ConfigError, SimulatorStateError, nearest
+from torchrl_marl.errors import ConfigError, SimulatorStateError, nearest, quoted
 from torchrl_marl.specs import AgentSpec, TeamSpec
 from torchrl_marl.specs.agents import fault_of_state, n_options
 from torchrl_marl.specs.stacking import pad_specs
@@ -167,6 +167,26 @@ def check_state(owner: str, state: Any) -> None:
     """Raises an error for a ``state`` other than ``"observations"``, ``"world"`` and None."""
     if state not in (None, "observations", "world"):
         raise ConfigError(f"{owner}: state is {state!r}, expected 'observations', 'world' or None.")
+
+
+def check_parts(snapshot: Any, parts: Sequence[str], owner: str) -> None:
+    """Raises an error for a value that is no snapshot of such an environment.
+
+    Args:
+        snapshot (TensorDict): argument of ``restore``.
+        parts (sequence of str): names that a snapshot has.
+        owner (str): name of the environment, for the message.
+
+    Raises:
+        SimulatorStateError: the value lacks a part.
+    """
+    has = snapshot.keys() if hasattr(snapshot, "keys") else ()
+    missing = [part for part in parts if part not in has]
+    if missing:
+        raise SimulatorStateError(
+            f"{owner}.restore: found {quoted(snapshot)} without {missing[0]!r}, expected the "
+            "result of snapshot()."
+        )
 
 
 def check_snapshot(of: str, own: str) -> None:

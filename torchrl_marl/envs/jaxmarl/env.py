@@ -15,7 +15,7 @@ from torch import Tensor
 from torchrl.data import Composite, OneHot, Unbounded
 from torchrl.envs.utils import MarlGroupMapType
 
-from torchrl_marl.envs.agents.declaration import Declaration, check_whole_numbers
+from torchrl_marl.envs.agents.declaration import Declaration, check_parts, check_whole_numbers
 from torchrl_marl.envs.agents.declared_env import AutoResetEnv
 from torchrl_marl.envs.agents.kinds import map_leaves
 from torchrl_marl.envs.agents.life_cycle import where_fresh
@@ -264,6 +264,7 @@ class JaxMarlEnv(FinalFrames, AutoResetEnv):
         Raises:
             SimulatorStateError: if the snapshot has another environment or number of envs.
         """
+        check_parts(snapshot, ["world"], type(self).__name__)
         saved = {**snapshot["world", "batched"], **snapshot["world", "shared"]}
         carry = self._dlpack.write_tree(self._calls.carry, saved, self._jax_device)
         self._begun, self._ended = None, None

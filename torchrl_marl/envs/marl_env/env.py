@@ -14,7 +14,12 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.data import TensorSpec
 
-from torchrl_marl.envs.agents.declaration import Declaration, check_least, refuse_unknown
+from torchrl_marl.envs.agents.declaration import (
+    Declaration,
+    check_least,
+    check_parts,
+    refuse_unknown,
+)
 from torchrl_marl.envs.agents.declared_env import DeclaredEnv
 from torchrl_marl.envs.agents.life_cycle import (
     GroupFlags,
@@ -471,6 +476,7 @@ class MarlEnv(DomainParameters, EnvGraphs, DeclaredEnv):
         Raises:
             SimulatorStateError: the snapshot has other state tensors or another number of envs.
         """
+        check_parts(snapshot, ["world", "random"], type(self).__name__)
         if not self._episode:
             self.reset()
         SimulatorState(None, self._not_simulator).write(self, snapshot["world"])

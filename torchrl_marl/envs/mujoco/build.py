@@ -7,7 +7,7 @@ import functools
 import inspect
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from torchrl_marl.envs.mujoco.columns import Columns, read_columns
 from torchrl_marl.envs.mujoco.rewards import Reward
 from torchrl_marl.envs.mujoco.robots import ROBOTS, Robot
 from torchrl_marl.errors import ConfigError, MissingExtraError, nearest, quoted
+from torchrl_marl.settings.formatting import listed
 
 __all__ = ["Agent", "Task", "build_task", "key_of"]
 
@@ -198,12 +199,31 @@ def _factorization(name: str, robot: Robot, agent_conf: str) -> dict[str, Any] |
     joints = sorted((joint for part in upstream["partition"] for joint in part), key=_actuator)
     single = f"{len(joints)}x1"
     if agent_conf != single:
-        known = " or ".join(dict.fromkeys([robot.agent_conf, single]))
+        known = [robot.agent_conf, *filter(_succeeds(read), _evenly(len(joints))), single]
         raise ConfigError(
             f"mujoco/{name} has no partition {quoted(agent_conf)}; use "
-            f"env.kwargs.agent_conf={known}, or another partition of Gymnasium-Robotics."
+            f"env.kwargs.agent_conf={listed(dict.fromkeys(known))}."
         )
     return {**upstream, "partition": [(joint,) for joint in joints]}
+
+
+def _evenly(n_joints: int) -> list[str]:
+    """Returns the names of partitions into agents with equally many joints; d is for diagonal."""
+    sizes = [(n, n_joints // n) for n in range(2, n_joints) if n_joints % n == 0]
+    return [f"{n}x{each}{end}" for n, each in sizes for end in ("", "d")]
+
+
+def _succeeds(read: Callable[[str], Any]) -> Callable[[str], bool]:
+    """Returns a function that tells whether Gymnasium-Robotics has a partition."""
+
+    def succeeds(conf: str) -> bool:
+        try:
+            read(conf)
+        except Exception:  # upstream raises plain exceptions for unknown partitions
+            return False
+        return True
+
+    return succeeds
 
 
 def _actuator(joint: Any) -> int:

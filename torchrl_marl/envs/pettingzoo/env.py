@@ -19,7 +19,12 @@ from torch import Tensor
 from torchrl.data import Composite, Unbounded
 from torchrl.envs.utils import MarlGroupMapType
 
-from torchrl_marl.envs.agents.declaration import check_snapshot, check_state, check_whole_numbers
+from torchrl_marl.envs.agents.declaration import (
+    check_parts,
+    check_snapshot,
+    check_state,
+    check_whole_numbers,
+)
 from torchrl_marl.envs.agents.declared_env import AutoResetEnv
 from torchrl_marl.envs.agents.life_cycle import where_fresh
 from torchrl_marl.envs.agents.spaces import grouped
@@ -295,6 +300,7 @@ class PettingZooEnv(FinalFrames, AutoResetEnv):
             SimulatorStateError: if the snapshot has another environment or number of copies.
             TrustError: if another user or machine wrote the snapshot.
         """
+        check_parts(snapshot, ["of", "worlds"], type(self).__name__)
         own = f"{self._declaration.owner} x {self.num_envs}"
         check_snapshot(snapshot["of"], own)
         saved = snapshot["worlds"]

@@ -21,7 +21,7 @@ from torchrl.data import Categorical, Composite, TensorSpec, Unbounded
 from torchrl.envs.utils import MarlGroupMapType
 
 from torchrl_marl.capture.execution import Execution, check_execution
-from torchrl_marl.envs.agents.declaration import check_snapshot
+from torchrl_marl.envs.agents.declaration import check_parts, check_snapshot
 from torchrl_marl.envs.scene import Shape, Stage
 from torchrl_marl.envs.vmas.build import (
     VIEWER,
@@ -404,6 +404,7 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
         Raises:
             SimulatorStateError: if the snapshot has another scenario or number of envs.
         """
+        check_parts(snapshot, ["of", "simulator"], type(self).__name__)
         check_snapshot(snapshot["of"], self._simulators.describe(self._env.num_envs))
         self._simulators.state().write(self._env, snapshot["simulator"])
         bank = self._starts() if "starts" in snapshot.keys() else None
