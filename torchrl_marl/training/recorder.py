@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
 import importlib.util
@@ -14,7 +15,8 @@ import sys
 import time
 import uuid
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,6 +32,7 @@ __all__ = [
     "Loggers",
     "Recorder",
     "check_logging",
+    "messages_of",
     "open_backend",
     "print_message",
 ]
@@ -230,6 +233,23 @@ class Recorder:
             self._loggers.close()
 
 
+_run: ContextVar[str] = ContextVar("run", default="")
+
+
+@contextlib.contextmanager
+def messages_of(run: str) -> Iterator[None]:
+    """Context in which messages start with a run's name, where several runs share a terminal.
+
+    Args:
+        run (str): name of the run; empty for none.
+    """
+    token = _run.set(run)
+    try:
+        yield
+    finally:
+        _run.reset(token)
+
+
 def print_message(text: str, *, warns: bool = True) -> None:
     """Prints a message above the progress bar.
 
@@ -239,6 +259,7 @@ def print_message(text: str, *, warns: bool = True) -> None:
     Keyword Args:
         warns (bool): True to print to stderr, which notebooks show in red; False for stdout.
     """
+    text = f"{_run.get()}: {text}" if _run.get() else text
     tqdm.write(f"torchrl_marl: {text}.", file=sys.stderr if warns else sys.stdout)
 
 

@@ -14,6 +14,7 @@ from torchrl_marl.apps.suites import make_plan, run_suite, strangers
 from torchrl_marl.apps.suites.board import found_result
 from torchrl_marl.apps.suites.strangers import play_strangers
 from torchrl_marl.errors import ConfigError
+from torchrl_marl.training import evaluation
 
 pytestmark = pytest.mark.runs
 
@@ -153,6 +154,15 @@ def test_a_run_that_failed_is_left_out_and_named(played):
     lines.clear()
     play_strangers(found, Path("suite_mine"), said=lines.append)
     assert lines[0].endswith("since they did not finish: levers/ippo/seed1") and played == [3, 2]
+
+
+def test_messages_name_their_run_where_runs_share_a_terminal(monkeypatch, capsys):
+    monkeypatch.setattr(evaluation, "where_they_differ", lambda *pair: "drawn actions earn more")
+    given = ["suite", "mine.yaml", "algorithms=ippo", "seeds=2", "evaluation.both=true"]
+    assert main([*given, "--jobs", "0"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for seed in (0, 1):
+        assert f"torchrl_marl: levers/ippo/seed{seed}: drawn actions earn more." in lines
 
 
 def test_other_scores_and_other_teams_are_refused(here):

@@ -102,17 +102,30 @@ class Jobs:
         return places.get(self.where, self._in_processes)()
 
     def _here(self) -> _Ended:
+        from torchrl_marl.training.recorder import messages_of
+
         for number, config in enumerate(self.configs):
             self.began(number)
             try:
                 folder = config.folder if self.resume else None
-                found: Run | Exception = train_or_resume(config, folder, **self.overrides)
+                with messages_of(self._name_of(config)):
+                    found: Run | Exception = train_or_resume(config, folder, **self.overrides)
             except Exception as error:
                 found = error
             except BaseException:
                 yield number, Stopped()
                 raise
             yield number, found
+
+    def _name_of(self, config: TrainConfig) -> str:
+        """Returns the name of a run in messages; empty for a single run."""
+        if len(self.configs) == 1 and self.folder == Path():
+            return ""
+        folder = None if config.folder is None else Path(config.folder)
+        if folder is None:
+            return f"seed {config.seed}"
+        inside = folder.is_relative_to(self.folder)
+        return (folder.relative_to(self.folder) if inside else folder).as_posix()
 
     def _in_processes(self) -> _Ended:
         waiting = deque(range(len(self.configs)))
