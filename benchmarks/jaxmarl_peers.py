@@ -1,0 +1,225 @@
+"""What ``jaxmarl_mpe.py`` and ``jaxmarl_smax.py`` share: options, trainings of both sides, report.
+
+JaxMARL trains by a script in a virtual environment that is created for it. Its own scripts and
+settings come from GitHub. Ours are runs of a suite.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import foreign
+import peers
+import report
+from jaxmarl_recipes import episodes_of
+
+__all__ = ["arguments", "publish", "results", "seconds", "train_ours", "train_theirs"]
+
+ADDRESS = "https://github.com/FLAIROx/JaxMARL"
+COMMIT = "c793d095618c6d3edfb5632802348f57b70a4b94"
+NEEDS = (["jaxmarl==0.2.0", "flax", "optax", "six", "distrax", "pyyaml"],)
+ONE_THREAD = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+Result = dict[str, Any]
+Train = Callable[[str, int, Path, argparse.Namespace], Result]
+
+
+# -------------------------------------------------------------------------------------- options
+
+
+def arguments(
+    parser: argparse.ArgumentParser,
+    sides: Sequence[str],
+    default_sides: Sequence[str],
+    *,
+    seeds: Sequence[int],
+    frames: int,
+    batch: int,
+    episodes: tuple[str, int],
+) -> argparse.Namespace:
+    """Adds the options that both comparisons have, and reads the command line.
+
+    Args:
+        parser (ArgumentParser): with the options of one comparison.
+        sides, default_sides (sequence of str): what can be trained, and what is by default.
+
+    Keyword Args:
+        seeds (sequence of int): by default.
+        frames (int): by default.
+        batch (int): number that divides the frames; the frames of ``--quick``.
+        episodes (tuple): option for the number of episodes, and its default; read as ``episodes``.
+    """
+    option, count = episodes
+    metavar = option.removeprefix("--").upper()
+    parser.add_argument("--sides", nargs="+", choices=list(sides), default=list(default_sides))
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(seeds))
+    parser.add_argument("--frames", type=int, help=f"a multiple of {batch:,}; default: {frames:,}")
+    parser.add_argument(option, dest="episodes", metavar=metavar, type=int, default=count)
+    parser.add_argument("--jaxmarl", type=Path, help="folder with a checkout of JaxMARL")
+    parser.add_argument("--python", type=Path, help="Python of an environment for JaxMARL")
+    parser.add_argument("--results", type=Path, help="folder to keep and reuse results in")
+    args = parser.parse_args()
+    args.frames = args.frames or (batch if args.quick else frames)
+    args.episodes = 8 if args.quick else args.episodes
+    if args.frames % batch:
+        raise SystemExit(f"--frames is no multiple of {batch:,}, the frames of a batch.")
+    return args
+
+
+# ------------------------------------------------------------------------------------- training
+
+
+def checkout(folder: Path) -> Path:
+    """JaxMARL's scripts at the commit, from GitHub; the package does not have them."""
+    if not (folder / "baselines").is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        git = ["git", "-C", str(folder)]
+        subprocess.run([*git, "init", "--quiet"], check=True)
+        fetch = [*git, "fetch", "--quiet", "--depth", "1", "--filter=blob:none", ADDRESS, COMMIT]
+        subprocess.run(fetch, check=True)
+        subprocess.run([*git, "checkout", "FETCH_HEAD", "--", "baselines"], check=True)
+    return folder
+
+
+def train_theirs(
+    script: Path,
+    side: str,
+    seed: int,
+    path: Path,
+    args: argparse.Namespace,
+    own: Mapping[str, Any],
+) -> Result:
+    """Trains by JaxMARL, and returns what its process has written.
+
+    Args:
+        script (Path): what runs in JaxMARL's environment.
+        side (str): algorithm.
+        seed (int): random seed.
+        path (Path): file of the result.
+        args (Namespace): from :func:`arguments`.
+        own (mapping): options that only this script has.
+    """
+    source = (args.jaxmarl or checkout(foreign.environments() / "jaxmarl_source")).resolve()
+    options = {
+        "--source": source,
+        "--algorithm": side,
+        "--seed": seed,
+        "--frames": args.frames,
+        "--out": path.resolve(),
+    }
+    python = args.python or foreign.make_environment(foreign.environments() / "jaxmarl_smax", NEEDS)
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    environment |= {"OMP_NUM_THREADS": "1", "XLA_FLAGS": ONE_THREAD}
+    return peers.train_by_script(python, script, {**options, **own}, environment)
+
+
+def train_ours(
+    suite: str, task: str, measured: str, side: str, seed: int, path: Path, args: argparse.Namespace
+) -> Result:
+    """Trains a run of a suite, and plays episodes with its policy.
+
+    Args:
+        suite, task (str): where to train.
+        measured (str): ``return`` or ``won``, what the result reports of the episodes.
+        side, seed, path, args: as in :func:`train_theirs`; the run's folder lies beside the file.
+    """
+    from torchrl_marl.training import Run
+
+    evaluation = {"every_frames": args.frames, "episodes": 2}
+    settings = {"quick": args.quick, "frames": args.frames, "evaluation": evaluation}
+    found = peers.train_by_suite(suite, side, task, seed, path.with_suffix(""), **settings)
+    mean = played(Run.load(found.folder), args.episodes, measured)
+    return {measured: mean, "training": found.summary["seconds"], "load": os.getloadavg()[0]}
+
+
+def played(run: Any, episodes: int, measured: str) -> float:
+    """Returns a mean over the first episode of each copy, by the likeliest actions.
+
+    Args:
+        run (Run): trained run.
+        episodes (int): number of copies.
+        measured (str): ``return`` of an agent, or ``won``, the share of battles won.
+    """
+    import torch
+    from torchrl.envs.utils import ExplorationType, set_exploration_type
+
+    from torchrl_marl.envs import make_env, with_memory
+
+    config = replace(run.config.env, info=measured == "won")
+    env = with_memory(make_env(config, seed=12345, num_envs=episodes), run.policy)
+    with torch.no_grad(), set_exploration_type(ExplorationType.DETERMINISTIC):
+        mean = episodes_of(env, run.policy)[measured]
+    env.close()
+    return mean
+
+
+def results(world: str, train: Train, args: argparse.Namespace) -> dict[str, list[Result]]:
+    """Results of all sides and seeds, from an earlier call or from one now.
+
+    Args:
+        world (str): name of the task or map.
+        train (callable): trains a side with a seed; gets the result's file and the options.
+        args (Namespace): from :func:`arguments`.
+    """
+    # JAX takes as many threads as torch.
+    os.environ.setdefault("XLA_FLAGS", ONE_THREAD)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = args.results or Path(scratch)
+        folder.mkdir(parents=True, exist_ok=True)
+
+        def result(side: str, seed: int) -> Result:
+            path = folder / f"{world}_{side}_{args.frames}_seed{seed}.json"
+            what = f"{side} on {world}, seed {seed}"
+            return peers.kept(path, what, lambda: train(side, seed, path, args))
+
+        return {side: [result(side, seed) for seed in args.seeds] for side in args.sides}
+
+
+# --------------------------------------------------------------------------------------- report
+
+
+def seconds(one: Result) -> float:
+    """Of compiling, collecting and learning."""
+    return one["training"] + one.get("compiling", 0.0)
+
+
+def publish(
+    what: str,
+    title: str,
+    section: tuple[str, str],
+    method: str,
+    found: Mapping[str, Sequence[Result]],
+    args: argparse.Namespace,
+) -> None:
+    """Prints and writes.
+
+    Args:
+        what (str): the result's name.
+        title (str): its heading.
+        section (tuple): heading of the table, and the table.
+        method (str): how it was measured.
+        found (mapping): side -> results.
+        args (Namespace): from :func:`arguments`.
+    """
+    each = [(side, one) for side, of_seeds in found.items() for one in of_seeds]
+    versions = next((one["versions"] for _, one in each if "versions" in one), {})
+    named = {"versions on JaxMARL's side": ", ".join(f"{k} {x}" for k, x in versions.items())}
+    report.publish(
+        what,
+        title,
+        [section],
+        {
+            **({"JaxMARL": f"commit {COMMIT}", **named} if versions else {}),
+            "seeds": ", ".join(str(seed) for seed in args.seeds),
+            "threads of torch and of JAX": 1,
+            "load of the machine": ", ".join(f"{side} {one['load']:.1f}" for side, one in each),
+        },
+        method,
+        write=args.write and not args.quick,
+    )
