@@ -27,7 +27,6 @@ __all__ = [
     "blank_masked_inputs",
     "bootstrap_mask",
     "bootstraps_in",
-    "detach_recorded",
     "flags_of",
     "learned_steps",
     "learning_mask",
@@ -131,21 +130,6 @@ def blank_masked_inputs(
             continue
         inputs.set(key, torch.where(expand_mask(mask, value), value, 0.0))
     return inputs
-
-
-def detach_recorded(data: TensorDictBase, *keys: NestedKey) -> None:
-    """Detaches entries that a policy wrote in the past, if they are there.
-
-    ``env.rollout`` keeps their graph. Gradients through it would cancel those of the loss.
-
-    Args:
-        data (TensorDictBase): data of a loss, changed in place; not the caller's.
-        *keys (NestedKey): keys of actions, log-probabilities and hidden states.
-    """
-    for key in keys:
-        value = data.get(key, None)
-        if value is not None and value.requires_grad:
-            data.set(key, value.detach())
 
 
 def placeholder_action(group: GroupSpec) -> Tensor:

@@ -35,7 +35,6 @@ from torchrl_marl.objectives.flags import (
     alive_in,
     blank_masked_inputs,
     bootstraps_in,
-    detach_recorded,
     learning_mask,
     of_agents,
     share,
@@ -376,7 +375,7 @@ class OffPolicyLoss(LossModule):
         stored = data.get(self._team_reward_key, None) if self.mixed else None
         if stored is not None:
             return stored
-        reward = of_agents(data.get(("next", *_as_tuple(self.tensor_keys.reward))), everyone)
+        reward = of_agents(data.get(self._reward_key), everyone)
         if not self.mixed:
             return reward
         return team_reward(self.group, data, reward, self.per_group)
@@ -392,7 +391,7 @@ class OffPolicyLoss(LossModule):
         """
         if self.bootstrap != "team" or not self._own_rewards:
             return
-        key, flagged = ("next", *self.group.key("reward")), with_flags(self.group, data)
+        key, flagged = self._reward_key, with_flags(self.group, data)
         reward, alive = data.get(key), alive_in(self.group, flagged)
         if self.mixed:
             earned = team_reward(self.group, flagged, reward, self.per_group)
@@ -407,7 +406,7 @@ class OffPolicyLoss(LossModule):
         keys = self.in_keys
         if not self.mixed or not self._own_rewards:
             return keys
-        own = ("next", *self.group.key("reward"))
+        own = self._reward_key
         return [self._team_reward_key if key == own else key for key in keys]
 
     def add_team_reward(
@@ -421,7 +420,7 @@ class OffPolicyLoss(LossModule):
             leaves (dict): key -> rows; the reward is added to it.
             arrange, restore (callable): map stored rows to ``[*B, N, 1]`` of this group, and back.
         """
-        own = ("next", *self.group.key("reward"))
+        own = self._reward_key
         if self._team_reward_key not in self.stored_keys or own not in leaves:
             return
         reward = arrange(leaves.pop(own))
@@ -435,7 +434,11 @@ class OffPolicyLoss(LossModule):
     @property
     def _own_rewards(self) -> bool:
         """True if each agent has a reward, not only the team."""
-        return self.tensor_keys.reward == self.group.key("reward")
+        return self._reward_key[1:-1] == _as_tuple(self.group.key("reward"))[:-1]
+
+    @property
+    def _reward_key(self) -> tuple[str, ...]:
+        return ("next", *_as_tuple(self.tensor_keys.reward))
 
     @property
     def _team_reward_key(self) -> tuple[str, ...]:
@@ -532,7 +535,9 @@ class OffPolicyLoss(LossModule):
         read = self.read_keys
         read = [*read, *self.state_keys.values()]
         inputs = data.select(*dict.fromkeys(read if mask is None else [*read, mask]), strict=False)
-        detach_recorded(inputs, action, *self.state_keys.values())
+        for key in (action, *self.state_keys.values()):
+            if (acted := inputs.get(key, None)) is not None:
+                inputs.set(key, acted.detach())  # ``env.rollout`` keeps the graph of the policy
         acted = inputs.get(action, None)
         if mask is not None and acted is not None and not acted.is_floating_point():
             inputs.set(action, torch.where(expand_mask(data.get(mask), acted), acted, 0))

@@ -23,14 +23,13 @@ from torchrl.objectives import ValueEstimators
 from torchrl_marl.functional import expand_mask
 from torchrl_marl.functional.statistics import PerGroup
 from torchrl_marl.modules.distributions import sampled_entropy
-from torchrl_marl.modules.memory.states import has_cells, state_keys
+from torchrl_marl.modules.memory.states import has_cells
 from torchrl_marl.modules.normalization import ValueNorm
 from torchrl_marl.modules.stacks.module_stack import only_agents
 from torchrl_marl.objectives.estimator import TeamGAE, estimator_keys, policy_ratio
 from torchrl_marl.objectives.flags import (
     blank_masked_actions,
     blank_masked_inputs,
-    detach_recorded,
     loss_mask_key,
     placeholder_action,
     valid_actions,
@@ -39,6 +38,8 @@ from torchrl_marl.runtime.ranks import SINGLE_PROCESS, SingleProcess, current
 from torchrl_marl.specs import GroupSpec
 
 __all__ = ["COMBINE", "MAPPOLoss", "entropy_of", "explained_variance", "ratio_metrics"]
+
+_TD_LMBDA = {ValueEstimators.TD0: 0.0, ValueEstimators.TD1: 1.0, ValueEstimators.TDLambda: 0.95}
 
 
 def ratio_metrics(
@@ -335,15 +336,12 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
         is 0 for ``TD0``, and 1 for ``TD1``. TorchRL's own know neither masks nor done flags of the
         episode; they are built for a loss without a group and a mask.
         """
-        kinds = ValueEstimators
-        alone = self.group is None and self._mask_key is None
-        td = {} if alone else {kinds.TD0: 0.0, kinds.TD1: 1.0, kinds.TDLambda: 0.95}
-        gae = value_type in (None, kinds.GAE, kinds.MAGAE, *td)
-        if not gae and value_type is not kinds.VTrace:
+        td = _TD_LMBDA if self.group is not None or self._mask_key is not None else {}
+        gae = value_type in (None, ValueEstimators.GAE, ValueEstimators.MAGAE, *td)
+        if not gae and value_type is not ValueEstimators.VTrace:
             super().make_value_estimator(value_type, **hyperparams)
             return
-        self.value_type = kinds.MAGAE if gae else kinds.VTrace
-        hyperparams = {"gamma": 0.99, "lmbda": td.get(value_type, 0.95), **hyperparams}
+        self.value_type = ValueEstimators.MAGAE if gae else ValueEstimators.VTrace
         make: Any = TeamGAE
         if not gae:
             from torchrl_marl.objectives.vtrace import TeamVTrace
@@ -354,7 +352,7 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
             group=self.group,
             bootstrap=self.bootstrap,
             value_norm=self.value_norm,
-            **hyperparams,
+            **{"gamma": 0.99, "lmbda": td.get(value_type, 0.95), **hyperparams},
         )
         estimator.set_keys(
             **{
@@ -468,16 +466,7 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
 
     def _dense(self, tensordict: TensorDictBase) -> TensorDictBase:
         tensordict = tensordict.copy()
-        tensordict = tensordict if self.group is None else self.group.dense(tensordict)
-        detach_recorded(tensordict, *self._recorded_keys)
-        return tensordict
-
-    @property
-    def _recorded_keys(self) -> list[NestedKey]:
-        """Keys of entries that the networks wrote when the batch was collected."""
-        networks = (self.actor_network, self.critic_network) if self._remembering else ()
-        states = [key for network in networks for key in state_keys(network)]
-        return [self.tensor_keys.action, self.tensor_keys.sample_log_prob, *states]
+        return tensordict if self.group is None else self.group.dense(tensordict)
 
     def _learned(self, tensordict: TensorDictBase) -> Tensor | None:
         """Returns the mask of steps to learn from; zeroes other steps, as 0 times NaN is NaN."""

@@ -17,7 +17,7 @@ from torchrl.modules import set_recurrent_mode
 if TYPE_CHECKING:
     from torchrl_marl.modules.memory.cells import Memory
 
-__all__ = ["STATES", "has_cells", "over_time", "state_keys", "state_size", "states_after"]
+__all__ = ["STATES", "has_cells", "over_time", "state_size", "states_after"]
 
 STATES = ("hidden", "critic_hidden", "target_hidden")
 """Leaves of the hidden states of actors, critics, and target actors."""
@@ -33,11 +33,6 @@ def over_time(network: nn.Module) -> contextlib.AbstractContextManager:
     return set_recurrent_mode(True) if has_cells(network) else contextlib.nullcontext()
 
 
-def state_keys(network: TensorDictModuleBase) -> list[Any]:
-    """Returns the keys of the hidden states that a network reads."""
-    return [key for key in network.in_keys if isinstance(key, tuple) and key[-1] in STATES]
-
-
 def states_after(network: TensorDictModuleBase, inputs: TensorDictBase) -> dict[Any, Tensor]:
     """Returns the hidden states after each step of sequences; empty without memory.
 
@@ -50,7 +45,7 @@ def states_after(network: TensorDictModuleBase, inputs: TensorDictBase) -> dict[
     Shapes:
         - returns: input key of the state -> ``[*B, T, N, S]``
     """
-    keys = state_keys(network)
+    keys = [key for key in network.in_keys if isinstance(key, tuple) and key[-1] in STATES]
     if not keys:
         return {}
     alone = network[0] if isinstance(network, TensorDictSequential) else network
