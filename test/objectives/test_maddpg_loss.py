@@ -223,6 +223,12 @@ class TestByHand:
         errors = torch.tensor([16.0 - 1 - 0.25 * 27, 48 - 5 - 0.25 * 81])
         torch.testing.assert_close(terms["loss_value"], 0.5 * errors.square().mean())
 
+    def test_steps_of_torchrls_multi_step_raise_the_discount(self):
+        td = self.batch()
+        td["steps_to_next_obs"] = torch.full((1, 1), 3)
+        targets = torch.tensor([1 + 0.5**3 * 27, 5 + 0.5**3 * 81])
+        torch.testing.assert_close(self.loss()(td)["target_value"], targets.mean())
+
     @pytest.mark.parametrize(
         ("whose", "slope"),
         [
@@ -337,6 +343,19 @@ def test_wrong_words():
     for wrong in ({"bootstrap": "all"}, {"actor_gradient": "own"}):
         with pytest.raises(ValueError, match="expected"):
             MADDPGLoss(*networks(group), group=group, **wrong)
+    with pytest.raises(ValueError, match=r"TDLambda, expected ValueEstimators.TD0; .* TeamReplay"):
+        MADDPGLoss(*networks(group), group=group).make_value_estimator(ValueEstimators.TDLambda)
+
+
+def test_the_graph_of_stored_actions_gets_no_gradient():
+    """``env.rollout`` keeps it; the critics' loss would train the actor."""
+    group = make_group()
+    actor, critic = networks(group)
+    loss = MADDPGLoss(actor, critic, group=group, functional=False)
+    td = actor(steps(group, 6))
+    assert td["car", "action"].requires_grad
+    found = torch.autograd.grad(loss(td)["loss_value"], list(actor.parameters()), allow_unused=True)
+    assert found == (None,) * len(found)
 
 
 def test_a_sequence_of_modules_is_a_critic():

@@ -9,7 +9,7 @@ from cover import pairwise
 from ppo_losses import LOSSES, assert_same_outcome, by_hand, hand_batch, make_networks, outcome
 from samples import assert_same, make_batch, make_group, make_trajectory
 from torchrl.modules import PopArtValueNorm
-from torchrl.objectives import ClipPPOLoss
+from torchrl.objectives import ClipPPOLoss, ValueEstimators
 
 from torchrl_marl import TeamSpec
 from torchrl_marl.objectives import MAPPOLoss, TeamGAE
@@ -195,17 +195,49 @@ def test_it_takes_tensors_by_name():
     assert_same(critic_loss, expected["loss_critic"])
 
 
-def test_torchrls_estimators_are_still_there():
-    from torchrl.objectives import ValueEstimators
+@pytest.mark.parametrize("bootstrap", ["team", "agent"])
+@pytest.mark.parametrize(("kind", "lmbda"), [("TD0", 0.0), ("TD1", 1.0), ("TDLambda", 0.7)])
+def test_td_estimators_know_masks(kind, lmbda, bootstrap):
+    """The advantage of TD(lambda) is GAE; TorchRL's own would read what the dead observe."""
+    group = make_group()
+    actor, critic = make_networks(group)
+    loss = MAPPOLoss(actor, critic, group=group, bootstrap=bootstrap)
+    td = make_trajectory(group, 4, 5)
+    given = {"lmbda": lmbda} if kind == "TDLambda" else {}
+    loss.make_value_estimator(ValueEstimators[kind], gamma=0.9, **given)
+    found = loss.value_estimator(td.clone())
+    loss.make_value_estimator(ValueEstimators.GAE, gamma=0.9, lmbda=lmbda)
+    expected = loss.value_estimator(td.clone())
+    for leaf in ("advantage", "value_target"):
+        assert_same(found["car", leaf], expected["car", leaf])
+
+
+def test_torchrls_estimators_are_those_of_a_loss_without_group():
     from torchrl.objectives.value import TDLambdaEstimator
 
-    group = make_group(mask=False)
-    actor, critic = make_networks(group)
-    loss = MAPPOLoss(actor, critic, group=group)
+    loss = MAPPOLoss(*make_networks(make_group(mask=False)))
+    loss.set_keys(value=("car", "state_value"))
     loss.make_value_estimator(ValueEstimators.TDLambda, gamma=0.9, lmbda=0.9)
     assert isinstance(loss.value_estimator, TDLambdaEstimator)
     loss.make_value_estimator(ValueEstimators.GAE, gamma=0.9)
     assert isinstance(loss.value_estimator, TeamGAE)
+
+
+def test_the_graph_of_the_collecting_policy_gets_no_gradient():
+    """``env.rollout`` keeps it; it would cancel the gradient of the ratio."""
+    group = make_group()
+    actor, critic = make_networks(group)
+    loss = MAPPOLoss(actor, critic, group=group, entropy_bonus=False, functional=False)
+    td = actor(make_trajectory(group, 4, 5))
+    loss.value_estimator(td)
+    assert td["car", "action_log_prob"].requires_grad
+    found, expected = (
+        torch.autograd.grad(loss(x)["loss_objective"], list(actor.parameters()))
+        for x in (td, td.detach())
+    )
+    for one, other in zip(found, expected, strict=True):
+        assert_same(one, other)
+        assert bool((one != 0).any())
 
 
 def test_masked_scalar_entropy_coefficient_can_be_scheduled():

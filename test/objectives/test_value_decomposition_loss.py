@@ -390,6 +390,20 @@ def test_illegal_next_actions_are_not_what_follows():
     torch.testing.assert_close(loss(td)["target_value"], first.mean())
 
 
+def test_settled_rewards_under_another_key():
+    group = make_group("categorical")
+    loss = ValueDecompositionLoss(*networks(group, "sum"), group=group)
+    td = steps(group, 2, 4)
+    td["next", "car", "scaled"] = td["next", "car", "reward"].clone()
+    loss.settle_rewards(td)
+    expected = td["next", "car", "team", "reward"].clone()
+    loss.set_keys(reward=("car", "scaled"))
+    del td["next", "car", "team"]
+    loss.settle_rewards(td)
+    torch.testing.assert_close(td["next", "car", "team", "reward"], expected)
+    assert ("next", "car", "scaled") not in loss.stored_keys
+
+
 def test_a_mixer_has_one_end_for_all():
     group = make_group("categorical")
     with pytest.raises(ValueError, match="a mixer has one value for all"):

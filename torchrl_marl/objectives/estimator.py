@@ -481,7 +481,8 @@ def policy_ratio(
     if previous is None:
         raise KeyError(_missing(sample_log_prob, tensordict))
     distribution = actor.get_dist(tensordict)
-    taken = tensordict.get(action)
+    # ``env.rollout`` keeps the graph of the collecting policy, which would cancel the gradient.
+    previous, taken = previous.detach(), tensordict.get(action).detach()
     if valid is not None:
         taken = torch.where(valid, taken, 0)
     log_prob = distribution.log_prob(taken)

@@ -17,7 +17,7 @@ from tensordict import NestedKey, TensorDict, TensorDictBase, TensorDictParams
 from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
 from torchrl.modules import set_recurrent_mode
-from torchrl.objectives import LossModule
+from torchrl.objectives import LossModule, ValueEstimators
 from torchrl.objectives.utils import distance_loss
 
 from torchrl_marl.functional import expand_mask
@@ -81,7 +81,8 @@ class OffPolicyLoss(LossModule):
             have no values.
         group (GroupSpec): sets every key.
         bootstrap ("team" or "agent"): done flag at which a return ends: the team's or each agent's.
-        gamma (float): discount factor, for data without a ``discount`` entry.
+        gamma (float): discount factor, for data without a ``discount`` entry. With
+            ``steps_to_next_obs``, as of TorchRL's ``MultiStep``, its power is used.
         mixed (bool): whether values are mixed into one per group. The reward is then the team's:
             the mean over born and living agents. A step counts if any agent acts in it.
         loss_function (str): loss of the critics: ``"l2"``, ``"l1"`` or ``"smooth_l1"``.
@@ -122,6 +123,7 @@ class OffPolicyLoss(LossModule):
         reward: NestedKey = "reward"
         terminated: NestedKey = "terminated"
         discount: NestedKey = "discount"
+        steps_to_next_obs: NestedKey = "steps_to_next_obs"
         priority: NestedKey = "td_error"
         priority_weight: NestedKey = "priority_weight"
 
@@ -263,7 +265,16 @@ class OffPolicyLoss(LossModule):
         return self._functional
 
     def make_value_estimator(self, value_type: Any = None, *, gamma: float = 0.99) -> None:
-        """Sets the discount of one-step targets; n-step data have an entry ``discount``."""
+        """Sets the discount of one-step targets; n-step data have an entry ``discount``.
+
+        Raises:
+            ValueError: another estimator than ``ValueEstimators.TD0``.
+        """
+        if value_type not in (None, ValueEstimators.TD0):
+            raise ValueError(
+                f"value_type is {value_type}, expected ValueEstimators.TD0; for longer returns "
+                "read several steps at once, as with TeamReplay.look(rows, n_step=3, gamma=0.99)."
+            )
         self.gamma = gamma
 
     def _forward_value_estimator_keys(self, **kwargs: Any) -> None:
@@ -314,12 +325,19 @@ class OffPolicyLoss(LossModule):
             everyone (Tensor): tensor of shape ``[*B, N]``; its values are not used.
         """
         reward, next_value, terminated, learned = self.outcome(data, everyone)
-        discount = data.get(self.tensor_keys.discount, None)
-        discount = self.gamma if discount is None else of_agents(discount, everyone)
+        discount = self._discount(data, everyone)
         target = reward + discount * torch.where(terminated, 0.0, next_value)
         if learned is not None:  # other steps may hold anything
             target = torch.where(learned.unsqueeze(-1), target, 0.0)
         return target, learned
+
+    def _discount(self, data: TensorDictBase, everyone: Tensor) -> Tensor | float:
+        """Returns the discount of each next value: a number, or ``[*B, N, 1]``."""
+        discount = data.get(self.tensor_keys.discount, None)
+        steps = data.get(self.tensor_keys.steps_to_next_obs, None)
+        if discount is None and steps is not None:  # of TorchRL's multi-step transforms
+            discount = self.gamma ** steps.to(torch.get_default_dtype())
+        return self.gamma if discount is None else of_agents(discount, everyone)
 
     def outcome(
         self, data: TensorDictBase, everyone: Tensor
@@ -357,7 +375,7 @@ class OffPolicyLoss(LossModule):
         stored = data.get(self._team_reward_key, None) if self.mixed else None
         if stored is not None:
             return stored
-        reward = of_agents(data.get(("next", *_as_tuple(self.tensor_keys.reward))), everyone)
+        reward = of_agents(data.get(self._reward_key), everyone)
         if not self.mixed:
             return reward
         return team_reward(self.group, data, reward, self.per_group)
@@ -373,7 +391,7 @@ class OffPolicyLoss(LossModule):
         """
         if self.bootstrap != "team" or not self._own_rewards:
             return
-        key, flagged = ("next", *self.group.key("reward")), with_flags(self.group, data)
+        key, flagged = self._reward_key, with_flags(self.group, data)
         reward, alive = data.get(key), alive_in(self.group, flagged)
         if self.mixed:
             earned = team_reward(self.group, flagged, reward, self.per_group)
@@ -388,7 +406,7 @@ class OffPolicyLoss(LossModule):
         keys = self.in_keys
         if not self.mixed or not self._own_rewards:
             return keys
-        own = ("next", *self.group.key("reward"))
+        own = self._reward_key
         return [self._team_reward_key if key == own else key for key in keys]
 
     def add_team_reward(
@@ -402,7 +420,7 @@ class OffPolicyLoss(LossModule):
             leaves (dict): key -> rows; the reward is added to it.
             arrange, restore (callable): map stored rows to ``[*B, N, 1]`` of this group, and back.
         """
-        own = ("next", *self.group.key("reward"))
+        own = self._reward_key
         if self._team_reward_key not in self.stored_keys or own not in leaves:
             return
         reward = arrange(leaves.pop(own))
@@ -416,7 +434,11 @@ class OffPolicyLoss(LossModule):
     @property
     def _own_rewards(self) -> bool:
         """True if each agent has a reward, not only the team."""
-        return self.tensor_keys.reward == self.group.key("reward")
+        return self._reward_key[1:-1] == _as_tuple(self.group.key("reward"))[:-1]
+
+    @property
+    def _reward_key(self) -> tuple[str, ...]:
+        return ("next", *_as_tuple(self.tensor_keys.reward))
 
     @property
     def _team_reward_key(self) -> tuple[str, ...]:
@@ -513,6 +535,9 @@ class OffPolicyLoss(LossModule):
         read = self.read_keys
         read = [*read, *self.state_keys.values()]
         inputs = data.select(*dict.fromkeys(read if mask is None else [*read, mask]), strict=False)
+        for key in (action, *self.state_keys.values()):
+            if (acted := inputs.get(key, None)) is not None:
+                inputs.set(key, acted.detach())  # ``env.rollout`` keeps the graph of the policy
         acted = inputs.get(action, None)
         if mask is not None and acted is not None and not acted.is_floating_point():
             inputs.set(action, torch.where(expand_mask(data.get(mask), acted), acted, 0))

@@ -39,6 +39,8 @@ from torchrl_marl.specs import GroupSpec
 
 __all__ = ["COMBINE", "MAPPOLoss", "entropy_of", "explained_variance", "ratio_metrics"]
 
+_TD_LMBDA = {ValueEstimators.TD0: 0.0, ValueEstimators.TD1: 1.0, ValueEstimators.TDLambda: 0.95}
+
 
 def ratio_metrics(
     per: PerGroup,
@@ -328,14 +330,18 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
     def make_value_estimator(
         self, value_type: ValueEstimators | None = None, **hyperparams: Any
     ) -> None:
-        """Builds the value estimator: :class:`TeamGAE` (default) or :class:`TeamVTrace`."""
-        kinds = ValueEstimators
-        gae = value_type in (None, kinds.GAE, kinds.MAGAE)
-        if not gae and value_type is not kinds.VTrace:
+        """Builds the value estimator: :class:`TeamGAE` (default) or :class:`TeamVTrace`.
+
+        TorchRL's TD estimators are ``TeamGAE`` too, as the advantage of TD(lambda) is GAE: lambda
+        is 0 for ``TD0``, and 1 for ``TD1``. TorchRL's own know neither masks nor done flags of the
+        episode; they are built for a loss without a group and a mask.
+        """
+        td = _TD_LMBDA if self.group is not None or self._mask_key is not None else {}
+        gae = value_type in (None, ValueEstimators.GAE, ValueEstimators.MAGAE, *td)
+        if not gae and value_type is not ValueEstimators.VTrace:
             super().make_value_estimator(value_type, **hyperparams)
             return
-        self.value_type = kinds.MAGAE if gae else kinds.VTrace
-        hyperparams = {"gamma": 0.99, "lmbda": 0.95, **hyperparams}
+        self.value_type = ValueEstimators.MAGAE if gae else ValueEstimators.VTrace
         make: Any = TeamGAE
         if not gae:
             from torchrl_marl.objectives.vtrace import TeamVTrace
@@ -346,7 +352,7 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
             group=self.group,
             bootstrap=self.bootstrap,
             value_norm=self.value_norm,
-            **hyperparams,
+            **{"gamma": 0.99, "lmbda": td.get(value_type, 0.95), **hyperparams},
         )
         estimator.set_keys(
             **{

@@ -6,6 +6,7 @@ from samples import POISON, assert_same, make_group, make_trajectory
 from stored_steps import GAMMA, KEYS, E, S, some_batch, wrapped
 from tensordict import TensorDict
 
+from torchrl_marl.errors import ConfigError
 from torchrl_marl.learners import Priority, TeamReplay
 
 
@@ -176,6 +177,28 @@ def test_masks_are_settled():
         [True, True, False],
     ]
     assert (look["next", "car", "reward"][:, 2] == 0).all()
+
+
+def test_rewards_under_another_key():
+    """The last reward of who dies is kept, and n-step returns add them, whatever the name."""
+    group = make_group()
+    batch = make_trajectory(group, 1, 6, alive=1.0)
+    batch["next", "car", "scaled_reward"] = batch["next", "car", "reward"].clone()
+    batch["next", "car", "mask"][0, 2, 0] = False  # dies in the third step
+    named, other = ("next", "car", "reward"), ("next", "car", "scaled_reward")
+    masks = [("car", "mask"), ("next", "car", "mask")]
+    with pytest.raises(ConfigError, match=r"scaled_reward.*reward_keys="):
+        TeamReplay(6, 1, [*masks, other])
+    with pytest.raises(ConfigError, match="expected some of keys"):
+        TeamReplay(6, 1, masks, reward_keys=[other])
+    for n_step in (1, 3):
+        found = []
+        for key, given in ((named, None), (other, [other])):
+            replay = TeamReplay(6, 1, [*masks, key], reward_keys=given)
+            replay.extend(batch)
+            found.append(replay.look(torch.arange(6), n_step, GAMMA).get(key))
+        assert_same(*found)
+        assert bool((found[0][2, 0] != 0).all())
 
 
 @pytest.mark.parametrize("value", POISON)

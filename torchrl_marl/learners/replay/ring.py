@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -245,7 +245,11 @@ _KEPT = [(leaf,) for leaf in (*_FLAGS, *_CARRIED)]
 
 
 def settle(
-    batch: TensorDictBase, keys: Sequence[Key], dead_earn: bool = False, by_life: bool = False
+    batch: TensorDictBase,
+    keys: Sequence[Key],
+    rewards: Collection[Key],
+    dead_earn: bool = False,
+    by_life: bool = False,
 ) -> tuple[dict[Key, Tensor], Tensor]:
     """Returns the leaves of a batch to store, with final masks, and the ends of n-step returns.
 
@@ -258,6 +262,7 @@ def settle(
         batch (TensorDictBase): ``[E, T]``, with the keys, the root's ``done`` and, if they exist,
             done flags of the agents.
         keys (sequence of tuple): keys to store.
+        rewards (collection of tuple): those of rewards.
         dead_earn (bool): whether agents that were not alive keep their rewards.
         by_life (bool): whether the termination of an agent is an end, too.
 
@@ -277,9 +282,11 @@ def settle(
         next_mask = batch.get(("next", *group, *BOOTSTRAPS), None)
         if next_mask is None:
             next_mask = bootstrap_mask(alive, _get(batch, then), truncated, terminated)
-        _blank(leaves, group, mask, mask)
-        earning = None if dead_earn else alive
-        _blank(leaves, ("next", *group), next_mask, earning)
+        _blank(leaves, _keys_of(leaves, group), mask)
+        following = set(_keys_of(leaves, ("next", *group)))
+        _blank(leaves, following - set(rewards), next_mask)
+        if not dead_earn:
+            _blank(leaves, following & set(rewards), alive)
         if then in leaves:
             leaves[then] = next_mask
         # An agent that is truncated alone has no observation after this step.
@@ -316,11 +323,10 @@ def _flags_of(batch: TensorDictBase, group: Key) -> tuple[Tensor, Tensor]:
     return (truncated, terminated) if own else (truncated.unsqueeze(-2), terminated.unsqueeze(-2))
 
 
-def _blank(leaves: dict[Key, Tensor], group: Key, mask: Tensor, rewarded: Tensor | None) -> None:
-    for key in _keys_of(leaves, group):
-        kept = rewarded if key[-1] == "reward" else mask
+def _blank(leaves: dict[Key, Tensor], keys: Iterable[Key], kept: Tensor) -> None:
+    for key in keys:
         value = leaves[key]
-        if kept is not None and value.shape[: kept.ndim] == kept.shape:
+        if value.shape[: kept.ndim] == kept.shape:
             leaves[key] = value.masked_fill(~expand_mask(kept, value), 0)
 
 

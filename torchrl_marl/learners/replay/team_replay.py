@@ -56,6 +56,9 @@ class TeamReplay:
             member would sample alone, stacked along the agents' dim. Each group then has a
             ``discount`` entry.
         shared (bool): whether all members read the same rows, which come from all envs.
+        reward_keys (sequence of NestedKey, optional): rewards among the keys, under ``"next"``:
+            n-step returns add them, and the reward of the step in which an agent dies is kept.
+            Default: keys that end in ``"reward"``.
 
     Attributes:
         ring (Ring): the rows.
@@ -101,12 +104,14 @@ class TeamReplay:
         by_life: bool = False,
         n_members: int = 1,
         shared: bool = False,
+        reward_keys: Sequence[NestedKey] | None = None,
     ) -> None:
         if n_steps < 1 or num_envs < 1:
             raise ConfigError(
                 f"TeamReplay: n_steps is {n_steps} and num_envs {num_envs}, expected 1 or more."
             )
         self.keys, self.priority = [_as_tuple(key) for key in keys], priority
+        self.reward_keys = _rewards_among(self.keys, reward_keys)
         self.dead_earn, self.by_life = dead_earn, by_life
         self.n_members, self.shared, self.num_envs = n_members, shared, num_envs
         # Number of envs from which a member samples: its own envs, or all.
@@ -161,7 +166,7 @@ class TeamReplay:
                 f"TeamReplay: cut is {list(cut.shape)}, {cut.dtype}, expected "
                 f"{list(batch.batch_size)}, torch.bool, as the batch."
             )
-        leaves, ends = settle(batch, self.keys, self.dead_earn, self.by_life)
+        leaves, ends = settle(batch, self.keys, self.reward_keys, self.dead_earn, self.by_life)
         written = self.ring.write(leaves, ends if cut is None else ends | cut, cut)
         self._start_priorities()
         if self.priorities is not None:
@@ -264,7 +269,7 @@ class TeamReplay:
         leaves: dict[Key, Tensor] = {("index",): index, ("priority_weight",): weight}
         leaves["discount",] = gamma ** length.float()
         for key in self.keys:
-            if key[0] == "next" and key[-1] == "reward" and n_step > 1:
+            if key in self.reward_keys and n_step > 1:
                 leaves[key] = n_step_return(self.ring.read(key, path), ends, gamma=gamma)[0]
             else:
                 leaves[key] = self.ring.read(key, last if key[0] == "next" else index)
@@ -403,6 +408,26 @@ class TeamReplay:
         self._start_priorities()
         if self.priorities is not None:
             self.priorities.load_state_dict(state.get("priorities"))
+
+
+def _rewards_among(keys: Sequence[Key], given: Sequence[NestedKey] | None) -> set[Key]:
+    """Returns the keys of rewards; raises an error if their names leave this open."""
+    if given is not None:
+        rewards = {_as_tuple(key) for key in given}
+        if missing := rewards - set(keys):
+            raise ConfigError(
+                f"TeamReplay: reward_keys has {sorted(missing)}, expected some of keys, {keys}."
+            )
+        return rewards
+    next_keys = [key for key in keys if key[0] == "next"]
+    rewards = {key for key in next_keys if key[-1] == "reward"}
+    near = [key for key in next_keys if "reward" in key[-1] and key not in rewards]
+    if near:
+        raise ConfigError(
+            f"TeamReplay: {near[0]} may be a reward, which n-step returns add; name the rewards, "
+            f"such as reward_keys={sorted({*rewards, near[0]})}."
+        )
+    return rewards
 
 
 def _as_tuple(key: NestedKey) -> Key:
