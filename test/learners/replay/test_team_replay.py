@@ -191,6 +191,8 @@ def test_rewards_under_another_key():
         TeamReplay(6, 1, [*masks, other])
     with pytest.raises(ConfigError, match="expected some of keys"):
         TeamReplay(6, 1, masks, reward_keys=[other])
+    summed = ("next", "car", "episode_reward")  # of TorchRL's RewardSum
+    assert TeamReplay(6, 1, [*masks, named, summed]).reward_keys == {named}
     for n_step in (1, 3):
         found = []
         for key, given in ((named, None), (other, [other])):

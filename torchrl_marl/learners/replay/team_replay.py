@@ -421,7 +421,8 @@ def _rewards_among(keys: Sequence[Key], given: Sequence[NestedKey] | None) -> se
         return rewards
     next_keys = [key for key in keys if key[0] == "next"]
     rewards = {key for key in next_keys if key[-1] == "reward"}
-    near = [key for key in next_keys if "reward" in key[-1] and key not in rewards]
+    others = {"reward", "episode_reward"}  # the latter is the sum that TorchRL's RewardSum writes
+    near = [key for key in next_keys if "reward" in key[-1] and key[-1] not in others]
     if near:
         raise ConfigError(
             f"TeamReplay: {near[0]} may be a reward, which n-step returns add; name the rewards, "
