@@ -66,7 +66,7 @@ def candidates(n_steps: int) -> dict[str, Callable[[], list[Any]]]:
         keep = (~init).float().unsqueeze(1)
         state = x.new_zeros(1, n_rows, N_UNITS)
         weights = ours.hh.weight, ours.hh.bias
-        return finished(gru_loop(gates, state, keep, *weights).squeeze(1), ours)
+        return finished(gru_loop(gates, state, keep, None, *weights).squeeze(1), ours)
 
     def by_torchrl(backend: str) -> Callable[[], list[Any]]:
         module = GRUModule(
