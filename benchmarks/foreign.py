@@ -43,6 +43,26 @@ def environments() -> Path:
     return cache / "torchrl_marl"
 
 
+def checkout(folder: Path, address: str, commit: str, paths: Sequence[str], needed: str) -> Path:
+    """Fetches files of a repository at a commit, unless an earlier call has done so.
+
+    Args:
+        folder (Path): where to put them; returned.
+        address (str): of the repository.
+        commit (str): hash.
+        paths (sequence of str): what to check out, as for ``git checkout``.
+        needed (str): name in the folder that shows that the files are there.
+    """
+    if not (folder / needed).exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        git = ["git", "-C", str(folder)]
+        subprocess.run([*git, "init", "--quiet"], check=True)
+        fetch = [*git, "fetch", "--quiet", "--depth", "1", "--filter=blob:none", address, commit]
+        subprocess.run(fetch, check=True)
+        subprocess.run([*git, "checkout", "FETCH_HEAD", "--", *paths], check=True)
+    return folder
+
+
 def make_environment(folder: Path, installs: Sequence[Sequence[str]]) -> Path:
     """The Python of a virtual environment, made where it is not there yet.
 

@@ -15,7 +15,6 @@ import argparse
 import csv
 import os
 import statistics
-import subprocess
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -47,22 +46,16 @@ Result = dict[str, Any]
 # --------------------------------------------------------------------------------------- HARL's
 
 
-def checkout(folder: Path) -> Path:
-    """HARL's files at the commit, from GitHub; pip would leave its tuned settings out."""
-    if not (folder / "setup.py").exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        git = ["git", "-C", str(folder)]
-        subprocess.run([*git, "init", "--quiet"], check=True)
-        fetch = [*git, "fetch", "--quiet", "--depth", "1", "--filter=blob:none", ADDRESS, COMMIT]
-        subprocess.run(fetch, check=True)
-        subprocess.run([*git, "checkout", "FETCH_HEAD", "--", ".", WITHOUT], check=True)
-    return folder
+def checkout() -> Path:
+    """Returns HARL's files, from GitHub; pip would leave its tuned settings out."""
+    folder = foreign.environments() / "harl_source"
+    return foreign.checkout(folder, ADDRESS, COMMIT, [".", WITHOUT], needed="setup.py")
 
 
 def harl(side: str, seed: int, path: Path, args: argparse.Namespace) -> Result:
     """Trains HARL's HAPPO, and returns what its script has written."""
     env, agent_conf, tuned = TASKS[args.task]
-    source = (args.harl or checkout(foreign.environments() / "harl_source")).resolve()
+    source = (args.harl or checkout()).resolve()
     options = {
         "--config": source / "tuned_configs" / "mamujoco" / tuned / "happo" / "config.json",
         "--env": env,

@@ -1,4 +1,4 @@
-"""What ``jaxmarl_mpe.py`` and ``jaxmarl_smax.py`` share: options, trainings of both sides, report.
+"""Options, training and report of the comparisons with JaxMARL, for MPE and SMAX.
 
 JaxMARL trains by a script in a virtual environment that is created for it. Its own scripts and
 settings come from GitHub. Ours are runs of a suite.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -75,16 +74,10 @@ def arguments(
 # ------------------------------------------------------------------------------------- training
 
 
-def checkout(folder: Path) -> Path:
-    """JaxMARL's scripts at the commit, from GitHub; the package does not have them."""
-    if not (folder / "baselines").is_dir():
-        folder.mkdir(parents=True, exist_ok=True)
-        git = ["git", "-C", str(folder)]
-        subprocess.run([*git, "init", "--quiet"], check=True)
-        fetch = [*git, "fetch", "--quiet", "--depth", "1", "--filter=blob:none", ADDRESS, COMMIT]
-        subprocess.run(fetch, check=True)
-        subprocess.run([*git, "checkout", "FETCH_HEAD", "--", "baselines"], check=True)
-    return folder
+def checkout() -> Path:
+    """Returns JaxMARL's scripts, from GitHub; the package does not have them."""
+    folder = foreign.environments() / "jaxmarl_source"
+    return foreign.checkout(folder, ADDRESS, COMMIT, ["baselines"], needed="baselines")
 
 
 def train_theirs(
@@ -105,7 +98,7 @@ def train_theirs(
         args (Namespace): from :func:`arguments`.
         own (mapping): options that only this script has.
     """
-    source = (args.jaxmarl or checkout(foreign.environments() / "jaxmarl_source")).resolve()
+    source = (args.jaxmarl or checkout()).resolve()
     options = {
         "--source": source,
         "--algorithm": side,
@@ -160,7 +153,7 @@ def played(run: Any, episodes: int, measured: str) -> float:
 
 
 def results(world: str, train: Train, args: argparse.Namespace) -> dict[str, list[Result]]:
-    """Results of all sides and seeds, from an earlier call or from one now.
+    """Returns the results of all sides and seeds; those of an earlier call are reused.
 
     Args:
         world (str): name of the task or map.
@@ -185,7 +178,7 @@ def results(world: str, train: Train, args: argparse.Namespace) -> dict[str, lis
 
 
 def seconds(one: Result) -> float:
-    """Of compiling, collecting and learning."""
+    """Returns the seconds of compiling, collecting and learning."""
     return one["training"] + one.get("compiling", 0.0)
 
 
@@ -197,7 +190,7 @@ def publish(
     found: Mapping[str, Sequence[Result]],
     args: argparse.Namespace,
 ) -> None:
-    """Prints and writes.
+    """Prints the report, and writes it with ``--write``.
 
     Args:
         what (str): the result's name.

@@ -1,4 +1,4 @@
-"""What ``jaxmarl_mpe_side.py`` and ``jaxmarl_smax_side.py`` share: a training by JaxMARL's script.
+"""Training and evaluation by JaxMARL's own scripts, for MPE and SMAX.
 
 It runs in JaxMARL's environment, so it needs nothing of ours.
 """
