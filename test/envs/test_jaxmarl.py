@@ -94,17 +94,37 @@ def test_what_torch_writes_into_what_it_got_changes_no_world():
         assert not torch.equal(before["state"], keep["state"])
 
 
-def test_calls_are_compiled_once():
-    env = smax()
-    td = env.reset()
-    for action in draw_actions(env, 3):
-        td = env.step_and_maybe_reset(td.update(action))[1]
-    env.restore(env.snapshot())
-    env.reset(td.set("_reset", torch.arange(E).unsqueeze(-1) < 3))
-    env.rand_step(td.exclude("_reset"))
-    calls = (env._calls.start, env._calls.merge, env._calls.step)
-    assert [call._cache_size() for call in calls] == [1, 1, 1]
-    assert smax()._calls is env._calls
+@pytest.fixture
+def compilations():
+    """A list that grows by the name of each function that JAX compiles."""
+    names = []
+
+    def listen(event, seconds, **kwargs):
+        if event == "/jax/core/compile/backend_compile_duration":
+            names.append(kwargs.get("fun_name", event))
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield names
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def test_calls_are_compiled_once(compilations):
+    def use(env):
+        td = env.reset()
+        for action in draw_actions(env, 3):
+            td = env.step_and_maybe_reset(td.update(action))[1]
+        env.restore(env.snapshot())
+        env.reset(td.set("_reset", torch.arange(6).unsqueeze(-1) < 3))
+        env.rand_step(td.exclude("_reset"))
+
+    env = smax(num_envs=6)  # as no other test has it
+    compilations.clear()
+    use(env)
+    assert sorted(compilations) == ["jit(merge)", "jit(start)", "jit(step)"]
+    again = smax(num_envs=6)
+    assert again._calls is env._calls
+    use(again)
+    assert len(compilations) == 3
 
 
 # -------------------------------------------------------------------------------------- ends
