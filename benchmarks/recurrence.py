@@ -62,11 +62,10 @@ def candidates(n_steps: int) -> dict[str, Callable[[], list[Any]]]:
         return finished(ours(of_agents(x), state, of_agents(init), None)[0].flatten(1, 2), ours)
 
     def by_loop() -> list[Any]:
-        gates = ours.ih(of_agents(x)).flatten(1, 2).unsqueeze(1)
         keep = (~init).float().unsqueeze(1)
         state = x.new_zeros(1, n_rows, N_UNITS)
-        weights = ours.hh.weight, ours.hh.bias
-        return finished(gru_loop(gates, state, keep, None, *weights).squeeze(1), ours)
+        rows = gru_loop(x.unsqueeze(1), state, keep, None, *ours.weights(x))
+        return finished(rows.squeeze(1), ours)
 
     def by_torchrl(backend: str) -> Callable[[], list[Any]]:
         module = GRUModule(

@@ -19,7 +19,7 @@ from torchrl_marl.modules.memory.gru import gru, gru_loop
 from torchrl_marl.modules.memory.linear_scan import linear_scan, linear_scan_loop
 from torchrl_marl.modules.memory.lstm import lstm, lstm_loop
 
-T, K, R, H = 5, 2, 3, 4
+T, K, R, F, H = 5, 2, 3, 6, 4
 
 
 def drawn(kind, dtype=torch.float64, k=K, seed=0, T=T):
@@ -32,7 +32,8 @@ def drawn(kind, dtype=torch.float64, k=K, seed=0, T=T):
         return torch.randn(*shape, dtype=dtype, requires_grad=True)
 
     if kind == "gru":
-        return leaf(T, k, R, 3 * H), leaf(k, R, H), keep, acts, leaf(k, 3 * H, H), leaf(k, 3 * H)
+        own = leaf(k, 3 * H, F), leaf(k, 3 * H), leaf(k, 3 * H, H), leaf(k, 3 * H)
+        return leaf(T, k, R, F), leaf(k, R, H), keep, acts, *own
     if kind == "lstm":
         return (
             *(leaf(T, k, R, 4 * H), leaf(k, R, 2 * H), keep, acts),
@@ -85,11 +86,14 @@ def test_an_operation_equals_its_loop(kind, k):
 @pytest.mark.parametrize("n_steps", [1, 7, 8, 9, 19])
 @pytest.mark.parametrize("k", [1, 2])
 def test_a_gru_equals_its_loop_for_any_number_of_steps(k, n_steps):
-    """Its gradient prepares eight steps at once."""
+    """It prepares eight steps at once."""
     arguments = drawn("gru", k=k, T=n_steps)
     for everywhere in (arguments, (*arguments[:3], None, *arguments[4:])):
         fast, slow = (run(f, everywhere, weights_of) for f in (gru, gru_loop))
         torch.testing.assert_close(fast, slow, rtol=1e-12, atol=1e-12)
+        inputs = everywhere[0].detach(), *everywhere[1:]
+        _, of_weights = run(gru, inputs, weights_of)
+        torch.testing.assert_close(of_weights, slow[1][1:], rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("kind", PAIRS)
@@ -98,15 +102,18 @@ def test_gradients_are_right(kind):
 
 
 def test_a_step_by_hand():
-    # r = z = sigma(0) = 1/2, n = tanh(1 + 1/2 * 2) = tanh(2), h = n / 2 + 3 / 2.
-    gates, state, keep = torch.tensor([0.0, 0, 1]), torch.tensor([3.0]), torch.ones(1, 1, 1, 1)
-    weight, bias = torch.zeros(1, 3, 1), torch.tensor([[0.0, 0, 2]])
-    [found] = gru(gates.view(1, 1, 1, 3), state.view(1, 1, 1), keep, None, weight, bias).flatten()
+    # r = z = sigma(0) = 1/2, n = tanh(2 * 3 - 5 + 1/2 * 2) = tanh(2), h = n / 2 + 3 / 2.
+    x, state, keep = (
+        torch.full((1, 1, 1, 1), 2.0),
+        torch.full((1, 1, 1), 3.0),
+        torch.ones(1, 1, 1, 1),
+    )
+    of_input = torch.tensor([[[0.0], [0], [3]]]), torch.tensor([[0.0, 0, -5]])
+    of_state = torch.zeros(1, 3, 1), torch.tensor([[0.0, 0, 2]])
+    found = gru(x, state, keep, None, *of_input, *of_state)
     assert found.item() == pytest.approx((0.9640276 + 3) / 2)
     # A state that is reset starts from 0.
-    [found] = gru(
-        gates.view(1, 1, 1, 3), state.view(1, 1, 1), 0 * keep, None, weight, bias
-    ).flatten()
+    found = gru(x, state, 0 * keep, None, *of_input, *of_state)
     assert found.item() == pytest.approx(0.9640276 / 2)
 
 
@@ -190,6 +197,19 @@ def test_agents_are_rows_of_their_own(cell):
 
 
 @pytest.mark.parametrize("cell", CELLS.values())
+def test_memory_order_of_the_inputs_does_not_matter(cell):
+    def gradients(x):
+        x = x.requires_grad_()
+        return torch.autograd.grad(memory(x, state, init, mask)[0].sum(), [x, *memory.parameters()])
+
+    memory, x, state, init, mask = rows_of(cell, n=1)
+    across = x.movedim(0, 1).contiguous().movedim(1, 0)
+    assert not across.is_contiguous()
+    for one, other in zip(gradients(x), gradients(across)):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("cell", CELLS.values())
 def test_networks_of_their_own_are_several_memories(cell):
     memory, x, state, init, mask = rows_of(cell, index=(0, 1))
     output, _ = memory(x, state, init, mask)
@@ -234,8 +254,15 @@ def test_a_graph_does_not_grow_with_the_sequence(cell):
 
 def test_gradients_under_function_transforms():
     arguments = drawn("gru")
+    expected = run(gru, arguments, torch.ones_like)[1]
     found = torch.func.grad(lambda x: gru(x, *arguments[1:]).sum())(arguments[0])
-    torch.testing.assert_close(found, run(gru, arguments, torch.ones_like)[1][0])
+    torch.testing.assert_close(found, expected[0])
+    of_weight = torch.func.grad(lambda weight: gru(*arguments[:4], weight, *arguments[5:]).sum())
+    torch.testing.assert_close(of_weight(arguments[4]), expected[2])
+
+
+def test_a_gradient_of_a_grus_gradient():
+    assert torch.autograd.gradgradcheck(gru, drawn("gru"), fast_mode=True)
 
 
 def test_an_odd_lru_is_refused():

@@ -335,13 +335,11 @@ class Chain(nn.Module):
             Tensor: ``[N - 1, 2, R, U]``, in the order in which each direction visits the agents.
         """
         forth, back = self.forth, self.back
-        gates = torch.stack([forth.ih(sent[:-1]), back.ih(sent[1:].flip(0))], 1)
-        acts = torch.stack([acts[:-1], acts[1:].flip(0)], 1)
-        weight = torch.cat([forth.hh.weight, back.hh.weight]).to(gates)
-        bias = torch.cat([forth.hh.bias, back.hh.bias]).to(gates)
-        start = gates.new_zeros(*gates.shape[1:-1], self.state_size)
-        keep = gates.new_ones(*gates.shape[:-1], 1)
-        return forth.steps(gates, start, keep, acts, weight, bias)[..., : self.size]
+        sent, acts = (torch.stack([x[:-1], x[1:].flip(0)], 1) for x in (sent, acts))
+        weights = [torch.cat(pair) for pair in zip(forth.weights(sent), back.weights(sent))]
+        start = sent.new_zeros(*sent.shape[1:-1], self.state_size)
+        keep = sent.new_ones(*sent.shape[:-1], 1)
+        return forth.steps(sent, start, keep, acts, *weights)[..., : self.size]
 
     def pass_on(self, features: Tensor, state: Tensor, *, back: bool) -> Tensor:
         """Returns the state that an agent passes to the next one.

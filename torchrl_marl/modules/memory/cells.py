@@ -20,6 +20,7 @@ from torchrl_marl.modules.config import MemoryConfig, NetworkConfig, sharing_of
 from torchrl_marl.modules.memory.gru import gru, gru_loop
 from torchrl_marl.modules.memory.linear_scan import linear_scan, linear_scan_loop
 from torchrl_marl.modules.memory.lstm import lstm, lstm_loop
+from torchrl_marl.modules.memory.products import project
 
 __all__ = [
     "CELLS",
@@ -155,33 +156,35 @@ class _Gated(Memory):
 
     @abstractmethod
     def steps(
-        self, gates: Tensor, state: Tensor, keep: Tensor, acts: Tensor | None, *weights: Tensor
+        self, x: Tensor, state: Tensor, keep: Tensor, acts: Tensor | None, *weights: Tensor
     ) -> Tensor:
         """Returns the states ``[T, K, R, S]`` of K networks after each step, for R rows of each.
 
         Args:
-            gates (Tensor): projected inputs, ``[T, K, R, n_gates * H]``.
+            x (Tensor): inputs, ``[T, K, R, F]``.
             state (Tensor): state before the first step, ``[K, R, S]``.
             keep (Tensor): 0 where the state is reset before a step, else 1, ``[T, K, R, 1]``.
             acts (Tensor, optional): bool, False where a step keeps the state unchanged.
-            *weights (Tensor): recurrent weights, ``[K, n_gates * H, H]``, and biases,
-                ``[K, n_gates * H]``.
+            *weights (Tensor): weights ``[K, n_gates * H, F]`` and biases ``[K, n_gates * H]`` of
+                the inputs, then those of the state, ``[K, n_gates * H, H]`` and
+                ``[K, n_gates * H]``; see :meth:`weights`.
         """
 
     def forward(
         self, x: Tensor, state: Tensor, init: Tensor | None, mask: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Runs over the steps; the first H numbers of a state are the output."""
-        gates = self.ih(x).to(state.dtype)
-        keep, acts = self._kept(init, gates), None if mask is None else self._rows(mask)
-        rows = self.steps(
-            self._rows(gates), self._rows(state, 0), keep, acts, *self._weights(state)
-        )
+        x = x.to(state.dtype)
+        keep, acts = self._kept(init, x), None if mask is None else self._rows(mask)
+        rows = self.steps(self._rows(x), self._rows(state, 0), keep, acts, *self.weights(state))
         states = self._unrows(rows, x)
         return states[..., : self.size], states
 
-    def _weights(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return self.hh.of_agents(self.hh.weight).to(x), self.hh.of_agents(self.hh.bias).to(x)
+    def weights(self, like: Tensor) -> list[Tensor]:
+        """Returns the parameters that :meth:`steps` reads, of each agent or of all."""
+        maps = (self.ih, self.hh)
+        own = [x for m in maps for x in (m.of_agents(m.weight), m.of_agents(m.bias))]
+        return [x.to(like) for x in own]
 
     def _rows(self, x: Tensor, steps: int = 1) -> Tensor:
         """Folds ``[T, *R, F]`` to ``[T, K, R, F]``; without steps, ``[*R, F]`` to ``[K, R, F]``."""
@@ -219,10 +222,10 @@ class GRU(_Gated):
     n_gates = 3
 
     def steps(
-        self, gates: Tensor, state: Tensor, keep: Tensor, acts: Tensor | None, *weights: Tensor
+        self, x: Tensor, state: Tensor, keep: Tensor, acts: Tensor | None, *weights: Tensor
     ) -> Tensor:
-        """Runs over projected inputs."""
-        return (gru_loop if len(gates) == 1 else gru)(gates, state, keep, acts, *weights)
+        """Runs over the steps."""
+        return (gru_loop if len(x) == 1 else gru)(x, state, keep, acts, *weights)
 
 
 class LSTM(_Gated):
@@ -244,11 +247,12 @@ class LSTM(_Gated):
     n_states = 2
 
     def steps(
-        self, gates: Tensor, state: Tensor, keep: Tensor, acts: Tensor | None, *weights: Tensor
+        self, x: Tensor, state: Tensor, keep: Tensor, acts: Tensor | None, *weights: Tensor
     ) -> Tensor:
-        """Runs over projected inputs."""
+        """Runs over the steps."""
         acts = torch.ones_like(keep, dtype=torch.bool) if acts is None else acts
-        return (lstm_loop if len(gates) == 1 else lstm)(gates, state, keep, acts, *weights)
+        gates = project(x, *weights[:2]).to(x.dtype)
+        return (lstm_loop if len(x) == 1 else lstm)(gates, state, keep, acts, *weights[2:])
 
 
 class _Linear(Memory):

@@ -1,0 +1,58 @@
+"""Products of rows with the weights of networks, added to given tensors.
+
+Shapes: T steps (optional), K networks, R rows of each, F inputs, O outputs. One network needs no
+batched product, which would be slower.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+__all__ = ["add_gradient", "add_product", "project"]
+
+
+def project(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Returns each network's linear map of its rows.
+
+    Shapes:
+        - x: ``[T, K, R, F]``; weight: ``[K, O, F]``; bias: ``[K, O]``; returns ``[T, K, R, O]``
+    """
+    if len(weight) == 1:
+        return F.linear(x, weight.squeeze(0), bias.squeeze(0))
+    rows = torch.baddbmm(bias.unsqueeze(1), x.movedim(0, 1).flatten(1, 2), weight.mT)
+    return rows.unflatten(1, (len(x), -1)).movedim(1, 0)
+
+
+def add_product(added: Tensor | None, x: Tensor, weight: Tensor, out: Tensor) -> None:
+    """Writes ``added + x @ weight.mT``; ``added`` can be ``out`` itself, and None stands for 0.
+
+    Shapes:
+        - x: ``[K, R, F]`` or ``[T, K, R, F]``; weight: ``[K, O, F]``; out: as x, with O
+        - added: ``[K, 1, O]``, or ``[K, R, O]`` without T
+    """
+    if len(weight) > 1 and x.dim() == 4:
+        for own, y in zip(x, out):
+            add_product(added, own, weight, y)
+        return
+    added, beta = (out, 0.0) if added is None else (added, 1.0)
+    if len(weight) > 1:
+        torch.baddbmm(added, x, weight.mT, out=out, beta=beta)
+    else:
+        added, out = (y.view(-1, y.shape[-1]) for y in (added, out))
+        torch.addmm(added, x.flatten(0, -2), weight[0].mT, out=out, beta=beta)
+
+
+def add_gradient(total: Tensor, of_rows: Tensor, x: Tensor) -> None:
+    """Adds a weight's gradient, ``of_rows.mT @ x`` summed over the steps.
+
+    Shapes:
+        - of_rows: ``[T, K, R, O]``; x: ``[T, K, R, F]``; total: ``[K, O, F]``
+    """
+    if len(total) == 1:
+        of_rows, x = (y.flatten(0, 2) for y in (of_rows, x))
+        torch.addmm(total[0], of_rows.mT, x, out=total[0])
+    else:
+        for own, y in zip(of_rows, x):
+            torch.baddbmm(total, own.mT, y, out=total)
