@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
+from torchrl.modules import set_recurrent_mode
 
 from torchrl_marl.modules.memory.cells import (
     CELLS,
@@ -263,6 +264,17 @@ def test_gradients_under_function_transforms():
 
 def test_a_gradient_of_a_grus_gradient():
     assert torch.autograd.gradgradcheck(gru, drawn("gru"), fast_mode=True)
+
+
+@pytest.mark.parametrize("cell", CELLS.values())
+def test_no_gradient_reaches_the_rollout_that_stored_a_state(cell):
+    memory, x, state, init, _ = rows_of(cell)
+    state = state.expand(T, *state.shape).clone().requires_grad_()
+    rows = [y.movedim(0, -3) for y in (x, state, init)]
+    with set_recurrent_mode(True):
+        output, _ = remember(memory, *rows, None)
+    assert output.requires_grad
+    assert torch.autograd.grad(output.sum(), state, allow_unused=True) == (None,)
 
 
 def test_an_odd_lru_is_refused():

@@ -480,7 +480,8 @@ def remember(
         output, states = _over_steps(memory, x.unsqueeze(0), state, init.unsqueeze(0), mask)
         return output.squeeze(0), states.squeeze(0)
     mask = None if mask is None else mask.movedim(-3, 0)
-    state, init = state[..., 0, :, :], init.movedim(-3, 0)
+    # A stored state may have the graph of the rollout; gradients do not go beyond the sequence.
+    state, init = state[..., 0, :, :].detach(), init.movedim(-3, 0)
     output, states = _over_steps(memory, x.movedim(-3, 0), state, init, mask)
     return output.movedim(0, -3), states.movedim(0, -3)
 
