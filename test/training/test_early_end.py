@@ -167,6 +167,7 @@ def test_sigterm_at_once_says_how_to_go_on(tmp_path, monkeypatch, capsys):
     ("command", "saved", "said"),
     [
         ("suite", True, "stopped and saved; resume with the same command and --resume."),
+        ("sweep", True, "stopped and saved; resume with the same command and --resume."),
         ("tune", False, "stopped at once; resume with the same command."),
         ("train", True, "stopped and saved; resume with: torchrl-marl train --resume run"),
     ],

@@ -191,7 +191,7 @@ def _how_to_resume(folder: Path | None, saved: bool, command: str) -> str:
     if folder is None:
         return "."
     how = " and saved" if saved else " at once"
-    if command == "suite":
+    if command in ("suite", "sweep"):
         return f"{how}; resume with the same command and --resume."
     if command == "tune":
         return f"{how}; resume with the same command."
