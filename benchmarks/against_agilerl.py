@@ -26,8 +26,9 @@ from typing import Any
 
 import foreign
 import report
+from curves import mean_and_range
 from mpe2_episodes import Episodes, random_actions, scripted
-from speaker_listener import EVALUATION_SEED, acting, mean_and_range
+from speaker_listener import EVALUATION_SEED, acting
 
 RECIPE = "pettingzoo_simple_speaker_listener_ippo"
 SCRIPT = Path(__file__).parent / "agilerl_population.py"

@@ -23,6 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import curves
 import foreign
 import report
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 BENCHMARL = Path(__file__).parent / "benchmarl_vmas.py"
 EVALUATION_SEED = 10_000
-COLORS = {"torchrl_marl": "#2a6fbb", "BenchMARL": "#d1662a"}
+COLORS = ("#2a6fbb", "#d1662a")
 LABELS = {
     "episode_reward": "over 100 steps",
     "episode_reward_to_done": "to the episode's end",
@@ -61,7 +62,7 @@ def run_benchmarl(python: Path, seed: int, path: Path, args: argparse.Namespace)
     subprocess.run([python, str(BENCHMARL), *words], check=True, env=environment)
 
 
-def benchmarl_results(folder: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
+def benchmarl_results(folder: Path, args: argparse.Namespace) -> list[curves.Result]:
     """The results of all seeds, from an earlier run or from one now."""
     if args.reuse is not None:
         return [read(args.reuse / f"seed{seed}.json", args) for seed in args.seeds]
@@ -97,33 +98,25 @@ def read(path: Path, args: argparse.Namespace) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------ ours
 
 
-def run_ours(seed: int, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+def run_ours(seed: int, folder: Path, args: argparse.Namespace) -> curves.Result:
     """Trains one seed of the recipe, evaluated as BenchMARL's script does it."""
-    from torchrl_marl.recipes import load_config
-    from torchrl_marl.training.trainer import start_training
-
     print(f"torchrl_marl, seed {seed} ...", file=sys.stderr)
     overrides = {
         "seed": seed,
         "total_frames": args.frames,
         "threads": args.threads,
         "folder": str(folder),
-        "logging.progress": False,
-        "checkpoint.every_iterations": 0,
     }
-    training = start_training(load_config(args.recipe, overrides), None)
-    measure = evaluation(training.config.env, args.episodes)
-    curve = [{"frames": 0, **measure(training.policy), "seconds_training": 0.0}]
-    while not training.done:
-        training.step()
-        if training.frames // args.evaluate_every > curve[-1]["frames"] // args.evaluate_every:
-            point = {"frames": training.frames, **measure(training.policy)}
-            curve.append({**point, "seconds_training": round(training.seconds, 3)})
-    training.close()
-    return {"seed": seed, "curve": curve, "seconds_training": round(training.seconds, 3)}
+
+    def evaluation(training: Any) -> Callable[[], dict[str, float]]:
+        measure = measuring(training.config.env, args.episodes)
+        return lambda: measure(training.policy)
+
+    result = curves.trained(args.recipe, overrides, args.evaluate_every, evaluation)
+    return {"seed": seed, **result}
 
 
-def evaluation(config: Any, episodes: int) -> Callable[[Any], dict[str, float]]:
+def measuring(config: Any, episodes: int) -> Callable[[Any], dict[str, float]]:
     """What plays the same episodes as BenchMARL's side: TorchRL's own env with its seed."""
     import torchrl.envs
 
@@ -174,77 +167,15 @@ def play(env: EnvBase, policy: Any, steps: int) -> dict[str, float]:
 # ---------------------------------------------------------------------------------------- report
 
 
-def column(results: list[dict[str, Any]], i: int, key: str) -> list[float]:
-    """A value of all seeds at one evaluation."""
-    return [result["curve"][i][key] for result in results]
-
-
-def mean_and_range(values: list[float], style: str = ".3f") -> str:
-    """``mean (least to most)``."""
-    mean = sum(values) / len(values)
-    if len(values) == 1:
-        return f"{mean:{style}}"
-    return f"{mean:{style}} ({min(values):{style}} to {max(values):{style}})"
-
-
-def curve_rows(sides: dict[str, list[dict[str, Any]]]) -> list[list[str]]:
-    """A row for every evaluation."""
-    points = min(len(result["curve"]) for results in sides.values() for result in results)
-    return [
-        [
-            f"{next(iter(sides.values()))[0]['curve'][i]['frames']:,}",
-            *(mean_and_range(column(x, i, "episode_reward")) for x in sides.values()),
-        ]
-        for i in range(points)
-    ]
-
-
-def final_rows(sides: dict[str, list[dict[str, Any]]]) -> list[list[str]]:
+def final_rows(sides: dict[str, list[curves.Result]]) -> list[list[str]]:
     """Everything about the last evaluation."""
     rows = [
-        [label, *(mean_and_range(column(x, -1, key)) for x in sides.values())]
+        [label, *(curves.mean_and_range(curves.column(x, -1, key), ".3f") for x in sides.values())]
         for key, label in LABELS.items()
     ]
     seconds = [[result["seconds_training"] for result in x] for x in sides.values()]
-    rows.append(["seconds of training", *(mean_and_range(x, ".0f") for x in seconds)])
+    rows.append(["seconds of training", *(curves.mean_and_range(x, ".0f") for x in seconds)])
     return rows
-
-
-def draw(sides: dict[str, list[dict[str, Any]]], path: Path, title: str) -> None:
-    """Both curves in one picture: the mean of the seeds and their range."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-    from matplotlib.ticker import EngFormatter
-
-    figure, axes = pyplot.subplots(figsize=(7.2, 4.4), layout="constrained")
-    for name, results in sides.items():
-        points = range(min(len(result["curve"]) for result in results))
-        frames = [results[0]["curve"][i]["frames"] for i in points]
-        values = [column(results, i, "episode_reward") for i in points]
-        seeds = report.count_of(len(results), "seed")
-        axes.plot(
-            frames,
-            [sum(x) / len(x) for x in values],
-            color=COLORS[name],
-            marker="o",
-            markersize=4,
-            label=f"{name} ({seeds}, mean and range)",
-        )
-        low, high = [min(x) for x in values], [max(x) for x in values]
-        axes.fill_between(frames, low, high, color=COLORS[name], alpha=0.18, linewidth=0)
-    axes.set_xlabel("frames")
-    axes.set_ylabel("episode return, likeliest actions")
-    axes.set_title(title, loc="left", weight="bold")
-    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(color="#e4e4e4")
-    axes.set_axisbelow(True)
-    axes.legend(edgecolor="none")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
 
 
 def parse_args() -> argparse.Namespace:
@@ -296,7 +227,9 @@ def main() -> None:
             path.write_text(json.dumps(ours[-1], indent=2) + "\n", encoding="utf-8")
         sides = {"torchrl_marl": ours, "BenchMARL": theirs}
         picture = report.file_name(args.name, "png")
-        draw(sides, picture if args.write else folder / picture.name, args.title)
+        path = picture if args.write else folder / picture.name
+        label = "episode return, likeliest actions"
+        curves.draw(sides, "episode_reward", path, COLORS, title=args.title, ylabel=label)
     publish(sides, picture, args)
 
 
@@ -313,13 +246,12 @@ def settings_text(used: dict[str, Any]) -> str:
     return ", ".join(f"{k} {everything[k]}" for k in [*keys, "num_cells"] if k in everything)
 
 
-def publish(
-    sides: dict[str, list[dict[str, Any]]], picture: Path, args: argparse.Namespace
-) -> None:
+def publish(sides: dict[str, list[curves.Result]], picture: Path, args: argparse.Namespace) -> None:
     """Prints and writes."""
-    ours, theirs = [sum(column(x, -1, "episode_reward")) / len(x) for x in sides.values()]
+    ours, theirs = (sum(curves.column(x, -1, "episode_reward")) / len(x) for x in sides.values())
+    rows = curves.curve_rows(sides, "episode_reward", ".3f")
     sections = [
-        ("Return", report.markdown_table(["frames", *sides], curve_rows(sides))),
+        ("Return", report.markdown_table(["frames", *sides], rows)),
         (
             f"After {args.frames:,} frames",
             report.markdown_table(["", *sides], final_rows(sides))

@@ -5,7 +5,7 @@
         --frames 102400 --evaluate-every 20480 --seeds 0 --write
 
 All train with continuous actions for the same number of frames, seeds 0, 1 and 2 in turn. They are
-evaluated every 102,400 frames on the same 200 episodes of mpe2's own environment. AgileRL runs by
+evaluated every 51,200 frames on the same 200 episodes of mpe2's own environment. AgileRL runs by
 ``agilerl_speaker_listener.py`` in a virtual environment created for it. ``--results FOLDER`` keeps
 the results of each seed, and reuses those of an earlier run.
 """
@@ -24,8 +24,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import curves
 import foreign
 import report
+from curves import Result
 from mpe2_episodes import Arrays, Episodes, random_actions, scripted
 
 OURS = {
@@ -36,7 +38,6 @@ THEIRS = {x: f"AgileRL {x.upper()}" for x in ("ippo", "maddpg", "matd3")}
 SCRIPT = Path(__file__).parent / "agilerl_speaker_listener.py"
 EVALUATION_SEED = 10_000
 COLORS = ("#2a6fbb", "#6fae5c", "#d1662a", "#8a5fbf")
-Result = dict[str, Any]
 
 
 def results(
@@ -89,30 +90,16 @@ def train_agilerl(
 
 def train_ours(seed: int, path: Path, recipe: str, args: argparse.Namespace) -> None:
     """Trains one seed of a recipe, evaluated as AgileRL's script does it."""
-    from torchrl_marl.recipes import load_config
-    from torchrl_marl.training.trainer import start_training
-
     with tempfile.TemporaryDirectory() as folder:
-        overrides = {
-            "seed": seed,
-            "total_frames": args.frames,
-            "folder": str(Path(folder) / "run"),
-            "logging.progress": False,
-            "checkpoint.every_iterations": 0,
-        }
-        training = start_training(load_config(recipe, overrides), None)
-        measure = measuring(training, Episodes(args.episodes, EVALUATION_SEED))
-        curve = [measure()]
-        while not training.done:
-            training.step()
-            if training.frames // args.evaluate_every > curve[-1]["frames"] // args.evaluate_every:
-                curve.append(measure())
-        training.close()
+        overrides = {"seed": seed, "total_frames": args.frames, "folder": f"{folder}/run"}
+        episodes = Episodes(args.episodes, EVALUATION_SEED)
+        evaluation = functools.partial(measuring, episodes=episodes)
+        result = curves.trained(recipe, overrides, args.evaluate_every, evaluation)
     result = {
         "seed": seed,
         "evaluation": [args.frames, args.episodes, args.evaluate_every, EVALUATION_SEED],
-        "curve": curve,
-        "seconds": round(training.seconds, 1),
+        "curve": result["curve"],
+        "seconds": round(result["seconds_training"], 1),
     }
     path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
@@ -126,10 +113,8 @@ def measuring(training: Any, episodes: Episodes) -> Callable[[], dict[str, float
     def measure() -> dict[str, float]:
         with RandomState(EVALUATION_SEED).active():
             return {
-                "frames": training.frames,
                 "return": episodes.play(acting(training, ExplorationType.DETERMINISTIC)),
                 "sampled": episodes.play(acting(training, ExplorationType.RANDOM)),
-                "seconds": round(training.seconds, 1),
             }
 
     return measure
@@ -164,28 +149,6 @@ def acting(training: Any, mode: Any) -> Callable[[Arrays], Arrays]:
 # ---------------------------------------------------------------------------------------- report
 
 
-def column(results: list[Result], i: int, key: str) -> list[float]:
-    """A value of all seeds at one evaluation."""
-    return [result["curve"][i][key] for result in results]
-
-
-def mean_and_range(values: list[float], style: str = ".2f") -> str:
-    """``mean (least to most)``."""
-    mean = sum(values) / len(values)
-    if len(values) == 1:
-        return f"{mean:{style}}"
-    return f"{mean:{style}} ({min(values):{style}} to {max(values):{style}})"
-
-
-def curve_rows(sides: dict[str, list[Result]], every: int) -> list[list[str]]:
-    """A row for every evaluation."""
-    points = min(len(result["curve"]) for results in sides.values() for result in results)
-    return [
-        [f"{i * every:,}", *(mean_and_range(column(x, i, "return")) for x in sides.values())]
-        for i in range(points)
-    ]
-
-
 def final_rows(sides: dict[str, list[Result]], args: argparse.Namespace) -> list[list[str]]:
     """Everything about the last evaluation, and what it is to be compared with."""
     rows = []
@@ -193,10 +156,10 @@ def final_rows(sides: dict[str, list[Result]], args: argparse.Namespace) -> list
         rows.append(
             [
                 name,
-                mean_and_range(column(results, -1, "return")),
-                mean_and_range(column(results, -1, "sampled")),
+                curves.mean_and_range(curves.column(results, -1, "return")),
+                curves.mean_and_range(curves.column(results, -1, "sampled")),
                 f"{results[0]['curve'][-1]['frames']:,}",
-                mean_and_range([result["seconds"] for result in results], ".0f"),
+                curves.mean_and_range([result["seconds"] for result in results], ".0f"),
             ]
         )
     episodes = Episodes(args.episodes, EVALUATION_SEED)
@@ -206,45 +169,20 @@ def final_rows(sides: dict[str, list[Result]], args: argparse.Namespace) -> list
 
 
 def draw(sides: dict[str, list[Result]], path: Path) -> None:
-    """All curves in one picture: the mean of the seeds and their range."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-    from matplotlib.ticker import EngFormatter
-
-    figure, axes = pyplot.subplots(figsize=(7.2, 4.4), layout="constrained")
-    for (name, results), color in zip(sides.items(), COLORS):
-        points = range(min(len(result["curve"]) for result in results))
-        frames = [results[0]["curve"][i]["frames"] for i in points]
-        values = [column(results, i, "return") for i in points]
-        seeds = report.count_of(len(results), "seed")
-        label = f"{name} ({seeds}, mean and range)"
-        axes.plot(
-            frames, [sum(x) / len(x) for x in values], "o-", color=color, markersize=4, label=label
-        )
-        low, high = [min(x) for x in values], [max(x) for x in values]
-        axes.fill_between(frames, low, high, color=color, alpha=0.18, linewidth=0)
-    axes.set_ylim(-45, 0)
-    axes.set_xlabel("frames")
-    axes.set_ylabel("episode return of an agent, likeliest actions")
-    axes.set_title("mpe2 simple_speaker_listener", loc="left", weight="bold")
-    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(color="#e4e4e4")
-    axes.set_axisbelow(True)
-    axes.legend(edgecolor="none", loc="lower right")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
+    """Draws all curves in one picture."""
+    labels = {
+        "title": "mpe2 simple_speaker_listener",
+        "ylabel": "episode return of an agent, likeliest actions",
+    }
+    curves.draw(sides, "return", path, COLORS, ylim=(-45, 0), **labels)
 
 
 def publish(sides: dict[str, list[Result]], picture: Path, args: argparse.Namespace) -> None:
     """Prints and writes."""
-    curves = report.markdown_table(["frames", *sides], curve_rows(sides, args.evaluate_every))
+    rows = curves.curve_rows(sides, "return")
     header = ["", "return", "of drawn actions", "frames", "seconds of training"]
     final = report.markdown_table(header, final_rows(sides, args))
-    sections = [("Return", curves), ("At the end", final)]
+    sections = [("Return", report.markdown_table(["frames", *sides], rows)), ("At the end", final)]
     if args.write:
         sections.insert(1, ("Learning curves", f"![learning curves]({picture.name})"))
     theirs = {name: sides[name][0] for name in map(THEIRS.get, args.agilerl)}
