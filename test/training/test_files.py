@@ -1,6 +1,7 @@
 """Files that cannot be written: a full disk, for which /dev/full and a tiny disk stand."""
 
 import errno
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -12,6 +13,7 @@ from runs import assert_equal
 from torchrl_marl.errors import UserError, WriteError
 from torchrl_marl.training.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from torchrl_marl.training.files import append, whole_file, writing
+from torchrl_marl.training.progress import write_summary
 from torchrl_marl.training.recorder import CsvTable
 
 STATE = {"weights": torch.arange(1000.0)}
@@ -96,6 +98,17 @@ def test_a_checkpoint_on_a_full_disk_leaves_the_one_before(small_disk):
     assert_equal(load_checkpoint(latest_checkpoint(small_disk))["weights"], STATE["weights"])
     save_checkpoint(small_disk, 2, STATE, keep=1)
     assert names(small_disk / "checkpoints") == ["iteration_000002.pt"]
+
+
+def test_a_summary_of_a_diverged_run_is_strict_json(tmp_path):
+    values = {"return_after": float("nan"), "evaluation": {"low": -float("inf"), "n": 3}}
+    write_summary(tmp_path, values)
+
+    def refuse(name):
+        raise AssertionError(name)
+
+    found = json.loads((tmp_path / "summary.json").read_text(), parse_constant=refuse)
+    assert found == {"return_after": None, "evaluation": {"low": None, "n": 3}}
 
 
 def test_what_a_killed_process_left_half_written_goes(tmp_path):

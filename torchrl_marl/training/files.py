@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
+import math
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
 from torchrl_marl.errors import UserError, WriteError
 from torchrl_marl.runtime.trust import no_link
 
-__all__ = ["append", "frames_of", "new_file", "open_to_append", "whole_file", "writing"]
+__all__ = [
+    "append",
+    "frames_of",
+    "json_text",
+    "new_file",
+    "open_to_append",
+    "whole_file",
+    "writing",
+]
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -52,6 +62,24 @@ def whole_file(
             with contextlib.suppress(OSError):
                 part.unlink(missing_ok=True)
             raise
+
+
+def json_text(value: Any, indent: int | None = None) -> str:
+    """Returns JSON with a newline at its end; NaN and infinity, which JSON lacks, become null.
+
+    Examples:
+        >>> json_text({"return": float("nan"), "rows": [1.5]})
+        '{"return": null, "rows": [1.5]}\\n'
+    """
+    return json.dumps(_finite(value), indent=indent, allow_nan=False) + "\n"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def append(path: Path, text: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -14,7 +13,7 @@ from tensordict import TensorDictBase
 
 from torchrl_marl.errors import ConfigError, quoted
 from torchrl_marl.training.config import TrainConfig
-from torchrl_marl.training.files import whole_file
+from torchrl_marl.training.files import json_text, whole_file
 from torchrl_marl.training.part import Part
 from torchrl_marl.training.recorder import print_message
 from torchrl_marl.training.run import Run
@@ -88,7 +87,7 @@ def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
         WriteError: the disk is full, or the folder is read-only.
     """
     with whole_file(folder / "summary.json") as file:
-        file.write(json.dumps(summary, indent=2) + "\n")
+        file.write(json_text(summary, indent=2))
 
 
 class StopAtReturn:

@@ -6,7 +6,6 @@ import contextlib
 import copy
 import dataclasses
 import json
-import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
@@ -43,7 +42,7 @@ from torchrl_marl.training.evaluation import (
     play,
     put_back,
 )
-from torchrl_marl.training.files import append
+from torchrl_marl.training.files import append, json_text
 from torchrl_marl.training.origin import (
     check_environment,
     check_origin,
@@ -395,19 +394,13 @@ class Run:
     def _record(self, result: dict[str, Any]) -> None:
         when = datetime.now().astimezone().isoformat(timespec="seconds")
         row = {"time": when, "frames": self.frames, **result}
-        row = {key: _or_null(value) for key, value in row.items()}
         try:
-            append(self.folder / "evaluations.jsonl", json.dumps(row, allow_nan=False) + "\n")
+            append(self.folder / "evaluations.jsonl", json_text(row))
         except WriteError as error:
             warnings.warn(f"the result is not recorded: {error}", stacklevel=3)
 
     def __repr__(self) -> str:
         return f"Run({str(self.folder)!r}, return_after={self.summary.get('return_after')})"
-
-
-def _or_null(value: Any) -> Any:
-    """Returns None for NaN and infinity, which JSON does not have."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def refuse_population(folder: Path, config: TrainConfig) -> None:

@@ -23,7 +23,7 @@ from torchrl_marl.training.config import last_stage
 from torchrl_marl.training.crossplay import PartnerScore, cross_play, partner_score, seats_of
 from torchrl_marl.training.entrants import enter
 from torchrl_marl.training.evaluation import kind_of
-from torchrl_marl.training.files import whole_file
+from torchrl_marl.training.files import json_text, whole_file
 
 __all__ = ["play_strangers"]
 
@@ -149,7 +149,7 @@ def _returns(results: Sequence[Result], folder: Path, trust: bool) -> torch.Tens
     write_table(folder, [f"seed{seed}" for seed in asked["seeds"]], table, None)
     with whole_file(record) as file:
         values = {key: table[key].tolist() for key in ("returns", "error")}
-        file.write(json.dumps({**asked, **values}) + "\n")
+        file.write(json_text({**asked, **values}))
     return table["returns"]
 
 
