@@ -36,12 +36,15 @@ def add_product(added: Tensor | None, x: Tensor, weight: Tensor, out: Tensor) ->
         for own, y in zip(x, out):
             add_product(added, own, weight, y)
         return
-    added, beta = (out, 0.0) if added is None else (added, 1.0)
+    beta = 0.0 if added is None else 1.0
     if len(weight) > 1:
-        torch.baddbmm(added, x, weight.mT, out=out, beta=beta)
+        torch.baddbmm(out if added is None else added, x, weight.mT, out=out, beta=beta)
+        return
+    x, rows, weight = x.flatten(0, -2), out.view(-1, out.shape[-1]), weight[0].mT
+    if added is None or added is out:  # in place, since another view of ``out`` would be copied
+        rows.addmm_(x, weight, beta=beta)
     else:
-        added, out = (y.view(-1, y.shape[-1]) for y in (added, out))
-        torch.addmm(added, x.flatten(0, -2), weight[0].mT, out=out, beta=beta)
+        torch.addmm(added.view(-1, added.shape[-1]), x, weight, out=rows)
 
 
 def add_gradient(total: Tensor, of_rows: Tensor, x: Tensor) -> None:
@@ -52,7 +55,7 @@ def add_gradient(total: Tensor, of_rows: Tensor, x: Tensor) -> None:
     """
     if len(total) == 1:
         of_rows, x = (y.flatten(0, 2) for y in (of_rows, x))
-        torch.addmm(total[0], of_rows.mT, x, out=total[0])
+        total[0].addmm_(of_rows.mT, x)
     else:
         for own, y in zip(of_rows, x):
-            torch.baddbmm(total, own.mT, y, out=total)
+            total.baddbmm_(own.mT, y)
