@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from tensordict import NestedKey, TensorDictBase
+from tensordict import NestedKey, TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import Tensor
 
@@ -87,7 +87,7 @@ class ImitationLoss(OffPolicyLoss):
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Returns the loss and metrics of a minibatch."""
         loss, metrics = self.actor_loss(tensordict)
-        return tensordict.new_empty([]).update({"loss_actor": loss, **metrics})
+        return TensorDict({"loss_actor": loss, **metrics}, [])
 
     def actor_loss(
         self, tensordict: TensorDictBase, turn: Tensor | None = None
