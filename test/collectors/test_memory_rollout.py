@@ -5,7 +5,12 @@ import torch
 from graph_batches import assert_equal, dropout
 from torchrl.collectors import Collector
 from torchrl.envs import Compose, TransformedEnv
-from torchrl.envs.utils import MarlGroupMapType, check_env_specs
+from torchrl.envs.utils import (
+    ExplorationType,
+    MarlGroupMapType,
+    check_env_specs,
+    set_exploration_type,
+)
 from torchrl.modules.utils import get_primers_from_module
 
 from torchrl_marl import TeamSpec
@@ -169,3 +174,18 @@ def test_an_environment_is_given_a_memory_once():
 
 if __name__ == "__main__":
     pytest.main([__file__])
+
+
+def test_lazily_stacked_kinds_remember_as_padded_ones_do():
+    """Agents of two kinds in TorchRL's own loop, with and without padding."""
+    found = []
+    for dense in (lambda env: env, with_dense_groups):
+        env = dense(Arena(3, n_agents=4, kinds=2, n_actions=6, lives=9, seed=0))
+        policy = policy_of(env)
+        with set_exploration_type(ExplorationType.DETERMINISTIC):
+            batch = with_memory(env, policy).rollout(5, policy)
+        found.append([batch[key] for key in (("agents", "hidden"), ("next", "agents", "hidden"))])
+    torch.testing.assert_close(*found)
+    hidden, after = found[0]
+    assert after.abs().amin() > 0
+    assert torch.equal(hidden[:, 1:], after[:, :-1])

@@ -94,6 +94,42 @@ def test_a_delay_counts_the_steps_in_which_an_agent_acts():
     assert executed[[2, 5, 6]].tolist() == [3, 4, 6]
 
 
+class Ghost(MarlEnv):
+    """Agents act in three steps, the last of which ends their life; a step later they come back."""
+
+    respawns = True
+
+    def __init__(self, num_envs, **kwargs):
+        super().__init__(num_envs, **kwargs)
+        self.register_agent(AgentSpec("cart", 2, Unbounded((2,)), Bounded(-9, 9, (1,))))
+
+    def _reset(self, tensordict):
+        self.time = torch.zeros(self.num_envs, 2)
+        return self.told(self.time)
+
+    def _step(self, tensordict):
+        self.time = self.time + 1
+        ends = (self.time % 4 == 3).unsqueeze(-1)
+        told = self.told(tensordict["cart", "action"].squeeze(-1))
+        told["cart"] |= {"reward": torch.zeros(self.num_envs, 2, 1), "terminated": ends}
+        return told
+
+    def told(self, executed):
+        """The step and the last action; whether it acts next."""
+        seen = {"observation": torch.stack([self.time, executed], -1), "mask": self.time % 4 < 3}
+        return {"cart": seen}
+
+
+def test_an_agent_that_comes_back_begins_new_histories():
+    """Neither an observation nor an action of an earlier life reaches the next one."""
+    td = pushed(TransformedEnv(Ghost(1, max_steps=8), ObservationDelay(1)), 8)
+    acting = td["cart", "mask"][0, :, 0]
+    assert acting.int().tolist() == [1, 1, 1, 0] * 2
+    assert td["cart", "observation"][0, acting, 0, 0].tolist() == [0, 0, 1, 4, 4, 5]
+    td = pushed(TransformedEnv(Ghost(1, max_steps=8), ActionDelay(1)), 8)
+    assert td["next", "cart", "observation"][0, acting, 0, 1].tolist() == [1, 1, 2, 5, 5, 6]
+
+
 # --------------------------------------------------------------------- reductions and noise
 
 

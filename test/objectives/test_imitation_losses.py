@@ -277,3 +277,18 @@ class TestImplicitQ:
     def test_an_expectile_is_between_a_half_and_one(self, expectile):
         with pytest.raises(ValueError, match="expectile is .*, expected 0.5 or more, and below 1"):
             implicit_q(expectile=expectile)
+
+
+@pytest.mark.parametrize("implicit", [False, True])
+def test_losses_of_recorded_actions_are_weighted_by_prioritized_replay(implicit):
+    """With the weight 1/p of a row that was drawn with probability p, a loss has no bias."""
+    loss = implicit_q("categorical")
+    keys = ["loss_actor", "loss_value", "loss_state_value"] if implicit else ["loss_actor"]
+    if not implicit:
+        loss = ImitationLoss(loss.actor_network, group=loss.group, functional=False)
+    td = recorded(loss.group, 4, alive=1.1)
+    rows = torch.tensor([0, 0, 0, 1, 2, 3])
+    drawn, weight = td[rows], torch.tensor([1.0, 1, 1, 3, 3, 3])
+    drawn["priority_weight"] = weight * len(rows) / weight.sum()
+    found, expected = loss(drawn), loss(td)
+    torch.testing.assert_close(found.select(*keys), expected.select(*keys))

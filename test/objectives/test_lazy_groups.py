@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tensordict.nn import TensorDictSequential
 from torchrl.collectors import Collector
 from torchrl.data import LazyTensorStorage, ReplayBuffer
 from torchrl.envs import TransformedEnv
@@ -9,8 +10,9 @@ from torchrl.envs import TransformedEnv
 from torchrl_marl import TeamSpec
 from torchrl_marl.envs import PadAgents
 from torchrl_marl.envs.toy import TOY_ENVS
-from torchrl_marl.modules import make_actor, make_critic
-from torchrl_marl.objectives import MAPPOLoss, TeamGAE
+from torchrl_marl.modules import CommunicationConfig, NetworkConfig, make_actor, make_critic
+from torchrl_marl.modules.communication import listening
+from torchrl_marl.objectives import ImitationLoss, MAPPOLoss, TeamGAE
 from torchrl_marl.specs.groups import is_lazy
 
 
@@ -34,6 +36,16 @@ def networks():
 def collect(actor, pad):
     torch.manual_seed(0)
     return next(iter(Collector(make_env(pad), actor, frames_per_batch=30, total_frames=30)))
+
+
+def test_cloning_and_attention_are_those_of_the_padded_group():
+    group = TeamSpec.from_env(make_env(False)).groups["team"]
+    config = NetworkConfig([8], communication=CommunicationConfig("tarmac", message_size=4))
+    actor = make_actor(group, config)
+    loss, policy = ImitationLoss(actor, group=group), TensorDictSequential(actor)
+    lazy, dense = collect(actor, False), collect(actor, True)
+    for read in (lambda data: loss(data)["loss_actor"], lambda data: listening(policy, data)):
+        torch.testing.assert_close(read(lazy), read(dense))
 
 
 def test_loss_and_estimator_are_those_of_the_padded_group(networks):

@@ -338,6 +338,24 @@ def test_illegal_actions_are_never_drawn_and_get_no_gradient():
     assert not bool((drawn.detach()[~legal] > 1e-6).any())
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_saturation_is_the_share_of_nearly_certain_choices(masked):
+    """Illegal actions are no certain choices, and the others of a certain one do not count."""
+    group = make_group("categorical", action_mask=masked)
+    actor, critic = networks(group)
+    td = steps(group, 64, alive=1.1)
+    if masked:
+        td["car", "action_mask"][..., :2] = True
+        td["car", "action_mask"][..., 2:] = False
+    loss = MADDPGLoss(actor, critic, group=group, functional=False)
+    *_, bias = actor.parameters()
+    for preferred, share in ((0.0, 0.0), (100.0, 1.0)):
+        for parameter in actor.parameters():
+            nn.init.zeros_(parameter)
+        bias.data[..., 0] = preferred
+        assert loss(td.clone())["saturation"] == share
+
+
 def test_wrong_words():
     group = make_group()
     for wrong in ({"bootstrap": "all"}, {"actor_gradient": "own"}):

@@ -78,11 +78,17 @@ class CarriedTransform(Transform):
 
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
         for name, spec in self.groups.items():
-            before, group = tensordict.get(name), self._dense(next_tensordict, name)
-            for leaf in self.leaves[name]:
-                group.set(leaf, before.get(leaf))
-            self._observe(group, spec)
+            self._carry(tensordict, next_tensordict, spec)
+            self._observe(next_tensordict.get(name), spec)
         return next_tensordict
+
+    def _carry(
+        self, tensordict: TensorDictBase, next_tensordict: TensorDictBase, spec: GroupSpec
+    ) -> None:
+        """Copies a group's carried leaves to the next step."""
+        before, group = tensordict.get(spec.name), self._dense(next_tensordict, spec.name)
+        for leaf in self.leaves[spec.name]:
+            group.set(leaf, before.get(leaf))
 
     def _observe(self, group: TensorDictBase, spec: GroupSpec) -> None:
         """Transforms a group's output of a reset or step; the carried leaves are those before."""

@@ -148,7 +148,8 @@ class _Delay(_DrawnTransform):
     """Delay by a number of steps in which the agent acts; carries a history of D values.
 
     While an agent's history is shorter than its delay, the oldest value is used. Agents that are
-    dead or waiting keep their history, and their own values are not changed.
+    dead or waiting keep their history, and their own values are not changed. An agent that comes
+    back begins a new history.
     """
 
     dtype = torch.int64
@@ -182,6 +183,16 @@ class _Delay(_DrawnTransform):
             shape = (n, depth, *spec.shape[1:])
             leaves[f"{self.history}_{i}"] = Unbounded(shape, dtype=spec.dtype)
         return leaves
+
+    def _carry(
+        self, tensordict: TensorDictBase, next_tensordict: TensorDictBase, spec: GroupSpec
+    ) -> None:
+        super()._carry(tensordict, next_tensordict, spec)
+        if spec.respawns and spec.agent_done:
+            group = next_tensordict.get(spec.name)
+            ended, still = (td.get(spec.done_key) for td in (tensordict, next_tensordict))
+            new_life = (ended & ~still).squeeze(-1)
+            group.set(self.count, torch.where(new_life, 0, group.get(self.count)))
 
     def _delayed_specs(self, group: GroupSpec) -> list[Any]:
         """Returns the specs ``[N, ...]`` of a group's delayed leaves."""

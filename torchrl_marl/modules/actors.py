@@ -73,6 +73,9 @@ class ActsForGroup(TensorDictModuleBase):
             rows = acted.get((self.group.name, leaf), None)
             if rows is not None:
                 self.group.write(tensordict, leaf, rows)
+        if self.remembered:
+            after = ("next", self.group.name, "hidden")
+            tensordict.set(after, acted.get(after))
         return tensordict
 
     def act(self, tensordict: TensorDictBase, *args: Any, **kwargs: Any) -> TensorDictBase:

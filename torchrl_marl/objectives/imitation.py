@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from tensordict import NestedKey, TensorDictBase
+from tensordict import NestedKey, TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import Tensor
 
@@ -43,7 +43,7 @@ class ImitationLoss(OffPolicyLoss):
         - action: ``[*B, N, A]``, ``[*B, N]`` or one-hot; every output: a scalar, or ``[G]``
 
     Keys:
-        - reads: the actor's inputs, action, masks
+        - reads: the actor's inputs, action, masks; priority_weight, if present
         - writes: ``(group, "td_error")`` ``[*B, N, 1]``, the size of the loss of each agent, by
           which prioritized replay samples; returns ``loss_actor``, ``log_prob``
 
@@ -87,7 +87,7 @@ class ImitationLoss(OffPolicyLoss):
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Returns the loss and metrics of a minibatch."""
         loss, metrics = self.actor_loss(tensordict)
-        return tensordict.new_empty([]).update({"loss_actor": loss, **metrics})
+        return TensorDict({"loss_actor": loss, **metrics}, [])
 
     def actor_loss(
         self, tensordict: TensorDictBase, turn: Tensor | None = None
@@ -106,5 +106,5 @@ class ImitationLoss(OffPolicyLoss):
         if mask is not None:
             log_prob = torch.where(mask.unsqueeze(-1), log_prob, 0.0)
         self.group.write(tensordict, "td_error", log_prob.detach().abs())
-        mean = self.per_group.mean(log_prob, mask)
-        return -mean, {"log_prob": mean.detach()}
+        loss = -self.per_group.mean(self.weighed(dense, log_prob), mask)
+        return loss, {"log_prob": self.per_group.mean(log_prob.detach(), mask)}

@@ -136,7 +136,8 @@ class ImplicitQLoss(OffPolicyLoss):
         dense = self.group.dense(tensordict)
         gap = self._advantage(self.inputs(dense))
         weight = torch.where(gap > 0, self.expectile, 1 - self.expectile)
-        mean = self.per_group.mean(weight * gap.square(), self.acts(dense))
+        weighed = self.weighed(dense, weight * gap.square())
+        mean = self.per_group.mean(weighed, self.acts(dense))
         return loss, {"loss_state_value": mean, **metrics}
 
     def _advantage(self, data: TensorDictBase) -> Tensor:
@@ -161,7 +162,7 @@ class ImplicitQLoss(OffPolicyLoss):
         action = self.recorded(data.get(self.tensor_keys.action))
         log_prob = self.distribution(data).log_prob(action).unsqueeze(-1)
         mask = self.acts_in_turn(dense, turn)
-        return -self.per_group.mean(weight * log_prob, mask), {
+        return -self.per_group.mean(self.weighed(dense, weight * log_prob), mask), {
             "log_prob": self.per_group.mean(log_prob.detach(), mask),
             "weight": self.per_group.mean(weight, mask),
         }

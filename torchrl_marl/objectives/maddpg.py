@@ -60,7 +60,8 @@ class MADDPGLoss(OffPolicyLoss):
         - reads: the networks' keys, here and under ``"next"``; action, the next reward and
           terminated, masks; discount and priority_weight, if present
         - writes: ``(group, "td_error")`` ``[*B, N, 1]``; returns ``loss_actor``, ``loss_value``,
-          ``pred_value``, ``target_value``, ``saturation`` (fraction of actions at their bounds)
+          ``pred_value``, ``target_value``, ``saturation`` (fraction of actions at their bounds, or
+          of choices in which one action is nearly certain)
 
     Reference: Lowe et al., 2017, https://arxiv.org/abs/1706.02275; Fujimoto et al., 2018,
     https://arxiv.org/abs/1802.09477. Differs from Lowe et al.: in the actor's loss, the other
@@ -145,9 +146,8 @@ class MADDPGLoss(OffPolicyLoss):
         loss, metrics = self._weighed(values, dense, action, mask)
         saturated = torch.zeros_like(loss)
         if outputs is not None:
-            loss = loss + self.saturation_coeff * self._mean_of_own(outputs.square())
-            near = outputs.exp() > _NEAR if self.group.discrete else outputs.tanh().abs() > _NEAR
-            saturated = self._mean_of_own(near.to(loss.dtype))
+            squares, saturated = self._size_of(outputs)
+            loss = loss + self.saturation_coeff * squares
         metrics["saturation"] = self.per_group.mean(saturated.detach(), mask)
         return self.per_group.mean(loss, self.acts_in_turn(dense, turn)), metrics
 
@@ -173,7 +173,7 @@ class MADDPGLoss(OffPolicyLoss):
             inputs = self.inputs_of(actor, data, target)
             if self.group.discrete:
                 logits = actor.get_dist(inputs).logits
-                return draw_one_hot(logits), torch.where(logits > -1e9, logits, 0.0)
+                return draw_one_hot(logits), logits
             acted = actor(inputs)
         outputs = None if self.low is None else acted.get(self.group.key("loc"), None)
         return acted.get(self.tensor_keys.action), outputs
@@ -188,6 +188,18 @@ class MADDPGLoss(OffPolicyLoss):
             return action + noise
         noisy = action + noise * (self.high - self.low) / 2
         return torch.minimum(torch.maximum(noisy, self.low), self.high)
+
+    def _size_of(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the mean square of an agent's outputs, and the share of its saturated actions.
+
+        A discrete choice is saturated if one action is nearly certain.
+        """
+        if not self.group.discrete:
+            near = outputs.tanh().abs() > _NEAR
+            return self._mean_of_own(outputs.square()), self._mean_of_own(near.to(outputs.dtype))
+        certain = (outputs.softmax(-1) > _NEAR).any(-1, keepdim=True).to(outputs.dtype)
+        legal = torch.where(outputs > -1e9, outputs, 0.0)
+        return self._mean_of_own(legal.square()), certain
 
     def _mean_of_own(self, outputs: Tensor) -> Tensor:
         if self.own is None:

@@ -295,17 +295,19 @@ class OffPolicyLoss(LossModule):
         """Entries that the networks read."""
         return [*self.actor_network.in_keys, *self.qvalue_network.in_keys]
 
+    def weighed(self, data: TensorDictBase, loss: Tensor) -> Tensor:
+        """Returns the losses ``[*B, N, 1]`` times the weights of prioritized replay, if any."""
+        weight = data.get(self.tensor_keys.priority_weight, None)
+        return loss if weight is None else loss * weight.reshape(*weight.shape[: data.ndim], 1, 1)
+
     def value_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns the critics' loss, and metrics; writes the TD errors."""
-        keys, data = self.tensor_keys, self.group.dense(tensordict)
+        data = self.group.dense(tensordict)
         with self.in_time():
             value = self.values(self.inputs(data))
         target, learned = self.target(data, value[..., 0])
         error = value - target
-        loss = self.distance(value, target.expand_as(value)).sum(-1, True)
-        weight = data.get(keys.priority_weight, None)
-        if weight is not None:
-            loss = loss * weight.reshape(*weight.shape[: data.ndim], 1, 1)
+        loss = self.weighed(data, self.distance(value, target.expand_as(value)).sum(-1, True))
         with torch.no_grad():
             worst = error.abs().amax(-1, keepdim=True)
             worst = worst if learned is None else torch.where(learned.unsqueeze(-1), worst, 0.0)

@@ -303,3 +303,18 @@ def test_maps_of_agents():
 
 if __name__ == "__main__":
     pytest.main([__file__])
+
+
+@pytest.mark.parametrize("kind", CELLS)
+def test_one_env_without_batch_dims(kind):
+    """Separate networks of the agents of a single env, whose tensors have no batch dims."""
+    torch.manual_seed(0)
+    memory = CELLS[kind](F, H, index=[0, 1, 0])
+    x, state = torch.randn(T, 3, F), torch.randn(3, memory.state_size)
+    init, mask = torch.rand(T, 3, 1) < 0.3, torch.rand(T, 3, 1) < 0.7
+    outputs, states = memory(x, state, init, mask)
+    batch = [y.unsqueeze(1) for y in (x, init, mask)]
+    expected = memory(batch[0], state.unsqueeze(0), *batch[1:])
+    torch.testing.assert_close([outputs, states], [y.squeeze(1) for y in expected])
+    linear = AgentLinear(F, H, index=[0, 1, 0])
+    torch.testing.assert_close(linear(x[0]), linear(x)[0])

@@ -477,6 +477,8 @@ def listening(actor: nn.Module, data: TensorDictBase) -> Tensor:
     module = channel_module(actor)
     if module is None:
         raise ValueError("the agents of this actor do not communicate, so there are no weights.")
+    actors = [part for part in actor.modules() if channel_module(part) is module]
+    group = next((own for part in actors if (own := getattr(part, "group", None))), None)
     found: list[Tensor] = []
 
     def look(one: nn.Module, inputs: tuple) -> None:
@@ -493,7 +495,7 @@ def listening(actor: nn.Module, data: TensorDictBase) -> Tensor:
     hooks = [one.register_forward_pre_hook(look) for one in channel.rounds]
     try:
         with drawing("replay"):
-            module(data.copy())
+            module((data if group is None else group.dense(data)).copy())
     finally:
         for hook in hooks:
             hook.remove()

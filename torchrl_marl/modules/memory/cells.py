@@ -95,8 +95,9 @@ class AgentLinear(nn.Module):
             return F.linear(x, self.weight.squeeze(0), self.bias.squeeze(0))
         weight, bias = self.of_agents(self.weight), self.of_agents(self.bias)
         rows = x.movedim(-2, 0)
-        y = torch.baddbmm(bias.unsqueeze(1), rows.flatten(1, -2), weight.mT)
-        return y.unflatten(1, rows.shape[1:-1]).movedim(0, -2)
+        flat = rows.flatten(1, -2) if rows.ndim > 2 else rows.unsqueeze(1)
+        y = torch.baddbmm(bias.unsqueeze(1), flat, weight.mT)
+        return y.reshape(*rows.shape[:-1], y.shape[-1]).movedim(0, -2)
 
 
 class Memory(nn.Module):
@@ -190,14 +191,16 @@ class _Gated(Memory):
         """Folds ``[T, *R, F]`` to ``[T, K, R, F]``; without steps, ``[*R, F]`` to ``[K, R, F]``."""
         if self.hh.shared:
             return x.flatten(steps, -2).unsqueeze(steps)
-        return x.movedim(-2, steps).flatten(steps + 1, -2)
+        rows = x.movedim(-2, steps)
+        return rows.flatten(steps + 1, -2) if rows.ndim > steps + 2 else rows.unsqueeze(-2)
 
     def _unrows(self, rows: Tensor, like: Tensor) -> Tensor:
         """Unfolds ``[T, K, R, F]`` to ``[T, *R, F]``."""
         batch = like.shape[1:-1]
         if self.hh.shared:
             return rows.squeeze(1).unflatten(1, batch)
-        return rows.unflatten(2, batch[:-1]).movedim(1, -2)
+        rows = rows.unflatten(2, batch[:-1]) if len(batch) > 1 else rows.squeeze(2)
+        return rows.movedim(1, -2)
 
     def _kept(self, init: Tensor | None, x: Tensor) -> Tensor:
         kept = x.new_ones(*x.shape[:-1], 1) if init is None else (~init).to(x.dtype)
