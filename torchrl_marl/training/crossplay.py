@@ -334,11 +334,16 @@ class Payoffs:
 
     def table(self, names: Sequence[str]) -> Tensor:
         """Returns the return of each player in seat 1 against each player in seat 2, ``[A, A]``."""
-        missing = [
-            (own, other) for own in names for other in names if (own, other) not in self._entries
-        ]
-        for own, other in missing:  # players that were only registered
-            self._entries[own, other] = float(self._play([own], [other])) if own != other else 0.0
+        alike = seats_of(self._team).alike
+        for own, other in ((own, other) for own in names for other in names):
+            if (own, other) in self._entries:
+                continue
+            # Players that were only registered.
+            itself = alike and own == other
+            value = 0.0 if itself else float(self._play([own], [other]))
+            self._entries[own, other] = value
+            if alike and not itself:
+                self._entries[other, own] = -value
         return torch.tensor(
             [[self._entries[own, other] for other in names] for own in names], dtype=torch.float64
         )
