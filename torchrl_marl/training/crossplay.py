@@ -13,6 +13,7 @@ from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.envs import EnvBase
 
+from torchrl_marl.envs.transforms import with_dense_groups
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.specs import GroupSpec, TeamSpec
 from torchrl_marl.training.evaluation import first_episodes, seeded_play
@@ -124,6 +125,8 @@ def cross_play(
         ([[0, 0], [10, 0]], [[10, 0], [0, 10]])
     """
     team = TeamSpec.from_env(env)
+    if any("action" in group.paddings for group in team.groups.values()):
+        env = with_dense_groups(env)  # actions of two players go into one tensor
     seats = seats_of(team)
     swap = seats.alike if swap is None else swap
     _check([players_a, players_b], episodes, swap, seats)
