@@ -5,7 +5,15 @@ import torch
 from cover import pairwise
 from samples import POISON, assert_same, make_group, make_observed, poisoned
 
-from torchrl_marl.modules import NetworkConfig, ObservationNorm, ValueNorm, make_critic
+from torchrl_marl.modules import (
+    NetworkConfig,
+    ObservationNorm,
+    ValueNorm,
+    make_action_critic,
+    make_actor,
+    make_critic,
+    make_mixer,
+)
 
 SEES = [True, False, "state"]
 
@@ -143,6 +151,36 @@ def test_a_state_of_several_dims_is_flattened(share):
     assert value.shape == (6, 3, 1)
     td["state"][:, 1, 3] += 1.0
     assert not torch.equal(critic(td)["car", "state_value"], value)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.float64])
+@pytest.mark.parametrize("make", [make_critic, make_action_critic, make_mixer])
+def test_states_and_observations_of_any_dtype(make, dtype):
+    """Values and gradients are those of the same numbers in float32."""
+    torch.manual_seed(0)
+    group = make_group("categorical", state=4)
+    td = make_observed(group, 6)
+    numbers = {"state": 3 * torch.rand(6, 4), ("car", "observation"): 3 * torch.rand(6, 3, 5)}
+    td["car", "action"] = torch.zeros(6, 3, dtype=torch.int64)
+    td["car", "chosen_action_value"] = torch.ones(6, 3, 1)
+    plain, other = td.clone(), td.clone()
+    for key, value in numbers.items():
+        plain[key], other[key] = value.floor(), value.floor().to(dtype)
+    for sees in ("state", True):
+        network = make(group, centralized=sees)
+        found = [network(data.clone()).get(network.out_keys[-1]) for data in (plain, other)]
+        torch.testing.assert_close(*found)
+        gradients = [torch.autograd.grad(x.sum(), [*network.parameters()]) for x in found]
+        torch.testing.assert_close(*gradients)
+
+
+def test_actors_read_observations_of_float64():
+    group = make_group()
+    actor, td = make_actor(group, NetworkConfig([8])), make_observed(group, 6)
+    mean = actor.get_dist(td).deterministic_sample
+    td["car", "observation"] = td["car", "observation"].double()
+    torch.testing.assert_close(actor.get_dist(td).deterministic_sample, mean)
+    assert actor.double().get_dist(td).deterministic_sample.dtype == torch.float64
 
 
 def test_errors():

@@ -15,8 +15,10 @@ from torchrl_marl import AgentSpec, TeamSpec
 from torchrl_marl.apps import players
 from torchrl_marl.apps.cli import main as cli
 from torchrl_marl.envs.remember import Remember
-from torchrl_marl.envs.toy import Echo, Kuhn, MatchingLevers, Nim, ZeroSum
+from torchrl_marl.envs.toy import Echo, Kuhn, MatchingLevers, Nim, SpeakerListener, ZeroSum
+from torchrl_marl.envs.transforms import with_dense_groups
 from torchrl_marl.errors import ConfigError, SpecError
+from torchrl_marl.modules import make_actor
 from torchrl_marl.training.crossplay import cross_play, partner_score, seats_of
 
 pytestmark = pytest.mark.runs
@@ -37,6 +39,17 @@ def always(*actions):
 
 def names_of(td):
     return [name for name in ("first", "second", "agents") if name in td.keys()]
+
+
+def test_agents_of_different_actions_play_as_padded_ones_do():
+    """A speaker and a listener in one group, which is stacked lazily."""
+    found, settings = [], {"continuous_speech": True, "one_group": True, "max_steps": 4}
+    for dense in (lambda env: env, with_dense_groups):
+        env = dense(SpeakerListener(6, seed=0, **settings))
+        torch.manual_seed(0)
+        players = [make_actor(TeamSpec.from_env(env).groups["team"]) for _ in range(2)]
+        found.append(cross_play(players, players, env, episodes=4)["returns"])
+    assert torch.equal(*found)
 
 
 def test_every_entry_is_who_it_says():

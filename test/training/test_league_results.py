@@ -32,6 +32,20 @@ def test_a_payoff_is_the_players_own_and_the_opponents_is_its_negative():
     assert payoffs.table(["c", "a"]).tolist() == [[0.0, -2.0], [2.0, 0.0]]
 
 
+@pytest.mark.parametrize("payoff", [BIASED, [[2.0, 1.0], [0.0, 3.0], [1.0, 5.0]]])
+def test_payoffs_of_players_that_are_only_registered(payoff):
+    """Such as scripted ones; on sides of different shapes, one against itself does not earn 0."""
+    env = ZeroSum(8, payoff=payoff, seed=0)
+    payoffs = Payoffs(TeamSpec.from_env(env), lambda: env, episodes=2, seed=0)
+    for action, name in enumerate("abc"[: len(payoff[0])]):
+        payoffs.register(name, always(action))
+    n = len(payoff[0])
+    assert payoffs.table(list("abc"[:n])).tolist() == payoff[:n]
+    payoffs.add("d", always(0), ["b"])
+    found = payoffs.table(["b", "d"]).tolist()
+    assert found == [[payoff[1][1], payoff[1][0]], [payoff[0][1], payoff[0][0]]]
+
+
 def test_a_seat_meets_the_equilibrium_of_the_other_seat():
     """Row 0 a quarter of the time earns 1.5 of each column; either column earns 1.5 of each row."""
     settings, may = LeagueConfig(opponents="nash"), torch.tensor([True, False, True])

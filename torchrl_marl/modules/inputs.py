@@ -27,6 +27,7 @@ __all__ = [
     "StateInput",
     "TeamInput",
     "agent_features",
+    "as_read",
     "concatenate",
     "gather_observation",
     "observation_leaves",
@@ -268,8 +269,24 @@ class StateInput(nn.Module):
         self.ndim = ndim
 
     def forward(self, state: Tensor) -> Rows:
-        """Flattens the state."""
-        return state.flatten(-self.ndim) if self.ndim > 1 else state, None
+        """Flattens the state, as floats."""
+        return flat_leaves([state], [self.ndim], None), None
+
+
+def as_read(features: Tensor, network: nn.Module) -> Tensor:
+    """Returns features of float64 in the dtype of the network that reads them; others unchanged.
+
+    Examples:
+        >>> as_read(torch.zeros(2, dtype=torch.float64), nn.Linear(2, 1)).dtype
+        torch.float32
+    """
+    if features.dtype is not torch.float64:
+        return features
+    # Losses put plain tensors in the place of parameters.
+    parts = ((*part.parameters(False), *vars(part).values()) for part in network.modules())
+    tensors = (x for part in parts for x in part if isinstance(x, Tensor))
+    dtypes = (x.dtype for x in tensors if x.is_floating_point())
+    return features.to(next(dtypes, torch.get_default_dtype()))
 
 
 def gather_observation(

@@ -20,7 +20,13 @@ from torchrl_marl.functional.statistics import PerGroup
 from torchrl_marl.modules.action_critics import make_action_critic
 from torchrl_marl.modules.central import GroupColumns, columns_of_groups, columns_of_state
 from torchrl_marl.modules.config import MIXERS, CriticConfig, NetworkConfig
-from torchrl_marl.modules.inputs import AgentInput, StateInput, TeamInput, register_constants
+from torchrl_marl.modules.inputs import (
+    AgentInput,
+    StateInput,
+    TeamInput,
+    as_read,
+    register_constants,
+)
 from torchrl_marl.modules.normalization import ObservationNorm
 from torchrl_marl.modules.stacks.module_stack import stack
 from torchrl_marl.specs import GroupSpec
@@ -204,7 +210,7 @@ class MonotonicMixer(nn.Module):
         """Mixes the values."""
         mask = None if self.group.mask_key is None else inputs[-1]
         seen, _ = self.features(*inputs[: self.n_inputs])
-        seen = self.columns(seen)
+        seen = self.columns(as_read(seen, self.weights))
         living = _living(self.group, value, mask)[..., self.index]
         living = torch.where(self.own, living, 0.0)
         made = self.weights(seen).unflatten(-1, (-1, self.hidden))

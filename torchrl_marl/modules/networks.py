@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from torchrl_marl.modules.config import CommunicationConfig
-from torchrl_marl.modules.inputs import AgentInput
+from torchrl_marl.modules.inputs import AgentInput, as_read
 
 if TYPE_CHECKING:
     from torchrl_marl.modules.communication.channel import Channel
@@ -205,6 +205,7 @@ class AgentNetwork(nn.Module):
         n = len(inputs) - len(self.reads)
         given = dict(zip(self.reads, inputs[n:]))
         features, mask = self.features(*inputs[:n])
+        features = as_read(features, self.network)
         context = self._context(given, inputs[:n])
         output, extras = self._body()(features, mask, context)
         output = output if self.pick is None else self.pick(output)

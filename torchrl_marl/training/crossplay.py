@@ -13,6 +13,7 @@ from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.envs import EnvBase
 
+from torchrl_marl.envs.transforms import with_dense_groups
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.specs import GroupSpec, TeamSpec
 from torchrl_marl.training.evaluation import first_episodes, seeded_play
@@ -124,6 +125,8 @@ def cross_play(
         ([[0, 0], [10, 0]], [[10, 0], [0, 10]])
     """
     team = TeamSpec.from_env(env)
+    if any("action" in group.paddings for group in team.groups.values()):
+        env = with_dense_groups(env)  # actions of two players go into one tensor
     seats = seats_of(team)
     swap = seats.alike if swap is None else swap
     _check([players_a, players_b], episodes, swap, seats)
@@ -334,11 +337,16 @@ class Payoffs:
 
     def table(self, names: Sequence[str]) -> Tensor:
         """Returns the return of each player in seat 1 against each player in seat 2, ``[A, A]``."""
-        missing = [
-            (own, other) for own in names for other in names if (own, other) not in self._entries
-        ]
-        for own, other in missing:  # players that were only registered
-            self._entries[own, other] = float(self._play([own], [other])) if own != other else 0.0
+        alike = seats_of(self._team).alike
+        for own, other in ((own, other) for own in names for other in names):
+            if (own, other) in self._entries:
+                continue
+            # Players that were only registered.
+            itself = alike and own == other
+            value = 0.0 if itself else float(self._play([own], [other]))
+            self._entries[own, other] = value
+            if alike and not itself:
+                self._entries[other, own] = -value
         return torch.tensor(
             [[self._entries[own, other] for other in names] for own in names], dtype=torch.float64
         )
