@@ -159,7 +159,7 @@ def _of_learner(batch: TensorDictBase, group: GroupSpec, done: Tensor) -> Tensor
 
 
 def count_agent_frames(team: TeamSpec, batch: TensorDictBase, n_members: int = 1) -> Tensor:
-    """Returns the number of living agents, summed over steps; per member (``[P]``) if several."""
+    """Returns the number of acting agents, summed over steps; per member (``[P]``) if several."""
     shape = () if n_members == 1 else (n_members,)
     total = torch.zeros(shape, dtype=torch.int64, device=batch.get(("next", "done")).device)
     for group in team.groups.values():
