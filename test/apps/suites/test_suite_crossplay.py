@@ -113,6 +113,25 @@ def test_a_broken_record_is_played_again_and_one_seed_has_no_others(played):
     assert record.read_text() == known and played == [2, 2]
 
 
+def test_a_table_with_a_diverged_player_is_read_again(played, monkeypatch):
+    counted = strangers.cross_play
+
+    def diverged(*args, **kwargs):
+        table = counted(*args, **kwargs)
+        table["returns"][0, 1] = torch.nan
+        return table
+
+    monkeypatch.setattr(strangers, "cross_play", diverged)
+    options = {"algorithms": "ippo", "jobs": 0, "seeds": 2}
+    run_suite("mine.yaml", **options)
+    Path("suite_mine/crossplay.csv").unlink()
+    record = json.loads(Path("suite_mine/levers/ippo/crossplay.json").read_text())
+    assert record["returns"][0][1] is None
+    run_suite("mine.yaml", resume=True, **options)
+    [row] = rows("suite_mine/crossplay.csv")
+    assert row["cross_play"] in ("", "nan") and played == [2]
+
+
 def test_the_command_plays_a_folder_of_seeds(capsys):
     run_suite("mine.yaml", algorithms="ippo", seeds=2, jobs=0, said=list)
     assert main(["crossplay", "suite_mine/levers/ippo", "--episodes", "4"]) == 0

@@ -14,7 +14,7 @@ import pytest
 
 from torchrl_marl.apps.cli.main import main
 from torchrl_marl.apps.jobs.slurm import make_executor
-from torchrl_marl.apps.suites.board import Result
+from torchrl_marl.apps.suites.board import Result, results_table
 from torchrl_marl.apps.suites.sweep import best_combination, make_sweep, parse_grid, run_sweep
 from torchrl_marl.errors import ConfigError
 
@@ -91,6 +91,11 @@ def test_the_best_combination_has_the_highest_mean():
         results.append(Result(run, Path(), "failed" if reached is None else "finished", summary))
     assert best_combination(results) == ("lr=0.01", 2.25)
     assert best_combination(results[2::3]) is None
+    # A setting with which a seed diverges is not the best; the table does not hide that seed.
+    results[1].summary["return_after"] = None
+    assert best_combination(results)[0] == "lr=0.001"
+    row = next(line for line in results_table(results).splitlines() if "lr=0.01 " in line)
+    assert row.split()[2:7] == ["2", "of", "2", "nan", "2.5"]
 
 
 class TestCommand:

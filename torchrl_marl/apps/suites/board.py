@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import statistics
 import sys
 import time
@@ -23,6 +24,7 @@ __all__ = [
     "Board",
     "Result",
     "found_result",
+    "known_values",
     "read_elapsed",
     "read_rows",
     "results_table",
@@ -235,7 +237,7 @@ def results_table(results: Sequence[Result], names: tuple[str, str] = ("task", "
     for pair in dict.fromkeys(one.run.pair for one in results):
         own = [one for one in results if one.run.pair == pair]
         done = [one.summary for one in own if one.finished]
-        ends = _known(done, "return_after")
+        ends = [end for end in known_values(done, "return_after") if math.isfinite(end)]
         spread = f"{number(min(ends))} to {number(max(ends))}" if ends else "-"
         cells = [_mean(done, key) for key in ("return_random", "frames", "seconds")]
         seeds = f"{len(done)} of {len(own)}"
@@ -243,12 +245,25 @@ def results_table(results: Sequence[Result], names: tuple[str, str] = ("task", "
     return aligned(rows, slice(2, None), indent="")
 
 
-def _known(summaries: Iterable[dict[str, Any]], key: str) -> list[float]:
-    return [one[key] for one in summaries if isinstance(one.get(key), (int, float))]
+def known_values(summaries: Iterable[Mapping[str, Any]], key: str) -> list[float]:
+    """Returns an entry of the runs' summaries; empty if no run has it.
+
+    ``summary.json`` has null for NaN. Beside runs with a number, such a run has diverged.
+
+    Examples:
+        >>> known_values([{"return_after": 1.0}, {"return_after": None}], "return_after")
+        [1.0, nan]
+        >>> known_values([{"return_after": None}], "return_after")
+        []
+    """
+    found = [one[key] for one in summaries if key in one]
+    if not any(isinstance(value, (int, float)) for value in found):
+        return []
+    return [math.nan if value is None else value for value in found]
 
 
 def _mean(summaries: Iterable[dict[str, Any]], key: str) -> str:
-    values = _known(summaries, key)
+    values = known_values(summaries, key)
     if not values:
         return "-"
     mean = statistics.fmean(values)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -144,7 +145,9 @@ def _returns(results: Sequence[Result], folder: Path, trust: bool) -> torch.Tens
     """Returns the table of a task and algorithm, ``[A, A]``, from its record or from new games."""
     asked, record = _asked(results), folder / RECORD
     if _is_known(results, folder):
-        return torch.tensor(_read(record)["returns"], dtype=torch.float64)
+        returns = _read(record)["returns"]  # null stands for NaN, after a diverged run
+        rows = [[math.nan if x is None else x for x in row] for row in returns]
+        return torch.tensor(rows, dtype=torch.float64)
     table = _played(results, trust)
     write_table(folder, [f"seed{seed}" for seed in asked["seeds"]], table, None)
     with whole_file(record) as file:

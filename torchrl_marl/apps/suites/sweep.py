@@ -18,7 +18,7 @@ from typing import Any
 
 from torchrl_marl.apps.console import number, silence_libraries
 from torchrl_marl.apps.jobs.slurm import parse_slurm
-from torchrl_marl.apps.suites.board import Result, results_table
+from torchrl_marl.apps.suites.board import Result, known_values, results_table
 from torchrl_marl.apps.suites.plan import OF_A_RUN, Plan, Suite, SuiteRun, members_checked, seeds_of
 from torchrl_marl.apps.suites.running import (
     Gather,
@@ -282,15 +282,17 @@ def _short_names(keys: Sequence[str]) -> list[str]:
 def best_combination(results: Sequence[Result]) -> tuple[str, float] | None:
     """Returns the combination with the highest mean return over its finished seeds.
 
+    Combinations with a diverged seed are left out.
+
     Returns:
         tuple, optional: its label and mean ``return_after``; None if no run has finished.
     """
-    returns: dict[str, list[float]] = {}
+    found: dict[str, list[Mapping[str, Any]]] = {}
     for one in results:
-        reached = one.summary.get("return_after")
-        if isinstance(reached, (int, float)):
-            returns.setdefault(one.run.algorithm, []).append(reached)
-    means = {label: statistics.fmean(own) for label, own in returns.items()}
+        found.setdefault(one.run.algorithm, []).append(one.summary)
+    returns = {label: known_values(own, "return_after") for label, own in found.items()}
+    means = {label: statistics.fmean(own) for label, own in returns.items() if own}
+    means = {label: mean for label, mean in means.items() if math.isfinite(mean)}
     best = max(means, key=means.__getitem__, default=None)
     return None if best is None else (best, means[best])
 
