@@ -22,7 +22,7 @@ from torchrl_marl.training.evaluation import (
     play,
     where_they_differ,
 )
-from torchrl_marl.training.recorder import print_message
+from torchrl_marl.training.messages import print_message
 from torchrl_marl.training.run import Run
 from torchrl_marl.training.statistics import difference_of_runs, paired_difference
 

@@ -23,8 +23,8 @@ from torchrl_marl.runtime.ranks import SINGLE_PROCESS, SingleProcess
 from torchrl_marl.training.changes import change, changeable
 from torchrl_marl.training.checkpoint import all_checkpoints
 from torchrl_marl.training.config import TrainConfig
+from torchrl_marl.training.messages import print_message
 from torchrl_marl.training.part import Part
-from torchrl_marl.training.recorder import print_message
 
 if TYPE_CHECKING:
     from torchrl_marl.training.training import Training

@@ -24,8 +24,9 @@ from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.crossplay import cross_play, seats_of
 from torchrl_marl.training.evaluation import EVALUATION_SEED
 from torchrl_marl.training.member import MemberPolicy
+from torchrl_marl.training.messages import print_message
 from torchrl_marl.training.part import Part
-from torchrl_marl.training.recorder import CsvTable, print_message
+from torchrl_marl.training.recorder import CsvTable
 
 if TYPE_CHECKING:
     from torchrl_marl.training.training import Training

@@ -34,9 +34,10 @@ from torchrl_marl.training.member import (
     row_of_all,
     together,
 )
+from torchrl_marl.training.messages import print_message
 from torchrl_marl.training.part import Progress
 from torchrl_marl.training.progress import StopAtReturn, figures_of
-from torchrl_marl.training.recorder import Recorder, print_message
+from torchrl_marl.training.recorder import Recorder
 
 __all__ = ["Population", "environments_of_members", "learners_of_members"]
 

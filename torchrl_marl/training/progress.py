@@ -14,8 +14,8 @@ from tensordict import TensorDictBase
 from torchrl_marl.errors import ConfigError, quoted
 from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.files import json_text, whole_file
+from torchrl_marl.training.messages import print_message
 from torchrl_marl.training.part import Part
-from torchrl_marl.training.recorder import print_message
 from torchrl_marl.training.run import Run
 
 if TYPE_CHECKING:

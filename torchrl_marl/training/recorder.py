@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import dataclasses
 import importlib.util
@@ -11,12 +10,10 @@ import json
 import math
 import os
 import re
-import sys
 import time
 import uuid
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,6 +21,7 @@ from torchrl_marl.errors import CheckpointError, ConfigError, MissingExtraError
 from torchrl_marl.settings import flatten, shown
 from torchrl_marl.training.config import LoggingConfig, TrainConfig
 from torchrl_marl.training.files import append, whole_file
+from torchrl_marl.training.messages import ProgressBar
 
 __all__ = [
     "BACKENDS",
@@ -32,9 +30,7 @@ __all__ = [
     "Loggers",
     "Recorder",
     "check_logging",
-    "messages_of",
     "open_backend",
-    "print_message",
 ]
 
 
@@ -123,11 +119,6 @@ def _cell(value: Any) -> Any:
     return value
 
 
-with warnings.catch_warnings():  # in a notebook without ipywidgets, the bar is plain text
-    warnings.simplefilter("ignore")
-    from tqdm.auto import tqdm
-
-
 class Recorder:
     """Writer of ``metrics.csv`` and ``evaluation.csv``, with the loggers and the progress bar.
 
@@ -164,15 +155,8 @@ class Recorder:
             self._loggers = Loggers(config.logging, folder)
             if self._loggers.backends:
                 self._loggers.log_settings(flatten(dataclasses.asdict(config)))
-        self._bar = tqdm(
-            desc=f"seed {config.seed}",
-            total=config.total_frames,
-            initial=frames,
-            unit=" frames",
-            unit_scale=True,
-            dynamic_ncols=True,
-            disable=done or not writes or not config.logging.progress,
-        )
+        shows = writes and not done and config.logging.progress
+        self._bar = ProgressBar(f"seed {config.seed}", config.total_frames, frames, shows=shows)
 
     def iteration(self, row: Mapping[str, Any], returns: Sequence[float]) -> None:
         """Writes the row of an iteration, and shows the groups' returns."""
@@ -181,9 +165,8 @@ class Recorder:
         frames = row["frames"]
         self._metrics.write(row)
         self._loggers.log(row, frames)
-        self._bar.update(frames - self._bar.n)
-        shown = ("-" if math.isnan(value) else f"{value:.2f}" for value in returns)
-        self._bar.set_postfix_str(f"return {', '.join(shown)}")
+        values = ("-" if math.isnan(value) else f"{value:.2f}" for value in returns)
+        self._bar.move_to(frames, f"return {', '.join(values)}")
 
     def evaluation(self, progress: Mapping[str, Any], result: Mapping[str, float]) -> None:
         """Writes the row of an evaluation, with the progress at that time."""
@@ -220,7 +203,7 @@ class Recorder:
 
     def working(self, what: str) -> None:
         """Shows in the progress bar which slow work is being done, such as a compilation."""
-        self._bar.set_postfix_str(what)
+        self._bar.show(what)
 
     def close_bar(self) -> None:
         """Closes the progress bar."""
@@ -231,36 +214,6 @@ class Recorder:
         self._bar.close()
         if self._writes:
             self._loggers.close()
-
-
-_run: ContextVar[str] = ContextVar("run", default="")
-
-
-@contextlib.contextmanager
-def messages_of(run: str) -> Iterator[None]:
-    """Context in which messages start with a run's name, where several runs share a terminal.
-
-    Args:
-        run (str): name of the run; empty for none.
-    """
-    token = _run.set(run)
-    try:
-        yield
-    finally:
-        _run.reset(token)
-
-
-def print_message(text: str, *, warns: bool = True) -> None:
-    """Prints a message above the progress bar.
-
-    Args:
-        text (str): sentence without the full stop.
-
-    Keyword Args:
-        warns (bool): True to print to stderr, which notebooks show in red; False for stdout.
-    """
-    text = f"{_run.get()}: {text}" if _run.get() else text
-    tqdm.write(f"torchrl_marl: {text}.", file=sys.stderr if warns else sys.stdout)
 
 
 class Backend(Protocol):

@@ -10,10 +10,11 @@ from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.environments import Environments
 from torchrl_marl.training.evaluation import Episodes, after_training
 from torchrl_marl.training.folder import RunFolder
+from torchrl_marl.training.messages import print_message
 from torchrl_marl.training.metrics import mean_return
 from torchrl_marl.training.part import Progress
 from torchrl_marl.training.progress import StopAtReturn, figures_of, returns_of
-from torchrl_marl.training.recorder import Recorder, print_message
+from torchrl_marl.training.recorder import Recorder
 from torchrl_marl.training.run import Run
 
 __all__ = ["RunResults"]

@@ -24,9 +24,9 @@ from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.evaluation import EVALUATION_SEED
 from torchrl_marl.training.folder import RunFolder, has_checkpoint
 from torchrl_marl.training.interruption import Terminated
+from torchrl_marl.training.messages import print_message
 from torchrl_marl.training.origin import sign_run
 from torchrl_marl.training.progress import write_summary
-from torchrl_marl.training.recorder import print_message
 from torchrl_marl.training.run import Run
 from torchrl_marl.training.start_from import future_source, load_parts
 from torchrl_marl.training.trainer import train, write_config

@@ -22,9 +22,9 @@ from torchrl_marl.settings import shown
 from torchrl_marl.training.checkpoint import fitting, load_at, load_latest
 from torchrl_marl.training.config import TrainConfig, last_stage, read_run_config
 from torchrl_marl.training.leaves import Leaves, described, leaves_of, live_leaves, part_of
+from torchrl_marl.training.messages import print_message
 from torchrl_marl.training.origin import differences, settings_of
 from torchrl_marl.training.pool import read_player
-from torchrl_marl.training.recorder import print_message
 from torchrl_marl.training.run import refuse_population
 
 if TYPE_CHECKING:

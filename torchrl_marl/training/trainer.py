@@ -30,6 +30,7 @@ from torchrl_marl.training.environments import time_limit
 from torchrl_marl.training.files import whole_file
 from torchrl_marl.training.folder import RunFolder, has_checkpoint
 from torchrl_marl.training.interruption import named, terminable
+from torchrl_marl.training.messages import print_message
 from torchrl_marl.training.origin import (
     check_environment,
     check_origin,
@@ -46,7 +47,6 @@ from torchrl_marl.training.process_group import (
     open_run_folder,
     resolve_config,
 )
-from torchrl_marl.training.recorder import print_message
 from torchrl_marl.training.run import Run
 from torchrl_marl.training.training import Iteration, Training
 

@@ -102,7 +102,7 @@ class Jobs:
         return places.get(self.where, self._in_processes)()
 
     def _here(self) -> _Ended:
-        from torchrl_marl.training.recorder import messages_of
+        from torchrl_marl.training.messages import messages_of
 
         for number, config in enumerate(self.configs):
             self.began(number)
@@ -433,7 +433,7 @@ def train_each(
     Raises:
         Exception: the only run failed. With several runs, exceptions are yielded instead.
     """
-    from torchrl_marl.training.recorder import print_message
+    from torchrl_marl.training.messages import print_message
 
     settings, count = configs[0].distributed, len(configs)
     on_ray = seeds and settings.backend == "ray" and not settings.enabled

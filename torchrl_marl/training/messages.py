@@ -1,0 +1,90 @@
+"""What a run prints: messages and its progress bar."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import warnings
+from collections.abc import Iterator
+from contextvars import ContextVar
+
+with warnings.catch_warnings():  # in a notebook without ipywidgets, the bar is plain text
+    warnings.simplefilter("ignore")
+    from tqdm.asyncio import tqdm_asyncio
+    from tqdm.auto import tqdm
+
+__all__ = ["ProgressBar", "messages_of", "print_message"]
+
+_HAS_WIDGET = tqdm is not tqdm_asyncio  # a notebook draws the bar
+
+
+class ProgressBar:
+    """Progress bar over the frames of a run.
+
+    A terminal or notebook redraws it ten times a second. Elsewhere stderr is likely a log file,
+    which keeps every state of the bar, so that one is written every five seconds.
+
+    Args:
+        name (str): text in front of the bar.
+        total (int): frames of the whole run.
+        frames (int): frames so far.
+
+    Keyword Args:
+        shows (bool): False for no bar.
+    """
+
+    def __init__(self, name: str, total: int, frames: int, *, shows: bool = True) -> None:
+        in_place = _HAS_WIDGET or sys.stderr.isatty()
+        self._bar = tqdm(
+            desc=name,
+            total=total,
+            initial=frames,
+            unit=" frames",
+            unit_scale=True,
+            dynamic_ncols=True,
+            mininterval=0.1 if in_place else 5,
+            disable=not shows,
+        )
+
+    def move_to(self, frames: int, text: str) -> None:
+        """Moves the bar to a number of frames, with a text behind it."""
+        self._bar.set_postfix_str(text, refresh=False)
+        self._bar.update(frames - self._bar.n)
+
+    def show(self, text: str) -> None:
+        """Shows a text behind the bar at once, such as slow work that begins."""
+        self._bar.set_postfix_str(text)
+
+    def close(self) -> None:
+        """Closes the bar."""
+        self._bar.close()
+
+
+_run: ContextVar[str] = ContextVar("run", default="")
+
+
+@contextlib.contextmanager
+def messages_of(run: str) -> Iterator[None]:
+    """Context in which messages start with a run's name, where several runs share a terminal.
+
+    Args:
+        run (str): name of the run; empty for none.
+    """
+    token = _run.set(run)
+    try:
+        yield
+    finally:
+        _run.reset(token)
+
+
+def print_message(text: str, *, warns: bool = True) -> None:
+    """Prints a message above the progress bar.
+
+    Args:
+        text (str): sentence without the full stop.
+
+    Keyword Args:
+        warns (bool): True to print to stderr, which notebooks show in red; False for stdout.
+    """
+    text = f"{_run.get()}: {text}" if _run.get() else text
+    tqdm.write(f"torchrl_marl: {text}.", file=sys.stderr if warns else sys.stdout)
