@@ -28,7 +28,8 @@ def test_the_default_recipe_needs_no_compiler(tmp_path):
         "import sys, torchrl_marl\n"
         "from torchrl_marl.training import background_compile\n"
         "background_compile._start = lambda folder: sys.exit('a second process')\n"
-        "run = torchrl_marl.train(total_frames=9600, evaluation={'episodes': 0})\n"
+        "settings = {'execution': 'compile', 'evaluation': {'episodes': 0}}\n"
+        "run = torchrl_marl.train(total_frames=9600, **settings)\n"
         "print('torch._inductor.compile_fx' in sys.modules)"
     )
     # Two cores, on which a second process would compile the update. No C++ compiler is found.
@@ -62,6 +63,7 @@ def test_they_compute_what_this_machine_compiles_to_the_bit(tmp_path, monkeypatc
 
     monkeypatch.setattr(stored, "_folder", lambda: tmp_path / "cache")
     brought = trained("brought")
+    assert not (tmp_path / "cache").exists()
     monkeypatch.setattr(stored, "_shipped", lambda *_: None)
     monkeypatch.setattr(background_compile, "_is_shipped", lambda config: True)
     own = trained("own")
