@@ -11,12 +11,12 @@ from torchrl_marl.learners.capabilities import FEATURES, RANKS, Feature
 from torchrl_marl.recipes import load_config
 
 CAPABILITIES = """\
-# What goes together
+# Supported combinations
 
 <!-- written by `python docs/generate.py`; edit torchrl_marl/learners/capabilities.py instead -->
 
 This page shows which algorithm supports which feature. It is generated from the checks that every
-run makes before training. A run with an unsupported combination is refused with a message below.
+run makes before training. A run with an unsupported combination raises one of the errors below.
 
 - For your own environment, run `torchrl-marl list algorithms --for ENVIRONMENT`.
 - Networks, estimators and kinds of replay are in

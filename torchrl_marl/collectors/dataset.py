@@ -129,7 +129,7 @@ class Dataset:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def check(self, team: TeamSpec) -> None:
-        """Refuses a dataset whose agents observe or act otherwise than an environment's.
+        """Checks that a dataset has the same observations and actions as an environment.
 
         Args:
             team (TeamSpec): the groups of the environment.
@@ -182,8 +182,8 @@ class Dataset:
     def rows(self, n_rows: int) -> Tensor:
         """Arranges the episodes in rows of equal length, ``[R, T]``, as indices of steps.
 
-        Episodes are dealt to the shortest row in turn. Rows are then cut to the shortest one, so
-        that the last episode of a row may be incomplete.
+        Each episode in turn is appended to the shortest row. Rows are then cut to the length of the
+        shortest one, so the last episode of a row may be incomplete.
 
         Args:
             n_rows (int): number of rows R.
@@ -245,19 +245,19 @@ def check_new(folder: str | Path) -> Path:
 def write_dataset(folder: str | Path, steps: TensorDictBase, about: Mapping[str, Any]) -> Dataset:
     """Writes steps of whole episodes to a new folder, and opens it.
 
-    The folder appears when it is complete.
+    The folder appears only when it is complete.
 
     Args:
         folder (str or Path): the new folder.
         steps (TensorDictBase): steps of whole episodes, one episode after the other, ``[S]``.
-        about (mapping): description of the steps, as JSON can write it.
+        about (mapping): description of the steps, which must be valid JSON.
 
     Keys:
         - reads: all entries; ``("next", "done")`` is True in the last step of each episode
 
     Raises:
         DatasetError: the folder exists, or the steps are not of whole episodes.
-        WriteError: the folder cannot be written, as the disk is full or read-only.
+        WriteError: the folder cannot be written, for example because the disk is full.
 
     Examples:
         >>> steps = TensorDict({"next": {"done": torch.tensor([[False], [True]])}}, [2])

@@ -19,7 +19,7 @@ __all__ = ["DatasetCollector"]
 
 
 class DatasetCollector:
-    """Returns a dataset's steps as batches ``[R, T]``, again and again.
+    """Returns a dataset's steps as batches ``[R, T]``, repeatedly.
 
     Each row of a batch continues the same row of the last batch. A row ends in the last step of the
     dataset, which is marked as truncated, and then starts over.
@@ -96,7 +96,7 @@ class DatasetCollector:
         """Continues after the steps that were read.
 
         Raises:
-            DatasetError: these steps are of another dataset.
+            DatasetError: the state belongs to another dataset.
         """
         if state.get("dataset", self.dataset.digest) != self.dataset.digest:
             raise DatasetError(

@@ -1,8 +1,8 @@
 """Prints a text when a process dies, unless the parent process has announced its own end before.
 
-Run by its path, as a process of its own: Ray ends its users from C++, often before a thread of
-theirs could print. Arguments: the process's ID and the text. A byte at the standard input announces
-the end of the parent. The exit status is 1 if the text was printed.
+Runs as a separate process, started by this file's path: Ray ends processes from C++, often
+before one of their threads can print. Arguments: the ID of the process and the text. A byte at the
+standard input announces the end of the parent. The exit status is 1 if the text was printed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _GRACE = 0.2
 
 
 def main(pid: int, text: str) -> int:
-    """Waits for the first of both ends, and returns the exit status."""
+    """Waits until the process or its parent ends, and returns the exit status."""
     with contextlib.suppress(ProcessLookupError):  # the process has died already
         process = os.pidfd_open(pid)
         ready, _, _ = select.select([process, sys.stdin], [], [])

@@ -154,7 +154,7 @@ class RolloutCollector:
     Keyword Args:
         frames_per_batch (int): environment steps per batch, rounded up to whole steps of all envs.
         total_frames (int): environment steps after which iteration ends; -1 for no end.
-        init_random_frames (int): number of first environment steps with random actions.
+        init_random_frames (int): number of initial environment steps with random actions.
         exploration_type (ExplorationType): how the policy's actions are sampled.
         reset_at_each_iter (bool): whether every batch starts with a reset.
         postproc (callable, optional): function that is applied to every batch.

@@ -218,9 +218,9 @@ class _Delay(_DrawnTransform):
 class ObservationDelay(_Delay):
     """Delays observations; each agent draws its delay per episode.
 
-    A delay of d shows the observation of d steps before. It counts the steps in which the agent
-    acts, and the first observation stands in for those before it. Masks, the critic's ``"state"``
-    and rewards are not delayed.
+    With a delay of d, the agent sees the observation from d steps ago, counted in steps in which
+    it acts. The first observation replaces the missing earlier ones. Masks, rewards and the
+    critic's ``"state"`` are not delayed.
 
     Args:
         range (number, list or ValueRange): delay in steps: a whole number, or ``[low, high]``.
@@ -254,9 +254,9 @@ class ObservationDelay(_Delay):
 class ActionDelay(_Delay):
     """Delays actions; each agent draws its delay per episode.
 
-    With a delay of d the environment executes the action of d steps before, counted in steps in
-    which the agent acts. The first action stands in for those before it. The data keep the policy's
-    own action.
+    With a delay of d, the environment executes the action from d steps ago, counted in steps in
+    which the agent acts. The first action replaces the missing earlier ones. The data keep the
+    policy's own action.
 
     Args:
         range (number, list or ValueRange): delay in steps: a whole number, or ``[low, high]``.
@@ -318,8 +318,8 @@ def randomized(env: EnvBase, ranges: Mapping[str, Any]) -> EnvBase:
         EnvBase: the same environment, with transforms for noise and delays, if there are any.
 
     Raises:
-        ConfigError: ``ranges`` is no mapping; or unknown name or malformed range, and the message
-            lists the known names.
+        ConfigError: ``ranges`` is not a mapping, a name is unknown, or a range is malformed; the
+            message lists the known names.
 
     Examples:
         >>> from torchrl_marl.envs import VmasEnv

@@ -92,7 +92,7 @@ class OtherPlay(CarriedTransform):
     """Lets each agent draw a symmetry of the environment at the start of every episode.
 
     Observations, action masks and actions are those in the agent's order of the labels. So agents
-    cannot agree on a label, such as a color: only on what strangers would find out, too.
+    cannot agree on a label, such as a color, but only on what unknown partners would also find out.
     Everything that the policy sees, and its recorded actions, are in its own order; updates need no
     change. Rewards, done flags and the critic's ``"state"`` are the environment's.
 

@@ -381,7 +381,7 @@ class OnPolicyConfig(OnBatches, ActorCriticConfig):
     lr_schedule: RateSchedule = "constant"
     """Schedule of the learning rate."""
     lr_kl: Annotated[Positive, ReadWhere("lr_schedule", "kl")] = 0.008
-    """KL divergence that the learning rate aims at: it falls above twice, and rises below half."""
+    """Target KL divergence: above twice this value the learning rate falls, below half it rises."""
     lr_min: Annotated[Positive, ReadWhere("lr_schedule", "kl")] = 1e-6
     """Lowest learning rate."""
     lr_max: Annotated[Positive, ReadWhere("lr_schedule", "kl")] = 1e-2

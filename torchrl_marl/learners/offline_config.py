@@ -49,7 +49,7 @@ class ImitationConfig(ReplayLearnerConfig):
     """Learning rate of Adam."""
     action_noise: Weight = 0.1
     """Standard deviation of the noise on recorded continuous actions, relative to half their range.
-    The policy's standard deviation stays above it, as a start of MAPPO needs."""
+    The policy's standard deviation stays above it, so that MAPPO can start from it."""
     learning_starts: Annotated[int, Range(0)] = 0
     """Frames before the first update."""
 
@@ -120,8 +120,8 @@ class ImplicitQConfig(OffPolicyConfig):
     algorithm: str = "iql_offline"
     """Learning algorithm of the agents."""
     expectile: Annotated[float, Range(0.5, 1, below=True)] = 0.7
-    """Expectile of the values of recorded actions that a step's value is: 0.5 is their mean, near 1
-    their best."""
+    """Expectile of the recorded actions' values that estimates the state value: 0.5 is their mean,
+    near 1 their best."""
     beta: Weight = 3.0
     """Weight of advantages in the policy's loss; 0 is behavior cloning."""
     action_noise: Weight = 0.1

@@ -250,7 +250,7 @@ class MultiCategorical(Independent):
 
     @property
     def deterministic_sample(self) -> Tensor:
-        """Returns the likeliest choice of each branch."""
+        """Returns the most likely choice of each branch."""
         return self.mode
 
 
@@ -297,13 +297,13 @@ class Hybrid(Distribution):
 
     @property
     def deterministic_sample(self) -> Tensor:
-        """Returns the likeliest choices and the deterministic numbers."""
+        """Returns the most likely choices and the deterministic numbers."""
         numbers = self.numbers.deterministic_sample  # type: ignore[attr-defined]
         return self._join(self.choices.mode, numbers)
 
     @property
     def mode(self) -> Tensor:
-        """Returns the likeliest choices and numbers."""
+        """Returns the most likely choices and numbers."""
         return self._join(self.choices.mode, self.numbers.mode)
 
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
@@ -376,7 +376,7 @@ class Gated(Distribution):
 
     @property
     def mode(self) -> Tensor:
-        """Returns the likeliest actions."""
+        """Returns the most likely actions."""
         return self.actions.mode
 
     @property

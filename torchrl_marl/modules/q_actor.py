@@ -58,7 +58,7 @@ def make_deterministic_actor(
 
     Bounded continuous actions are squashed by tanh to their bounds; unbounded ones are the
     network's outputs. Discrete actions are sampled from a categorical, as in :func:`make_actor`;
-    without sampling, the likeliest action is taken.
+    without sampling, the most likely action is taken.
 
     Args:
         group, config, observation_norm, device: as in :func:`make_actor`.

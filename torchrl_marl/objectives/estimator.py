@@ -62,9 +62,9 @@ class TeamGAE(MultiAgentGAE):
         bootstrap ("team" or "agent"): ``team`` uses the done flags of the root TensorDict. A dead
             agent then earns the mean reward of the living agents of its group, and its value is the
             mean of these agents' values. An unborn agent does not count. If some agents do not
-            learn, means are over the learning agents. If agents may come back, a step in which
-            nobody lives has the discounted value of the next one in which somebody does, or 0 if
-            the batch ends before. ``agent`` uses each agent's done flags, and
+            learn, means are over the learning agents. If agents may come back, a step without
+            living agents has the discounted value of the next step with one, or 0 if the batch
+            ends before. ``agent`` uses each agent's done flags, and
             skips steps in which the agent does not act.
         value_norm (ValueNorm, optional): statistics that are updated by the value targets of every
             batch that is estimated in training mode.

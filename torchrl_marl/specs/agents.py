@@ -40,7 +40,7 @@ class AgentSpec:
             :class:`~torchrl_marl.specs.Hybrid`.
         reward_spec (TensorSpec): spec of one agent's reward, ``[1]``.
         action_mask (bool): True if the environment returns a mask of legal actions,
-            ``[n_actions]``; of several choices, the options of one after the other.
+            ``[n_actions]``; for several choices, their masks concatenated.
         agent_names (tuple of str): names of the agents, instead of the default names.
         state_spec (TensorSpec, optional): spec of one agent's state, ``[S]``, which only critics
             read.

@@ -14,7 +14,7 @@ __all__ = ["choosable_options", "draw_choices"]
 
 
 def choosable_options(legal: Tensor, branches: Sequence[int]) -> Tensor:
-    """Returns the options that may be chosen: the legal ones; all of a choice if none is legal.
+    """Returns the options that may be chosen: the legal ones, or all of a choice without any.
 
     Args:
         legal (Tensor): True for legal options.

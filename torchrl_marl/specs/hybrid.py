@@ -29,7 +29,7 @@ class Hybrid(TensorSpec):
         - continuous: ``[*, D]``; the spec itself: ``[*, A]``
 
     Raises:
-        ValueError: there is no choice, or the numbers are no floats.
+        ValueError: there is no choice, or the numbers are not floats.
 
     Reference: Fan et al., 2019, https://arxiv.org/abs/1903.01344 (hybrid action spaces).
 

@@ -1,4 +1,4 @@
-"""Callbacks: own code that a run calls after its batches, updates, evaluations and checkpoints.
+"""Callbacks: your code that a run calls after its batches, updates, evaluations and checkpoints.
 
 Shapes: P members of a population, E envs of a member, T steps.
 """
@@ -201,7 +201,7 @@ def callbacks_of(config: TrainConfig, given: Sequence[Any]) -> list[Callback]:
         given (sequence of Callback or str): the callbacks from the caller; strings are ignored.
 
     Raises:
-        ConfigError: an object is not given, or a class makes no callback.
+        ConfigError: an object is not given, or a class does not make a callback.
     """
     objects = [one for one in given if isinstance(one, Callback)]
     missing = [one for one in config.callbacks if one.startswith(_OBJECT)][len(objects) :]

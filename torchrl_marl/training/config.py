@@ -163,14 +163,14 @@ class TrainConfig:
     folder: str | None = None
     """Run folder; null: a new folder under ``runs/``."""
     init_from: str | None = None
-    """Source of the first parameters: a run folder, stored player or exported folder; null: new
+    """Source of the initial parameters: a run folder, stored player or exported folder; null: new
     networks. ``RUN@FRAMES`` picks a checkpoint of a run."""
     init: Annotated[list[str], AnyOf(INIT)] | None = None
     """Parts to load from ``init_from``; null: actor, critic and normalization, except those that
     the source lacks."""
     stages: dict[str, Any] = field(default_factory=dict)
     """Stages of a curriculum, as name -> settings that differ, in order. Each stage is a run in
-    ``RUN/NAME``, and starts from the parameters of the stage before."""
+    ``RUN/NAME``, and starts from the parameters of the previous one."""
     env: EnvConfig = field(default_factory=EnvConfig)
     """The environment."""
     learner: Annotated[LearnerConfig, LearnerSettings] = field(default_factory=OnPolicyConfig)

@@ -120,8 +120,8 @@ class DataConfig:
     """Recorded steps, or actions of an expert, to learn from."""
 
     folder: str | None = None
-    """Dataset of ``torchrl-marl record``, whose steps are the batches; null: the environment. The
-    environment is then only used in evaluations."""
+    """Dataset of ``torchrl-marl record`` that batches are read from; null: from the environment.
+    With a dataset, the environment is only used in evaluations."""
     expert: str | None = None
     """Policy whose actions replace those in the batches: ``heuristic``, of the environment, or the
     folder of a run; null: none. With ``bc`` this is DAgger."""
@@ -281,8 +281,8 @@ class PopulationConfig:
     share_replay: bool = False
     """Share one replay buffer among all members; off-policy algorithms only."""
     folders: list[str] = field(default_factory=list)
-    """Folder of each member in the run's, such as ``lr=0.001/seed3``, with the member's seed.
-    Empty: ``seedN``, with the seeds ``seed``, ``seed + 1`` and so on. Sweeps set it."""
+    """Folder of each member in the run folder, with its seed, such as ``lr=0.001/seed3``. Empty:
+    ``seedN``, with the seeds ``seed``, ``seed + 1`` and so on. Sweeps set it."""
 
     def check(self, at: str = "") -> None:
         """Refuses settings that cannot vary over members, and wrong values or numbers of values.
@@ -536,7 +536,7 @@ class DistributedConfig:
     timeout: Annotated[Positive, _ON_RAY] = 300.0
     """Seconds after which an actor that has not finished its batch counts as dead."""
     max_restarts: Annotated[int, Range(0), _ON_RAY] = 10
-    """Maximum number of actors replaced during one batch; one more stops the run."""
+    """Maximum number of actors replaced during one batch; if more are needed, the run stops."""
     snapshot_every: Annotated[int, Range(0), _ON_RAY] = 1
     """Batches between two snapshots of a shard; 0: no snapshots. A lost shard is restored from its
     latest snapshot. Without snapshots it starts new episodes."""

@@ -215,7 +215,7 @@ def drawing(how: Literal["draw", "mode", "replay"]) -> Iterator[None]:
     """Sets the source of gates, dropped links and noise within a context.
 
     Args:
-        how (str): ``draw`` samples them; ``mode`` takes the likeliest gate, without dropout and
+        how (str): ``draw`` samples them; ``mode`` takes the most likely gate, without dropout and
             noise; ``replay`` reads the samples in the batch, as losses do.
     """
     token = _HOW.set(how)
