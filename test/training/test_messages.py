@@ -7,8 +7,9 @@ import sys
 
 import pytest
 
+import torchrl_marl
 from torchrl_marl.training import messages
-from torchrl_marl.training.messages import ProgressBar
+from torchrl_marl.training.messages import progress_bar
 
 
 class Output(io.StringIO):
@@ -35,10 +36,11 @@ def _written(clock, monkeypatch, terminal: bool) -> str:
     """Moves a bar by 100 iterations of half a second, and returns what it writes."""
     output = Output(terminal)
     monkeypatch.setattr(sys, "stderr", output)
-    bar = ProgressBar("seed 0", 1000, 0)
+    bar = progress_bar("seed 0", 1000, 0)
     for iteration in range(1, 101):
         clock[0] += 0.5
-        bar.move_to(10 * iteration, f"return {iteration}")
+        bar.set_postfix_str(f"return {iteration}", refresh=False)
+        bar.update(10)
     bar.close()
     return output.getvalue()
 
@@ -56,20 +58,20 @@ def test_a_log_file_has_a_state_every_five_seconds(clock, monkeypatch):
     assert "return 100]" in states[-1]
 
 
-def test_slow_work_is_shown_at_once(clock, monkeypatch):
-    output = Output(terminal=False)
-    monkeypatch.setattr(sys, "stderr", output)
-    bar = ProgressBar("seed 0", 1000, 0)
-    bar.show("compiling")
-    assert "compiling]" in output.getvalue()
-    bar.close()
-
-
 def test_a_hidden_bar_writes_nothing(monkeypatch):
     output = Output(terminal=True)
     monkeypatch.setattr(sys, "stderr", output)
-    bar = ProgressBar("seed 0", 1000, 0, shows=False)
-    bar.move_to(10, "return 1")
-    bar.show("compiling")
+    bar = progress_bar("seed 0", 1000, 0, shows=False)
+    bar.set_postfix_str("compiling")
+    bar.update(10)
     bar.close()
     assert output.getvalue() == ""
+
+
+def test_a_run_writes_few_states_into_a_log_file(monkeypatch, capsys, tmp_path):
+    run = torchrl_marl.train(
+        "toy_arena_mappo", total_frames=32_000, folder=tmp_path / "run", evaluation={"episodes": 0}
+    )
+    states = capsys.readouterr().err.split("\r")
+    assert len(states) < len((run.folder / "metrics.csv").read_text().splitlines())
+    assert "100%" in states[-1]

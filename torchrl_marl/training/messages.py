@@ -13,13 +13,13 @@ with warnings.catch_warnings():  # in a notebook without ipywidgets, the bar is 
     from tqdm.asyncio import tqdm_asyncio
     from tqdm.auto import tqdm
 
-__all__ = ["ProgressBar", "messages_of", "print_message"]
+__all__ = ["messages_of", "print_message", "progress_bar"]
 
 _HAS_WIDGET = tqdm is not tqdm_asyncio  # a notebook draws the bar
 
 
-class ProgressBar:
-    """Progress bar over the frames of a run.
+def progress_bar(name: str, total: int, frames: int, *, shows: bool = True) -> tqdm:
+    """Returns a progress bar over the frames of a run.
 
     A terminal or notebook redraws it ten times a second. Elsewhere stderr is likely a log file,
     which keeps every state of the bar, so that one is written every five seconds.
@@ -30,34 +30,19 @@ class ProgressBar:
         frames (int): frames so far.
 
     Keyword Args:
-        shows (bool): False for no bar.
+        shows (bool): False for a bar that writes nothing.
     """
-
-    def __init__(self, name: str, total: int, frames: int, *, shows: bool = True) -> None:
-        in_place = _HAS_WIDGET or sys.stderr.isatty()
-        self._bar = tqdm(
-            desc=name,
-            total=total,
-            initial=frames,
-            unit=" frames",
-            unit_scale=True,
-            dynamic_ncols=True,
-            mininterval=0.1 if in_place else 5,
-            disable=not shows,
-        )
-
-    def move_to(self, frames: int, text: str) -> None:
-        """Moves the bar to a number of frames, with a text behind it."""
-        self._bar.set_postfix_str(text, refresh=False)
-        self._bar.update(frames - self._bar.n)
-
-    def show(self, text: str) -> None:
-        """Shows a text behind the bar at once, such as slow work that begins."""
-        self._bar.set_postfix_str(text)
-
-    def close(self) -> None:
-        """Closes the bar."""
-        self._bar.close()
+    in_place = _HAS_WIDGET or sys.stderr.isatty()
+    return tqdm(
+        desc=name,
+        total=total,
+        initial=frames,
+        unit=" frames",
+        unit_scale=True,
+        dynamic_ncols=True,
+        mininterval=0.1 if in_place else 5,
+        disable=not shows,
+    )
 
 
 _run: ContextVar[str] = ContextVar("run", default="")

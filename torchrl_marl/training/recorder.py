@@ -21,7 +21,7 @@ from torchrl_marl.errors import CheckpointError, ConfigError, MissingExtraError
 from torchrl_marl.settings import flatten, shown
 from torchrl_marl.training.config import LoggingConfig, TrainConfig
 from torchrl_marl.training.files import append, whole_file
-from torchrl_marl.training.messages import ProgressBar
+from torchrl_marl.training.messages import progress_bar
 
 __all__ = [
     "BACKENDS",
@@ -156,7 +156,7 @@ class Recorder:
             if self._loggers.backends:
                 self._loggers.log_settings(flatten(dataclasses.asdict(config)))
         shows = writes and not done and config.logging.progress
-        self._bar = ProgressBar(f"seed {config.seed}", config.total_frames, frames, shows=shows)
+        self._bar = progress_bar(f"seed {config.seed}", config.total_frames, frames, shows=shows)
 
     def iteration(self, row: Mapping[str, Any], returns: Sequence[float]) -> None:
         """Writes the row of an iteration, and shows the groups' returns."""
@@ -166,7 +166,8 @@ class Recorder:
         self._metrics.write(row)
         self._loggers.log(row, frames)
         values = ("-" if math.isnan(value) else f"{value:.2f}" for value in returns)
-        self._bar.move_to(frames, f"return {', '.join(values)}")
+        self._bar.set_postfix_str(f"return {', '.join(values)}", refresh=False)
+        self._bar.update(frames - self._bar.n)
 
     def evaluation(self, progress: Mapping[str, Any], result: Mapping[str, float]) -> None:
         """Writes the row of an evaluation, with the progress at that time."""
@@ -203,7 +204,7 @@ class Recorder:
 
     def working(self, what: str) -> None:
         """Shows in the progress bar which slow work is being done, such as a compilation."""
-        self._bar.show(what)
+        self._bar.set_postfix_str(what)
 
     def close_bar(self) -> None:
         """Closes the progress bar."""
