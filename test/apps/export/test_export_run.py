@@ -71,7 +71,7 @@ def test_a_full_disk_is_one_sentence(run, tmp_path, capsys, format):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     [line] = capsys.readouterr().err.splitlines()
     assert code == 2
-    assert f"{str(tmp_path / 'out')!r} cannot be written (File too large); make room" in line
+    assert f"{str(tmp_path / 'out')!r} cannot be written (File too large); check the disk" in line
 
 
 def test_a_run_of_ones_own_environment(run, tmp_path):

@@ -66,6 +66,14 @@ def test_trials_are_populations_and_the_best_is_a_recipe(tmp_path, capsys):
     assert main([*command, "--trials", "6", *options, "threads=1"]) == 0
 
 
+def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path, capsys):
+    pytest.importorskip("optuna")
+    (tmp_path / "file").write_text("")
+    arguments = ["tune", "toy_arena_mappo", "learner.lr=1e-4..1e-2:log", "--together", "2", *SMALL]
+    assert main([*arguments, "--out", str(tmp_path / "file" / "below")]) == 2
+    assert "below' cannot be written (Not a directory); " in capsys.readouterr().err
+
+
 def test_a_resumed_search_proposes_the_same_trials(tmp_path):
     pytest.importorskip("optuna")
     arguments = ["tune", "toy_arena_mappo", "learner.lr=1e-4..1e-2:log", "--together", "2", *SMALL]

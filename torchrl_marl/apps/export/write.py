@@ -81,7 +81,7 @@ def export_agents(
     except OSError as error:
         raise WriteError(
             f"{str(error.filename or folder)!r} cannot be written ({error.strerror or error}); "
-            "make room, or choose another folder."
+            "check the disk, or choose another folder."
         ) from None
     return folders
 

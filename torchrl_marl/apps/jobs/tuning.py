@@ -243,7 +243,8 @@ def _study(folder: Path, seed: int, pruner: Any) -> Any:
     from optuna.storages.journal import JournalFileBackend
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    folder.mkdir(parents=True, exist_ok=True)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     refuse_links(folder, "folder of a tuning")
     with writing(folder / "study.log"):
         open_to_append(folder / "study.log").close()  # Optuna would follow a hard link
