@@ -93,6 +93,7 @@ class TestTypes:
             ("seed=1.5", "seed is 1.5, expected an integer, such as 0."),
             ("seed=null", "seed is null, expected an integer, such as 0."),
             ("seed=true", "seed is true, expected an integer, such as 0."),
+            ("seed=-1", "seed is -1, expected from 0 to 4294967295; use seed=0."),
             ("learner.lr=fast", "learner.lr is 'fast', expected a number, such as 0.0005."),
             ("learner.target_kl=x", "learner.target_kl is 'x', expected a number or null."),
             (

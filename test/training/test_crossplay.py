@@ -189,6 +189,15 @@ def test_a_circle_has_equal_ratings_and_an_even_nash_average():
     assert text.splitlines()[0].split() == head
 
 
+def test_names_of_folders_are_drawn_as_they_are(tmp_path):
+    """Names may look like formulas, or hold bytes that are no text."""
+    names = ["a$\\fr$b", "$x_$", b"l\xe4uf".decode("utf-8", "surrogateescape")]
+    table = counted([[0, 10, 0], [0, 0, 10], [10, 0, 0]])
+    players.heat_map(names, table, players.standing(table), path=tmp_path / "map.png")
+    players.write_table(tmp_path, names, table, None)
+    assert (tmp_path / "map.png").stat().st_size > 1000
+
+
 def test_large_losses_count_by_their_size_in_the_nash_average():
     """The first wins two games of three, 1 each, and loses 4 in the third."""
     table = counted([[0, 20], [10, 0]], games=30)

@@ -67,6 +67,14 @@ def test_what_the_system_refuses_is_one_sentence(tmp_path, number, fix):
     assert caught.value.errno == number
 
 
+def test_a_name_of_a_file_that_is_no_text_is_escaped(tmp_path):
+    name = b"l\xe4uf".decode("utf-8", "surrogateescape")
+    with whole_file(tmp_path / "table.csv") as file:
+        file.write(name)
+    append(tmp_path / "table.csv", name)
+    assert (tmp_path / "table.csv").read_text() == "l\\udce4uf" * 2
+
+
 def test_errors_of_the_program_are_not_the_disk_s(tmp_path):
     with pytest.raises(KeyError), writing(tmp_path / "x"):
         raise KeyError

@@ -243,11 +243,14 @@ def heat_map(
         most = max(values.abs().max().item(), 1e-6)
         options = {"cmap": "RdBu", "vmin": -most, "vmax": most}
     image = axes.imshow(values.numpy(), **options)
-    labels = list(names)
+    names = [name.encode(errors="backslashreplace").decode() for name in names]  # of any folders
+    labels = names
     if found is not None:
         labels = [f"{name}  ({w:.2f})" for name, w in zip(names, found.weight.tolist())]
     axes.set_xticks(range(len(names)), names, rotation=45, ha="right")
     axes.set_yticks(range(len(names)), labels)
+    for text in (*axes.get_xticklabels(), *axes.get_yticklabels()):
+        text.set_parse_math(False)
     for i, row in enumerate(values.tolist()):
         for j, value in enumerate(row):
             dark = sum(image.to_rgba(value)[:3]) < 1.4  # white is 3

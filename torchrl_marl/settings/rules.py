@@ -129,12 +129,13 @@ class Range:
     def __str__(self) -> str:
         if math.isinf(self.low):
             return "a finite number"
-        low = f"above {self.low:g}" if self.above else f"{self.low:g} or more"
+        low = f"above {_number(self.low)}" if self.above else f"{_number(self.low)} or more"
         if math.isinf(self.high):
             return low
+        high = _number(self.high)
         if self.above or self.below:
-            return f"{low} and {'below' if self.below else 'at most'} {self.high:g}"
-        return f"from {self.low:g} to {self.high:g}"
+            return f"{low} and {'below' if self.below else 'at most'} {high}"
+        return f"from {_number(self.low)} to {high}"
 
     def misfit(self, key: str, value: Any, default: Any) -> str | None:
         """Returns an error message if the value is outside the range."""
@@ -292,3 +293,7 @@ Weight = Annotated[float, Range(0)]
 """Type of a weight: a number of at least 0."""
 Seed = Annotated[int, Range(0, 2**32 - 1)]
 """Type of a random seed: an unsigned 32-bit integer."""
+
+
+def _number(x: float) -> str:
+    return str(x) if isinstance(x, int) else f"{x:g}"

@@ -38,7 +38,8 @@ def whole_file(
     Args:
         path (Path): the file; an existing file stays unchanged until the new one is complete.
         mode (str): mode of ``open``.
-        **options: further options of ``open``; text is written as UTF-8.
+        **options: further options of ``open``; text is written as UTF-8, and what has no UTF-8 as
+            an escape such as ``\\udce4``.
 
     Keyword Args:
         at_once (bool): whether other processes may write the file at the same time; the last one to
@@ -49,7 +50,8 @@ def whole_file(
     """
     part = path.with_name(f"{path.name}{f'.{os.getpid()}' * at_once}.part")
     if "b" not in mode:
-        options.setdefault("encoding", "utf-8")
+        # Names of files may hold bytes that are no text.
+        options = {"encoding": "utf-8", "errors": "backslashreplace"} | options
     with writing(path):
         try:
             part.unlink(missing_ok=True)  # left behind by a killed process, or another user's link
@@ -90,7 +92,7 @@ def append(path: Path, text: str) -> None:
     """
     with writing(path), open_to_append(path) as file:
         before = file.seek(0, os.SEEK_END)
-        data = memoryview(text.encode())
+        data = memoryview(text.encode(errors="backslashreplace"))
         try:
             while data:
                 data = data[file.write(data) :]

@@ -57,6 +57,23 @@ def test_bad_requests_are_one_sentence(run, tmp_path, capsys):
     assert "cannot be written" in error(str(run.folder), "--format", "pt2", "--out", out)
 
 
+@pytest.mark.parametrize("format", ["onnx", "pt2"])
+def test_a_full_disk_is_one_sentence(run, tmp_path, capsys, format):
+    resource = pytest.importorskip("resource")
+    if format == "onnx":
+        pytest.importorskip("onnxscript")
+    arguments = [str(run.folder), "--agent", "novice_1_0", "--format", format]
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        code = cli.main(["export", *arguments, "--out", str(tmp_path / "out")])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    [line] = capsys.readouterr().err.splitlines()
+    assert code == 2
+    assert f"{str(tmp_path / 'out')!r} cannot be written (File too large); check the disk" in line
+
+
 def test_a_run_of_ones_own_environment(run, tmp_path):
     from torchrl_marl.envs import make_env
 

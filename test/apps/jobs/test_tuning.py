@@ -50,6 +50,37 @@ def test_trials_are_populations_and_the_best_is_a_recipe(tmp_path, capsys):
     # The same command goes on where it was.
     assert main([*command, "--trials", "6", *options]) == 0
     assert rows_of(out)[:4] == rows and len(rows_of(out)) == 6
+    rates = [row["learner.lr"] for row in rows_of(out)]
+    assert len(set(rates)) == 6  # the resumed search draws other numbers
+    capsys.readouterr()
+    # Another search in the same folder would mix its trials with these.
+    for other, words in (
+        ([*command, "total_frames=160"], "with total_frames=40, and total_frames=160 is asked for"),
+        ([*command[:2], "learner.lr=1e-3..1e-2:log", command[3]], "learner.lr=0.0001..0.01:log, "),
+        ([*command, "learner.lmbda=0.8..0.9"], "and learner.lmbda=0.8..0.9 is asked for"),
+        (command[:3], "with learner.gamma=0.8..0.99, and learner.gamma=0.99 is asked for"),
+        ([command[0], "toy_arena_mappo_hybrid", *command[2:]], "with recipe=toy_arena_mappo, "),
+    ):
+        assert main([*other[:2], *options, *other[2:], "--trials", "6"]) == 2
+        assert words in capsys.readouterr().err
+    assert main([*command, "--trials", "6", *options, "threads=1"]) == 0
+
+
+def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path, capsys):
+    pytest.importorskip("optuna")
+    (tmp_path / "file").write_text("")
+    arguments = ["tune", "toy_arena_mappo", "learner.lr=1e-4..1e-2:log", "--together", "2", *SMALL]
+    assert main([*arguments, "--out", str(tmp_path / "file" / "below")]) == 2
+    assert "below' cannot be written (Not a directory); " in capsys.readouterr().err
+
+
+def test_a_resumed_search_proposes_the_same_trials(tmp_path):
+    pytest.importorskip("optuna")
+    arguments = ["tune", "toy_arena_mappo", "learner.lr=1e-4..1e-2:log", "--together", "2", *SMALL]
+    for name, counts in (("whole", "4"), ("parts", "24")):
+        for count in counts:
+            assert main([*arguments, "--trials", count, "--out", str(tmp_path / name)]) == 0
+    assert rows_of(tmp_path / "whole") == rows_of(tmp_path / "parts")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import logging
 import shutil
 import warnings
@@ -78,7 +79,10 @@ def export_agents(
         refuse_link(folder / "player.py")
         shutil.copyfile(player.__file__, new_file(folder / "player.py"))
     except OSError as error:
-        raise WriteError(f"{error.filename!r} cannot be written ({error.strerror}).") from None
+        raise WriteError(
+            f"{str(error.filename or folder)!r} cannot be written ({error.strerror or error}); "
+            "check the disk, or choose another folder."
+        ) from None
     return folders
 
 
@@ -126,11 +130,17 @@ class _Writer:
             if identity in self.known:
                 shutil.copyfile(self.known[identity], path)
             elif self.format == "pt2":
-                torch.export.save(exported, path)
+                _save_pt2(exported, path)
             else:
                 _save_onnx(exported, program, path)
         self.known[identity] = path
         return path, program.inputs, program.outputs
+
+
+def _save_pt2(exported: Any, path: Path) -> None:
+    packed = io.BytesIO()  # torch's own writer ends the process if the disk is full
+    torch.export.save(exported, packed)
+    path.write_bytes(packed.getvalue())
 
 
 def _save_onnx(exported: Any, program: Program, path: Path) -> None:

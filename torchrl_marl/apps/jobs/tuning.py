@@ -16,10 +16,12 @@ import math
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
 
 from torchrl_marl.apps.jobs.jobs import train_or_resume
 from torchrl_marl.apps.jobs.trials import Trials
@@ -27,7 +29,8 @@ from torchrl_marl.errors import ConfigError, MissingExtraError, closest, quoted
 from torchrl_marl.learners.capabilities import VARYING
 from torchrl_marl.recipes import load_config
 from torchrl_marl.runtime.trust import refuse_links
-from torchrl_marl.settings import override
+from torchrl_marl.settings import flatten, override, shown
+from torchrl_marl.settings.layers import plain
 from torchrl_marl.training.config import TrainConfig, read_run_config, seed_folders
 from torchrl_marl.training.files import open_to_append, whole_file, writing
 from torchrl_marl.training.folder import has_checkpoint
@@ -40,6 +43,9 @@ if TYPE_CHECKING:
 __all__ = ["Choice", "Halving", "parse_choice", "tune"]
 
 _RANGE = re.compile(r"(?P<low>[^.:\s]+(?:\.\d[^.:\s]*)?)\.\.(?P<high>[^:\s]+?)(?P<log>:log)?")
+
+# Settings that may differ when a search is resumed.
+_MAY_CHANGE = ("device", "threads", "execution", "folder", "checkpoint.", "logging.", "population.")
 
 
 @dataclass(frozen=True)
@@ -159,8 +165,9 @@ def tune(
     rungs = rungs_of(base) if prune else []
     study = _study(folder, base.seed, pruner_of(rungs))
     _check_same(study, {"prune": prune, "together": together if prune else None}, folder)
+    _check_search(study, _search(base, choices), folder)
     if prune:
-        scheduler = Halving(study, partial(_suggest, choices), trials, rungs, log)
+        scheduler = Halving(study, partial(_suggest, choices, base.seed), trials, rungs, log)
         prune_trials(scheduler, base, folder)
     while len(_ended(study)) < trials:
         _round(study, base, choices, folder, log)
@@ -172,8 +179,46 @@ def _ranges(choices: Sequence[Choice]) -> dict[str, Any]:
     return {c.name: {"low": c.low, "high": c.high, "log": c.log} for c in choices}
 
 
-def _suggest(choices: Sequence[Choice], trial: Any) -> dict[str, float]:
+def _suggest(choices: Sequence[Choice], seed: int, trial: Any) -> dict[str, float]:
+    """Returns a trial's values. A resumed search draws what it would have drawn uninterrupted."""
+    drawn = np.random.SeedSequence([seed, trial.number]).generate_state(1)[0]
+    trial.study.sampler = _sampler(int(drawn))
     return {c.name: trial.suggest_float(c.name, c.low, c.high, log=c.log) for c in choices}
+
+
+def _sampler(seed: int) -> Any:
+    import optuna
+
+    # Parallel trials get proposals far apart from each other.
+    return optuna.samplers.TPESampler(seed=seed, constant_liar=True)
+
+
+def _search(base: TrainConfig, choices: Sequence[Choice]) -> dict[str, str]:
+    """Returns what a resumed search keeps, by name: its recipe, settings and ranges, as text."""
+    found = {
+        key: shown(plain(value))
+        for key, value in flatten(asdict(base)).items()
+        if not key.startswith(_MAY_CHANGE)
+    }
+    ranges = {c.name: f"{c.low}..{c.high}{':log' * c.log}" for c in choices}
+    return {**found, **ranges, "recipe": base.recipe}
+
+
+def _check_search(study: Any, given: dict[str, str], folder: Path) -> None:
+    """Raises an error if a folder holds a search of other ranges or with other settings."""
+    begun = study.get_trials(deepcopy=False) and study.user_attrs.get("search")
+    known: dict[str, str] = begun or given  # earlier versions did not write it down
+    keys = [key for key in given | known if known.get(key) != given.get(key)]
+    if keys and keys != ["recipe"]:
+        before, now = (
+            f"{keys[0]}={one[keys[0]]}" if keys[0] in one else f"no {keys[0]}"
+            for one in (known, given)
+        )
+        raise ConfigError(
+            f"{str(folder)!r} was begun with {before}, and {now} is asked for; resume it with the "
+            "same settings and ranges, or give another --out."
+        )
+    study.set_user_attr("search", given)
 
 
 def _check_same(study: Any, given: dict[str, Any], folder: Path) -> None:
@@ -198,7 +243,8 @@ def _study(folder: Path, seed: int, pruner: Any) -> Any:
     from optuna.storages.journal import JournalFileBackend
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    folder.mkdir(parents=True, exist_ok=True)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     refuse_links(folder, "folder of a tuning")
     with writing(folder / "study.log"):
         open_to_append(folder / "study.log").close()  # Optuna would follow a hard link
@@ -207,8 +253,7 @@ def _study(folder: Path, seed: int, pruner: Any) -> Any:
         study_name="tune",
         load_if_exists=True,
         direction="maximize",
-        # Parallel trials get proposals far apart from each other.
-        sampler=optuna.samplers.TPESampler(seed=seed, constant_liar=True),
+        sampler=_sampler(seed),
         pruner=pruner,
     )
 
@@ -238,7 +283,7 @@ def _round(
     else:
         asked = [study.ask() for _ in range(size)]
         numbers = [trial.number for trial in asked]
-        proposed = [_suggest(choices, trial) for trial in asked]
+        proposed = [_suggest(choices, base.seed, trial) for trial in asked]
     where = folder / f"trials_{numbers[0]:04d}"
     vary = {c.name: [own[c.name] for own in proposed] for c in choices}
     config = replace(base, population=replace(base.population, vary=vary), folder=str(where))
