@@ -353,6 +353,7 @@ class OffPolicyLoss(LossModule):
         discount = data.get(self.tensor_keys.discount, None)
         steps = data.get(self.tensor_keys.steps_to_next_obs, None)
         if discount is None and steps is not None:  # of TorchRL's multi-step transforms
+            steps = steps.unsqueeze(-1) if steps.shape == data.batch_size else steps
             discount = self.gamma ** steps.to(torch.get_default_dtype())
         return self.gamma if discount is None else of_agents(discount, everyone)
 
