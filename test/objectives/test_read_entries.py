@@ -16,7 +16,13 @@ from torchrl_marl.modules import (
     make_q_actor,
 )
 from torchrl_marl.modules.config import QNetworkConfig
-from torchrl_marl.objectives import MADDPGLoss, MAPPOLoss, MASACLoss, ValueDecompositionLoss
+from torchrl_marl.objectives import (
+    MADDPGLoss,
+    MAPPOLoss,
+    MASACLoss,
+    ParallelQLoss,
+    ValueDecompositionLoss,
+)
 
 SMALL = NetworkConfig([4])
 
@@ -29,8 +35,10 @@ def losses(group, bootstrap):
     yield MASACLoss(actor, make_action_critic(group, n_critics=2), **own)
     q_actor = make_q_actor(group, QNetworkConfig([4]))
     yield ValueDecompositionLoss(q_actor, **own)
+    yield ParallelQLoss(q_actor, **own)
     if bootstrap == "team":
         yield ValueDecompositionLoss(q_actor, make_mixer(group, "monotonic"), **own)
+        yield ParallelQLoss(q_actor, make_mixer(group, "monotonic"), **own)
 
 
 @pytest.mark.parametrize("bootstrap", ["team", "agent"])
@@ -42,7 +50,10 @@ def test_nothing_else_is_read(bootstrap):
     td["car", "action_log_prob"] = torch.randn(6, 20, 3)
     for loss in losses(group, bootstrap):
         found = []
-        for data in (td.clone(), td.select(*loss.in_keys)):
+        for data in (td.clone(), td.select(*loss.in_keys, strict=False)):
+            if isinstance(loss, ParallelQLoss):
+                loss.add_targets(data)
+                data = data.select(*loss.in_keys)  # stored between targets and updates
             torch.manual_seed(0)
             found.append(loss.eval()(data))
         for name, value in found[0].items():
