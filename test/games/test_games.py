@@ -116,6 +116,15 @@ def test_nash_average_ignores_copies_and_losers():
     close(games.nash_average(better)[0], [1.0, 0.0], rtol=0, atol=1e-9)
 
 
+def test_strategies_that_are_no_distributions_are_refused():
+    even = torch.full((3,), 1 / 3)
+    for wrong in (torch.ones(3), torch.tensor([2.0, -1, 0]), even * torch.nan):
+        with pytest.raises(ValueError, match="column is not a distribution"):
+            games.nash_conv(ROCK_PAPER_SCISSORS, even, wrong)
+    with pytest.raises(ValueError, match=r"row has shape \[2\], expected \[3\]"):
+        games.exploitability(ROCK_PAPER_SCISSORS, torch.full((2,), 0.5), even)
+
+
 def test_matrices_that_are_none_are_refused():
     with pytest.raises(ValueError, match="payoff is not antisymmetric"):
         games.nash_average(torch.ones(2, 2))

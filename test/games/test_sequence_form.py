@@ -71,3 +71,44 @@ def test_shapes_and_circles_are_refused():
 
 if __name__ == "__main__":
     pytest.main([__file__])
+
+
+def coin_game():
+    """The first sees a coin, heads or tails; both then choose a side. Heads count half of tails."""
+    legal = torch.ones(2, 2, 2, dtype=torch.bool)
+    legal[1, 1] = False  # the second sees nothing, so it has a set less
+    rows = list(itertools.product((0, 1), (0, 1), (0, 1)))
+    leaves = torch.tensor([[1 + 2 * coin + a, 1 + b] for coin, a, b in rows]).mT
+    payoff = torch.tensor([(1 + coin) / 2 * (1.0 if a == b else -1.0) for coin, a, b in rows])
+    return SequenceForm(torch.zeros(2, 2, dtype=torch.int64), legal, leaves, payoff)
+
+
+def test_players_may_have_different_numbers_of_sets():
+    policy = torch.tensor([[[0.5, 0.5], [1.0, 0.0]], [[0.75, 0.25], [0.0, 0.0]]])
+    # By hand: after heads the first is even, so the second looks at tails only, and wins 1.
+    assert coin_game().value(policy) == 0.5
+    assert coin_game().best_responses(policy).tolist() == [0.75, 1.0]
+    assert coin_game().nash_conv(policy) == 1.75
+
+
+def test_wrong_policies_and_games_are_refused():
+    game, policy = kuhn(), torch.full((2, 6, 2), 0.5)
+    for wrong in (policy * 2, policy - 1, policy * torch.nan):
+        with pytest.raises(ValueError, match="policy is not a distribution"):
+            game.nash_conv(wrong)
+    with pytest.raises(ValueError, match=r"policy has shape \[2, 1, 2\], expected \[2, 6, 2\]"):
+        game.value(policy[:, :1])
+    parts = (game.parents, game.legal, game.leaves, game.payoff)
+    for i, value, match in (
+        (0, game.parents + 13, "parents has sequences outside 0 to 12"),
+        (2, game.leaves - 9, "leaves has sequences outside 0 to 12"),
+        (3, game.payoff * torch.nan, "payoff has entries that are not finite"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            SequenceForm(*parts[:i], value, *parts[i + 1 :])
+
+
+def test_kuhn_refuses_what_are_no_probabilities():
+    for wrong in (torch.full((2, 1, 2), 0.5), torch.full((2, 3, 2), 1.5)):
+        with pytest.raises(ValueError, match="probabilities of bets"):
+            Kuhn(1).nash_conv(wrong)

@@ -19,6 +19,7 @@ from off_policy_losses import (
 from samples import DISCRETE, make_group
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
+from torchrl.data.postprocs import MultiStep
 from torchrl.objectives import DDPGLoss, SoftUpdate, TD3Loss, ValueEstimators
 
 from torchrl_marl.functional import soft_update_
@@ -228,6 +229,13 @@ class TestByHand:
         td["steps_to_next_obs"] = torch.full((1, 1), 3)
         targets = torch.tensor([1 + 0.5**3 * 27, 5 + 0.5**3 * 81])
         torch.testing.assert_close(self.loss()(td)["target_value"], targets.mean())
+        # Two rows of TorchRL's ``MultiStep``, whose numbers of steps have no last dim.
+        td["next", "reward"] = td["next", "car", "reward"].mean(-2)
+        steps = torch.stack([td.exclude("steps_to_next_obs")] * 2, 1)
+        rows = MultiStep(gamma=0.5, n_steps=2)(steps).reshape(-1)
+        assert rows["steps_to_next_obs"].tolist() == [2, 1]
+        targets = torch.tensor([1 + 0.25 * 27, 5 + 0.25 * 81, 1 + 0.5 * 27, 5 + 0.5 * 81])
+        torch.testing.assert_close(self.loss()(rows)["target_value"], targets.mean())
 
     @pytest.mark.parametrize(
         ("whose", "slope"),

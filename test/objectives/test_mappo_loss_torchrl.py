@@ -187,6 +187,7 @@ def test_it_takes_tensors_by_name():
     td = make_trajectory(group, 4, 5)
     with torch.no_grad():
         actor(td)
+    td["car", "done"] = torch.zeros_like(td["next", "car", "done"])
     expected = loss(td)
     loss.select_out_keys("loss_objective", "loss_critic")
     by_name = {"_".join((k,) if isinstance(k, str) else k): td[k] for k in loss.in_keys}

@@ -24,6 +24,8 @@ __all__ = [
 _CLOSE = 1e-13
 _NEARLY_ALL = 0.99
 """Largest step of the interior-point method, as a share of the distance to the boundary."""
+_ROUNDING = 1e-3
+"""Largest error of the sum of a distribution, which may have been computed in low precision."""
 
 
 def check_matrix(value: Tensor, name: str) -> Tensor:
@@ -50,6 +52,34 @@ def check_square(value: Tensor, name: str) -> Tensor:
     return check_matrix(value, name)
 
 
+def check_distribution(value: Tensor, legal: Tensor, name: str) -> Tensor:
+    """Returns the probabilities of legal actions in float64, 0 for all others.
+
+    Args:
+        value (Tensor): probabilities. Those of actions that are not legal are ignored.
+        legal (Tensor): mask of legal actions, bool. Rows without legal actions are not checked.
+        name (str): name of the argument, for errors.
+
+    Shapes:
+        - value, legal: ``[*B, A]``; returns ``[*B, A]``
+
+    Raises:
+        ValueError: the shape differs, a probability is negative or NaN, or a sum is not 1.
+    """
+    if value.shape != legal.shape:
+        raise ValueError(f"{name} has shape {list(value.shape)}, expected {list(legal.shape)}.")
+    value = torch.where(legal, value.double(), 0.0)
+    total = value.sum(-1)
+    right = ((total - 1).abs() <= _ROUNDING) & (value >= 0).all(-1)
+    wrong = ~right & legal.any(-1)
+    if bool(wrong.any()):
+        raise ValueError(
+            f"{name} is not a distribution: its legal entries sum to {total[wrong][0].item():.4g}, "
+            "or one is negative; expected probabilities that sum to 1."
+        )
+    return value
+
+
 class Nash(NamedTuple):
     """Equilibrium: both players' distributions ``[M]`` and ``[K]``, and the row player's value."""
 
@@ -68,6 +98,10 @@ def nash_conv(payoff: Tensor, row: Tensor, column: Tensor) -> Tensor:
     Shapes:
         - payoff: ``[M, K]``; row: ``[M]``; column: ``[K]``; returns a scalar, float64
 
+    Raises:
+        ValueError: the payoff is not a matrix of finite numbers, or ``row`` or ``column`` is not a
+            distribution over its strategies.
+
     Examples:
         >>> rock_paper_scissors = torch.tensor([[0.0, -1, 1], [1, 0, -1], [-1, 1, 0]])
         >>> always_rock = torch.tensor([1.0, 0, 0])
@@ -75,7 +109,10 @@ def nash_conv(payoff: Tensor, row: Tensor, column: Tensor) -> Tensor:
         2.0
     """
     payoff = check_matrix(payoff, "payoff")
-    return (payoff @ column.double()).max() - (row.double() @ payoff).min()
+    legal = torch.ones_like(payoff, dtype=torch.bool)
+    row = check_distribution(row, legal[:, 0], "row")
+    column = check_distribution(column, legal[0], "column")
+    return (payoff @ column).max() - (row @ payoff).min()
 
 
 def exploitability(payoff: Tensor, row: Tensor, column: Tensor) -> Tensor:
@@ -251,7 +288,8 @@ class SequenceForm:
 
     Args:
         parents (Tensor): sequence that leads to each information set.
-        legal (Tensor): mask of legal actions in each information set, bool.
+        legal (Tensor): mask of legal actions in each information set, bool. Sets without legal
+            actions are ignored. They fill up the sets of the player that has fewer of them.
         leaves (Tensor): sequences of both players that lead to each leaf.
         payoff (Tensor): payoff of the first player at each leaf, multiplied by the probability of
             the chance events on the path to the leaf, such as dealt cards.
@@ -261,7 +299,8 @@ class SequenceForm:
         - policies: ``[2, I, A]``, the probabilities of actions; 0 for illegal ones
 
     Raises:
-        ValueError: the shapes do not fit together, or the parents form a cycle.
+        ValueError: the shapes do not fit together, the parents form a cycle, a sequence does not
+            exist, or a payoff is not finite. Methods: the policy is not a distribution.
 
     Reference: von Stengel, 1996, https://doi.org/10.1006/game.1996.0050.
 
@@ -287,6 +326,7 @@ class SequenceForm:
                 f"{list(leaves.shape)} and payoff {list(payoff.shape)} do not fit; expected "
                 "[2, I], [2, I, A], [2, L] and [L]."
             )
+        self._check(parents, legal, leaves, payoff)
         self.parents, self.legal, self.leaves = parents, legal, leaves
         self.payoff = payoff.double()
         self.levels = self._levels()
@@ -307,6 +347,16 @@ class SequenceForm:
         """Returns NashConv, the sum of both best-response gains; 0 at an equilibrium."""
         return self.best_responses(policy).sum().item()
 
+    @staticmethod
+    def _check(parents: Tensor, legal: Tensor, leaves: Tensor, payoff: Tensor) -> None:
+        """Raises an error if sequences do not exist, or payoffs are not finite."""
+        last = legal[0].numel()
+        for name, sequence in (("parents", parents), ("leaves", leaves)):
+            if bool(((sequence < 0) | (sequence > last)).any()):
+                raise ValueError(f"{name} has sequences outside 0 to {last}.")
+        if not bool(payoff.isfinite().all()):
+            raise ValueError("payoff has entries that are not finite, expected numbers.")
+
     def _levels(self) -> list[Tensor]:
         """Returns masks ``[2, I]`` of the information sets after 0, 1, 2, ... own moves."""
         n_actions = self.legal.shape[-1]
@@ -325,7 +375,7 @@ class SequenceForm:
 
     def _reach(self, policy: Tensor) -> Tensor:
         """Returns each player's probability to realize each sequence, ``[2, 1 + I * A]``."""
-        chosen = torch.where(self.legal, policy.to(self.payoff), 0.0)
+        chosen = check_distribution(policy.to(self.payoff), self.legal, "policy")
         reach = self.payoff.new_zeros(2, 1 + chosen[0].numel())
         reach[:, 0] = 1
         for level in self.levels:
@@ -339,5 +389,6 @@ class SequenceForm:
         worth = leaf.new_zeros(1 + legal.numel()).index_add_(0, self.leaves[player], leaf)
         for level in reversed(self.levels):
             choices = torch.where(legal, worth[1:].view_as(legal), -torch.inf).amax(-1)
-            worth.index_add_(0, parents, torch.where(level[player], choices, 0.0))
+            there = level[player] & legal.any(-1)
+            worth.index_add_(0, parents, torch.where(there, choices, 0.0))
         return worth[0]

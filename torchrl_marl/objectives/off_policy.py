@@ -283,6 +283,21 @@ class OffPolicyLoss(LossModule):
     @property
     def in_keys(self) -> list[NestedKey]:
         """Entries that the loss reads, if present."""
+        return list(dict.fromkeys([*self._step_keys, *self._flag_keys]))
+
+    @property
+    def _flag_keys(self) -> list[NestedKey]:
+        """Flags that tell living agents and truncated ones; masks that are stored need none."""
+        group = self.group
+        keys: list[NestedKey] = [group.done_key] if group.agent_done else []
+        if group.mask_key is not None and group.truncated_key is not None:
+            ends = (group.terminated_key, group.truncated_key)
+            keys += [("next", *_as_tuple(key)) for key in ends]
+        return keys
+
+    @property
+    def _step_keys(self) -> list[NestedKey]:
+        """Entries of a step that the loss reads, but for the flags."""
         keys = self.tensor_keys
         mask = [] if self.group.mask_key is None else [self.group.mask_key]
         seen = [key for key in dict.fromkeys([*self.read_keys, *mask]) if key != keys.action]
@@ -338,6 +353,7 @@ class OffPolicyLoss(LossModule):
         discount = data.get(self.tensor_keys.discount, None)
         steps = data.get(self.tensor_keys.steps_to_next_obs, None)
         if discount is None and steps is not None:  # of TorchRL's multi-step transforms
+            steps = steps.unsqueeze(-1) if steps.shape == data.batch_size else steps
             discount = self.gamma ** steps.to(torch.get_default_dtype())
         return self.gamma if discount is None else of_agents(discount, everyone)
 
@@ -405,7 +421,7 @@ class OffPolicyLoss(LossModule):
     @property
     def stored_keys(self) -> list[NestedKey]:
         """Entries of a step to store, once its rewards are written."""
-        keys = self.in_keys
+        keys = self._step_keys
         if not self.mixed or not self._own_rewards:
             return keys
         own = self._reward_key

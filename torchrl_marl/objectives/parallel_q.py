@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from tensordict import NestedKey, TensorDictBase
+from tensordict import NestedKey, TensorDictBase, unravel_key
 from tensordict.nn import TensorDictModule
 from torch import Tensor
 
@@ -158,6 +158,13 @@ class ParallelQLoss(ValueDecompositionLoss):
         if self.bootstrap == "agent":
             return own_reward(self.group, data, reward)
         return share(reward, alive, learning_mask(data, self.group, alive), self.per_group)
+
+    @property
+    def in_keys(self) -> list[NestedKey]:
+        """Entries that the loss and ``add_targets`` read, if present."""
+        ends = (self.tensor_keys.done, self.group.team_end_keys[0])
+        then = [unravel_key(("next", key)) for key in ends]
+        return list(dict.fromkeys([*super().in_keys, *then, *self.minibatch_keys]))
 
     @property
     def minibatch_keys(self) -> list[NestedKey]:

@@ -424,10 +424,10 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
         group = getattr(self, "group", None)
         if group is None or group.mask_key is None:
             return
-        keys = [group.mask_key]
+        keys = [group.mask_key, ("next", group.team_end_keys[0])]
         if group.agent_done and group.truncated_key is not None:
             flags = (group.done_key, group.terminated_key, group.truncated_key)
-            keys += [("next", key) for key in flags]
+            keys += [group.done_key, *(("next", key) for key in flags)]
         self._in_keys = list(dict.fromkeys(self._in_keys + [unravel_key(key) for key in keys]))
 
     @property

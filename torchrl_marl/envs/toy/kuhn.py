@@ -114,8 +114,17 @@ class Kuhn(MarlEnv):
 
         Args:
             policy (callable or Tensor): policy of both players, or the result of :meth:`bets`.
+
+        Raises:
+            ValueError: a tensor has another shape than that of :meth:`bets`, or a value outside 0
+                to 1.
         """
         bets = policy if isinstance(policy, Tensor) else self.bets(policy)
+        if bets.shape != (2, 3, 2) or not bool(((bets >= 0) & (bets <= 1)).all()):
+            raise ValueError(
+                f"the probabilities of bets have shape {list(bets.shape)}, or values outside 0 to "
+                "1; expected [2, 3, 2]."
+            )
         pure = torch.tensor(list(itertools.product((0.0, 1.0), repeat=6))).view(64, 3, 2)
         first, second = (torch.where(pure > 0, p, 1 - p).flatten(1).prod(1) for p in bets.cpu())
         return nash_conv(_payoff(pure), first, second).item()
