@@ -65,6 +65,16 @@ def test_graphs_need_what_compiles_them(device, graphs, monkeypatch):
     assert choose_execution(config) == "eager"
 
 
+def test_a_message_says_that_only_the_compiler_is_missing(monkeypatch, capsys):
+    monkeypatch.setattr(execution.shutil, "which", lambda command: None)
+    monkeypatch.delenv("CXX", raising=False)
+    short = {"total_frames": 9_600}
+    assert choose_execution(load_config("vmas_balance_mappo", short)) == "eager"
+    assert capsys.readouterr().err == ""
+    assert choose_execution(load_config("vmas_balance_mappo")) == "eager"
+    assert "no C++ compiler 'g++' was found" in capsys.readouterr().err
+
+
 def test_an_environment_of_ones_own_is_asked():
     config = load_config("vmas_balance_mappo", {"total_frames": 10_000}, own_env=True)
     env = VmasEnv("balance", num_envs=2, n_agents=2)

@@ -27,6 +27,7 @@ from torchrl_marl.specs import TeamSpec
 from torchrl_marl.specs.teams import padded_members
 from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.evaluation import AT_ONCE, EVALUATION_SEED, Episodes, play
+from torchrl_marl.training.messages import print_message
 
 if TYPE_CHECKING:
     from torchrl_marl.collectors.collector import Collector
@@ -246,7 +247,8 @@ def choose_execution(config: TrainConfig, env: Any = None) -> str:
 
     ``auto`` becomes ``compile`` on a CPU with a C++ compiler, and ``cudagraph`` on a GPU with
     Triton, provided that the simulator can be captured and every env makes at least 5,000 steps.
-    Otherwise it becomes ``eager``. The choice depends only on the settings and the machine.
+    Otherwise it becomes ``eager``; a message says so if a C++ compiler is all that is missing. The
+    choice depends only on the settings and the machine.
 
     Args:
         config (TrainConfig): config of the run.
@@ -273,4 +275,11 @@ def _compiled(device: str) -> str:
     """Returns the execution mode for compiled steps on a device; ``eager`` without a compiler."""
     if device != "cpu":
         return "eager" if importlib.util.find_spec("triton") is None else "cudagraph"
-    return "eager" if shutil.which(os.environ.get("CXX", "g++")) is None else "compile"
+    compiler = os.environ.get("CXX", "g++")
+    if shutil.which(compiler) is not None:
+        return "compile"
+    print_message(
+        f"no C++ compiler {compiler!r} was found, so this run is not compiled, and several times "
+        "slower; install g++, and use a new run"
+    )
+    return "eager"
