@@ -287,7 +287,7 @@ class OffPolicyLoss(LossModule):
 
     @property
     def _flag_keys(self) -> list[NestedKey]:
-        """Flags that tell living agents and truncated ones; masks that are stored need none."""
+        """Done flags, from which the loss derives which agents are alive, and which truncated."""
         group = self.group
         keys: list[NestedKey] = [group.done_key] if group.agent_done else []
         if group.mask_key is not None and group.truncated_key is not None:
@@ -297,7 +297,7 @@ class OffPolicyLoss(LossModule):
 
     @property
     def _step_keys(self) -> list[NestedKey]:
-        """Entries of a step that the loss reads, but for the flags."""
+        """Entries of a step that the loss reads, except done flags."""
         keys = self.tensor_keys
         mask = [] if self.group.mask_key is None else [self.group.mask_key]
         seen = [key for key in dict.fromkeys([*self.read_keys, *mask]) if key != keys.action]
