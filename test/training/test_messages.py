@@ -69,9 +69,10 @@ def test_a_hidden_bar_writes_nothing(monkeypatch):
 
 
 def test_a_run_writes_few_states_into_a_log_file(monkeypatch, capsys, tmp_path):
-    run = torchrl_marl.train(
-        "toy_arena_mappo", total_frames=32_000, folder=tmp_path / "run", evaluation={"episodes": 0}
-    )
+    sizes = {"total_frames": 16_000, "frames_per_batch": 80, "env": {"num_envs": 8}}
+    sizes |= {"learner": {"minibatch_size": 80, "num_epochs": 1}, "evaluation": {"episodes": 0}}
+    run = torchrl_marl.train("toy_arena_mappo", folder=tmp_path / "run", **sizes)
     states = capsys.readouterr().err.split("\r")
-    assert len(states) < len((run.folder / "metrics.csv").read_text().splitlines())
+    assert len((run.folder / "metrics.csv").read_text().splitlines()) == 201
+    assert len(states) < 100
     assert "100%" in states[-1]

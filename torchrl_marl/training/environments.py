@@ -247,7 +247,7 @@ def choose_execution(config: TrainConfig, env: Any = None) -> str:
 
     ``auto`` becomes ``compile`` on a CPU with a C++ compiler, and ``cudagraph`` on a GPU with
     Triton, provided that the simulator can be captured and every env makes at least 5,000 steps.
-    Otherwise it becomes ``eager``; a message says so if a C++ compiler is all that is missing. The
+    Otherwise it becomes ``eager``; a message is printed if only the C++ compiler is missing. The
     choice depends only on the settings and the machine.
 
     Args:
@@ -280,6 +280,6 @@ def _compiled(device: str) -> str:
         return "compile"
     print_message(
         f"no C++ compiler {compiler!r} was found, so this run is not compiled, and several times "
-        "slower; install g++, and use a new run"
+        "slower; install g++ and start a new run"
     )
     return "eager"

@@ -1,4 +1,4 @@
-"""What a run prints: messages and its progress bar."""
+"""Console output of a training run: messages and the progress bar."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _HAS_WIDGET = tqdm is not tqdm_asyncio  # a notebook draws the bar
 def progress_bar(name: str, total: int, frames: int, *, shows: bool = True) -> tqdm:
     """Returns a progress bar over the frames of a run.
 
-    A terminal or notebook redraws it ten times a second. Elsewhere stderr is likely a log file,
-    which keeps every state of the bar, so that one is written every five seconds.
+    In a terminal or notebook, the bar is refreshed up to ten times per second. If stderr is
+    redirected, for example to a log file, it is refreshed at most every five seconds.
 
     Args:
         name (str): text in front of the bar.
