@@ -86,6 +86,11 @@ class TestReading:
         config = load_config(tmp_path / "mine.yaml")
         assert (config.recipe, config.seed, config.env.name) == ("mine", 4, "arena")
 
+    def test_folders_may_begin_with_the_home_folder(self, monkeypatch):
+        monkeypatch.setenv("HOME", "/home/me")
+        config = load_config("toy_arena_mappo", ["folder=~/run", "init_from=~/before"])
+        assert (config.folder, config.init_from) == ("/home/me/run", "/home/me/before")
+
     def test_an_own_environment_needs_no_installed_world(self, monkeypatch):
         def not_installed(*_):
             raise MissingExtraError("VMAS", "vmas")

@@ -94,7 +94,7 @@ def words(text):
     """A text without numbers, lines and columns, which a machine or another draw may change."""
     text = re.sub(r"device: (cpu|cuda)", "device", text)
     # A third is no whole batches; and whether two means differ by chance is a matter of numbers.
-    text = re.sub(r"torchrl_marl: (total_frames is|the likeliest actions earn) .*", "", text)
+    text = re.sub(r"torchrl_marl: (total_frames is|the most likely actions earn) .*", "", text)
     text = re.sub(r"findfont: .*\n|Matplotlib is building the font cache.*\n", "", text)
     text = re.sub(r"0x[0-9a-f]+", "#", text)
     text = re.sub(r"[-+]?(?:\d[\d_,]*\.?\d*(?:e[-+]?\d+)?|\.\d+|\bnan\b|\binf\b)", "#", text)

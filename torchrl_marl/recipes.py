@@ -246,6 +246,8 @@ def _merged(base: dict[str, Any], own: dict[str, Any], *, complete: bool = False
     config = reader.read(base, own)
     callbacks = [_absolute(one) for one in config.callbacks]
     found = {"env": _found_from_anywhere(config.env), "callbacks": callbacks}
+    for key in ("folder", "init_from"):  # a shell expands ~ only at the start of a word
+        found[key] = os.path.expanduser(path) if (path := getattr(config, key)) else path
     config = dataclasses.replace(config, **found)  # type: ignore[arg-type]
     unchosen = reader.by_default - flatten(own).keys() if complete else ()
     inapplicable = {k: text for k, text in reader.inapplicable.items() if k not in unchosen}

@@ -213,7 +213,7 @@ class TestEvaluate:
         assert training.loaded == [(run_folder, "cpu")]
         assert training.evaluated == [(7, False, True, 5)]
         head, *lines = capsys.readouterr().out.splitlines()
-        assert head.split() == ["drawn", "actions"]
+        assert head.split() == ["sampled", "actions"]
         rows = dict(line.strip().split("  ", 1) for line in lines)
         assert rows["return"].strip() == "22 (21.33 to 22.67)"
         assert rows["least and greatest"].strip() == "21 to 23"
@@ -225,13 +225,13 @@ class TestEvaluate:
         assert training.loaded == [(run_folder, None)]
         assert training.evaluated == [(200, True, False, 0), (200, False, False, 0)]
         out = capsys.readouterr().out
-        assert out.splitlines()[0].split() == ["likeliest", "actions", "drawn", "actions"]
+        assert out.splitlines()[0].split() == ["most", "likely", "actions", "sampled", "actions"]
         assert out.splitlines()[-1] == (
-            "  the likeliest actions earn 42 and drawn ones 22 from the same starts, a "
+            "  the most likely actions earn 42 and sampled ones 22 from the same starts, a "
             "significant difference (95 % interval 20 to 20, 20 standard deviations of returns)."
         )
         assert cli.main(["evaluate", str(run_folder), "--deterministic"]) == 0
-        assert "drawn" not in capsys.readouterr().out
+        assert "sampled" not in capsys.readouterr().out
 
     def test_trust_is_given_by_word_only(self, training, run_folder):
         for command in (["evaluate"], ["train", "--resume"]):

@@ -110,7 +110,7 @@ class TestFigures:
     def test_a_word_where_kinds_of_actions_differ(self):
         one, other = episodes(*[1.0, 5.0, 2.0] * 2), episodes(*[2.0, 6.5, 3.0] * 2)
         words = where_they_differ(one, other)
-        assert "the likeliest actions earn 2.667 and drawn ones 3.833" in words
+        assert "the most likely actions earn 2.667 and sampled ones 3.833" in words
         assert where_they_differ(one, episodes(*[2.0, 4.0, 2.0] * 2)) is None
         found = after_training(other, one, deterministic=False)
         assert list(found["evaluation"]) == ["drawn", "likeliest"]

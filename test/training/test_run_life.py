@@ -1,6 +1,8 @@
 """The life of a run: begun, stopped by signals, gone on with, measured on the way."""
 
 import json
+import os
+import pty
 import random
 import signal
 import subprocess
@@ -137,21 +139,24 @@ def test_frames_beyond_those_asked_for_are_said(tmp_path, capsys):
 # -------------------------------------------------------------------------------------- signals
 
 
-def test_sigterm_saves_and_ends_with_its_status(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_sigterm_and_sighup_save_and_end_with_their_status(
+    number, status, tmp_path, monkeypatch, capsys
+):
     whole = train(at(tmp_path / "whole"))
-    before = signal.getsignal(signal.SIGTERM)
+    before = signal.getsignal(number)
 
     def twice():  # process managers send it to a process and to its group
-        signal.raise_signal(signal.SIGTERM)
-        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(number)
+        signal.raise_signal(number)
 
     with monkeypatch.context() as patch:
         stop_at(patch, 1, twice)
         with pytest.raises(Terminated) as caught:
             train(at(tmp_path / "cut"))
-    assert (caught.value.code, caught.value.folder) == (143, tmp_path / "cut")
-    assert signal.getsignal(signal.SIGTERM) == before
-    assert "stopping after this iteration (SIGTERM)" in capsys.readouterr().err
+    assert (caught.value.code, caught.value.folder) == (status, tmp_path / "cut")
+    assert signal.getsignal(number) == before
+    assert f"stopping after this iteration ({number.name})" in capsys.readouterr().err
     assert final_state(tmp_path / "cut")["iteration"] == 2
     assert_same_run(whole.folder, resume(tmp_path / "cut").folder)
 
@@ -183,7 +188,17 @@ def test_a_handler_of_ones_own_for_sigterm_stays(tmp_path, monkeypatch):
     assert seen == [signal.SIGTERM]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_nohup_is_kept(tmp_path, monkeypatch):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        stop_at(monkeypatch, 1, lambda: signal.raise_signal(signal.SIGHUP))
+        assert train(at(tmp_path / "run")).frames == 480
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_second_signal_while_saving_waits_for_the_checkpoint(number, tmp_path, monkeypatch):
     plain = training.save_checkpoint
 
@@ -304,6 +319,23 @@ def test_the_command_line_is_ended_by_sigterm_and_goes_on(tmp_path):
         _, err = process.communicate(timeout=120)
     assert process.returncode == 143
     assert f"stopped and saved; resume with: torchrl-marl train --resume {folder}" in err
+    done = final_state(folder)["iteration"]
+    assert done == len(table(folder / "metrics.csv")) >= 1
+
+
+def test_a_closed_terminal_ends_and_saves_a_run(tmp_path):
+    """After a hang-up, all output to the terminal fails."""
+    folder = tmp_path / "run"
+    command = f"toy_arena_mappo folder={folder} total_frames=6400000 execution=eager"
+    train = [sys.executable, "-m", "torchrl_marl", "train", *command.split()]
+    child, terminal = pty.fork()
+    if child == 0:
+        os.execv(sys.executable, train)
+    while not (folder / "metrics.csv").exists():
+        time.sleep(0.05)
+    os.close(terminal)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 129
     done = final_state(folder)["iteration"]
     assert done == len(table(folder / "metrics.csv")) >= 1
 

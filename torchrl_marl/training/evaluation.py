@@ -161,8 +161,8 @@ def where_they_differ(likeliest: Episodes, drawn: Episodes) -> str | None:
     one, other = likeliest.total.mean().item(), drawn.total.mean().item()
     beside = f", {abs(gap.value) / spread:.2g} standard deviations of returns" if spread else ""
     return (
-        f"the likeliest actions earn {one:.4g} and drawn ones {other:.4g} from the same starts, "
-        f"a significant difference (95 % interval {gap.low:.3g} to {gap.high:.3g}{beside})"
+        f"the most likely actions earn {one:.4g} and sampled ones {other:.4g} from the same "
+        f"starts, a significant difference (95 % interval {gap.low:.3g} to {gap.high:.3g}{beside})"
     )
 
 

@@ -1,8 +1,9 @@
-"""Delays Ctrl-C and SIGTERM to the end of an iteration, so that runs resume exactly."""
+"""Delays Ctrl-C, SIGTERM and SIGHUP to the end of an iteration, so that runs resume exactly."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 import threading
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 __all__ = ["Interruption", "Terminated", "named", "terminable"]
 
 _SAID = "\nstopping after this iteration{}{}"
+_HANGUP = getattr(signal, "SIGHUP", None)  # Windows has none
+_ENDING = (signal.SIGTERM,) if _HANGUP is None else (signal.SIGTERM, _HANGUP)
+"""Signals after which a run is saved and the process ends. SIGHUP means a closed terminal."""
 _entered: list[Interruption] = []
 """The interruptions whose contexts are entered; the last one receives the signals."""
 _before: dict[int, Any] = {}
@@ -24,18 +28,19 @@ _before: dict[int, Any] = {}
 
 
 class Terminated(SystemExit):
-    """Exit after SIGTERM, with the usual status 143.
+    """Exit after SIGTERM or SIGHUP, with the usual status 143 or 129.
 
     Args:
         folder (Path, optional): folder of the run that was stopped.
+        number (int): the signal.
 
     Attributes:
         saved (bool): whether the run was saved.
     """
 
-    def __init__(self, folder: Path | None = None) -> None:
-        super().__init__(128 + signal.SIGTERM)
-        self.folder, self.saved = folder, True
+    def __init__(self, folder: Path | None = None, number: int = signal.SIGTERM) -> None:
+        super().__init__(128 + number)
+        self.folder, self.number, self.saved = folder, number, True
 
 
 @contextlib.contextmanager
@@ -48,7 +53,8 @@ def named(folder: Path) -> Iterator[None]:
     Raises:
         KeyboardInterrupt: after Ctrl-C; its arguments are the folder and ``False``, since nothing
             was saved.
-        Terminated: after SIGTERM; its ``folder`` is the folder, and its ``saved`` is False.
+        Terminated: after SIGTERM or SIGHUP; its ``folder`` is the folder, and its ``saved`` is
+            False.
     """
     try:
         yield
@@ -63,11 +69,12 @@ def named(folder: Path) -> Iterator[None]:
 
 
 class Interruption:
-    """Context that only records Ctrl-C and SIGTERM, so that an iteration can be finished first.
+    """Context that only records Ctrl-C, SIGTERM and SIGHUP, so that an iteration is finished first.
 
     The context can be entered repeatedly, even nested. Outside of it, signals have their usual
-    effect. A second Ctrl-C raises at once, except within :meth:`unbroken`. If the user has set a
-    handler of SIGTERM, it is kept. Several ranks stop after the same iteration.
+    effect. A second Ctrl-C raises at once, except within :meth:`unbroken`. A handler that the user
+    has set for SIGTERM or SIGHUP is kept, and ``nohup``'s too. Several ranks stop after the same
+    iteration.
 
     Args:
         ranks (SingleProcess, optional): the ranks of the run.
@@ -135,21 +142,23 @@ class Interruption:
 
         Raises:
             KeyboardInterrupt: after Ctrl-C.
-            Terminated: after SIGTERM.
+            Terminated: after SIGTERM or SIGHUP.
         """
         number = self._number if self._ranks is None else self._agreed
         self._number = self._agreed = None
-        if number == signal.SIGTERM:
-            raise Terminated(folder)
-        if number is not None:
+        if number == signal.SIGINT:
             raise KeyboardInterrupt(folder)
+        if number is not None:
+            raise Terminated(folder, number)
 
     def _note(self, number: int) -> None:
+        if number == _HANGUP:
+            _leave_closed_terminal()
         if self._number is None:
             self._number = number
             # ``torchrun`` forwards the terminal's Ctrl-C, so ranks receive it twice.
             hint = "; once more to stop at once" if self._ranks is None else ""
-            said = (" (SIGTERM)", "") if number == signal.SIGTERM else ("", hint)
+            said = (f" ({signal.Signals(number).name})", "") if number in _ENDING else ("", hint)
             print(_SAID.format(*said), file=sys.stderr)
         elif number == signal.SIGINT and not self._unbroken and self._ranks is None:
             # A second SIGTERM does not raise, since process managers send it to whole groups.
@@ -158,34 +167,48 @@ class Interruption:
 
 @contextlib.contextmanager
 def terminable() -> Iterator[None]:
-    """Context in which SIGTERM raises :class:`Terminated`."""
-    before = signal.getsignal(signal.SIGTERM)
-    mine = _in_main_thread() and before is not _raise_terminated and _may_replace(before)
-    if mine:
-        signal.signal(signal.SIGTERM, _raise_terminated)
+    """Context in which SIGTERM and SIGHUP raise :class:`Terminated`."""
+    before = {}
+    for number in _ENDING if _in_main_thread() else ():
+        handler = signal.getsignal(number)
+        if handler is not _raise_terminated and _may_replace(handler):
+            before[number] = signal.signal(number, _raise_terminated)
     try:
         yield
     finally:
-        if mine and _in_main_thread() and signal.getsignal(signal.SIGTERM) is _raise_terminated:
-            signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items() if _in_main_thread() else ():
+            if signal.getsignal(number) is _raise_terminated:
+                signal.signal(number, handler)
 
 
 def _may_replace(handler: Any) -> bool:
-    """Returns whether a handler of SIGTERM is not the user's own.
+    """Returns whether a handler of SIGTERM or SIGHUP is not the user's own, nor ``nohup``'s.
 
-    TorchRL sets one when a memory-mapped storage is made. It deletes temporary files and ends the
-    process; at Python's exit these files are deleted as well.
+    TorchRL sets one of SIGTERM when a memory-mapped storage is made. It deletes temporary files and
+    ends the process; at Python's exit these files are deleted as well.
     """
     module = getattr(handler, "__module__", None) or ""
     return handler in (signal.SIG_DFL, _raise_terminated) or module.partition(".")[0] == "torchrl"
 
 
 def _raise_terminated(number: int, frame: FrameType | None) -> NoReturn:
-    raise Terminated
+    if number == _HANGUP:
+        _leave_closed_terminal()
+    raise Terminated(number=number)
+
+
+def _leave_closed_terminal() -> None:
+    """Discards all further output if the terminal is closed, where writing raises an error."""
+    for stream in (1, 2):  # stdout and stderr
+        try:
+            os.write(stream, b"")
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
 
 
 def _catch_signals() -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, *_ENDING):
         handler = signal.getsignal(number)
         if handler is _handle:
             continue

@@ -149,7 +149,8 @@ def train_stages(folder: RunFolder, stages: Stages, go_on: Callable[[str, Path],
         go_on (callable): function of a stage's name and folder that resumes it.
 
     Raises:
-        KeyboardInterrupt, Terminated: after Ctrl-C or SIGTERM, with the folder of the whole run.
+        KeyboardInterrupt, Terminated: after Ctrl-C, SIGTERM or SIGHUP, with the folder of the
+            whole run.
     """
     try:
         with _named(folder.path):

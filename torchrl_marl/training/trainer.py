@@ -310,8 +310,9 @@ def write_config(folder: Path, config: TrainConfig) -> None:
 def train(config: TrainConfig, *, env: EnvBase | None = None, callbacks: Sequence[Any] = ()) -> Run:
     """Trains until ``total_frames`` or ``stop_at_return`` is reached.
 
-    After Ctrl-C or SIGTERM, the current iteration is finished, and the run is saved and ends; after
-    SIGTERM the exit status is 143. The processes of ``torchrun`` train one policy together.
+    After Ctrl-C, SIGTERM or SIGHUP, the current iteration is finished, and the run is saved and
+    ends. After SIGTERM the exit status is 143, after SIGHUP 129. The processes of ``torchrun``
+    train one policy together.
 
     Args:
         config (TrainConfig): config of the run.

@@ -220,14 +220,14 @@ def test_actions_of_two_kinds(tmp_path):
         differ = "they differ" if seed < 2 else None
         summary |= {"evaluation": kinds, "actions_differ": differ}
         (run / "summary.json").write_text(json.dumps(summary))
-    (note,) = (note for note in notes(make_report(tmp_path)) if "likeliest" in note)
-    assert "earn -5 and drawn ones 1.5, a significant difference in 2 of 3 runs" in note
+    (note,) = (note for note in notes(make_report(tmp_path)) if "most likely" in note)
+    assert "earn -5 and sampled ones 1.5, a significant difference in 2 of 3 runs" in note
     for path in tmp_path.glob("*/summary.json"):  # beside episodes that differ by much more
         summary = json.loads(path.read_text())
         for own in summary["evaluation"].values():
             own["return_std"] = 50.0
         path.write_text(json.dumps(summary))
-    assert not any("likeliest" in note for note in notes(make_report(tmp_path)))
+    assert not any("most likely" in note for note in notes(make_report(tmp_path)))
 
 
 def test_what_0_and_1_are(tmp_path):

@@ -24,9 +24,11 @@ from torchrl_marl.training.run import Run
 
 __all__ = ["comparison_text", "print_against", "print_evaluation"]
 
+_KINDS = {"likeliest": "most likely", "drawn": "sampled"}
+
 
 def print_evaluation(config: TrainConfig, parsed: argparse.Namespace) -> None:
-    """Plays episodes of a run and prints the results; by default for likeliest and drawn actions.
+    """Plays episodes of a run and prints the results, by default for both kinds of actions.
 
     Args:
         config (TrainConfig): settings of the run, with the device given to the command.
@@ -78,12 +80,12 @@ def _played(texts: Sequence[str]) -> tuple[dict[str, Any] | bool | None, dict[st
 
 
 def evaluation_text(found: Mapping[str, Mapping[str, float]]) -> str:
-    """Formats evaluation results, with a column each for likeliest and drawn actions.
+    """Formats evaluation results, with a column for each kind of actions.
 
     Args:
         found (mapping): ``likeliest`` or ``drawn`` -> results with these actions.
     """
-    lines = [["", *(f"{kind} actions" for kind in found)]]
+    lines = [["", *(f"{_KINDS[kind]} actions" for kind in found)]]
     columns = list(found.values())
     lines.append(["return", *(_with_interval(own, "return_mean", "return") for own in columns)])
     lines.append(["least and greatest", *(_span(own, "return") for own in columns)])
@@ -111,7 +113,7 @@ def _span(own: Mapping[str, float], name: str) -> str:
 def comparison_text(found: Comparison) -> str:
     """Formats a comparison: a column for each side, then the difference and the verdict."""
     sides, gap = (found.first, found.second), found.paired.difference
-    kinds = [" and ".join(dict.fromkeys(side.kinds)) for side in sides]
+    kinds = [" and ".join(_KINDS[kind] for kind in dict.fromkeys(side.kinds)) for side in sides]
     lines = [
         ["", *(side.name for side in sides)],
         ["runs", *(str(len(side.folders)) for side in sides)],

@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         int: 0 on success, 2 after a user error (printed in one line), 130 after Ctrl-C, 143 after
-            SIGTERM.
+            SIGTERM, 129 after SIGHUP (the terminal was closed).
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     if argv is None:
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except Terminated as stop:
         print_stopped(stop.folder, stop.saved, command=arguments[0])
-        return 143
+        return 128 + stop.number
     except BrokenPipeError:  # `torchrl-marl list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

@@ -38,7 +38,8 @@ __all__ = ["Jobs", "Stopped", "train_all", "train_each", "train_or_resume"]
 
 _POLL_SECONDS = 0.5  # between two checks of the processes
 _PATIENCE = 120.0  # seconds for a task that was asked to stop to save its run
-_STOPPED = tuple(code for n in (signal.SIGINT, signal.SIGTERM) for code in (-n, 128 + n))
+_SIGNALS = [getattr(signal, name, None) for name in ("SIGINT", "SIGTERM", "SIGHUP")]
+_STOPPED = tuple(code for n in _SIGNALS if n for code in (-n, 128 + n))
 
 
 def _ignore(_: Any) -> None:
@@ -46,7 +47,7 @@ def _ignore(_: Any) -> None:
 
 
 class Stopped(Exception):
-    """Raised if Ctrl-C or SIGTERM has stopped a run; the run can be resumed."""
+    """Raised if Ctrl-C or a signal has stopped a run; the run can be resumed."""
 
 
 class Jobs:

@@ -331,22 +331,22 @@ def _on_zero_sums(report: Report) -> Iterator[str]:
 
 
 def _on_actions(report: Report) -> Iterator[str]:
-    """Yields a note if the likeliest actions and sampled actions earn different returns."""
+    """Yields a note if the most likely actions and sampled actions earn different returns."""
     for result, team in report.teams:
         runs = [run.record.run.summary for run in team.runs]
         differ = [x for x in runs if isinstance(x.get("actions_differ"), str) and _matters(x)]
         one, other = (_earned(differ, kind) for kind in ("likeliest", "drawn"))
         if one is not None and other is not None:
             yield (
-                f"In {result.task.name} the likeliest actions of {team.algorithm} earn "
-                f"{figure(one)} and drawn ones {figure(other)}, a significant difference in "
+                f"In {result.task.name} the most likely actions of {team.algorithm} earn "
+                f"{figure(one)} and sampled ones {figure(other)}, a significant difference in "
                 f"{len(differ)} of {counted(len(runs), 'run')}; scores follow "
                 "evaluation.deterministic."
             )
 
 
 def _matters(summary: Mapping[str, Any]) -> bool:
-    """Returns whether likeliest and drawn actions differ relevantly in return; True if unknown."""
+    """Returns whether both kinds of actions differ relevantly in return; True if unknown."""
     try:
         kinds = [summary["evaluation"][kind] for kind in ("likeliest", "drawn")]
         one, other = (float(kind["return_mean"]) for kind in kinds)
@@ -357,7 +357,7 @@ def _matters(summary: Mapping[str, Any]) -> bool:
 
 
 def _earned(summaries: Sequence[Mapping[str, Any]], kind: str) -> float | None:
-    """Returns the mean return with likeliest or drawn actions; None if a run did not measure it."""
+    """Returns the mean return with one kind of actions; None if a run did not measure it."""
     try:
         found = [float(summary["evaluation"][kind]["return_mean"]) for summary in summaries]
     except (KeyError, TypeError, ValueError):
