@@ -65,13 +65,13 @@ def loop_of(config: Any, execution: str) -> tuple[Any, Any]:
     from torchrl_marl import TeamSpec
     from torchrl_marl.collectors import RolloutCollector, TeamPolicy
     from torchrl_marl.envs import make_env, with_memory
-    from torchrl_marl.envs.remember import remembered_by
+    from torchrl_marl.envs.remember import hidden_sizes
     from torchrl_marl.learners import build_learners
 
     env = make_env(config.env, seed=0)
     [learner] = build_learners(TeamSpec.from_env(env), config.learner, execution=execution)
     policy = TeamPolicy(learner.actors.values())
-    sizes = remembered_by(policy)
+    sizes = hidden_sizes(policy)
     env = with_memory(env, sizes) if sizes else env
     frames = config.frames_per_batch
     return learner, RolloutCollector(env, policy, frames_per_batch=frames, execution=execution)

@@ -8,7 +8,7 @@ from torchrl.envs.utils import ExplorationType
 
 from torchrl_marl.apps.external.graph_acting import Acting, GraphActing
 from torchrl_marl.collectors import TeamPolicy
-from torchrl_marl.envs.remember import remembered_by
+from torchrl_marl.envs.remember import hidden_sizes
 from torchrl_marl.modules import (
     CommunicationConfig,
     MemoryConfig,
@@ -54,8 +54,8 @@ def make_leaves(policy, n, seed=0):
         if (name, "action_mask") in policy.in_keys:
             leaves[name, "action_mask"] = draw.random((n, agents, 4)) < 0.7
             leaves[name, "action_mask"][..., 0] = True
-        if name in remembered_by(policy):
-            size = remembered_by(policy)[name]
+        if name in hidden_sizes(policy):
+            size = hidden_sizes(policy)[name]
             leaves[name, "hidden"] = draw.normal(size=(n, agents, size)).astype(np.float32)
             leaves[name, "is_init"] = draw.random((n, agents, 1)) < 0.3
     leaves["done",] = np.zeros((n, 1), bool)

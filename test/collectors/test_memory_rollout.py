@@ -16,7 +16,7 @@ from torchrl.modules.utils import get_primers_from_module
 from torchrl_marl import TeamSpec
 from torchrl_marl.collectors import RolloutCollector, TeamPolicy
 from torchrl_marl.envs import VmasEnv, with_memory
-from torchrl_marl.envs.remember import remembered_by
+from torchrl_marl.envs.remember import hidden_sizes
 from torchrl_marl.envs.toy import Arena
 from torchrl_marl.envs.transforms import AgentInitTracker, with_dense_groups
 from torchrl_marl.learners import OffPolicyConfig, OnPolicyConfig, ValueConfig, build_learners
@@ -64,7 +64,7 @@ def test_a_batch_by_graphs_is_that_of_eager_steps(case, kind):
     first = batch_of(by_graph)
     assert by_graph.execution == "trace"
     assert_equal(first, batch_of(eager))
-    for name in remembered_by(by_graph.policy):
+    for name in hidden_sizes(by_graph.policy):
         assert first[name, "hidden"].abs().sum() > 0
         assert (name, "hidden") not in first["next"].keys(True)  # the next step has it
         # What is remembered takes no room among the starts drawn ahead.
@@ -72,7 +72,7 @@ def test_a_batch_by_graphs_is_that_of_eager_steps(case, kind):
     for _ in range(2):
         batch = batch_of(by_graph)
         assert set(batch.keys(True, True)) == set(first.keys(True, True))
-    for name in remembered_by(by_graph.policy):
+    for name in hidden_sizes(by_graph.policy):
         init = batch[name, "is_init"].squeeze(-1)
         assert init.any() and (batch[name, "hidden"][init] == 0).all()
         assert (batch[name, "hidden"][~init] != 0).any(-1).all()
@@ -153,13 +153,13 @@ def test_torchrl_finds_what_carries_the_state(n_groups, values):
         torch.manual_seed(0)
         with torch.no_grad():
             found.append(env.rollout(20, policy, break_when_any_done=False))
-    for name in remembered_by(policy):
+    for name in hidden_sizes(policy):
         assert found[0][name, "hidden"].shape[-2:] == (4 // n_groups, 6)
         assert torch.equal(found[0][name, "hidden"], found[1][name, "hidden"])
     assert get_primers_from_module(policy_of(make(), "none"), warn=False) is None
     env = with_memory(make(), policy)
     [batch] = Collector(env, policy, frames_per_batch=50, total_frames=50)
-    for name in remembered_by(policy):
+    for name in hidden_sizes(policy):
         assert (batch[name, "hidden"] != 0).any()
 
 

@@ -9,7 +9,7 @@ from support.tiers import later
 from torchrl_marl import TeamSpec
 from torchrl_marl.collectors import RolloutCollector, TeamPolicy
 from torchrl_marl.envs import with_memory
-from torchrl_marl.envs.remember import remembered_by
+from torchrl_marl.envs.remember import hidden_sizes
 from torchrl_marl.envs.toy import Arena, Nim
 from torchrl_marl.errors import ConfigError, SpecError
 from torchrl_marl.learners import OffPolicyConfig, ValueConfig, build_learners
@@ -40,7 +40,7 @@ def learners_of(env, config, execution="eager", own=None):
     torch.manual_seed(0)
     learners = build_learners(TeamSpec.from_env(env), config, own, execution=execution)
     policy = TeamPolicy(actor for learner in learners for actor in learner.actors.values())
-    env = with_memory(env, remembered_by(policy))
+    env = with_memory(env, hidden_sizes(policy))
     return learners, RolloutCollector(env, policy, frames_per_batch=80)
 
 

@@ -12,7 +12,7 @@ from support.tiers import later
 from torchrl_marl import TeamSpec
 from torchrl_marl.collectors import RolloutCollector, TeamPolicy
 from torchrl_marl.envs import with_memory
-from torchrl_marl.envs.remember import remembered_by
+from torchrl_marl.envs.remember import hidden_sizes
 from torchrl_marl.envs.toy import Arena
 from torchrl_marl.errors import ConfigError, NonFiniteError
 from torchrl_marl.learners import OnPolicyConfig
@@ -74,7 +74,7 @@ def population(env, config=CONFIG, settings=None, execution="eager"):
         execution=execution,
     )
     policy = TeamPolicy(many.actors.values())
-    env = with_memory(env, remembered_by(policy)) if config.remembers else env
+    env = with_memory(env, hidden_sizes(policy)) if config.remembers else env
     return many, RolloutCollector(env, policy, frames_per_batch=MEMBERS * ENVS * STEPS)
 
 

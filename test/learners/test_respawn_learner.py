@@ -22,7 +22,7 @@ from torchrl_marl import TeamSpec
 from torchrl_marl.apps.cli import main as cli
 from torchrl_marl.collectors import RolloutCollector, TeamPolicy
 from torchrl_marl.envs import with_memory
-from torchrl_marl.envs.remember import remembered_by
+from torchrl_marl.envs.remember import hidden_sizes
 from torchrl_marl.envs.toy import Arena
 from torchrl_marl.learners import OffPolicyConfig, OnPolicyConfig, TeamReplay, build_learners
 from torchrl_marl.learners.off_policy_config import ParallelQConfig, ValueConfig
@@ -115,7 +115,7 @@ def memory_policy(env):
 def test_memories_restart_with_each_life(poison):
     env = Cycles(2, lives=(3, 4), gap=2, max_steps=10, poison=poison)
     [learner], policy = memory_policy(env)
-    env = with_memory(env, remembered_by(policy))
+    env = with_memory(env, hidden_sizes(policy))
     batch = RolloutCollector(env, policy, frames_per_batch=20).rollout()
     hidden = batch["cat", "hidden"]
     assert hidden[:, 1:3, 0].abs().sum() > 0
@@ -204,7 +204,7 @@ def test_what_stands_between_lives_reaches_nobody(algorithm, bootstrap):
 
 def trained(env, execution="eager"):
     learners, policy = memory_policy(env)
-    env = with_memory(env, remembered_by(policy))
+    env = with_memory(env, hidden_sizes(policy))
     collector = RolloutCollector(env, policy, frames_per_batch=20, execution=execution)
     batches, metrics = [], []
     for _ in range(3):

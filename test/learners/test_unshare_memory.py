@@ -9,7 +9,7 @@ from support.tiers import later
 from torchrl_marl import TeamSpec
 from torchrl_marl.collectors import RolloutCollector, TeamPolicy
 from torchrl_marl.envs import with_memory
-from torchrl_marl.envs.remember import remembered_by
+from torchrl_marl.envs.remember import hidden_sizes
 from torchrl_marl.envs.toy import Arena
 from torchrl_marl.learners import OnPolicyConfig, ValueConfig, build_learners
 from torchrl_marl.learners.off_policy_config import OffPolicyConfig
@@ -42,7 +42,7 @@ def make(config, execution="eager"):
     torch.manual_seed(0)
     [learner] = build_learners(TeamSpec.from_env(env), config, execution=execution)
     policy = TeamPolicy(learner.actors.values())
-    env = with_memory(env, remembered_by(policy))
+    env = with_memory(env, hidden_sizes(policy))
     return learner, RolloutCollector(env, policy, frames_per_batch=80)
 
 

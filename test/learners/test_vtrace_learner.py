@@ -11,7 +11,7 @@ from team_learners import config_of
 from torchrl_marl import TeamSpec
 from torchrl_marl.collectors import RolloutCollector, TeamPolicy
 from torchrl_marl.envs import with_memory
-from torchrl_marl.envs.remember import remembered_by
+from torchrl_marl.envs.remember import hidden_sizes
 from torchrl_marl.envs.toy import Arena
 from torchrl_marl.learners import OnPolicyConfig, build_learners
 from torchrl_marl.learners.happo_config import HAPPOConfig
@@ -32,7 +32,7 @@ def targets_of(config, **settings):
     [learner] = build_learners(TeamSpec.from_env(env), config)
     policy = TeamPolicy(learner.actors.values())
     collector = RolloutCollector(
-        with_memory(env, remembered_by(policy)), policy, frames_per_batch=80
+        with_memory(env, hidden_sizes(policy)), policy, frames_per_batch=80
     )
     for _ in range(2):
         data = learner.block.gather(collector.rollout())

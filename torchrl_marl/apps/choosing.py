@@ -67,7 +67,7 @@ class Traits:
         if self.shared:
             rewards = "one for all agents of a group" if several else "each group's own"
         if self.shared is None:
-            rewards = "none seen with random actions"
+            rewards = "none with random actions"
         if self.rivals:
             rewards += f"; {self.rivals[0]} and {self.rivals[1]} compete"
         differ = len(set(self.actions.values())) > 1
@@ -77,7 +77,7 @@ class Traits:
             ("actions", "; ".join(f"{name}: {x}" if differ else x for name, x in actions)),
             ("rewards", rewards),
             ("turns", "in turns, or at their own pace" if self.in_turns else "all act at once"),
-            ("deaths", "before the episode ends" if self.deaths else "none seen"),
+            ("deaths", "before the episode ends" if self.deaths else "none with random actions"),
             ("state", self.state or "none; critics see the agents' observations"),
         ]
 
@@ -117,7 +117,7 @@ def _actions(group: GroupSpec) -> str:
     if not group.discrete:
         return f"continuous, {sizes} number{'s' * (sizes != '1')}"
     masked = "" if group.action_mask_key is None else ", with a mask of legal ones"
-    return f"discrete, {sizes} to choose from{masked}"
+    return f"discrete, {sizes} choices{masked}"
 
 
 def _shared(groups: Iterable[GroupSpec], batch: TensorDictBase) -> bool | None:

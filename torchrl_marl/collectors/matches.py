@@ -72,7 +72,7 @@ class MatchPolicy(TensorDictModuleBase):
 
     Keys:
         - reads: the inputs of the policy and the guests, and ``(group, "player")``, which the
-          environment carries by :class:`~torchrl_marl.envs.remember.WhoPlays`
+          environment carries by :class:`~torchrl_marl.envs.remember.PlayerIndices`
         - writes: the outputs of the policy, ``(group, "player")``, also under ``"next"``, and
           ``(group, "learns")``
 

@@ -18,9 +18,9 @@ from torchrl_marl.errors import SpecError, nearest
 from torchrl_marl.specs import GroupSpec, TeamSpec
 
 __all__ = [
+    "PlayerIndices",
     "Remember",
-    "WhoPlays",
-    "remembered_by",
+    "hidden_sizes",
     "remembered_keys",
     "unrecorded_keys",
     "with_memory",
@@ -95,7 +95,7 @@ class Remember(Transform):
         return observation_spec
 
 
-class WhoPlays(Remember):
+class PlayerIndices(Remember):
     """Carries the player index of each agent, ``(group, "player")``; sets it to 0 at a reset.
 
     At the start of an episode, :class:`~torchrl_marl.collectors.matches.MatchPolicy` draws a past
@@ -124,7 +124,7 @@ class WhoPlays(Remember):
 
 
 def with_players(env: EnvBase, groups: Iterable[str]) -> EnvBase:
-    """Adds the player indices of the given groups to an environment; see :class:`WhoPlays`.
+    """Adds the player indices of the given groups to an environment; see :class:`PlayerIndices`.
 
     Raises:
         SpecError: unknown group.
@@ -136,7 +136,7 @@ def with_players(env: EnvBase, groups: Iterable[str]) -> EnvBase:
                 f"the environment has no group {name!r}; {nearest(name, known)}it has "
                 f"{', '.join(known)}."
             )
-    return TransformedEnv(env, WhoPlays(groups), auto_unwrap=True)
+    return TransformedEnv(env, PlayerIndices(groups), auto_unwrap=True)
 
 
 def with_memory(env: EnvBase, policy: nn.Module | Mapping[str, int]) -> EnvBase:
@@ -162,7 +162,7 @@ def with_memory(env: EnvBase, policy: nn.Module | Mapping[str, int]) -> EnvBase:
         >>> with_memory(env, policy).rollout(5, policy)["agents", "hidden"].shape[2:]
         torch.Size([2, 4])
     """
-    sizes = remembered_by(policy) if isinstance(policy, nn.Module) else dict(policy)
+    sizes = hidden_sizes(policy) if isinstance(policy, nn.Module) else dict(policy)
     if isinstance(policy, nn.Module) and not sizes:
         return env
     if any(type(part) is Remember for part in _parts_of(env)):
@@ -171,7 +171,7 @@ def with_memory(env: EnvBase, policy: nn.Module | Mapping[str, int]) -> EnvBase:
     return TransformedEnv(env, Compose(*trackers, Remember(sizes)), auto_unwrap=True)
 
 
-def remembered_by(policy: nn.Module) -> dict[str, int]:
+def hidden_sizes(policy: nn.Module) -> dict[str, int]:
     """Returns the number of hidden units by group; an empty dict for a policy without memory."""
     found: dict[str, int] = {}
     for module in policy.modules():

@@ -24,7 +24,7 @@ from torchrl_marl.modules.normalization import ObservationNorm, ValueNorm
 from torchrl_marl.modules.precision import set_precision
 from torchrl_marl.objectives.flags import learning_mask
 from torchrl_marl.specs import GroupSpec, TeamSpec
-from torchrl_marl.specs.joining import in_words_of_team, join
+from torchrl_marl.specs.joining import join, without_member_names
 
 __all__ = [
     "NetworkBuilder",
@@ -183,7 +183,7 @@ class NetworkBuilder:
         try:
             built = make(device=self.device)
         except ConfigError as error:
-            text = in_words_of_team(str(error))
+            text = without_member_names(str(error))
             text = text.removeprefix(f"group {group.name!r}: ")
             raise ConfigError(f"group {group.name!r}: {network}: {text}") from None
         if built is not None:

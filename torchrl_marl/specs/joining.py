@@ -24,11 +24,11 @@ __all__ = [
     "as_one",
     "can_join",
     "fold",
-    "in_words_of_team",
     "join",
     "joined_fields",
     "of_members",
     "unfold",
+    "without_member_names",
 ]
 
 _FLAGS = ("done", "terminated", "truncated")
@@ -412,7 +412,7 @@ class PopulationGroup(JoinedGroup):
         return self.team.split(unfold(rows, self.n_members, dim), dim)
 
 
-def in_words_of_team(text: str) -> str:
+def without_member_names(text: str) -> str:
     """Removes the member from the names of groups in a message.
 
     Members have the same groups, so :func:`of_members` numbers them. Users know the groups of the
@@ -422,7 +422,7 @@ def in_words_of_team(text: str) -> str:
         text (str): message.
 
     Examples:
-        >>> in_words_of_team("group 'car of member 0': its actions are continuous")
+        >>> without_member_names("group 'car of member 0': its actions are continuous")
         "group 'car': its actions are continuous"
     """
     return _MEMBER.sub("", text)

@@ -72,7 +72,7 @@ def _labels_of(
     folder: str, device: str, environments: Environments, team: TeamSpec
 ) -> ExpertLabels:
     """Returns labels of the policy of a run, after a try on a step of the environment."""
-    from torchrl_marl.envs.remember import remembered_by
+    from torchrl_marl.envs.remember import hidden_sizes
     from torchrl_marl.training.run import Run
 
     path = Path(folder).expanduser()
@@ -82,7 +82,7 @@ def _labels_of(
             "`torchrl-marl train` prints it."
         )
     policy = Run.load(path, device=device).policy
-    if remembered_by(policy):
+    if hidden_sizes(policy):
         raise ConfigError(
             f"data.expert is {quoted(folder)}, whose networks have memory, expected a policy "
             "without; choose another run."

@@ -14,7 +14,7 @@ from torchrl.envs import EnvBase, TransformedEnv
 
 from torchrl_marl.collectors.team import TeamPolicy
 from torchrl_marl.envs.config import EnvConfig
-from torchrl_marl.envs.remember import remembered_by
+from torchrl_marl.envs.remember import hidden_sizes
 from torchrl_marl.errors import CheckpointError, ConfigError, quoted
 from torchrl_marl.modules.exploration import RandomActor
 from torchrl_marl.runtime.trust import trusting
@@ -260,7 +260,7 @@ def _described(group: GroupSpec) -> str:
 
 def _remembering(runs: Mapping[str, Run]) -> Run:
     """Returns a run with an environment that can carry the hidden states of all players."""
-    sizes = {name: remembered_by(run.policy) for name, run in runs.items()}
+    sizes = {name: hidden_sizes(run.policy) for name, run in runs.items()}
     largest = max(sizes, key=lambda name: len(sizes[name]))
     for name, own in sizes.items():
         for group, size in own.items():

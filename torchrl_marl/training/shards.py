@@ -16,7 +16,7 @@ from torchrl_marl.collectors.shard import Shard, shard_seed
 from torchrl_marl.collectors.sharded import LocalPlacement, Placement, ShardedCollector
 from torchrl_marl.collectors.team import TeamPolicy
 from torchrl_marl.envs.make import make_env
-from torchrl_marl.envs.remember import remembered_by, with_memory
+from torchrl_marl.envs.remember import hidden_sizes, with_memory
 from torchrl_marl.envs.transforms import with_dense_groups
 from torchrl_marl.learners.build import build_learners
 from torchrl_marl.runtime.random_state import RandomState
@@ -68,7 +68,7 @@ class ShardMaker:
             team = TeamSpec.from_env(env)
         policy = self._copy(team) if self.policy is None else self.policy
         if self.remembers:
-            env = with_memory(env, remembered_by(policy))
+            env = with_memory(env, hidden_sizes(policy))
         return Shard(
             env,
             policy,

@@ -18,7 +18,7 @@ from torchrl.envs import EnvBase
 from torchrl_marl.capture.program import announced_to
 from torchrl_marl.collectors.team import TeamPolicy
 from torchrl_marl.envs.libraries import LIBRARIES
-from torchrl_marl.envs.remember import remembered_by
+from torchrl_marl.envs.remember import hidden_sizes
 from torchrl_marl.errors import ConfigError, TrustError
 from torchrl_marl.learners.build import build_learners, partition
 from torchrl_marl.learners.config import finds_clusters
@@ -114,7 +114,7 @@ class Training:
         )
         remembers = any(learner.remembered for learner in self.learners)
         if remembers:
-            self.environments.remember(remembered_by(self.policy))
+            self.environments.remember(hidden_sizes(self.policy))
         if config.league.enabled:
             self.parts["league"] = self._make_league()
         self.env = self.environments.training

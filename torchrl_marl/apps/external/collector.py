@@ -26,7 +26,7 @@ from torchrl_marl.apps.external.graph_acting import (
     sizes_for,
 )
 from torchrl_marl.collectors.collector import Interrupted
-from torchrl_marl.envs.remember import remembered_by
+from torchrl_marl.envs.remember import hidden_sizes
 from torchrl_marl.training.config import TrainConfig
 
 __all__ = ["ExternalCollector", "as_batch", "external_collector", "with_declared"]
@@ -92,8 +92,8 @@ class ExternalCollector:
         self.carry, self._asked = None, asked
         groups, most = tuple(env.group_map), env.server.max_clients
         self.fragments = Fragments(self.n_steps, num_envs, groups, most, env.hold)
-        if remembers or (isinstance(policy, nn.Module) and remembered_by(policy)):
-            env.server.track_hidden(remembered_by(cast(nn.Module, policy)))
+        if remembers or (isinstance(policy, nn.Module) and hidden_sizes(policy)):
+            env.server.track_hidden(hidden_sizes(cast(nn.Module, policy)))
         self._opened, self._acting = False, cast("GraphActing | None", None)
 
     @property

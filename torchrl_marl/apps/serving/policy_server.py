@@ -23,7 +23,7 @@ from torchrl_marl.apps.external.graph_acting import (
 from torchrl_marl.apps.external.listener import Listener, read_token
 from torchrl_marl.apps.external.server import ActionServer
 from torchrl_marl.collectors.team import TeamPolicy
-from torchrl_marl.envs.remember import remembered_by
+from torchrl_marl.envs.remember import hidden_sizes
 from torchrl_marl.errors import CheckpointError, ConfigError
 from torchrl_marl.learners.build import build_learners
 from torchrl_marl.runtime.random_state import RandomState
@@ -161,7 +161,7 @@ class PolicyServer:
         self.server.exploration_type = drawn
         self._policy = _Choosing(run.policy, self._team)
         if any(key[-1] == "is_init" for key in self._policy.in_keys):
-            self.server.track_hidden(remembered_by(self._policy))
+            self.server.track_hidden(hidden_sizes(self._policy))
         # Open the port first, so that its errors come before graphs are compiled.
         self.listener = Listener(
             self.server, host=host, port=port, ssl=tls_context(tls_certificate, tls_key)
