@@ -65,6 +65,7 @@ __all__ = [
     "make_agent_network",
     "make_team_network",
     "of_group",
+    "refuse_choices",
     "refuse_half_bounded",
     "sharing_of_encoder",
     "teams_of",
@@ -473,6 +474,15 @@ def of_group(group: GroupSpec, network: nn.Module, outputs: list[NestedKey]) -> 
     read, written = extra_keys(network, group)
     keys = [*AgentInput.keys(group), *read]
     return TensorDictModule(network, in_keys=keys, out_keys=[*outputs, *written])
+
+
+def refuse_choices(group: GroupSpec) -> None:
+    """Refuses multi-discrete and hybrid actions, of which no critic or Q-network knows."""
+    if group.branches:
+        raise ConfigError(
+            f"group {group.name!r}: its actions are {group.choices}, expected continuous or "
+            "discrete ones; use MAPPOLoss, or one Categorical over all combinations."
+        )
 
 
 def refuse_half_bounded(group: GroupSpec) -> None:
