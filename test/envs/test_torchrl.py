@@ -17,6 +17,7 @@ from torchrl_marl.envs.torchrl.env import adapt
 from torchrl_marl.envs.torchrl.openspiel import OpenSpielGames
 from torchrl_marl.envs.toy import Arena
 from torchrl_marl.errors import ConfigError, SpecError
+from torchrl_marl.specs.groups import is_lazy
 
 
 def spiel(game, **kwargs):
@@ -118,6 +119,23 @@ def test_a_team_of_which_the_root_says_one_flag():
     assert td["next", "pair", "mask"].all(-1).tolist() == [True, True, True, True, False, True]
     assert td["next", "state"].flatten().tolist() == [1, 2, 3, 1, 2, 1]
     check_marl_env(env, n_steps=12)
+
+
+def has_rewards(tensordict):
+    return any("reward" in key for key in tensordict.exclude("next").keys(True, True))
+
+
+def test_the_input_of_a_step_has_no_rewards_of_the_step_before():
+    env = make_env(Lonely())
+    step, carry = env.step_and_maybe_reset(env.rand_action(env.reset()))
+    assert step["next", "pair", "reward"].flatten().tolist() == [1.0, 1.0]
+    assert not has_rewards(carry)
+    assert not is_lazy(env.rollout(7, break_when_any_done=False)["pair"])  # equal in all steps
+
+
+def test_the_input_of_a_move_has_no_rewards_of_the_move_before():
+    env = spiel("tic_tac_toe")
+    assert not has_rewards(env.step_and_maybe_reset(env.rand_action(env.reset()))[1])
 
 
 @pytest.mark.parametrize("late", [False, True])

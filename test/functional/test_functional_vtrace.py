@@ -45,6 +45,17 @@ def test_three_steps():
     assert plain.flatten().tolist() == [-1, 4, 2]
 
 
+def test_ratios_of_another_dtype():
+    """Log-probabilities are float64 where the bounds of actions are; critics read float32."""
+    signals = [x.float() if x.is_floating_point() else x for x in SIGNALS]
+    for one, other in zip(
+        vtrace(RATIOS, *signals, gamma=0.5, lmbda=1.0),
+        vtrace(RATIOS, *SIGNALS, gamma=0.5, lmbda=1.0),
+        strict=True,
+    ):
+        assert one.dtype == torch.float32 and one.tolist() == other.tolist()
+
+
 def test_clips_and_shorter_returns():
     # rho 1.5, .5, 1.5; c = .5 * (1, .5, 1): x_2 = 3; x_1 = 1.5 + .5*.25*3 = 1.875;
     # x_0 = -3 + .5*.5*1.875.

@@ -272,3 +272,29 @@ def test_bounds_on_one_side_only_are_refused():
     group = TeamSpec([AgentSpec("car", 2, Unbounded((3,)), half)]).groups["car"]
     with pytest.raises(ValueError, match="some action bounds are finite and some are not"):
         make_actor(group)
+
+
+@pytest.mark.parametrize(
+    "high, message",
+    [
+        ([1.0, -1.0], "has equal low and high bounds"),
+        ([1.0, 3e38], "too far apart for torch.float"),
+    ],
+)
+def test_ranges_without_a_squashed_normal_are_refused(high, message):
+    bounds = Bounded(torch.tensor([-1.0, -1.0 if high[1] < 0 else -3e38]), torch.tensor(high), (2,))
+    group = TeamSpec([AgentSpec("car", 2, Unbounded((3,)), bounds)]).groups["car"]
+    with pytest.raises(ValueError, match=message):
+        make_actor(group)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_observations_are_read_in_the_dtype_of_the_network(dtype):
+    group = make_group("categorical")
+    td = make_observed(group, 3)
+    key = group.key("observation")
+    td[key] = td[key].to(dtype)
+    actor = make_actor(group)
+    own = actor.get_dist(td).logits
+    td[key] = td[key].float()
+    assert torch.equal(own, actor.get_dist(td).logits)

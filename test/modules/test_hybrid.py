@@ -22,7 +22,14 @@ from torchrl_marl.apps.export.write import export_agents
 from torchrl_marl.envs import MarlEnv
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.learners.algorithms import ALGORITHMS
-from torchrl_marl.modules import Explore, RandomActor, make_actor
+from torchrl_marl.modules import (
+    Explore,
+    RandomActor,
+    make_action_critic,
+    make_actor,
+    make_deterministic_actor,
+    make_q_actor,
+)
 from torchrl_marl.modules.distributions import Gated, Hybrid
 from torchrl_marl.objectives import MAPPOLoss
 from torchrl_marl.objectives.ppo import entropy_of
@@ -170,6 +177,13 @@ def test_half_bounded_numbers_are_refused():
     group = TeamSpec([AgentSpec("car", 1, Unbounded((5,)), Spec([3], half))]).groups["car"]
     with pytest.raises(ValueError, match="some action bounds are finite and some are not"):
         make_actor(group)
+
+
+@pytest.mark.parametrize("make", [make_deterministic_actor, make_action_critic, make_q_actor])
+@pytest.mark.parametrize("kind", ["hybrid", "multi_discrete"])
+def test_networks_of_values_refuse_several_choices(make, kind):
+    with pytest.raises(ConfigError, match=r"are (hybrid|multi-discrete), \[.*use MAPPOLoss"):
+        make(make_group(kind))
 
 
 class Noise(EnvBase):

@@ -372,3 +372,10 @@ def test_the_first_call_may_be_a_compiled_one(pad):
     x = torch.randn(5, 3, 6)
     compiled = torch.compile(whole, fullgraph=True, backend="aot_eager")(x)
     torch.testing.assert_close(compiled, whole(x))
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_shapes_of_outputs_on_the_meta_device(name):
+    whole = STACKS[name]()
+    x = torch.randn(5, len(whole), IN)
+    assert whole.to("meta")(x.to("meta")).shape == (5, len(whole), OUT)

@@ -2,17 +2,30 @@
 
 import pytest
 import torch
+from tensordict import TensorDict, lazy_stack
 from tensordict.nn import TensorDictSequential
 from torchrl.collectors import Collector
-from torchrl.data import LazyTensorStorage, ReplayBuffer
+from torchrl.data import Categorical, LazyTensorStorage, ReplayBuffer, Unbounded
 from torchrl.envs import TransformedEnv
 
-from torchrl_marl import TeamSpec
+from torchrl_marl import AgentSpec, TeamSpec
 from torchrl_marl.envs import PadAgents
 from torchrl_marl.envs.toy import TOY_ENVS
-from torchrl_marl.modules import CommunicationConfig, NetworkConfig, make_actor, make_critic
+from torchrl_marl.modules import (
+    CommunicationConfig,
+    NetworkConfig,
+    make_actor,
+    make_critic,
+    make_q_actor,
+)
 from torchrl_marl.modules.communication import listening
-from torchrl_marl.objectives import ImitationLoss, MAPPOLoss, TeamGAE
+from torchrl_marl.objectives import (
+    ImitationLoss,
+    MAPPOLoss,
+    ParallelQLoss,
+    TeamGAE,
+    ValueDecompositionLoss,
+)
 from torchrl_marl.specs.groups import is_lazy
 
 
@@ -80,3 +93,41 @@ def test_a_lazy_batch_goes_through_a_buffer_into_the_loss(networks):
     sample = buffer.sample()
     loss = MAPPOLoss(actor, critic, group=group)
     assert torch.isfinite(loss(sample)["loss_objective"])
+
+
+class TestAGroupOfEqualAgentsWhoseStepsAreStackedLazily:
+    """TorchRL stacks steps lazily if some have another entry; agents are then still equal."""
+
+    @pytest.fixture
+    def deck(self):
+        return TeamSpec([AgentSpec("deck", 2, Unbounded((3,)), Categorical(2))]).groups["deck"]
+
+    @staticmethod
+    def make_batch():
+        """Two steps of two envs, in which each agent earns 1 and terminates."""
+        seen = {"observation": torch.randn(2, 2, 3), "mask": torch.ones(2, 2).bool()}
+        acted = TensorDict(seen | {"action": torch.zeros(2, 2, dtype=torch.long)}, [2, 2])
+        steps = lazy_stack([acted, acted.clone().set("reward", torch.ones(2, 2, 1))], 1)
+        ended = torch.ones(2, 2, 1, dtype=torch.bool)
+        rewarded = (
+            steps.exclude("reward")
+            .to_tensordict()
+            .exclude("action")
+            .set("reward", torch.ones(2, 2, 2, 1))
+        )
+        after = {"deck": rewarded, "done": ended, "terminated": ended}
+        return TensorDict({"deck": steps, "next": after}, [2, 2])
+
+    def test_a_policy_writes_its_actions(self, deck):
+        batch = self.make_batch()
+        assert is_lazy(batch["deck"])
+        make_actor(deck)(batch)
+        assert batch["deck", "action_log_prob"].shape == (2, 2, 2)
+
+    def test_losses_write_targets_and_errors(self, deck):
+        batch, network = self.make_batch(), make_q_actor(deck)
+        loss = ParallelQLoss(network, group=deck, functional=False)
+        loss.add_targets(batch)
+        assert batch["deck", "value_target"].flatten().tolist() == [1.0] * 8
+        ValueDecompositionLoss(network, group=deck, functional=False)(batch)
+        assert batch["deck", "td_error"].shape == (2, 2, 2, 1)

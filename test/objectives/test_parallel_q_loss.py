@@ -168,6 +168,18 @@ def test_what_masked_slots_hold_changes_no_bit(kind, bootstrap, value):
         assert torch.equal(found, loss(other)[key]), key
 
 
+@pytest.mark.parametrize("value", POISON)
+def test_targets_of_masked_slots_reach_no_gradient(value):
+    loss, td = loss_of(car()), batch(dies=0)
+    loss.add_targets(td)
+    gradients = []
+    for own in (td, poisoned(td, ("car", "value_target"), td["car", "mask"], value)):
+        loss.zero_grad()
+        loss(own)["loss_value"].backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in loss.parameters()]))
+    assert torch.equal(*gradients)
+
+
 def test_a_batch_without_targets():
     group = car()
     with pytest.raises(SpecError, match=r"no \('car', 'value_target'\); call add_targets on the"):

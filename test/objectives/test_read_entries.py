@@ -3,6 +3,7 @@
 import pytest
 import torch
 from lives import Lives
+from tensordict import TensorDict
 from torchrl.data import Categorical, Unbounded
 
 from torchrl_marl import AgentSpec, TeamSpec
@@ -58,3 +59,19 @@ def test_nothing_else_is_read(bootstrap):
             found.append(loss.eval()(data))
         for name, value in found[0].items():
             torch.testing.assert_close(found[1][name], value, msg=f"{type(loss).__name__}: {name}")
+
+
+@pytest.mark.parametrize(
+    "key", [("next", "car", "reward"), ("next", "terminated"), ("next", "car", "mask"), "next"]
+)
+def test_a_missing_entry_of_a_step_is_named(key):
+    spec = AgentSpec("car", 2, Unbounded((3,)), Categorical(2))
+    group = TeamSpec([spec]).groups["car"]
+    seen = {"observation": torch.zeros(4, 2, 3), "mask": torch.ones(4, 2).bool()}
+    now = seen | {"action": torch.zeros(4, 2, dtype=torch.long)}
+    then = {"car": seen | {"reward": torch.ones(4, 2, 1)}, "terminated": torch.zeros(4, 1).bool()}
+    step = TensorDict({"car": now, "next": then}, [4])
+    loss = ValueDecompositionLoss(make_q_actor(group), group=group, functional=False)
+    assert loss(step)["loss_value"] > 0
+    with pytest.raises(KeyError, match=f'"{key if isinstance(key, str) else key[-1]}" not found'):
+        loss(step.exclude(key))

@@ -5,13 +5,13 @@ from functools import partial
 import pytest
 import torch
 from tensordict import TensorDict
-from torchrl.data import Bounded, Categorical, Composite, OneHot, Unbounded
+from torchrl.data import Binary, Bounded, Categorical, Composite, OneHot, Unbounded
 from torchrl.envs import RenameTransform, RewardSum, StepCounter, TransformedEnv
 from torchrl.testing.mocking_classes import ContinuousActionVecMockEnv
 
 from torchrl_marl import AgentSpec, TeamSpec
 from torchrl_marl.collectors import TeamPolicy
-from torchrl_marl.envs import MarlEnv, PadAgents, with_memory
+from torchrl_marl.envs import MarlEnv, PadAgents, check_marl_env, with_memory
 from torchrl_marl.envs.toy import Arena, MatrixGame
 from torchrl_marl.errors import SpecError
 from torchrl_marl.modules import (
@@ -329,3 +329,13 @@ def test_kinds_of_equal_shape_are_known():
 )
 def test_an_agents_specs_are_checked(arguments, message):
     refused(message, lambda: AgentSpec("a", *arguments))
+
+
+def test_a_mask_that_torchrl_cannot_index():
+    env = Arena(num_envs=2)
+    env.set_spec_lock_(False)
+    env.observation_spec["agents", "mask"] = Binary(4, shape=(2, 4), dtype=torch.bool)
+    with pytest.raises(SpecError, match=r"as Categorical\(2, shape=\(\*B, N\), dtype=torch.bool"):
+        TeamSpec.from_env(env)
+    with pytest.raises(SpecError, match="not as Binary"):
+        check_marl_env(env)

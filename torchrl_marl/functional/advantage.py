@@ -177,6 +177,7 @@ def vtrace(
         done=done,
         terminated=terminated,
     )
+    log_ratio = log_ratio.to(value.dtype)  # float64 if the environment's bounds are
     acts = None if mask is None else fit_mask(mask, reward)
     # Of one transition, which ends at the next step in which the agent acts.
     signals = reward, value, next_value, done, terminated

@@ -99,6 +99,8 @@ class NetworkBuilder:
             group (GroupSpec): the group.
             make (callable, optional): builder of the actor, such as ``make_deterministic_actor``.
         """
+        if make is not make_actor:
+            self._refuse_branches(group)
         make = partial(make, group, self.config.actor, observation_norm=self.norms.of(group))
         return self._build(group, "actor", make)
 

@@ -14,6 +14,7 @@ from torch.types import Device
 from torchrl.data import Composite, Unbounded
 
 from torchrl_marl.functional import expand_mask
+from torchrl_marl.modules.build import refuse_choices
 from torchrl_marl.modules.central import GroupColumns, columns_of_groups
 from torchrl_marl.modules.config import CriticConfig, NetworkConfig
 from torchrl_marl.modules.critics import make_critic
@@ -268,7 +269,7 @@ def make_action_critic(
         - writes: ``(group, "state_action_value")``
 
     Raises:
-        ConfigError: settings that contradict each other.
+        ConfigError: settings that contradict each other; multi-discrete or hybrid actions.
 
     Examples:
         >>> from tensordict import TensorDict
@@ -282,6 +283,7 @@ def make_action_critic(
         >>> critic(td)["car", "state_action_value"].shape
         torch.Size([5, 3, 2])
     """
+    refuse_choices(group)
     seen = group if team is None else team
     actions = ActionFeatures(group, device)
     if centralized == "state" and group.state_spec is not None:

@@ -65,6 +65,7 @@ __all__ = [
     "make_agent_network",
     "make_team_network",
     "of_group",
+    "refuse_choices",
     "refuse_half_bounded",
     "sharing_of_encoder",
     "teams_of",
@@ -462,6 +463,7 @@ def _continuous(group, network, device):
     if bounds is None:
         refuse_half_bounded(group)
         return module, parameters, IndependentNormal if own is None else PaddedNormal, settings
+    refuse_ranges(group)
     low, high = (_scalar_or_tensor(bound, own, device) for bound in bounds)
     settings |= {"low": low, "high": high}
     return module, parameters, TanhNormal if own is None else PaddedTanhNormal, settings
@@ -474,6 +476,15 @@ def of_group(group: GroupSpec, network: nn.Module, outputs: list[NestedKey]) -> 
     return TensorDictModule(network, in_keys=keys, out_keys=[*outputs, *written])
 
 
+def refuse_choices(group: GroupSpec) -> None:
+    """Refuses multi-discrete and hybrid actions, of which no critic or Q-network knows."""
+    if group.branches:
+        raise ConfigError(
+            f"group {group.name!r}: its actions are {group.choices}, expected continuous or "
+            "discrete ones; use MAPPOLoss, or one Categorical over all combinations."
+        )
+
+
 def refuse_half_bounded(group: GroupSpec) -> None:
     spec, own = group.continuous_spec, group.action_padding
     if not isinstance(spec, Bounded):
@@ -483,6 +494,22 @@ def refuse_half_bounded(group: GroupSpec) -> None:
         raise ValueError(
             f"group {group.name!r}: some action bounds are finite and some are not, expected "
             "all or none; give each action a finite low and high."
+        )
+
+
+def refuse_ranges(group: GroupSpec) -> None:
+    """Refuses actions without a choice, and ranges that overflow to infinity."""
+    (low, high), own = group.action_bounds, group.action_padding  # type: ignore[misc]
+    ranges = high - low if own is None else (high - low)[own]
+    if not bool((ranges > 0).all()):
+        raise ValueError(
+            f"group {group.name!r}: an action has equal low and high bounds, expected low below "
+            "high; leave this action out, and let the environment fill it in."
+        )
+    if not bool(torch.isfinite(ranges).all()):
+        raise ValueError(
+            f"group {group.name!r}: action bounds are too far apart for {ranges.dtype}; give the "
+            "bounds of useful actions, or use Unbounded."
         )
 
 

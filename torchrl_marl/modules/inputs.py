@@ -274,13 +274,13 @@ class StateInput(nn.Module):
 
 
 def as_read(features: Tensor, network: nn.Module) -> Tensor:
-    """Returns features of float64 in the dtype of the network that reads them; others unchanged.
+    """Returns features in the dtype of the network that reads them; those of float32 unchanged.
 
     Examples:
         >>> as_read(torch.zeros(2, dtype=torch.float64), nn.Linear(2, 1)).dtype
         torch.float32
     """
-    if features.dtype is not torch.float64:
+    if features.dtype is torch.float32:
         return features
     # Losses put plain tensors in the place of parameters.
     parts = ((*part.parameters(False), *vars(part).values()) for part in network.modules())

@@ -21,6 +21,7 @@ from torchrl_marl.modules.build import (
     legal_logits,
     make_actor_network,
     of_group,
+    refuse_choices,
     refuse_half_bounded,
 )
 from torchrl_marl.modules.config import NetworkConfig
@@ -77,6 +78,7 @@ def make_deterministic_actor(
 
     Raises:
         ValueError: an action spec without a known distribution.
+        ConfigError: multi-discrete or hybrid actions.
 
     Examples:
         >>> from torchrl.data import Bounded, Unbounded
@@ -89,6 +91,7 @@ def make_deterministic_actor(
         >>> actor(td)["car", "action"][0, 0]
         tensor([2., 2.], grad_fn=<SelectBackward0>)
     """
+    refuse_choices(group)
     outputs = group.n_actions if group.discrete else group.action_dim
     network = make_actor_network(group, config, outputs, None, observation_norm, device)
     if not group.discrete:
@@ -167,7 +170,7 @@ def make_q_actor(
     https://arxiv.org/abs/1511.06581, equation 9.
 
     Raises:
-        ConfigError: continuous actions.
+        ConfigError: continuous, multi-discrete or hybrid actions.
 
     Examples:
         >>> from tensordict import TensorDict
@@ -180,6 +183,7 @@ def make_q_actor(
         >>> actor(td)["car", "action"].shape, td["car", "action_value"].shape
         (torch.Size([5, 3]), torch.Size([5, 3, 2]))
     """
+    refuse_choices(group)
     if not group.discrete:
         raise ConfigError(
             f"group {group.name!r}: its actions are continuous, expected discrete ones for a value "

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-from tensordict import NestedKey, TensorDictBase
+from tensordict import NestedKey, TensorDictBase, unravel_key
 from tensordict.nn import TensorDictModule
 from torch import Tensor
 from torchrl.modules import set_recurrent_mode
@@ -367,7 +367,7 @@ class TeamGAE(MultiAgentGAE):
 
     @staticmethod
     def _team_or_agent(tensordict: TensorDictBase, key: NestedKey, value: Tensor) -> Tensor:
-        signal = tensordict.get(("next", key))
+        signal = tensordict[unravel_key(("next", key))]
         if signal.ndim == value.ndim - 1:
             signal = signal.unsqueeze(-2)
         if signal.ndim != value.ndim or signal.shape[:-2] != value.shape[:-2]:

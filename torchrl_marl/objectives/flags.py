@@ -154,7 +154,7 @@ def blank_masked_actions(
     tensordict: TensorDictBase, key: NestedKey, acts: Tensor, placeholder: Tensor
 ) -> None:
     """Replaces actions of agents that do not act by one with a finite log-probability."""
-    action = tensordict.get(key)
+    action = tensordict[key]
     chosen = expand_mask(acts, action)
     tensordict.set(key, torch.where(chosen, action, placeholder.to(action)))
 
@@ -271,7 +271,7 @@ def flags_of(group: GroupSpec, data: TensorDictBase, born: Tensor | None = None)
     if group.mask_key is None:
         return Flags(alive, None)
     following = data.get("next")
-    seen = following.get(group.mask_key)
+    seen = following[group.mask_key]
     truncated = None if group.truncated_key is None else following.get(group.truncated_key, None)
     if truncated is None:
         return Flags(alive, seen)  # a stored mask is final

@@ -365,9 +365,10 @@ class OffPolicyLoss(LossModule):
         The fourth result is the mask of steps to learn from, ``[*B, N]``; None for all.
         """
         keys, group = self.tensor_keys, self.group
-        seen, following = bootstraps_in(group, data), data.get("next").copy()
+        following = data["next"].copy()
+        seen = bootstraps_in(group, data)
         reward = self.rewards(data, everyone)
-        terminated = of_agents(following.get(keys.terminated), everyone)
+        terminated = of_agents(following[keys.terminated], everyone)
         if seen is not None:
             following.set(group.mask_key, seen)
         for key, state in self.recall(data).items():
@@ -393,7 +394,7 @@ class OffPolicyLoss(LossModule):
         stored = data.get(self._team_reward_key, None) if self.mixed else None
         if stored is not None:
             return stored
-        reward = of_agents(data.get(self._reward_key), everyone)
+        reward = of_agents(data[self._reward_key], everyone)
         if not self.mixed:
             return reward
         return team_reward(self.group, data, reward, self.per_group)

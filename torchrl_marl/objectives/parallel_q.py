@@ -141,7 +141,10 @@ class ParallelQLoss(ValueDecompositionLoss):
         target = data.get(key, None)
         if target is None:
             raise SpecError(f"the batch has no {key}; call add_targets on the whole rollout first.")
-        return target, None if mask_key is None else loss_mask(data, mask_key)
+        if mask_key is None:
+            return target, None
+        learned = loss_mask(data, mask_key)
+        return torch.where(learned.unsqueeze(-1), target, 0.0), learned
 
     def next_value(self, following: TensorDictBase) -> Tensor:
         """Returns the value of the best next actions."""

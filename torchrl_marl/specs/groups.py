@@ -14,7 +14,7 @@ from torchrl.data import Bounded, Composite, MultiCategorical, OneHot, TensorSpe
 
 from torchrl_marl.errors import ConfigError, SpecError
 from torchrl_marl.specs.agents import is_discrete
-from torchrl_marl.specs.stacking import Padding, pad_group, pad_specs, paddings_of
+from torchrl_marl.specs.stacking import Padding, agents_differ, pad_group, pad_specs, paddings_of
 
 __all__ = ["GroupSpec", "check_action_mask", "check_flags", "check_inputs", "is_lazy"]
 
@@ -209,7 +209,7 @@ class GroupSpec:
     def write(self, tensordict: TensorDictBase, leaf: str, rows: Tensor) -> None:
         """Writes a leaf ``[*B, N, ...]``; in a lazily stacked group, without the padding."""
         own = self._own(tensordict)
-        if not is_lazy(own):
+        if not (is_lazy(own) and agents_differ(own)):
             own.set(leaf, rows)
             return
         padding, dim = self.paddings.get(leaf), own.ndim - 1

@@ -28,6 +28,7 @@ from torchrl.data import Bounded, Categorical, Composite, OneHot, TensorSpec, Un
 
 __all__ = [
     "Padding",
+    "agents_differ",
     "pad",
     "pad_group",
     "pad_specs",
@@ -141,6 +142,13 @@ def unpad(value: Tensor, padding: Padding) -> list[Tensor | None]:
 
 
 # ------------------------------------------------------------------------------------- groups
+
+
+def agents_differ(group: TensorDictBase) -> bool:
+    """Returns True if the agents of a group ``[*B, N]`` are stacked lazily, not only its steps."""
+    if not isinstance(group, LazyStackedTensorDict):
+        return False
+    return group.stack_dim == group.ndim - 1 or agents_differ(group.tensordicts[0])
 
 
 def pad_group(

@@ -290,6 +290,16 @@ def _kinds_of(members: Sequence[Composite]) -> tuple[int, ...]:
     return tuple(known.index(member) for member in members)
 
 
+def _unbatched_observations(env: EnvBase) -> Composite:
+    try:
+        return env.full_observation_spec_unbatched
+    except IndexError as error:  # the last dim of Binary is no batch dim, whatever its shape
+        raise SpecError(
+            f"{type(env).__name__}: TorchRL cannot index the observation specs ({error}); declare "
+            "masks [*B, N] as Categorical(2, shape=(*B, N), dtype=torch.bool), not as Binary."
+        ) from None
+
+
 class TeamSpec:
     """All groups of one environment, with their keys, sizes and masks.
 
@@ -342,10 +352,11 @@ class TeamSpec:
         Raises:
             ValueError: the environment does not follow the group convention, or a group name is
                 reserved.
+            SpecError: TorchRL cannot read its specs without batch dims.
         """
         team = cls.__new__(cls)
         team.agents = {}
-        team.state_spec = env.full_observation_spec_unbatched.get("state", None)
+        team.state_spec = _unbatched_observations(env).get("state", None)
         group_map = read_group_map(env)
         known = padded_members(env)
         team.groups = {

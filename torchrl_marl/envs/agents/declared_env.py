@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from torchrl_marl.specs import TeamSpec
 from torchrl_marl.specs.groups import is_lazy
 from torchrl_marl.specs.stacking import pad_group
 
-__all__ = ["AutoResetEnv", "DeclaredEnv"]
+__all__ = ["AutoResetEnv", "DeclaredEnv", "without_rewards"]
 
 
 def _draw_group(
@@ -224,6 +224,14 @@ class AutoResetEnv(DeclaredEnv):
                 continue
             source[name] = _nested(output[name], self.batch_size + (group.n_agents,), self.device)
         return TensorDict._new_unsafe(source, batch_size=self.batch_size, device=self.device)
+
+
+def without_rewards(output: Mapping[str, Any], groups: Iterable[str]) -> dict[str, Any]:
+    """Returns the output of a step as the input of the next one, without the groups' rewards."""
+    inputs = dict(output)
+    for name in groups:
+        inputs[name] = {key: x for key, x in output[name].items() if key != "reward"}
+    return inputs
 
 
 def _updated(before: TensorDictBase, new: TensorDictBase) -> TensorDictBase:

@@ -25,7 +25,7 @@ from torchrl_marl.envs.agents.declaration import (
     check_state,
     check_whole_numbers,
 )
-from torchrl_marl.envs.agents.declared_env import AutoResetEnv
+from torchrl_marl.envs.agents.declared_env import AutoResetEnv, without_rewards
 from torchrl_marl.envs.agents.life_cycle import where_fresh
 from torchrl_marl.envs.agents.spaces import grouped
 from torchrl_marl.envs.pettingzoo.build import Backend, info_keys, maker_of, probe
@@ -210,7 +210,7 @@ class PettingZooEnv(FinalFrames, AutoResetEnv):
         self._rows.check("after")
         after = self._rows.read("after")
         if not self._rows.ended.any():
-            return after, self._rows.without_rewards(after)
+            return after, without_rewards(after, self.team.groups)
         self._rows.check("begun")
         return after, self._rows.read("begun")
 

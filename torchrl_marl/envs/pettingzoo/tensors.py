@@ -277,13 +277,6 @@ class RowTensors:
             output["state"] = self._concatenated(output)
         return output
 
-    def without_rewards(self, after: Mapping[str, Any]) -> dict[str, Any]:
-        """Removes the rewards from a step's result, to get the start of the next step."""
-        next_start = dict(after)
-        for group in self._groups:
-            next_start[group] = {key: x for key, x in after[group].items() if key != "reward"}
-        return next_start
-
     def cut_off(self, before: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the result of a step that truncates the episode and keeps the observations."""
         last = dict(before)

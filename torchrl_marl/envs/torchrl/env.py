@@ -16,7 +16,7 @@ from torch import Tensor
 from torchrl.envs import EnvBase, TransformedEnv
 
 from torchrl_marl.envs.agents.declaration import Declaration
-from torchrl_marl.envs.agents.declared_env import AutoResetEnv
+from torchrl_marl.envs.agents.declared_env import AutoResetEnv, without_rewards
 from torchrl_marl.envs.agents.life_cycle import (
     GroupFlags,
     TeamFlags,
@@ -220,7 +220,7 @@ class TorchRLEnv(FinalFrames, AutoResetEnv):
         after = self._with_flags(source, root)
         self._keep_frames()
         if not bool(root.done.any()):
-            return after, dict(after)
+            return after, without_rewards(after, self.team.groups)
         over = root.done.squeeze(-1)
         return after, self._start(None if bool(over.all()) else over)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torchrl.data import Categorical, OneHot, Unbounded
 
 from torchrl_marl.envs.agents.declaration import Declaration
-from torchrl_marl.envs.agents.declared_env import AutoResetEnv
+from torchrl_marl.envs.agents.declared_env import AutoResetEnv, without_rewards
 from torchrl_marl.envs.scene import FinalFrames
 from torchrl_marl.errors import SpecError
 from torchrl_marl.specs import AgentSpec
@@ -90,7 +90,9 @@ class OpenSpielGames(FinalFrames, AutoResetEnv):
             rows = [earned[self._places[agent]] for agent in names]
             after[name]["reward"] = self._tensor(rows).view(1, -1, 1)
         self._keep_frames()
-        return after, self._start(None) if state.is_terminal() else dict(after)
+        if state.is_terminal():
+            return after, self._start(None)
+        return after, without_rewards(after, self.team.groups)
 
     def _draw(self, index: int) -> str:
         return str(self._state)

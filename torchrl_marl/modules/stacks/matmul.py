@@ -141,6 +141,7 @@ def _wants_plain(x: Tensor) -> bool:
     return (
         torch.compiler.is_compiling()
         or torch._C._are_functorch_transforms_active()
+        or x.is_meta  # which has no autocast
         or torch.is_autocast_enabled(x.device.type)
         or torch.autograd.forward_ad._current_level >= 0
     )
