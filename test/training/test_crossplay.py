@@ -273,6 +273,18 @@ def test_a_player_drawn_twice_is_no_stranger_to_itself():
         partner_score(torch.ones(1, 1))
 
 
+def test_a_diverged_player_has_no_score_and_is_no_error():
+    returns = torch.tensor([[8.0, 1.0, 2.0], [3.0, 6.0, 4.0], [5.0, 6.0, 7.0]])
+    returns[2], returns[:, 2] = torch.nan, torch.nan
+    table = TensorDict({"returns": returns}, [3, 3])
+    text = players.standing_text(["a", "b", "c"], table, None)
+    assert text.splitlines()[-1] == "with itself nan, with others nan"
+    returns[2, 2] = 7.0
+    score = partner_score(returns)
+    assert score.self_play.value == 7.0 and score.self_play.has_interval
+    assert score.cross_play.why_none == "a return is not finite"
+
+
 # ---------------------------------------------------------------------------------- the command
 
 

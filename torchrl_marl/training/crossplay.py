@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -204,7 +205,8 @@ def partner_score(returns: Tensor, *, seed: int = 0) -> PartnerScore:
         seed (int): random seed of the resampling.
 
     Returns:
-        PartnerScore: the two means; the second has no interval for two players.
+        PartnerScore: the two means; the second has no interval for two players. A mean over returns
+        that are not finite, such as those of a diverged player, is NaN and has no interval.
 
     Raises:
         ConfigError: there are fewer than two players.
@@ -221,7 +223,11 @@ def partner_score(returns: Tensor, *, seed: int = 0) -> PartnerScore:
             f"the returns have shape {list(table.shape)}, expected two players or more on both "
             "sides."
         )
-    alone = estimate(mean, [table.diagonal()], seed=seed)
+    broken = Estimate(math.nan, runs=(n,), why_none="a return is not finite")
+    own = table.diagonal()
+    alone = estimate(mean, [own], seed=seed) if np.isfinite(own).all() else broken
+    if not np.isfinite(table).all():
+        return PartnerScore(alone, broken)
     others = Estimate(_with_others(table, np.ones((1, n)))[0], runs=(n,))
     if n == 2:
         reason = "two players are one pair, which says nothing about how much pairs differ"

@@ -8,7 +8,7 @@ import pytest
 
 from torchrl_marl.apps.reports.aggregates import read_references
 from torchrl_marl.apps.reports.page import write_report
-from torchrl_marl.apps.reports.results import read_table
+from torchrl_marl.apps.reports.results import make_report, read_table
 from torchrl_marl.errors import CheckpointError, ConfigError
 
 HEAD = ["task", "algorithm", "seed", "frames", "return"]
@@ -47,6 +47,14 @@ def test_references_from_before_0_2_are_read(tmp_path):
     (tmp_path / "r.yaml").write_text("- {world: toy/arena, best: 6, source: mine}\n")
     entry = {"task": "toy/arena", "best": 6, "source": "mine"}
     assert read_references(tmp_path / "r.yaml") == [entry]
+
+
+def test_references_of_a_tables_task_have_its_name_alone(tmp_path):
+    """From 2 to 12, a return of 7 is half the way."""
+    table = write(tmp_path / "t.csv", [["my grid", "a", seed, 9, 7.0] for seed in (0, 1)])
+    (tmp_path / "r.yaml").write_text("- {task: my grid, random: 2, best: 12, source: mine}\n")
+    [result] = make_report([table], references=tmp_path / "r.yaml").tasks
+    assert result.normalized("a") == [0.5, 0.5]
 
 
 def test_a_byte_order_mark_is_skipped(tmp_path):

@@ -118,7 +118,7 @@ def test_a_table_with_a_diverged_player_is_read_again(played, monkeypatch):
 
     def diverged(*args, **kwargs):
         table = counted(*args, **kwargs)
-        table["returns"][0, 1] = torch.nan
+        table["returns"][0], table["returns"][:, 0] = torch.nan, torch.nan
         return table
 
     monkeypatch.setattr(strangers, "cross_play", diverged)
@@ -126,10 +126,11 @@ def test_a_table_with_a_diverged_player_is_read_again(played, monkeypatch):
     run_suite("mine.yaml", **options)
     Path("suite_mine/crossplay.csv").unlink()
     record = json.loads(Path("suite_mine/levers/ippo/crossplay.json").read_text())
-    assert record["returns"][0][1] is None
+    assert record["returns"][0] == [None, None]
     run_suite("mine.yaml", resume=True, **options)
     [row] = rows("suite_mine/crossplay.csv")
-    assert row["cross_play"] in ("", "nan") and played == [2]
+    assert row["cross_play"] == row["self_play"] == "nan" and row["self_play_low"] == ""
+    assert played == [2]
 
 
 def test_the_command_plays_a_folder_of_seeds(capsys):

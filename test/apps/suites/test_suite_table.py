@@ -218,6 +218,7 @@ def test_what_cannot_be_is_refused_before_anything_begins(
         ("default: [mappo]", "default: [maddpg]", "has 'maddpg' as default"),
         ("total_frames: 1000", "seed: 1", "has seed under common, but the suite sets it"),
         ("  short:", "  ../there:", "has the name '../there', which cannot be a folder"),
+        ("  short:", "  results.csv:", "has the task 'results.csv', which is a file or folder of"),
         ("tasks:\n", "tasks: 3\nabout2:\n", "has the section 'about2'"),
         ("algorithms:", "algorithms: [mappo]\nabout3:", "about3"),
         ("    total_frames: 2000", "    total_frame: 2000", "unknown setting 'total_frame'"),

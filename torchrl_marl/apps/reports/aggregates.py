@@ -132,7 +132,8 @@ def find_reference(
 
 
 def _entry(task: Task, entries: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    name = f"{task.settings.get('env.library')}/{task.settings.get('env.name')}"
+    library, own = task.settings.get("env.library"), task.settings.get("env.name")
+    name = f"{library}/{own}" if library else own  # tables do not name a library
     for entry in entries:
         wanted = entry.get("settings") or {}
         if entry["task"] == name and all(task.settings.get(k) == x for k, x in wanted.items()):

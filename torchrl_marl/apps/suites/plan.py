@@ -324,6 +324,7 @@ _PARTS = ("about", "default", "score", "common", "algorithms", "tasks")
 SCORES = ("return", "crossplay")
 """Scores of a suite: the return of each run, or also the cross-play of runs with other seeds."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
+_OF_THE_FOLDER = ("suite.json", "results.csv", "crossplay.csv", "logs")
 OF_A_RUN = ("seed", "folder", "recipe", "population", "evolution")
 """Settings that the suite itself sets for each run."""
 
@@ -498,12 +499,7 @@ def _suite(name: str, read: Mapping[str, Any], where: str) -> Suite:
         tasks[task] = {key: value for key, value in own.items() if key not in differing}
         for algorithm, settings in _spread(differing, f"tasks.{task}", where).items():
             exceptions[task, algorithm] = settings
-    for one in (*tasks, *algorithms):
-        if not _NAME.fullmatch(one):
-            raise ConfigError(
-                f"suite {where} has the name {quoted(one)}, which cannot be a folder name; use "
-                "letters, digits and _ in names."
-            )
+    _check_names(tasks, algorithms, where)
     default = _algorithms(read.get("default"), algorithms, where)
     about, score = str(read.get("about", "")), str(read.get("score", "return"))
     if score not in SCORES:
@@ -512,6 +508,22 @@ def _suite(name: str, read: Mapping[str, Any], where: str) -> Suite:
             f"{' or '.join(SCORES)}."
         )
     return Suite(name, about, default, sections["common"], algorithms, tasks, exceptions, score)
+
+
+def _check_names(tasks: Iterable[str], algorithms: Iterable[str], where: str) -> None:
+    """Refuses names that cannot be folders in the suite's folder."""
+    for one in (*tasks, *algorithms):
+        if not _NAME.fullmatch(one):
+            raise ConfigError(
+                f"suite {where} has the name {quoted(one)}, which cannot be a folder name; use "
+                "letters, digits and _ in names."
+            )
+    for task in tasks:
+        if task.lower() in _OF_THE_FOLDER:
+            raise ConfigError(
+                f"suite {where} has the task {quoted(task)}, which is a file or folder of the "
+                f"suite itself, as {', '.join(_OF_THE_FOLDER)} are; give it another name."
+            )
 
 
 def _section(value: Any, name: str, where: str) -> dict[str, Any]:
