@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -146,6 +147,26 @@ def test_agents_without_a_distance_observe_the_whole_state(conf):
 
 
 # ------------------------------------------------------------------------- rewards and columns
+
+
+def test_motors_of_an_own_model_have_their_own_bounds(tmp_path):
+    # Gymnasium-Robotics gives all actions the bounds of the first motor.
+    model = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets" / "ant.xml"
+    parts, usual = model.read_text().split('ctrlrange="-1.0 1.0"'), 'ctrlrange="-1 1"'
+    others = 'ctrlrange="-0.5 0.5"', 'ctrlrange="0 2"'
+    ranges = [usual, *others, *[usual] * 5]
+    own = tmp_path / "ant.xml"
+    own.write_text("".join(a + b for a, b in zip(parts, [*ranges, ""])))
+    single = gymnasium.make("Ant-v5", xml_file=str(own)).action_space
+    assert single.high.tolist() == [1, 0.5, 2, 1, 1, 1, 1, 1]
+
+    env = MujocoEnv("ant", 2, seed=0, xml_file=str(own))
+    space = env.full_action_spec["agent", "action"].space
+    joints = [agent.actuators for agent in env.task.agents]  # the hip and the ankle of a leg
+    assert space.low[0].tolist() == [single.low[list(leg)].tolist() for leg in joints]
+    assert space.high[0].tolist() == [single.high[list(leg)].tolist() for leg in joints]
+    assert env.group_kinds["agent"].lazy is False
+    assert env.rollout(3)["agent", "observation"].shape[2:] == (4, 42)
 
 
 def test_the_reward_of_a_step_by_hand():

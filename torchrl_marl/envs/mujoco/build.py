@@ -55,8 +55,8 @@ class Task:
     agents: tuple[Agent, ...]
     state: Columns
     """The state: the observation of a single agent that has all joints."""
-    torques: tuple[float, float]
-    """Least and largest action."""
+    torques: tuple[np.ndarray, np.ndarray]
+    """Least and largest action of each actuator, ``[A]``."""
     torso: int
     """Index of the torso, the body with the robot's position."""
 
@@ -77,6 +77,11 @@ class Task:
     def n_fields(self) -> int:
         """Number of values of all fields."""
         return sum(self.sizes[field] for field in self.fields)
+
+    def bounds(self, agent: Agent) -> tuple[list[float], list[float]]:
+        """Returns the least and largest action of an agent."""
+        low, high = (bound[list(agent.actuators)].tolist() for bound in self.torques)
+        return low, high
 
 
 def key_of(
@@ -134,7 +139,7 @@ def build_task(key: str) -> Task:
         reward=Reward.of(own),
         agents=agents,
         state=columns[_STATE],
-        torques=(float(torques.low[0]), float(torques.high[0])),
+        torques=(torques.low, torques.high),
         torso=own.model.body(getattr(own, "_main_body", 1)).id,
     )
 
