@@ -149,24 +149,37 @@ def test_agents_without_a_distance_observe_the_whole_state(conf):
 # ------------------------------------------------------------------------- rewards and columns
 
 
+def own_ant(folder, *ranges):
+    """Writes an ant whose first motors have given ranges; returns its file."""
+    model = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets" / "ant.xml"
+    parts, written = model.read_text().split('ctrlrange="-1.0 1.0"'), folder / "ant.xml"
+    ranges = [*ranges, *["-1 1"] * (8 - len(ranges))]
+    motors = [f'{part}ctrlrange="{one}"' for part, one in zip(parts, ranges)]
+    written.write_text("".join([*motors, parts[-1]]))
+    return str(written)
+
+
 def test_motors_of_an_own_model_have_their_own_bounds(tmp_path):
     # Gymnasium-Robotics gives all actions the bounds of the first motor.
-    model = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets" / "ant.xml"
-    parts, usual = model.read_text().split('ctrlrange="-1.0 1.0"'), 'ctrlrange="-1 1"'
-    others = 'ctrlrange="-0.5 0.5"', 'ctrlrange="0 2"'
-    ranges = [usual, *others, *[usual] * 5]
-    own = tmp_path / "ant.xml"
-    own.write_text("".join(a + b for a, b in zip(parts, [*ranges, ""])))
-    single = gymnasium.make("Ant-v5", xml_file=str(own)).action_space
+    own = own_ant(tmp_path, "-1 1", "-0.5 0.5", "0 2")
+    single = gymnasium.make("Ant-v5", xml_file=own).action_space
     assert single.high.tolist() == [1, 0.5, 2, 1, 1, 1, 1, 1]
 
-    env = MujocoEnv("ant", 2, seed=0, xml_file=str(own))
+    env = MujocoEnv("ant", 2, seed=0, xml_file=own)
     space = env.full_action_spec["agent", "action"].space
     joints = [agent.actuators for agent in env.task.agents]  # the hip and the ankle of a leg
     assert space.low[0].tolist() == [single.low[list(leg)].tolist() for leg in joints]
     assert space.high[0].tolist() == [single.high[list(leg)].tolist() for leg in joints]
     assert env.group_kinds["agent"].lazy is False
     assert env.rollout(3)["agent", "observation"].shape[2:] == (4, 42)
+
+
+def test_a_changed_model_is_read_again(tmp_path):
+    highest = []
+    for first in ("-1 1", "-0.5 0.5"):
+        env = MujocoEnv("ant", 2, agent_conf="8x1", seed=0, xml_file=own_ant(tmp_path, first))
+        highest.append(max(env.task.model.actuator_ctrlrange[0]))
+    assert highest == [1.0, 0.5]
 
 
 def test_the_reward_of_a_step_by_hand():

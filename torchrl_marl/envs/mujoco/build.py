@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import inspect
 import json
 import math
@@ -92,14 +93,23 @@ def key_of(
 ) -> str:
     """Returns a text from which :func:`build_task` can build a task in any process.
 
+    It contains the hash of an own model's file, so a changed file is another task.
+
     Raises:
         ConfigError: a setting is no plain value.
     """
     try:
-        text = json.dumps([robot, agent_conf, agent_obsk, settings], sort_keys=True)
+        own = [robot, agent_conf, agent_obsk, settings, _hash_of(settings.get("xml_file"))]
+        text = json.dumps(own, sort_keys=True)
     except TypeError as error:
         raise ConfigError(f"settings of mujoco/{robot} must be plain values ({error}).") from None
     return quote(text, safe="")  # graphs in C++ hold the key, and torch does not escape quotes
+
+
+def _hash_of(xml_file: Any) -> str | None:
+    """Returns the hash of a model's file; None if it is one of Gymnasium's, or no file."""
+    path = Path(xml_file).expanduser() if isinstance(xml_file, str) else None
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path and path.is_file() else None
 
 
 @functools.cache
@@ -113,7 +123,7 @@ def build_task(key: str) -> Task:
         ConfigError: unknown partition or setting.
         MissingExtraError: a package is not installed.
     """
-    name, agent_conf, agent_obsk, settings = json.loads(unquote(key))
+    name, agent_conf, agent_obsk, settings, _ = json.loads(unquote(key))
     robot = ROBOTS[name]
     agent_conf = robot.agent_conf if agent_conf is None else agent_conf
     mamujoco = _package()
