@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -148,6 +149,39 @@ def test_agents_without_a_distance_observe_the_whole_state(conf):
 # ------------------------------------------------------------------------- rewards and columns
 
 
+def own_ant(folder, *ranges):
+    """Writes an ant whose first motors have given ranges; returns its file."""
+    model = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets" / "ant.xml"
+    parts, written = model.read_text().split('ctrlrange="-1.0 1.0"'), folder / "ant.xml"
+    ranges = [*ranges, *["-1 1"] * (8 - len(ranges))]
+    motors = [f'{part}ctrlrange="{one}"' for part, one in zip(parts, ranges)]
+    written.write_text("".join([*motors, parts[-1]]))
+    return str(written)
+
+
+def test_motors_of_an_own_model_have_their_own_bounds(tmp_path):
+    # Gymnasium-Robotics gives all actions the bounds of the first motor.
+    own = own_ant(tmp_path, "-1 1", "-0.5 0.5", "0 2")
+    single = gymnasium.make("Ant-v5", xml_file=own).action_space
+    assert single.high.tolist() == [1, 0.5, 2, 1, 1, 1, 1, 1]
+
+    env = MujocoEnv("ant", 2, seed=0, xml_file=own)
+    space = env.full_action_spec["agent", "action"].space
+    joints = [agent.actuators for agent in env.task.agents]  # the hip and the ankle of a leg
+    assert space.low[0].tolist() == [single.low[list(leg)].tolist() for leg in joints]
+    assert space.high[0].tolist() == [single.high[list(leg)].tolist() for leg in joints]
+    assert env.group_kinds["agent"].lazy is False
+    assert env.rollout(3)["agent", "observation"].shape[2:] == (4, 42)
+
+
+def test_a_changed_model_is_read_again(tmp_path):
+    highest = []
+    for first in ("-1 1", "-0.5 0.5"):
+        env = MujocoEnv("ant", 2, agent_conf="8x1", seed=0, xml_file=own_ant(tmp_path, first))
+        highest.append(max(env.task.model.actuator_ctrlrange[0]))
+    assert highest == [1.0, 0.5]
+
+
 def test_the_reward_of_a_step_by_hand():
     reward = Reward(2.0, 0.5, 0.1, (-1.0, 1.0), (0.0, 0.25), healthy_reward=3.0)
     velocity, action = torch.tensor([[1.5], [1.5]]), torch.tensor([[1.0, 2.0], [0.0, 0.0]])
@@ -278,7 +312,44 @@ def test_what_cannot_be_built_says_what_can():
         ("ant", {"agent_obsk": 1.5}, "agent_obsk is 1.5, expected a whole number or None"),
         ("ant", {"healthy_rewad": 2.0}, "did you mean 'healthy_reward'"),
         ("ant", {"healthy_reward": np.ones(2)}, "must be plain values"),
-        ("ant", {"frame_skip": "two"}, "a wrong value"),
+        (
+            "ant",
+            {"frame_skip": "two"},
+            "frame_skip of mujoco/ant is 'two', expected a whole number",
+        ),
+        ("ant", {"frame_skip": -3}, "is -3, expected a whole number, 1 or more"),
+        ("ant", {"healthy_z_range": 0.5}, "healthy_z_range of mujoco/ant is 0.5, expected two num"),
+        (
+            "ant",
+            {"contact_force_range": [1, -1]},
+            r"\[1, -1\], expected two numbers, the lower first",
+        ),
+        (
+            "ant",
+            {"ctrl_cost_weight": "0.5"},
+            "ctrl_cost_weight of mujoco/ant is '0.5', expected a n",
+        ),
+        (
+            "ant",
+            {"healthy_reward": None},
+            "healthy_reward of mujoco/ant is None, expected a number",
+        ),
+        ("ant", {"terminate_when_unhealthy": "no"}, "is 'no', expected true or false"),
+        ("ant", {"reset_noise_scale": -1}, "is -1, expected a number, 0 or more"),
+        ("ant", {"max_episode_steps": 10}, "does not read max_episode_steps; use env.max_steps"),
+        (
+            "ant",
+            {"include_cfrc_ext_in_observation": False},
+            "agents observe parts .*; leave it out",
+        ),
+        ("ant", {"main_body": "tors"}, "Valid names: .*'torso'"),
+        (
+            "ant",
+            {"xml_file": "no.xml"},
+            "give xml_file an absolute path, or one that begins with ./",
+        ),
+        ("manysegmentant", {"agent_conf": "0x3"}, "is '0x3', expected agents x segments"),
+        ("manysegmentswimmer", {"agent_conf": "1x1"}, "'agent_conf': '1x1'"),
         ("ant", {"engine": "bullet"}, "expected c or warp"),
         ("ant", {"device": "meta"}, "engine=c simulates on the CPU"),
     ]

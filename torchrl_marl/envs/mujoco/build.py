@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import inspect
 import json
+import math
+import re
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,6 +27,7 @@ from torchrl_marl.settings.formatting import listed
 __all__ = ["Agent", "Task", "build_task", "key_of"]
 
 _STATE = "state"
+_SEGMENTS = r"[1-9]\d*x[1-9]\d*"  # agents x segments
 
 
 @dataclass(frozen=True)
@@ -55,8 +59,8 @@ class Task:
     agents: tuple[Agent, ...]
     state: Columns
     """The state: the observation of a single agent that has all joints."""
-    torques: tuple[float, float]
-    """Least and largest action."""
+    torques: tuple[np.ndarray, np.ndarray]
+    """Least and largest action of each actuator, ``[A]``."""
     torso: int
     """Index of the torso, the body with the robot's position."""
 
@@ -78,20 +82,34 @@ class Task:
         """Number of values of all fields."""
         return sum(self.sizes[field] for field in self.fields)
 
+    def bounds(self, agent: Agent) -> tuple[list[float], list[float]]:
+        """Returns the least and largest action of an agent."""
+        low, high = (bound[list(agent.actuators)].tolist() for bound in self.torques)
+        return low, high
+
 
 def key_of(
     robot: str, agent_conf: str | None, agent_obsk: int | None, settings: dict[str, Any]
 ) -> str:
     """Returns a text from which :func:`build_task` can build a task in any process.
 
+    It contains the hash of an own model's file, so a changed file is another task.
+
     Raises:
         ConfigError: a setting is no plain value.
     """
     try:
-        text = json.dumps([robot, agent_conf, agent_obsk, settings], sort_keys=True)
+        own = [robot, agent_conf, agent_obsk, settings, _hash_of(settings.get("xml_file"))]
+        text = json.dumps(own, sort_keys=True)
     except TypeError as error:
         raise ConfigError(f"settings of mujoco/{robot} must be plain values ({error}).") from None
     return quote(text, safe="")  # graphs in C++ hold the key, and torch does not escape quotes
+
+
+def _hash_of(xml_file: Any) -> str | None:
+    """Returns the hash of a model's file; None if it is one of Gymnasium's, or no file."""
+    path = Path(xml_file).expanduser() if isinstance(xml_file, str) else None
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path and path.is_file() else None
 
 
 @functools.cache
@@ -105,7 +123,7 @@ def build_task(key: str) -> Task:
         ConfigError: unknown partition or setting.
         MissingExtraError: a package is not installed.
     """
-    name, agent_conf, agent_obsk, settings = json.loads(unquote(key))
+    name, agent_conf, agent_obsk, settings, _ = json.loads(unquote(key))
     robot = ROBOTS[name]
     agent_conf = robot.agent_conf if agent_conf is None else agent_conf
     mamujoco = _package()
@@ -134,7 +152,7 @@ def build_task(key: str) -> Task:
         reward=Reward.of(own),
         agents=agents,
         state=columns[_STATE],
-        torques=(float(torques.low[0]), float(torques.high[0])),
+        torques=(torques.low, torques.high),
         torso=own.model.body(getattr(own, "_main_body", 1)).id,
     )
 
@@ -187,15 +205,15 @@ def _factorization(name: str, robot: Robot, agent_conf: str) -> dict[str, Any] |
         partition, edges, whole = get_parts_and_edges(robot.scenario, conf)
         return {"partition": partition, "edges": edges, "globals": whole}
 
-    try:
-        return read(agent_conf)
-    except Exception:  # upstream raises plain exceptions for unknown partitions
-        upstream = None if name.startswith("manysegment") else read(robot.agent_conf)
-    if upstream is None:
+    if name.startswith("manysegment") and not re.fullmatch(_SEGMENTS, str(agent_conf)):
         raise ConfigError(
             f"env.kwargs.agent_conf of mujoco/{name} is {quoted(agent_conf)}, expected agents x "
             f"segments; use env.kwargs.agent_conf={robot.agent_conf}."
         )
+    try:
+        return read(agent_conf)
+    except Exception:  # upstream raises plain exceptions for unknown partitions
+        upstream = read(robot.agent_conf)
     joints = sorted((joint for part in upstream["partition"] for joint in part), key=_actuator)
     single = f"{len(joints)}x1"
     if agent_conf != single:
@@ -235,13 +253,19 @@ def _robot(name: str, robot: Robot, agent_conf: str, settings: dict[str, Any]) -
     import gymnasium
 
     scenario = robot.scenario.removeprefix("ManySegment")
+    known = _arguments(scenario)
+    _check_settings(name, settings, known)
     with tempfile.TemporaryDirectory() as folder:
+        given = settings
         if scenario != robot.scenario:
-            settings = {"xml_file": _segments(name, agent_conf, folder), **settings}
+            given = {"xml_file": _segments(name, agent_conf, folder), **settings}
         try:
-            return gymnasium.make(f"{scenario}-v5", **settings)
-        except (TypeError, ValueError) as error:
-            raise _unknown_setting(name, scenario, settings) from error
+            made = gymnasium.make(f"{scenario}-v5", **given)
+            made.unwrapped.model.body(settings.get("main_body", 1))
+        except Exception as error:  # a wrong model or argument may raise anything
+            given = settings or {"agent_conf": agent_conf}
+            raise _wrong_setting(name, given, known, error) from error
+    return made
 
 
 def _segments(name: str, agent_conf: str, folder: str) -> str:
@@ -255,17 +279,74 @@ def _segments(name: str, agent_conf: str, folder: str) -> str:
     return str(path)
 
 
-def _unknown_setting(name: str, scenario: str, settings: dict[str, Any]) -> ConfigError:
-    """Returns the error for a setting that Gymnasium's environment does not take."""
+def _arguments(scenario: str) -> dict[str, Any]:
+    """Returns the arguments of Gymnasium's environment, with their defaults."""
     import gymnasium
 
     made: Any = gymnasium.spec(f"{scenario}-v5").entry_point
-    kind = gymnasium.envs.registration.load_env_creator(made)
-    known = [x for x in inspect.signature(kind).parameters if x not in ("self", "kwargs")]
-    for word in settings:
+    own = inspect.signature(gymnasium.envs.registration.load_env_creator(made)).parameters
+    return {x: own[x].default for x in own if x not in ("self", "kwargs")}
+
+
+def _check_settings(name: str, settings: dict[str, Any], known: dict[str, Any]) -> None:
+    """Raises an error for values that would fail in the first step, or not be read at all."""
+    for word, value in settings.items():
+        if word == "max_episode_steps":
+            raise ConfigError(
+                f"mujoco/{name} does not read max_episode_steps; use env.max_steps in a recipe, "
+                "and max_steps in Python."
+            )
+        expected = _expectation(word, value, known.get(word))
+        if expected is not None:
+            raise ConfigError(
+                f"env.kwargs.{word} of mujoco/{name} is {quoted(value)}, expected {expected}."
+            )
+        if word.startswith("include_") and not value:
+            raise ConfigError(
+                f"env.kwargs.{word} of mujoco/{name} is {quoted(value)}, but agents observe parts "
+                "of these numbers; leave it out."
+            )
+
+
+def _expectation(word: str, value: Any, default: Any) -> str | None:
+    """Returns what a value should be instead; None if it may be right."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if word == "frame_skip":
+        return None if type(value) is int and value > 0 else "a whole number, 1 or more"
+    if word == "reset_noise_scale":
+        return None if number and 0 <= value < math.inf else "a number, 0 or more"
+    if word == "main_body":
+        return None if isinstance(value, (int, str)) else "the name or index of a body"
+    if isinstance(default, bool):
+        return None if isinstance(value, bool) else "true or false"
+    if isinstance(default, (int, float)):
+        return None if number and math.isfinite(value) else "a number"
+    if isinstance(default, str):
+        return None if isinstance(value, str) else "a text"
+    if isinstance(default, tuple):
+        return None if _is_interval(value) else "two numbers, the lower first"
+    return None
+
+
+def _is_interval(value: Any) -> bool:
+    pair = isinstance(value, list) and len(value) == 2
+    return pair and all(type(x) in (int, float) for x in value) and value[0] <= value[1]
+
+
+def _wrong_setting(
+    name: str, settings: dict[str, Any], known: dict[str, Any], error: Exception
+) -> ConfigError:
+    """Returns the error for a setting that Gymnasium's environment does not take."""
+    for word in settings if isinstance(error, TypeError) else ():
         if word not in known:
             return ConfigError(
                 f"mujoco/{name} has no argument {quoted(word)}; {nearest(word, known)}expected one "
                 f"of {', '.join(known)}."
             )
-    return ConfigError(f"an argument of mujoco/{name} has a wrong value.")
+    check = "check these values"
+    if isinstance(error, OSError):
+        check = "give xml_file an absolute path, or one that begins with ./"
+    why = " ".join(f"{type(error).__name__} {error}".split())[:300]
+    return ConfigError(
+        f"an argument of mujoco/{name} has a wrong value: {quoted(settings)} ({why}); {check}."
+    )

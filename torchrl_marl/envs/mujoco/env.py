@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -35,8 +36,8 @@ class MujocoEnv(MarlEnv):
 
     Models, partitions, observations and rewards are those of Gymnasium-Robotics. With
     ``engine="c"``, a step gives the same bits. All agents earn the robot's reward, and all are
-    terminated if the robot falls. Agents with the same sizes of observation and action that follow
-    each other are one kind.
+    terminated if the robot falls. Agents that follow each other are one kind if their observations
+    and actions have the same sizes, and their actions the same bounds.
 
     The physics are float64 with ``engine="c"`` and float32 with ``engine="warp"``; observations and
     rewards are float32.
@@ -106,7 +107,9 @@ class MujocoEnv(MarlEnv):
         self._kind, self._key = engine, key_of(robot, agent_conf, agent_obsk, settings)
         self._dtype = engine_of(engine, self._key).dtype
         task = build_task(self._key)
-        self._seen = tuple(self._constants(_together(kind)) for kind in _kinds(task.agents))
+        kinds = _kinds(task)
+        self._seen = tuple(self._constants(_together(kind)) for kind in kinds)
+        self._names = tuple(kind[0].name for kind in kinds)
         self._seen_by_critic = self._constants(task.state)
         order = [actuator for agent in task.agents for actuator in agent.actuators]
         self._order = torch.tensor(order, device=self.device).argsort()
@@ -114,17 +117,17 @@ class MujocoEnv(MarlEnv):
         if task.robot.place == "xipos":
             masses = torch.tensor(task.model.body_mass, dtype=self._dtype, device=self.device)
             self._weights = (masses / masses.sum()).unsqueeze(-1)
-        self._declare_agents(task)
+        self._declare_agents(task, kinds)
         self.register_state(Unbounded((len(task.state.where),)))
         for name in SCALES if engine == "c" else ():
             self.register_domain_parameter(name, 1.0)
 
-    def _declare_agents(self, task: Task) -> None:
-        kinds = _kinds(task.agents)
+    def _declare_agents(self, task: Task, kinds: list[list[Agent]]) -> None:
         for kind in kinds:
             first = kind[0]
             observation = Unbounded((len(first.columns.where),))
-            action = Bounded(*task.torques, (len(first.actuators),))
+            low, high = map(torch.tensor, task.bounds(first))
+            action = Bounded(low, high, low.shape)
             name = GROUP if len(kinds) == 1 else first.name
             names = tuple(agent.name for agent in kind)
             spec = AgentSpec(name, len(kind), observation, action, agent_names=names)
@@ -234,8 +237,7 @@ class MujocoEnv(MarlEnv):
         if len(seen) == 1:
             group: dict[str, Any] = {"observation": seen[0]}
         else:
-            names = (kind[0].name for kind in _kinds(self.task.agents))
-            group = {name: {"observation": x} for name, x in zip(names, seen)}
+            group = {name: {"observation": x} for name, x in zip(self._names, seen)}
         index, low, high = self._seen_by_critic
         return {GROUP: group, "state": numbers[:, index].clamp(low, high)}
 
@@ -268,16 +270,10 @@ def _check(robot: str, engine: str, device: torch.device) -> None:
         raise MissingExtraError("MuJoCo Warp", "warp")  # its extra has all that MuJoCo needs
 
 
-def _kinds(agents: tuple[Agent, ...]) -> list[list[Agent]]:
-    """Returns the agents in kinds: those that follow each other and have the same sizes."""
-    kinds: list[list[Agent]] = []
-    for agent in agents:
-        sizes = len(agent.columns.where), len(agent.actuators)
-        if kinds and sizes == (len(kinds[-1][0].columns.where), len(kinds[-1][0].actuators)):
-            kinds[-1].append(agent)
-        else:
-            kinds.append([agent])
-    return kinds
+def _kinds(task: Task) -> list[list[Agent]]:
+    """Returns the agents in kinds: those that follow each other and have the same specs."""
+    specs = groupby(task.agents, lambda agent: (len(agent.columns.where), task.bounds(agent)))
+    return [list(kind) for _, kind in specs]
 
 
 def _together(kind: list[Agent]) -> Columns:
