@@ -260,7 +260,7 @@ def _robot(name: str, robot: Robot, agent_conf: str, settings: dict[str, Any]) -
         if scenario != robot.scenario:
             given = {"xml_file": _segments(name, agent_conf, folder), **settings}
         try:
-            made = gymnasium.make(f"{scenario}-v5", **given)
+            made: Any = gymnasium.make(f"{scenario}-v5", **given)
             made.unwrapped.model.body(settings.get("main_body", 1))
         except Exception as error:  # a wrong model or argument may raise anything
             given = settings or {"agent_conf": agent_conf}
