@@ -11,6 +11,7 @@ from torchrl_marl.apps.jobs.tuning import Choice, parse_choice
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.recipes import load_config
 from torchrl_marl.training import Run
+from torchrl_marl.training.folder import RunFolder
 
 pytestmark = pytest.mark.runs
 
@@ -64,6 +65,18 @@ def test_trials_are_populations_and_the_best_is_a_recipe(tmp_path, capsys):
         assert main([*other[:2], *options, *other[2:], "--trials", "6"]) == 2
         assert words in capsys.readouterr().err
     assert main([*command, "--trials", "6", *options, "threads=1"]) == 0
+
+
+def test_two_searches_cannot_share_a_folder(tmp_path, capsys):
+    pytest.importorskip("optuna")
+    arguments = ["tune", "toy_arena_mappo", "learner.lr=1e-4..1e-2:log", "--together", "2", *SMALL]
+    arguments += ["--trials", "2", "--out", str(tmp_path)]
+    other = RunFolder(tmp_path)
+    assert main(arguments) == 2
+    assert f"folder of a tuning {str(tmp_path)!r} is in use by " in capsys.readouterr().err
+    assert not (tmp_path / "study.log").exists()
+    other.release()
+    assert main(arguments) == 0 and len(rows_of(tmp_path)) == 2
 
 
 def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path, capsys):

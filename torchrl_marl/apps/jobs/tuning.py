@@ -10,12 +10,13 @@ Reference: Li et al., 2020, https://arxiv.org/abs/1810.05934 (ASHA).
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import importlib.util
 import math
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -28,12 +29,11 @@ from torchrl_marl.apps.jobs.trials import Trials
 from torchrl_marl.errors import ConfigError, MissingExtraError, closest, quoted
 from torchrl_marl.learners.capabilities import VARYING
 from torchrl_marl.recipes import load_config
-from torchrl_marl.runtime.trust import refuse_links
 from torchrl_marl.settings import flatten, override, shown
 from torchrl_marl.settings.layers import plain
 from torchrl_marl.training.config import TrainConfig, read_run_config, seed_folders
 from torchrl_marl.training.files import open_to_append, whole_file, writing
-from torchrl_marl.training.folder import has_checkpoint
+from torchrl_marl.training.folder import RunFolder, has_checkpoint
 from torchrl_marl.training.origin import signed_yaml
 from torchrl_marl.training.trainer import finish, resume_training, start_training
 
@@ -119,7 +119,8 @@ def tune(
         settings (sequence of str): further settings, each as ``key=value``.
 
     Keyword Args:
-        trials (int): total number of trials.
+        trials (int): total number of trials; without ``prune`` it is rounded up to whole
+            populations of ``together``.
         together (int): number of parallel trials.
         folder (str or Path): folder of the search.
         prune (str, optional): ``"asha"``: end poor trials early, and start others in their place.
@@ -132,6 +133,7 @@ def tune(
     Raises:
         ConfigError: there is nothing to tune, fewer than two trials are parallel, or settings are
             incompatible.
+        CheckpointError: another search is running in the folder.
         MissingExtraError: Optuna is not installed.
 
     Reference: Akiba et al., 2019, https://arxiv.org/abs/1907.10902 (Optuna).
@@ -163,16 +165,29 @@ def tune(
             "--prune, which ends trials at different times; use evaluation.absolute_episodes=0."
         )
     rungs = rungs_of(base) if prune else []
-    study = _study(folder, base.seed, pruner_of(rungs))
-    _check_same(study, {"prune": prune, "together": together if prune else None}, folder)
-    _check_search(study, _search(base, choices), folder)
-    if prune:
-        scheduler = Halving(study, partial(_suggest, choices, base.seed), trials, rungs, log)
-        prune_trials(scheduler, base, folder)
-    while len(_ended(study)) < trials:
-        _round(study, base, choices, folder, log)
-    _write_table(study, choices, folder)
-    return _write_best(study, folder)
+    with _locked(folder):
+        study = _study(folder, base.seed, pruner_of(rungs))
+        _check_same(study, {"prune": prune, "together": together if prune else None}, folder)
+        _check_search(study, _search(base, choices), folder)
+        if prune:
+            scheduler = Halving(study, partial(_suggest, choices, base.seed), trials, rungs, log)
+            prune_trials(scheduler, base, folder)
+        while len(_ended(study)) < trials:
+            _round(study, base, choices, folder, log)
+        _write_table(study, choices, folder)
+        return _write_best(study, folder)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Creates the folder of a search, and keeps other searches out of it."""
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    lock = RunFolder(folder, "folder of a tuning")
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _ranges(choices: Sequence[Choice]) -> dict[str, Any]:
@@ -243,9 +258,6 @@ def _study(folder: Path, seed: int, pruner: Any) -> Any:
     from optuna.storages.journal import JournalFileBackend
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    refuse_links(folder, "folder of a tuning")
     with writing(folder / "study.log"):
         open_to_append(folder / "study.log").close()  # Optuna would follow a hard link
     return optuna.create_study(
@@ -413,7 +425,8 @@ class Halving:
     Args:
         study (optuna.Study): study with a pruner from :func:`pruner_of`.
         suggest (callable): maps a trial to the values of its tuned settings, by name.
-        trials (int): total number of trials.
+        trials (int): total number of trials; without ``prune`` it is rounded up to whole
+            populations of ``together``.
         rungs (sequence of int): environment steps from :func:`rungs_of`.
         log (callable): called with a line of text for each ended trial.
     """
