@@ -9,7 +9,7 @@ from reported import write_run, write_suite
 from torchrl_marl.apps.cli.main import main
 from torchrl_marl.apps.reports import make_report
 from torchrl_marl.apps.reports.marl_eval import raw_results, read_raw_results
-from torchrl_marl.errors import CheckpointError
+from torchrl_marl.errors import CheckpointError, ConfigError
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +100,19 @@ def test_values_of_episodes_are_averaged_and_joined_to_runs(suite, tmp_path):
     both = {result.task.name: result for result in make_report([suite, path]).tasks}
     assert both["wheel"].teams["theirs"].scores == [3, 3]
     assert [run.record.run.seed for run in both["wheel"].teams["theirs"].runs] == [0, 1]
+
+
+def test_files_of_single_seeds_are_joined(tmp_path):
+    def path(name, seed, value):
+        (tmp_path / name).mkdir()
+        steps = {"step_0": {"step_count": 100, "return": [value]}}
+        return written(tmp_path / name, wrapped(steps, f"seed_{seed}"))
+
+    a, b, c = path("a", 0, 1.0), path("b", 1, 3.0), path("c", 1, 5.0)
+    [task] = make_report([a, b]).tasks
+    assert task.teams["mappo"].scores == [1.0, 3.0]
+    with pytest.raises(ConfigError, match="'mappo' in '3m', as other runs do"):
+        make_report([a, b, c])
 
 
 def test_equal_names_of_two_environments_stay_apart(tmp_path):

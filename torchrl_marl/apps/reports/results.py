@@ -139,25 +139,32 @@ def _record(path: Path, key: _Key, values: np.ndarray) -> Record | str:
 def join(tasks: Sequence[Task], tables: Iterable[Foreign]) -> list[Task]:
     """Adds the algorithms in tables to the tasks with the same names.
 
+    Several tables may hold different seeds of one algorithm.
+
     Args:
         tasks (list of Task): tasks from the run folders.
         tables (list): runs of each table, from :func:`read_table`.
 
     Raises:
-        ConfigError: the task already has an algorithm of that name.
+        ConfigError: the task already has an algorithm of that name, from run folders or with one
+            of these seeds.
     """
     joined = {task.name: Task(task.name, task.settings, {**task.algorithms}) for task in tasks}
+    seeds: dict[tuple[str, str], set[int]] = {}  # of the tables
     for table in tables:
         for (name, algorithm), records in table.items():
             settings = {"env.library": "", "env.name": name, **records[0].run.settings}
             task = joined.setdefault(name, Task(name, settings, {}))
-            if algorithm in task.algorithms:
+            own = {record.run.seed for record in records}
+            known = seeds.setdefault((name, algorithm), set())
+            if algorithm in task.algorithms and (not known or known & own):
                 raise ConfigError(
                     f"{str(records[0].run.folder)!r} has {quoted(algorithm)} in {quoted(name)}, "
                     "as other runs do; give it another name, such as "
                     f"{quoted(f'other {algorithm}')}."
                 )
-            task.algorithms[algorithm] = list(records)
+            task.algorithms[algorithm] = [*task.algorithms.get(algorithm, ()), *records]
+            known |= own
     return sorted(joined.values(), key=lambda task: task.name)
 
 

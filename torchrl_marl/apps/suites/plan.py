@@ -14,6 +14,7 @@ from torchrl_marl.errors import ConfigError, nearest, quoted
 from torchrl_marl.learners.algorithms import ALGORITHMS
 from torchrl_marl.recipes import load_config
 from torchrl_marl.settings import Reader, flatten, merged, normalized, read_yaml, unfold, unread
+from torchrl_marl.settings.layers import UNFIT, converted
 from torchrl_marl.training.config import TrainConfig, seed_folders
 from torchrl_marl.training.sections import PopulationConfig
 
@@ -310,12 +311,13 @@ def _overrides(settings: Mapping[str, Any], frames: int | None) -> dict[str, Any
     if frames is not None and "total_frames" in overrides:
         raise ConfigError("frames and total_frames are the same setting; leave one out.")
     if frames is not None:
-        if isinstance(frames, bool) or not isinstance(frames, int) or frames < 1:
+        whole = converted(int, frames)
+        if whole is UNFIT or whole < 1:
             raise ConfigError(
                 f"frames is {quoted(frames)}, expected a whole number above 0, such as "
                 "frames=600000."
             )
-        overrides = unfold({**overrides, "total_frames": frames})
+        overrides = unfold({**overrides, "total_frames": whole})
     return overrides
 
 
