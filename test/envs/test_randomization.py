@@ -1,5 +1,6 @@
 """Domain randomization of custom environments: parameters, noise and delays."""
 
+import numpy as np
 import pytest
 import torch
 from carts import Carts, pushed
@@ -17,7 +18,7 @@ from torchrl_marl.envs.randomization import (
     ObservationNoise,
     randomized,
 )
-from torchrl_marl.envs.ranges import ValueRange
+from torchrl_marl.envs.ranges import EVERYWHERE, ValueRange
 from torchrl_marl.envs.toy import Arena
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.specs import AgentSpec
@@ -337,6 +338,10 @@ def test_parameters_are_registered_once_and_in_time():
     ("ranges", "message"),
     [
         ({"mas": 1}, "Carts has no parameter 'mas' to randomize; did you mean 'mass'\\? it has"),
+        ({"observation_dealy": 1}, "mean 'observation_delay'\\? it has .*, action_noise"),
+        ({3: 1}, "Carts has no parameter 3 to randomize; it has"),
+        ({"observation_delay": [2, 0]}, r"use for example observation_delay=\[0,2\]"),
+        ({"action_noise": "much"}, r"use for example action_noise=\[0,0.1\]"),
         ({"mass": [2, 1]}, r"mass is \[2, 1\], expected a number, \[low, high\] or"),
         ({"mass": "heavy"}, "mass is 'heavy', expected a number"),
         ({"mass": [1, float("inf")]}, "expected a number"),
@@ -354,6 +359,18 @@ def test_parameters_are_registered_once_and_in_time():
 def test_wrong_ranges(ranges, message):
     with pytest.raises(ConfigError, match=message):
         randomized(Carts(2), ranges)
+
+
+def test_numbers_of_numpy_are_numbers():
+    ranges = {"mass": np.float32(1.5), "observation_delay": [np.int64(0), np.int64(1)]}
+    env = randomized(Carts(2, seed=0), ranges)
+    assert set(env.rollout(2)["cart", "observation_delay"].flatten().tolist()) <= {0, 1}
+    assert (env.domain_parameters["mass"] == 1.5).all()
+
+
+def test_messages_name_all_that_every_environment_takes():
+    kinds = ActionDelay, ActionNoise, ObservationDelay, ObservationNoise
+    assert sorted(kind.leaf for kind in kinds) == sorted(EVERYWHERE)
 
 
 def test_what_does_not_fit_the_actions():

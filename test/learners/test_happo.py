@@ -16,7 +16,7 @@ from torchrl_marl.functional import masked_standardize
 from torchrl_marl.learners import OnPolicyConfig, build_learners
 from torchrl_marl.learners.happo_config import HAPPOConfig
 from torchrl_marl.learners.sequential import SequentialLearner
-from torchrl_marl.modules import CriticConfig, NetworkConfig, TeamNetworkConfig
+from torchrl_marl.modules import CriticConfig, NetworkConfig, TeamNetworkConfig, make_critic
 from torchrl_marl.modules.stacks.matmul import Perceptron
 from torchrl_marl.modules.stacks.storage import Bucket
 from torchrl_marl.objectives import MAPPOLoss
@@ -118,6 +118,36 @@ def test_it_learns_as_a_bare_script_does():
     for i, actor in enumerate(actors):
         for p, q in zip(actor.parameters(), stacked, strict=True):
             torch.testing.assert_close(p, q[i], rtol=1e-4, atol=1e-6)
+
+
+def test_it_learns_as_the_parts_do_in_a_program_of_ones_own():
+    """The loss of MAPPO and an Adam for each agent, as the page on HAPPO says."""
+    env = MatrixGame(FRAMES, payoff=torch.randn(3, 3, 3).tolist(), seed=0)
+    settings = {"minibatch_size": FRAMES, "value_norm": False, "max_grad_norm": None, "lr": 0.05}
+    learner = make(env, loss_critic_type="l2", **settings)
+    group = TeamSpec.from_env(env).groups["agents"]
+    parts = copy.deepcopy(learner.actors["agents"]), make_critic(group)
+    own = {"entropy_coeff": 0.0, "clip_epsilon": 0.2}
+    loss = MAPPOLoss(*parts, group=group, per_agent=True, normalize_advantage=False, **own)
+    stacked = list(loss.actor_network_params.parameters())
+    rows = [[nn.Parameter(p.data[i]) for p in stacked] for i in range(3)]
+    optimizers = [torch.optim.Adam(x, lr=0.05, eps=1e-5) for x in rows]
+    collector = make_collector(env, learner)
+    for seed in range(2):
+        batch = collector.rollout()
+        torch.manual_seed(seed)
+        learner.learn(batch)
+        torch.manual_seed(seed)
+        batch["agents", "advantage"] = masked_standardize(batch["agents", "advantage"])
+        for i in torch.randperm(3).argsort().tolist():
+            for _ in range(2):
+                gradients = torch.autograd.grad(loss(batch)["loss_objective"][i], stacked)
+                for x, gradient in zip(rows[i], gradients, strict=True):
+                    x.grad = gradient[i]
+                optimizers[i].step()
+            batch["agents", "advantage"] *= loss.log_ratio(batch)[..., [i], :].exp()
+    for p, q in zip(stacked, learner.actors["agents"].parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-6)
 
 
 def bare_actor(weights):

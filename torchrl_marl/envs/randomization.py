@@ -301,7 +301,7 @@ def _noisy(x: Tensor, std: Tensor | float) -> Tensor:
 
 # In the order in which they transform an observation; actions pass them in reverse.
 _ORDER = (ActionDelay, ActionNoise, ObservationDelay, ObservationNoise)
-_TRANSFORMS = {kind.leaf: kind for kind in _ORDER}
+_TRANSFORMS = {kind.leaf: kind for kind in _ORDER}  # those of EVERYWHERE
 
 
 def randomized(env: EnvBase, ranges: Mapping[str, Any]) -> EnvBase:

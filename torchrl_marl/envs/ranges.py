@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from torchrl_marl.errors import ConfigError, nearest, quoted
@@ -13,8 +14,10 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__all__ = ["IsRanges", "ValueRange", "read_known_ranges", "read_ranges"]
+__all__ = ["EVERYWHERE", "IsRanges", "ValueRange", "read_known_ranges", "read_ranges"]
 
+EVERYWHERE = ("observation_noise", "observation_delay", "action_noise", "action_delay")
+"""Names that all environments take, besides their own parameters."""
 _LOG = "log"
 
 
@@ -61,7 +64,7 @@ class ValueRange:
         if len(ends) != 2 or not all(map(_is_number, ends)) or not ends[0] <= ends[1]:
             raise ConfigError(
                 f"{name} is {quoted(value)}, expected a number, [low, high] or [low, high, log]; "
-                f"use for example {name}=[0.8,1.2]."
+                f"use for example {name}={_example(name)}."
             )
         if log and ends[0] <= 0:
             raise ConfigError(
@@ -87,7 +90,13 @@ class ValueRange:
 
 
 def _is_number(x: Any) -> bool:
-    return isinstance(x, (int, float)) and not isinstance(x, bool) and math.isfinite(x)
+    return isinstance(x, Real) and not isinstance(x, bool) and math.isfinite(x)
+
+
+def _example(name: str) -> str:
+    if name.endswith("_delay"):
+        return "[0,2]"
+    return "[0,0.1]" if name.endswith("_noise") else "[0.8,1.2]"
 
 
 def read_ranges(ranges: Mapping[str, Any], at: str = "") -> dict[str, ValueRange]:
@@ -120,7 +129,9 @@ def read_known_ranges(
         if name not in known:
             raise ConfigError(
                 f"{owner} has no parameter {quoted(name)} to randomize; "
-                f"{nearest(name, known)}it has {', '.join(known) or 'none'}."
+                f"{nearest(str(name), [*known, *EVERYWHERE])}it has "
+                f"{', '.join(known) or 'none'}; the setting env.randomize and randomized(env, ...) "
+                f"also take {', '.join(EVERYWHERE)}."
             )
     return read_ranges(ranges)
 
