@@ -19,7 +19,7 @@ from torchrl_marl.envs import MujocoEnv, PadAgents, check_marl_env, make_env
 from torchrl_marl.envs.mujoco.columns import read_columns
 from torchrl_marl.envs.mujoco.engines import SCALES, advance
 from torchrl_marl.envs.mujoco.rewards import Reward
-from torchrl_marl.errors import ConfigError, MissingExtraError
+from torchrl_marl.errors import ConfigError, MissingExtraError, SimulatorStateError
 from torchrl_marl.learners import OnPolicyConfig, OnPolicyLearner
 from torchrl_marl.recipes import read_config
 
@@ -453,6 +453,23 @@ def test_factors_may_be_0_and_gravity_may_turn():
     env = MujocoEnv("hopper", 2, seed=0)
     env.randomize({"friction": [0, 1], "gravity": [-1, 1], "strength": 0.0})
     assert (env.domain_parameters["strength"] == 0).all()
+
+
+def test_scaled_models_are_restored_only_where_they_are_simulated():
+    scaled, plain = (MujocoEnv("hopper", 2, seed=seed) for seed in (0, 1))
+    scaled.randomize({"mass": [1.5, 2.0]})
+    td = scaled.reset()
+    td = scaled.rand_action(td)
+    snapshot = scaled.snapshot()
+    plain.reset()
+    before = plain.physics.clone()
+    with pytest.raises(SimulatorStateError, match="call randomize with its ranges before restore"):
+        plain.restore(snapshot)
+    assert torch.equal(plain.physics, before)
+    plain.randomize({"mass": [1.5, 2.0]})
+    plain.restore(snapshot)
+    seen = [env.step(td.clone())["next", "state"] for env in (scaled, plain)]
+    assert torch.equal(*seen)
 
 
 # ----------------------------------------------------------------------------------- pictures

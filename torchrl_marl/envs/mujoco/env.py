@@ -11,7 +11,7 @@ from itertools import groupby
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.data import Bounded, Unbounded
 
@@ -23,7 +23,13 @@ from torchrl_marl.envs.mujoco.engines import SCALES, advance, engine_of
 from torchrl_marl.envs.mujoco.robots import ROBOTS
 from torchrl_marl.envs.ranges import read_known_ranges
 from torchrl_marl.envs.scene import Picture, Stage
-from torchrl_marl.errors import ConfigError, MissingExtraError, nearest, quoted
+from torchrl_marl.errors import (
+    ConfigError,
+    MissingExtraError,
+    SimulatorStateError,
+    nearest,
+    quoted,
+)
 from torchrl_marl.specs import AgentSpec
 
 __all__ = ["MujocoEnv"]
@@ -195,6 +201,22 @@ class MujocoEnv(MarlEnv):
         if task.reward.terminate_when_unhealthy:
             output[GROUP]["terminated"] = self._of_all(~healthy)
         return output
+
+    def restore(self, snapshot: TensorDict) -> None:
+        """Restores a snapshot of an environment that was built with the same arguments.
+
+        Raises:
+            SimulatorStateError: the snapshot's models are scaled, but this environment is not
+                randomized; or as in :meth:`MarlEnv.restore`.
+        """
+        shared = snapshot.get(("world", "shared"), {})
+        scales = [shared.get(f"_domain.{name}", None) for name in SCALES]
+        if not self._ranges and any(x is not None and bool((x != 1).any()) for x in scales):
+            raise SimulatorStateError(
+                "the snapshot is of an environment with domain randomization; call randomize with "
+                "its ranges before restore."
+            )
+        super().restore(snapshot)
 
     def _advance(self, physics: Tensor, torques: Tensor, substeps: int) -> None:
         domain = [self._domain[name].unsqueeze(1) for name in SCALES if self._ranges]
