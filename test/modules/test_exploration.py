@@ -12,7 +12,7 @@ from torchrl_marl.specs.joining import join
 
 def acted(group, *batch):
     td = make_observed(group, *batch, alive=1.1)
-    if group.hybrid:
+    if group.branches:  # no deterministic actor has several choices
         return RandomActor(group)(td)
     with set_exploration_type(ExplorationType.DETERMINISTIC), torch.no_grad():
         return make_deterministic_actor(group)(td)
