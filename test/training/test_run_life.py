@@ -139,6 +139,14 @@ def test_frames_beyond_those_asked_for_are_said(tmp_path, capsys):
 # -------------------------------------------------------------------------------------- signals
 
 
+@pytest.fixture(autouse=True)
+def without_nohup():
+    """The usual effect of SIGHUP, which is ignored if the tests themselves run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_sigterm_and_sighup_save_and_end_with_their_status(
     number, status, tmp_path, monkeypatch, capsys
