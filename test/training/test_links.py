@@ -245,6 +245,7 @@ def test_an_export_leaves_files_of_another_name_as_they_are(begun, tmp_path, min
 
 def test_a_tuning_leaves_files_of_another_name_as_they_are(tmp_path):
     pytest.importorskip("optuna")
+    (tmp_path / "tuning").mkdir()
     _study(tmp_path / "tuning", 0, None)
     shutil.copytree(tmp_path / "tuning", tmp_path / "backup", copy_function=os.link)
     before = (tmp_path / "backup" / "study.log").read_text()
