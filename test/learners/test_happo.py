@@ -99,11 +99,17 @@ def test_one_agent_learns_as_by_mappo_to_the_bit(case, execution):
     assert torch.equal(torch.rand(1), number)
 
 
-def test_it_learns_as_a_bare_script_does():
-    """Networks apart, an Adam for each, in plain torch: same weights after two batches."""
+def game_and_learner():
+    """A random game of three agents, and a learner of whole batches without normalization."""
     env = MatrixGame(FRAMES, payoff=torch.randn(3, 3, 3).tolist(), seed=0)
     settings = {"minibatch_size": FRAMES, "value_norm": False, "max_grad_norm": None, "lr": 0.05}
     learner = make(env, loss_critic_type="l2", **settings)
+    return env, learner
+
+
+def test_it_learns_as_a_bare_script_does():
+    """Networks apart, an Adam for each, in plain torch: same weights after two batches."""
+    env, learner = game_and_learner()
     stacked = list(learner.actors["agents"].module.parameters())
     actors = [bare_actor([p[i] for p in stacked]) for i in range(3)]
     optimizers = [torch.optim.Adam(actor.parameters(), lr=0.05, eps=1e-5) for actor in actors]
@@ -122,9 +128,7 @@ def test_it_learns_as_a_bare_script_does():
 
 def test_it_learns_as_the_parts_do_in_a_program_of_ones_own():
     """The loss of MAPPO and an Adam for each agent, as the page on HAPPO says."""
-    env = MatrixGame(FRAMES, payoff=torch.randn(3, 3, 3).tolist(), seed=0)
-    settings = {"minibatch_size": FRAMES, "value_norm": False, "max_grad_norm": None, "lr": 0.05}
-    learner = make(env, loss_critic_type="l2", **settings)
+    env, learner = game_and_learner()
     group = TeamSpec.from_env(env).groups["agents"]
     parts = copy.deepcopy(learner.actors["agents"]), make_critic(group)
     own = {"entropy_coeff": 0.0, "clip_epsilon": 0.2}

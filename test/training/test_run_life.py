@@ -1,5 +1,6 @@
 """The life of a run: begun, stopped by signals, gone on with, measured on the way."""
 
+import fcntl
 import json
 import os
 import pty
@@ -7,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+import termios
 import threading
 import time
 from pathlib import Path
@@ -336,14 +338,21 @@ def test_a_closed_terminal_ends_and_saves_a_run(tmp_path):
     folder = tmp_path / "run"
     command = f"toy_arena_mappo folder={folder} total_frames=6400000 execution=eager"
     train = [sys.executable, "-m", "torchrl_marl", "train", *command.split()]
-    child, terminal = pty.fork()
-    if child == 0:
-        os.execv(sys.executable, train)
-    while not (folder / "metrics.csv").exists():
-        time.sleep(0.05)
-    os.close(terminal)
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == 129
+    terminal, inner = pty.openpty()
+    with subprocess.Popen(
+        train,
+        **dict.fromkeys(("stdin", "stdout", "stderr"), inner),
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # the process's own terminal
+    ) as process:
+        os.close(inner)
+        while not (folder / "metrics.csv").exists() and process.poll() is None:
+            time.sleep(0.05)
+        os.close(terminal)
+        try:
+            assert process.wait(timeout=120) == 129
+        finally:
+            process.kill()
     done = final_state(folder)["iteration"]
     assert done == len(table(folder / "metrics.csv")) >= 1
 

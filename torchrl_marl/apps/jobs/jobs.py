@@ -47,7 +47,7 @@ def _ignore(_: Any) -> None:
 
 
 class Stopped(Exception):
-    """Raised if Ctrl-C or a signal has stopped a run; the run can be resumed."""
+    """Raised if Ctrl-C, SIGTERM or SIGHUP has stopped a run; the run can be resumed."""
 
 
 class Jobs:

@@ -425,8 +425,7 @@ class Halving:
     Args:
         study (optuna.Study): study with a pruner from :func:`pruner_of`.
         suggest (callable): maps a trial to the values of its tuned settings, by name.
-        trials (int): total number of trials; without ``prune`` it is rounded up to whole
-            populations of ``together``.
+        trials (int): total number of trials.
         rungs (sequence of int): environment steps from :func:`rungs_of`.
         log (callable): called with a line of text for each ended trial.
     """
