@@ -103,6 +103,8 @@ def test_registration_is_checked():
         Counting(0)
     with pytest.raises(ConfigError, match="max_steps is 0"):
         Counting(2, max_steps=0)
+    with pytest.raises(ConfigError, match="max_steps is 2.5, expected a whole number"):
+        Counting(2, max_steps=2.5)
     with pytest.raises(ConfigError, match="step before the first reset"):
         Counting().step(Counting().rand_action())
 

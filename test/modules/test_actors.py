@@ -19,7 +19,12 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_marl import AgentSpec, TeamSpec
 from torchrl_marl.errors import SpecError
-from torchrl_marl.modules import NetworkConfig, ObservationNorm, make_actor
+from torchrl_marl.modules import (
+    NetworkConfig,
+    ObservationNorm,
+    make_actor,
+    make_deterministic_actor,
+)
 
 ALL = [*ACTIONS]
 
@@ -286,6 +291,13 @@ def test_ranges_without_a_squashed_normal_are_refused(high, message):
     group = TeamSpec([AgentSpec("car", 2, Unbounded((3,)), bounds)]).groups["car"]
     with pytest.raises(ValueError, match=message):
         make_actor(group)
+
+
+def test_a_deterministic_actor_refuses_bounds_that_overflow():
+    bounds = Bounded(-3e38, 3e38, (2,))
+    group = TeamSpec([AgentSpec("car", 2, Unbounded((3,)), bounds)]).groups["car"]
+    with pytest.raises(ValueError, match="too far apart for torch.float32"):
+        make_deterministic_actor(group)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])

@@ -499,18 +499,28 @@ def refuse_half_bounded(group: GroupSpec) -> None:
 
 def refuse_ranges(group: GroupSpec) -> None:
     """Refuses actions without a choice, and ranges that overflow to infinity."""
-    (low, high), own = group.action_bounds, group.action_padding  # type: ignore[misc]
-    ranges = high - low if own is None else (high - low)[own]
-    if not bool((ranges > 0).all()):
+    if not bool((_own_ranges(group) > 0).all()):
         raise ValueError(
             f"group {group.name!r}: an action has equal low and high bounds, expected low below "
             "high; leave this action out, and let the environment fill it in."
         )
+    refuse_overflow(group)
+
+
+def refuse_overflow(group: GroupSpec) -> None:
+    """Refuses bounds whose distance overflows to infinity."""
+    ranges = _own_ranges(group)
     if not bool(torch.isfinite(ranges).all()):
         raise ValueError(
             f"group {group.name!r}: action bounds are too far apart for {ranges.dtype}; give the "
             "bounds of useful actions, or use Unbounded."
         )
+
+
+def _own_ranges(group: GroupSpec) -> Tensor:
+    """Returns the distances of the bounds, without padding."""
+    (low, high), own = group.action_bounds, group.action_padding  # type: ignore[misc]
+    return high - low if own is None else (high - low)[own]
 
 
 def _discrete(group, network, device):

@@ -23,6 +23,7 @@ from torchrl_marl.modules.build import (
     of_group,
     refuse_choices,
     refuse_half_bounded,
+    refuse_overflow,
 )
 from torchrl_marl.modules.config import NetworkConfig
 from torchrl_marl.modules.inputs import LegalLogits, register_constants
@@ -77,7 +78,7 @@ def make_deterministic_actor(
     Reference: Lowe et al., 2017, https://arxiv.org/abs/1706.02275.
 
     Raises:
-        ValueError: an action spec without a known distribution.
+        ValueError: an action spec without a known distribution, or bounds too far apart.
         ConfigError: multi-discrete or hybrid actions.
 
     Examples:
@@ -97,6 +98,8 @@ def make_deterministic_actor(
     if not group.discrete:
         if group.action_bounds is None:
             refuse_half_bounded(group)
+        else:
+            refuse_overflow(group)
         loc, squash = group.key("loc"), Squash(group, device)
         module = of_group(group, network, [loc])
         squashed = TensorDictModule(squash, [loc], [group.action_key])

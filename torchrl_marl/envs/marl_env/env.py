@@ -16,8 +16,8 @@ from torchrl.data import TensorSpec
 
 from torchrl_marl.envs.agents.declaration import (
     Declaration,
-    check_least,
     check_parts,
+    check_whole_numbers,
     refuse_unknown,
 )
 from torchrl_marl.envs.agents.declared_env import DeclaredEnv
@@ -242,9 +242,7 @@ class MarlEnv(DomainParameters, EnvGraphs, DeclaredEnv):
     ) -> None:
         name = type(self).__name__
         refuse_unknown(unknown, type(self), MarlEnv)
-        check_least(name, num_envs=(num_envs, 1))
-        if max_steps is not None and max_steps < 1:
-            raise ConfigError(f"{name}: max_steps is {max_steps}, expected 1 or more, or None.")
+        check_whole_numbers(name, {"num_envs": num_envs, "max_steps": max_steps})
         device = torch.get_default_device() if device is None else torch.device(device)
         super().__init__(device=device, batch_size=(num_envs,))
         self.max_steps, self.check = max_steps, check

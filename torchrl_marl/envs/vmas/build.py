@@ -19,7 +19,7 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 from torch import Tensor
 
 from torchrl_marl.capture.execution import check_execution
-from torchrl_marl.envs.agents.declaration import check_least
+from torchrl_marl.envs.agents.declaration import check_whole_numbers
 from torchrl_marl.envs.vmas.library import check_scenario
 from torchrl_marl.errors import ConfigError, MissingExtraError, SpecError
 from torchrl_marl.runtime.random_state import RandomState, offset_seed
@@ -223,6 +223,7 @@ def check_vmas(
     scenario: str | BaseScenario,
     scenario_kwargs: dict[str, Any],
     num_envs: int,
+    max_steps: int | None,
     state: Any,
     execution: Any,
     device: Any,
@@ -234,7 +235,7 @@ def check_vmas(
         MissingExtraError: if VMAS is not installed.
     """
     check_scenario(scenario, scenario_kwargs)
-    check_least("VmasEnv", num_envs=(num_envs, 1))
+    check_whole_numbers("VmasEnv", {"num_envs": num_envs, "max_steps": max_steps})
     if state is not None and state != "observations" and not callable(state):
         raise ConfigError(
             f"VmasEnv: state is {state!r}, expected 'observations', a callable or None."

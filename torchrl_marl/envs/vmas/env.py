@@ -129,7 +129,8 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
     ) -> None:
         env_kwargs = {name: kwargs.pop(name) for name in _ENV_ARGUMENTS if name in kwargs}
         scenario_kwargs = {**(scenario_kwargs or {}), **kwargs}
-        check_vmas(scenario, scenario_kwargs, num_envs, state, execution, env_kwargs.get("device"))
+        device = env_kwargs.get("device")
+        check_vmas(scenario, scenario_kwargs, num_envs, max_steps, state, execution, device)
         import_vmas()
         scenario = out_of_file(scenario)
         seed = int(torch.randint(2**31, ())) if seed is None else seed
