@@ -45,7 +45,8 @@ class ParallelQLoss(ValueDecompositionLoss):
     of minibatches read it. A return ends with its episode or with the batch, and a time limit is
     bootstrapped. Masks, done flags and rewards are those of :class:`ValueDecompositionLoss`.
     Without a mixer, a dead agent earns the mean reward of its group's born and living agents
-    (``bootstrap="team"``), or its return ends when it dies (``"agent"``).
+    (``bootstrap="team"``), or its return ends when it dies (``"agent"``). With ``"agent"`` a
+    waiting agent counts as dead, so games with turns need ``"team"``.
 
     Args:
         qvalue_network (TensorDictModule): writes values ``[*B, N, n_actions]``, the best action and

@@ -33,7 +33,7 @@ def test_a_name_may_hold_any_character(name, end, tmp_path):
 
 def test_lines_are_counted_as_an_editor_does(tmp_path):
     rows = [["grid", "two\nlines", 0, 0, 1.0], ["grid", "b", 0, "many", 1.0]]
-    with pytest.raises(CheckpointError, match="broken in line 4, expected numbers"):
+    with pytest.raises(CheckpointError, match="broken in line 4, expected a task"):
         read_table(write(tmp_path / "t.csv", rows))
 
 

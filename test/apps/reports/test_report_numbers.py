@@ -310,6 +310,7 @@ def test_tables_of_others_join_the_tasks(suite, report, tmp_path):
         ("", "it has no rows"),
         ("task,seed\na,1\n", "it has no column 'algorithm'"),
         ("task,algorithm,seed,frames,return\na,b,0,1,good\n", "is broken in line 2"),
+        ("task,algorithm,seed,frames,return\n,b,0,1,1\n", "in line 2, expected a task"),
         ("task,algorithm,seed,frames,return\na,b,0,-5,1\n", "has frames=-5 in line 2"),
         ("task,algorithm,seed,frames,return\na,b,0,5,1\n\na,b,0,5,2\n", "in lines 2 and 4"),
         ("task,algorithm,seed,frames,return\nwheel,MAPPO,0,1,1\n", "give it another name"),
@@ -333,6 +334,14 @@ def test_a_return_of_others_that_is_no_number_ends_its_run(tmp_path):
     assert "('b' in 'a', seed 0) has a return that is not finite at frame 9" in said
     assert "no finite return at the start of 'c' in 'a', seed 1" in report.left_out[0]
     assert "of training in all" not in page(report)  # the table has no seconds
+
+
+def test_notes_name_the_run_of_a_table(tmp_path):
+    path = tmp_path / "other.csv"
+    rows = "a,b,0,10,1\na,b,0,20,1\na,b,1,100,1\na,b,1,300,3\n"
+    path.write_text("task,algorithm,seed,frames,return\n" + rows)
+    said = "\n".join(notes(make_report(path)))
+    assert "other.csv ('b' in 'a', seed 0) (20)" in said
 
 
 @pytest.mark.parametrize(("seeds", "cases"), [(2, "1 of 3"), (3, "1 of 10"), (4, None)])

@@ -274,7 +274,7 @@ def _on_frames(report: Report) -> Iterator[str]:
     for result in report.tasks:
         ends = {run.record.measured.end for team in result.teams.values() for run in team.runs}
         apart = [
-            f"{run.record.name} ({figure(run.record.measured.end)})"
+            f"{run.record.source} ({figure(run.record.measured.end)})"
             for team in result.teams.values()
             for run in team.runs
             if not run.at_equal_frames
@@ -368,7 +368,7 @@ def _earned(summaries: Sequence[Mapping[str, Any]], kind: str) -> float | None:
 def _on_runs(report: Report) -> Iterator[str]:
     for run in report.runs:
         for note in run.record.notes:
-            yield f"{run.record.name} {note}."
+            yield f"{run.record.source} {note}."
     for result in report.tasks:
         groups = sorted({name for team in result.teams.values() for name in team.groups})
         if groups:

@@ -75,6 +75,8 @@ class Record:
     finished: bool
     notes: tuple[str, ...]
     """Notes on peculiarities of the run, each a sentence without its subject."""
+    row: str = ""
+    """Run of a table, such as ``"'ippo' in 'balance', seed 0"``; empty for run folders."""
 
     @property
     def measured(self) -> Progress:
@@ -90,6 +92,11 @@ class Record:
     def name(self) -> str:
         """Path of the run folder, as the user gave it."""
         return str(self.run.folder)
+
+    @property
+    def source(self) -> str:
+        """Path and, for a run of a table, which one it is."""
+        return f"{self.name} ({self.row})" if self.row else self.name
 
     @property
     def frames(self) -> int:

@@ -173,8 +173,7 @@ def _record(path: Path, where: str, steps: Tree, seed: int) -> Record | str:
     found = record_of(Curves(path, "", settings, {}, columns, summary, seed))
     if isinstance(found, str):
         return found
-    notes = tuple(f"({where}) {note}" for note in found.notes)
-    return dataclasses.replace(found, notes=notes)
+    return dataclasses.replace(found, row=where)
 
 
 def _row(

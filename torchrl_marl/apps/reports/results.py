@@ -106,13 +106,15 @@ def _numbers(path: Path, line: int, row: Mapping[str, str]) -> tuple[_Key, float
     """Returns the key, the frames, the return and the counters of a row."""
     try:
         key = row["task"], row["algorithm"], int(row["seed"]), row.get("run") or ""
+        if not all(key[:2]):
+            raise ValueError
         frames = float(row["frames"])
         numbers = [float(row["return"])]
         numbers += [float(row.get(name) or math.nan) for name in _COUNTERS]
     except (TypeError, ValueError):
         raise CheckpointError(
-            f"{str(path)!r} is broken in line {line}, expected numbers for seed, frames and "
-            "return; delete the line."
+            f"{str(path)!r} is broken in line {line}, expected a task, an algorithm, "
+            "and numbers for seed, frames and return; delete the line."
         ) from None
     if not (math.isfinite(frames) and frames >= 0):
         raise CheckpointError(
@@ -132,8 +134,7 @@ def _record(path: Path, key: _Key, values: np.ndarray) -> Record | str:
     found = record_of(Curves(path, "", {}, {}, table, summary, key[2]))
     if isinstance(found, str):
         return found
-    notes = tuple(f"({_run_text(key)}) {note}" for note in found.notes)
-    return dataclasses.replace(found, notes=notes)
+    return dataclasses.replace(found, row=_run_text(key))
 
 
 def join(tasks: Sequence[Task], tables: Iterable[Foreign]) -> list[Task]:
