@@ -19,6 +19,8 @@ from torchrl_marl.modules.memory.products import add_gradient, add_product, proj
 
 __all__ = ["gru", "gru_loop"]
 
+aten = torch.ops.aten
+
 # Steps that are prepared at once: few enough for a CPU's cache.
 _CHUNK = 8
 
@@ -221,10 +223,9 @@ def _steps_back(
 def _factors(before: Tensor, gates: Tensor, new: Tensor) -> list[Tensor]:
     """Returns r, z, and derivatives: of n by r, and of the state by z and n, before activation."""
     reset, update, candidate = gates.chunk(3, -1)
-    rest = 1 - update
-    by_reset = (1 - reset).mul_(reset).mul_(new)
-    by_update = (before - candidate).mul_(update).mul_(rest)
-    by_candidate = (1 - candidate * candidate).mul_(rest)
+    by_reset = aten.sigmoid_backward(new, reset)
+    by_update = aten.sigmoid_backward(before - candidate, update)
+    by_candidate = aten.tanh_backward(1 - update, candidate)
     return [reset, update, by_reset, by_update, by_candidate]
 
 
