@@ -32,8 +32,9 @@ def compiler(monkeypatch):
     [
         ("vmas_balance_mappo", "compile"),
         ("vmas_simple_tag_mappo", "eager"),  # 3,000 steps
-        ("pettingzoo_simple_spread_mappo", "eager"),  # steps in Python
-        ("jaxmarl_smax_3m_mappo", "eager"),
+        ("pettingzoo_simple_spread_mappo", "compile"),  # steps in Python, but 15,360 updates
+        ("jaxmarl_smax_3m_qmix", "compile"),
+        ("external_meet_mappo", "eager"),  # 4,000 updates
         ("toy_arena_mappo", "eager"),
     ],
 )
@@ -47,6 +48,32 @@ def test_steps_of_all_envs_count():
     assert choose_execution(load_config("vmas_balance_mappo", settings)) == "compile"
     settings["total_frames"] -= 1
     assert choose_execution(load_config("vmas_balance_mappo", settings)) == "eager"
+
+
+def test_updates_count_where_the_simulator_is_not_captured():
+    settings = {"total_frames": 200_000, "frames_per_batch": 1_600}
+    recipe = "pettingzoo_simple_spread_mappo"  # 10 epochs of minibatches of 400
+    assert choose_execution(load_config(recipe, settings)) == "compile"
+    settings["total_frames"] -= 1_600
+    assert choose_execution(load_config(recipe, settings)) == "eager"
+    off_policy = {"total_frames": 99_200, "learner": {"updates_per_frame": 0.05}}
+    assert choose_execution(load_config("pettingzoo_ant_matd3", off_policy)) == "eager"
+    off_policy["learner"]["updates_per_frame"] = 0.051
+    assert choose_execution(load_config("pettingzoo_ant_matd3", off_policy)) == "compile"
+    assert choose_execution(load_config(recipe, {"device": "cuda"})) == "eager"  # not measured
+
+
+def test_a_simulator_that_cannot_be_captured_is_stepped_eagerly_without_a_warning(
+    tmp_path, monkeypatch, recwarn
+):
+    monkeypatch.setattr(execution, "_STEPS_THAT_PAY", 1)
+    monkeypatch.setattr(execution, "_compiled", lambda device: "trace")
+    env = {"library": "pettingzoo", "name": "mpe2/simple_spread_v3"}
+    run = torchrl_marl.train(
+        folder=str(tmp_path / "run"), **{**SMALL, "env": {**SMALL["env"], **env}}
+    )
+    assert run.config.execution == "trace" and run.summary["frames"] == 16
+    assert not [one for one in recwarn if "collected eagerly" in str(one.message)]
 
 
 def test_nothing_is_chosen_for_those_who_say_what_they_want():
@@ -79,7 +106,7 @@ def test_an_environment_of_ones_own_is_asked():
     config = load_config("vmas_balance_mappo", {"total_frames": 10_000}, own_env=True)
     env = VmasEnv("balance", num_envs=2, n_agents=2)
     assert choose_execution(config, env) == "compile"
-    assert choose_execution(config, _Other()) == "eager"
+    assert choose_execution(config, _Other()) == "eager"  # 50 updates
 
 
 class _Other:

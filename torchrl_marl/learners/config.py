@@ -167,6 +167,10 @@ class LearnerConfig:
                 expected value and the fix.
         """
 
+    def n_updates(self, frames: int) -> int:
+        """Returns the number of gradient steps for some frames of a run."""
+        return 0
+
 
 @dataclass(frozen=True)
 class RandomConfig(LearnerConfig):
@@ -239,7 +243,12 @@ class TrainedConfig(LearnerConfig):
 class OnBatches:
     """Mixin for the settings of families that train on each batch once, when it arrives."""
 
+    num_epochs: int
     minibatch_size: int
+
+    def n_updates(self, frames: int) -> int:
+        """Returns the number of minibatches for some frames of a run."""
+        return self.num_epochs * frames // self.minibatch_size
 
     @property
     def remembers(self) -> bool:

@@ -144,6 +144,10 @@ class ReplayLearnerConfig(TrainedConfig):
         self.check_store(None if own_env else run.env.num_envs, run.frames_per_batch, at)
         super().check_run(run, at, own_env=own_env)
 
+    def n_updates(self, frames: int) -> int:
+        """Returns the number of gradient steps for some frames after ``learning_starts``."""
+        return int(self.updates_per_frame * frames)
+
     def _check_updates(self, run: Any, at: str) -> None:
         """Refuses settings with which the run ends before its first update."""
         batch = run.frames_per_batch

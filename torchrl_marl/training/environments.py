@@ -231,14 +231,15 @@ def make_collector(
         policy,
         frames_per_batch=config.population.size * config.frames_per_batch,
         total_frames=config.population.size * config.total_frames,
-        execution=config.execution,  # type: ignore[arg-type]
+        execution=config.execution if _has_graphs(env) else "eager",  # type: ignore[arg-type]
         team=team,
         postproc=labels,
     )
 
 
 # For `balance` with 96 envs, compilation takes 20 to 40 s and saves 9 ms per step, including the
-# step's share of the update. Both numbers are similar on an H100.
+# step's share of the update. Both numbers are similar on an H100. Compiling updates alone takes
+# 5 to 15 s and saves 3 to 15 ms each, on a CPU.
 _STEPS_THAT_PAY = 5_000
 
 
@@ -247,8 +248,9 @@ def choose_execution(config: TrainConfig, env: Any = None) -> str:
 
     ``auto`` becomes ``compile`` on a CPU with a C++ compiler, and ``cudagraph`` on a GPU with
     Triton, provided that the simulator can be captured and every env makes at least 5,000 steps.
-    Otherwise it becomes ``eager``; a message is printed if only the C++ compiler is missing. The
-    choice depends only on the settings and the machine.
+    With another simulator, it becomes ``compile`` on a CPU for runs of at least 5,000 gradient
+    steps. Otherwise it becomes ``eager``; a message is printed if only the C++ compiler is missing.
+    The choice depends only on the settings and the machine.
 
     Args:
         config (TrainConfig): config of the run.
@@ -265,10 +267,20 @@ def choose_execution(config: TrainConfig, env: Any = None) -> str:
         captured = library is not None and library.captured
         n_envs = config.env.num_envs
     else:
-        captured = hasattr(getattr(env, "base_env", env), "captured")
+        captured = _has_graphs(env)
         n_envs = env.batch_size.numel()
-    pays = config.total_frames // n_envs >= _STEPS_THAT_PAY
-    return _compiled(config.device) if captured and pays else "eager"
+    steps = config.total_frames // n_envs
+    if not captured:  # only the updates can be compiled, which was measured on CPUs
+        on_cpu = config.device == "cpu"
+        steps = on_cpu * max(
+            own.n_updates(config.total_frames) for own in config.learners().values()
+        )
+    return _compiled(config.device) if steps >= _STEPS_THAT_PAY else "eager"
+
+
+def _has_graphs(env: Any) -> bool:
+    """Returns whether an environment can run as a graph, which its own code may still prevent."""
+    return hasattr(type(getattr(env, "base_env", env)), "captured")
 
 
 def _compiled(device: str) -> str:
