@@ -39,7 +39,12 @@ from torchrl_marl.specs.stacking import Padding
 if TYPE_CHECKING:
     from torchrl_marl.collectors.captured import CapturedRollout
 
-__all__ = ["RolloutCollector", "check_finite"]
+__all__ = ["RolloutCollector", "check_finite", "has_graphs"]
+
+
+def has_graphs(env: Any) -> bool:
+    """Returns whether an environment can run as a graph, which its own code may still prevent."""
+    return hasattr(type(getattr(env, "base_env", env)), "captured")
 
 
 def check_finite(team: TeamSpec, data: TensorDictBase) -> None:

@@ -14,7 +14,7 @@ from tensordict.nn import TensorDictModuleBase
 from torchrl.envs import EnvBase, TransformedEnv
 from torchrl.envs.batched_envs import BatchedEnvBase
 
-from torchrl_marl.collectors.rollout import RolloutCollector
+from torchrl_marl.collectors.rollout import RolloutCollector, has_graphs
 from torchrl_marl.envs.external_code import as_environment
 from torchrl_marl.envs.libraries import LIBRARIES
 from torchrl_marl.envs.make import make_env
@@ -231,7 +231,7 @@ def make_collector(
         policy,
         frames_per_batch=config.population.size * config.frames_per_batch,
         total_frames=config.population.size * config.total_frames,
-        execution=config.execution if _has_graphs(env) else "eager",  # type: ignore[arg-type]
+        execution=config.execution if has_graphs(env) else "eager",  # type: ignore[arg-type]
         team=team,
         postproc=labels,
     )
@@ -267,7 +267,7 @@ def choose_execution(config: TrainConfig, env: Any = None) -> str:
         captured = library is not None and library.captured
         n_envs = config.env.num_envs
     else:
-        captured = _has_graphs(env)
+        captured = has_graphs(env)
         n_envs = env.batch_size.numel()
     steps = config.total_frames // n_envs
     if not captured:  # only the updates can be compiled, which was measured on CPUs
@@ -276,11 +276,6 @@ def choose_execution(config: TrainConfig, env: Any = None) -> str:
             own.n_updates(config.total_frames) for own in config.learners().values()
         )
     return _compiled(config.device) if steps >= _STEPS_THAT_PAY else "eager"
-
-
-def _has_graphs(env: Any) -> bool:
-    """Returns whether an environment can run as a graph, which its own code may still prevent."""
-    return hasattr(type(getattr(env, "base_env", env)), "captured")
 
 
 def _compiled(device: str) -> str:

@@ -12,6 +12,7 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 
+from torchrl_marl.collectors.rollout import has_graphs
 from torchrl_marl.collectors.shard import Shard, shard_seed
 from torchrl_marl.collectors.sharded import LocalPlacement, Placement, ShardedCollector
 from torchrl_marl.collectors.team import TeamPolicy
@@ -74,7 +75,7 @@ class ShardMaker:
             policy,
             random,
             frames_per_batch=config.frames_per_batch // number,
-            execution=config.execution,  # type: ignore[arg-type]
+            execution=config.execution if has_graphs(env) else "eager",  # type: ignore[arg-type]
             team=team,
             life=life,
             threads=config.threads or 1,
