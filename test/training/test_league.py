@@ -212,6 +212,8 @@ def test_imported_players_and_snapshots_of_one_name_are_two(tmp_path):
     ]
     old = player_files(tmp_path / "old")
     assert_equal(read_player(files[1]), read_player(old[1]))
+    parents = [row["parent"] for row in players(tmp_path / "new")]
+    assert parents == [*start, *start, "", "000000128", "000000256", "000000384"]
     assert main(["league", str(tmp_path / "new"), "--episodes", "2"]) == 0
 
 

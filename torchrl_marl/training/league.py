@@ -282,6 +282,7 @@ class League(Part):
         when: Mapping[str, int],
         carry: TensorDictBase | None,
         exploiter: str = "",
+        began_at: int | None = None,
     ) -> bool:
         """Stores a player in a free slot; retires another one if there are too many."""
         used = set() if self.matches is None else self.matches.in_use(carry)
@@ -292,18 +293,20 @@ class League(Part):
         ]
         if not free:
             return False
-        newest = max(self.players, key=lambda own: own.frames, default=None)
-        row = {
-            **when,
-            "kind": "exploiter" if exploiter else "snapshot",
-            "parent": "" if newest is None else newest.name,
-        }
+        kind = "exploiter" if exploiter else "snapshot"
+        parent = self._version(when["frames"] if began_at is None else began_at)
+        row = {**when, "kind": kind, "parent": parent}
         name = f"{when['frames']:09d}{exploiter}"
         self._put(free[0], name, networks_of(policy), row, frames=when["frames"])
         if len(self.players) > self.settings.slots:
             self._match()
             self._retire()
         return True
+
+    def _version(self, frames: int) -> str:
+        """Returns the last stored version of the learning policy at a time; "" if there is none."""
+        versions = (name for name in reversed(self.pool.names) if name.isdigit())
+        return next((name for name in versions if int(name) <= frames), "")
 
     def _put(
         self, slot: int, name: str, networks: Networks, row: Mapping[str, Any], frames: int
@@ -400,7 +403,10 @@ class League(Part):
         for i, exploiter in enumerate(self.exploiters):
             name = f"_exploiter{i}"
             # An exploiter is stored before it is reset to a copy of the main policy.
-            if exploiter.done(frames) and self._store(exploiter.policy, when, carry, name):
+            began_at = exploiter.began_at
+            if exploiter.done(frames) and self._store(
+                exploiter.policy, when, carry, name, began_at
+            ):
                 exploiter.begin(self._learners, frames)
         self._match()
         return {**metrics, "league/players": float(self._candidates().sum())}
