@@ -279,6 +279,19 @@ def test_a_league_of_one_team_or_of_other_learners_is_refused(tmp_path):
         load_config("toy_kuhn_ippo", {"league": LEAGUE, "learner": {"unshare_at": 0.5}})
 
 
+def test_seats_do_not_send_each_other_messages(tmp_path):
+    talk = {**SMALL["learner"], "actor": {"num_cells": [8], "communication": "commnet"}}
+    with pytest.raises(ConfigError, match="seats agent_0, agent_1 would hear .*communication=none"):
+        partners(tmp_path / "a", learner=talk)
+    partners(tmp_path / "b", {"partners": "self"}, learner=talk)
+    env = {"num_envs": 16, "kwargs": {"n_groups": 2}}
+    two = {"recipe": "toy_arena_mappo", "env": env, "learner": talk}
+    train(tmp_path / "c", **two)  # each side hears itself
+    talk["actor"]["communication"] = {"kind": "commnet", "across_groups": True}
+    with pytest.raises(ConfigError, match="agents_0, agents_1 would .*across_groups=false"):
+        train(tmp_path / "d", **two)
+
+
 def test_a_player_of_other_networks_is_refused(tmp_path):
     other = {"learner": {**SMALL["learner"], "actor": {"num_cells": [4]}}}
     train(tmp_path / "old", {"opponents": "none"}, **other)

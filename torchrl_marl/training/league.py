@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from tensordict import TensorDictBase
@@ -16,6 +16,7 @@ from torchrl_marl.collectors.matches import MatchPolicy
 from torchrl_marl.collectors.team import TeamPolicy
 from torchrl_marl.errors import ConfigError, SpecError, nearest, quoted
 from torchrl_marl.learners.learner import Learner
+from torchrl_marl.modules.communication.channel import channel_module
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.crossplay import Payoffs
@@ -204,11 +205,30 @@ class League(Part):
         self.policy: Any = policy
         self.matches: MatchPolicy | None = None
         if settings.match != "self":
+            self._check_channels()
             self.policy = self._make_policy(env.batch_size.numel(), n_slots)
             environments.carry_players(team.groups)
         self.slots: list[Stored | None] = [None] * n_slots
         self.results = Results(len(self.seats), n_slots + len(self.guests))
         self.stored_at = 0
+
+    def _check_channels(self) -> None:
+        """Refuses messages between seats: the other seat's player does not send them."""
+        for actor in self._live.module:
+            module = channel_module(actor)
+            if module is None:
+                continue
+            config = cast(Any, module.module).network.channel.config
+            groups, across = [own.name for own in actor.group.sources], config.across_groups
+            for heard in [groups] if across else [[name] for name in groups]:
+                seats = [seat for seat, own in self.seats.items() if own.keys() & set(heard)]
+                if len(seats) > 1:
+                    use = ".across_groups=false" if len(heard) > 1 else "=none"
+                    raise ConfigError(
+                        f"learner.actor.communication is {quoted(config.kind)}, but the agents of "
+                        f"seats {', '.join(seats)} would hear each other, and stored players send "
+                        f"no messages to others; use learner.actor.communication{use}."
+                    )
 
     def _make_policy(self, num_envs: int, n_slots: int) -> MatchPolicy:
         """Returns the policy that plays matches; exploiters get the first envs."""
