@@ -243,6 +243,10 @@ def test_partners_play_seats_of_one_team(tmp_path):
         ({"exploiters": 1, "exploited": 0.0}, "league.exploited is 0 of 16 envs for 1 exploiters"),
         ({"exploiters": 1, "exploited": 1.0}, "change league.exploited"),
         ({"exploiters": 1, "opponents": "self"}, "use league.opponents=pfsp"),
+        (
+            {"exploiters": 1, "snapshot_every": None, "start_with": ["random"]},
+            "where league.snapshot_every is null: .*use league.snapshot_every=100000",
+        ),
         ({"self_play": 1.0}, "leaves no envs for stored players"),
         ({"snapshot_every": None}, "no player is stored"),
         ({"snapshot_every": None, "start_with": ["random"], "snapshot_at": 0.7}, "largest number"),
