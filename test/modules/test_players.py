@@ -8,7 +8,7 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl_marl import TeamSpec
 from torchrl_marl.envs.toy import Arena
 from torchrl_marl.errors import SpecError
-from torchrl_marl.modules import NetworkConfig, make_actor
+from torchrl_marl.modules import CommunicationConfig, NetworkConfig, make_actor
 from torchrl_marl.modules.normalization import ObservationNorm
 from torchrl_marl.modules.players import Players, dispatch
 
@@ -61,14 +61,23 @@ def test_rows_go_to_their_members_blocks_and_come_back(rows, members, block, see
 @pytest.mark.parametrize("world", [{}, {"action_mask": True}, {"continuous_actions": True}])
 @pytest.mark.parametrize("batch", [(29,), (7, 5)])
 def test_every_row_acts_as_its_player(sharing, world, batch):
-    group = group_of(**world)
-    actors = actors_of(group, 4, sharing=sharing)
+    assert_rows_act_as_their_players(group_of(**world), batch, sharing=sharing)
+
+
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+def test_players_send_messages_along_a_chain_of_agents(cell):
+    bicnet = CommunicationConfig("bicnet", cell=cell, message_size=6)
+    assert_rows_act_as_their_players(group_of(n_agents=4), (29,), communication=bicnet)
+
+
+def assert_rows_act_as_their_players(group, batch, **settings):
+    actors = actors_of(group, 4, **settings)
     players = Players(actors[0], 4, block=4)
     for i, actor in enumerate(actors):
         players.store(i, actor)
     td = step_of(group, *batch)
     who = torch.randint(4, batch)
-    td["agents", "player"] = who.unsqueeze(-1).expand(*batch, 3)
+    td["agents", "player"] = who.unsqueeze(-1).expand(*batch, group.n_agents)
     with set_exploration_type(ExplorationType.DETERMINISTIC):
         acted = players(td.clone())
         for i, actor in enumerate(actors):

@@ -83,6 +83,19 @@ def test_partners_have_half_of_the_team_each():
     assert (table["draws"] == table["games"]).all() and players.standing(table) is None
 
 
+def test_an_agent_hears_only_agents_of_its_own_player():
+    """One pulls the lever with the number of others that it hears, the other pulls lever 1."""
+    env = MatchingLevers(5, seed=0)
+
+    def hears(td):
+        heard = td["agents", "mask"].sum(-1, keepdim=True) - 1
+        td["agents", "action"] = heard.expand(td["agents"].batch_size)
+        return td
+
+    table = cross_play([hears, always(1)], [hears, always(1)], env, episodes=4)
+    assert table["returns"].tolist() == [[8, 0], [0, 8]]
+
+
 def test_a_game_of_turns_is_played_to_its_end():
     """In Nim who knows the way beats who does not, from either seat, if the heap is not lost."""
     env = Nim(64, stones=3, most=3, seed=0)

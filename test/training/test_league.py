@@ -212,6 +212,8 @@ def test_imported_players_and_snapshots_of_one_name_are_two(tmp_path):
     ]
     old = player_files(tmp_path / "old")
     assert_equal(read_player(files[1]), read_player(old[1]))
+    parents = [row["parent"] for row in players(tmp_path / "new")]
+    assert parents == [*start, *start, "", "000000128", "000000256", "000000384"]
     assert main(["league", str(tmp_path / "new"), "--episodes", "2"]) == 0
 
 
@@ -241,6 +243,10 @@ def test_partners_play_seats_of_one_team(tmp_path):
         ({"exploiters": 1, "exploited": 0.0}, "league.exploited is 0 of 16 envs for 1 exploiters"),
         ({"exploiters": 1, "exploited": 1.0}, "change league.exploited"),
         ({"exploiters": 1, "opponents": "self"}, "use league.opponents=pfsp"),
+        (
+            {"exploiters": 1, "snapshot_every": None, "start_with": ["random"]},
+            "where league.snapshot_every is null: .*use league.snapshot_every=100000",
+        ),
         ({"self_play": 1.0}, "leaves no envs for stored players"),
         ({"snapshot_every": None}, "no player is stored"),
         ({"snapshot_every": None, "start_with": ["random"], "snapshot_at": 0.7}, "largest number"),
@@ -275,6 +281,19 @@ def test_a_league_of_one_team_or_of_other_learners_is_refused(tmp_path):
         load_config("toy_echo_rqmix", {"league": LEAGUE})
     with pytest.raises(ConfigError, match="unshare_at=null"):
         load_config("toy_kuhn_ippo", {"league": LEAGUE, "learner": {"unshare_at": 0.5}})
+
+
+def test_seats_do_not_send_each_other_messages(tmp_path):
+    talk = {**SMALL["learner"], "actor": {"num_cells": [8], "communication": "commnet"}}
+    with pytest.raises(ConfigError, match="seats agent_0, agent_1 would hear .*communication=none"):
+        partners(tmp_path / "a", learner=talk)
+    partners(tmp_path / "b", {"partners": "self"}, learner=talk)
+    env = {"num_envs": 16, "kwargs": {"n_groups": 2}}
+    two = {"recipe": "toy_arena_mappo", "env": env, "learner": talk}
+    train(tmp_path / "c", **two)  # each side hears itself
+    talk["actor"]["communication"] = {"kind": "commnet", "across_groups": True}
+    with pytest.raises(ConfigError, match="agents_0, agents_1 would .*across_groups=false"):
+        train(tmp_path / "d", **two)
 
 
 def test_a_player_of_other_networks_is_refused(tmp_path):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from torchrl_marl.training.evolution import Bounds, perturb, tournament, truncation
+from torchrl_marl.training.evolution import Bounds, Fitness, perturb, tournament, truncation
 
 
 def seeded(seed=0):
@@ -64,3 +64,25 @@ def test_some_are_drawn_anew_from_the_whole_range():
     assert new.log10().mean().item() == pytest.approx(-3.0, abs=0.05)
     plain = perturb(values, parent, Bounds(1e-4, 1e-2), resample=1.0, generator=seeded())[1:]
     assert plain.mean().item() == pytest.approx(5.05e-3, rel=0.05)
+
+
+def test_only_an_episode_that_runs_at_a_selection_is_left_out():
+    fitness, returns = Fitness(2), torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+    # The env of member 1 ends an episode with the batch; that of member 0 is in its second.
+    fitness.update(returns, torch.tensor([[True, False, False], [False, False, True]]))
+    fitness.begin()
+    resumed = Fitness(2)
+    resumed.load_state_dict(fitness.state_dict())
+    for own in (fitness, resumed):
+        own.update(returns, torch.tensor([[False, False, False], [False, True, False]]))
+        assert own.episodes.tolist() == [0, 1] and own.total.tolist() == [0.0, 5.0]
+        own.update(returns, torch.tensor([[True, False, True], [False, False, True]]))
+        assert own.episodes.tolist() == [1, 2] and own.total.tolist() == [3.0, 11.0]
+
+
+def test_trials_count_the_episodes_that_begin_with_them():
+    fitness, returns = Fitness(2), torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    fitness.update(returns, torch.tensor([[False, True], [True, False]]))
+    fitness.begin([0])
+    fitness.update(returns, torch.tensor([[False, True], [False, True]]))
+    assert fitness.episodes.tolist() == [1, 2] and fitness.total.tolist() == [2.0, 7.0]

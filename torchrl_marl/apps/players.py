@@ -265,15 +265,15 @@ def heat_map(
 
 
 def evenly(players: Sequence[Any], n: int) -> list[Any]:
-    """Returns at most n items of a list, evenly spaced, including the first and the last.
+    """Returns at most n items of a list, evenly spaced, from the last one back to the first.
 
     Examples:
-        >>> evenly(range(10), 4)
-        [0, 3, 6, 9]
+        >>> evenly(range(10), 4), evenly(range(10), 1)
+        ([0, 3, 6, 9], [9])
     """
     if n >= len(players):
         return list(players)
-    places = torch.linspace(0, len(players) - 1, max(n, 2)).round().long().tolist()
+    places = torch.linspace(len(players) - 1, 0, n).round().long().flip(0).tolist()
     return [players[i] for i in places]
 
 

@@ -143,7 +143,7 @@ def cross_play(
             entry, swapped = game // episodes, (game % 2 == 1) & swap
             pair = torch.stack([places_a[entry // shape[1]], places_b[entry % shape[1]]])
             seated = torch.where(swapped, pair.flip(0), pair)
-            act = _JointPolicy(players, seats, _filled(seated, num_envs))
+            act = _JointPolicy(players, team, seats, _filled(seated, num_envs))
             returns, _ = first_episodes(env, act, team, len(game), longest)
             sums.index_add_(1, entry, _outcomes(returns, seats, swapped))
     wins, draws, games, total, squares = sums.view(5, *shape)
@@ -249,14 +249,19 @@ def _with_others(table: np.ndarray, counts: np.ndarray) -> np.ndarray:
 class _JointPolicy:
     """Joint policy of several players, each of which acts in the envs in which it has a seat.
 
+    Agents of other players are masked for a policy, so that its agents do not hear them.
+
     Args:
         players (sequence of callable): policies of the players.
+        team (TeamSpec): the groups.
         seats (Seats): agents of each seat.
         seated (Tensor): index of the player in each seat and env, ``[2, E]``.
     """
 
-    def __init__(self, players: Sequence[Policy], seats: Seats, seated: Tensor) -> None:
-        self.acts = []
+    def __init__(
+        self, players: Sequence[Policy], team: TeamSpec, seats: Seats, seated: Tensor
+    ) -> None:
+        self.team, self.acts = team, []
         for place, policy in enumerate(players):
             rows = (seated == place).any(0).nonzero().squeeze(1)
             if not len(rows):
@@ -271,7 +276,7 @@ class _JointPolicy:
         """Writes the actions of all players."""
         written: dict[NestedKey, Tensor] = {}
         for policy, own_rows, parts in self.acts:
-            acted = policy(tensordict[own_rows])
+            acted = policy(self._masked(tensordict[own_rows], parts))
             for name, here, there, agents in parts:
                 for key, own in _outputs(acted, name):
                     whole = (*tensordict.shape, *own.shape[1:])
@@ -279,6 +284,16 @@ class _JointPolicy:
                     rows[there.unsqueeze(1), agents] = own[here.unsqueeze(1), agents]
         for key, value in written.items():
             tensordict.set(key, value)
+        return tensordict
+
+    def _masked(self, tensordict: TensorDictBase, parts: Sequence[Any]) -> TensorDictBase:
+        for name, group in self.team.groups.items():
+            if group.mask_key is not None:
+                mask = tensordict.get(group.mask_key)
+                own = torch.zeros_like(mask)
+                for _, here, _, agents in (part for part in parts if part[0] == name):
+                    own[here.unsqueeze(1), agents] = True
+                tensordict.set(group.mask_key, mask & own)
         return tensordict
 
 

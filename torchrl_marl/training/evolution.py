@@ -174,21 +174,22 @@ class Fitness:
 
     Examples:
         >>> fitness = Fitness(2)
-        >>> done = torch.tensor([[True, True], [False, True]])
-        >>> fitness.update(torch.tensor([[1.0, 3.0], [0.0, 5.0]]), done)
+        >>> returns = torch.tensor([[1.0, 3.0], [0.0, 5.0]])
+        >>> fitness.update(returns, torch.tensor([[True, False], [False, True]]))
         >>> fitness.mean, fitness.episodes
-        (tensor([2., 5.], dtype=torch.float64), tensor([2, 1]))
-        >>> fitness.begin()
-        >>> fitness.update(torch.tensor([[1.0, 3.0], [0.0, 5.0]]), done)
+        (tensor([1., 5.], dtype=torch.float64), tensor([1, 1]))
+        >>> fitness.begin()  # the second episode of member 0 is running
+        >>> fitness.update(returns, torch.tensor([[True, True], [False, True]]))
         >>> fitness.mean
-        tensor([3., nan], dtype=torch.float64)
+        tensor([3., 5.], dtype=torch.float64)
     """
 
     def __init__(self, n_members: int) -> None:
         self.n_members = n_members
         self.total = torch.zeros(n_members, dtype=torch.float64)
         self.episodes = torch.zeros(n_members, dtype=torch.int64)
-        self._spoiled: Tensor | None = None
+        self._running: Tensor | None = None  # envs in the middle of an episode, [P * E]
+        self._spoiled: Tensor | None = None  # those whose episode began before the selection
 
     @property
     def mean(self) -> Tensor:
@@ -211,7 +212,7 @@ class Fitness:
             counted = done & ~(first & self._spoiled.to(done.device).unsqueeze(1))
         ended = done.any(1).cpu()
         before = torch.zeros_like(ended) if self._spoiled is None else self._spoiled
-        self._spoiled = before & ~ended
+        self._spoiled, self._running = before & ~ended, ~done[:, -1].cpu()
         shape = self.n_members, -1
         total = torch.where(counted, returns, 0.0).double().reshape(shape).sum(1)
         self.total += total.cpu()
@@ -222,19 +223,25 @@ class Fitness:
         chosen = list(range(self.n_members) if members is None else members)
         self.total[chosen] = 0.0
         self.episodes[chosen] = 0
-        if self._spoiled is not None:
-            spoiled = self._spoiled.reshape(self.n_members, -1).clone()
-            spoiled[chosen] = True
+        if self._spoiled is not None and self._running is not None:
+            shape = self.n_members, -1
+            spoiled = self._spoiled.reshape(shape).clone()
+            spoiled[chosen] = self._running.reshape(shape)[chosen]
             self._spoiled = spoiled.flatten()
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state for a checkpoint."""
-        return {"total": self.total, "episodes": self.episodes, "spoiled": self._spoiled}
+        return {
+            "total": self.total,
+            "episodes": self.episodes,
+            "running": self._running,
+            "spoiled": self._spoiled,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores a saved state."""
         self.total, self.episodes = state["total"].clone(), state["episodes"].clone()
-        self._spoiled = state["spoiled"]
+        self._running, self._spoiled = state.get("running"), state["spoiled"]
 
 
 class MemberRating:

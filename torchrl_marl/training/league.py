@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from tensordict import TensorDictBase
@@ -16,6 +16,7 @@ from torchrl_marl.collectors.matches import MatchPolicy
 from torchrl_marl.collectors.team import TeamPolicy
 from torchrl_marl.errors import ConfigError, SpecError, nearest, quoted
 from torchrl_marl.learners.learner import Learner
+from torchrl_marl.modules.communication.channel import channel_module
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.crossplay import Payoffs
@@ -204,11 +205,30 @@ class League(Part):
         self.policy: Any = policy
         self.matches: MatchPolicy | None = None
         if settings.match != "self":
+            self._check_channels()
             self.policy = self._make_policy(env.batch_size.numel(), n_slots)
             environments.carry_players(team.groups)
         self.slots: list[Stored | None] = [None] * n_slots
         self.results = Results(len(self.seats), n_slots + len(self.guests))
         self.stored_at = 0
+
+    def _check_channels(self) -> None:
+        """Refuses messages between seats: the other seat's player does not send them."""
+        for actor in self._live.module:
+            module = channel_module(actor)
+            if module is None:
+                continue
+            config = cast(Any, module.module).network.channel.config
+            groups, across = [own.name for own in actor.group.sources], config.across_groups
+            for heard in [groups] if across else [[name] for name in groups]:
+                seats = [seat for seat, own in self.seats.items() if own.keys() & set(heard)]
+                if len(seats) > 1:
+                    use = ".across_groups=false" if len(heard) > 1 else "=none"
+                    raise ConfigError(
+                        f"learner.actor.communication is {quoted(config.kind)}, but the agents of "
+                        f"seats {', '.join(seats)} would hear each other, and stored players send "
+                        f"no messages to others; use learner.actor.communication{use}."
+                    )
 
     def _make_policy(self, num_envs: int, n_slots: int) -> MatchPolicy:
         """Returns the policy that plays matches; exploiters get the first envs."""
@@ -282,6 +302,7 @@ class League(Part):
         when: Mapping[str, int],
         carry: TensorDictBase | None,
         exploiter: str = "",
+        began_at: int | None = None,
     ) -> bool:
         """Stores a player in a free slot; retires another one if there are too many."""
         used = set() if self.matches is None else self.matches.in_use(carry)
@@ -292,18 +313,20 @@ class League(Part):
         ]
         if not free:
             return False
-        newest = max(self.players, key=lambda own: own.frames, default=None)
-        row = {
-            **when,
-            "kind": "exploiter" if exploiter else "snapshot",
-            "parent": "" if newest is None else newest.name,
-        }
+        kind = "exploiter" if exploiter else "snapshot"
+        parent = self._version(when["frames"] if began_at is None else began_at)
+        row = {**when, "kind": kind, "parent": parent}
         name = f"{when['frames']:09d}{exploiter}"
         self._put(free[0], name, networks_of(policy), row, frames=when["frames"])
         if len(self.players) > self.settings.slots:
             self._match()
             self._retire()
         return True
+
+    def _version(self, frames: int) -> str:
+        """Returns the last stored version of the learning policy at a time; "" if there is none."""
+        versions = (name for name in reversed(self.pool.names) if name.isdigit())
+        return next((name for name in versions if int(name) <= frames), "")
 
     def _put(
         self, slot: int, name: str, networks: Networks, row: Mapping[str, Any], frames: int
@@ -400,7 +423,10 @@ class League(Part):
         for i, exploiter in enumerate(self.exploiters):
             name = f"_exploiter{i}"
             # An exploiter is stored before it is reset to a copy of the main policy.
-            if exploiter.done(frames) and self._store(exploiter.policy, when, carry, name):
+            began_at = exploiter.began_at
+            if exploiter.done(frames) and self._store(
+                exploiter.policy, when, carry, name, began_at
+            ):
                 exploiter.begin(self._learners, frames)
         self._match()
         return {**metrics, "league/players": float(self._candidates().sum())}

@@ -255,11 +255,13 @@ class LeagueConfig:
                 f"{at}snapshot_every is null and {at}start_with is empty, so that no player is "
                 f"stored; use {at}snapshot_every=100000, or list players in {at}start_with."
             )
-        if self.exploiters and (self.opponents in ("none", "self") or self.snapshot_every is None):
+        idle = self.opponents in ("none", "self")
+        if self.exploiters and (idle or self.snapshot_every is None):
+            name, use = ("opponents", "pfsp") if idle else ("snapshot_every", "100000")
             raise ConfigError(
-                f"{at}exploiters is {self.exploiters}, expected 0 where {at}opponents is "
-                f"{quoted(self.opponents)} and {at}snapshot_every {quoted(self.snapshot_every)}: "
-                f"exploiters are stored as opponents; use {at}opponents=pfsp."
+                f"{at}exploiters is {self.exploiters}, expected 0 where {at}{name} is "
+                f"{shown(getattr(self, name))}: exploiters are stored as opponents; use "
+                f"{at}{name}={use}."
             )
 
 

@@ -15,7 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torchrl_marl.modules.memory.products import add_gradient, add_product, project
+from torchrl_marl.modules.memory.products import (
+    add_gradient,
+    add_product,
+    apply_to_batched,
+    project,
+)
 
 __all__ = ["gru", "gru_loop"]
 
@@ -97,6 +102,11 @@ class _Sequence(torch.autograd.Function):
         ctx.mark_non_differentiable(*kept)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*inputs, *kept)
+
+    @staticmethod
+    def vmap(info, in_dims, *inputs):  # type: ignore[no-untyped-def]
+        networks = (1, 0, 1, 1, 0, 0, 0, 0)
+        return apply_to_batched(_Sequence, info.batch_size, in_dims, inputs, networks=networks)
 
     @staticmethod
     def backward(ctx, gradient, *_: Any):  # type: ignore[no-untyped-def]

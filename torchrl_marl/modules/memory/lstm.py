@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchrl_marl.modules.memory.products import apply_to_batched
+
 __all__ = ["lstm", "lstm_loop"]
 
 
@@ -76,6 +78,11 @@ class _Sequence(torch.autograd.Function):
         ctx.mark_non_differentiable(*kept)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(keep, acts, weight, *kept)
+
+    @staticmethod
+    def vmap(info, in_dims, *inputs):  # type: ignore[no-untyped-def]
+        networks = (1, 0, 1, 1, 0, 0)
+        return apply_to_batched(_Sequence, info.batch_size, in_dims, inputs, networks=networks)
 
     @staticmethod
     def backward(ctx, gradient, *_: Any):  # type: ignore[no-untyped-def]

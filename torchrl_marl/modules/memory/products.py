@@ -1,4 +1,4 @@
-"""Products of rows with the weights of networks, added to given tensors.
+"""Products of rows with the weights of networks, added to given tensors; networks under ``vmap``.
 
 Shapes: T steps (optional), K networks, R rows of each, F inputs, O outputs. One network needs no
 batched product, which would be slower.
@@ -6,11 +6,14 @@ batched product, which would be slower.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["add_gradient", "add_product", "project"]
+__all__ = ["add_gradient", "add_product", "apply_to_batched", "project"]
 
 
 def project(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -59,3 +62,36 @@ def add_gradient(total: Tensor, of_rows: Tensor, x: Tensor) -> None:
     else:
         for own, y in zip(of_rows, x):
             total.baddbmm_(own.mT, y)
+
+
+def apply_to_batched(
+    function: type[torch.autograd.Function],
+    size: int,
+    in_dims: Sequence[int | None],
+    inputs: Sequence[Tensor | None],
+    *,
+    networks: Sequence[int],
+) -> tuple[tuple[Tensor, ...], int]:
+    """Applies an operation of K networks to B * K, which is what ``vmap`` over B means.
+
+    Args:
+        function (type): operation whose outputs have the networks as dim 1.
+        size (int): number B.
+        in_dims (sequence): dim of B in each input; None if it has none.
+        inputs (sequence): the inputs of the operation.
+
+    Keyword Args:
+        networks (sequence of int): dim of K in each input, without B.
+
+    Returns:
+        tuple: the outputs, and their dim of B.
+    """
+
+    def folded(x: Tensor | None, own: int | None, place: int) -> Tensor | None:
+        if x is None:
+            return None
+        whole = x.expand(size, *x.shape).movedim(0, place) if own is None else x.movedim(own, place)
+        return whole.flatten(place, place + 1)
+
+    outputs: Any = function.apply(*map(folded, inputs, in_dims, networks))  # type: ignore[no-untyped-call]
+    return tuple(x.unflatten(1, (size, -1)) for x in outputs), 1
