@@ -14,11 +14,13 @@ import torchrl_marl
 from torchrl_marl import AgentSpec, TeamSpec
 from torchrl_marl.apps import players
 from torchrl_marl.apps.cli import main as cli
+from torchrl_marl.collectors import TeamPolicy
+from torchrl_marl.envs import VmasEnv
 from torchrl_marl.envs.remember import Remember
 from torchrl_marl.envs.toy import Echo, Kuhn, MatchingLevers, Nim, SpeakerListener, ZeroSum
 from torchrl_marl.envs.transforms import with_dense_groups
 from torchrl_marl.errors import ConfigError, SpecError
-from torchrl_marl.modules import make_actor
+from torchrl_marl.modules import CommunicationConfig, TeamNetworkConfig, make_actor
 from torchrl_marl.training.crossplay import cross_play, partner_score, seats_of
 
 pytestmark = pytest.mark.runs
@@ -94,6 +96,16 @@ def test_an_agent_hears_only_agents_of_its_own_player():
 
     table = cross_play([hears, always(1)], [hears, always(1)], env, episodes=4)
     assert table["returns"].tolist() == [[8, 0], [0, 8]]
+
+
+def test_policies_that_would_hear_other_players_are_refused():
+    env = VmasEnv("balance", num_envs=4, max_steps=5, n_agents=4, seed=0)
+    group = TeamSpec.from_env(env).groups["agents"]
+    talks = TeamNetworkConfig(num_cells=[8], communication=CommunicationConfig("commnet"))
+    talking, silent = (TeamPolicy([make_actor(group, own)]) for own in (talks, None))
+    cross_play([silent], [silent], env, episodes=2)
+    with pytest.raises(ConfigError, match="'agents' communicate, and the environment has no mask"):
+        cross_play([silent], [talking], env, episodes=2)
 
 
 def test_a_game_of_turns_is_played_to_its_end():

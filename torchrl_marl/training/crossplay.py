@@ -6,16 +6,17 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
-from torch import Tensor
+from torch import Tensor, nn
 from torchrl.envs import EnvBase
 
 from torchrl_marl.envs.transforms import with_dense_groups
 from torchrl_marl.errors import ConfigError
+from torchrl_marl.modules.communication.channel import channel_module
 from torchrl_marl.specs import GroupSpec, TeamSpec
 from torchrl_marl.training.evaluation import first_episodes, seeded_play
 from torchrl_marl.training.statistics import CONFIDENCE, RESAMPLES, Estimate, estimate, mean
@@ -106,8 +107,8 @@ def cross_play(
           float64. The player with the larger return wins; the halves of a team always draw
 
     Raises:
-        ConfigError: there are no players or no episodes, the seats cannot be swapped, or
-            :func:`seats_of` raises it.
+        ConfigError: there are no players or no episodes, the seats cannot be swapped, agents of
+            different players would hear each other, or :func:`seats_of` raises it.
 
     Examples:
         >>> from torchrl_marl.collectors import TeamPolicy
@@ -131,6 +132,7 @@ def cross_play(
     seats = seats_of(team)
     swap = seats.alike if swap is None else swap
     _check([players_a, players_b], episodes, swap, seats)
+    _check_channels([*players_a, *players_b], team, seats)
     episodes += episodes % 2 if swap else 0
     shape = len(players_a), len(players_b)
     players = list(dict.fromkeys([*players_a, *players_b]))
@@ -163,6 +165,23 @@ def _check(players: Sequence[Sequence[Policy]], episodes: int, swap: bool, seats
             "players cannot swap seats: the sides differ in agents, observations or actions; "
             "use swap=False."
         )
+
+
+def _check_channels(players: Sequence[Policy], team: TeamSpec, seats: Seats) -> None:
+    """Refuses messages between agents of two players that no mask can stop."""
+    for player in players:
+        module = channel_module(player) if isinstance(player, nn.Module) else None
+        if module is None:
+            continue
+        across = cast(Any, module.module).network.channel.config.across_groups
+        for name, group in team.groups.items():
+            both = across or all(name in own for own in seats.agents)
+            if both and group.mask_key is None:
+                raise ConfigError(
+                    f"the agents of group {name!r} communicate, and the environment has no mask "
+                    "that would keep them from hearing agents of other players; use policies with "
+                    "actor.communication=none."
+                )
 
 
 def _filled(seated: Tensor, num_envs: int) -> Tensor:
