@@ -3,6 +3,7 @@
 import pytest
 import torch
 from pictures import lively, picture_group
+from runs import small_config, table
 from tensordict import TensorDict
 from torch import nn
 from torchrl.data import Categorical, Unbounded
@@ -91,6 +92,23 @@ class TestBodyOfOnesOwn:
         )
         assert run.config.learner.actor.body == "mean"
         assert any(isinstance(module, MeanBody) for module in run.policy.modules())
+
+    def test_one_of_single_agents_trains_in_a_population(self, tmp_path):
+        """As the built-in network from the same builder, to the bit."""
+        register_body("copy", "the network of mlp", network=make_mlp)
+        try:
+            for body in ("mlp", "copy"):
+                learner = {"actor.body": body, "critic.body": body, "minibatch_size": 40}
+                given = {"population": {"size": 2}, "learner": learner, "total_frames": 160}
+                torchrl_marl.train(small_config(folder=str(tmp_path / body), **given))
+        finally:
+            registry.BODIES.remove("copy")
+        rows = [table(tmp_path / body / "seed1/metrics.csv") for body in ("mlp", "copy")]
+        assert rows[0] == rows[1]
+
+    def test_one_over_all_agents_would_link_members_of_a_population(self, mean_body):
+        with pytest.raises(ConfigError, match="critic.body is 'mean', but it reads all agents"):
+            load_config("toy_arena_mappo", ["population.size=2", "learner.critic.body=mean"])
 
     def test_a_word_has_one_meaning(self, mean_body):
         with pytest.raises(ConfigError, match="body 'mlp' is registered already"):

@@ -216,6 +216,18 @@ def test_metrics_that_cannot_be_written(tmp_path, found, reason):
         train(tmp_path / "run", Odd())
 
 
+@pytest.mark.parametrize("name", ["seed", "recipe", "stopped", "return_after"])
+def test_names_of_the_summary_are_taken(tmp_path, name):
+    """Also of entries that are written after ``on_end``; they replaced the callback's."""
+
+    class Odd(Callback):
+        def on_end(self, control):
+            return {name: 1.5}
+
+    with pytest.raises(UserError, match=f"a callback logs '{name}', which is the name of a metric"):
+        train(tmp_path / "run", Odd())
+
+
 # --------------------------------------------------------------------------- stops and changes
 
 

@@ -132,6 +132,24 @@ def test_a_larger_team_is_served_and_refreshed(toy):
         assert all(torch.equal(x, y) for x, y in zip(before, served._policy.parameters()))
 
 
+def test_a_larger_team_keeps_its_policy_when_agents_no_longer_share(tmp_path):
+    """A checkpoint of own networks for each agent does not fit; new networks acted instead."""
+    from torchrl_marl.apps.serving import PolicyServer
+
+    env = {"num_envs": 4, "kwargs": {"n_agents": 2, "years": 2}}
+    run = trained(tmp_path / "run", "toy_arena_mappo", env, unshare_at=0.5)
+    checkpoints = run.folder / "checkpoints"
+    late = (checkpoints / "iteration_000002.pt").rename(tmp_path / "late.pt")
+    settings = {"env.kwargs.n_agents": 5}
+    with PolicyServer(run.folder, port=0, execution="eager", settings=settings) as served:
+        before = [x.clone() for x in served._policy.parameters()]
+        late.rename(checkpoints / "iteration_000002.pt")
+        with pytest.raises(ConfigError, match="n_agents=5 needs networks of other shapes"):
+            served.refresh()
+        assert served.version == 0
+        assert all(torch.equal(x, y) for x, y in zip(before, served._policy.parameters()))
+
+
 @pytest.mark.parametrize("command", ["export", "serve"])
 def test_only_the_environment_may_differ(toy, command, capsys):
     assert main([command, str(toy), "learner.lr=1.0"]) == 2

@@ -14,6 +14,7 @@ from typing import Any
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.learners.algorithms import ALGORITHMS
 from torchrl_marl.learners.off_policy_config import ReplayLearnerConfig
+from torchrl_marl.modules.registry import BODIES
 from torchrl_marl.settings.formatting import listed, shown
 
 __all__ = [
@@ -183,6 +184,16 @@ def _of_networks(key: str, why: str, *goes: str, stored: bool = False) -> list[L
         return isinstance(learner, ReplayLearnerConfig) or not stored
 
     return [Limit(f"{part}.{key}", why, goes or ("none",), when) for part in ("actor", "critic")]
+
+
+def _of_body(part: str) -> Limit:
+    """Returns a limit for bodies over all agents; networks of single agents are allowed."""
+
+    def when(learner: Any) -> bool:
+        found = BODIES.find(getattr(learner, part).body)
+        return found is not None and found.body is not None
+
+    return Limit(f"{part}.body", _READS_ALL, ("mlp", "cnn", "simba"), when)
 
 
 def _why_no_league(learner: Any) -> str:
@@ -381,7 +392,8 @@ POPULATION = Feature(
         *_of_networks("sharing", "but it would link members of a population", *_APART),
         *_of_networks("communication.kind", _ONE_CHANNEL),
         Limit("critic.architecture", _READS_ALL, ("mlp",)),
-        *_of_networks("body", _READS_ALL, "mlp", "cnn", "simba"),
+        _of_body("actor"),
+        _of_body("critic"),
     ),
     otherwise="use population.size=1",
 )

@@ -25,6 +25,7 @@ from torchrl_marl.training.checkpoint import all_checkpoints
 from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.messages import print_message
 from torchrl_marl.training.part import Part
+from torchrl_marl.training.progress import figures_of
 
 if TYPE_CHECKING:
     from torchrl_marl.training.training import Training
@@ -328,7 +329,8 @@ class Callbacks(Part):
         summary = self.results.run.summary
         entries: list[dict[str, Any]] = [{} for _ in range(self.n_members)]
         found = self._call(training, "on_end")
-        self._add(found, entries, summary.keys() - self._in_summary)
+        of_run = {*summary, *figures_of(training.config, 0, 0), "stopped"}
+        self._add(found, entries, of_run - {*self._in_summary})
         self.results.note_own(entries)
         self._in_summary = list(found)
         if self.stopped is not None:

@@ -151,9 +151,9 @@ class TrainConfig:
     total_frames: Count = 1_000_000
     """Number of frames of the whole run."""
     stop_at_return: Annotated[float, Range()] | None = None
-    """Mean return at which the run ends early; null: never. If ``evaluation.every_frames`` is set,
-    this is the return of the latest evaluation. Otherwise it is the mean of the last
-    ``evaluation.episodes`` training episodes."""
+    """Mean return at which the run ends early; null: never. If ``evaluation.every_frames`` or
+    ``evaluation.count`` is set, this is the return of the latest evaluation. Otherwise it is the
+    mean of the last ``evaluation.episodes`` training episodes."""
     until: dict[str, Any] = field(default_factory=dict)
     """Metrics of evaluations, and the values at which the run ends early, such as ``{return: 40}``.
     The run ends when an evaluation during training reaches all of them; null: not compared."""

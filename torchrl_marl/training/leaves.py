@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchrl_marl.errors import ConfigError
+from torchrl_marl.settings import flatten, shown
 from torchrl_marl.training.checkpoint import leaves
 
 __all__ = ["Leaves", "described", "leaves_of", "live_leaves", "load_actors", "part_of"]
@@ -57,15 +59,18 @@ def _moments(i: int, state: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
 
 
 @torch.no_grad()
-def load_actors(learners: Sequence[Any], states: Iterable[Mapping[str, Any]]) -> list[str]:
+def load_actors(
+    learners: Sequence[Any], states: Iterable[Mapping[str, Any]], settings: Mapping[str, Any]
+) -> None:
     """Copies the actors and the statistics of observations of a run into learners, in place.
 
     Args:
-        learners (sequence of Learner): ordinary learners, which may be for another environment.
+        learners (sequence of Learner): ordinary learners, for another environment than the run's.
         states (iterable of mapping): states of the run's learners.
+        settings (mapping): settings of that environment, for the message.
 
-    Returns:
-        list of str: descriptions of leaves that do not fit; nothing is copied if there are any.
+    Raises:
+        ConfigError: a leaf does not fit; nothing is copied.
     """
     given, own = (
         {name: x for name, x in found.items() if name.startswith(_ACTING)}
@@ -77,10 +82,15 @@ def load_actors(learners: Sequence[Any], states: Iterable[Mapping[str, Any]]) ->
         for name in {**own, **given}
         if described(own.get(name)) != described(given.get(name))
     ]
-    if not faults:
-        for name, x in own.items():
-            x.copy_(given[name])
-    return faults
+    if faults:
+        changed = ", ".join(f"{key}={shown(value)}" for key, value in flatten(settings).items())
+        raise ConfigError(
+            f"{changed} needs networks of other shapes than the run has: {', '.join(faults)}; keep "
+            "the size of observations and actions, and train with networks that do not depend on "
+            "the number of agents, such as learner.actor.sharing=group."
+        )
+    for name, x in own.items():
+        x.copy_(given[name])
 
 
 def live_leaves(learners: Iterable[Any]) -> Leaves:

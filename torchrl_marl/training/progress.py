@@ -93,10 +93,9 @@ def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
 class StopAtReturn:
     """Stopping condition: the mean return of all agents has reached ``stop_at_return``.
 
-    With ``evaluation.every_frames``, the mean return is that of the last evaluation. Otherwise it
-    is the mean over the last ``evaluation.episodes`` training episodes, rounded up to whole
-    iterations. For ``evaluation.episodes=0`` it is the mean over the last iteration in which
-    episodes finished.
+    With evaluations during training, the mean return is that of the last one. Otherwise it is the
+    mean over the last ``evaluation.episodes`` training episodes, rounded up to whole iterations.
+    For ``evaluation.episodes=0`` it is the mean over the last iteration in which episodes finished.
 
     Args:
         config (TrainConfig): config of the run.

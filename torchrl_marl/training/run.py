@@ -30,7 +30,7 @@ from torchrl_marl.modules.precision import set_precision
 from torchrl_marl.runtime.applications import application
 from torchrl_marl.runtime.random_state import RandomState
 from torchrl_marl.runtime.trust import refuse_links, trusting
-from torchrl_marl.settings import Reader, flatten, normalized, shown
+from torchrl_marl.settings import Reader, flatten, normalized
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.checkpoint import load_latest, load_learners
 from torchrl_marl.training.config import TrainConfig, last_stage, read_run_config
@@ -154,7 +154,9 @@ class Run:
                 like.close()
             learners = build_learners(team, config.learner, config.groups, device=device)
         if settings:
-            _load_actors(learners, state, settings)
+            from torchrl_marl.training.leaves import load_actors
+
+            load_actors(learners, state["learners"], settings)
         else:
             _load(learners, state, changed)
         actors = [actor for learner in learners for actor in learner.actors.values()]
@@ -462,22 +464,6 @@ def check_played(given: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"{other} is given, expected settings of the environment, such as "
             "env.kwargs.n_agents=8; other settings stay."
-        )
-
-
-def _load_actors(
-    learners: Sequence[Learner], state: Mapping[str, Any], settings: Mapping[str, Any]
-) -> None:
-    """Loads the parameters of the actors into networks for another environment."""
-    from torchrl_marl.training.leaves import load_actors
-
-    faults = load_actors(learners, state["learners"])
-    if faults:
-        given = ", ".join(f"{key}={shown(value)}" for key, value in flatten(settings).items())
-        raise ConfigError(
-            f"{given} needs networks of other shapes than the run has: {', '.join(faults)}; keep "
-            "the size of observations and actions, and train with networks that do not depend on "
-            "the number of agents, such as learner.actor.sharing=group."
         )
 
 

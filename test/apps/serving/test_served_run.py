@@ -21,6 +21,7 @@ import torchrl_marl
 from torchrl_marl import AgentSpec, TeamSpec
 from torchrl_marl.apps.cli import main as cli
 from torchrl_marl.apps.serving import PolicyServer, declared_of
+from torchrl_marl.apps.serving.policy_server import _follow
 from torchrl_marl.errors import CheckpointError, ConfigError
 from torchrl_marl.recipes import read_config
 from torchrl_marl.training.run import Run
@@ -164,6 +165,41 @@ def test_newer_checkpoints_are_followed_in_mid_episode(tmp_path):
         policy = Run.load(run.folder).policy
         for own, newer in zip(served._policy.policy.parameters(), policy.parameters()):
             assert torch.equal(own, newer)
+
+
+def trained_in_stages(folder, tmp_path, **second):
+    """A run with two stages, whose second one is put aside, as if it had not begun."""
+    stages = {"one": {}, "two": {"total_frames": 320, **second}}
+    torchrl_marl.train(read_config(config(folder), {"stages": stages}))
+    return (folder / "two").rename(tmp_path / "aside")
+
+
+def test_the_next_stage_is_followed(tmp_path):
+    folder = tmp_path / "run"
+    aside = trained_in_stages(folder, tmp_path, **{"learner.actor.activation": "relu"})
+    with PolicyServer(folder, port=0, execution="trace", max_clients=2) as served:
+        assert served.version == 160 and not served.refresh()
+        aside.rename(folder / "two")
+        assert served.refresh() and not served.refresh()
+        assert served.version == 320
+        with closing(connect(served)) as client:
+            seen, legal = drawn_observations(served, np.random.default_rng(0))
+            answers = client.begin(seen, action_masks=legal)
+        acted = best(Run.load(folder).policy, step_of(served, seen, legal))
+        given = [answers[f"agents_{i}"] for i in range(len(seen))]
+        np.testing.assert_allclose(given, acted["agents", "action"][0].numpy(), atol=1e-6)
+
+
+def test_a_stage_of_other_agents_is_not_followed(tmp_path, capsys):
+    folder, init = tmp_path / "run", ["actor", "normalization"]
+    aside = trained_in_stages(folder, tmp_path, **{"env.kwargs.n_agents": 3, "init": init})
+    with PolicyServer(folder, port=0, execution="eager") as served:
+        aside.rename(folder / "two")
+        _follow(served)
+        _follow(served)  # the error is printed once for each checkpoint
+        assert served.version == 160
+    printed = capsys.readouterr().out
+    assert printed.count("still serves 160 frames: stage 'two' has other agents") == 1
 
 
 def test_who_declares_other_agents_is_refused(kinds):

@@ -29,6 +29,7 @@ from torchrl_marl.learners.build import build_learners
 from torchrl_marl.runtime.random_state import RandomState
 from torchrl_marl.specs import GroupSpec, TeamSpec
 from torchrl_marl.training.checkpoint import latest_checkpoint, load_latest, load_learners
+from torchrl_marl.training.config import TrainConfig, last_stage
 from torchrl_marl.training.leaves import load_actors
 from torchrl_marl.training.run import Run
 
@@ -59,6 +60,13 @@ def declared_of(team: TeamSpec) -> Declared:
     return Declared({name: _kind(name, group) for name, group in team.groups.items()})
 
 
+def _declaration(config: TrainConfig, team: TeamSpec) -> Declared:
+    if config.env.has_clients:  # declared by its clients, with the state
+        kwargs = config.env.kwargs
+        return Declared.read(kwargs.get("agents"), kwargs.get("state_size"))
+    return declared_of(team)
+
+
 def _kind(name: str, group: GroupSpec) -> DeclaredKind:
     if len(group.observation_keys) > 1 or group.observation_ndims != (1,):
         shapes = ", ".join(str(shape[1:]) for shape in group.observation_shapes)
@@ -69,7 +77,7 @@ def _kind(name: str, group: GroupSpec) -> DeclaredKind:
     if group.branches:
         raise ConfigError(
             f"agents {name!r} have actions that are {group.choices}, which the protocol "
-            " does not send; export the run instead: torchrl-marl export."
+            "does not send; export the run instead: torchrl-marl export."
         )
     n, width = group.n_agents, group.observation_dim
     if group.discrete:
@@ -145,15 +153,13 @@ class PolicyServer:
         trust: bool = False,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
-        run = Run.load(folder, device="cpu", trust=trust, settings=settings)
-        self._is_other_env = bool(settings)
-        self.folder = run.folder
-        self._config, self._checkpoint = run.config, latest_checkpoint(self.folder)
+        self._root = Path(folder)
+        self._options: dict[str, Any] = {"trust": trust, "settings": settings}
         self._execution = execution
-        env = run.make_env()
-        self._team = TeamSpec.from_env(env)
-        env.close()
-        self.declared = self._declaration()
+        run, self._team = self._load_run()
+        self.folder, self._config = run.folder, run.config
+        self._checkpoint = latest_checkpoint(self.folder)
+        self.declared = _declaration(run.config, self._team)
         self.server = ActionServer(
             self.declared, token=read_token(token_file), max_clients=max_clients
         )
@@ -185,14 +191,21 @@ class PolicyServer:
     def refresh(self) -> bool:
         """Switches to a newer checkpoint, if there is one; returns whether there was.
 
-        Clients' episodes continue, and agents keep their hidden states.
+        Clients' episodes continue, and agents keep their hidden states. A run with stages is
+        followed into its next stage.
 
         Raises:
             CheckpointError: the run's folder has no complete checkpoint.
+            ConfigError: the newer policy does not fit the agents that are served.
         """
-        newest = latest_checkpoint(self.folder)
+        folder = self._newest_folder()
+        newest = latest_checkpoint(folder)
         if newest == self._checkpoint:
             return False
+        self._checkpoint = newest
+        if folder != self.folder:
+            self._begin_stage()
+            return True
         self._checkpoint, state = load_latest(self.folder)
         policy = self._policy_of(state)
         acting = None
@@ -200,6 +213,24 @@ class PolicyServer:
             acting = self._graphs(policy)
         self.listener.ask(self._take, policy, acting, state["collector"]["frames"])
         return True
+
+    def _newest_folder(self) -> Path:
+        """Returns the folder of the last stage that has begun; without stages the run's own."""
+        return self.folder if self.folder == self._root else last_stage(self._root)
+
+    def _begin_stage(self) -> None:
+        """Switches to the run's next stage, with new graphs, since its networks may differ."""
+        run, team = self._load_run()
+        policy = _Choosing(run.policy, team)
+        agents = _declaration(run.config, team), hidden_sizes(policy)
+        if agents != (self.declared, hidden_sizes(self._policy)):
+            raise ConfigError(
+                f"stage {run.folder.name!r} has other agents or another memory than the stage "
+                "before it, which clients have declared; start torchrl-marl serve again."
+            )
+        acting = self._graphs(policy)
+        self.folder, self._config, self._team = run.folder, run.config, team
+        self.listener.ask(self._take, policy, acting, run.frames)
 
     def close(self) -> None:
         """Closes the port; a second call does nothing."""
@@ -211,18 +242,19 @@ class PolicyServer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _declaration(self) -> Declared:
-        env = self._config.env
-        if env.has_clients:  # declared by its clients, with the state
-            return Declared.read(env.kwargs.get("agents"), env.kwargs.get("state_size"))
-        return declared_of(self._team)
+    def _load_run(self) -> tuple[Run, TeamSpec]:
+        run = Run.load(self._root, device="cpu", **self._options)
+        env = run.make_env()
+        team = TeamSpec.from_env(env)
+        env.close()
+        return run, team
 
     def _policy_of(self, state: dict[str, Any]) -> _Choosing:
         config = self._config
         with RandomState(config.seed, "cpu").active():
             learners = build_learners(self._team, config.learner, config.groups, device="cpu")
-        if self._is_other_env:
-            load_actors(learners, state["learners"])
+        if settings := self._options["settings"]:
+            load_actors(learners, state["learners"], settings)
         else:
             load_learners(learners, state["learners"])
         actors = [actor for learner in learners for actor in learner.actors.values()]
@@ -295,7 +327,7 @@ def _follow(served: PolicyServer) -> None:
     try:
         if served.refresh():
             print(f"serves {served.version:,} frames from now on", flush=True)
-    except CheckpointError as error:
+    except (CheckpointError, ConfigError) as error:
         print(f"still serves {served.version:,} frames: {error}", flush=True)
 
 
