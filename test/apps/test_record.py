@@ -216,10 +216,6 @@ class TestDAgger:
         ({"data": {"folder": "nowhere"}}, "nowhere' has no dataset"),
         ({"data": {"expert": "heuristik"}}, "heuristik', expected heuristic, or the folder of"),
         ({"env": {**BALANCE, "kwargs": {"n_agents": 4}}}, "has 4 agents; record it in this"),
-        (
-            {"env": {**BALANCE, "num_envs": 20}},
-            "has 9 episodes, expected at least env.num_envs",
-        ),
     ],
 )
 def test_what_does_not_fit_is_one_sentence(dataset, change, message, tmp_path):
