@@ -13,6 +13,7 @@ import torch
 from torchrl.data import Bounded, Categorical, OneHot, Unbounded
 
 from torchrl_marl import AgentSpec, TeamSpec
+from torchrl_marl.apps import vaults
 from torchrl_marl.apps.record import record
 from torchrl_marl.apps.vaults import is_vault, read_vault
 from torchrl_marl.collectors import Dataset, DatasetCollector, write_dataset
@@ -93,6 +94,14 @@ def test_a_damaged_vault_is_one_sentence(tmp_path):
     shutil.rmtree(broken / "d")
     with pytest.raises(DatasetError, match="cannot be read .*download it again"):
         read_vault(broken, team_of())
+
+
+def test_a_vault_without_a_whole_episode_is_one_sentence(monkeypatch):
+    found = vaults._read(VAULT)
+    found["terminals"], found["truncations"] = (torch.zeros(1, 10, 2) for _ in range(2))
+    monkeypatch.setattr(vaults, "_read", lambda folder: found)
+    with pytest.raises(DatasetError, match="Good' has no whole episode"):
+        read_vault(VAULT, team_of())
 
 
 def test_record_refuses_another_environment(tmp_path):

@@ -1,4 +1,4 @@
-"""Datasets: writing, reading, damage, and arrangement in rows."""
+"""Datasets: writing, reading, damage, and reading in rows."""
 
 import contextlib
 import json
@@ -9,12 +9,21 @@ from pathlib import Path
 import pytest
 import torch
 from tensordict import TensorDict
-from torchrl.data import LazyMemmapStorage, ReplayBuffer
+from torchrl.data import (
+    Bounded,
+    Categorical,
+    LazyMemmapStorage,
+    MultiCategorical,
+    OneHot,
+    ReplayBuffer,
+    Unbounded,
+)
 
 from torchrl_marl import AgentSpec, TeamSpec
 from torchrl_marl.collectors.dataset import Dataset, write_dataset
 from torchrl_marl.collectors.dataset_collector import DatasetCollector
 from torchrl_marl.errors import DatasetError, WriteError
+from torchrl_marl.specs import Hybrid
 
 
 def steps_of(*lengths):
@@ -161,28 +170,27 @@ class TestDamage:
         assert not (tmp_path / "boom").exists()
 
 
-class TestRows:
-    def test_by_hand(self, tmp_path):
-        """Episodes of 3, 1, 2 and 2 steps in two rows: 3 and 2, beside 1 and 2."""
-        rows = written(tmp_path, 3, 1, 2, 2).rows(2)
-        assert rows.tolist() == [[0, 1, 2], [3, 4, 5]]
-
-    def test_each_needs_an_episode(self, tmp_path):
-        with pytest.raises(DatasetError, match="has 2 episodes.*env.num_envs, 3; use .*=2"):
-            written(tmp_path, 3, 1).rows(3)
-
-
 class TestBatches:
-    def test_rows_go_on_and_start_over(self, tmp_path):
-        collector = DatasetCollector(written(tmp_path, 4, 3, 2), n_rows=2, frames_per_batch=6)
-        batches = [collector.rollout() for _ in range(3)]
-        found = torch.cat([batch["x"] for batch in batches], 1)
-        assert found.tolist() == [[0, 1, 2, 3, 0, 1, 2, 3, 0], [4, 5, 6, 7, 4, 5, 6, 7, 4]]
-        done = torch.cat([batch["next", "done"] for batch in batches], 1)[..., 0]
-        cut = torch.cat([batch["next", "truncated"] for batch in batches], 1)[..., 0]
-        assert done[1].tolist() == [False, False, True, True, False, False, True, True, False]
-        assert cut[1].tolist() == [False, False, False, True, False, False, False, True, False]
-        assert not cut[0].any() and collector.frames == 18
+    def read(self, dataset, n_rows, n_batches, n_steps=3):
+        collector = DatasetCollector(dataset, n_rows, n_rows * n_steps)
+        return torch.cat([collector.rollout() for _ in range(n_batches)], 1)
+
+    def test_rows_read_one_episode_after_the_other(self, tmp_path):
+        """Episodes of 4, 3 and 2 steps in two rows; the shorter second one is followed first."""
+        found = self.read(written(tmp_path, 4, 3, 2), n_rows=2, n_batches=3)
+        assert found["x"].tolist() == [[0, 1, 2, 3, 0, 1, 2, 3, 7], [4, 5, 6, 7, 8, 4, 5, 6, 0]]
+        done = found["next", "done"][..., 0].int().tolist()
+        assert done == [[0, 0, 0, 1, 0, 0, 0, 1, 0], [0, 0, 1, 0, 1, 0, 0, 1, 0]]
+        assert not found["next", "truncated"].any()  # as recorded: no episode is cut
+
+    def test_all_steps_are_read_equally_often(self, tmp_path):
+        """59 of 119 equal episodes were never read in 60 rows."""
+        found = self.read(written(tmp_path, *[4] * 119), n_rows=60, n_batches=119, n_steps=4)
+        assert found["x"].flatten().bincount().tolist() == [60] * 119 * 4
+
+    def test_more_rows_than_episodes(self, tmp_path):
+        found = self.read(written(tmp_path, 2, 1), n_rows=3, n_batches=1)
+        assert found["x"].tolist() == [[0, 1, 0], [2, 2, 2], [0, 1, 0]]
 
     def test_rewards_are_scaled(self, tmp_path):
         steps = steps_of(2, 2)
@@ -201,7 +209,7 @@ class TestBatches:
 
     def test_a_resumed_one_goes_on(self, tmp_path):
         dataset = written(tmp_path, 4, 3, 2)
-        first, second = (DatasetCollector(dataset, 2, 6) for _ in range(2))
+        first, second = (DatasetCollector(dataset, 2, 10) for _ in range(2))
         first.rollout()
         assert second.load_state_dict(first.state_dict())
         assert torch.equal(first.rollout()["x"], second.rollout()["x"])
@@ -214,8 +222,6 @@ class TestBatches:
 
 
 def of_cars(width=4, n=3, action=2):
-    from torchrl.data import Bounded, Unbounded
-
     return TeamSpec([AgentSpec("car", n, Unbounded((width,)), Bounded(-1, 1, (action,)))])
 
 
@@ -259,3 +265,38 @@ def test_a_missing_entry_is_named(tmp_path, missing):
     dataset = write_dataset(tmp_path / "data", steps_of_cars().exclude(missing), {})
     with pytest.raises(DatasetError, match=f"has no entry {'.'.join(missing)}, .*group 'car'"):
         dataset.check(of_cars())
+
+
+BOX = Bounded(-1, 1, (1,))
+
+
+@pytest.mark.parametrize(
+    ("spec", "recorded", "match"),
+    [
+        (Categorical(3), 2, None),
+        (Categorical(3), 3, r"car.action 3 of agent car_1 in step 1, expected 0 to 2"),
+        (Categorical(3), -1, "car.action -1 of agent car_1"),
+        (OneHot(3), [0, 1, 0], None),
+        (MultiCategorical([4, 2]), [3, 1], None),
+        (MultiCategorical([4, 2]), [3, 2], "car.action 2 of agent car_1 .* expected 0 to 1"),
+        (BOX, [1.00001], None),
+        (BOX, [-3.0], "car.action -3 of agent car_1 in step 1, expected -1 to 1"),
+        (BOX, [float("nan")], "car.action nan of agent car_1"),
+        (Unbounded((1,)), [1e9], None),
+        (Hybrid([3], BOX), [2.0, -1.0], None),
+        (Hybrid([3], BOX), [3.0, 0.0], "car.action 3 of agent car_1 in step 1, expected 0 to 2"),
+        (Hybrid([3], Unbounded((1,))), [0.0, -9.0], None),
+    ],
+)
+def test_actions_that_the_environment_lacks_are_refused(tmp_path, spec, recorded, match):
+    team = TeamSpec([AgentSpec("car", 3, Unbounded((4,)), spec)])
+    steps = steps_of_cars()
+    steps["car", "action"] = team.groups["car"].action_spec.zero((2,))
+    steps["car", "action"][1, 1:] = torch.tensor(recorded)
+    steps["car", "mask"][1, 2] = False  # what a waiting agent holds does not matter
+    dataset = write_dataset(tmp_path / "data", steps, {})
+    if match is None:
+        dataset.check(team)
+        return
+    with pytest.raises(DatasetError, match=match):
+        dataset.check(team)

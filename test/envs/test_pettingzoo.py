@@ -217,6 +217,17 @@ def test_a_world_that_cannot_be_copied_asks_for_a_callable():
         PettingZooEnv(world, num_envs=2)
 
 
+@pytest.mark.parametrize(
+    "name", ["mpe2/simple_spread", "classic/tictactoe", "rware/rware-tiny-2ag"]
+)
+def test_a_name_without_a_version_is_the_newest(name):
+    pytest.importorskip(name.partition("/")[0].replace("classic", "pettingzoo"))
+    assert make_env(f"pettingzoo/{name}", num_envs=1, max_steps=2, seed=0).rollout(2).shape == (
+        1,
+        2,
+    )
+
+
 def test_make_env_builds_it():
     env = make_env("pettingzoo/mpe2/simple_spread_v3", num_envs=2, seed=0, N=2)
     assert isinstance(env, PettingZooEnv) and env.batch_size == (2,)

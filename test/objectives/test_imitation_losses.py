@@ -292,3 +292,10 @@ def test_losses_of_recorded_actions_are_weighted_by_prioritized_replay(implicit)
     drawn["priority_weight"] = weight * len(rows) / weight.sum()
     found, expected = loss(drawn), loss(td)
     torch.testing.assert_close(found.select(*keys), expected.select(*keys))
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_loss_with_parameters_of_its_own_is_built_without_a_warning():
+    group = make_group("bounded")
+    makers = (make_actor, make_action_critic, make_critic)
+    ImplicitQLoss(*(make(group, SMALL) for make in makers), group=group)

@@ -24,6 +24,7 @@ from torchrl_marl.envs.make import make_env
 from torchrl_marl.envs.remember import remembered_keys
 from torchrl_marl.envs.transforms import with_dense_groups
 from torchrl_marl.errors import ConfigError, quoted
+from torchrl_marl.objectives.flags import Births
 from torchrl_marl.recipes import load_config
 from torchrl_marl.settings import normalized, parse_overrides
 from torchrl_marl.specs import TeamSpec
@@ -239,7 +240,11 @@ def _of_env(key: NestedKey) -> NestedKey:
 def _returns(team: TeamSpec, steps: TensorDictBase) -> dict[str, float]:
     """Returns mean, standard deviation, minimum and maximum of the episodes' returns."""
     weights = {name: group.n_agents for name, group in team.groups.items()}
-    rewards = [group_reward(g, steps) * weights[name] for name, g in team.groups.items()]
+    born = Births(team.groups).update(steps)
+    rewards = [
+        group_reward(group, steps, born.get(name)) * weights[name]
+        for name, group in team.groups.items()
+    ]
     reward = torch.stack(rewards).sum(0).double() / sum(weights.values())
     done = steps.get(("next", "done")).flatten().long()
     episode = done.cumsum(0) - done

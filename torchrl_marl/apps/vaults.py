@@ -49,7 +49,8 @@ def read_vault(folder: str | Path, team: TeamSpec) -> TensorDictBase:
 
     Raises:
         MissingExtraError: tensorstore is not installed.
-        DatasetError: several groups, or entries that are missing or do not fit the group.
+        DatasetError: several groups, no whole episode, or entries that are missing or do not fit
+            the group.
 
     Reference: Formanek et al., 2023, https://arxiv.org/abs/2302.00521 (OG-MARL).
     """
@@ -67,8 +68,13 @@ def read_vault(folder: str | Path, team: TeamSpec) -> TensorDictBase:
             f"vault {quoted(str(folder))} has no {missing[0]!r}, expected "
             f"{', '.join(_NEEDED)}; it has {', '.join(sorted(found))}."
         )
-    rows = [_steps_of(row, group, team) for row in _rows_of(found)]
-    return torch.cat([row for row in rows if len(row)])
+    steps = torch.cat([_steps_of(row, group, team) for row in _rows_of(found)])
+    if not len(steps):
+        raise DatasetError(
+            f"vault {quoted(str(folder))} has no whole episode: no step in which 'terminals' or "
+            "'truncations' are set for all agents; download it again."
+        )
+    return steps
 
 
 def _read(folder: Path) -> dict[str, Tensor]:
@@ -122,7 +128,7 @@ def _steps_of(row: Mapping[str, Tensor], group: GroupSpec, team: TeamSpec) -> Te
     seen = _seen(row, group, team)[:n_steps]
     steps, following = seen.clone(), seen[after]
     steps.set(group.action_key, _as_spec(row["actions"][:n_steps], group, "actions"))
-    following.set(group.reward_key, row["rewards"][:n_steps].reshape(n_steps, -1, 1).float())
+    following.set(group.reward_key, row["rewards"][:n_steps].flatten(1).unsqueeze(-1).float())
     flags = {"terminated": terminated, "truncated": done & ~terminated, "done": done}
     for name, flag in flags.items():
         following.set(name, flag[:n_steps])

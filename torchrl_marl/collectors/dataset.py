@@ -1,6 +1,6 @@
 """Reads and writes datasets of recorded steps.
 
-Shapes: S steps of all episodes, R rows, T steps of a row.
+Shapes: S steps of all episodes, N agents, A features of an action.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ __all__ = ["Dataset", "check_new", "write_dataset"]
 
 # The file with the description, the folder of the steps, and the version of the format.
 _ABOUT, _STEPS, _VERSION = "dataset.json", "storage", 1
+# Largest rounding error of an action, relative to its range.
+_ROUNDING = 1e-4
 # With it, the folder is a checkpoint of TorchRL's LazyMemmapStorage.
 _METADATA, _READ_BY_TORCHRL = "storage_metadata.json", {"metadata": {}, "is_pytree": False}
 
@@ -135,7 +137,8 @@ class Dataset:
             team (TeamSpec): the groups of the environment.
 
         Raises:
-            DatasetError: an entry is missing or has another shape; the message names it.
+            DatasetError: an entry is missing, has another shape, or an action is not one of the
+                environment's; the message names it.
         """
         for group in team.groups.values():
             self._check_entries(group)
@@ -156,6 +159,7 @@ class Dataset:
                     f"{list(found)}, expected {list(expected)} as in the environment; record it in "
                     "this environment."
                 )
+            self._check_actions(group)
 
     def _check_entries(self, group: GroupSpec) -> None:
         masks = [key for key in (group.mask_key, group.action_mask_key) if key is not None]
@@ -179,30 +183,22 @@ class Dataset:
                 "environment."
             )
 
-    def rows(self, n_rows: int) -> Tensor:
-        """Arranges the episodes in rows of equal length, ``[R, T]``, as indices of steps.
-
-        Each episode in turn is appended to the shortest row. Rows are then cut to the length of the
-        shortest one, so the last episode of a row may be incomplete.
-
-        Args:
-            n_rows (int): number of rows R.
-
-        Raises:
-            DatasetError: there are fewer episodes than rows.
-        """
-        if self.n_episodes < n_rows:
+    def _check_actions(self, group: GroupSpec) -> None:
+        """Refuses options that the environment lacks, and numbers outside of its bounds."""
+        acts = group.mask(self.steps)
+        action = self.steps.get(group.action_key).reshape(*acts.shape, -1)
+        low, high = (limit.to(action.device).expand_as(action) for limit in _limits(group))
+        margin = _ROUNDING * (high - low).nan_to_num(posinf=0.0)
+        inside = (action >= low - margin) & (action <= high + margin)
+        wrong = (~inside & acts.unsqueeze(-1)).nonzero()
+        if len(wrong):
+            at = tuple(wrong[0].tolist())
             raise DatasetError(
-                f"dataset {quoted(str(self.folder))} has {self.n_episodes} episodes, expected at "
-                f"least env.num_envs, {n_rows}; use env.num_envs={self.n_episodes}, or record more."
+                f"dataset {quoted(str(self.folder))} has {_shown(group.action_key)} "
+                f"{action[at].item():g} of agent {group.agent_names[at[1]]} in step {at[0]}, "
+                f"expected {low[at].item():g} to {high[at].item():g} as in the environment; record "
+                "it in this environment."
             )
-        rows: list[list[Tensor]] = [[] for _ in range(n_rows)]
-        sizes = [0] * n_rows
-        for start, length in zip(self.starts.tolist(), self.lengths.tolist()):
-            shortest = sizes.index(min(sizes))
-            rows[shortest].append(torch.arange(start, start + length))
-            sizes[shortest] += length
-        return torch.stack([torch.cat(own)[: min(sizes)] for own in rows])
 
 
 def _check_sizes(folder: Path) -> None:
@@ -221,6 +217,20 @@ def _check_sizes(folder: Path) -> None:
             found = os.path.getsize(meta.with_name(f"{name}.memmap"))
             if found != expected:
                 raise ValueError(f"{name}.memmap has {found} bytes, expected {expected}")
+
+
+def _limits(group: GroupSpec) -> tuple[Tensor, Tensor]:
+    """Returns the smallest and the largest value of each part of an action, ``[N, A]``."""
+    if group.one_hot:
+        return torch.zeros(1), torch.ones(1)
+    if group.discrete:
+        last = torch.tensor(group.action_dims).unsqueeze(-1) - 1.0
+        return torch.zeros_like(last), last
+    last = (torch.tensor(group.branches) - 1.0).expand(group.n_agents, -1)
+    width = group.action_spec.shape[-1] - last.shape[-1]
+    numbers = last.new_full((group.n_agents, width), math.inf)
+    low, high = (-numbers, numbers) if group.action_bounds is None else group.action_bounds
+    return torch.cat([torch.zeros_like(last), low], -1), torch.cat([last, high], -1)
 
 
 def _shown(key: NestedKey) -> str:

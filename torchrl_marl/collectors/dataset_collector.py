@@ -17,12 +17,16 @@ from torchrl_marl.errors import DatasetError, quoted
 
 __all__ = ["DatasetCollector"]
 
+# Attributes that say where the rows stand.
+_POSITION = ("frames", "n_begun", "episode", "step")
+
 
 class DatasetCollector:
     """Returns a dataset's steps as batches ``[R, T]``, repeatedly.
 
-    Each row of a batch continues the same row of the last batch. A row ends in the last step of the
-    dataset, which is marked as truncated, and then starts over.
+    Each row of a batch continues the same row of the last batch. A row that has read an episode to
+    its end continues with the next episode that no row has read; after the last one, the first one
+    follows. So all episodes are read whole, and equally often.
 
     Args:
         dataset (Dataset): the recorded steps.
@@ -36,12 +40,12 @@ class DatasetCollector:
         >>> from pathlib import Path
         >>> from tensordict import TensorDict
         >>> from torchrl_marl.collectors.dataset import write_dataset
-        >>> done = torch.tensor([[False], [True], [True], [True]])
+        >>> done = torch.tensor([[False], [True], [True], [True]])  # of 2, 1 and 1 steps
         >>> steps = TensorDict({"x": torch.arange(4), "next": {"done": done}}, [4])
         >>> dataset = write_dataset(Path(tempfile.mkdtemp(), "data"), steps, {})
-        >>> DatasetCollector(dataset, n_rows=2, frames_per_batch=4).rollout()["x"]
-        tensor([[0, 1],
-                [2, 3]])
+        >>> DatasetCollector(dataset, n_rows=2, frames_per_batch=6).rollout()["x"]
+        tensor([[0, 1, 0],
+                [2, 3, 2]])
     """
 
     follows = True
@@ -57,26 +61,29 @@ class DatasetCollector:
         reward_scale: float = 1.0,
     ) -> None:
         self.dataset, self.device, self.reward_scale = dataset, device, reward_scale
-        self.index = dataset.rows(n_rows)
         self.n_steps = frames_per_batch // n_rows
-        self.frames = 0
+        self.frames, self.n_begun = 0, n_rows
+        self.episode = torch.arange(n_rows) % dataset.n_episodes  # of each row
+        self.step = torch.zeros_like(self.episode)  # of that episode, to be read next
 
     def rollout(self) -> TensorDictBase:
         """Returns the next batch."""
-        n_rows, length = self.index.shape
-        first = self.frames // n_rows
-        columns = torch.arange(first, first + self.n_steps) % length
-        batch = self.dataset.steps[self.index[:, columns]]
+        index = torch.stack([self._read() for _ in range(self.n_steps)], 1)
+        batch = self.dataset.steps[index]
         batch = batch.to(self.device) if self.device is not None else batch.clone()
-        ends = (columns == length - 1).to(batch.device).reshape(1, -1, 1)
-        done = batch.get(("next", "done"))
-        if "truncated" in batch.get("next").keys():
-            cut = batch.get(("next", "truncated")) | (ends & ~done)
-            batch.set(("next", "truncated"), cut)
-        batch.set(("next", "done"), done | ends)
         self._scale(batch.get("next"))
         self.frames += batch.numel()
         return batch
+
+    def _read(self) -> Tensor:
+        """Returns the next step of each row, and moves on; episodes follow in turn."""
+        index = self.dataset.starts[self.episode] + self.step
+        ended = self.step + 1 == self.dataset.lengths[self.episode]
+        following = (self.n_begun + ended.cumsum(0) - 1) % self.dataset.n_episodes
+        self.episode = torch.where(ended, following, self.episode)
+        self.step = torch.where(ended, 0, self.step + 1)
+        self.n_begun += int(ended.sum())
+        return index
 
     def _scale(self, following: TensorDictBase) -> None:
         """Multiplies all rewards, in place."""
@@ -89,8 +96,9 @@ class DatasetCollector:
         """Does nothing."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the number of steps read, and the digest of the dataset."""
-        return {"frames": self.frames, "dataset": self.dataset.digest}
+        """Returns the position of each row, and the digest of the dataset."""
+        position = {name: getattr(self, name) for name in _POSITION}
+        return {**position, "dataset": self.dataset.digest}
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
         """Continues after the steps that were read.
@@ -103,7 +111,8 @@ class DatasetCollector:
                 f"dataset {quoted(str(self.dataset.folder))} is not the one that this run has read "
                 "so far; put that one back, or start a new run."
             )
-        self.frames = state.get("frames", self.frames)
+        for name in _POSITION:
+            setattr(self, name, state.get(name, getattr(self, name)))
         return True
 
     def shutdown(self) -> None:

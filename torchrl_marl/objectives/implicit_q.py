@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from tensordict import NestedKey, TensorDictBase
-from tensordict.nn import TensorDictModule
+from tensordict.nn import TensorDictModule, TensorDictParams
 from torch import Tensor
 
 from torchrl_marl.objectives.off_policy import OffPolicyLoss
@@ -94,6 +94,10 @@ class ImplicitQLoss(OffPolicyLoss):
         "weight",
     ]
     with_target = ("qvalue_network",)
+
+    value_network: TensorDictModule
+    value_network_params: TensorDictParams
+    target_value_network_params: TensorDictParams
 
     def __init__(
         self,

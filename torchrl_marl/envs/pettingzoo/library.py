@@ -77,7 +77,7 @@ def by_name(name: str, backend: Backend) -> tuple[Callable[..., Any], dict[str, 
     registered = _registered(name, backend)
     if registered is not None:
         return registered, {}
-    from torchrl_marl.envs.pettingzoo.tuple_env import named
+    from torchrl_marl.envs.pettingzoo.tuple_env import named, newest
 
     team = named(name)
     if team is not None:
@@ -87,6 +87,7 @@ def by_name(name: str, backend: Backend) -> tuple[Callable[..., Any], dict[str, 
     if package == "gymnasium_robotics" and env in _MUJOCO_ROBOTS:
         own, env = {"scenario": env}, "mamujoco_v1"
     where, extra = _MODULES.get(package, (package, None))
+    env = newest(env, _versions(package))
     with contextlib.nullcontext() if package in _MODULES else current_folder(package):
         module = _module(name, package, f"{where}.{env}" if env else "", extra)
     return of_module(module, backend), own
@@ -137,6 +138,8 @@ def _parts(name: str) -> tuple[str, str]:
 
 
 def _registered(name: str, backend: Backend) -> _Registered | None:
+    from torchrl_marl.envs.pettingzoo.tuple_env import newest
+
     pettingzoo = _pettingzoo()
     forms: dict[str, dict[str, Any]] = {
         "parallel": pettingzoo.parallel_registry,
@@ -146,11 +149,10 @@ def _registered(name: str, backend: Backend) -> _Registered | None:
     for form, registry in forms.items():
         if backend not in ("auto", form):
             continue
-        of_name = [known for known in registry if wanted in (known, known.rpartition("-v")[0])]
-        if of_name:
-            newest = max(of_name, key=lambda known: int(known.rpartition("-v")[2] or 0))
-            _check_entry(registry[newest])
-            return _Registered(form, newest)  # type: ignore[arg-type]
+        known = newest(wanted, registry)
+        if known in registry:
+            _check_entry(registry[known])
+            return _Registered(form, known)  # type: ignore[arg-type]
     other = {"parallel": "aec", "aec": "parallel"}.get(backend)
     if other and wanted in forms[other]:
         raise ConfigError(f"{name} has no {backend} form; set backend={other!r} or 'auto'.")
@@ -247,18 +249,22 @@ def known_names() -> list[str]:
     """
     pettingzoo = _pettingzoo()
     names = {*pettingzoo.parallel_registry, *pettingzoo.aec_registry}
-    for package, (where, _) in _MODULES.items():
-        spec = importlib.util.find_spec(package)
-        if spec is None or spec.origin is None:
-            continue
-        folder = Path(spec.origin).parent.joinpath(*where.split(".")[1:])
-        found = (module.name for module in pkgutil.iter_modules([str(folder)]))
-        names |= {f"{package}/{env}" for env in found if _ENVIRONMENT.fullmatch(env)}
+    names |= {f"{package}/{env}" for package in _MODULES for env in _versions(package)}
     names |= {f"gymnasium_robotics/{robot}" for robot in _MUJOCO_ROBOTS}
     from torchrl_marl.envs.pettingzoo.tuple_env import PACKAGES
 
     names |= {f"{p}/{env}" for p, envs in PACKAGES.items() if _importable(p) for env in envs}
     return sorted(names)
+
+
+def _versions(package: str) -> list[str]:
+    """Returns the modules of a known package's environments; none if it is not installed."""
+    spec = importlib.util.find_spec(package) if package in _MODULES else None
+    if spec is None or spec.origin is None:
+        return []
+    folder = Path(spec.origin).parent.joinpath(*_MODULES[package][0].split(".")[1:])
+    found = (module.name for module in pkgutil.iter_modules([str(folder)]))
+    return [env for env in found if _ENVIRONMENT.fullmatch(env)]
 
 
 def _owns(env: Any) -> bool:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from torchrl_marl.errors import ConfigError, SpecError, nearest
 from torchrl_marl.runtime.import_path import refuse_current
 
-__all__ = ["PACKAGES", "TupleEnv", "as_team", "has_tuple_spaces", "named"]
+__all__ = ["PACKAGES", "TupleEnv", "as_team", "has_tuple_spaces", "named", "newest"]
 
 # Package -> ids of the environments for which returns are published; the package has more. LBF 2.0
 # registers at most four foods; five, as in the published 15x15-3p-5f, are ``max_num_food=5``.
@@ -27,6 +28,7 @@ PACKAGES = {
         "Foraging-15x15-3p-4f-v3",
     ),
 }
+_VERSION = re.compile(r"[-_]v\d+$")
 _LIMITS = ("max_steps", "_max_episode_steps", "max_episode_steps")
 
 
@@ -151,6 +153,17 @@ def as_team(env: Any) -> Any:
     return TupleEnv(env) if has_tuple_spaces(env) else env
 
 
+def newest(name: str, known: Iterable[str]) -> str:
+    """Returns the newest version of a name without version; any other name as it is.
+
+    Examples:
+        >>> newest("chess", ["chess-v6", "chess-v10", "go-v5"]), newest("go-v5", ["go-v6"])
+        ('chess-v10', 'go-v5')
+    """
+    versions = [one for one in known if _VERSION.sub("", one) == name]
+    return max(versions, key=lambda one: int(re.split(r"\D", one)[-1]), default=name)
+
+
 def named(name: str) -> Callable[..., Any] | None:
     """Returns the factory of ``package/id``; None for packages without such environments.
 
@@ -169,6 +182,7 @@ def named(name: str) -> Callable[..., Any] | None:
 
     refuse_current(package)
     importlib.import_module(package)
+    own_id = newest(own_id, gymnasium.registry)
     try:
         gymnasium.spec(own_id)
     except gymnasium.error.Error as error:
