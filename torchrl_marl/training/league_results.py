@@ -72,13 +72,13 @@ def matchmaking(
 
 
 _DECAY = 0.99
-"""Factor by which each new game against a player decays the weight of earlier games."""
+"""Factor by which each game against a player decays the weights of earlier batches' games."""
 
 
 class Results:
     """Wins, draws, games and returns of the learning policy with each stored player.
 
-    The policy changes, so the weight of a game decays with each later game.
+    The policy changes, so the weight of a game decays with each game of a later batch.
 
     Args:
         n_seats (int): number S of learning seats.
