@@ -328,7 +328,6 @@ def test_it_resumes_to_the_bit():
         ({"actor": NetworkConfig(sharing="full")}, "learner.actor.sharing is 'full'"),
         ({"critic": CriticConfig(sharing="full")}, "learner.critic.sharing is 'full'"),
         ({"critic": CriticConfig(architecture="set")}, "learner.critic.architecture is 'set'"),
-        ({"actor": NetworkConfig(body="gnn")}, "learner.actor.body is 'gnn'"),
         (
             {"actor": RecurrentNetworkConfig(communication=CommunicationConfig("commnet"))},
             "communication.kind is 'commnet'",
