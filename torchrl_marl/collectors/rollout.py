@@ -43,7 +43,18 @@ __all__ = ["RolloutCollector", "check_finite", "has_graphs"]
 
 
 def has_graphs(env: Any) -> bool:
-    """Returns whether an environment can run as a graph, which its own code may still prevent."""
+    """Returns whether the steps of an environment can be captured.
+
+    An environment may still refuse while it is captured, such as for a branch on its state.
+
+    Args:
+        env (EnvBase): environment, also with transforms.
+
+    Examples:
+        >>> from torchrl_marl.envs.toy import Arena
+        >>> has_graphs(Arena(2)), has_graphs(object())
+        (True, False)
+    """
     return hasattr(type(getattr(env, "base_env", env)), "captured")
 
 

@@ -6,14 +6,13 @@ Shapes: E envs, T steps, N agents of groups that are trained as one.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
 from torchrl_marl.functional import masked_moments
-from torchrl_marl.modules.communication.channel import Channel, channel_module, used_links
+from torchrl_marl.modules.communication.channel import channel_module, channel_of, used_links
 from torchrl_marl.runtime.ranks import current
 from torchrl_marl.specs import GroupSpec
 
@@ -44,7 +43,7 @@ def add_communication_metrics(
         module = channel_module(actors.get_submodule(name))
         if module is None:
             continue
-        channel = cast(Channel, cast(Any, module.module).network.channel)
+        channel = channel_of(module)
         links = used_links(module, data)
         used = links.sum(-1).float()
         sent = torch.full_like(used, channel.numbers)

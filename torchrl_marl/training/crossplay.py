@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from torchrl.envs import EnvBase
 
 from torchrl_marl.envs.transforms import with_dense_groups
 from torchrl_marl.errors import ConfigError
-from torchrl_marl.modules.communication.channel import channel_module
+from torchrl_marl.modules.communication.channel import channel_module, channel_of
 from torchrl_marl.specs import GroupSpec, TeamSpec
 from torchrl_marl.training.evaluation import first_episodes, seeded_play
 from torchrl_marl.training.statistics import CONFIDENCE, RESAMPLES, Estimate, estimate, mean
@@ -173,7 +173,7 @@ def _check_channels(players: Sequence[Policy], team: TeamSpec, seats: Seats) -> 
         module = channel_module(player) if isinstance(player, nn.Module) else None
         if module is None:
             continue
-        across = cast(Any, module.module).network.channel.config.across_groups
+        across = channel_of(module).config.across_groups
         for name, group in team.groups.items():
             both = across or all(name in own for own in seats.agents)
             if both and group.mask_key is None:

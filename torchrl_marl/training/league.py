@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tensordict import TensorDictBase
@@ -16,7 +16,7 @@ from torchrl_marl.collectors.matches import MatchPolicy
 from torchrl_marl.collectors.team import TeamPolicy
 from torchrl_marl.errors import ConfigError, SpecError, nearest, quoted
 from torchrl_marl.learners.learner import Learner
-from torchrl_marl.modules.communication.channel import channel_module
+from torchrl_marl.modules.communication.channel import channel_module, channel_of
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.crossplay import Payoffs
@@ -218,7 +218,7 @@ class League(Part):
             module = channel_module(actor)
             if module is None:
                 continue
-            config = cast(Any, module.module).network.channel.config
+            config = channel_of(module).config
             groups, across = [own.name for own in actor.group.sources], config.across_groups
             for heard in [groups] if across else [[name] for name in groups]:
                 seats = [seat for seat, own in self.seats.items() if own.keys() & set(heard)]

@@ -29,6 +29,7 @@ __all__ = [
     "Links",
     "OneStep",
     "channel_module",
+    "channel_of",
     "drawing",
     "listening",
     "listening_by_group",
@@ -433,6 +434,11 @@ def channel_module(actor: nn.Module) -> TensorDictModule | None:
     return None
 
 
+def channel_of(module: TensorDictModule) -> Channel:
+    """Returns the channel of a module from :func:`channel_module`."""
+    return cast(Channel, cast(Any, module.module).network.channel)
+
+
 def used_links(module: TensorDictModule, data: TensorDictBase) -> Tensor:
     """Returns the links that were used in the steps of a batch.
 
@@ -491,8 +497,7 @@ def listening(actor: nn.Module, data: TensorDictBase) -> Tensor:
             weight = links.to(features.dtype)
             found.append(weight / weight.sum(-1, keepdim=True).clamp_min(1))
 
-    channel = cast(Channel, cast(Any, module.module).network.channel)
-    hooks = [one.register_forward_pre_hook(look) for one in channel.rounds]
+    hooks = [one.register_forward_pre_hook(look) for one in channel_of(module).rounds]
     try:
         with drawing("replay"):
             module((data if group is None else group.dense(data)).copy())
