@@ -20,7 +20,7 @@ from torchrl.data import (
 )
 
 from torchrl_marl import AgentSpec, TeamSpec
-from torchrl_marl.collectors.dataset import Dataset, write_dataset
+from torchrl_marl.collectors.dataset import Dataset, check_new, write_dataset
 from torchrl_marl.collectors.dataset_collector import DatasetCollector
 from torchrl_marl.errors import DatasetError, WriteError
 from torchrl_marl.specs import Hybrid
@@ -62,6 +62,14 @@ def test_a_folder_that_exists_is_left_alone(tmp_path):
     with pytest.raises(DatasetError, match="exists, expected a new folder.*choose another --out"):
         written(tmp_path, 2)
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["mine.txt"]
+
+
+def test_a_folder_that_cannot_be_created_is_refused_before_the_episodes(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(WriteError, match="file/data.*cannot be written.*choose another --out"):
+        check_new(tmp_path / "file" / "data")
+    assert check_new(tmp_path / "new" / "data") == tmp_path / "new" / "data"
+    assert not list((tmp_path / "new").iterdir())
 
 
 def test_a_home_folder_is_found(tmp_path, monkeypatch):

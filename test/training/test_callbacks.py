@@ -580,6 +580,12 @@ class Stopping(Callback):
             control.stop("two updates")
 
 
+@pytest.mark.parametrize("value", ["a", None, [1e-3, "a"], object()])
+def test_a_value_that_is_no_number_is_named(tmp_path, value):
+    with pytest.raises(CallbackError, match=r"learner\.lr is .*, expected a number;"):
+        train(tmp_path / "run", Changing(lr=value))
+
+
 def test_a_league_calls_them_with_all_envs(tmp_path):
     own = Noting()
     own.on_update = Callback.on_update.__get__(own)

@@ -300,6 +300,10 @@ def test_evolution_resumes_exactly(tmp_path):
             ["population.size=4", "evolution.method=tournament", "evolution.elite=9"],
             "evolution.elite is 9",
         ),
+        (
+            ["population.size=4", "evolution.method=tournament", "evolution.elite=4"],
+            "expected less than population.size, 4",
+        ),
         (["population.size=4", "evolution.factors=[0.0]"], "factors"),
         (["population.size=4", "evolution.method=pbf"], "did you mean 'pbt'"),
         (["population.size=4", "evolution.every_frames=40"], "evolution.method is not none"),

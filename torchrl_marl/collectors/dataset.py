@@ -242,6 +242,7 @@ def check_new(folder: str | Path) -> Path:
 
     Raises:
         DatasetError: the folder exists.
+        WriteError: a folder cannot be created there.
     """
     folder = Path(folder).expanduser()
     if folder.exists() or folder.is_symlink():
@@ -249,7 +250,19 @@ def check_new(folder: str | Path) -> Path:
             f"{quoted(str(folder))} exists, expected a new folder for the dataset; choose another "
             "--out."
         )
+    _part_of(folder).rmdir()  # fails now, and not after the episodes
     return folder
+
+
+def _part_of(folder: Path) -> Path:
+    """Returns a new hidden folder beside ``folder``, for its unfinished content."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    except OSError as error:
+        raise WriteError(
+            f"{quoted(str(folder))} cannot be written ({error}); choose another --out."
+        ) from error
 
 
 def write_dataset(folder: str | Path, steps: TensorDictBase, about: Mapping[str, Any]) -> Dataset:
@@ -278,13 +291,7 @@ def write_dataset(folder: str | Path, steps: TensorDictBase, about: Mapping[str,
     folder = check_new(folder)
     Dataset(folder, about, steps)  # refuses steps that are not of whole episodes
     whole = {"version": _VERSION, "steps": len(steps), **about, "entries": _described(steps)}
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        part = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    except OSError as error:
-        raise WriteError(
-            f"{quoted(str(folder))} cannot be written ({error}); choose another --out."
-        ) from error
+    part = _part_of(folder)
     try:
         _write(part, steps, whole)
         part.chmod(0o755)

@@ -56,12 +56,12 @@ def change(learner: Any, name: str, value: float | Tensor) -> None:
         ConfigError: the value is out of range.
     """
     members = getattr(learner, "members", None)
-    values = torch.as_tensor(value, dtype=torch.float64).detach().cpu()
-    if values.ndim and (members is None or values.shape != (members.n,)):
-        count = "a number" if members is None else f"a number, or a tensor [{members.n}]"
-        raise ConfigError(
-            f"learner.{name} is {quoted(value)}, expected {count}; give one value for each member."
-        )
+    values = _numbers(value)
+    if values is None or values.ndim and (members is None or values.shape != (members.n,)):
+        count = "a number"
+        if members is not None:
+            count += f", or a tensor [{members.n}]; give one value for each member"
+        raise ConfigError(f"learner.{name} is {quoted(value)}, expected {count}.")
     changed = [with_settings(learner.config, {name: x}) for x in values.reshape(-1).tolist()]
     for one in changed:
         check(one, "learner.")
@@ -70,6 +70,14 @@ def change(learner: Any, name: str, value: float | Tensor) -> None:
         return
     learner.config = changed[0]
     _give(learner, name, float(values))
+
+
+def _numbers(value: Any) -> Tensor | None:
+    """Returns the value as a tensor, or None if it does not hold numbers."""
+    try:
+        return torch.as_tensor(value, dtype=torch.float64).detach().cpu()
+    except (TypeError, ValueError, RuntimeError):
+        return None
 
 
 def _give(learner: Any, name: str, value: float) -> None:

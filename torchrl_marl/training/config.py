@@ -293,10 +293,10 @@ def check_population(run: TrainConfig) -> None:
     Raises:
         ConfigError: a setting does not fit; the message names it and the fix.
     """
-    if run.evolution.method == "tournament" and run.evolution.elite > run.population.size:
+    if run.evolution.method == "tournament" and run.evolution.elite >= run.population.size:
         raise ConfigError(
-            f"evolution.elite is {run.evolution.elite}, expected at most population.size, "
-            f"{run.population.size}; use evolution.elite=1."
+            f"evolution.elite is {run.evolution.elite}, expected less than population.size, "
+            f"{run.population.size}, or no member is replaced; use evolution.elite=1."
         )
     if run.evolution.method != "none" and run.population.folders:
         raise ConfigError(

@@ -91,6 +91,15 @@ def run_of(task, out="suite_mine"):
     return Path(out, task, "mappo", "seed0")
 
 
+def test_a_summary_whose_results_are_no_numbers_is_written_again():
+    options = {"algorithms": "mappo", "tasks": "two", "seeds": 1, "jobs": 0, "said": list}
+    (first,) = run_suite("mine.yaml", frames=40, **options)
+    path = run_of("two") / "summary.json"
+    path.write_text(json.dumps(first.summary | {"return_after": "high"}))
+    (found,) = run_suite("mine.yaml", frames=40, resume=True, **options)
+    assert found.finished and found.summary["return_after"] == first.summary["return_after"]
+
+
 def test_more_of_a_suite_is_trained_in_the_same_folder():
     options = {"jobs": 0, "said": list, "frames": 40}
     run_suite("mine.yaml", algorithms="mappo", tasks="two", seeds=1, **options)

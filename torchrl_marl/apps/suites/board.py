@@ -164,13 +164,19 @@ def found_result(out: Path, run: SuiteRun, elapsed: float = 0.0) -> Result:
     folder = out / run.place
     try:
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-        finished = isinstance(summary, dict) and "frames" in summary
+        finished = isinstance(summary, dict) and _is_whole(summary)
     except (OSError, ValueError):
         finished = False
     if finished:
         return Result(run, folder, "finished", summary, elapsed)
     begun = (folder / "config.yaml").is_file()
     return Result(run, folder, "begun" if begun else "waiting", {}, elapsed)
+
+
+def _is_whole(summary: Mapping[str, Any]) -> bool:
+    """Returns whether a summary has the frames, and numbers (NaN as null) where it has results."""
+    numbers = [summary.get(key) for key in _SUMMARIZED]
+    return "frames" in summary and all(x is None or isinstance(x, (int, float)) for x in numbers)
 
 
 def write_results(
