@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import json
 
 import pytest
 import torch
@@ -9,6 +10,8 @@ import torch
 import torchrl_marl
 from torchrl_marl.apps.cli.main import main
 from torchrl_marl.apps.players import standing
+from torchrl_marl.apps.reports.curves import read_run
+from torchrl_marl.apps.reports.grouping import record_of
 from torchrl_marl.errors import CheckpointError, ConfigError
 from torchrl_marl.recipes import load_config
 from torchrl_marl.training import Run, cross_play, resume
@@ -131,6 +134,13 @@ def test_a_member_that_falls_ill_is_named_and_the_others_go_on(tmp_path, capsys)
     assert "member seed1 is frozen" in capsys.readouterr().err
     assert table(run.folder / "metrics.csv")[-1]["diverged"] == "1"
     assert [member.frames for member in run.members] == [160] * 3
+    # The return of frozen networks is no result: null in the summary, a note in a report.
+    summary = json.loads((run.members[1].folder / "summary.json").read_text())
+    assert summary["return_after"] is None and summary["return_before"] is not None
+    others = [run.members[i].summary["return_after"] for i in (0, 2)]
+    assert run.summary["return_after"] == pytest.approx(sum(others) / 2)
+    record = record_of(read_run(run.members[1].folder))
+    assert any("has diverged" in note for note in record.notes)
     well = train(tmp_path / "well", vary={"learner.lr": [1e-3, 1e-3, 1e-3]})
     for i in (0, 2):
         for x, y in zip(*(r.members[i].policy.parameters() for r in (run, well)), strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -195,11 +196,15 @@ class Member:
         with whole_file(self.folder / "config.yaml") as file:
             file.write(signed_yaml(self.config))
 
-    def note(self, when: str, result: Mapping[str, float]) -> None:
-        """Adds an evaluation's returns to the summary; with several groups, also by group."""
+    def note(self, when: str, result: Mapping[str, float], *, diverged: bool = False) -> None:
+        """Adds an evaluation's returns to the summary; with several groups, also by group.
+
+        The returns of a diverged member are NaN: its frozen networks are no result.
+        """
         tail = "/episode_reward"
         groups = [key.removesuffix(tail) for key in result if key.endswith(tail)]
-        self.summary |= returns_of(when, result, groups)
+        found = returns_of(when, result, groups)
+        self.summary |= dict.fromkeys(found, math.nan) if diverged else found
         if when == "after":
             kind = kind_of(self.config.evaluation.deterministic)
             self.summary["evaluation"] = {kind: dict(result)}

@@ -211,8 +211,8 @@ class Population:
         diverged = self.diverged().tolist()
         returns = [result["return_mean"] for result, out in zip(results, diverged) if not out]
         self.run.summary[f"return_{when}"] = sum(returns) / len(returns)
-        for member, result in zip(self.members, results):
-            member.note(when, result)
+        for member, result, out in zip(self.members, results, diverged):
+            member.note(when, result, diverged=out)
 
     note_figures = note
 

@@ -209,6 +209,29 @@ def test_trials_that_fall_behind_give_their_rows_to_others(tmp_path, capsys):
     assert "was begun with --prune asha --together 3" in capsys.readouterr().err
 
 
+def search_with(diverging, monkeypatch, out):
+    """Runs a search of six trials in pairs, some of which diverge at once."""
+    optuna = pytest.importorskip("optuna")
+    lr = lambda _, study, trial, *__: 1e30 if trial.number in diverging else 1e-3  # noqa: E731
+    monkeypatch.setattr(optuna.samplers.TPESampler, "sample_independent", lr)
+    command = ["tune", "toy_arena_mappo", "learner.lr=1e-4..1e30:log", "--out", str(out)]
+    return main([*command, "--together", "2", "--trials", "6", *PRUNED])
+
+
+def test_trials_that_diverge_fail_and_others_follow(tmp_path, monkeypatch, capsys):
+    assert search_with({0, 2, 3}, monkeypatch, tmp_path) == 0
+    assert "trials failed: the gradients of every member" in capsys.readouterr().out
+    states = [row["state"] for row in rows_of(tmp_path)]
+    assert states == ["fail", "complete", "fail", "fail", "complete", "complete"]
+
+
+def test_a_search_that_begins_with_diverging_trials_goes_on(tmp_path, monkeypatch, capsys):
+    assert search_with({0, 1}, monkeypatch, tmp_path) == 2
+    assert "of every member of the population became NaN" in capsys.readouterr().err
+    assert search_with({0, 1}, monkeypatch, tmp_path) == 0
+    assert [row["state"] for row in rows_of(tmp_path)] == ["fail"] * 2 + ["complete"] * 4
+
+
 @pytest.mark.parametrize("how", ["interrupted", "killed"])
 def test_pruned_trials_go_on(tmp_path, monkeypatch, capsys, how):
     pytest.importorskip("optuna")

@@ -26,7 +26,7 @@ import numpy as np
 
 from torchrl_marl.apps.jobs.jobs import train_or_resume
 from torchrl_marl.apps.jobs.trials import Trials
-from torchrl_marl.errors import ConfigError, MissingExtraError, closest, quoted
+from torchrl_marl.errors import ConfigError, MissingExtraError, NonFiniteError, closest, quoted
 from torchrl_marl.learners.capabilities import VARYING
 from torchrl_marl.recipes import load_config
 from torchrl_marl.settings import flatten, override, shown
@@ -173,7 +173,8 @@ def tune(
             scheduler = Halving(study, partial(_suggest, choices, base.seed), trials, rungs, log)
             prune_trials(scheduler, base, folder)
         while len(_ended(study)) < trials:
-            _round(study, base, choices, folder, log)
+            with _diverging(study, log):
+                _round(study, base, choices, folder, log)
         _write_table(study, choices, folder)
         return _write_best(study, folder)
 
@@ -270,6 +271,28 @@ def _study(folder: Path, seed: int, pruner: Any) -> Any:
     )
 
 
+@contextlib.contextmanager
+def _diverging(study: Any, log: Callable[[str], None]) -> Iterator[None]:
+    """Marks the running trials as failed if all of them diverge, so that others can follow.
+
+    Raises:
+        NonFiniteError: no trial before them has a return, so the ranges may be wrong.
+    """
+    try:
+        yield
+    except NonFiniteError as error:
+        for trial in study.get_trials(deepcopy=False):
+            if not trial.state.is_finished():
+                study.tell(trial.number, state=_failed())
+        if not _complete(study):
+            raise
+        log(f"trials failed: {error}")
+
+
+def _complete(study: Any) -> list[Any]:
+    return [trial for trial in _ended(study) if trial.state.name == "COMPLETE"]
+
+
 def _ended(study: Any) -> list[Any]:
     return [trial for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()]
 
@@ -348,7 +371,7 @@ def _places(folder: Path) -> dict[int, str]:
 
 def _write_best(study: Any, folder: Path) -> Path:
     """Writes the settings of the best trial as a recipe."""
-    if not any(trial.state.name == "COMPLETE" for trial in _ended(study)):
+    if not _complete(study):
         raise ConfigError(f"no trial in {str(folder)!r} has a finite return; narrow the ranges.")
     place = _places(folder)[study.best_trial.number]
     config = read_run_config(folder / place)

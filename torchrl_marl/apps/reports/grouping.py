@@ -142,6 +142,8 @@ def record_of(run: Curves) -> Record | str:
             f"{str(run.folder)!r} has no finite return yet; "
             "wait for the first episode or evaluation to end."
         )
+    if run.summary.get("return_after", 0) is None:  # null stands for NaN
+        notes.append("has diverged; its returns are those of its frozen networks")
     if not len(evaluation):
         notes.append("has no evaluations; returns are those of training episodes")
     finished = _is_finished(run)
