@@ -15,13 +15,13 @@ from torch import nn
 from torchrl_marl import TeamSpec, train
 from torchrl_marl.collectors import RolloutCollector, TeamPolicy
 from torchrl_marl.envs.toy import Arena, MatrixGame
-from torchrl_marl.errors import SpecError
+from torchrl_marl.errors import NonFiniteError, SpecError
 from torchrl_marl.functional import expand_mask, gae, masked_mean
 from torchrl_marl.learners import FixedPolicy, Learner, OnPolicyConfig, OnPolicyLearner
 from torchrl_marl.learners.algorithms import ALGORITHMS, register_algorithm
-from torchrl_marl.learners.build import _checked
 from torchrl_marl.learners.captured import make_updates
 from torchrl_marl.learners.config import LearnerConfig
+from torchrl_marl.learners.learner import check_learner
 from torchrl_marl.modules import make_actor
 from torchrl_marl.runs import resume
 from torchrl_marl.settings import Positive
@@ -264,4 +264,58 @@ def test_a_learner_without_a_part_is_refused():
             self.groups, self.actors = dict(groups), nn.ModuleDict()
 
     with pytest.raises(SpecError, match="Bare lacks cut, learn, over_ranks.*inherit"):
-        _checked(Bare({}, None))
+        check_learner(Bare({}, None))
+
+
+def test_a_learner_without_what_learner_cannot_give_is_refused():
+    """With Learner before nn.Module, its checkpoints held None, and a resumed run began again."""
+
+    class Idle(nn.Module, Learner):
+        def __init__(self):
+            super().__init__()
+            self.groups, self.actors = {}, nn.ModuleDict()
+
+    class Swapped(Learner, nn.Module):
+        learn = Reinforce.learn
+
+        def __init__(self):
+            nn.Module.__init__(self)
+            self.groups, self.actors = {}, nn.ModuleDict()
+
+    class NoActors(Reinforce):
+        def __init__(self):
+            nn.Module.__init__(self)
+            self.groups = {}
+
+    with pytest.raises(SpecError, match="Idle inherits learn from Learner, where nothing is done"):
+        check_learner(Idle())
+    with pytest.raises(SpecError, match="inherits load_state_dict, state_dict from.*nn.Module bef"):
+        check_learner(Swapped())
+    with pytest.raises(SpecError, match="NoActors lacks actors; set them in __init__"):
+        check_learner(NoActors())
+
+
+@pytest.mark.usefixtures("registered")
+@pytest.mark.parametrize(
+    "returned, error, message",
+    [
+        (None, SpecError, "Reinforce.learn returned a NoneType, expected a TensorDict"),
+        ({"agents": {"loss": 1.0}}, SpecError, "learn returned a dict"),
+        (TensorDict({"loss": torch.ones(())}), SpecError, "the metric 'loss'"),
+        (TensorDict({"agents": {"x": torch.ones(3)}}), SpecError, r"'x'\) of shape \[3\]"),
+        (
+            TensorDict({"agents": {"loss_objective": torch.tensor(torch.nan)}}),
+            NonFiniteError,
+            "group 'agents': loss_objective became NaN",
+        ),
+        (
+            TensorDict({"agents": {"episode_reward": torch.ones(())}}),
+            SpecError,
+            "'agents/episode_reward', which is the name of a metric of the run",
+        ),
+    ],
+)
+def test_what_an_own_learner_returns_is_checked(tmp_path, monkeypatch, returned, error, message):
+    monkeypatch.setattr(Reinforce, "learn", lambda self, batch: returned)
+    with pytest.raises(error, match=message):
+        train(recipe(tmp_path / "run", total_frames=128))

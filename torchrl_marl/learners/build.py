@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchrl_marl.errors import ConfigError, SpecError, nearest
+from torchrl_marl.errors import ConfigError, nearest
 from torchrl_marl.learners.algorithms import ALGORITHMS, group_config
 from torchrl_marl.learners.config import LearnerConfig
-from torchrl_marl.learners.learner import LEARNER_PARTS, Learner
+from torchrl_marl.learners.learner import Learner, check_learner
 from torchrl_marl.specs import GroupSpec, TeamSpec
 
 __all__ = ["build_learners", "build_population", "partition"]
@@ -48,20 +48,9 @@ def build_learners(
     """
     where: dict[str, Any] = {"team": team, "device": device, "execution": execution}
     return [
-        _checked(ALGORITHMS.learner(config.algorithm)(groups, config, **where))
+        check_learner(ALGORITHMS.learner(config.algorithm)(groups, config, **where))
         for config, groups in partition(team, default, overrides)
     ]
-
-
-def _checked(learner: Learner) -> Learner:
-    """Refuses a user's learner that lacks methods or attributes of :class:`Learner`."""
-    missing = [name for name in LEARNER_PARTS if not hasattr(learner, name)]
-    if missing:
-        raise SpecError(
-            f"{type(learner).__name__} lacks {', '.join(missing)}; let it inherit from "
-            "torchrl_marl.learners.Learner as well."
-        )
-    return learner
 
 
 def build_population(

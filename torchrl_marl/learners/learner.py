@@ -8,9 +8,10 @@ from typing import Any, Protocol
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 
+from torchrl_marl.errors import SpecError
 from torchrl_marl.specs import GroupSpec
 
-__all__ = ["LEARNER_PARTS", "Actors", "Learner"]
+__all__ = ["LEARNER_PARTS", "Actors", "Learner", "check_learner"]
 
 
 class Actors(Protocol):
@@ -77,3 +78,23 @@ LEARNER_PARTS = sorted(
     name for name in {*vars(Learner), *Learner.__annotations__} if not name.startswith("_")
 )
 """Names of the attributes and methods of a learner."""
+
+
+def check_learner(learner: Any) -> Any:
+    """Returns a learner, and refuses one that lacks methods or attributes of :class:`Learner`."""
+    name, bases = type(learner).__name__, type(learner).__mro__
+    missing = [part for part in LEARNER_PARTS if not hasattr(learner, part)]
+    if missing:
+        fix = "set them in __init__" if Learner in bases else f"let it inherit from {_LEARNER}"
+        raise SpecError(f"{name} lacks {', '.join(missing)}; {fix} as well.")
+    idle = [part for part in _WRITTEN if getattr(type(learner), part) is vars(Learner)[part]]
+    if idle:
+        raise SpecError(
+            f"{name} inherits {', '.join(idle)} from Learner, where nothing is done; define what "
+            "is missing, and inherit from torch.nn.Module before Learner."
+        )
+    return learner
+
+
+_LEARNER = "torchrl_marl.learners.Learner"
+_WRITTEN = ("learn", "load_state_dict", "state_dict")  # Learner has no useful default of these

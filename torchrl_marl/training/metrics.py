@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from typing import Any
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDictBase, is_tensor_collection
 from torch import Tensor
 
+from torchrl_marl.errors import NonFiniteError, SpecError
 from torchrl_marl.functional import masked_mean
+from torchrl_marl.learners.block import must_be_finite
+from torchrl_marl.learners.learner import Learner
 from torchrl_marl.objectives.flags import Births
 from torchrl_marl.runtime.ranks import current
 from torchrl_marl.specs import GroupSpec, TeamSpec
@@ -22,6 +26,7 @@ __all__ = [
     "count_agent_frames",
     "group_reward",
     "mean_return",
+    "metrics_of",
 ]
 
 # Number of steps with rewards after which a group can be recognized as a zero-sum game.
@@ -217,3 +222,41 @@ def mean_return(team: TeamSpec, row: Mapping[str, float]) -> float:
     """
     sums = (row[f"{name}/episode_reward"] * own.n_agents for name, own in team.groups.items())
     return sum(sums) / team.n_agents
+
+
+def metrics_of(learner: Learner, found: Any, n_members: int = 1) -> dict[str, Tensor]:
+    """Returns what ``learn`` returned, by the names in ``metrics.csv``, ``"group/name"``.
+
+    Args:
+        learner (Learner): the learner.
+        found (TensorDict): its metrics ``(group, name)``.
+        n_members (int): number of values of a metric.
+
+    Raises:
+        SpecError: not a TensorDict of numbers by group and name.
+        NonFiniteError: NaN or infinity in a loss or gradient norm of a learner of your own.
+    """
+    wrong = None if is_tensor_collection(found) else f"a {type(found).__name__}"
+    metrics = {} if wrong else dict(found.items(True, True))
+    for key, value in metrics.items():
+        if not isinstance(key, tuple) or len(key) != 2:
+            wrong = f"the metric {key!r}"
+        elif not isinstance(value, Tensor) or value.numel() != n_members:
+            wrong = f"{key!r} of shape {list(value.shape)}"
+    if wrong:
+        raise SpecError(
+            f"{type(learner).__name__}.learn returned {wrong}, expected a TensorDict with one "
+            "number for each (group, name), as TensorDict({'agents': {'loss_objective': loss}})."
+        )
+    if not hasattr(learner, "refuse_diverged"):  # which those of this package have called
+        _refuse_diverged(metrics)
+    return {"/".join(key): value for key, value in metrics.items()}
+
+
+def _refuse_diverged(metrics: Mapping[Any, Tensor]) -> None:
+    for (group, name), value in metrics.items():
+        if must_be_finite(name) and not bool(value.isfinite().all()):
+            raise NonFiniteError(
+                f"group {group!r}: {name} became NaN or infinite while learning; lower the "
+                "learning rate, or check the rewards' scale."
+            )

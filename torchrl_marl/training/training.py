@@ -19,7 +19,7 @@ from torchrl_marl.capture.program import announced_to
 from torchrl_marl.collectors.team import TeamPolicy
 from torchrl_marl.envs.libraries import LIBRARIES
 from torchrl_marl.envs.remember import hidden_sizes
-from torchrl_marl.errors import ConfigError, TrustError
+from torchrl_marl.errors import ConfigError, SpecError, TrustError, quoted
 from torchrl_marl.learners.build import build_learners, partition
 from torchrl_marl.learners.config import finds_clusters
 from torchrl_marl.runtime.random_state import ProcessState, RandomState, with_run_rng
@@ -31,7 +31,7 @@ from torchrl_marl.training.environments import Environments, choose_execution, m
 from torchrl_marl.training.evaluation import Episodes, put_back
 from torchrl_marl.training.folder import RunFolder
 from torchrl_marl.training.interruption import Interruption
-from torchrl_marl.training.metrics import EpisodeTracker, count_agent_frames
+from torchrl_marl.training.metrics import EpisodeTracker, count_agent_frames, metrics_of
 from torchrl_marl.training.origin import made_by
 from torchrl_marl.training.part import Part, Progress
 from torchrl_marl.training.progress import (
@@ -343,6 +343,11 @@ class Training:
         alone = self.ranks.size == 1
         with contextlib.nullcontext() if alone else self.ranks.active():
             episodes, learned = self.tracker.update(batch), self._learn(batch)
+        if taken := sorted(episodes.keys() & learned.keys()):
+            raise SpecError(
+                f"a learner returns {quoted(taken[0])}, which is the name of a metric of the run; "
+                "choose another name."
+            )
         done = batch.get(("next", "done")).reshape(self.n_members, -1)
         counts = count_agent_frames(self.team, batch, self.n_members), done.sum(-1)
         agent_frames, ended = counts if alone else self.ranks.sum_all(counts)
@@ -363,8 +368,7 @@ class Training:
                 own = part.take(own)
             for learner in self.learners:
                 learner.set_progress(progress)
-                metrics = learner.learn(own).items(True, True)
-                learned |= {f"{group}/{name}": value for (group, name), value in metrics}
+                learned |= metrics_of(learner, learner.learn(own), self.n_members)
             for part in self.parts.values():
                 part.learn(batch, progress)
         finally:
