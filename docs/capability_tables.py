@@ -24,6 +24,8 @@ run makes before training. A run with an unsupported combination raises one of t
 
 """
 
+_TURNS = "turn-based environments"
+
 # Feature, a setting that enables it, and its page.
 _FEATURES = (
     ("memory (RMAPPO, RQMIX, RMADDPG, ...)", "learner.actor.memory=gru", "../memory.md"),
@@ -42,7 +44,12 @@ _FEATURES = (
         "learner.central_input=agent_state",
         "../teams.md#a-state-for-each-agent",
     ),
-    ("credit per agent, turn-based environments", "learner.bootstrap=agent", "../turns.md"),
+    (
+        "credit per agent",
+        "learner.bootstrap=agent",
+        "../life_cycle.md#credit-after-death",
+    ),
+    (_TURNS, "learner.bootstrap=agent", "../turns.md"),
     ("a network for each agent", "learner.actor.sharing=none", "../sharing.md"),
     ("shared networks that are split during training", "learner.unshare_at=0.5", "../sharing.md"),
     ("mixed value of the team (FACMAC)", "learner.mixer.kind=monotonic", "facmac.md"),
@@ -61,7 +68,8 @@ def combinations_table(_: str) -> str:
     lines = ["| feature | setting | algorithms | page |", "|---|---|---|---|"]
     names = [name for name in ALGORITHMS.names() if name != "random"]
     for feature, setting, page in _FEATURES:
-        fits = [name for name in names if not _refusal(name, setting)]
+        in_turns = feature == _TURNS
+        fits = [x for x in names if not (_refused_turns(x) if in_turns else _refusal(x, setting))]
         lacking = [name for name in names if name not in fits]
         shown = f"all but {', '.join(lacking)}" if len(lacking) < len(fits) else ", ".join(fits)
         words = shown if lacking else "all"
@@ -76,17 +84,21 @@ _RECORDED: dict[str, dict[str, str]] = {
 }
 
 
-def _refusal(algorithm: str, *settings: str, ranks: bool = False) -> str:
-    """Returns the message that refuses some settings for an algorithm, or an empty string."""
-    run = {
+def _run_of(algorithm: str) -> dict[str, object]:
+    """Returns the settings of a short run."""
+    return {
         "env": {"library": "toy", "name": "arena", "num_envs": 8},
         "learner": {"algorithm": algorithm, "minibatch_size": 256},
         "frames_per_batch": 1024,
         "total_frames": 102_400,
         "data": _RECORDED.get(algorithm, {}),
     }
+
+
+def _refusal(algorithm: str, *settings: str, ranks: bool = False) -> str:
+    """Returns the message that refuses some settings for an algorithm, or an empty string."""
     try:
-        config = load_config(run, settings)
+        config = load_config(_run_of(algorithm), settings)
         if ranks:
             RANKS.check(config)
     except ConfigError as error:
@@ -103,7 +115,7 @@ _COLUMNS = {
         "distributed={backend: ray, collectors: 2, asynchronous: true}",
     ],
     "[ranks](ranks.md)": [],
-    "[turns](turns.md)": ["learner.bootstrap=agent"],
+    "[credit per agent](life_cycle.md#credit-after-death)": ["learner.bootstrap=agent"],
     "[communication](communication.md)": ["learner.actor.communication=tarmac"],
     "[memory](memory.md)": ["learner.actor.memory=gru"],
 }
@@ -117,6 +129,7 @@ def capabilities_page() -> str:
         column: {name: _refusal(name, *settings, ranks="ranks" in column) for name in names}
         for column, settings in _COLUMNS.items()
     }
+    refusals["[turns](turns.md)"] = {name: _refused_turns(name) for name in names}
     refusals |= {kind: {name: _refused_actions(name, kind) for name in names} for kind in _ACTIONS}
     lines = [f"| algorithm | {' | '.join(refusals)} |", "|---|" + "---|" * len(refusals)]
     for name in names:
@@ -142,6 +155,31 @@ def _refused_actions(algorithm: str, kind: str) -> str:
     env = Arena(num_envs=2, continuous_actions=kind == "continuous actions", seed=0)
     try:
         build_learners(TeamSpec.from_env(env), ALGORITHMS.schema(algorithm)(algorithm), {})
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def _refused_turns(algorithm: str) -> str:
+    """Returns the message that refuses a turn-based game for an algorithm."""
+    own = [] if algorithm == "bc" else ["learner.bootstrap=agent"]  # copied actions need no credit
+    own += ["learner.mixer.kind=none"] if algorithm == "pqn" else []
+    return _refusal(algorithm, *own) or _refused_batch(algorithm, own)
+
+
+def _refused_batch(algorithm: str, settings: list[str]) -> str:
+    """Returns the message with which a learner refuses a batch of Nim."""
+    from torchrl_marl.collectors import RolloutCollector
+    from torchrl_marl.envs.toy import Nim
+    from torchrl_marl.learners.build import build_learners
+    from torchrl_marl.specs import TeamSpec
+
+    config = load_config(_run_of(algorithm), settings).learner
+    env = Nim(4, seed=0)
+    batch = RolloutCollector(env, frames_per_batch=80).next()
+    try:
+        for learner in build_learners(TeamSpec.from_env(env), config, {}):
+            learner.inspect_first_batch(batch)
     except UserError as error:
         return str(error)
     return ""

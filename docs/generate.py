@@ -25,7 +25,7 @@ import dataclasses
 import itertools
 import re
 import runpy
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -110,13 +110,13 @@ def settings_page() -> str:
     sections: dict[str, list[Setting]] = {}
     for setting in explain():
         sections.setdefault(_section_of(setting.key), []).append(setting)
-    common = []
+    common, readers = [], _readers(_families()[OnPolicyConfig])
     for name, own in sections.items():
         text = ""
         if name == "learner.critic":
             own, text = _without_equal_notes(own, sections["learner.actor"]), _AS_OF_ACTORS
         title = f"`{name}`" if name else "The run"
-        common.append(f"## {title}\n\n{text}{settings_table(own, anchors='')}\n")
+        common.append(f"## {title}\n\n{text}{settings_table(own, '', readers=readers)}\n")
     families = [_family(*family) for family in _families().items()]
     text = "\n".join([*common, *filter(None, families)])
     return f"{SETTINGS}{contents(text)}\n\n{text}"
@@ -159,7 +159,10 @@ def _anchor(title: str) -> str:
 
 
 def settings_table(
-    settings: Iterable[Setting], anchors: str | None = None, known: Collection[str] = ()
+    settings: Iterable[Setting],
+    anchors: str | None = None,
+    known: Collection[str] = (),
+    readers: Mapping[str, Sequence[str]] | None = None,
 ) -> str:
     """Returns a table with the first sentence of each setting, and a list with the rest.
 
@@ -167,6 +170,7 @@ def settings_table(
         settings (iterable of Setting): rows of the table.
         anchors (str, optional): suffix of the anchors in the rows; None: no anchors.
         known (collection of str): settings that are not named in conditions.
+        readers (mapping, optional): the algorithms that read a setting, if not all do.
     """
     short, notes, limited, conditions = [], [], [], {}
     for setting in settings:
@@ -175,7 +179,11 @@ def settings_table(
         words = [f"    - `{word}`: {text}" for word, text in setting.words.items()]
         if rest or words:
             notes += [f"- `{setting.key}`: {rest or 'options:'}", *words]
-        if where := _conditions(setting, known):
+        where = _conditions(setting, known)
+        if setting.key in (readers or {}) and "`learner.algorithm`" not in where:
+            names = _listed([f"`{name}`" for name in (readers or {})[setting.key]], False)
+            where = " and ".join(filter(None, [f"`learner.algorithm` is {names}", where]))
+        if where:
             conditions.setdefault(where, []).append(f"`{setting.key}`")
     for where, names in conditions.items():
         limited += [f"- {', '.join(some)}: if {where}" for some in _chunks(names)]
@@ -236,6 +244,14 @@ def _families() -> dict[type, list[str]]:
     return families
 
 
+def _readers(algorithms: Sequence[str]) -> dict[str, list[str]]:
+    """Returns the algorithms that read a setting of ``learner``, for settings that some ignore."""
+    reads = {name: read_by(name) for name in algorithms}
+    keys = dict.fromkeys(key for own in reads.values() for key in own)
+    found = {f"learner.{key}": [name for name in reads if key in reads[name]] for key in keys}
+    return {key: names for key, names in found.items() if len(names) < len(reads)}
+
+
 def _compared(setting: Setting) -> tuple[object, ...]:
     """Returns the content of a row of a table of settings."""
     return setting.default, setting.help, dict(setting.words)
@@ -243,7 +259,9 @@ def _compared(setting: Setting) -> tuple[object, ...]:
 
 def _family(schema: type, algorithms: list[str]) -> str:
     """Returns the section with the differences of a family's settings from those of ``mappo``."""
-    first, own = settings_of(OnPolicyConfig()), settings_of(schema())
+    first = settings_of(OnPolicyConfig())
+    read = {"algorithm", *(key for name in algorithms for key in read_by(name))}
+    own = {key: setting for key, setting in settings_of(schema()).items() if key in read}
     differ = [
         dataclasses.replace(setting, key=f"learner.{key}")
         for key, setting in own.items()
@@ -253,7 +271,7 @@ def _family(schema: type, algorithms: list[str]) -> str:
         return ""
     names = ", ".join(f"`{name}`" for name in algorithms)
     text = "Compared with `mappo`, these settings are new, or differ in default or meaning:"
-    table = settings_table(differ, f"-{algorithms[0]}")
+    table = settings_table(differ, f"-{algorithms[0]}", readers=_readers(algorithms))
     lacking = _not_available([key for key in first if key not in own], own, "learner.")
     return f"## {names}\n\n{text}\n\n{table}\n{lacking and f'{chr(10)}{lacking}{chr(10)}'}"
 

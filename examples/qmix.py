@@ -3,7 +3,7 @@
     python examples/qmix.py
     python examples/qmix.py --total-frames 60000
 
-Three agents with five discrete actions carry a ball on a beam to a goal. All share one Q-network.
+Three agents with nine discrete actions carry a ball on a beam to a goal. All share one Q-network.
 A mixer reads the observations of all three, and makes one value of their Q-values. In eager mode,
 this program and the recipe ``vmas_balance_qmix`` compute the same bits.
 

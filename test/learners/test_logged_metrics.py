@@ -51,6 +51,11 @@ def test_the_page_explains_what_is_logged(algorithm):
     assert logged(algorithm) == explained(algorithm)
 
 
+@pytest.mark.parametrize("algorithm", ["bc", "iql_offline"])
+def test_actors_that_never_explore_log_no_epsilon(algorithm):
+    assert "epsilon" not in logged(algorithm)
+
+
 def test_what_agents_say_is_explained():
     [talk] = tables_of((PAGES.parent / "communication.md").read_text())
     actor = TeamNetworkConfig(communication=DrawnCommunicationConfig("commnet"))

@@ -11,6 +11,7 @@ from torchrl_marl.collectors import RolloutCollector, TeamPolicy
 from torchrl_marl.envs import make_env
 from torchrl_marl.envs.toy import Arena, Nim, Paces
 from torchrl_marl.learners import OnPolicyConfig, build_learners
+from torchrl_marl.learners.offline_config import ImitationConfig
 from torchrl_marl.modules import NetworkConfig
 
 
@@ -22,6 +23,10 @@ def learn(env, bootstrap, n=2):
         minibatch_size=40,
         num_epochs=1,
     )
+    return told_of_turns(env, config, n)
+
+
+def told_of_turns(env, config, n):
     learners = build_learners(TeamSpec.from_env(env), config)
     policy = TeamPolicy(actor for learner in learners for actor in learner.actors.values())
     collector = RolloutCollector(env, policy, frames_per_batch=40)
@@ -40,6 +45,12 @@ def test_a_world_of_turns_with_a_teams_bootstrap_is_told_once(world):
     (text,) = learn(world(4, seed=0), "team")
     assert "use learner.bootstrap=agent" in text
     assert not learn(world(4, seed=0), "agent")
+
+
+def test_copied_actions_need_no_credit_in_turns():
+    """Behavior cloning reads no rewards and has no setting ``bootstrap`` to suggest."""
+    config = ImitationConfig(minibatch_size=16)
+    assert not told_of_turns(Nim(4, seed=0), config, n=1)
 
 
 def test_the_tutorial_says_what_turns_need():

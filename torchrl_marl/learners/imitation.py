@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 
 from torchrl_marl.learners.adam import Adam
@@ -9,7 +10,6 @@ from torchrl_marl.learners.off_policy import actor_clip
 from torchrl_marl.learners.offline_config import ImitationConfig
 from torchrl_marl.learners.replay_learner import ReplayLearner
 from torchrl_marl.learners.replay_updates import Step
-from torchrl_marl.modules.exploration import Explore
 from torchrl_marl.objectives.imitation import ImitationLoss
 from torchrl_marl.specs import GroupSpec
 
@@ -43,6 +43,7 @@ class ImitationLearner(ReplayLearner):
 
     config: ImitationConfig
     losses: dict[str, ImitationLoss]  # type: ignore[assignment]
+    explores = False
     rate_of = {"actors": "lr"}
 
     def build(self, group: GroupSpec) -> tuple[TensorDictModuleBase, ImitationLoss]:
@@ -51,9 +52,8 @@ class ImitationLearner(ReplayLearner):
         noise = self.config.action_noise
         return actor, ImitationLoss(actor, group=group, noise=noise, functional=False)
 
-    def exploring(self, actor: TensorDictModuleBase, explore: Explore) -> TensorDictModuleBase:
-        """Returns the actor, which does not explore."""
-        return actor
+    def inspect_first_batch(self, batch: TensorDictBase) -> None:
+        """Accepts any batch: turns and rewards do not matter to copied actions."""
 
     def make_steps(self) -> list[Step]:
         """Returns the only step of an update, which trains the actors."""

@@ -15,7 +15,7 @@ from torchrl_marl.learners.off_policy import actor_clip
 from torchrl_marl.learners.offline_config import ImplicitQConfig
 from torchrl_marl.learners.replay_learner import ReplayLearner
 from torchrl_marl.learners.replay_updates import Step
-from torchrl_marl.modules.exploration import Explore, RandomActor
+from torchrl_marl.modules.exploration import RandomActor
 from torchrl_marl.objectives.implicit_q import ImplicitQLoss
 from torchrl_marl.specs import GroupSpec
 
@@ -45,6 +45,7 @@ class ImplicitQLearner(ReplayLearner):
 
     config: ImplicitQConfig
     losses: dict[str, ImplicitQLoss]  # type: ignore[assignment]
+    explores = False
     rates = "learner.actor_lr, learner.critic_lr"
     rate_of = {"actors": "actor_lr", "critics": "critic_lr"}
 
@@ -70,10 +71,6 @@ class ImplicitQLearner(ReplayLearner):
             noise=config.action_noise,
             functional=False,
         )
-
-    def exploring(self, actor: TensorDictModuleBase, explore: Explore) -> TensorDictModuleBase:
-        """Returns the actor, which does not explore."""
-        return actor
 
     def make_steps(self) -> list[Step]:
         """Returns two steps: one of the critics and values, and one of the actors."""

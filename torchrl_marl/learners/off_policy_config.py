@@ -94,7 +94,8 @@ class ReplayLearnerConfig(TrainedConfig):
     n_step: Count = 1
     """Number of rewards in a target before it bootstraps."""
     tau: Annotated[float, Range(0, 1, above=True)] = 0.005
-    """Soft-update rate of the target networks, applied after each update."""
+    """Soft-update rate of the target networks. They follow after each update; with a policy delay
+    (``actor_interval``), after each update of the actors."""
 
     @property
     def noisy(self) -> bool:
@@ -204,7 +205,7 @@ _CENTRAL = ("maddpg", "matd3", "masac", "haddpg", "hatd3", "hasac", "td3_bc", "i
 
 @dataclass(frozen=True)
 class ExplorationConfig:
-    """Exploration noise: Gaussian for continuous actions, epsilon-greedy for discrete ones.
+    """Exploration: random actions, and Gaussian noise on continuous ones.
 
     Examples:
         >>> noise = ExplorationConfig(sigma=0.3, sigma_end=0.1, annealing=0.5)
@@ -218,7 +219,7 @@ class ExplorationConfig:
     sigma_end: Weight = 0.05
     """Standard deviation of the noise at the end of the schedule."""
     epsilon: Share = 0.0
-    """Probability of a random discrete action at the start."""
+    """Probability of a random action at the start."""
     epsilon_end: Share = 0.0
     """Probability of a random action at the end of the schedule."""
     annealing: Share = 1.0

@@ -42,7 +42,7 @@ class ImitationConfig(ReplayLearnerConfig):
     n_step: Annotated[Count, _NOT_IN_BC] = 1
     """Number of rewards in a target before it bootstraps."""
     tau: Annotated[float, Range(0, 1, above=True), _NOT_IN_BC] = 0.005
-    """Soft-update rate of the target networks, applied after each update."""
+    """Soft-update rate of the target networks."""
     actor: RecurrentNetworkConfig = field(default_factory=RecurrentNetworkConfig)
     """The actor's network."""
     lr: LearningRate = 1e-3

@@ -76,6 +76,8 @@ class ReplayLearner(BlockLearner):
     losses: dict[str, OffPolicyLoss]
     updating: ClassVar[type[ReplayUpdates]] = ReplayUpdates
     """Class of the object that runs updates."""
+    explores = True
+    """False if actors never explore while steps are collected."""
     rate_of: ClassVar[Mapping[str, str]]
     """Name of an optimizer -> its learning-rate setting."""
 
@@ -119,7 +121,7 @@ class ReplayLearner(BlockLearner):
 
     def exploring(self, actor: TensorDictModuleBase, explore: Explore) -> TensorDictModuleBase:
         """Returns the module that acts while steps are collected."""
-        return TensorDictSequential(actor, explore)
+        return TensorDictSequential(actor, explore) if self.explores else actor
 
     @abstractmethod
     def make_steps(self) -> list[Step]:
@@ -312,7 +314,8 @@ class ReplayLearner(BlockLearner):
                     summary[group.name][key] = own
             for group in whole.sources:
                 found = summary[group.name]
-                found["epsilon"] = self._of_members(explore.epsilon, whole).clone()
+                if self.explores:
+                    found["epsilon"] = self._of_members(explore.epsilon, whole).clone()
                 if self.noisy:
                     found["sigma"] = explore.sigma.expand(shape).clone()
                 for key, number in (("updates", n_updates), ("stored", len(self.replay or ()))):

@@ -282,7 +282,7 @@ def make_mixed_critic(
     Raises:
         ConfigError: contradictory settings, or a state that the environment does not give.
 
-    Reference: Peng et al., 2021, https://arxiv.org/abs/2003.06709, section 4.1.
+    Reference: Peng et al., 2021, https://arxiv.org/abs/2003.06709 (FACMAC).
 
     Reduces to: ``make_action_critic(group, centralized=False)`` for one agent and ``"sum"``.
 

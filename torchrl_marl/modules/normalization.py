@@ -102,8 +102,8 @@ class ValueNorm(torchrl.modules.PopArtValueNorm):
 class ObservationNorm(nn.Module):
     """Running mean and variance of observations; its forward pass standardizes and clips.
 
-    The learner updates it once per batch, after its epochs. Within a batch, actors and critics use
-    the statistics of the rollout.
+    Learners update it once per batch: after the epochs if they are on-policy, so that actors and
+    critics use the statistics of the rollout; with a replay buffer, when the batch is stored.
 
     Args:
         in_features (int): size F of an observation.

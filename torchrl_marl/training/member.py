@@ -153,7 +153,7 @@ class Member:
         idle (bool): whether the member has ended.
         folder (Path): run folder, which is locked while the population trains.
         summary (dict): summary, like that of :class:`~torchrl_marl.training.Run`.
-        agent_frames (int): number of steps of living agents so far.
+        agent_frames (int): number of steps of acting agents so far.
         evaluated (tuple, optional): iteration and result of the last evaluation.
     """
 

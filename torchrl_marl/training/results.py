@@ -34,7 +34,7 @@ class RunResults:
 
     Attributes:
         run (Run): the run that the training returns.
-        agent_frames (int): number of steps of living agents so far.
+        agent_frames (int): number of steps of acting agents so far.
     """
 
     def __init__(

@@ -59,7 +59,8 @@ def gru(
         - weight_ih: ``[K, 3 * H, F]``; weight_hh: ``[K, 3 * H, H]``; biases: ``[K, 3 * H]``
         - returns: ``[T, K, R, H]``
 
-    Reference: Cho et al., 2014, https://arxiv.org/abs/1406.1078.
+    Reference: Cho et al., 2014, https://arxiv.org/abs/1406.1078. As in ``torch.nn.GRU``, r
+    multiplies the recurrent product; in the paper it multiplies the state.
 
     Reduces to: ``torch.nn.GRU`` without resets; :func:`gru_loop`, its slow reference.
 
