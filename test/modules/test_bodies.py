@@ -118,6 +118,22 @@ class TestBodyOfOnesOwn:
         with pytest.raises(ConfigError, match="body 'no' has no maker"):
             register_body("no", "none")
 
+    def test_a_cell_that_runs_again_replaces_it(self):
+        """A notebook defines the function again, with the same name."""
+        cell = "def make_own(in_features, out_features, config): return {}"
+        register = "register_body('own', 'mine', network=make_own)"
+        names = {"__name__": "__main__", "register_body": register_body}
+        try:
+            for result in (1, 2):
+                exec(f"{cell.format(result)}\n{register}", names)
+                assert registry.BODIES.of("own").network is names["make_own"]
+            with pytest.raises(ConfigError, match="body 'own' is registered already"):
+                register_body("own", "another", network=make_mlp)
+            with pytest.raises(ConfigError, match="body 'own' is registered already"):
+                register_body("own", "another", network=lambda *_: None)
+        finally:
+            registry.BODIES.remove("own")
+
     def test_it_has_a_value_for_each_agent(self, mean_body):
         config = CriticConfig([8], body="mean", value_per="team")
         with pytest.raises(ConfigError, match="value_per is 'team', but a network over agents"):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from functools import cache
 from importlib import import_module, metadata
 from importlib.metadata import EntryPoint
+from inspect import isclass, isfunction
 from typing import Any, Generic, TypeVar
 
 from torchrl_marl.errors import ConfigError, UserError, quoted
@@ -90,13 +92,13 @@ class Registry(Generic[T]):
             ) from error
 
     def add(self, word: str, record: T) -> None:
-        """Registers an object under a name.
+        """Registers an object under a name; the same definition again replaces it.
 
         Raises:
             ConfigError: the name is taken.
         """
-        taken = self._known.get(word, record) != record or word in self._points()
-        if taken:
+        before = self._known.get(word, record)
+        if _definition(before) != _definition(record) or word in self._points():
             raise ConfigError(
                 f"{self.what} {quoted(word)} is registered already; choose another name."
             )
@@ -109,3 +111,14 @@ class Registry(Generic[T]):
     def _points(self) -> dict[str, EntryPoint]:
         points = () if self.group is None else entry_points(self.group)
         return {point.name: point for point in points}
+
+
+def _definition(record: Any) -> Any:
+    """Returns what stays equal if a notebook's cell runs again with another text or function."""
+    if is_dataclass(record):
+        own = [part.name for part in fields(record) if part.name != "meaning"]
+        return [_definition(getattr(record, name)) for name in own]
+    if isfunction(record) or isclass(record):
+        name = record.__module__, record.__qualname__
+        return record if "<lambda>" in name[1] else name
+    return record
