@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from torchrl_marl.learners.members import Members
     from torchrl_marl.modules.exploration import Explore
 
-__all__ = ["Block", "BlockLearner", "must_be_finite"]
+__all__ = ["Block", "BlockLearner", "check_finite", "must_be_finite"]
 
 _AT_NEXT = ("is_init", "links")
 Gathered = tuple[GroupSpec, TensorDictBase, TensorDictBase]
@@ -383,15 +383,7 @@ class BlockLearner(nn.Module):
         if self.members is not None:
             self.members.refuse_all_diverged(self.rates)
             return
-        keys = [key for key in values if must_be_finite(key[1])]
-        finite = [values[key].isfinite().all() for key in keys]
-        if not keys or bool(torch.stack(finite).all()):
-            return
-        name, metric = next(key for key, fine in zip(keys, finite) if not bool(fine))
-        raise NonFiniteError(
-            f"group {name!r}: {metric} became NaN or infinite while learning; lower {self.rates} "
-            "or learner.max_grad_norm, or check the rewards' scale."
-        )
+        check_finite(values, f"{self.rates} or learner.max_grad_norm")
 
     def unshare(self) -> None:
         """Replaces shared networks by one copy for each agent; the outputs do not change."""
@@ -418,6 +410,30 @@ class BlockLearner(nn.Module):
         if state_dict.get("_extra_state", {}).get("unshared"):
             self.unshare()
         return super().load_state_dict(state_dict, *args, **kwargs)
+
+
+def check_finite(values: Mapping[Any, Tensor], rates: str = "the learning rate") -> None:
+    """Refuses NaN and infinite losses and gradient norms; waits for the device once.
+
+    Args:
+        values (mapping): (name of groups, metric) -> values, of any shape.
+        rates (str): what to lower, for the message.
+
+    Raises:
+        NonFiniteError: a loss or gradient norm is not finite; the message names it.
+
+    Examples:
+        >>> check_finite({("agents", "loss_critic"): torch.ones(2)})
+    """
+    keys = [key for key in values if must_be_finite(key[1])]
+    finite = [values[key].isfinite().all() for key in keys]
+    if not keys or bool(torch.stack(finite).all()):
+        return
+    name, metric = next(key for key, fine in zip(keys, finite) if not bool(fine))
+    raise NonFiniteError(
+        f"group {name!r}: {metric} became NaN or infinite while learning; lower {rates}, or check "
+        "the rewards' scale."
+    )
 
 
 def must_be_finite(metric: str) -> bool:

@@ -81,7 +81,15 @@ LEARNER_PARTS = sorted(
 
 
 def check_learner(learner: Any) -> Any:
-    """Returns a learner, and refuses one that lacks methods or attributes of :class:`Learner`."""
+    """Returns a learner, and refuses one that lacks methods or attributes of :class:`Learner`.
+
+    Args:
+        learner (Learner): the learner of an algorithm, possibly of your own.
+
+    Raises:
+        SpecError: a part is missing, or only inherited from :class:`Learner`, where it does
+            nothing; the message names it.
+    """
     name, bases = type(learner).__name__, type(learner).__mro__
     missing = [part for part in LEARNER_PARTS if not hasattr(learner, part)]
     if missing:

@@ -92,7 +92,10 @@ class Registry(Generic[T]):
             ) from error
 
     def add(self, word: str, record: T) -> None:
-        """Registers an object under a name; the same definition again replaces it.
+        """Registers an object under a name.
+
+        A notebook's cell can run again: a function or class with the module and name of the
+        registered one replaces it.
 
         Raises:
             ConfigError: the name is taken.

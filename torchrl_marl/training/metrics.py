@@ -13,9 +13,9 @@ import torch
 from tensordict import TensorDictBase, is_tensor_collection
 from torch import Tensor
 
-from torchrl_marl.errors import NonFiniteError, SpecError
+from torchrl_marl.errors import SpecError
 from torchrl_marl.functional import masked_mean
-from torchrl_marl.learners.block import must_be_finite
+from torchrl_marl.learners.block import check_finite
 from torchrl_marl.learners.learner import Learner
 from torchrl_marl.objectives.flags import Births
 from torchrl_marl.runtime.ranks import current
@@ -232,9 +232,18 @@ def metrics_of(learner: Learner, found: Any, n_members: int = 1) -> dict[str, Te
         found (TensorDict): its metrics ``(group, name)``.
         n_members (int): number of values of a metric.
 
+    Shapes:
+        - a metric: one value, or ``[P]`` in a population
+
     Raises:
         SpecError: not a TensorDict of numbers by group and name.
         NonFiniteError: NaN or infinity in a loss or gradient norm of a learner of your own.
+
+    Examples:
+        >>> from tensordict import TensorDict
+        >>> found = TensorDict({"agents": {"loss_objective": torch.ones(())}})
+        >>> metrics_of(torch.nn.Module(), found)
+        {'agents/loss_objective': tensor(1.)}
     """
     wrong = None if is_tensor_collection(found) else f"a {type(found).__name__}"
     metrics = {} if wrong else dict(found.items(True, True))
@@ -249,14 +258,5 @@ def metrics_of(learner: Learner, found: Any, n_members: int = 1) -> dict[str, Te
             "number for each (group, name), as TensorDict({'agents': {'loss_objective': loss}})."
         )
     if not hasattr(learner, "refuse_diverged"):  # which those of this package have called
-        _refuse_diverged(metrics)
+        check_finite(metrics)
     return {"/".join(key): value for key, value in metrics.items()}
-
-
-def _refuse_diverged(metrics: Mapping[Any, Tensor]) -> None:
-    for (group, name), value in metrics.items():
-        if must_be_finite(name) and not bool(value.isfinite().all()):
-            raise NonFiniteError(
-                f"group {group!r}: {name} became NaN or infinite while learning; lower the "
-                "learning rate, or check the rewards' scale."
-            )
