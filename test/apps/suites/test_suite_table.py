@@ -74,6 +74,17 @@ def test_what_an_algorithm_lacks_is_left_out_unless_it_is_said_of_it(suite):
         table.run("short", "vdn", 0, {"learner.num_epochs": 5})
 
 
+def test_an_override_may_leave_settings_of_the_table_without_effect(tmp_path):
+    text = TABLE.replace("num_cells: [8]", "activation: relu").replace("[mappo]", "[narrow]")
+    table = read_suite(written(tmp_path, text))
+    assert table.run("short", "narrow").config.learner.actor.activation == "relu"
+    actor = table.run("short", "narrow", 0, {"learner.actor.body": "simba"}).config.learner.actor
+    assert (actor.body, actor.activation) == ("simba", "tanh")  # a block has its own activation
+    both = {"learner.actor.body": "simba", "learner.actor.activation": "relu"}
+    with pytest.raises(ConfigError, match="short with narrow: learner.actor.activation is 'relu'"):
+        table.run("short", "narrow", 0, both)
+
+
 def test_every_task_is_seen_before_the_second_seed(suite):
     plan = make_plan(suite, algorithms="mappo,vdn", seeds=2, frames=400)
     assert [run.place.as_posix() for run in plan.runs[:5]] == [

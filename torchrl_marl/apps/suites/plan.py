@@ -412,18 +412,20 @@ class Suite:
             (0.5, 'arena/mappo/seed3')
         """
         named = {"learner": {"algorithm": algorithm}} if ALGORITHMS.find(algorithm) else {}
-        own = [
-            named,
-            self.algorithms[algorithm],
-            self.exceptions.get((task, algorithm), {}),
-            overrides or {},
-        ]
-        mentioned = {key for layer in own for key in flatten(normalized(TrainConfig, layer))}
+        exception = self.exceptions.get((task, algorithm), {})
+        own = [named, self.algorithms[algorithm], exception]
         try:
-            settings = _merged(self.common, *own[:2], self.tasks[task], *own[2:])
-            return SuiteRun(task, algorithm, seed, _config(settings, mentioned, algorithm, seed))
+            settings = _merged(self.common, *own[:2], self.tasks[task], exception)
+            written = _keys(*own) & _idle(settings)
+            settings = _merged(settings, overrides or {})
+            kept = written | _keys(overrides or {})
+            return SuiteRun(task, algorithm, seed, _config(settings, kept, algorithm, seed))
         except ConfigError as error:
             raise ConfigError(f"{task} with {algorithm}: {error}") from None
+
+
+def _keys(*layers: Mapping[str, Any]) -> set[str]:
+    return {key for layer in layers for key in flatten(normalized(TrainConfig, layer))}
 
 
 def _merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
@@ -433,17 +435,21 @@ def _merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def _config(
-    settings: dict[str, Any], mentioned: set[str], algorithm: str, seed: int
-) -> TrainConfig:
-    """Reads a run's settings.
-
-    Settings that the algorithm lacks are skipped. Those in ``mentioned``, which are given for this
-    algorithm or by the caller, raise an error instead.
-    """
+def _idle(settings: dict[str, Any]) -> set[str]:
+    """Returns the settings that nothing reads, such as those that the algorithm lacks."""
     reader = Reader(TrainConfig)
     config = reader.read(settings)
-    idle = (reader.inapplicable.keys() | unread(config).keys()) - mentioned
+    return reader.inapplicable.keys() | unread(config).keys()
+
+
+def _config(settings: dict[str, Any], kept: set[str], algorithm: str, seed: int) -> TrainConfig:
+    """Reads a run's settings.
+
+    Settings that nothing reads are skipped. Those in ``kept``, which are given for this algorithm
+    or by the caller, raise an error instead. Settings of the table that the caller's overrides
+    leave without effect are not among them.
+    """
+    idle = _idle(settings) - kept
     flat = {key: value for key, value in flatten(settings).items() if key not in idle}
     return load_config({**unfold(flat), "recipe": algorithm, "seed": seed})
 
