@@ -89,7 +89,7 @@ def test_cpu_has_no_gae_kernel():
     assert not kernels.has_gae(*tensors)
 
 
-def test_gae_kernel_has_fake_tensor_shapes():
+def test_gae_op_supports_fake_tensors():
     """Also without Triton: a graph may be traced on a machine without a GPU."""
     fake = torch._subclasses.FakeTensorMode()
     with fake:
