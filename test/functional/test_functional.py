@@ -1,4 +1,4 @@
-"""GAE: by hand, against TorchRL, against a slow twin, and with poison under the masks."""
+"""GAE: by hand, against TorchRL, against a slow reference, and with NaN in masked steps."""
 
 import pytest
 import torch
@@ -43,28 +43,28 @@ def estimate(reward, value, next_value, done=(), terminated=(), mask=None, **kwa
 # -------------------------------------------------------------------------------- hand-worked
 
 
-def test_three_steps():
+def test_three_steps_worked_out_by_hand():
     # deltas: 1 + .5*2 - 4 = -2; 2 + .5*6 - 2 = 3; 4 + .5*8 - 6 = 2. Decay .25.
     advantage, target = estimate([1, 2, 4], [4, 2, 6], [2, 6, 8])
     assert advantage == [-2 + 0.25 * 3.5, 3 + 0.25 * 2, 2]
     assert target == [advantage[0] + 4, advantage[1] + 2, advantage[2] + 6]
 
 
-def test_a_termination_stops_bootstrap_and_recursion():
+def test_termination_stops_bootstrap_and_recursion():
     # deltas: 1 + .5*2 - 4 = -2; 2 - 2 = 0; 4 + .5*8 - 6 = 2.
     advantage, _ = estimate([1, 2, 4], [4, 2, 6], [2, 6, 8], done=[1], terminated=[1])
     assert advantage == [-2, 0, 2]
 
 
-def test_a_truncation_stops_the_recursion_only():
+def test_truncation_stops_only_the_recursion():
     # deltas: -2; 2 + .5*6 - 2 = 3; 2. The next value is that of the episode's last state.
     advantage, _ = estimate([1, 2, 4], [4, 2, 6], [2, 6, 8], done=[1])
     assert advantage == [-2 + 0.25 * 3, 3, 2]
 
 
-def test_turns():
-    # The agent acts at 0 and 3. What comes while it waits belongs to its step 0, undiscounted,
-    # which bootstraps from its step 3 with one discount; values of waiting steps count nothing.
+def test_rewards_between_turns_belong_to_the_last_turn():
+    # The agent acts at 0 and 3. Rewards while it waits belong to its step 0, undiscounted,
+    # which bootstraps from its step 3 with one discount. Values of waiting steps are ignored.
     # delta_0 = 1 + 2 + 4 + .5*6 - 4 = 6; delta_3 = 8 + .5*10 - 6 = 7.
     advantage, target = estimate(
         [1, 2, 4, 8], [4, 99, 99, 6], [99, 99, 6, 10], mask=[True, False, False, True]
@@ -73,7 +73,7 @@ def test_turns():
     assert target == [advantage[0] + 4, 0, 0, 13]
 
 
-def test_a_reward_while_waiting_at_the_end_of_an_episode():
+def test_reward_at_termination_while_waiting():
     # delta_0 = 1 + 2 - 4 = -1: the episode terminates while the agent waits.
     advantage, _ = estimate(
         [1, 2, 4], [4, 99, 6], [99, 99, 8], done=[1], terminated=[1], mask=[True, False, True]
@@ -81,26 +81,26 @@ def test_a_reward_while_waiting_at_the_end_of_an_episode():
     assert advantage == [-1, 0, 4 + 0.5 * 8 - 6]
 
 
-def test_a_truncation_while_waiting():
+def test_truncation_while_waiting_bootstraps():
     # delta_0 = 1 + 2 + .5*6 - 4 = 2: bootstraps from the episode's last state.
     advantage, _ = estimate([1, 2, 4], [4, 99, 6], [99, 6, 8], done=[1], mask=[True, False, True])
     assert advantage == [2, 0, 4 + 0.5 * 8 - 6]
 
 
-def test_a_batch_that_ends_while_waiting():
-    # delta_0 = 1 + 2 + 4 + .5*6 - 4 = 6: bootstraps from where the batch ends.
+def test_batch_end_while_waiting_bootstraps():
+    # delta_0 = 1 + 2 + 4 + .5*6 - 4 = 6: bootstraps from the last state of the batch.
     advantage, _ = estimate([1, 2, 4], [4, 99, 99], [99, 99, 6], mask=[True, False, False])
     assert advantage == [6, 0, 0]
 
 
-def test_waiting_from_the_start():
+def test_waiting_from_the_first_step():
     advantage, target = estimate([1, 2], [99, 4], [4, 6], mask=[False, True])
     assert advantage == [0, 2 + 0.5 * 6 - 4]
     assert target == [0, 2 + 0.5 * 6]
 
 
-def test_a_death():
-    # The agent dies in step 1; its done stays. What follows its end reaches nothing before it.
+def test_steps_after_death_have_no_effect():
+    # The agent dies in step 1; its done stays. Later steps have no effect on earlier ones.
     advantage, target = estimate(
         [1, 2, 50, 60], [4, 2, 99, 99], [2, 99, 99, 99],
         done=[1, 2, 3], terminated=[1, 2, 3], mask=[True, True, False, False],
@@ -109,7 +109,7 @@ def test_a_death():
     assert target == [2, 2, 0, 0]
 
 
-def test_a_new_episode_after_a_death():
+def test_new_episode_after_death_is_independent():
     # Dead at 1 (died in 0), new episode at 2: nothing crosses the reset.
     advantage, _ = estimate(
         [1, 50, 4], [4, 99, 6], [99, 99, 8],
@@ -131,7 +131,7 @@ def sample(shape, seed=0, p_done=0.1, dtype=torch.float64):
 
 @pytest.fixture
 def double():
-    """TorchRL's discount is of the default dtype, whatever the rewards are."""
+    """TorchRL's discount has the default dtype, not that of the rewards."""
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)
@@ -139,7 +139,7 @@ def double():
 
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("shape", [(7, 1, 1), (3, 5, 2, 1), (2, 3, 10, 4, 1), (64, 100, 4, 1)])
-def test_without_a_mask_it_is_torchrls(shape):
+def test_gae_without_mask_equals_torchrl(shape):
     reward, value, next_value, done, terminated = sample(shape)
     found = gae(reward, value, next_value, done, terminated, gamma=0.99, lmbda=0.95)
     expected = generalized_advantage_estimate(
@@ -149,7 +149,7 @@ def test_without_a_mask_it_is_torchrls(shape):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
-def test_a_training_batch_is_torchrls():
+def test_gae_of_a_training_batch_equals_torchrl():
     inputs = sample((1024, 100, 4, 1), dtype=torch.float32, p_done=0.02)
     reward, value, next_value, done, terminated = inputs
     advantage, _ = gae(*inputs, gamma=0.99, lmbda=0.9)
@@ -159,7 +159,7 @@ def test_a_training_batch_is_torchrls():
     torch.testing.assert_close(advantage, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_with_gradients_it_is_the_same():
+def test_gae_is_the_same_with_gradients():
     reward, value, next_value, done, terminated = sample((3, 6, 2, 1))
     plain = gae(reward, value, next_value, done, terminated, gamma=0.9, lmbda=0.8)
     value.requires_grad_()
@@ -170,7 +170,7 @@ def test_with_gradients_it_is_the_same():
     torch.testing.assert_close(gradient[:, 0], torch.full_like(gradient[:, 0], -1.0))
 
 
-def test_inputs_are_not_written_to():
+def test_inputs_are_not_modified():
     inputs = sample((2, 5, 3, 1))
     mask = torch.rand(2, 5, 3) < 0.5
     copies = [x.clone() for x in (*inputs, mask)]
@@ -179,13 +179,13 @@ def test_inputs_are_not_written_to():
     assert all(torch.equal(x, copy) for x, copy in zip((*inputs, mask), copies))
 
 
-# --------------------------------------------------------------------- masks: identities, poison
+# --------------------------------------------------------------------- masks: identities, NaN
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @settings(max_examples=40, deadline=None)
 @given(st.floats(0, 1), st.floats(0, 1))
-def test_an_all_true_mask_is_none(dtype, gamma, lmbda):
+def test_all_true_mask_equals_no_mask(dtype, gamma, lmbda):
     inputs = sample((4, 20, 3, 1), dtype=dtype)
     mask = torch.ones(4, 20, 3, dtype=torch.bool)
     expected = gae(*inputs, gamma=gamma, lmbda=lmbda)
@@ -216,7 +216,7 @@ def dying_team(seed=0, shape=(8, 30, 3, 1)):
 
 
 @pytest.mark.parametrize("poison", POISON)
-def test_poison_in_dead_steps_reaches_nothing(poison):
+def test_values_in_dead_steps_have_no_effect(poison):
     reward, value, next_value, done, terminated, mask = dying_team()
     assert 0.1 < mask.double().mean() < 0.9
     expected = gae(reward, value, next_value, done, terminated, gamma=0.9, lmbda=0.8, mask=mask)
@@ -229,7 +229,7 @@ def test_poison_in_dead_steps_reaches_nothing(poison):
 
 
 @pytest.mark.parametrize("poison", POISON)
-def test_poison_in_values_of_waiting_steps_reaches_nothing(poison):
+def test_values_in_waiting_steps_have_no_effect(poison):
     reward, value, next_value, done, terminated = sample((8, 30, 3, 1), p_done=0.0)
     mask = torch.rand(8, 30, 3, generator=torch.Generator().manual_seed(1)) < 0.5
     mask[:, -1] = True
@@ -244,7 +244,7 @@ def test_poison_in_values_of_waiting_steps_reaches_nothing(poison):
 
 
 def slow_gae(reward, value, next_value, done, terminated, mask, gamma, lmbda):
-    """One agent, lists in and lists out: own steps first, then GAE over them."""
+    """One agent, lists in and lists out: first its own steps, then GAE over them."""
     advantages = [0.0] * len(reward)
     own = [t for t in range(len(reward)) if mask[t]]
     turns = []
@@ -282,7 +282,7 @@ def trajectories(draw):
 
 @settings(max_examples=300, deadline=None)
 @given(trajectories())
-def test_it_is_its_slow_twin(trajectory):
+def test_gae_equals_slow_reference(trajectory):
     reward, value, next_value, done, terminated, mask, gamma, lmbda = trajectory
     n = len(reward)
     advantage, target = gae(
@@ -292,7 +292,7 @@ def test_it_is_its_slow_twin(trajectory):
         lmbda=lmbda,
         mask=torch.tensor(mask).view(n, 1),
     )
-    # A waiting step that follows an end belongs to nobody.
+    # A waiting step after the end of an episode belongs to no agent.
     expected = slow_gae(reward, value, next_value, done, terminated, mask, gamma, lmbda)
     assert advantage.flatten().tolist() == pytest.approx(expected, rel=1e-9, abs=1e-9)
     targets = [a + v if m else 0.0 for a, v, m in zip(expected, value, mask)]
@@ -301,7 +301,7 @@ def test_it_is_its_slow_twin(trajectory):
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10**6))
-def test_agents_and_envs_do_not_mix(seed):
+def test_agents_and_envs_are_independent(seed):
     reward, value, next_value, done, terminated, mask = dying_team(seed, (3, 7, 2, 1))
     whole, _ = gae(reward, value, next_value, done, terminated, gamma=0.9, lmbda=0.7, mask=mask)
     for e in range(3):
@@ -315,7 +315,7 @@ def test_agents_and_envs_do_not_mix(seed):
 # ----------------------------------------------------------------------------------- bad input
 
 
-def test_shapes_and_types_are_checked():
+def test_invalid_shapes_and_dtypes_raise():
     reward, value, next_value, done, terminated = sample((2, 5, 3, 1))
     estimate = lambda **kw: gae(  # noqa: E731
         **{

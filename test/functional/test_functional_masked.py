@@ -1,4 +1,4 @@
-"""Masked statistics: by hand, with nobody alive, and with poison under the masks."""
+"""Masked statistics: by hand, with an empty mask, and with NaN or large masked values."""
 
 import math
 
@@ -12,7 +12,7 @@ MASK = torch.tensor([[True, False, True], [False, False, True]])
 
 
 @pytest.mark.parametrize("poison", [0.0, *POISON])
-def test_means_and_moments(poison):
+def test_masked_mean_and_moments(poison):
     value = torch.where(MASK, torch.tensor([[1.0, 0, 2], [0, 0, 6]]), poison)
     assert masked_mean(value, MASK) == 3
     assert masked_mean(value, MASK, dim=0).tolist() == [1, 0, 4]
@@ -26,7 +26,7 @@ def test_means_and_moments(poison):
 
 @pytest.mark.parametrize("poison", [0.0, *POISON])
 @pytest.mark.parametrize("dim", [None, 0, 1])
-def test_standardizing(poison, dim):
+def test_masked_standardize(poison, dim):
     value = torch.where(MASK, torch.tensor([[1.0, 0, 2], [0, 0, 6]]), poison)
     found = masked_standardize(value, MASK, dim)
     assert (found[~MASK] == 0).all()
@@ -35,7 +35,7 @@ def test_standardizing(poison, dim):
         assert found[MASK].std(unbiased=False) == pytest.approx(1, abs=1e-4)
 
 
-def test_an_all_true_mask_changes_no_statistic():
+def test_all_true_mask_changes_no_statistic():
     value = torch.randn(4, 5, 3, 1)
     for mask in (torch.ones(4, 5, 3, dtype=torch.bool), torch.ones(4, 5, 3, 1, dtype=torch.bool)):
         for dim in (None, -2, (0, 1)):
@@ -48,7 +48,7 @@ def test_an_all_true_mask_changes_no_statistic():
     assert variance == pytest.approx(value.var(unbiased=False).item(), rel=1e-5)
 
 
-def test_nobody_alive_gives_zero():
+def test_all_false_mask_gives_zero():
     nobody = torch.zeros(2, 3, dtype=torch.bool)
     value = torch.full((2, 3, 1), math.nan)
     assert masked_mean(value, nobody) == 0
@@ -57,7 +57,7 @@ def test_nobody_alive_gives_zero():
 
 
 @pytest.mark.parametrize("poison", POISON)
-def test_poison_reaches_no_gradient(poison):
+def test_masked_values_have_no_effect_on_gradients(poison):
     def gradient(value):
         value = value.clone().requires_grad_()
         (masked_standardize(value, MASK).square().sum() + masked_mean(value, MASK)).backward()
@@ -69,7 +69,7 @@ def test_poison_reaches_no_gradient(poison):
     assert (found[~MASK] == 0).all()
 
 
-def test_masks_are_checked():
+def test_invalid_masks_raise():
     value = torch.zeros(2, 3, 1)
     with pytest.raises(ValueError, match="expected torch.bool"):
         masked_mean(value, torch.ones(2, 3))

@@ -1,4 +1,4 @@
-"""Returns over several steps and soft updates: by hand, against slow twins, and poisoned."""
+"""Multi-step returns and soft updates: by hand, against references, and with NaN values."""
 
 import pytest
 import torch
@@ -47,22 +47,22 @@ def summed(rewards, ends):
     return total.item(), discount.item(), length.item()
 
 
-def test_a_window_without_an_end():
+def test_n_step_return_of_a_full_window():
     assert summed([1, 2, 4], [False] * 3) == (1 + 0.5 * 2 + 0.25 * 4, 0.125, 3)
 
 
-def test_a_window_stops_at_its_first_end():
+def test_n_step_window_stops_at_its_first_done():
     assert summed([1, 2, 4], [False, True, True]) == (1 + 0.5 * 2, 0.25, 2)
     assert summed([1, 2, 4], [True, False, False]) == (1, 0.5, 1)
     assert within_window(torch.tensor([False, True, False])).tolist() == [True, True, False]
 
 
 @pytest.mark.parametrize("poison", POISON)
-def test_what_follows_an_end_counts_nothing(poison):
+def test_rewards_after_done_have_no_effect(poison):
     assert summed([1, 2, poison], [False, True, False]) == (2, 0.25, 2)
 
 
-def test_windows_of_many_agents_are_those_of_each():
+def test_n_step_batch_equals_single_windows():
     reward, ends = torch.randn(6, 5, 3, 1), torch.rand(6, 5) < 0.3
     total, discount, length = n_step(reward, ends, gamma=0.9)
     for i in range(6):
@@ -73,14 +73,14 @@ def test_windows_of_many_agents_are_those_of_each():
         torch.testing.assert_close(total[i], expected)
 
 
-def test_one_step_is_its_reward():
+def test_one_step_return_is_the_reward():
     reward = torch.randn(6, 1, 3, 1)
     total, discount, _ = n_step(reward, torch.zeros(6, 1, dtype=torch.bool), gamma=0.9)
     assert torch.equal(total, reward[:, 0])
     assert (discount == torch.tensor(0.9)).all()
 
 
-def test_n_step_refuses_what_does_not_fit():
+def test_n_step_with_invalid_arguments_raises():
     with pytest.raises(ValueError, match=r"ends are torch.float32 of shape \(2, 3\), rewards of"):
         n_step(torch.zeros(2, 3, 1), torch.zeros(2, 3), gamma=0.9)
     with pytest.raises(ValueError, match=r"expected torch.bool \[\*B, L\] and \[\*B, L, \*feat"):
@@ -90,44 +90,44 @@ def test_n_step_refuses_what_does_not_fit():
 # --------------------------------------------------------------------- Q(lambda), by hand
 
 
-def test_three_steps():
+def test_three_steps_worked_out_by_hand():
     # The last: 4 + .5*8 = 8; then 2 + .5*(.5*8 + .5*6) = 5.5; then 1 + .5*(.5*5.5 + .5*2) = 2.875.
     assert returns([1, 2, 4], [2, 6, 8]) == [2.875, 5.5, 8]
 
 
-def test_a_termination_stops_bootstrap_and_recursion():
+def test_termination_stops_bootstrap_and_recursion():
     # 2; then 1 + .5*(.5*2 + .5*2) = 2.
     assert returns([1, 2, 4], [2, 6, 8], done=[1], terminated=[1]) == [2, 2, 8]
 
 
-def test_a_truncation_stops_the_recursion_only():
-    # 2 + .5*6 = 5, all of it the greedy value; then 1 + .5*(.5*5 + .5*2) = 2.75.
+def test_truncation_stops_only_the_recursion():
+    # 2 + .5*6 = 5, only the greedy value; then 1 + .5*(.5*5 + .5*2) = 2.75.
     assert returns([1, 2, 4], [2, 6, 8], done=[1]) == [2.75, 5, 8]
 
 
-def test_turns():
-    # Own steps 0 and 3. At 3: 8 + .5*10 = 13. At 0 with what came while waiting, one discount:
+def test_rewards_between_turns_belong_to_the_last_turn():
+    # Own steps 0 and 3. At 3: 8 + .5*10 = 13. At 0 with the rewards while waiting and one discount:
     # 1 + 2 + 4 + .5*(.5*13 + .5*6) = 11.75.
     acts = [True, False, False, True]
     assert returns([1, 2, 4, 8], [99, 99, 6, 10], mask=acts) == [11.75, 0, 0, 13]
 
 
-def test_a_reward_while_waiting_at_the_end_of_an_episode():
+def test_reward_at_termination_while_waiting():
     found = returns([1, 2, 4], [99, 99, 8], done=[1], terminated=[1], mask=[True, False, True])
     assert found == [3, 0, 8]
 
 
-def test_a_truncation_while_waiting():
+def test_truncation_while_waiting_bootstraps():
     # 1 + 2 + .5*6: bootstraps from the episode's last state.
     assert returns([1, 2, 4], [99, 6, 8], done=[1], mask=[True, False, True]) == [6, 0, 8]
 
 
-def test_a_batch_that_ends_while_waiting():
+def test_batch_end_while_waiting_bootstraps():
     assert returns([1, 2, 4], [99, 99, 6], mask=[True, False, False]) == [10, 0, 0]
 
 
-def test_a_death():
-    # The agent dies in step 1; its done stays. What follows its end reaches nothing before it.
+def test_steps_after_death_have_no_effect():
+    # The agent dies in step 1; its done stays. Later steps have no effect on earlier ones.
     found = returns(
         [1, 2, 50, 60],
         [2, 99, 99, 99],
@@ -153,7 +153,7 @@ def sample(shape, seed=0):
 @pytest.mark.parametrize("masked", [False, True])
 @settings(max_examples=30, deadline=None)
 @given(st.floats(0, 1), st.floats(0, 1), st.integers(0, 99))
-def test_of_consistent_values_it_is_the_target_of_gae(masked, gamma, lmbda, seed):
+def test_q_lambda_of_consistent_values_equals_gae_target(masked, gamma, lmbda, seed):
     reward, value, next_value, done, terminated, mask = sample((4, 20, 3, 1), seed)
     next_value[:, :-1] = value[:, 1:]
     mask = mask if masked else None
@@ -169,7 +169,7 @@ def test_lambda_0_is_one_step_q_learning():
     torch.testing.assert_close(found, reward + 0.9 * torch.where(terminated, 0.0, next_value))
 
 
-def test_an_all_true_mask_is_none():
+def test_all_true_mask_equals_no_mask():
     reward, _, next_value, done, terminated, mask = sample((4, 20, 3, 1))
     arguments = (reward, next_value, done, terminated)
     plain = q_lambda(*arguments, gamma=0.9, lmbda=0.8)
@@ -178,7 +178,7 @@ def test_an_all_true_mask_is_none():
 
 
 @pytest.mark.parametrize("poison", POISON)
-def test_values_that_are_not_read_change_no_bit(poison):
+def test_unused_values_have_no_effect(poison):
     reward, _, next_value, done, terminated, mask = sample((4, 20, 3, 1))
     clean = q_lambda(reward, next_value, done, terminated, gamma=0.9, lmbda=0.8, mask=mask)
     acts_next = torch.ones_like(done)
@@ -195,7 +195,7 @@ def test_values_that_are_not_read_change_no_bit(poison):
     assert torch.equal(found, clean)
 
 
-def test_q_lambda_refuses_what_does_not_fit():
+def test_q_lambda_with_invalid_arguments_raises():
     x, flag = torch.zeros(2, 3, 1), torch.zeros(2, 3, 1, dtype=torch.bool)
     with pytest.raises(ValueError, match=r"q_lambda: expected four tensors of one shape"):
         q_lambda(x, x, flag, flag[:, :1], gamma=0.9, lmbda=0.9)
@@ -206,14 +206,14 @@ def test_q_lambda_refuses_what_does_not_fit():
 # ------------------------------------------------------------------------- target networks
 
 
-def test_soft_updates_by_hand():
+def test_soft_update_worked_out_by_hand():
     targets = [torch.tensor([0.0, 4.0]), torch.tensor(2.0)]
     sources = [torch.tensor([8.0, 0.0]), torch.tensor(-2.0)]
     soft_update_(targets, sources, 0.25)
     assert targets[0].tolist() == [2, 3] and targets[1] == 1
 
 
-def test_a_hard_update_copies_to_the_bit_and_none_changes_nothing():
+def test_tau_1_copies_exactly_and_tau_0_changes_nothing():
     sources, targets = [torch.randn(5, 3), torch.randn(7)], [torch.randn(5, 3), torch.randn(7)]
     before = [x.clone() for x in targets]
     soft_update_(targets, sources, torch.zeros(()))
@@ -222,7 +222,7 @@ def test_a_hard_update_copies_to_the_bit_and_none_changes_nothing():
     assert all(map(torch.equal, targets, sources))
 
 
-def test_trained_parameters_move_targets_without_a_gradient():
+def test_soft_update_from_parameters_records_no_gradient():
     source = torch.nn.Parameter(torch.ones(3))
     target = torch.zeros(3)
     soft_update_([target], [source], 0.5)
@@ -230,7 +230,7 @@ def test_trained_parameters_move_targets_without_a_gradient():
 
 
 @pytest.mark.parametrize("execution", ["trace", "compile"])
-def test_in_a_graph_tau_may_change(execution):
+def test_tau_may_change_in_a_captured_graph(execution):
     sources, targets = [torch.randn(5, 3), torch.randn(7)], [torch.randn(5, 3), torch.randn(7)]
     tau = torch.zeros(())
 
@@ -248,6 +248,6 @@ def test_in_a_graph_tau_may_change(execution):
     assert all(map(torch.equal, targets, sources))
 
 
-def test_targets_of_other_shapes_are_refused():
+def test_targets_of_other_shapes_raise():
     with pytest.raises(ValueError, match=r"targets have shapes \[\(2,\)\], sources \[\(3,\)\]"):
         soft_update_([torch.zeros(2)], [torch.zeros(3)], 0.5)

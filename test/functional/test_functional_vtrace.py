@@ -1,4 +1,4 @@
-"""V-trace: by hand, against TorchRL, against a slow twin, and exact values of other policies."""
+"""V-trace: by hand, against TorchRL, against a slow reference, and exact off-policy values."""
 
 import itertools
 import math
@@ -34,7 +34,7 @@ RATIOS = column([2.0, 0.5, 4.0]).log()
 SIGNALS = column([1, 2, 4]), column([4, 2, 6]), column([2, 6, 8]), NEVER, NEVER
 
 
-def test_three_steps():
+def test_three_steps_worked_out_by_hand():
     # deltas -2, 3, 2 (gamma .5); rho and c 1, .5, 1.
     advantage, target = vtrace(RATIOS, *SIGNALS, gamma=0.5, lmbda=1.0)
     # x_2 = 2; x_1 = .5*3 + .5*.5*2 = 2; x_0 = -2 + .5*1*2 = -1.
@@ -45,8 +45,8 @@ def test_three_steps():
     assert plain.flatten().tolist() == [-1, 4, 2]
 
 
-def test_ratios_of_another_dtype():
-    """Log-probabilities are float64 where the bounds of actions are; critics read float32."""
+def test_result_dtype_with_ratios_of_another_dtype():
+    """Log-probabilities are float64 if the action bounds are. Critics return float32."""
     signals = [x.float() if x.is_floating_point() else x for x in SIGNALS]
     for one, other in zip(
         vtrace(RATIOS, *signals, gamma=0.5, lmbda=1.0),
@@ -56,7 +56,7 @@ def test_ratios_of_another_dtype():
         assert one.dtype == torch.float32 and one.tolist() == other.tolist()
 
 
-def test_clips_and_shorter_returns():
+def test_clips_and_lambda_worked_out_by_hand():
     # rho 1.5, .5, 1.5; c = .5 * (1, .5, 1): x_2 = 3; x_1 = 1.5 + .5*.25*3 = 1.875;
     # x_0 = -3 + .5*.5*1.875.
     settings = {"gamma": 0.5, "lmbda": 0.5, "rho_clip": 1.5, "c_clip": 1.0}
@@ -67,9 +67,9 @@ def test_clips_and_shorter_returns():
     )
 
 
-def test_turns():
+def test_rewards_between_turns_belong_to_the_last_turn():
     # Acts at 0 and 3; earns 1 + 2 + 4 before its next turn. delta_0 = 7 + .5*6 - 4 = 6, rho .5;
-    # delta_3 = 8 + .5*10 - 6 = 7, rho 1. What stands for its waiting steps counts nothing.
+    # delta_3 = 8 + .5*10 - 6 = 7, rho 1. Values of waiting steps are ignored.
     advantage, target = vtrace(
         column([0.5, 99.0, 0.01, 2.0]).log(),
         column([1, 2, 4, 8]),
@@ -84,11 +84,11 @@ def test_turns():
     assert advantage.flatten().tolist() == pytest.approx([0.5 * (6 + 0.5 * 7), 0, 0, 7])
 
 
-# ----------------------------------------------------------------- identities, TorchRL, a slow twin
+# ----------------------------------------------------------------- identities and references -----
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_on_policy_it_is_gae(masked):
+def test_on_policy_vtrace_equals_gae(masked):
     log_ratio, signals, mask = sample((5, 20, 3, 1))
     settings = {"gamma": 0.99, "lmbda": 0.95, "mask": mask if masked else None}
     expected = gae(*signals, **settings)
@@ -99,9 +99,9 @@ def test_on_policy_it_is_gae(masked):
 
 
 @pytest.mark.parametrize("clips", [(1.0, 1.0), (2.0, 1.5), (0.5, 3.0)])
-def test_without_a_mask_it_is_torchrls(clips):
+def test_vtrace_without_mask_equals_torchrl(clips):
     log_ratio, (reward, value, next_value, done, terminated), _ = sample((4, 9, 2, 1))
-    goes_on = ~done[:, :-1]  # what follows is the next step then
+    goes_on = ~done[:, :-1]  # then the next value is that of the next step
     next_value[:, :-1] = torch.where(goes_on, value[:, 1:], next_value[:, :-1])
     found = vtrace(
         log_ratio, reward, value, next_value, done, terminated,
@@ -110,14 +110,14 @@ def test_without_a_mask_it_is_torchrls(clips):
     agents_first = (x.movedim(-2, 0) for x in (value, next_value, reward, done, terminated))
     own = log_ratio.movedim(-2, 0)
     gamma = torch.tensor(0.9, dtype=torch.float64)
-    # Theirs is exp(log_pi - log_mu): log_pi is the policy, whatever the docstring says.
+    # TorchRL's is exp(log_pi - log_mu): log_pi is the policy, despite its docstring.
     expected = vtrace_advantage_estimate(gamma, own, torch.zeros_like(own), *agents_first, *clips)
     for a, b in zip(found, expected):
         torch.testing.assert_close(a, b.movedim(0, -2), rtol=1e-12, atol=1e-12)
 
 
 def slow_vtrace(log_ratio, reward, value, next_value, done, terminated, mask, gamma, lmbda, clips):
-    """One agent's own steps, each with what it earns until its next one; then the recursion."""
+    """Own steps of one agent with the rewards until the next one, then the recursion."""
     n, own = len(reward), [t for t, acts in enumerate(mask) if acts]
     targets, advantages, after = [0.0] * n, [0.0] * n, None
     for t in reversed(own):
@@ -156,7 +156,7 @@ def trajectories(draw):
 
 @settings(max_examples=200, deadline=None)
 @given(trajectories())
-def test_it_is_its_slow_twin(trajectory):
+def test_vtrace_equals_slow_reference(trajectory):
     *numbers, done, terminated, mask, gamma, lmbda, clips = trajectory
     n = len(done)
     found = vtrace(
@@ -174,7 +174,7 @@ def test_it_is_its_slow_twin(trajectory):
 
 
 @pytest.mark.parametrize("poison", POISON)
-def test_poison_in_masked_steps_reaches_nothing(poison):
+def test_values_in_masked_steps_have_no_effect(poison):
     log_ratio, (reward, value, next_value, done, terminated), mask = sample((6, 15, 3, 1))
     keep = mask.unsqueeze(-1)
     settings = {"gamma": 0.9, "lmbda": 0.8, "mask": mask}
@@ -186,7 +186,7 @@ def test_poison_in_masked_steps_reaches_nothing(poison):
     assert all(torch.equal(a, b) for a, b in zip(clean, dirty))
 
 
-def test_with_gradients_it_is_the_same_and_inputs_are_not_written_to():
+def test_same_with_gradients_and_inputs_are_not_modified():
     log_ratio, signals, mask = sample((3, 6, 2, 1))
     copies = [x.clone() for x in (log_ratio, *signals, mask)]
     plain = vtrace(log_ratio, *signals, gamma=0.9, lmbda=0.8, mask=mask)
@@ -196,18 +196,18 @@ def test_with_gradients_it_is_the_same_and_inputs_are_not_written_to():
     assert torch.autograd.grad(traced[1].sum(), log_ratio)[0].isfinite().all()
 
 
-# ------------------------------------------------------------------- exact values of other policies
+# ------------------------------------------------------------------- exact off-policy values ------
 
 T, GAMMA = 3, 0.8
 EARNED = torch.tensor([[1.0, -2.0], [3.0, 0.5]], dtype=torch.float64)  # by state and action
 POLICY = torch.tensor([[0.9, 0.1], [0.3, 0.7]], dtype=torch.float64)
 ACTED = torch.tensor([[0.4, 0.6], [0.8, 0.2]], dtype=torch.float64)
-ACTIONS = torch.tensor(list(itertools.product((0, 1), repeat=T)))  # every play there can be
+ACTIONS = torch.tensor(list(itertools.product((0, 1), repeat=T)))  # every possible action sequence
 STATES = torch.cat([torch.zeros(len(ACTIONS), 1, dtype=torch.long), ACTIONS[:, :-1]], 1)
 
 
 def value_of(policy):
-    """Of three steps from each state: where one is, is what one did last."""
+    """Value of three steps from each state. The state is the last action."""
     value = torch.zeros(T + 1, 2, dtype=torch.float64)
     for t in reversed(range(T)):
         value[t] = (policy * (EARNED + GAMMA * value[t + 1])).sum(-1)
@@ -215,7 +215,7 @@ def value_of(policy):
 
 
 def expected_targets(value, policy=POLICY, **settings):
-    """The targets' means over every play, by what ``ACTED`` makes of each, given state and time."""
+    """Mean targets by state and time over all sequences, weighted by their chance in ``ACTED``."""
     chance = ACTED[STATES, ACTIONS].prod(-1, keepdim=True).expand(-1, T)
     ratio = policy[STATES, ACTIONS] / ACTED[STATES, ACTIONS]
     times = torch.arange(T).expand_as(STATES)
@@ -235,7 +235,7 @@ def expected_targets(value, policy=POLICY, **settings):
 REACHED = torch.tensor([[True, False], [True, True], [True, True], [False, False]])
 
 
-def test_unclipped_targets_are_the_policys_value_whatever_the_critic_says():
+def test_unclipped_targets_are_the_policy_value_for_any_critic():
     wrong = torch.full((T + 1, 2), 50.0, dtype=torch.float64)
     wrong[T] = 0.0
     found = expected_targets(wrong, lmbda=1.0, rho_clip=math.inf, c_clip=math.inf)
@@ -247,7 +247,7 @@ def test_unclipped_targets_are_the_policys_value_whatever_the_critic_says():
 
 @pytest.mark.parametrize("lmbda", [0.0, 0.7])
 @pytest.mark.parametrize(("rho_clip", "c_clip"), [(math.inf, 1.0), (1.0, 1.0), (1.5, 0.5)])
-def test_what_a_critic_ends_at_is_the_value_of_the_clipped_policy(lmbda, rho_clip, c_clip):
+def test_critic_converges_to_the_value_of_the_clipped_policy(lmbda, rho_clip, c_clip):
     clipped = torch.minimum(rho_clip * ACTED, POLICY)
     clipped = clipped / clipped.sum(-1, keepdim=True)  # eq. 3 of the paper
     value = torch.zeros(T + 1, 2, dtype=torch.float64)
@@ -259,7 +259,7 @@ def test_what_a_critic_ends_at_is_the_value_of_the_clipped_policy(lmbda, rho_cli
 # ----------------------------------------------------------------------------------- bad input
 
 
-def test_shapes_are_checked():
+def test_invalid_shapes_raise():
     log_ratio, signals, _ = sample((2, 5, 3, 1))
     with pytest.raises(ValueError, match=r"vtrace: expected six tensors.*log_ratio \(2, 5, 3\)"):
         vtrace(log_ratio.squeeze(-1), *signals, gamma=0.9, lmbda=0.9)

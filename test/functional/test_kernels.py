@@ -1,4 +1,4 @@
-"""GPU kernels against their twins: on a GPU, and without one in Triton's interpreter."""
+"""GPU kernels against PyTorch: on a GPU, or without one in Triton's interpreter."""
 
 import os
 import subprocess
@@ -38,12 +38,12 @@ def check(inputs):
 def check_all(device):
     for seed, size in enumerate(SIZES):
         check(draw(*size, seed, device))
-    # Flags of the team, and memory that is ordered by time.
+    # Done flags of the team, and memory with time as the first dim.
     reward, value, next_value, *flags = draw((4,), 6, 3, device=device)
     flags = [x[..., :1, :].expand_as(reward) for x in flags]
     by_time = [x.transpose(0, 1).contiguous().transpose(0, 1) for x in (reward, value, next_value)]
     check([*by_time, *flags])
-    # What is masked may hold anything, after an end.
+    # Masked steps after the end may hold any values.
     reward, value, next_value, done, terminated, mask = draw((4,), 6, 3, device=device)
     done[:, 2:], mask[:, :3], mask[:, 3:] = True, True, False
     for x in (reward, value, next_value):
@@ -54,7 +54,7 @@ def check_all(device):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the kernel itself is tested")
-def test_gae_kernel_in_the_interpreter():
+def test_gae_kernel_in_triton_interpreter():
     pytest.importorskip("triton")
     environ = {**os.environ, "TRITON_INTERPRET": "1"}
     command = [sys.executable, __file__]
@@ -70,7 +70,7 @@ def test_gae_kernel_on_a_gpu():
 
 
 @ON_GPU
-def test_gae_takes_the_kernel_and_a_graph_holds_it():
+def test_gae_uses_the_kernel_also_in_a_cuda_graph():
     pytest.importorskip("triton")
     *inputs, mask = draw((64,), 17, 3, device="cuda")
     wanted = functional.gae(*inputs, mask=mask, gamma=GAMMA, lmbda=LMBDA)
@@ -84,13 +84,13 @@ def test_gae_takes_the_kernel_and_a_graph_holds_it():
     torch.testing.assert_close(found, wanted)
 
 
-def test_a_cpu_runs_the_twin():
+def test_cpu_has_no_gae_kernel():
     tensors = draw((2,), 3, 2)[:3]
     assert not kernels.has_gae(*tensors)
 
 
-def test_graphs_record_one_node():
-    """Also without Triton: a graph may be made where it is not run."""
+def test_gae_op_supports_fake_tensors():
+    """Also without Triton: a graph may be traced on a machine without a GPU."""
     fake = torch._subclasses.FakeTensorMode()
     with fake:
         inputs = [torch.empty(4, 3, 2, 1) for _ in range(3)]

@@ -1,4 +1,4 @@
-"""Statistics by group: hand-worked, and equal to those of each group alone."""
+"""Statistics by group: worked out by hand, and equal to those of each group alone."""
 
 import math
 
@@ -19,7 +19,7 @@ def values(*batch, seed=0):
     return value, torch.rand(*batch, 6, generator=generator) < 0.6
 
 
-def test_by_hand():
+def test_statistics_worked_out_by_hand():
     value = torch.tensor([[1.0, 3, 5, 7, 9, 11], [3, 5, 7, 9, 11, 13]], dtype=torch.float64)
     mask = torch.tensor([[1, 0, 0, 1, 1, 0], [1, 0, 0, 0, 0, 1]]).bool()
     assert PER.mean(value).tolist() == [3, 6, 10]
@@ -34,7 +34,7 @@ def test_by_hand():
 @pytest.mark.parametrize("batch", [(), (4,), (2, 5)])
 @pytest.mark.parametrize("trailing", [True, False])
 @pytest.mark.parametrize("masked", [True, False])
-def test_each_group_is_as_alone(batch, trailing, masked):
+def test_statistics_equal_those_of_each_group_alone(batch, trailing, masked):
     value, mask = values(*batch)
     mask = mask if masked else None
     given = value.unsqueeze(-1) if trailing else value
@@ -54,8 +54,8 @@ def test_each_group_is_as_alone(batch, trailing, masked):
 
 @pytest.mark.parametrize("poison", POISON)
 @pytest.mark.parametrize("masked", [True, False])
-def test_what_is_not_finite_stays_in_its_group(poison, masked):
-    """In the value and in the gradient; where it is masked, it reaches nothing at all."""
+def test_non_finite_values_affect_only_their_group(poison, masked):
+    """In the value and in the gradient. Masked values have no effect at all."""
 
     def run(value, mask):
         value = value.clone().requires_grad_()
@@ -81,14 +81,14 @@ def test_what_is_not_finite_stays_in_its_group(poison, masked):
         assert torch.equal(run(value, mask)[0], clean)
 
 
-def test_groups_where_nobody_is_alive_are_0():
+def test_groups_without_alive_agents_give_zero():
     value = torch.full((2, 6, 1), math.nan, dtype=torch.float64)
     nobody = torch.zeros(2, 6, dtype=torch.bool)
     assert PER.mean(value, nobody).tolist() == [0, 0, 0]
     assert [x.tolist() for x in PER.moments(value, nobody)] == [[0] * 3] * 2
 
 
-def test_values_and_masks_are_checked():
+def test_invalid_values_and_masks_raise():
     with pytest.raises(ValueError, match=r"\(2, 5\), expected \[\*B, 6\] or \[\*B, 6, 1\]"):
         PER.mean(torch.zeros(2, 5, 1), None)
     with pytest.raises(ValueError, match="expected torch.bool"):

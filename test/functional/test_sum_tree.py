@@ -1,4 +1,4 @@
-"""Draws of the sum tree: their distribution, against a walk in Python, drift, and in a graph."""
+"""Samples of the sum tree: distribution, against a linear search, drift, and in a graph."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ def filled(values, width=16):
 
 
 def some_values(n, share=0.5):
-    """Of very different sizes, and many of them 0."""
+    """Values of very different sizes, many of them 0."""
     return 10 ** (4 * torch.rand(n, dtype=torch.float64) - 2) * (torch.rand(n) < share)
 
 
@@ -23,7 +23,7 @@ def uniform(*shape):
 
 
 def walk(values, number):
-    """The index at which the sum of the values, one after the other, passes a number."""
+    """Index at which the cumulative sum of the values exceeds a number."""
     total = 0.0
     for i, value in enumerate(values):
         total += value
@@ -35,7 +35,7 @@ def walk(values, number):
 # ----------------------------------------------------------------------------- by hand
 
 
-def test_by_hand():
+def test_samples_worked_out_by_hand():
     tree = filled(torch.tensor([1.0, 0.0, 2.0, 5.0, 0.0]), width=2)
     assert tree.total == 8
     assert tree.sample(torch.tensor([0, 0.12, 0.125, 0.37, 0.375, 0.99]).double()).tolist() == [
@@ -45,7 +45,7 @@ def test_by_hand():
     ]
 
 
-def test_of_one_index_twice_the_larger_counts():
+def test_repeated_index_takes_its_largest_value():
     tree = filled(torch.ones(40))
     tree.set(torch.tensor([7, 7, 7]), torch.tensor([0.25, 0.5, 0.125]))
     assert tree[torch.tensor([7])] == 0.5
@@ -53,7 +53,7 @@ def test_of_one_index_twice_the_larger_counts():
 
 
 @pytest.mark.parametrize(("first", "n"), [(0, 5000), (17, 300), (4999, 1), (160, 16), (3, 0)])
-def test_filling_is_setting(first, n):
+def test_fill_equals_set_of_the_same_range(first, n):
     one, other = filled(values := some_values(5000)), filled(values)
     new = some_values(n)
     one.fill(first, new)
@@ -62,7 +62,7 @@ def test_filling_is_setting(first, n):
 
 
 @pytest.mark.parametrize("capacity", [1, 2, 15, 16, 17, 255, 256, 257])
-def test_capacities_about_the_powers_of_the_width(capacity):
+def test_capacities_around_powers_of_the_width(capacity):
     tree = filled(torch.arange(1, capacity + 1))
     assert tree.total == capacity * (capacity + 1) / 2
     drawn = tree.sample(uniform(20_000))
@@ -76,7 +76,7 @@ def test_capacities_about_the_powers_of_the_width(capacity):
 
 
 @pytest.mark.parametrize("width", [2, 16, 64])
-def test_draws_are_as_a_walk_in_python(width):
+def test_samples_equal_a_linear_search_in_python(width):
     values = some_values(1000)
     numbers = uniform(500)
     drawn = filled(values, width).sample(numbers).tolist()
@@ -84,7 +84,7 @@ def test_draws_are_as_a_walk_in_python(width):
     assert drawn == [walk(values.tolist(), number * total) for number in numbers.tolist()]
 
 
-def test_draws_have_their_distribution():
+def test_samples_follow_the_distribution_of_values():
     n, values = 2_000_000, some_values(1000)
     counts = torch.bincount(filled(values).sample(uniform(n)), minlength=1000)
     expected = values / values.sum() * n
@@ -94,8 +94,8 @@ def test_draws_have_their_distribution():
     assert 0.8 < chi2 < 1.2
 
 
-def test_equal_values_of_a_million_rows_come_equally_often():
-    """Numbers of float32 would be multiples of 2^-24: 16 or 17 of them for each row."""
+def test_equal_values_of_a_million_rows_are_sampled_uniformly():
+    """float32 numbers are multiples of 2^-24: too coarse, 16 or 17 of them for each row."""
     n, rows = 2_000_000, 1_000_000
     tree = filled(torch.ones(rows))
     first, last = uniform(n // 2) / 1000, 1 - uniform(n // 2) / 1000
@@ -106,7 +106,7 @@ def test_equal_values_of_a_million_rows_come_equally_often():
     assert ((ends - 1000).square() / 1000).mean() < 1.2
 
 
-def test_no_child_of_weight_0_is_drawn_at_any_border():
+def test_zero_values_are_never_sampled_at_borders():
     values = torch.zeros(4096, dtype=torch.float64)
     values[torch.randperm(4096)[:300]] = some_values(300, share=1.0) + 1e-9
     tree = filled(values)
@@ -116,8 +116,8 @@ def test_no_child_of_weight_0_is_drawn_at_any_border():
     assert (values[drawn] > 0).all()
 
 
-def test_what_is_not_a_number_stays_within_the_tree():
-    """A run that diverged is told so by its learner, not by an index out of range."""
+def test_nan_values_give_indices_in_range():
+    """The learner reports a diverged run, so the tree must not raise an index error."""
     tree = filled(torch.ones(100))
     tree.set(torch.tensor([3]), torch.tensor([float("nan")]))
     drawn = tree.sample(uniform(64))
@@ -140,7 +140,7 @@ def test_sums_do_not_drift():
 
 
 @pytest.mark.parametrize("execution", ["trace", "compile"])
-def test_a_graph_equals_eager_calls(execution):
+def test_captured_graph_equals_eager_calls(execution):
     eager, own = filled(values := some_values(5000)), filled(values)
 
     def step(numbers, value, *held):
@@ -163,7 +163,7 @@ def test_a_graph_equals_eager_calls(execution):
         assert torch.equal(one, other)
 
 
-def test_the_host_does_not_wait():
+def test_no_host_synchronization():
     tree = filled(torch.ones(1000))
     numbers, value = uniform(64), torch.rand(64)
     with count_syncs() as syncs:
@@ -174,7 +174,7 @@ def test_the_host_does_not_wait():
 # ----------------------------------------------------------------------------- bad input
 
 
-def test_refusals():
+def test_invalid_arguments_raise():
     tree = SumTree(8)
     with pytest.raises(ValueError, match="numbers are torch.float32 of shape .2,., expected torch"):
         tree.sample(torch.rand(2))

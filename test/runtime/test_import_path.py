@@ -1,4 +1,4 @@
-"""What lies in the current folder takes no package's place, here and in every child process."""
+"""Files of the current folder never replace installed packages, also in child processes."""
 
 import os
 import subprocess
@@ -36,7 +36,7 @@ SMALL = [
 
 @pytest.fixture
 def theirs(tmp_path, monkeypatch):
-    """A stranger's folder, which is the current one: whatever is imported from it leaves a mark."""
+    """A stranger's folder as the current one. Every module imported from it leaves a mark."""
     folder = tmp_path / "theirs"
     folder.mkdir()
     for name in TRAPS:
@@ -56,7 +56,7 @@ def marks(tmp_path):
 
 
 def started(*words, path="", **variables):
-    """A process of Python in the current folder."""
+    """Run Python in the current folder."""
     package = str(Path(torchrl_marl.__file__).parents[1])
     variables = {"PYTHONPATH": os.pathsep.join(filter(None, [package, path])), **variables}
     line = [sys.executable, *map(str, words)]
@@ -65,19 +65,19 @@ def started(*words, path="", **variables):
 
 
 def console(*words, **options):
-    """``torchrl-marl``, which is a script of another folder: that has no ``-P`` of its own."""
+    """Run ``torchrl-marl`` as the installed script does, which sets no ``-P``."""
     own = "import sys; del sys.path[0]; from torchrl_marl.apps.cli.main import main; "
     return started("-c", f"{own}raise SystemExit(main())", *words, **options)
 
 
-def test_a_suite_s_runs_import_nothing_from_there(theirs, tmp_path):
+def test_runs_of_a_suite_import_nothing_from_current_folder(theirs, tmp_path):
     words = ["tasks=matrix_game", "algorithms=mappo", "seeds=1", "frames=256"]
     done = console("suite", "toy", *words, "--jobs", 1, "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     assert "finished" in (tmp_path / "out" / "results.csv").read_text()
 
 
-def test_what_compiles_ahead_imports_nothing_from_there(theirs, tmp_path):
+def test_background_compile_imports_nothing_from_current_folder(theirs, tmp_path):
     config = small_config(folder=str(tmp_path / "run"), total_frames=80, execution="eager")
     for _ in iterate(config):
         pass
@@ -86,7 +86,7 @@ def test_what_compiles_ahead_imports_nothing_from_there(theirs, tmp_path):
     process.stdin.close()
 
 
-def test_workers_of_a_world_import_nothing_from_there(theirs, tmp_path):
+def test_env_workers_import_nothing_from_current_folder(theirs, tmp_path):
     pytest.importorskip("mpe2")
     world = ["env.library=pettingzoo", "env.name=mpe2/simple_spread_v3", "env.workers=2"]
     words = ["train", "toy_arena_mappo", *world, *SMALL, f"folder={tmp_path / 'run'}"]
@@ -107,7 +107,7 @@ connection.close()
 """
 
 
-def test_ray_s_workers_do_not_search_there(tmp_path, monkeypatch):
+def test_ray_workers_do_not_search_current_folder(tmp_path, monkeypatch):
     pytest.importorskip("ray")
     for name in ("theirs", "own"):
         (tmp_path / name).mkdir()
@@ -115,12 +115,12 @@ def test_ray_s_workers_do_not_search_there(tmp_path, monkeypatch):
     (tmp_path / "own" / "script.py").write_text(RAY)
     done = started(tmp_path / "own" / "script.py")
     line = next(line for line in done.stdout.splitlines() if line.startswith("searched:"))
-    assert repr(str(tmp_path / "own")) in line  # a script's modules are its own
+    assert repr(str(tmp_path / "own")) in line  # the folder of the script is searched
     assert repr(str(tmp_path / "theirs")) not in line
 
 
-def test_processes_of_libraries_import_nothing_from_there(theirs, tmp_path):
-    """``multiprocessing`` starts one to look after its semaphores, and Inductor some."""
+def test_library_processes_import_nothing_from_current_folder(theirs, tmp_path):
+    """``multiprocessing`` starts a resource tracker, and Inductor starts compile workers."""
     for name in ("ctypes", "multiprocessing", "torch"):
         trap(theirs / f"{name}.py", tmp_path / "mark")
     words = ["train", "toy_arena_mappo", *SMALL, "execution=compile", f"folder={tmp_path / 'run'}"]
@@ -129,8 +129,12 @@ def test_processes_of_libraries_import_nothing_from_there(theirs, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def test_python_m_imports_nothing_from_there(theirs):
-    for name in ("pkgutil", "runpy", "typing"):  # Python's own, before a line of ours runs
+def test_python_m_imports_nothing_from_current_folder(theirs):
+    for name in (
+        "pkgutil",
+        "runpy",
+        "typing",
+    ):  # Python imports them before our code
         (theirs / f"{name}.py").unlink()
     for more in ([], ["-P"]):
         done = started(*more, "-m", "torchrl_marl", "list", "recipes")
@@ -139,25 +143,25 @@ def test_python_m_imports_nothing_from_there(theirs):
         assert done.returncode == 2
 
 
-def test_an_empty_part_of_pythonpath_is_left_out(theirs):
+def test_empty_entry_of_pythonpath_is_ignored(theirs):
     text = "import sys; from torchrl_marl.apps.cli.main import main; main(); print(sys.path)"
     (theirs.parent / "own").mkdir()
     script = theirs.parent / "own" / "script.py"
     script.write_text(f"import sys\nsys.argv[1:] = ['list', 'suites']\n{text}")
-    for name in TRAPS:  # they are imported before this program's first line
+    for name in TRAPS:  # imported before the first line of this program
         (theirs / f"{name}.py").unlink()
     package = str(Path(torchrl_marl.__file__).parents[1])
     done = started(script, PYTHONPATH=f"{package}:")
     assert done.returncode == 0, done.stderr
     assert str(theirs) not in done.stdout and str(script.parent) in done.stdout
     done = started(script, PYTHONPATH=f"{package}:{theirs}")
-    assert str(theirs) in done.stdout  # which the user has named
+    assert str(theirs) in done.stdout  # the user named it
 
 
-# ------------------------------------------------------------------------------- libraries' names
+# ---------------------------------------------------------------------------- names of libraries
 
 
-def test_a_library_is_not_the_current_folder_s(theirs, tmp_path):
+def test_library_is_not_imported_from_current_folder(theirs, tmp_path):
     library, name = "isaaclab", "Isaac-Cart-Double-Pendulum-Direct-v0"
     package = "isaaclab_tasks"
     trap(theirs / f"{package}.py", tmp_path / "mark")
@@ -168,7 +172,7 @@ def test_a_library_is_not_the_current_folder_s(theirs, tmp_path):
         done = way(*words)
         assert done.returncode == 2
         assert done.stderr.count("\n") == 1 and "install" in done.stderr
-    # A script of this folder finds the file, and is told.
+    # A script in this folder would import the file, so it raises.
     for name_of in TRAPS:
         (theirs / f"{name_of}.py").unlink(missing_ok=True)
     (theirs / "script.py").write_text(
@@ -184,11 +188,11 @@ def test_a_library_is_not_the_current_folder_s(theirs, tmp_path):
     assert f"TrustError '{theirs / package}.py' would be imported as the package" in done.stdout
 
 
-def test_what_is_installed_elsewhere_is_a_library(tmp_path, monkeypatch):
+def test_installed_packages_are_accepted_as_libraries(tmp_path, monkeypatch):
     """Also where the current folder is a checkout that is installed."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "isaac_of_mine.py").write_text("")
-    refuse_current("isaac_of_mine")  # nobody would find it
+    refuse_current("isaac_of_mine")  # it is not on the path
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(TrustError, match="isaac_of_mine.*rename it"):
         refuse_current("isaac_of_mine")
@@ -202,7 +206,7 @@ def test_what_is_installed_elsewhere_is_a_library(tmp_path, monkeypatch):
     assert child_path() == sys.path
 
 
-def test_the_current_folder_comes_last_in_children(tmp_path, monkeypatch):
+def test_current_folder_is_last_in_path_of_child_processes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rest = ["/usr/lib/python", "/usr/lib/site-packages"]
     for front in (["", *rest], [str(tmp_path), *rest], [rest[0], "", rest[1]]):
@@ -219,8 +223,7 @@ def test_the_current_folder_comes_last_in_children(tmp_path, monkeypatch):
     assert sys.path == ["/bin", "/other", *rest]
 
 
-# ------------------------------------------------------------------------------ environments of
-# one's own
+# ----------------------------------------------------------------------------- user environments
 
 
 MEADOW = """
@@ -234,7 +237,7 @@ def parallel_env(**settings):
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("world", ["own", "pettingzoo"])
-def test_worlds_of_one_s_own_are_found_there(tmp_path, monkeypatch, world, workers):
+def test_user_environments_are_found_in_current_folder(tmp_path, monkeypatch, world, workers):
     pytest.importorskip("mpe2")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "fields").mkdir()
@@ -253,7 +256,7 @@ def test_worlds_of_one_s_own_are_found_there(tmp_path, monkeypatch, world, worke
         assert done.returncode == 0, done.stderr
 
 
-def test_a_module_that_is_not_from_there_leaves_nothing(tmp_path, monkeypatch):
+def test_current_folder_leaves_path_unless_a_module_came_from_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     before = list(sys.path)
     with current_folder("colorsys"):

@@ -1,4 +1,4 @@
-"""What does not fit into memory is told before it is made."""
+"""Networks and environments that exceed the memory raise before they are allocated."""
 
 import pytest
 from torchrl.data import Bounded, Unbounded
@@ -21,7 +21,7 @@ GIGANTIC = 10**15  # envs; no machine has the petabytes
     # (4 + 1) 10^7 + (10^7 + 1) 10^7 + (10^7 + 1) weights, each four floats; once or for 3 agents.
     [("group", "1.6 PB"), ("none", "4.8 PB")],
 )
-def test_networks(make, what, sharing, size):
+def test_networks_larger_than_memory_raise(make, what, sharing, size):
     kind = NetworkConfig if what == "actor" else CriticConfig
     with pytest.raises(ConfigError) as error:
         make(GROUP, kind([10**7, 10**7], sharing=sharing))
@@ -31,7 +31,7 @@ def test_networks(make, what, sharing, size):
     assert text.endswith("; use smaller widths.")
 
 
-def test_the_limit_is_that_of_the_machine(monkeypatch):
+def test_limit_is_the_memory_of_the_device(monkeypatch):
     needed = 4 * 4 * ((4 + 1) * 8 + (8 + 1) * 1)  # bytes of one network of eight hidden units
     monkeypatch.setattr(memory, "memory_of", lambda device: needed)
     make_actor(GROUP, NetworkConfig([8]))
@@ -41,7 +41,7 @@ def test_the_limit_is_that_of_the_machine(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["toy/arena", "vmas/dropout", "pettingzoo/mpe2/simple_spread_v3"])
-def test_envs(name):
+def test_too_many_envs_for_memory_raise(name):
     if name != "toy/arena":
         pytest.importorskip(name.split("/")[-2] if "mpe2" in name else "vmas")
     with pytest.raises(ConfigError) as error:
@@ -50,7 +50,7 @@ def test_envs(name):
     assert "kwargs" not in str(error.value)
 
 
-def test_the_command_line_says_it(capsys, tmp_path):
+def test_command_line_reports_too_many_envs(capsys, tmp_path):
     frames = [
         f"env.num_envs={GIGANTIC}",
         f"frames_per_batch={GIGANTIC}",
@@ -67,7 +67,7 @@ def test_the_command_line_says_it(capsys, tmp_path):
         RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 800 bytes"),
     ],
 )
-def test_memory_that_runs_out_names_the_envs(error, monkeypatch):
+def test_out_of_memory_error_names_num_envs(error, monkeypatch):
     def fail(*_, **__):
         raise error
 

@@ -1,4 +1,4 @@
-"""Names of agents, groups, players and recipes: what is refused, and that none leads elsewhere."""
+"""Names of agents, groups, players and recipes: faulty ones raise, none leaves its folder."""
 
 import csv
 import dataclasses
@@ -38,18 +38,18 @@ HARMLESS = [
 
 class TestFaults:
     @pytest.mark.parametrize("name", LEADING_OUT)
-    def test_what_leads_out_of_a_folder(self, name):
+    def test_names_that_lead_out_of_a_folder_are_faulty(self, name):
         assert fault_of(name) == "it leads out of its folder"
 
     @pytest.mark.parametrize("name", UNSEEN)
-    def test_what_cannot_be_seen(self, name):
+    def test_names_with_control_characters_are_faulty(self, name):
         assert fault_of(name) == "it has control characters or ends of lines"
 
     @pytest.mark.parametrize("name", HARMLESS)
-    def test_what_libraries_may_call_their_agents(self, name):
+    def test_usual_agent_names_are_accepted(self, name):
         assert fault_of(name) is None
 
-    def test_others(self):
+    def test_empty_long_and_non_text_names_are_faulty(self):
         assert fault_of("") == fault_of(" ") == "it is empty"
         assert fault_of(3) == "it is int, expected a text"
         assert fault_of("a" * 201) == "it has 201 characters, expected 200 at most"
@@ -58,17 +58,17 @@ class TestFaults:
         assert fault_of(".x", plain=True) == "it begins with a dot"
 
     @pytest.mark.parametrize("name", [*LEADING_OUT, *UNSEEN, *HARMLESS, "", "%2E"])
-    def test_a_file_is_within_its_folder_whatever_its_name(self, name, tmp_path):
+    def test_file_of_any_name_stays_within_its_folder(self, name, tmp_path):
         path = path_within(tmp_path, name)
         assert path.parent == tmp_path and path != tmp_path
         path.write_text("")
         assert [one.name for one in tmp_path.iterdir()] == [file_name(name)]
 
-    def test_plain_names_are_files_as_they_are(self):
+    def test_plain_names_are_file_names_unchanged(self):
         plain = [name for name in HARMLESS if "/" not in name and not name.startswith(".")]
         assert [file_name(name) for name in plain] == plain
 
-    def test_a_link_that_leads_out(self, tmp_path):
+    def test_link_that_leads_out_of_a_folder_raises(self, tmp_path):
         (tmp_path / "folder").mkdir()
         (tmp_path / "folder" / "red").symlink_to(tmp_path)
         with pytest.raises(ValueError, match="red' is a link that leads out of '.*folder'; remove"):
@@ -81,7 +81,7 @@ def spec(name="car", **settings):
 
 class TestWhereTheyEnter:
     @pytest.mark.parametrize("name", [*LEADING_OUT, *UNSEEN, "a" * 300])
-    def test_agents_and_groups(self, name):
+    def test_faulty_names_of_agents_and_groups_raise(self, name):
         with pytest.raises(ConfigError, match="^an agent is named .*; choose a plain word"):
             spec(name)
         with pytest.raises(ConfigError, match="^an agent is named .*; choose a plain word"):
@@ -90,24 +90,24 @@ class TestWhereTheyEnter:
             TeamSpec({name: [spec()]})
 
     @pytest.mark.parametrize("name", LEADING_OUT)
-    def test_agents_of_an_environment(self, name):
+    def test_faulty_agent_names_of_an_environment_raise(self, name):
         env = Arena(2, n_agents=3)
         env.group_map = {"agents": ["agent_0", name, "agent_2"]}
         with pytest.raises(ConfigError, match="^an agent of group 'agents' is named .*: it leads"):
             TeamSpec.from_env(env)
 
-    def test_names_of_libraries(self):
+    def test_usual_agent_names_of_libraries_are_kept(self):
         env = Arena(2, n_agents=3)
         env.group_map = {"agents": ["robot 1", "red/0", "red:1"]}
         assert TeamSpec.from_env(env).groups["agents"].agent_names == ("robot 1", "red/0", "red:1")
 
     @pytest.mark.parametrize("name", [*LEADING_OUT, *UNSEEN, "red/0", ".x", "", 3])
-    def test_agents_of_an_external_simulator(self, name):
+    def test_faulty_names_of_an_external_simulator_raise(self, name):
         with pytest.raises(ConfigError, match=r"^a kind of agents is named .*, expected a word: "):
             Declared.read({name: {"n": 2, "observation": 3, "action": 1}})
 
-    def test_players_of_a_run(self, tmp_path):
-        """``players.csv`` and a checkpoint of somebody else."""
+    def test_faulty_player_names_of_a_run_raise(self, tmp_path):
+        """Names from a stranger's ``players.csv`` and checkpoint."""
         pool = Pool(tmp_path)
         for name in ("../../x", "/etc/x", "a\nb"):
             with pytest.raises(CheckpointError, match="has a player called .*: it "):
@@ -119,7 +119,7 @@ class TestWhereTheyEnter:
         with pytest.raises(CheckpointError, match=r"has a player called '\.\./x': it leads out of"):
             stored_players(tmp_path)
 
-    def test_a_recipe_names_a_folder_under_runs(self, tmp_path, monkeypatch):
+    def test_recipe_path_names_a_folder_under_runs(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         config = small_config(folder=None)
         config = dataclasses.replace(config, recipe=f"{tmp_path}/elsewhere/x")
@@ -134,7 +134,7 @@ class TestExports:
     def exported(self, agents, folder):
         return export_agents(agents, folder, "pt2")
 
-    def test_every_agent_is_written_within_the_folder(self, tmp_path):
+    def test_every_agent_is_exported_within_the_folder(self, tmp_path):
         names = ("red/0", ".x", "robot 1:a")
         team = TeamSpec([AgentSpec("car", 3, Unbounded((3,)), Categorical(2), agent_names=names)])
         policy = team_policy(team.groups.values(), make_actor, config=NetworkConfig([4]))

@@ -1,4 +1,4 @@
-"""A GIF of one whole episode: its frames, its size, what moves, and what cannot be drawn."""
+"""A GIF of one whole episode: frames, size, motion, and invalid scenes."""
 
 import numpy as np
 import pytest
@@ -31,14 +31,14 @@ def _no_gradients():
 
 
 def tilt(tensordict):
-    """The first agent lifts, the others do nothing: the ball falls."""
+    """The first agent lifts, the others do nothing, so that the ball falls."""
     action = torch.zeros(*tensordict.batch_size, 3, 2)
     action[:, 0, 1] = 1.0
     return tensordict.set(("agents", "action"), action)
 
 
 class TestScene:
-    def test_entities_are_read_as_they_stand(self):
+    def test_scene_has_the_entities_of_the_simulator(self):
         env = balance()
         env.reset()
         shapes = {shape.name: shape for shape in scene(env, 1)}
@@ -53,7 +53,7 @@ class TestScene:
         assert roles["package"] == roles["floor"] == "object"
         assert roles["agent_2"] == "agent"
 
-    def test_reach_of_what_is_turned(self):
+    def test_reach_of_rotated_shapes(self):
         lying = Shape("beam", "object", "box", 0, 0, 0.0, (0, 0, 0), length=4.0, width=2.0)
         upright = Shape("beam", "object", "box", 0, 0, torch.pi / 2, (0, 0, 0), length=4.0, width=2)
         assert lying.reach == (2.0, 1.0)
@@ -67,22 +67,22 @@ class TestScene:
             ("object", ["box"], r"the kind \['box'\], expected one of circle, box, line, text; "),
         ],
     )
-    def test_other_roles_and_kinds_are_refused(self, role, kind, words):
+    def test_invalid_roles_and_kinds_raise(self, role, kind, words):
         with pytest.raises(ConfigError, match=words):
             Shape("rock", role, kind, 0, 0, 0.0, (0, 0, 0), length=1.0)
 
-    def test_under_transforms(self):
+    def test_scene_of_a_transformed_env(self):
         env = TransformedEnv(balance(), RewardSum(in_keys=[("agents", "reward")]))
         assert stage(env).name == "balance"
         assert len(scene(env)) == 7
 
-    def test_border_where_the_world_has_one(self):
+    def test_border_of_bounded_environments(self):
         assert stage(balance()).border is None
         assert stage(VmasEnv("transport", num_envs=1, seed=0)).border is not None
 
 
 class TestFilm:
-    def test_a_frame_a_step_and_the_start(self, tmp_path):
+    def test_gif_has_a_frame_per_step_and_the_start(self, tmp_path):
         film, _ = film_of(balance())
         write(film, tmp_path / "episode.gif")
         pictures = list(frames_of(tmp_path / "episode.gif"))
@@ -95,7 +95,7 @@ class TestFilm:
             field = slice(60, None)  # below the title, which counts the steps
             assert (one[field] != next_one[field]).any()
 
-    def test_an_early_end_ends_it_with_its_last_state(self):
+    def test_film_ends_with_the_last_state_of_a_short_episode(self):
         env = VmasEnv("balance", num_envs=2, max_steps=9, seed=0)
         steps = []
 
@@ -112,7 +112,7 @@ class TestFilm:
         (package,) = [s for s in first[-1].picture if s.name == "package"]
         assert (package.x, package.y) == pytest.approx((0.5, -1.0), abs=0.2)  # not the next start
 
-    def test_the_episode_drawn_is_the_episode_evaluated(self):
+    def test_drawn_episode_equals_the_evaluated_one(self):
         env = balance()
         film, played = film_of(env, tilt, shown=2)
         env.set_seed(3)
@@ -128,7 +128,7 @@ class TestFilm:
             for name, place in zip(("agent_0", "agent_1", "agent_2"), seen.tolist()):
                 assert at[name] == pytest.approx(place, abs=1e-5)
 
-    def test_looking_on_changes_nothing(self):
+    def test_filming_does_not_affect_the_episodes(self):
         env = Arena(6, seed=0)
         team = TeamSpec.from_env(env)
         plain = play(env, None, team, episodes=9, seed=3)
@@ -136,13 +136,13 @@ class TestFilm:
         assert torch.equal(plain.total, watched.total)
         assert torch.equal(plain.lengths, watched.lengths)
 
-    def test_long_episodes_are_shown_in_strides(self, monkeypatch):
+    def test_long_episodes_are_drawn_with_a_stride(self, monkeypatch):
         monkeypatch.setattr(animation, "_MOST_FRAMES", 3)
         pictures = draw_frames(film_of(balance())[0])
         assert len(pictures) == 3
         assert len({picture.shape for picture in pictures}) == 1
 
-    def test_several_episodes_stand_side_by_side(self):
+    def test_several_episodes_are_drawn_side_by_side(self):
         env = Arena(6, seed=0)
         sizes = {}
         for shown in (1, 3, 6):
@@ -153,7 +153,7 @@ class TestFilm:
         assert sizes[3][1] > 1.3 * sizes[1][1] and sizes[6][0] > 1.5 * sizes[3][0]
         assert Film(env, TeamSpec.from_env(env), 99).shown == 6
 
-    def test_several_groups_and_hidden_things(self):
+    def test_several_groups_and_invisible_shapes(self):
         import dataclasses
 
         film, _ = film_of(VmasEnv("simple_tag", num_envs=1, max_steps=2, seed=0))
@@ -174,24 +174,27 @@ class TestFilm:
 
 
 class TestLife:
-    def test_who_is_gone_is_drawn_so(self):
-        """Agent 0 lives 5 steps; from then on it is gray, where it was blue."""
+    def test_dead_agents_are_drawn_gray(self):
+        """Agent 0 is drawn blue for 5 steps and gray after its death."""
         env = Arena(1, n_agents=2, lives=30, seed=0)
         film, _ = film_of(env)
         lives = [[agent.life for agent in frame.agents] for frame in film.episodes[0]]
         assert lives[4] == [ACTS, ACTS] and lives[5] == [DEAD, ACTS]
-        assert len(lives) == 11 and lives[10] == [DEAD, ACTS]  # the team's end is not its own
+        assert len(lives) == 11 and lives[10] == [
+            DEAD,
+            ACTS,
+        ]  # also at the team's end
         pictures = draw_frames(film)
         half = pictures[0].shape[1] // 2
         blue = [(p[60:, :half, 2].astype(int) - p[60:, :half, 0] > 40).sum() for p in pictures]
         assert min(blue[:5]) > 500 and max(blue[5:]) < 0.2 * min(blue[:5])
 
-    def test_who_is_not_yet_there_does_not_wait(self):
+    def test_unborn_agents_are_not_drawn_as_waiting(self):
         film, _ = film_of(Arena(1, n_agents=2, late_spawn=2, lives=30, seed=0))
         lives = [frame.agents[1].life for frame in film.episodes[0]]
         assert lives[:3] == [UNBORN, UNBORN, ACTS]
 
-    def test_whose_turn_it_is(self):
+    def test_agent_in_turn_is_highlighted(self):
         film, _ = film_of(Nim(1, stones=6, seed=0))
         for frame in film.episodes[0][:-1]:
             assert sorted(agent.life for agent in frame.agents) == [ACTS, WAITS]
@@ -203,8 +206,8 @@ class TestLife:
         assert orange[:, :half].sum() > 50  # a ring around the first, and none around the second
         assert orange[:, half:].sum() < 0.2 * orange[:, :half].sum()
 
-    def test_words_between_those_who_hear_each_other(self):
-        """Each agent hears the nearest one; the picture differs where nobody speaks."""
+    def test_messages_between_agents_are_drawn(self):
+        """Each agent receives messages of the nearest one. Without messages the picture differs."""
         from dataclasses import replace
 
         from torchrl_marl.modules import CommunicationConfig, NetworkConfig, make_actor
@@ -230,7 +233,7 @@ class TestLife:
 
 
 class Pixels(Nim):
-    """Draws itself as pixels: as many white rows as stones."""
+    """A scene of pixels: as many white rows as stones."""
 
     def scene(self, index=0):
         pixels = np.zeros((40, 80, 3), np.uint8)
@@ -245,7 +248,7 @@ class Words(Nim):
 
 class TestOtherPictures:
     @pytest.mark.parametrize("world", [Pixels, Words])
-    def test_pixels_and_texts(self, world, tmp_path):
+    def test_scenes_of_pixels_and_texts(self, world, tmp_path):
         film, _ = film_of(world(2, seed=0), shown=2)
         pictures = draw_frames(film)
         assert len({picture.shape for picture in pictures}) == 1
@@ -254,7 +257,7 @@ class TestOtherPictures:
         assert len(list(frames_of(tmp_path / "episode.gif"))) == len(pictures)
 
     @pytest.mark.parametrize("name", TOY_ENVIRONMENTS)
-    def test_every_toy_world(self, name):
+    def test_every_toy_env_is_drawn(self, name):
         limit = {"max_steps": 8} if name in ("paces", "speaker_listener") else {}
         film, played = film_of(TOY_ENVS[name](2, seed=0, **limit), shown=2)
         for frames, length in zip(film.episodes, played.lengths.tolist()):
@@ -266,7 +269,7 @@ class TestOtherPictures:
             assert frames[0].picture != frames[-1].picture
         assert film.stage is None or film.stage.name == name
 
-    def test_worlds_that_draw_themselves(self):
+    def test_envs_that_render_themselves(self):
         pytest.importorskip("pettingzoo")
         from torchrl_marl.envs import make_env
 
@@ -281,11 +284,11 @@ class TestOtherPictures:
         assert torch.equal(play(plain, None, team, episodes=2, seed=3).total, played.total)
         with pytest.raises(ConfigError, match="was built without rendering; use drawn=True"):
             film_of(plain)
-        # The last picture is of the episode's end, not of the next one's start.
+        # The last picture shows the end of the episode, not the start of the next one.
         assert (film.episodes[0][-1].picture != scene(env, 0)).any()
 
     def test_jax_environments_show_their_last_state(self):
-        """A step of theirs begins the next episode at once; positions are also observed."""
+        """JaxMARL resets within the last step. Positions are also observed."""
         pytest.importorskip("jaxmarl")
         from torchrl_marl.envs import JaxMarlEnv
 

@@ -1,4 +1,4 @@
-"""Where an animation is asked for: files, videos, what is refused, and a training that draws."""
+"""Animations in evaluation and training: files, videos, and invalid requests."""
 
 import importlib.util
 
@@ -30,7 +30,7 @@ def _no_gradients():
 
 
 class TestWhereItIsAskedFor:
-    def test_evaluate_writes_it_and_measures_the_same(self, tmp_path):
+    def test_evaluate_with_animation_returns_the_same_metrics(self, tmp_path):
         env = balance()
         team = TeamSpec.from_env(env)
         path = tmp_path / "episode.gif"
@@ -38,8 +38,8 @@ class TestWhereItIsAskedFor:
         assert measured == evaluate(env, None, team, episodes=2)
         assert len(list(frames_of(path))) == 7
 
-    @pytest.mark.filterwarnings("ignore")  # imageio-ffmpeg leaves its pipes to the collector
-    def test_a_video_where_there_is_a_writer(self, tmp_path, monkeypatch):
+    @pytest.mark.filterwarnings("ignore")  # imageio-ffmpeg leaves pipes open
+    def test_video_is_written_with_imageio_ffmpeg(self, tmp_path, monkeypatch):
         writer = pytest.importorskip("imageio_ffmpeg")
         path = tmp_path / "episode.mp4"
         film, _ = film_of(balance(), shown=2)
@@ -54,13 +54,13 @@ class TestWhereItIsAskedFor:
         with pytest.raises(MissingExtraError, match=r"pip install '\.\[video\]'"):
             animation.check_drawable(balance(), [path])
 
-    def test_a_video_without_matplotlib_names_the_extra_that_has_both(self, tmp_path, monkeypatch):
+    def test_video_without_matplotlib_names_the_video_extra(self, tmp_path, monkeypatch):
         for package in ("matplotlib", "imageio_ffmpeg"):
             without(package, monkeypatch)
         with pytest.raises(MissingExtraError, match=r"pip install '\.\[video\]'"):
             animation.check_drawable(balance(), [tmp_path / "episode.mp4"])
 
-    def test_a_folder_that_is_not_there(self, tmp_path):
+    def test_missing_folder_or_unknown_file_type_raises(self, tmp_path):
         film, _ = film_of(balance())
         for ending in ("gif", "mp4"):
             with pytest.raises(WriteError, match="cannot be written"):
@@ -68,7 +68,7 @@ class TestWhereItIsAskedFor:
         with pytest.raises(ConfigError, match="expected a name that ends in .gif or .mp4"):
             animation.check_drawable(balance(), [tmp_path / "episode.avi"])
 
-    def test_what_cannot_be_drawn_is_refused_before_it_is_played(self, tmp_path, monkeypatch):
+    def test_env_without_scene_raises_before_it_is_stepped(self, tmp_path, monkeypatch):
         monkeypatch.delattr(Arena, "scene")
         env = TransformedEnv(Arena(num_envs=2, seed=0))
         message = (
@@ -88,13 +88,13 @@ class TestWhereItIsAskedFor:
                 torchrl_marl.train(config)
         assert list(tmp_path.iterdir()) == []
 
-    def test_missing_matplotlib(self, monkeypatch, tmp_path):
+    def test_missing_matplotlib_raises(self, monkeypatch, tmp_path):
         without("matplotlib", monkeypatch)
         env = balance()
         with pytest.raises(MissingExtraError, match=r"pip install '\.\[plot\]'"):
             evaluate(env, None, TeamSpec.from_env(env), episodes=1, gif=tmp_path / "episode.gif")
 
-    def test_in_training_it_changes_no_number(self, tmp_path):
+    def test_animations_during_training_do_not_affect_the_run(self, tmp_path):
         runs = {}
         for name, more in (
             ("plain", {}),
@@ -113,7 +113,7 @@ class TestWhereItIsAskedFor:
         lengths = runs["drawn"].play(deterministic=False).lengths[:3]
         assert len(list(frames_of(tmp_path / "drawn/episode.gif"))) == 1 + int(lengths.max())
 
-    def test_populations_are_sent_to_their_members(self):
+    def test_animations_of_a_population_raise(self):
         config = {"population": {"size": 2}, "evaluation": {"animate_every": 80}}
         with pytest.raises(ConfigError, match="a population renders no animations"):
             small_config(**config).check()

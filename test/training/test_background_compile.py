@@ -1,4 +1,4 @@
-"""Updates compiled in a second process: found by the first, ended with it, harmless if it fails."""
+"""Background compile: its result is used, it ends with its parent, and it may fail."""
 
 import dataclasses
 import signal
@@ -39,7 +39,7 @@ SETTINGS = {
 
 
 class World:
-    """What can be captured."""
+    """An environment that can be captured."""
 
     captured = None
 
@@ -48,7 +48,7 @@ class World:
 def many_cores(monkeypatch, tmp_path):
     monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "2")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
-    # Which instructions the compiler can vectorize by is not tried out again, by four compilations.
+    # Skip the four compilations that test for vector instructions.
     monkeypatch.setenv("TORCHINDUCTOR_VEC_ISA_OK", "1")
     with config.patch(compile_threads=2):
         yield
@@ -56,7 +56,7 @@ def many_cores(monkeypatch, tmp_path):
 
 @pytest.fixture
 def commands(monkeypatch):
-    """Second processes that were asked for."""
+    """Folders for which a background compile was started."""
     found = []
     monkeypatch.setattr(background_compile, "_start", lambda folder: found.append(folder))
     return found
@@ -67,7 +67,7 @@ def config_of(folder, **changed):
     return load_config("vmas_balance_mappo", {**settings, "folder": str(folder)})
 
 
-def test_it_runs_where_a_step_is_compiled_meanwhile(tmp_path, many_cores, commands):
+def test_background_compile_starts_only_for_compiled_library_envs(tmp_path, many_cores, commands):
     BackgroundCompile(tmp_path, config_of(tmp_path / "run"), World())
     assert commands == [tmp_path]
     for changed in ({"execution": "eager"}, {"execution": "trace"}):
@@ -79,13 +79,13 @@ def test_it_runs_where_a_step_is_compiled_meanwhile(tmp_path, many_cores, comman
     assert commands == [tmp_path]
 
 
-def test_it_does_not_run_on_one_core(tmp_path, many_cores, commands):
+def test_no_background_compile_on_one_core(tmp_path, many_cores, commands):
     with config.patch(compile_threads=1):
         BackgroundCompile(tmp_path, config_of(tmp_path / "run"), World())
     assert not commands
 
 
-def test_what_is_in_the_cache_is_not_compiled_again(tmp_path, many_cores, commands):
+def test_cached_updates_are_not_compiled_again(tmp_path, many_cores, commands):
     BackgroundCompile(tmp_path, config_of(tmp_path / "run"), World()).learned()
     same = config_of(tmp_path / "other", seed=3, total_frames=80)
     BackgroundCompile(tmp_path, same, World())
@@ -95,14 +95,14 @@ def test_what_is_in_the_cache_is_not_compiled_again(tmp_path, many_cores, comman
     assert len(commands) == 2
 
 
-def test_an_update_compiled_ahead_is_found(tmp_path, many_cores, monkeypatch):
+def test_background_compiled_update_is_used(tmp_path, many_cores, monkeypatch):
     training = Training(config_of(tmp_path / "run"), folder_of(tmp_path / "run"), None)
     second = BackgroundCompile(training.folder, training.config, training.env)
     process = second.process
     second.wait()
     assert process.returncode == 0
     monkeypatch.setattr(stored, "_compile", pytest.fail)
-    training.collector.execution = "trace"  # the step is not what is looked at here
+    training.collector.execution = "trace"  # the step is not tested here
     training.learn_once()
     training._kept.release()
 
@@ -114,7 +114,7 @@ def folder_of(path):
     return folder
 
 
-def test_a_second_process_that_fails_is_not_missed(tmp_path, many_cores):
+def test_failed_background_compile_is_ignored(tmp_path, many_cores):
     second = BackgroundCompile(tmp_path / "nothing", config_of(tmp_path / "run"), World())
     process = second.process
     second.wait()
@@ -122,7 +122,7 @@ def test_a_second_process_that_fails_is_not_missed(tmp_path, many_cores):
     second.close()
 
 
-def test_it_ends_with_the_first(tmp_path):
+def test_background_process_ends_with_its_parent(tmp_path):
     script = (
         "import sys, time\n"
         "from pathlib import Path\n"

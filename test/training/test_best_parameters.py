@@ -38,7 +38,7 @@ def test_evaluations_are_evenly_spaced():
     assert due == [-(-20_000_000 * i // 122_000) * 1000 for i in range(1, 122)]
 
 
-def test_the_best_parameters_play_more_episodes(tmp_path):
+def test_absolute_evaluation_uses_the_best_parameters(tmp_path):
     run = train(config_of(tmp_path / "a"))
     rows = table(run.folder / "evaluation.csv")
     assert [int(row["frames"]) for row in rows] == [0, 80, 160, 240, 320, 400, 480]
@@ -57,7 +57,7 @@ def test_the_best_parameters_play_more_episodes(tmp_path):
     assert json.loads((run.folder / "summary.json").read_text())["absolute"] == absolute
 
 
-def test_training_stays_the_same_and_is_resumed(tmp_path):
+def test_absolute_evaluation_does_not_affect_training_or_resume(tmp_path):
     whole = train(config_of(tmp_path / "whole"))
     plain = train(config_of(tmp_path / "plain", **{"evaluation.absolute_episodes": 0}))
     names = ("iteration", "frames", "agents/episode_reward", "agents/lr")
@@ -71,7 +71,7 @@ def test_training_stays_the_same_and_is_resumed(tmp_path):
     assert resume(tmp_path / "cut").summary["absolute"] == whole.summary["absolute"]
 
 
-def test_a_run_may_ask_for_it_when_it_is_resumed(tmp_path):
+def test_absolute_evaluation_can_be_added_on_resume(tmp_path):
     settings = {"evaluation.absolute_episodes": 0, "total_frames": 240}
     train(config_of(tmp_path / "a", **settings))
     more = {"evaluation.absolute_episodes": 5, "total_frames": 480}
@@ -81,7 +81,7 @@ def test_a_run_may_ask_for_it_when_it_is_resumed(tmp_path):
 MEMBERS = {"population.size": 3, "evaluation.episodes": 12}
 
 
-def test_each_member_has_its_own_best_parameters(tmp_path):
+def test_each_member_keeps_its_best_parameters(tmp_path):
     run = train(config_of(tmp_path / "a", **MEMBERS))
     found = [json.loads((folder / "summary.json").read_text()) for folder in run.folders]
     frames = []
@@ -108,7 +108,7 @@ def test_each_member_has_its_own_best_parameters(tmp_path):
         assert played[i] == pytest.approx(own["return_absolute"], abs=1e-5)
 
 
-def test_members_are_resumed_together_and_alone(tmp_path):
+def test_best_parameters_of_members_on_resume(tmp_path):
     whole = train(config_of(tmp_path / "whole", **MEMBERS))
     for iteration in torchrl_marl.iterate(config_of(tmp_path / "cut", **MEMBERS)):
         if iteration.frames == 320:
@@ -124,7 +124,7 @@ def test_members_are_resumed_together_and_alone(tmp_path):
         assert alone.summary["absolute"]["frames"] == int(best["frames"])
 
 
-def test_members_train_as_without(tmp_path):
+def test_absolute_evaluation_does_not_affect_members(tmp_path):
     names = ("iteration", "frames", "agents/episode_reward", "agents/loss_objective")
     found = []
     for episodes in (0, 10):
@@ -135,12 +135,12 @@ def test_members_train_as_without(tmp_path):
     assert found[0] == found[1]
 
 
-def test_a_checkpoint_of_an_earlier_version_is_of_one_run():
+def test_state_of_an_earlier_version_is_loaded():
     part = BestParameters()
     part.load_state_dict({"best": 2.0, "frames": 80, "parameters": {"a": torch.ones(1)}})
     assert (part.best, part.frames) == ([2.0], [80]) and part.state_dict()["best"] == [2.0]
 
 
-def test_evaluations_are_needed():
+def test_absolute_episodes_without_evaluations_raise():
     with pytest.raises(ConfigError, match="absolute_episodes is 10, which needs evaluations"):
         small_config(**{"evaluation.absolute_episodes": 10, "evaluation.episodes": 0}).check()

@@ -1,4 +1,4 @@
-"""Callbacks that the settings name: found from any folder, refused in a sentence, and trusted."""
+"""Callbacks named in the settings: lookup from any folder, invalid names, and trust."""
 
 import pytest
 from runs import small_config, table
@@ -47,7 +47,7 @@ def file(tmp_path):
     return path
 
 
-def test_by_name_from_a_recipe(tmp_path, file, monkeypatch):
+def test_callback_by_name_in_a_recipe(tmp_path, file, monkeypatch):
     recipe = tmp_path / "recipe.yaml"
     monkeypatch.chdir(tmp_path)
     torchrl_marl.recipes.save_config(
@@ -76,14 +76,14 @@ def test_by_name_from_a_recipe(tmp_path, file, monkeypatch):
         ("collections:OrderedDict", "makes a OrderedDict, expected a subclass of torchrl_marl.Cal"),
     ],
 )
-def test_names_that_are_no_callbacks(tmp_path, file, monkeypatch, name, reason):
+def test_invalid_callback_names_raise(tmp_path, file, monkeypatch, name, reason):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=reason):
         torchrl_marl.train(small_config(folder=str(tmp_path / "run")), callbacks=[name])
     assert not (tmp_path / "run").exists()
 
 
-def test_other_objects_are_refused(tmp_path):
+def test_objects_that_are_not_callbacks_raise(tmp_path):
     with pytest.raises(ConfigError, match="callbacks holds 3, expected objects of a subclass"):
         torchrl_marl.train(small_config(folder=str(tmp_path / "run")), callbacks=[3])
     with pytest.raises(
@@ -94,7 +94,7 @@ def test_other_objects_are_refused(tmp_path):
         )
 
 
-def test_a_callback_of_another_user_is_not_imported(tmp_path, file, monkeypatch):
+def test_callback_of_another_user_is_not_imported(tmp_path, file, monkeypatch):
     settings = {"callbacks": [f"{file}:Halving"], "total_frames": 160}
     run = torchrl_marl.train(small_config(folder=str(tmp_path / "run"), **settings))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another"))
@@ -108,7 +108,7 @@ def test_a_callback_of_another_user_is_not_imported(tmp_path, file, monkeypatch)
     ):
         with pytest.raises(TrustError, match=r"would import file '.*halving.py' \(callbacks\)"):
             way()
-    Run.load(run.folder)  # which calls no callback
+    Run.load(run.folder)  # loading imports no callback
     assert not mark.exists()
     assert load_config(copied, {"callbacks": []}).callbacks == []
     torchrl_marl.resume(run.folder, total_frames=240, trust=True)

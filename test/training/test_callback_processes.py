@@ -52,7 +52,7 @@ def command(folder, *words):
     return done.returncode, done.stdout, done.stderr
 
 
-def test_the_command_line(tmp_path):
+def test_callbacks_on_the_command_line(tmp_path):
     (tmp_path / "own.py").write_text(OWN)
     words = ["train", "toy_arena_mappo", "folder=run", *SMALL]
     code, _, errors = command(tmp_path, *words, "callbacks=own:Stopping")
@@ -72,7 +72,7 @@ def test_the_command_line(tmp_path):
     assert command(tmp_path, "train", "--resume", "broken")[0] == 0
 
 
-def test_a_run_without_callbacks_loads_nothing_of_them(tmp_path):
+def test_run_without_callbacks_imports_no_callback_modules(tmp_path):
     text = (
         "import sys, torchrl_marl\n"
         f"torchrl_marl.train('toy_arena_mappo', folder={str(tmp_path / 'run')!r}, "
@@ -93,7 +93,7 @@ def test_a_run_without_callbacks_loads_nothing_of_them(tmp_path):
 
 
 class OnTheFirst(Callback):
-    """Notes its calls, and changes the rate and ends the run."""
+    """Counts its calls, changes the learning rate and stops the run."""
 
     def __init__(self):
         self.calls = 0
@@ -123,7 +123,7 @@ def run_of_a_rank(folder):
     return (*found, run.frames)
 
 
-def test_ranks_call_them_on_the_first_and_follow_it(tmp_path):
+def test_callbacks_run_on_first_rank_and_others_follow(tmp_path):
     """Also after resuming."""
     reason = "OnTheFirst: three updates"
     found = on_ranks(2, run_of_a_rank, tmp_path, joined=False)
@@ -131,7 +131,7 @@ def test_ranks_call_them_on_the_first_and_follow_it(tmp_path):
     state = load_checkpoint(latest_checkpoint(tmp_path / "run"))
     assert state["callbacks"]["own"][0]["calls"] == state["iteration"] == 6
     assert state["learners"][0]["_extra_state"]["optimizer"]["param_groups"][0]["lr"] == 1e-4
-    # A rank that had not followed would have other networks, and the sums other numbers.
+    # If a rank had not followed, its networks and the summed metrics would differ.
     alone = torchrl_marl.train(
         arena(tmp_path / "alone", total_frames=240), callbacks=[OnTheFirst()]
     )

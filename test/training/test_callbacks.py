@@ -1,4 +1,4 @@
-"""Callbacks of a run: when they are called, what they log, change and stop, and how they resume."""
+"""Callbacks of a run: order of calls, logs, changes of settings, stops, and resume."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def train(folder, *callbacks, recipe="toy_arena_mappo", **settings):
 
 
 class Noting(Callback):
-    """Notes each call, with the number of finished iterations."""
+    """Records each call with the number of finished iterations."""
 
     def __init__(self):
         self.calls = []
@@ -46,7 +46,7 @@ class Noting(Callback):
 
 
 class Counting(Callback):
-    """Counts updates, draws a random number each time, and changes the learning rate by both."""
+    """Counts updates, draws random numbers, and changes the learning rate by both."""
 
     def __init__(self, until=None):
         self.until, self.count, self.total = until, 0, torch.zeros(())
@@ -91,7 +91,7 @@ class Changing(Callback):
 # ------------------------------------------------------------------------------- calls and metrics
 
 
-def test_the_order_of_the_calls(tmp_path):
+def test_order_of_calls(tmp_path):
     own = Noting()
     settings = {"evaluation.every_frames": 160, "checkpoint.every_iterations": 2}
     train(tmp_path / "run", own, total_frames=240, **settings)
@@ -110,7 +110,7 @@ def test_the_order_of_the_calls(tmp_path):
         ("end", 3),
         ("checkpoint", 3),
     ]
-    # A finished run that is resumed calls nothing; with more frames, it goes on.
+    # A finished run that is resumed calls nothing; with more frames, it continues.
     more = ["batch", "update", "checkpoint", "evaluation", "end", "checkpoint"]
     for frames, calls in ((240, []), (320, more)):
         own = Noting()
@@ -118,9 +118,7 @@ def test_the_order_of_the_calls(tmp_path):
         assert [name for name, _ in own.calls] == calls
 
 
-def test_callbacks_are_called_in_their_order_and_what_they_log_is_in_the_tables(
-    tmp_path, monkeypatch
-):
+def test_callbacks_are_called_in_order_and_their_logs_are_written(tmp_path, monkeypatch):
     logged = []
 
     class Backend:
@@ -157,7 +155,7 @@ def test_callbacks_are_called_in_their_order_and_what_they_log_is_in_the_tables(
     assert [row["own/before"] for row in rows] == ["0", "1", "2"]
     assert [row["own/count"] for row in rows] == ["1", "2", "3"]
     assert [row["own/late"] for row in rows] == ["1", "2", "3"]
-    assert [row["own/frames"] for row in rows] == ["", "80", "80"]  # a column that came later
+    assert [row["own/frames"] for row in rows] == ["", "80", "80"]  # a column that was added later
     assert [row["own/count"] for row in table(run.folder / "evaluation.csv")] == ["0", "3"]
     assert run.summary["own/count"] == 3
     found = [(step, x["own/count"]) for step, x in logged if "own/count" in x]
@@ -165,7 +163,7 @@ def test_callbacks_are_called_in_their_order_and_what_they_log_is_in_the_tables(
     assert (240, 3) in [(step, x.get("evaluation/own/count")) for step, x in logged]
 
 
-def test_a_table_that_grows_keeps_its_rows(tmp_path):
+def test_table_with_new_columns_keeps_its_rows(tmp_path):
     growing = CsvTable(tmp_path / "metrics.csv")
     growing.write({"iteration": 1, "a": 0.5})
     growing.write({"iteration": 2, "b": 3})  # unknown columns are left out
@@ -175,8 +173,8 @@ def test_a_table_that_grows_keeps_its_rows(tmp_path):
     assert (tmp_path / "metrics.csv").read_text().replace("\r\n", "\n") == text
 
 
-def test_what_only_looks_changes_nothing(tmp_path):
-    """Not even by random numbers."""
+def test_read_only_callback_does_not_affect_the_run(tmp_path):
+    """Also where the callback draws random numbers."""
 
     class Looking(Noting):
         def on_update(self, control, batch, metrics):
@@ -205,7 +203,7 @@ def test_what_only_looks_changes_nothing(tmp_path):
         ({"x": torch.ones(3)}, r"tensor\(\[1., 1., 1.\]\), expected a number;"),
     ],
 )
-def test_metrics_that_cannot_be_written(tmp_path, found, reason):
+def test_invalid_callback_metrics_raise(tmp_path, found, reason):
     class Odd(Callback):
         def on_update(self, control, batch, metrics):
             return found
@@ -215,8 +213,8 @@ def test_metrics_that_cannot_be_written(tmp_path, found, reason):
 
 
 @pytest.mark.parametrize("name", ["seed", "recipe", "stopped", "return_after"])
-def test_names_of_the_summary_are_taken(tmp_path, name):
-    """Also of entries that are written after ``on_end``; they replaced the callback's."""
+def test_callback_metrics_named_as_summary_entries_raise(tmp_path, name):
+    """Also entries that are written after ``on_end`` and would replace those of the callback."""
 
     class Odd(Callback):
         def on_end(self, control):
@@ -229,7 +227,7 @@ def test_names_of_the_summary_are_taken(tmp_path, name):
 # --------------------------------------------------------------------------- stops and changes
 
 
-def test_a_callback_ends_a_run(tmp_path, capsys):
+def test_callback_stops_a_run(tmp_path, capsys):
     whole = train(tmp_path / "whole", Counting())
     run = train(tmp_path / "run", Counting(until=2))
     assert run.summary["frames"] == 160 and run.summary["stopped"] == "Counting: 2 updates"
@@ -244,7 +242,7 @@ def test_a_callback_ends_a_run(tmp_path, capsys):
     assert table(run.folder / "metrics.csv")[:6] == table(whole.folder / "metrics.csv")
 
 
-def test_a_stop_before_the_first_update_and_by_an_evaluation(tmp_path):
+def test_stop_in_on_evaluation_before_the_first_update(tmp_path):
     class Never(Callback):
         def on_evaluation(self, control, result):
             control.stop("enough")
@@ -264,8 +262,8 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("recipe", OTHERS)
-def test_other_algorithms_have_their_own_settings(tmp_path, recipe):
-    """After the change, a run is one with these settings, to the bit."""
+def test_callbacks_change_settings_of_other_algorithms(tmp_path, recipe):
+    """After the change, the run exactly equals one with these settings."""
     own = {} if recipe.endswith("happo") else {"learner.learning_starts": 40}
     sizes = {"env.num_envs": 8, "frames_per_batch": 40, "total_frames": 160}
     sizes |= {"execution": "eager", "threads": 1, "learner.minibatch_size": 20, **own}
@@ -283,8 +281,8 @@ def test_other_algorithms_have_their_own_settings(tmp_path, recipe):
 
 @pytest.mark.parametrize("execution", ["eager", *later("runs", "trace")])
 @pytest.mark.parametrize("schedule", ["constant", "linear"])
-def test_a_changed_rate_is_the_rate_of_the_settings(tmp_path, schedule, execution):
-    """To the bit, with schedules, and in graphs."""
+def test_changed_learning_rate_equals_one_from_the_settings(tmp_path, schedule, execution):
+    """Exactly, with schedules, and in graphs."""
     own = {"learner.lr_schedule": schedule, "learner.entropy_schedule": schedule}
     own |= {"execution": execution}
     train(tmp_path / "changed", Changing(lr=1e-4, entropy_coeff=0.2), **own)
@@ -296,7 +294,7 @@ def test_a_changed_rate_is_the_rate_of_the_settings(tmp_path, schedule, executio
 
 
 @pytest.mark.parametrize(("name", "value"), [("gamma", 0.5), ("lrr", 0.1), ("lr", -1.0)])
-def test_what_cannot_change_is_refused_in_a_sentence(tmp_path, name, value):
+def test_change_of_a_fixed_or_invalid_setting_raises(tmp_path, name, value):
     with pytest.raises(CallbackError) as error:
         train(tmp_path / "run", Changing(**{name: value}))
     text = str(error.value)
@@ -309,7 +307,7 @@ def test_what_cannot_change_is_refused_in_a_sentence(tmp_path, name, value):
     assert expected[name] in text
 
 
-def test_a_rate_that_follows_the_kl_divergence_is_the_learner_s(tmp_path):
+def test_change_of_lr_with_kl_schedule_raises(tmp_path):
     with pytest.raises(CallbackError, match="lr cannot change .* expected one of entropy_coeff;"):
         train(tmp_path / "run", Changing(lr=1e-3), **{"learner.lr_schedule": "kl"})
 
@@ -326,7 +324,7 @@ class Leaving(Callback):
 
 
 @pytest.mark.parametrize("schedule", ["constant", "linear"])
-def test_a_resumed_run_calls_them_with_their_state(tmp_path, schedule):
+def test_resume_restores_callback_state(tmp_path, schedule):
     settings = {"learner.lr_schedule": schedule, "checkpoint.every_iterations": 3}
     whole = train(tmp_path / "whole", Counting(), Callback(), **settings)
     with pytest.raises(KeyboardInterrupt):
@@ -345,7 +343,7 @@ def test_a_resumed_run_calls_them_with_their_state(tmp_path, schedule):
     assert [row["own/count"] for row in table(whole.folder / "metrics.csv")] == list("123456")
 
 
-def test_iterate_takes_them_too(tmp_path):
+def test_iterate_calls_callbacks(tmp_path):
     config = small_config(folder=str(tmp_path / "run"))
     rows = [x.metrics for x in torchrl_marl.iterate(config, callbacks=[Counting(until=2)])]
     assert [row["own/count"] for row in rows] == [1, 2]
@@ -354,7 +352,7 @@ def test_iterate_takes_them_too(tmp_path):
 # ----------------------------------------------------------------------------------- errors
 
 
-def test_an_error_keeps_the_last_checkpoint_and_says_how_to_go_on(tmp_path):
+def test_callback_error_keeps_last_checkpoint_and_names_resume_command(tmp_path):
     class Broken(Callback):
         at = 2
 
@@ -380,7 +378,7 @@ def test_an_error_keeps_the_last_checkpoint_and_says_how_to_go_on(tmp_path):
     assert [row["x"] for row in rows] == ["1", *(f"{-1 / i:.6g}" for i in range(2, 7))]
 
 
-def test_an_error_before_the_first_checkpoint_says_start_again(tmp_path):
+def test_callback_error_before_first_checkpoint_asks_to_start_again(tmp_path):
     class Broken(Callback):
         def on_evaluation(self, control, result):
             raise KeyError("x")
@@ -396,7 +394,7 @@ def test_an_error_before_the_first_checkpoint_says_start_again(tmp_path):
         ({"a": torch.zeros(3).numpy()}, "the state holds a ndarray at a, expected tensors"),
     ],
 )
-def test_a_state_that_no_checkpoint_can_hold(tmp_path, state, found):
+def test_callback_state_of_unsupported_types_raises(tmp_path, state, found):
     class Odd(Callback):
         def state_dict(self):
             return state
@@ -410,7 +408,7 @@ def test_a_state_that_no_checkpoint_can_hold(tmp_path, state, found):
 
 
 class OfMembers(Callback):
-    """Logs a number for all members and one for each, and gives each member its own rate."""
+    """Logs one number for all members and one for each, and sets a learning rate for each."""
 
     def on_batch(self, control, batch):
         assert len(batch) == 16  # the envs of both members
@@ -429,7 +427,7 @@ class OfMembers(Callback):
 
 
 @pytest.mark.runs
-def test_members_of_a_population(tmp_path):
+def test_callbacks_of_a_population(tmp_path):
     size = {"population.size": 2}
     run = train(tmp_path / "run", OfMembers(), total_frames=160, **size)
     rows = [table(folder / "metrics.csv") for folder in run.folders]
@@ -441,7 +439,7 @@ def test_members_of_a_population(tmp_path):
     assert run.summary["own/end"] == 6.0
     members = run.members
     assert [own.summary["own/end"] for own in members] == [5.0, 7.0]
-    # A rate for each member is that of the settings.
+    # Learning rates by member equal those from the settings.
     vary = {"population.vary": {"learner.lr": [1e-4, 1e-3]}}
     varied = train(tmp_path / "varied", total_frames=160, **size, **vary)
     for own, other in zip(run.folders, varied.folders):
@@ -455,13 +453,13 @@ def test_members_of_a_population(tmp_path):
     assert table(alone.folder / "metrics.csv")[-1]["own/each"] == ""
 
 
-def test_a_population_ends_together(tmp_path):
+def test_callback_stops_all_members_of_a_population(tmp_path):
     run = train(tmp_path / "run", Stopping(), **{"population.size": 2})
     assert run.summary["stopped"] == "Stopping: two updates" and run.summary["frames"] == 160
 
 
 class Stopping(Callback):
-    """Ends a run after two updates; the rate falls in between."""
+    """Stops a run after two updates, with a lower learning rate."""
 
     def on_update(self, control, batch, metrics):
         control.change("lr", 1e-4)
@@ -470,12 +468,12 @@ class Stopping(Callback):
 
 
 @pytest.mark.parametrize("value", ["a", None, [1e-3, "a"], object()])
-def test_a_value_that_is_no_number_is_named(tmp_path, value):
+def test_change_to_a_value_that_is_not_a_number_raises(tmp_path, value):
     with pytest.raises(CallbackError, match=r"learner\.lr is .*, expected a number;"):
         train(tmp_path / "run", Changing(lr=value))
 
 
-def test_a_league_calls_them_with_all_envs(tmp_path):
+def test_league_calls_callbacks_with_all_envs(tmp_path):
     own = Noting()
     own.on_update = Callback.on_update.__get__(own)
     settings = {"league.opponents": "uniform", "total_frames": 256, "frames_per_batch": 128}

@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not at all, and what is said of broken ones."""
+"""Checkpoints: written completely or not at all, and errors for broken ones."""
 
 import shutil
 
@@ -25,7 +25,7 @@ def make_folder(tmp_path):
     return tmp_path
 
 
-def test_round_trip(tmp_path):
+def test_checkpoint_round_trip(tmp_path):
     folder = make_folder(tmp_path)
     path = save_checkpoint(folder, 7, STATE, keep=2)
     assert path == latest_checkpoint(folder)
@@ -35,7 +35,7 @@ def test_round_trip(tmp_path):
     assert_equal(state, STATE)
 
 
-def test_the_latest_ones_are_kept(tmp_path):
+def test_latest_checkpoints_are_kept(tmp_path):
     folder = make_folder(tmp_path)
     for iteration in (1, 2, 9, 10, 100):
         save_checkpoint(folder, iteration, STATE, keep=2)
@@ -44,7 +44,7 @@ def test_the_latest_ones_are_kept(tmp_path):
     assert latest_checkpoint(folder).name == "iteration_000100.pt"
 
 
-def test_the_millionth_iteration_is_later_than_the_one_before(tmp_path):
+def test_checkpoints_are_sorted_beyond_six_digits(tmp_path):
     for iteration in (999_998, 999_999, 1_000_000):
         save_checkpoint(tmp_path, iteration, STATE, keep=2)
     names = [path.name for path in all_checkpoints(tmp_path)]
@@ -57,7 +57,7 @@ def test_the_millionth_iteration_is_later_than_the_one_before(tmp_path):
 
 
 @pytest.mark.parametrize("where", ["writing", "renaming"])
-def test_a_checkpoint_that_fails_leaves_the_earlier_one(tmp_path, monkeypatch, where):
+def test_failed_checkpoint_keeps_the_earlier_one(tmp_path, monkeypatch, where):
     folder = make_folder(tmp_path)
     save_checkpoint(folder, 1, STATE, keep=1)
     with monkeypatch.context() as patch:
@@ -83,7 +83,7 @@ def test_a_checkpoint_that_fails_leaves_the_earlier_one(tmp_path, monkeypatch, w
     assert latest_checkpoint(folder).name == "iteration_000002.pt"
 
 
-def test_no_run_and_no_checkpoint(tmp_path):
+def test_missing_run_or_checkpoint_raises(tmp_path):
     for use in (resume, Run.load):
         with pytest.raises(
             CheckpointError, match="not a run folder.*config.yaml.*torchrl-marl train"
@@ -113,7 +113,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_broken_checkpoint_names_the_fix(tmp_path, damage):
+def test_broken_checkpoint_error_names_the_fix(tmp_path, damage):
     folder = make_folder(tmp_path)
     first = save_checkpoint(folder, 1, STATE, keep=2)
     second = save_checkpoint(folder, 2, STATE, keep=2)
@@ -131,15 +131,15 @@ def test_a_broken_checkpoint_names_the_fix(tmp_path, damage):
         load_checkpoint(latest_checkpoint(folder))
 
 
-def test_a_checkpoint_of_another_version(tmp_path):
+def test_checkpoint_of_another_version_raises(tmp_path):
     path = tmp_path / "iteration_000001.pt"
     torch.save({"format": 99}, path)
     with pytest.raises(CheckpointError, match="format 99, expected 1.*another version"):
         load_checkpoint(path)
 
 
-def test_a_run_goes_on_from_the_checkpoint_before_a_broken_one(tmp_path):
-    """A warning names both, and the end is the same; the broken one is put aside."""
+def test_resume_uses_the_checkpoint_before_a_broken_one(tmp_path):
+    """A warning names both files, the run ends the same, and the broken file is renamed."""
     settings = {"checkpoint.every_iterations": 1, "checkpoint.keep": 3}
     whole, run = (
         train(small_config(**settings, folder=str(tmp_path / name))) for name in ("whole", "cut")
@@ -166,7 +166,7 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_broken_one(tmp_path):
     ]
 
 
-def test_an_untrained_checkpoint_stands_in_only_where_the_run_is_trained_on(tmp_path):
+def test_untrained_checkpoint_replaces_a_broken_one_only_on_resume(tmp_path):
     folders = [str(tmp_path / name) for name in ("whole", "cut")]
     whole, run = (train(small_config(folder=folder)) for folder in folders)
     names = [path.name for path in all_checkpoints(run.folder)]
@@ -180,7 +180,7 @@ def test_an_untrained_checkpoint_stands_in_only_where_the_run_is_trained_on(tmp_
     assert_same_run(whole.folder, run.folder)
 
 
-def test_a_run_of_broken_checkpoints_only(tmp_path):
+def test_run_with_only_broken_checkpoints_raises(tmp_path):
     settings = {"checkpoint.every_iterations": 1, "checkpoint.keep": 2}
     run = train(small_config(**settings, total_frames=160, folder=str(tmp_path / "run")))
     for path in all_checkpoints(run.folder):
@@ -192,7 +192,7 @@ def test_a_run_of_broken_checkpoints_only(tmp_path):
 
 
 def leaves(value, path=()):
-    """Every path to what is no container, and to the containers."""
+    """Paths to all values and containers."""
     yield path
     inner = value.items() if isinstance(value, dict) else ()
     for key, part in enumerate(value) if isinstance(value, (list, tuple)) else inner:
@@ -233,8 +233,8 @@ def trained(tmp_path_factory):
 
 @pytest.mark.runs
 @pytest.mark.parametrize("kind", FOREIGN)
-def test_foreign_contents_are_one_sentence(tmp_path, trained, kind):
-    """Something else in every place of a checkpoint: it is taken as it is, or told in a line."""
+def test_wrong_contents_load_or_give_a_one_line_error(tmp_path, trained, kind):
+    """Another value at any place of a checkpoint is used, or gives a one-line error."""
     original, state = trained
     folder = tmp_path / "run"
     told = 0
@@ -257,8 +257,8 @@ def test_foreign_contents_are_one_sentence(tmp_path, trained, kind):
     assert told > 5
 
 
-def test_a_checkpoint_of_other_settings_is_refused(tmp_path):
-    """Networks of another size than the checkpoint's: one line, and not a traceback of torch's."""
+def test_checkpoint_of_other_settings_raises(tmp_path):
+    """Networks of another size give one line instead of a traceback of torch."""
     run = train(small_config(total_frames=80, folder=str(tmp_path / "run")))
     config = run.folder / "config.yaml"
     config.write_text(config.read_text().replace("num_cells: [8]", "num_cells: [9]"))
@@ -275,8 +275,8 @@ def test_a_checkpoint_of_other_settings_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("num_envs", [4, 8])
-def test_an_environment_that_the_checkpoint_is_not_of(tmp_path, num_envs):
-    """Another number of envs, or agents that see something else."""
+def test_resume_with_another_environment_raises(tmp_path, num_envs):
+    """Another number of envs, or other observations."""
     config = small_config(total_frames=160, folder=str(tmp_path / "run"))
     for _ in iterate(config, env=Arena(8, max_steps=13)):
         break

@@ -1,4 +1,4 @@
-"""What ``execution=auto`` chooses, where it is written, and what a resumed run does."""
+"""The choice of ``execution=auto``, where it is written, and its use on resume."""
 
 import pytest
 import torch
@@ -38,19 +38,19 @@ def compiler(monkeypatch):
         ("toy_arena_mappo", "eager"),
     ],
 )
-def test_it_compiles_where_frames_pay_for_it(recipe, chosen):
+def test_auto_compiles_runs_with_enough_frames(recipe, chosen):
     config = load_config(recipe)
     assert config.execution == "auto" and choose_execution(config) == chosen
 
 
-def test_steps_of_all_envs_count():
+def test_auto_counts_steps_of_all_envs():
     settings = {"total_frames": 96 * 5_000, "frames_per_batch": 9_600}
     assert choose_execution(load_config("vmas_balance_mappo", settings)) == "compile"
     settings["total_frames"] -= 1
     assert choose_execution(load_config("vmas_balance_mappo", settings)) == "eager"
 
 
-def test_updates_count_where_the_simulator_is_not_captured():
+def test_auto_counts_updates_if_the_simulator_is_not_captured():
     settings = {"total_frames": 200_000, "frames_per_batch": 1_600}
     recipe = "pettingzoo_simple_spread_mappo"  # 10 epochs of minibatches of 400
     assert choose_execution(load_config(recipe, settings)) == "compile"
@@ -63,9 +63,7 @@ def test_updates_count_where_the_simulator_is_not_captured():
     assert choose_execution(load_config(recipe, {"device": "cuda"})) == "eager"  # not measured
 
 
-def test_a_simulator_that_cannot_be_captured_is_stepped_eagerly_without_a_warning(
-    tmp_path, monkeypatch, recwarn
-):
+def test_uncapturable_simulator_is_stepped_eagerly_without_warning(tmp_path, monkeypatch, recwarn):
     monkeypatch.setattr(execution, "_STEPS_THAT_PAY", 1)
     monkeypatch.setattr(execution, "_compiled", lambda device: "trace")
     env = {"library": "pettingzoo", "name": "mpe2/simple_spread_v3"}
@@ -76,14 +74,14 @@ def test_a_simulator_that_cannot_be_captured_is_stepped_eagerly_without_a_warnin
     assert not [one for one in recwarn if "collected eagerly" in str(one.message)]
 
 
-def test_nothing_is_chosen_for_those_who_say_what_they_want():
+def test_explicit_execution_is_kept():
     for wanted in ("eager", "trace", "compile"):
         config = load_config("vmas_balance_mappo", {"execution": wanted, "total_frames": 9_600})
         assert choose_execution(config) == wanted
 
 
 @pytest.mark.parametrize(("device", "graphs"), [("cpu", "compile"), ("cuda:1", "cudagraph")])
-def test_graphs_need_what_compiles_them(device, graphs, monkeypatch):
+def test_auto_is_eager_without_a_compiler(device, graphs, monkeypatch):
     config = load_config("vmas_balance_mappo", {"device": device})
     monkeypatch.setattr(execution.importlib.util, "find_spec", lambda name: name)
     assert choose_execution(config) == graphs
@@ -92,7 +90,7 @@ def test_graphs_need_what_compiles_them(device, graphs, monkeypatch):
     assert choose_execution(config) == "eager"
 
 
-def test_a_message_says_that_only_the_compiler_is_missing(monkeypatch, capsys):
+def test_message_if_only_the_compiler_is_missing(monkeypatch, capsys):
     monkeypatch.setattr(execution.shutil, "which", lambda command: None)
     monkeypatch.delenv("CXX", raising=False)
     short = {"total_frames": 9_600}
@@ -102,7 +100,7 @@ def test_a_message_says_that_only_the_compiler_is_missing(monkeypatch, capsys):
     assert "no C++ compiler 'g++' was found" in capsys.readouterr().err
 
 
-def test_an_environment_of_ones_own_is_asked():
+def test_choice_with_a_user_environment():
     config = load_config("vmas_balance_mappo", {"total_frames": 10_000}, own_env=True)
     env = VmasEnv("balance", num_envs=2, n_agents=2)
     assert choose_execution(config, env) == "compile"
@@ -113,19 +111,19 @@ class _Other:
     batch_size = torch.Size([2])
 
 
-def test_the_choice_is_written_and_stays(tmp_path, monkeypatch):
+def test_choice_is_written_and_kept_on_resume(tmp_path, monkeypatch):
     run = torchrl_marl.train(folder=str(tmp_path / "run"), **SMALL)
     text = yaml.safe_load((run.folder / "config.yaml").read_text())
     assert text["execution"] == "eager"
     monkeypatch.setattr(execution, "_STEPS_THAT_PAY", 1)
-    run = torchrl_marl.resume(run.folder, total_frames=32)  # would be compiled, were it new
+    run = torchrl_marl.resume(run.folder, total_frames=32)  # a new run would be compiled
     assert run.config.execution == "eager" and run.summary["frames"] == 32
-    run = torchrl_marl.resume(run.folder, execution="trace", total_frames=48)  # unless asked for
+    run = torchrl_marl.resume(run.folder, execution="trace", total_frames=48)  # explicit setting
     assert run.config.execution == "trace" and run.summary["frames"] == 48
     assert yaml.safe_load((run.folder / "config.yaml").read_text())["execution"] == "trace"
 
 
-def test_a_run_from_before_there_was_a_choice_stays_eager(tmp_path, monkeypatch):
+def test_run_without_stored_execution_stays_eager(tmp_path, monkeypatch):
     run = torchrl_marl.train(folder=str(tmp_path / "run"), **SMALL)
     path = run.folder / "config.yaml"
     lines = path.read_text().splitlines()

@@ -1,4 +1,4 @@
-"""SePS from the recipe: who shares with whom is found once, before training."""
+"""SePS from the recipe: sharing is computed once, before training."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from torchrl_marl.training.config import read_run_config
 
 
 class Pushed(MarlEnv):
-    """What an action does depends on the agent: it pushes forward or back."""
+    """The effect of an action depends on the agent: it pushes forward or back."""
 
     def __init__(self, num_envs, signs=(1.0, -1.0, 1.0, -1.0), **kwargs):
         super().__init__(num_envs, **kwargs)
@@ -50,7 +50,7 @@ def clustered(tmp_path_factory):
     return train(tmp_path_factory.mktemp("clustered") / "run", clustering_frames=4000)
 
 
-def test_clusters_are_found_and_kept(clustered):
+def test_clusters_are_computed_and_stored(clustered):
     written = read_run_config(clustered.folder)
     assert written.groups["carts"]["actor"]["sharing_index"] == [0, 1, 0, 1]
     assert "critic" not in written.groups["carts"]
@@ -62,13 +62,13 @@ def test_clusters_are_found_and_kept(clustered):
 
 
 @pytest.mark.runs
-def test_clusters_are_the_same_with_the_same_seed(clustered, tmp_path):
+def test_same_seed_gives_the_same_clusters(clustered, tmp_path):
     torch.rand(7)
     other = train(tmp_path / "other", clustering_frames=4000)
     for a, b in zip(clustered.policy.parameters(), other.policy.parameters(), strict=True):
         assert torch.equal(a, b)
 
 
-def test_more_clusters_than_agents(tmp_path):
+def test_more_clusters_than_agents_raise(tmp_path):
     with pytest.raises(ConfigError, match="n_clusters is 5, expected 1 to 4"):
         train(tmp_path / "run", n_clusters=5, clustering_frames=400)

@@ -1,4 +1,4 @@
-"""Evaluations that can be compared: the same starts for every policy, and how sure a gap is."""
+"""Comparable evaluations: the same start states for every policy, and significance."""
 
 import json
 import re
@@ -35,7 +35,7 @@ def episodes(*returns):
 
 
 class Seen(Arena):
-    """Notes the cues with which episodes start."""
+    """Records the cues with which episodes start."""
 
     def _reset(self, tensordict):
         out = super()._reset(tensordict)
@@ -55,8 +55,8 @@ def answer(right):
 
 
 class TestStarts:
-    def test_they_depend_on_the_world_and_the_seed_alone(self):
-        """Episodes of 20 steps or of 3 draw unlike many random numbers in between."""
+    def test_start_states_depend_only_on_the_env_and_the_seed(self):
+        """Episodes of 20 and of 3 steps draw different amounts of random numbers."""
         found = {}
         for right in (True, False):
             env = Seen(3, seed=right)
@@ -67,14 +67,14 @@ class TestStarts:
         assert torch.equal(found[True], found[False])
         assert len(found[True].unique(dim=0)) > 3  # and blocks differ
 
-    def test_more_episodes_begin_with_the_same(self):
+    def test_more_episodes_begin_with_the_same_ones(self):
         env = Arena(4, seed=0)
         team = TeamSpec.from_env(env)
         few, many = (play(env, None, team, episodes=n, seed=3) for n in (4, 10))
         assert torch.equal(few.total, many.total[:4])
         assert not torch.equal(many.total[:4], many.total[4:8])
 
-    def test_runs_of_all_seeds_and_sizes_measure_on_the_same(self, tmp_path):
+    def test_runs_of_any_seed_and_size_use_the_same_start_states(self, tmp_path):
         found = []
         for seed, num_envs in ((0, 8), (3, 16)):
             own = {"seed": seed, "env": {"num_envs": num_envs}, "total_frames": 80}
@@ -83,7 +83,7 @@ class TestStarts:
             assert run.evaluate()["return_mean"] == run.summary["return_after"]
         assert found[0] == found[1]
 
-    def test_members_of_a_population_play_as_many(self):
+    def test_members_of_a_population_play_the_given_episodes(self):
         env = Arena(6, seed=0)
         team = TeamSpec.from_env(env)
         found = evaluate_members(env, answer(True), team, 2, episodes=5)
@@ -92,14 +92,17 @@ class TestStarts:
 
 
 class TestFigures:
-    def test_by_hand(self):
+    def test_figures_worked_out_by_hand(self):
         own = Episodes(
             {"cat": torch.tensor([1.0, 2.0]), "dog": torch.tensor([4.0, 8.0])},
             torch.tensor([3, 9]),
             {"cat": 2, "dog": 1},
         ).figures()
         assert (own["return_min"], own["return_max"], own["return_mean"]) == (2.0, 4.0, 3.0)
-        assert (own["return_low"], own["return_high"]) == (2.0, 4.0)  # a quarter draws 2 twice
+        assert (own["return_low"], own["return_high"]) == (
+            2.0,
+            4.0,
+        )  # 2 twice in 1/4 of resamples
         assert (own["dog/episode_reward_low"], own["cat/episode_reward_high"]) == (4.0, 2.0)
         assert (own["length_min"], own["length_mean"], own["length_max"]) == (3, 6.0, 9)
 
@@ -107,7 +110,7 @@ class TestFigures:
         assert {"return_low", "return_high"}.isdisjoint(episodes(3.0).figures())
         assert where_they_differ(episodes(3.0), episodes(5.0)) is None
 
-    def test_a_word_where_kinds_of_actions_differ(self):
+    def test_message_if_deterministic_and_sampled_actions_differ(self):
         one, other = episodes(*[1.0, 5.0, 2.0] * 2), episodes(*[2.0, 6.5, 3.0] * 2)
         words = where_they_differ(one, other)
         assert "the most likely actions earn 2.667 and sampled ones 3.833" in words
@@ -116,8 +119,8 @@ class TestFigures:
         assert list(found["evaluation"]) == ["drawn", "likeliest"]
         assert found["actions_differ"] == words
 
-    def test_no_word_on_a_difference_that_is_small_beside_the_spread(self):
-        """0.1 more in each of 100 episodes is significant, and nothing beside -5 to 5."""
+    def test_no_message_on_a_difference_that_is_small_to_the_spread(self):
+        """0.1 more in each of 100 episodes is significant but small compared to -5 to 5."""
         spread = torch.linspace(-5, 5, 100)
         one, small, large = (episodes(*(spread + gap).tolist()) for gap in (0, 0.1, 0.7))
         gap = one.against(small).difference
@@ -125,12 +128,12 @@ class TestFigures:
         assert where_they_differ(one, large).endswith(
             "(95 % interval -0.7 to -0.7, 0.24 standard deviations of returns)"
         )
-        # Episodes that are all alike: whatever differs is all there is.
+        # If all episodes are equal, any difference counts.
         assert "0.1" in where_they_differ(episodes(*[1.0] * 6), episodes(*[1.1] * 6))
 
     @pytest.mark.parametrize("count", [2, 3, 5, 10])
-    def test_few_episodes_of_one_policy_differ_by_chance(self, count):
-        """Won or lost: two gaps that are equal were called significant, in 12 % of the cases."""
+    def test_false_positives_with_few_episodes_are_rare(self, count):
+        """Returns of 0 or 1. Earlier, 12 % of the cases were called significant."""
         random = np.random.default_rng(count)
         said = 0
         for _ in range(400):
@@ -138,7 +141,7 @@ class TestFigures:
             said += where_they_differ(episodes(*one), episodes(*other)) is not None
         assert said <= 0.05 * 400 and (count >= 6 or said == 0)
 
-    def test_the_word_is_a_result_and_no_warning(self, capsys):
+    def test_message_on_a_difference_is_printed_as_a_result(self, capsys):
         print_message("a result", warns=False)
         assert capsys.readouterr() == ("torchrl_marl: a result.\n", "")
         print_message("a warning")
@@ -146,17 +149,17 @@ class TestFigures:
 
 
 class TestDifference:
-    def test_of_one_run_on_a_side_it_is_the_paired_one(self):
-        """Nothing is known of how much the seeds of a single run differ."""
+    def test_difference_with_one_run_is_paired_by_start_state(self):
+        """A single run has no variance over seeds."""
         one, other = np.random.default_rng(0).normal(size=(2, 1, 30))
         assert difference_of_runs(one, other) == paired_difference(one[0], other[0])
         several = np.stack([one[0] - 1, one[0] + 1])
         found = difference_of_runs(several, other)
         assert found == paired_difference(several.mean(0), other[0])
-        assert found.difference.runs == (30,)  # starts
+        assert found.difference.runs == (30,)  # start states
 
-    def test_runs_and_starts_both_leave_it_open(self):
-        """Variances of either side's mean and of the starts' differences, worked out apart."""
+    def test_interval_includes_variance_of_runs_and_start_states(self):
+        """Variances of both means and of the differences by start state, computed separately."""
         stats = pytest.importorskip("scipy.stats")
         one, other = (np.random.default_rng(i).normal(size=(4 + i, 30)) for i in range(2))
         gap = difference_of_runs(one, other).difference
@@ -169,23 +172,23 @@ class TestDifference:
         value = one.mean() - other.mean()
         assert (gap.value, gap.low, gap.high) == pytest.approx((value, value - half, value + half))
 
-    def test_pairs_by_seed(self):
-        """What a seed brings both sides takes no part in the interval."""
+    def test_pairing_by_seed_removes_variance_of_seeds(self):
+        """Effects of a seed on both sides are not in the interval."""
         random = np.random.default_rng(0)
         seeds = random.normal(scale=50, size=(6, 1))
         one, other = (seeds + random.normal(size=(6, 40)) for _ in range(2))
         apart, pairs = (difference_of_runs(one + 3, other, by_seed=x) for x in (False, True))
         assert apart.difference.low < 0 < pairs.difference.low and pairs.p_value == 2 / 64
 
-    def test_what_both_owe_to_a_start_cancels(self):
-        """What both owe to the start takes no part in the interval."""
+    def test_variance_of_start_states_cancels(self):
+        """Effects of a start state on both sides are not in the interval."""
         noise = np.random.default_rng(0).normal(size=(2, 200))
         start = 100 * np.arange(200)
         one, other = (start + 1 + 0.1 * noise), (start + 0.1 * noise[::-1])
         gap = difference_of_runs(one, other).difference
         assert 0.8 < gap.low < 1.0 < gap.high < 1.2
 
-    def test_win_rates_as_scipy_has_them(self):
+    def test_win_interval_equals_scipy(self):
         stats = pytest.importorskip("scipy.stats")
         for won, games in ((0, 10), (62, 100), (200, 200)):
             expected = stats.binomtest(won, games).proportion_ci(method="wilson")
@@ -193,7 +196,7 @@ class TestDifference:
 
 
 def verdict(one, other, by_seed=False):
-    """The sentence on sides named a and b of given returns."""
+    """The verdict on sides named a and b with given returns."""
     both = []
     for name, returns in (("a", one), ("b", other)):
         played = [episodes(*own) for own in np.asarray(returns).tolist()]
@@ -205,8 +208,8 @@ def verdict(one, other, by_seed=False):
 class TestVerdict:
     start = np.random.default_rng(0).normal(size=40)
 
-    def test_a_difference_of_nothing(self):
-        """0 (-0.15 to 0.15), of one run each and of several."""
+    def test_verdict_on_equal_means(self):
+        """0 (-0.15 to 0.15) with one run each and with several."""
         gap = np.tile([-0.47, 0.47], 20)
         found = difference_of_runs([self.start + gap], [self.start]).difference
         assert (found.value, found.low, found.high) == pytest.approx((0, -0.15, 0.15), abs=0.003)
@@ -216,7 +219,7 @@ class TestVerdict:
         runs = np.stack([self.start + gap, self.start - gap] * 3)
         assert verdict(runs, -runs + 2 * self.start) == "these runs cannot tell them apart"
 
-    def test_one_run_a_side_is_about_policies(self):
+    def test_verdict_on_one_run_each_is_about_policies(self):
         said = verdict([self.start], [self.start + 1 + 0.1 * self.start])
         assert said == (
             "b is better than a, a significant difference over episodes; this holds for these two "
@@ -227,8 +230,8 @@ class TestVerdict:
         )
 
     @pytest.mark.parametrize(("seeds", "cases"), [(2, "1 of 3"), (3, "1 of 10")])
-    def test_few_seeds_cannot_tell_whatever_they_earn(self, seeds, cases):
-        """Six ways to deal out four runs, twenty for six: none is rarer than 5 %."""
+    def test_verdict_with_few_seeds_is_never_significant(self, seeds, cases):
+        """Four runs have 6 splits in two sides, six have 20, so p-values are above 5 %."""
         one = np.stack([self.start + 0.01 * seed for seed in range(seeds)])
         said = verdict(one + 100, one)
         assert said == (
@@ -237,24 +240,24 @@ class TestVerdict:
         )
         assert "takes at least 6 seeds each" in verdict(one + 100, one, by_seed=True)
 
-    def test_few_seeds_around_nothing_name_no_side(self):
+    def test_verdict_with_few_seeds_and_equal_means_names_no_side(self):
         runs = np.stack([self.start, self.start + 3, self.start + 1])
         said = verdict(runs, runs + 0.1)
         assert said == (
             "these runs cannot tell them apart, and a verdict takes at least 4 seeds each"
         )
 
-    def test_five_seeds_can(self):
+    def test_verdict_with_five_seeds_can_be_significant(self):
         one = np.stack([self.start + 0.5 * seed for seed in range(5)])
         assert verdict(one, one + 4) == "b is better than a, a significant difference over seeds"
         few = "these episodes"
         assert few not in verdict(one[:2, :2] + 4, one[:2, :2])
 
-    def test_few_episodes_cannot(self):
+    def test_verdict_with_few_episodes_is_not_significant(self):
         said = verdict([[1.0, 2.0, 3.0]], [[0.0, 1.0, 2.1]])
         assert "3 episodes each differ as much by chance in 1 of 4 cases" in said
 
-    def test_a_report_says_the_same(self, tmp_path):
+    def test_report_gives_the_same_verdict(self, tmp_path):
         from reported import write_run
 
         from torchrl_marl.apps.reports import make_report
@@ -276,7 +279,7 @@ class TestVerdict:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Three runs of one environment, of which one has learned, and one of another."""
+    """Three runs of one environment, one of them well trained, and a run of another."""
     folder = tmp_path_factory.mktemp("runs")
     good = {"learner": {"lr": 1e-2}, "evaluation": {"every_frames": 240}}
     train(small_config(total_frames=1600, **good, folder=str(folder / "good")))
@@ -287,7 +290,7 @@ def trained(tmp_path_factory):
 
 
 class TestCompare:
-    def test_two_runs(self, trained):
+    def test_compare_two_runs(self, trained):
         found = compare(trained / "good", trained / "bad/seed0", episodes=50, deterministic=True)
         one, other = (
             Run.load(trained / name).evaluate(50, deterministic=True)["return_mean"]
@@ -299,24 +302,24 @@ class TestCompare:
             "for these two policies, not the algorithms"
         )
 
-    def test_several_seeds_on_a_side(self, trained, capsys):
+    def test_compare_with_several_seeds(self, trained, capsys):
         command = ["compare", str(trained / "good"), str(trained / "bad"), "--episodes", "20"]
         assert cli.main(command) == 0
         out = capsys.readouterr().out
         assert re.search(r"runs +1 +2\n", out) and re.search(r"starts +20", out)
         assert out.rstrip().endswith("for these 3 policies, not the algorithms.")
 
-    def test_pairs_by_seed_are_the_same_seeds(self, trained, tmp_path, capsys):
+    def test_compare_by_seed_needs_the_same_seeds(self, trained, tmp_path, capsys):
         for seed in (0, 1):
             folder = str(tmp_path / f"other/{seed}")
             train(small_config(total_frames=80, seed=1 - seed, folder=folder))
         command = ["compare", str(trained / "bad"), str(tmp_path / "other"), "--episodes", "4"]
-        assert cli.main([*command, "--by-seed"]) == 0  # the same runs, in the order of their seeds
+        assert cli.main([*command, "--by-seed"]) == 0  # the same runs, paired by seed
         assert "both earn the same from every start" in capsys.readouterr().out
         with pytest.raises(ConfigError, match=r"has \[0\] and .* has \[0, 1\]; compare without"):
             compare(trained / "good", trained / "bad", by_seed=True)
 
-    def test_a_run_that_is_not_finished_is_marked(self, trained, tmp_path, capsys):
+    def test_unfinished_run_is_marked(self, trained, tmp_path, capsys):
         import shutil
 
         folder = tmp_path / "half"
@@ -326,7 +329,7 @@ class TestCompare:
         assert cli.main(["compare", str(folder), str(trained / "good"), "--episodes", "2"]) == 0
         assert f"{folder} at 80 of 960 frames" in capsys.readouterr().out
 
-    def test_refusals(self, trained, tmp_path):
+    def test_invalid_runs_to_compare_raise(self, trained, tmp_path):
         with pytest.raises(ConfigError, match="has env.name='zero_sum' and .* 'arena'; expected"):
             compare(trained / "good", trained / "game")
         with pytest.raises(ConfigError, match="is on both sides, expected two different runs"):
@@ -336,13 +339,13 @@ class TestCompare:
         with pytest.raises(CheckpointError, match="is not a run folder: it does not exist"):
             compare(trained / "good", tmp_path / "none")
 
-    def test_one_start_says_nothing(self, trained):
+    def test_single_episode_gives_no_verdict(self, trained):
         found = compare(trained / "good", trained / "bad/seed0", episodes=1)
         assert found.paired.probability is None and "play more episodes" in found.verdict
 
 
 class TestSummary:
-    def test_both_kinds_are_there_and_tables_keep_their_columns(self, trained):
+    def test_summary_has_deterministic_and_sampled_evaluations(self, trained):
         summary = json.loads((trained / "good/summary.json").read_text())
         kinds = summary["evaluation"]
         assert set(kinds) == {"likeliest", "drawn"}
@@ -356,7 +359,7 @@ class TestSummary:
         ]
         assert len(rows) == 1 + 6 + 1
 
-    def test_one_kind_where_the_other_is_not_asked_for(self, tmp_path):
+    def test_summary_has_one_evaluation_without_both(self, tmp_path):
         own = {"evaluation": {"both": False, "deterministic": False}, "total_frames": 80}
         summary = train(small_config(**own, folder=str(tmp_path / "run"))).summary
         assert set(summary["evaluation"]) == {"drawn"} and "actions_differ" not in summary
@@ -374,12 +377,12 @@ class TestAgainst:
         assert rows["actions"] == "drawn" and rows["seats"].startswith("both")
         counts = list(map(int, re.findall(r"\d+", rows["games"])))
         assert counts[0] == 40 == sum(counts[1:])
-        assert abs(counts[1] - int(table_of["wins"])) < 20  # others are drawn, of 13.3 each
+        assert abs(counts[1] - int(table_of["wins"])) < 20  # about 13.3 wins, draws and losses each
         share, low, high = map(float, re.findall(r"\d\.\d+|\d", rows["win rate"])[:3])
         assert share == pytest.approx((counts[1] + counts[2] / 2) / 40, abs=1e-3)
         assert (low, high) == pytest.approx(win_interval(share * 40, 40), abs=1e-3)
 
-    def test_one_team_has_no_opponent(self, trained, capsys):
+    def test_against_with_one_team_raises(self, trained, capsys):
         assert cli.main(["evaluate", str(trained / "good"), "--against", "random"]) == 2
         assert "plays in an environment of one team, expected two" in capsys.readouterr().err
         gif = ["evaluate", str(trained / "game"), "--against", "random", "--gif"]

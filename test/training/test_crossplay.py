@@ -1,4 +1,4 @@
-"""Tables of players: each entry by hand, seats, ratings, and what is refused."""
+"""Cross-play tables: entries by hand, seats, ratings, and invalid players."""
 
 import csv
 import re
@@ -29,7 +29,7 @@ BIASED = [[0.0, -1, 2], [1, 0, -1], [-2, 1, 0]]
 
 
 def always(*actions):
-    """Plays one action in every group, of the groups in turn."""
+    """Always plays one given action in each group."""
 
     def act(td):
         for name, action in zip(names_of(td), actions * 2):
@@ -43,8 +43,8 @@ def names_of(td):
     return [name for name in ("first", "second", "agents") if name in td.keys()]
 
 
-def test_agents_of_different_actions_play_as_padded_ones_do():
-    """A speaker and a listener in one group, which is stacked lazily."""
+def test_lazily_stacked_agents_equal_padded_ones():
+    """A speaker and a listener form one group, which is lazily stacked."""
     found, settings = [], {"continuous_speech": True, "one_group": True, "max_steps": 4}
     for dense in (lambda env: env, with_dense_groups):
         env = dense(SpeakerListener(6, seed=0, **settings))
@@ -54,7 +54,7 @@ def test_agents_of_different_actions_play_as_padded_ones_do():
     assert torch.equal(*found)
 
 
-def test_every_entry_is_who_it_says():
+def test_entries_of_the_table_equal_the_payoff():
     env = ZeroSum(7, payoff=BIASED, seed=0)
     pure = [always(action) for action in range(3)]
     table = cross_play(pure, pure[:2], env, episodes=5, swap=False)
@@ -65,11 +65,11 @@ def test_every_entry_is_who_it_says():
     assert torch.equal(table["draws"], 5 * (payoff == 0))
 
 
-def test_players_change_seats():
-    """The first seat earns 1, whoever sits there."""
+def test_players_swap_seats():
+    """The first seat always earns 1."""
     env = ZeroSum(7, payoff=[[1.0, 1.0], [1.0, 1.0]], seed=0)
     table = cross_play([always(0)], [always(0), always(1)], env, episodes=5)
-    assert table["games"].tolist() == [[6, 6]]  # one more, so that seats are even
+    assert table["games"].tolist() == [[6, 6]]  # one more, so that both seats have equally many
     assert table["wins"].tolist() == [[3, 3]] and table["returns"].tolist() == [[0.0, 0.0]]
     unlike = ZeroSum(4, payoff=[[1.0, 2.0, 3.0], [1.0, 1.0, 1.0]], seed=0)
     assert cross_play([always(0, 2)], [always(1, 2)], unlike, 3)["returns"].tolist() == [[3.0]]
@@ -77,7 +77,7 @@ def test_players_change_seats():
         cross_play([always(0)], [always(0)], unlike, 3, swap=True)
 
 
-def test_partners_have_half_of_the_team_each():
+def test_partners_control_half_of_the_team_each():
     env = MatchingLevers(5, seed=0)
     levers = [always(action) for action in range(3)]
     table = cross_play(levers, levers, env, episodes=4)
@@ -85,8 +85,8 @@ def test_partners_have_half_of_the_team_each():
     assert (table["draws"] == table["games"]).all() and players.standing(table) is None
 
 
-def test_an_agent_hears_only_agents_of_its_own_player():
-    """One pulls the lever with the number of others that it hears, the other pulls lever 1."""
+def test_agents_receive_messages_only_from_their_player():
+    """One pulls the lever of the number of teammates it hears, the other pulls lever 1."""
     env = MatchingLevers(5, seed=0)
 
     def hears(td):
@@ -98,7 +98,7 @@ def test_an_agent_hears_only_agents_of_its_own_player():
     assert table["returns"].tolist() == [[8, 0], [0, 8]]
 
 
-def test_policies_that_would_hear_other_players_are_refused():
+def test_communication_without_mask_raises():
     env = VmasEnv("balance", num_envs=4, max_steps=5, n_agents=4, seed=0)
     group = TeamSpec.from_env(env).groups["agents"]
     talks = TeamNetworkConfig(num_cells=[8], communication=CommunicationConfig("commnet"))
@@ -108,8 +108,8 @@ def test_policies_that_would_hear_other_players_are_refused():
         cross_play([silent], [talking], env, episodes=2)
 
 
-def test_a_game_of_turns_is_played_to_its_end():
-    """In Nim who knows the way beats who does not, from either seat, if the heap is not lost."""
+def test_turn_based_game_is_played_to_its_end():
+    """In Nim the optimal player wins from either seat unless the heap is already lost."""
     env = Nim(64, stones=3, most=3, seed=0)
 
     def takes(count):
@@ -123,11 +123,11 @@ def test_a_game_of_turns_is_played_to_its_end():
 
     best, one = takes(lambda heap: heap), takes(torch.ones_like)
     table = cross_play([best], [one], env, episodes=400)
-    # As the first it always wins; as the second, heaps of 2 and 3: two in three.
+    # It always wins as the first player, and as the second with heaps of 2 and 3.
     assert table["wins"].item() / 400 == pytest.approx(5 / 6, abs=0.06)
 
 
-def test_each_player_acts_once_a_step_on_its_own_rows():
+def test_each_player_acts_once_per_step_on_its_rows():
     env, calls = ZeroSum(12, seed=0), []
 
     def noted(number):
@@ -138,8 +138,8 @@ def test_each_player_acts_once_a_step_on_its_own_rows():
     assert sorted(calls) == [(0, 6), (1, 6), (2, 12)]
 
 
-def test_each_player_remembers_its_own():
-    """One pulls levers 0, 1, 2, 3, 0, ..., the other 0, 2, 0, 2, ..., by what they counted."""
+def test_players_keep_separate_hidden_states():
+    """One pulls levers 0, 1, 2, 3, 0, ..., the other 0, 2, 0, 2, ..., by their hidden counts."""
     env = TransformedEnv(MatchingLevers(9, seed=0), Remember({"agents": 1}))
 
     def counts(by):
@@ -168,7 +168,7 @@ def sides(count):
     return TeamSpec([AgentSpec(f"side{i}", 1, *spec) for i in range(count)])
 
 
-def test_worlds_of_other_seats_are_refused():
+def test_envs_with_invalid_seats_raise():
     with pytest.raises(
         ConfigError, match="the environment has 3 groups .* expected two sides or one"
     ):
@@ -195,7 +195,7 @@ def counted(wins, games=10):
     return TensorDict(leaves, wins.shape)
 
 
-def test_standing_counts_what_is_won_in_rows_and_columns():
+def test_standing_counts_wins_in_rows_and_columns():
     found = players.standing(counted([[0, 8], [4, 0]]))
     # The first won 8 of 10 in its row, and 6 of 10 in its column.
     assert found.won[0, 1].item() == pytest.approx(0.7)
@@ -205,7 +205,7 @@ def test_standing_counts_what_is_won_in_rows_and_columns():
     assert found.weight.tolist() == pytest.approx([1, 0], abs=1e-6)
 
 
-def test_a_circle_has_equal_ratings_and_an_even_nash_average():
+def test_cyclic_players_have_equal_ratings_and_nash_weights():
     found = players.standing(counted([[0, 10, 0], [0, 0, 10], [10, 0, 0]]))
     torch.testing.assert_close(found.ratings.rating, torch.zeros(3).double(), atol=1e-6, rtol=0)
     torch.testing.assert_close(found.weight, torch.full((3,), 1 / 3).double())
@@ -214,8 +214,8 @@ def test_a_circle_has_equal_ratings_and_an_even_nash_average():
     assert text.splitlines()[0].split() == head
 
 
-def test_names_of_folders_are_drawn_as_they_are(tmp_path):
-    """Names may look like formulas, or hold bytes that are no text."""
+def test_heat_map_draws_any_folder_names(tmp_path):
+    """Names may look like formulas or hold bytes that are not UTF-8."""
     names = ["a$\\fr$b", "$x_$", b"l\xe4uf".decode("utf-8", "surrogateescape")]
     table = counted([[0, 10, 0], [0, 0, 10], [10, 0, 0]])
     players.heat_map(names, table, players.standing(table), path=tmp_path / "map.png")
@@ -223,8 +223,8 @@ def test_names_of_folders_are_drawn_as_they_are(tmp_path):
     assert (tmp_path / "map.png").stat().st_size > 1000
 
 
-def test_large_losses_count_by_their_size_in_the_nash_average():
-    """The first wins two games of three, 1 each, and loses 4 in the third."""
+def test_nash_average_weighs_losses_by_their_size():
+    """The first player wins two games of three by 1 each and loses the third by 4."""
     table = counted([[0, 20], [10, 0]], games=30)
     table["returns"] = torch.tensor([[0.0, -2 / 3], [2 / 3, 0.0]], dtype=torch.float64)
     found = players.standing(table)
@@ -233,8 +233,8 @@ def test_large_losses_count_by_their_size_in_the_nash_average():
     assert found.weight.tolist() == pytest.approx([0, 1], abs=1e-6)
 
 
-def test_the_nash_average_has_an_interval():
-    """Two that cannot be told apart, and a third that loses to both."""
+def test_nash_average_has_an_interval():
+    """Two players that cannot be distinguished, and a third that loses to both."""
     table = counted([[0, 6, 10], [5, 0, 10], [0, 0, 0]])
     table["error"] = torch.full((3, 3), 0.3, dtype=torch.float64)
     found = players.standing(table)
@@ -246,15 +246,15 @@ def test_the_nash_average_has_an_interval():
     assert torch.equal(low, again[0]) and torch.equal(high, again[1])
     text = players.standing_text(["a", "b", "c"], table, found)
     assert re.search(r"a +\+0.\d+ +1.00 +0.00 to 1.00", text)
-    # Of more games the first is sure to be better; of one game each nothing is known.
+    # With more games the first is surely better. With one game each there is no interval.
     table["error"] = torch.full((3, 3), 0.01, dtype=torch.float64)
     assert players.standing(table).weight_interval[0].tolist() == pytest.approx([1, 0, 0], abs=1e-6)
     table["error"] = torch.full((3, 3), torch.nan, dtype=torch.float64)
     assert players.standing(table).weight_interval is None
 
 
-def test_errors_are_those_of_the_games():
-    """A fair coin of -1 and 1 by 1,000 games: an error of 1 / sqrt(999)."""
+def test_standard_errors_of_returns():
+    """1,000 games of a fair coin with payoffs -1 and 1 have an error of 1 / sqrt(999)."""
     env = ZeroSum(500, payoff=[[1.0, -1.0], [-1.0, 1.0]], max_steps=1, seed=0)
     table = cross_play([env.rand_action], [env.rand_action], env, 1000)
     mean = table["returns"][0, 0]
@@ -262,7 +262,7 @@ def test_errors_are_those_of_the_games():
     torch.testing.assert_close(table["error"][0, 0], expected)
 
 
-def test_unlike_sides_have_no_ratings():
+def test_different_sides_have_no_ratings():
     text = players.standing_text(["a", "b"], counted([[0, 1], [2, 0]]), None, "return as cat")
     assert [line.split() for line in text.splitlines()] == [
         ["return", "as", "cat", "1", "2"],
@@ -273,11 +273,11 @@ def test_unlike_sides_have_no_ratings():
         players.standing(counted([[0, 8], [4, 0]])[:1])
 
 
-def test_partners_are_scored_with_others_and_with_themselves():
+def test_self_play_and_cross_play_scores_of_partners():
     """With itself (8 + 6 + 7) / 3, with others (1 + 2 + 3 + 4 + 5 + 6) / 6.
 
-    Of three players drawn with replacement, two differ in 3 of 4 cases: then the mean is that of a
-    pair, which is 2, 3.5 or 5. Three times the same player, in 1 of 27 cases, has no others.
+    Resamples of three players have two different ones in most cases: then the mean is that of a
+    pair, which is 2, 3.5 or 5. Three times the same player has no score with others.
     """
     returns = torch.tensor([[8.0, 1.0, 2.0], [3.0, 6.0, 4.0], [5.0, 6.0, 7.0]])
     text = players.standing_text(["a", "b", "c"], TensorDict({"returns": returns}, [3, 3]), None)
@@ -287,8 +287,8 @@ def test_partners_are_scored_with_others_and_with_themselves():
     assert "others" not in players.standing_text(["a"], alone, None)
 
 
-def test_a_player_drawn_twice_is_no_stranger_to_itself():
-    """Whatever players earn with themselves, it is not in their score with others."""
+def test_cross_play_score_excludes_self_play_in_resamples():
+    """Returns with themselves never enter the score with others."""
     score = partner_score(torch.full((5, 5), 2.0).fill_diagonal_(1e9))
     assert (score.cross_play.value, score.cross_play.low, score.cross_play.high) == (2, 2, 2)
     two = partner_score(torch.tensor([[3.0, 1.0], [2.0, 5.0]]))
@@ -298,7 +298,7 @@ def test_a_player_drawn_twice_is_no_stranger_to_itself():
         partner_score(torch.ones(1, 1))
 
 
-def test_a_diverged_player_has_no_score_and_is_no_error():
+def test_diverged_player_has_nan_score():
     returns = torch.tensor([[8.0, 1.0, 2.0], [3.0, 6.0, 4.0], [5.0, 6.0, 7.0]])
     returns[2], returns[:, 2] = torch.nan, torch.nan
     table = TensorDict({"returns": returns}, [3, 3])
@@ -338,7 +338,7 @@ def runs(tmp_path_factory):
     return made
 
 
-def test_the_command_prints_and_writes(runs, capsys, tmp_path):
+def test_command_prints_and_writes_tables(runs, capsys, tmp_path):
     who = [runs["a"], "random", runs["b"]]
     assert cli.main(["crossplay", *who, "--episodes", "6", "--out", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -353,11 +353,11 @@ def test_the_command_prints_and_writes(runs, capsys, tmp_path):
     assert (tmp_path / "crossplay.png").stat().st_size > 1000
 
 
-def test_what_it_writes_lies_beside_the_runs(runs, tmp_path, monkeypatch, capsys):
+def test_command_writes_to_a_new_folder_beside_the_runs(runs, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "crossplay.csv").write_text("mine")
     folder = Path(runs["a"]).parent
-    for name in ("crossplay", "crossplay_2"):  # over nothing that is there
+    for name in ("crossplay", "crossplay_2"):  # existing files are kept
         assert cli.main(["crossplay", runs["a"], runs["b"], "--episodes", "2"]) == 0
         names = sorted(path.name for path in (folder / name).iterdir())
         assert names == ["crossplay.csv", "crossplay.png", "ratings.csv"]
@@ -365,15 +365,15 @@ def test_what_it_writes_lies_beside_the_runs(runs, tmp_path, monkeypatch, capsys
     assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]
 
 
-def test_the_command_plays_partners(runs, capsys, tmp_path):
+def test_command_with_partners(runs, capsys, tmp_path):
     who = [runs["levers"], "random"]
     assert cli.main(["crossplay", *who, "--episodes", "2", "--out", str(tmp_path)]) == 0
     assert capsys.readouterr().out.splitlines()[0].split() == ["return", "with", "1", "2"]
     assert not (tmp_path / "ratings.csv").exists()
 
 
-def test_players_that_act_by_values(tmp_path, capsys):
-    """They have no actors of a distribution; two algorithms in one run are played, too."""
+def test_cross_play_of_value_based_players(tmp_path, capsys):
+    """Value-based players have no actor distribution. Runs with two algorithms work too."""
     sizes = {"num_cells": [4]}
     settings = {
         "env": {"name": "simple_tag", "num_envs": 4, "max_steps": 5, "continuous_actions": False},
@@ -408,7 +408,7 @@ def test_players_that_act_by_values(tmp_path, capsys):
         (["a", "heuristic"], "toy/kuhn has no heuristic that runs here; use random or a run"),
     ],
 )
-def test_bad_players_get_one_sentence(runs, capsys, who, said, tmp_path):
+def test_invalid_players_give_a_one_line_error(runs, capsys, who, said, tmp_path):
     names = [runs.get(name, name) for name in who]
     assert cli.main(["crossplay", *names, "--out", str(tmp_path)]) == 2
     error = capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Runs that are killed or stopped before their first checkpoint, and how they are gone on with."""
+"""Runs that are killed or stopped before their first checkpoint, and their resume."""
 
 import functools
 import signal
@@ -31,7 +31,7 @@ EVOLVING = {
     "population.size": 2,
     "population.vary": {"learner.lr": {"low": 1e-4, "high": 1e-2}},
 }
-# Kills itself where it is told to, once for each kind of run.
+# A script that kills itself at a given place, for each kind of run.
 KILLED = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
@@ -66,7 +66,7 @@ def config_of(kind, folder):
 
 
 def tables(folder):
-    """The tables of a run and of its members, without what the clock says."""
+    """The tables of a run and of its members, without times."""
     return {
         str(path.relative_to(folder)): table(path)
         for path in sorted(Path(folder).glob("**/*.csv"))
@@ -83,9 +83,7 @@ def whole(kind):
 
 @pytest.mark.parametrize("where", ["building", "checkpoint"])
 @pytest.mark.parametrize("kind", ["single", "population", "evolution", "league", "shards"])
-def test_a_run_that_is_killed_before_its_first_checkpoint_begins_again(
-    kind, where, tmp_path, capsys
-):
+def test_run_killed_before_its_first_checkpoint_restarts(kind, where, tmp_path, capsys):
     folder = tmp_path / "run"
     script = [sys.executable, "-c", KILLED, str(Path(__file__).parent), str(folder), kind, where]
     done = subprocess.run(script, capture_output=True, text=True, cwd=SUPPORT)
@@ -100,7 +98,7 @@ def test_a_run_that_is_killed_before_its_first_checkpoint_begins_again(
             assert_same_run(whole(kind) / own, folder / own)
 
 
-def test_half_a_config_is_no_run(tmp_path):
+def test_partial_config_is_replaced_by_a_new_run(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / ".lock").write_text("1 there")
@@ -109,7 +107,7 @@ def test_half_a_config_is_no_run(tmp_path):
     assert not (folder / "config.yaml.part").exists()
 
 
-# ------------------------------------------------------------------------ stopped at once
+# --------------------------------------------------------------------- immediate stops
 
 
 def twice():
@@ -119,7 +117,7 @@ def twice():
 
 @pytest.fixture
 def interruptible():
-    """Ctrl-C interrupts, also where a shell started the tests in the background."""
+    """Ctrl-C interrupts, also if a shell started the tests in the background."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -127,8 +125,8 @@ def interruptible():
 
 @pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("when", ["learning", "measuring", "building"])
-def test_a_second_ctrl_c_says_how_to_go_on(when, tmp_path, monkeypatch, capsys):
-    """While it compiles, say: with a checkpoint, before there is one, and before anything is."""
+def test_second_ctrl_c_prints_the_resume_command(when, tmp_path, monkeypatch, capsys):
+    """With a checkpoint, before the first one, and before the run has files."""
     folder = tmp_path / "run"
     resumed = f"torchrl-marl train --resume {folder}"
     if when == "learning":
@@ -151,7 +149,7 @@ def test_a_second_ctrl_c_says_how_to_go_on(when, tmp_path, monkeypatch, capsys):
         assert_same_run(whole("single"), resume(folder).folder)
 
 
-def test_sigterm_at_once_says_how_to_go_on(tmp_path, monkeypatch, capsys):
+def test_sigterm_during_setup_prints_the_resume_command(tmp_path, monkeypatch, capsys):
     folder = tmp_path / "run"
     for _ in iterate(config_of("single", folder)):
         break
@@ -172,6 +170,6 @@ def test_sigterm_at_once_says_how_to_go_on(tmp_path, monkeypatch, capsys):
         ("train", True, "stopped and saved; resume with: torchrl-marl train --resume run"),
     ],
 )
-def test_what_stopped_is_named(command, saved, said, capsys):
+def test_message_after_a_stop_names_the_resume_command(command, saved, said, capsys):
     print_stopped(Path("run"), saved, command=command)
     assert capsys.readouterr().err == f"\ntorchrl-marl: {said}\n"

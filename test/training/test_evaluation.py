@@ -1,4 +1,4 @@
-"""Evaluation: whole episodes, the first of each env, on generators of its own."""
+"""Evaluation: whole episodes, the first of each env, with separate generators."""
 
 import random
 
@@ -18,7 +18,7 @@ from torchrl_marl.training import evaluate
 
 
 class Lengths(MarlEnv):
-    """Env i plays episodes of ``lengths[i]`` steps, then of 1; a step earns what its index is.
+    """Env i plays an episode of ``lengths[i]`` steps, then episodes of 1 step.
 
     The two cats earn 1 a step of env 0, 2 of env 1, ...; the dog 10 times that.
     """
@@ -59,13 +59,13 @@ def measure(env, policy=None, **kwargs):
     return evaluate(env, policy, TeamSpec.from_env(env), **{"episodes": 4} | kwargs)
 
 
-def test_the_first_episode_of_each_env_counts():
+def test_first_episode_of_each_env_is_counted():
     result = measure(Lengths([5, 1, 2, 3]), episodes=4)
     assert result["length_mean"] == (5 + 1 + 2 + 3) / 4
     sums = [5 * 1, 1 * 2, 2 * 3, 3 * 4]
     assert result["cat/episode_reward"] == sum(sums) / 4
     assert result["dog/episode_reward"] == 10 * sum(sums) / 4
-    # All agents' mean: two cats and a dog.
+    # Mean over all agents: two cats and a dog.
     returns = torch.tensor([x * (2 * 1 + 10) / 3 for x in sums])
     assert result["return_mean"] == pytest.approx(returns.mean().item())
     assert result["return_std"] == pytest.approx(returns.std(correction=0).item())
@@ -73,21 +73,21 @@ def test_the_first_episode_of_each_env_counts():
 
 
 @pytest.mark.parametrize(("episodes", "lengths"), [(1, [5]), (2, [5, 1]), (3, [5, 1, 2])])
-def test_fewer_episodes_than_envs_are_the_first_by_index(episodes, lengths):
+def test_fewer_episodes_than_envs_use_the_first_envs(episodes, lengths):
     mean = measure(Lengths([5, 1, 2, 30]), episodes=episodes)["length_mean"]
     assert mean == pytest.approx(sum(lengths) / len(lengths))
 
 
 @pytest.mark.parametrize("episodes", [5, 6, 7])
-def test_more_episodes_than_envs_start_all_anew(episodes):
+def test_more_episodes_than_envs_reset_all_envs(episodes):
     result = measure(Lengths([5, 1]), episodes=episodes)
     expected = ([5, 1] * 4)[:episodes]
     assert result["length_mean"] == pytest.approx(sum(expected) / episodes)
     assert result["episodes"] == episodes
 
 
-def test_the_dead_do_not_count():
-    """A team reward that each living agent gets; at death it is nobody's, and no average of 0."""
+def test_dead_agents_are_left_out_of_the_return():
+    """Only agents that are alive get the team reward. Dead agents do not count as 0."""
     env = Arena(16, n_agents=2, years=2, lives=9, seed=0)
 
     def act(observation):
@@ -95,13 +95,13 @@ def test_the_dead_do_not_count():
 
     policy = TensorDictModule(act, [("agents", "observation")], [("agents", "action")])
     result = measure(env, policy, episodes=16)
-    # 2 steps of both, 2 of one: 1 + 1 + 0.5 + 0.5 for whoever lives
+    # 2 steps of both, 2 of one: 1 + 1 + 0.5 + 0.5 for agents that are alive
     assert result["return_mean"] == env.optimal_return == 3.0
     assert result["return_std"] == 0.0
     assert result["length_mean"] == 4.0
 
 
-def test_known_returns():
+def test_returns_of_random_and_optimal_policies():
     env = MatrixGame(5000, payoff="climbing")
     random_return = measure(env, None, episodes=5000)["return_mean"]
     assert random_return == pytest.approx(env.random_return, abs=0.6)
@@ -113,7 +113,7 @@ def test_known_returns():
     assert measure(MatrixGame(3), best, episodes=7)["return_mean"] == 11.0
 
 
-def test_deterministic_or_stochastic():
+def test_deterministic_and_stochastic_evaluation():
     env = TwoStepGame(64)
     torch.manual_seed(0)
     actor = make_actor(TeamSpec.from_env(env).groups["agents"])
@@ -126,7 +126,7 @@ def test_deterministic_or_stochastic():
 
 @pytest.mark.parametrize("deterministic", [True, False])
 @pytest.mark.parametrize("fails", [True, False])
-def test_the_worlds_generators_go_on_as_if_nothing_had_been(deterministic, fails):
+def test_evaluation_does_not_change_global_generators(deterministic, fails):
     env = Arena(4, seed=0, max_steps=5)
     actor = make_actor(TeamSpec.from_env(env).groups["agents"])
 
@@ -150,7 +150,7 @@ def test_the_worlds_generators_go_on_as_if_nothing_had_been(deterministic, fails
     assert draw() == expected
 
 
-def test_the_result_depends_on_the_seed_alone():
+def test_result_depends_only_on_the_seed():
     env = Arena(8, seed=0, max_steps=9)
     torch.manual_seed(0)
     actor = make_actor(TeamSpec.from_env(env).groups["agents"])
@@ -177,7 +177,7 @@ class Endless(MatrixGame):
         return out
 
 
-def test_errors():
+def test_invalid_or_endless_episodes_raise():
     with pytest.raises(ConfigError, match="episodes is 0"):
         measure(MatrixGame(2), episodes=0)
     with pytest.raises(ConfigError, match="2 episodes did not end in 20 steps.*max_steps"):

@@ -1,4 +1,4 @@
-"""Whole runs by graphs: what eager runs give, resumed to the bit, no waiting within a batch."""
+"""Whole captured runs: equal to eager ones, exact resume, no host synchronization."""
 
 import numpy as np
 import pytest
@@ -19,13 +19,13 @@ SCENARIO = {"library": "vmas", "name": "dropout", "kwargs": {"n_agents": 2}, "in
 
 def config_of(folder, execution="trace", recipe="vmas_balance_mappo", **overrides):
     settings = {"execution": execution, "folder": str(folder), **overrides}
-    if recipe == "vmas_balance_mappo":  # of minibatches of one size, which is recorded once
+    if recipe == "vmas_balance_mappo":  # minibatches of one size, so that one graph is recorded
         settings = {"learner.minibatch_size": 40, **settings}
         settings["env"] = {**SCENARIO, **settings.get("env", {})}
     return small_config(recipe, **settings)
 
 
-def test_a_world_without_chance_trains_as_it_does_eagerly(tmp_path):
+def test_traced_run_equals_eager_run_in_a_deterministic_env(tmp_path):
     for execution in ("eager", "trace"):
         train(config_of(tmp_path / execution, execution, "toy_matrix_game_mappo"))
     eager, traced = tmp_path / "eager", tmp_path / "trace"
@@ -34,7 +34,7 @@ def test_a_world_without_chance_trains_as_it_does_eagerly(tmp_path):
 
 
 @pytest.mark.parametrize("recipe", ["vmas_balance_mappo", "toy_arena_mappo"])
-def test_stop_and_resume_is_going_on(recipe, tmp_path):
+def test_traced_run_resumes_exactly(recipe, tmp_path):
     whole = train(config_of(tmp_path / "whole", recipe=recipe))
     training = start_training(config_of(tmp_path / "parts", recipe=recipe), None)
     training.begin()
@@ -47,7 +47,7 @@ def test_stop_and_resume_is_going_on(recipe, tmp_path):
     assert_same_run(whole.folder, resumed.folder)
 
 
-def test_a_run_goes_on_with_another_execution(tmp_path):
+def test_resume_with_another_execution(tmp_path):
     config = config_of(tmp_path / "run")
     training = start_training(config, None)
     training.step()
@@ -59,7 +59,7 @@ def test_a_run_goes_on_with_another_execution(tmp_path):
     assert resume(tmp_path / "run").summary["frames"] == 480
 
 
-def test_nothing_waits_between_the_start_of_a_batch_and_its_metrics(tmp_path):
+def test_iteration_has_at_most_one_host_synchronization(tmp_path):
     training = start_training(config_of(tmp_path / "run"), None)
     training.step()
     [learner] = training.learners
@@ -67,7 +67,7 @@ def test_nothing_waits_between_the_start_of_a_batch_and_its_metrics(tmp_path):
         batch = training.collector.rollout()
         training.tracker.update(batch)
         learner.learn(batch)
-    # The last read of all: which metrics count, and whether they are finite.
+    # The last read: which metrics count, and whether they are finite.
     assert len(syncs) <= 1, str(syncs)
     training.close()
 
@@ -91,7 +91,7 @@ class Poisoned(MarlEnv):
         return {"rover": {"observation": seen, "reward": tensordict["rover", "action"]}}
 
 
-def test_nan_inside_a_graph_is_named(tmp_path):
+def test_nan_in_a_graph_names_its_source(tmp_path):
     training = start_training(config_of(tmp_path / "run", recipe="toy_arena_mappo"), Poisoned(8))
     training.step()
     training.step()
@@ -107,7 +107,7 @@ class Careful(Poisoned):
         return {"rover": {"observation": self.age, "reward": tensordict["rover", "action"]}}
 
 
-def test_an_assert_of_the_world_is_named(tmp_path):
+def test_failed_assert_of_the_env_in_a_graph_raises(tmp_path):
     training = start_training(config_of(tmp_path / "run", recipe="toy_arena_mappo"), Careful(8))
     training.step()
     training.step()
@@ -116,7 +116,7 @@ def test_an_assert_of_the_world_is_named(tmp_path):
     training.close()
 
 
-def test_groups_with_settings_of_their_own_train(tmp_path):
+def test_traced_run_with_group_settings(tmp_path):
     env = {"name": "simple_adversary", "kwargs": {}}
     groups = {"agent": {"algorithm": "random"}, "adversary": {"lr": 1e-3}}
     run = train(config_of(tmp_path / "run", env=env, groups=groups))
@@ -124,13 +124,13 @@ def test_groups_with_settings_of_their_own_train(tmp_path):
 
 
 @pytest.mark.runs
-def test_an_env_of_ones_own_keeps_its_episodes(tmp_path):
+def test_traced_run_keeps_episodes_of_an_env_object(tmp_path):
     env = VmasEnv("dropout", num_envs=8, seed=0, max_steps=13, info=False, n_agents=2)
     run = train(config_of(tmp_path / "run"), env=env)
     assert run.summary["frames"] == 480 and (env._env.steps == 60 % 13).all()
 
 
-def test_executions_that_cannot_be():
+def test_invalid_executions_raise():
     with pytest.raises(ConfigError, match="did you mean 'compile'"):
         validate(load_config("vmas_balance_mappo", {"execution": "compiled"}))
     with pytest.raises(ConfigError, match="execution is 'cudagraph'.*use execution=compile"):
@@ -138,7 +138,7 @@ def test_executions_that_cannot_be():
 
 
 @pytest.mark.compiled
-def test_a_compiled_run_learns_what_an_eager_one_learns(tmp_path):
+def test_compiled_run_equals_eager_run(tmp_path):
     settings = {"total_frames": 160, "learner.minibatch_size": 40}
     # A small update; test_captured_update.py compiles large ones.
     settings |= {"learner.value_norm": False, "learner.normalize_advantage": "none"}
@@ -152,7 +152,7 @@ def test_a_compiled_run_learns_what_an_eager_one_learns(tmp_path):
 
 
 class Spread(Poisoned):
-    """Starts where its settings say, and has a limit that may change."""
+    """Starts from its attributes, with a time limit that may change."""
 
     def __init__(self, num_envs, **kwargs):
         super().__init__(num_envs, **kwargs)
@@ -167,7 +167,7 @@ class Spread(Poisoned):
 
 
 @pytest.mark.parametrize("when", ["before", "between"])
-def test_starts_follow_the_settings_of_a_world(when):
+def test_resets_in_a_graph_follow_changed_env_attributes(when):
     env = Spread(4, max_steps=2, seed=0)
     collector = RolloutCollector(env, frames_per_batch=24, execution="trace")
     if when == "between":
@@ -180,7 +180,7 @@ def test_starts_follow_the_settings_of_a_world(when):
     assert done.squeeze(-1)[0].tolist() == [False, False, True] * 2
 
 
-def test_what_no_graph_can_draw_or_count_falls_back():
+def test_uncapturable_env_falls_back_to_eager():
     class Numpy(Spread):
         def _step(self, tensordict):
             self.age = self.age + float(np.random.rand())
@@ -202,7 +202,7 @@ def test_what_no_graph_can_draw_or_count_falls_back():
         assert collector.execution == "eager"
 
 
-def test_wrong_actions_of_a_policy_are_named_as_in_eager_execution():
+def test_invalid_actions_of_a_policy_in_a_graph_raise():
     def policy(td):
         td["rover", "action"] = torch.full((4, 2, 1), torch.nan)
         return td

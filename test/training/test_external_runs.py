@@ -1,4 +1,4 @@
-"""Runs on external simulators: trained, resumed, left while nobody comes, refused in a sentence."""
+"""Runs on external simulators: training, resume, Ctrl-C while waiting, invalid settings."""
 
 import signal
 import socket
@@ -32,7 +32,7 @@ def small(tmp_path, port, **more):
     return {**SMALL, "folder": str(tmp_path / "run"), "env": env, **more}
 
 
-def test_a_run_is_trained_and_gone_on_with_by_other_clients(tmp_path, capfd):
+def test_external_run_trains_and_resumes_with_its_clients(tmp_path, capfd):
     port = free_port()
     with meeting(port):
         run = torchrl_marl.train("external_meet_mappo", **small(tmp_path, port))
@@ -48,7 +48,7 @@ def test_a_run_is_trained_and_gone_on_with_by_other_clients(tmp_path, capfd):
         assert f"listens at 127.0.0.1:{port} and waits for a client that declares" in said
         config = yaml.safe_load((run.folder / "config.yaml").read_text())
         assert config["env"]["kwargs"]["agents"] == WALKERS
-        # The same clients look for the server, and go on in the middle of their episodes.
+        # The same clients reconnect and continue their episodes.
         run = torchrl_marl.resume(run.folder, total_frames=480)
     rows = table(run.folder / "metrics.csv")
     assert [int(row["frames"]) for row in rows] == [120, 240, 360, 480]
@@ -72,14 +72,14 @@ def test_a_run_is_trained_and_gone_on_with_by_other_clients(tmp_path, capfd):
     ],
     ids=["clients play on", "stored steps", "memory"],
 )
-def test_other_ways_to_learn(tmp_path, more):
+def test_external_run_with_other_learners(tmp_path, more):
     port = free_port()
     with meeting(port):
         run = torchrl_marl.train("external_meet_mappo", **small(tmp_path, port, **more))
     assert len(table(run.folder / "metrics.csv")) == 2
 
 
-def test_two_algorithms_behind_one_door(tmp_path):
+def test_two_algorithms_on_one_listener(tmp_path):
     port = free_port()
     more = {"groups": {"caller": {"learning_starts": 120, "minibatch_size": 32}}}
     with meeting(port, caller=True):
@@ -89,7 +89,7 @@ def test_two_algorithms_behind_one_door(tmp_path):
     assert "caller/clip_fraction" not in row
 
 
-def test_stored_steps_do_not_go_on_from_one_batch_to_the_next(tmp_path):
+def test_replay_sequences_end_with_each_external_batch(tmp_path):
     port = free_port()
     learner = {"algorithm": "masac", "learning_starts": 120, "n_step": 3, "minibatch_size": 8}
     config = load_config("external_meet_mappo", small(tmp_path, port, learner=learner))
@@ -105,8 +105,8 @@ def test_stored_steps_do_not_go_on_from_one_batch_to_the_next(tmp_path):
 
 
 @pytest.mark.parametrize("declared", [False, True], ids=["anybody", "clients"])
-def test_ctrl_c_ends_the_wait_for(tmp_path, declared):
-    """While nobody has said what the agents are, and while a batch is waited for."""
+def test_ctrl_c_ends_the_wait_for_clients(tmp_path, declared):
+    """While waiting for declared agents, and while waiting for a batch."""
     settings = small(tmp_path, 0, kwargs={"agents": WALKERS} if declared else {})
     # A process in the background of a shell ignores Ctrl-C.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -117,14 +117,14 @@ def test_ctrl_c_ends_the_wait_for(tmp_path, declared):
             torchrl_marl.train("external_meet_mappo", **settings)
     finally:
         signal.signal(signal.SIGINT, before)
-    if declared:  # it is saved, and can be gone on with
+    if declared:  # it is saved and can be resumed
         assert stopped.value.args == (tmp_path / "run",)
         assert read_run_config(tmp_path / "run").env.kwargs["agents"] == WALKERS
     else:
         assert not (tmp_path / "run").exists()
 
 
-def test_a_port_that_is_taken_is_said_in_a_sentence(tmp_path):
+def test_port_in_use_raises(tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -150,13 +150,13 @@ def test_a_port_that_is_taken_is_said_in_a_sentence(tmp_path):
         ({"env.max_steps": 7}, "env.max_steps is 7, which is read only where"),
     ],
 )  # fmt: skip
-def test_settings_that_cannot_be(settings, said):
+def test_invalid_external_settings_raise(settings, said):
     with pytest.raises(ConfigError) as refused:
         load_config("external_meet_mappo", settings)
     assert said in str(refused.value)
 
 
-def test_a_host_that_others_reach_needs_a_token(tmp_path, monkeypatch):
+def test_public_host_without_token_raises(tmp_path, monkeypatch):
     monkeypatch.delenv("TORCHRL_MARL_TOKEN", raising=False)
     settings = small(tmp_path, 0, kwargs={"host": "0.0.0.0"})
     with pytest.raises(ConfigError, match="host is '0.0.0.0', which other machines reach"):
@@ -167,7 +167,7 @@ def test_a_host_that_others_reach_needs_a_token(tmp_path, monkeypatch):
         torchrl_marl.train("external_meet_mappo", **settings)
 
 
-def test_without_msgpack_the_line_that_installs_it_is_said(monkeypatch):
+def test_missing_msgpack_names_the_extra(monkeypatch):
     import importlib.util
 
     from torchrl_marl.errors import MissingExtraError

@@ -1,4 +1,4 @@
-"""Files that cannot be written: a full disk, for which /dev/full and a tiny disk stand."""
+"""Failed writes: full disks, simulated by /dev/full and a tiny tmpfs."""
 
 import errno
 import json
@@ -21,7 +21,7 @@ STATE = {"weights": torch.arange(1000.0)}
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A disk of 64 kB, where one can be made."""
+    """A disk of 64 kB if one can be mounted."""
     folder = tmp_path / "disk"
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
@@ -37,7 +37,7 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_file_is_there_whole_or_not_at_all(tmp_path):
+def test_files_are_written_completely_or_not_at_all(tmp_path):
     path = tmp_path / "a.txt"
     with whole_file(path) as file:
         file.write("one")
@@ -59,7 +59,7 @@ def test_a_file_is_there_whole_or_not_at_all(tmp_path):
         (errno.EIO, "check the path and the disk"),
     ],
 )
-def test_what_the_system_refuses_is_one_sentence(tmp_path, number, fix):
+def test_system_errors_become_write_errors_with_a_fix(tmp_path, number, fix):
     with pytest.raises(WriteError, match=fix) as caught, writing(tmp_path / "x.csv"):
         raise OSError(number, os.strerror(number))
     assert isinstance(caught.value, UserError)
@@ -67,7 +67,7 @@ def test_what_the_system_refuses_is_one_sentence(tmp_path, number, fix):
     assert caught.value.errno == number
 
 
-def test_a_name_of_a_file_that_is_no_text_is_escaped(tmp_path):
+def test_undecodable_file_names_are_escaped(tmp_path):
     name = b"l\xe4uf".decode("utf-8", "surrogateescape")
     with whole_file(tmp_path / "table.csv") as file:
         file.write(name)
@@ -75,14 +75,14 @@ def test_a_name_of_a_file_that_is_no_text_is_escaped(tmp_path):
     assert (tmp_path / "table.csv").read_text() == "l\\udce4uf" * 2
 
 
-def test_errors_of_the_program_are_not_the_disk_s(tmp_path):
+def test_other_errors_are_not_converted_to_write_errors(tmp_path):
     with pytest.raises(KeyError), writing(tmp_path / "x"):
         raise KeyError
     with pytest.raises(UserError, match="ours"), writing(tmp_path / "x"):
         raise UserError("ours")
 
 
-def test_a_folder_that_is_not_there(tmp_path):
+def test_missing_folder_raises(tmp_path):
     with pytest.raises(WriteError, match="No such file"), whole_file(tmp_path / "a" / "b"):
         pass
     (tmp_path / "file").touch()
@@ -91,14 +91,14 @@ def test_a_folder_that_is_not_there(tmp_path):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
-def test_torch_save_on_a_full_disk(tmp_path):
-    """Torch tells the full disk in words of its own, with the system's behind them."""
+def test_torch_save_on_a_full_disk_raises(tmp_path):
+    """Torch raises its own error, which contains that of the system."""
     with pytest.raises(WriteError, match="No space left on device"), writing(tmp_path / "x"):
         with open("/dev/full", "wb") as file:
             torch.save({"weights": torch.zeros(100_000)}, file)
 
 
-def test_a_checkpoint_on_a_full_disk_leaves_the_one_before(small_disk):
+def test_checkpoint_on_a_full_disk_keeps_the_last_one(small_disk):
     save_checkpoint(small_disk, 1, STATE, keep=1)
     with pytest.raises(WriteError, match=r"iteration_000002\.pt.*No space left.*free some space"):
         save_checkpoint(small_disk, 2, {"weights": torch.zeros(100_000)}, keep=1)
@@ -108,7 +108,7 @@ def test_a_checkpoint_on_a_full_disk_leaves_the_one_before(small_disk):
     assert names(small_disk / "checkpoints") == ["iteration_000002.pt"]
 
 
-def test_a_summary_of_a_diverged_run_is_strict_json(tmp_path):
+def test_summary_of_a_diverged_run_is_strict_json(tmp_path):
     values = {"return_after": float("nan"), "evaluation": {"low": -float("inf"), "n": 3}}
     write_summary(tmp_path, values)
 
@@ -119,15 +119,15 @@ def test_a_summary_of_a_diverged_run_is_strict_json(tmp_path):
     assert found == {"return_after": None, "evaluation": {"low": None, "n": 3}}
 
 
-def test_what_a_killed_process_left_half_written_goes(tmp_path):
+def test_partial_checkpoints_of_killed_processes_are_removed(tmp_path):
     path = save_checkpoint(tmp_path, 1, STATE, keep=2)
     path.with_name("iteration_000002.pt.part").write_bytes(b"half")
     save_checkpoint(tmp_path, 3, STATE, keep=2)
     assert names(path.parent) == ["iteration_000001.pt", "iteration_000003.pt"]
 
 
-def test_a_table_on_a_full_disk_keeps_whole_rows(small_disk):
-    """Rows are written until the disk is full; then each is there whole or not at all."""
+def test_table_on_a_full_disk_keeps_complete_rows(small_disk):
+    """Rows are written until the disk is full. The file then ends with a complete row."""
     table = CsvTable(small_disk / "metrics.csv")
     row = {"iteration": 1, **{f"agents/value_{i}": i / 7 for i in range(200)}}
     with pytest.raises(WriteError, match=r"metrics\.csv.*No space left"):
@@ -139,7 +139,7 @@ def test_a_table_on_a_full_disk_keeps_whole_rows(small_disk):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
-def test_a_table_whose_first_row_did_not_fit_has_its_head_later(tmp_path):
+def test_table_header_is_written_after_a_failed_first_row(tmp_path):
     table = CsvTable(tmp_path / "metrics.csv")
     table.path = Path("/dev/full")
     with pytest.raises(WriteError):
@@ -150,7 +150,7 @@ def test_a_table_whose_first_row_did_not_fit_has_its_head_later(tmp_path):
 
 
 @pytest.mark.parametrize("half", ["iteration,fra", "iteration,frames", "iteration,frames\r\n"])
-def test_a_table_with_half_a_head_begins_anew(tmp_path, half):
+def test_table_with_a_partial_header_is_restarted(tmp_path, half):
     path = tmp_path / "metrics.csv"
     path.write_text(half)
     table = CsvTable(path, keep_iterations=0)
@@ -159,7 +159,7 @@ def test_a_table_with_half_a_head_begins_anew(tmp_path, half):
 
 
 @pytest.mark.parametrize("rest", ["3,2", "3,", "3", "\0\0\0\0", "²,3\r\n", '"', "\udcff"])
-def test_half_a_row_is_cut_off(tmp_path, rest):
+def test_partial_row_is_removed(tmp_path, rest):
     path = tmp_path / "metrics.csv"
     path.write_bytes(
         b"iteration,frames\r\n1,80\r\n2,160\r\n" + rest.encode(errors="surrogateescape")

@@ -1,4 +1,4 @@
-"""Run folders: nobody else's, locked while someone trains, free after a start that failed."""
+"""Run folders: unique, locked during training, and reusable after a failed start."""
 
 import errno
 import os
@@ -16,7 +16,7 @@ from torchrl_marl.training import folder as folders
 from torchrl_marl.training.folder import RunFolder, check_folder
 
 
-def test_two_runs_that_start_in_the_same_second_have_a_folder_each(tmp_path, monkeypatch):
+def test_runs_started_in_the_same_second_get_own_folders(tmp_path, monkeypatch):
     class Clock(folders.datetime):
         @classmethod
         def now(cls):
@@ -31,7 +31,7 @@ def test_two_runs_that_start_in_the_same_second_have_a_folder_each(tmp_path, mon
     assert all(folder.path.is_dir() for folder in found)
 
 
-def test_a_folder_is_one_trainings_until_it_is_released(tmp_path):
+def test_folder_is_locked_until_released(tmp_path):
     first = RunFolder(tmp_path)
     with pytest.raises(CheckpointError, match="in use by another training of this process"):
         RunFolder(tmp_path)
@@ -39,7 +39,7 @@ def test_a_folder_is_one_trainings_until_it_is_released(tmp_path):
     second = RunFolder(tmp_path)
     with pytest.raises(CheckpointError):
         RunFolder(tmp_path)
-    del second  # forgotten, and not released
+    del second  # garbage collected without release
     RunFolder(tmp_path).release()
     assert list(tmp_path.iterdir()) == []
 
@@ -51,7 +51,7 @@ HOLD = (
 )
 
 
-def test_another_process_has_it_until_it_is_killed(tmp_path):
+def test_folder_is_locked_until_other_process_is_killed(tmp_path):
     command = [sys.executable, "-c", HOLD, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout.readline() == "has it\n"
@@ -64,11 +64,11 @@ def test_another_process_has_it_until_it_is_killed(tmp_path):
         RunFolder(tmp_path).release()
 
 
-def test_a_forked_child_does_not_keep_it(tmp_path):
+def test_forked_child_does_not_keep_the_lock(tmp_path):
     folder = RunFolder(tmp_path)
     (read, write), (alive, live) = os.pipe(), os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Python 3.12 minds torch's threads
+        warnings.simplefilter("ignore")  # Python 3.12 warns of torch's threads
         child = os.fork()
     if child == 0:
         os.write(live, b"x")
@@ -83,7 +83,7 @@ def test_a_forked_child_does_not_keep_it(tmp_path):
         os.waitpid(child, 0)
 
 
-def test_a_drive_without_locks_is_said_and_used(tmp_path, monkeypatch):
+def test_drive_without_locks_warns_and_is_used(tmp_path, monkeypatch):
     def flock(descriptor, how):
         raise OSError(errno.ENOTSUP, "Operation not supported")
 
@@ -92,13 +92,13 @@ def test_a_drive_without_locks_is_said_and_used(tmp_path, monkeypatch):
         RunFolder(tmp_path).release()
 
 
-def test_what_a_failed_start_left_is_begun_anew_and_nothing_else_is(tmp_path):
+def test_only_folders_of_failed_starts_are_overwritten(tmp_path):
     config = small_config(folder=str(tmp_path / "run"))
     check_folder(config)
     run = tmp_path / "run"
     run.mkdir()
     (run / ".lock").write_text("1 there")
-    check_folder(config)  # who was killed has left nothing else
+    check_folder(config)  # a killed start leaves only its lock
     save_config(config, run / "config.yaml")
     (run / "evaluation.csv").write_text("iteration\n0\n")
     check_folder(config)
@@ -120,13 +120,13 @@ def test_what_a_failed_start_left_is_begun_anew_and_nothing_else_is(tmp_path):
 
 
 @pytest.mark.parametrize("name", recipe_names())
-def test_every_recipes_failed_start_is_known_again(name, tmp_path):
+def test_failed_start_of_every_recipe_is_recognized(name, tmp_path):
     config = read_config(name, {"folder": str(tmp_path)})
     save_config(config, tmp_path / "config.yaml")
     check_folder(config)
 
 
-def test_a_start_that_fails_takes_its_folder_back(tmp_path):
+def test_failed_start_removes_its_folder_unless_it_holds_other_files(tmp_path):
     config = small_config(folder=str(tmp_path / "a" / "run"))
     folder = RunFolder.new(config)
     save_config(config, folder.path / "config.yaml")
@@ -138,7 +138,7 @@ def test_a_start_that_fails_takes_its_folder_back(tmp_path):
     assert (folder.path / "precious.txt").exists()
 
 
-def test_a_folder_that_cannot_be_made_or_written(tmp_path):
+def test_folder_that_cannot_be_created_or_written_raises(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be created .Not a directory.; choose another"):
         RunFolder.new(small_config(folder=str(tmp_path / "file" / "run")))

@@ -1,4 +1,4 @@
-"""Runs on disks that are full or read-only: one sentence, and the last checkpoint is good."""
+"""Runs on full or read-only disks: a short error, and the last checkpoint stays valid."""
 
 import subprocess
 
@@ -18,7 +18,7 @@ SETTINGS = {"checkpoint.every_iterations": 1, "evaluation.episodes": 1}
 
 @pytest.fixture
 def disk(tmp_path):
-    """A disk of 2 MB, where one can be made."""
+    """A disk of 2 MB if one can be mounted."""
     folder = tmp_path / "disk"
     folder.mkdir()
     try:
@@ -42,7 +42,7 @@ def fill(disk):
     return filler
 
 
-def test_a_run_whose_disk_fills_up_goes_on_to_the_bit(tmp_path, disk):
+def test_run_resumes_exactly_after_a_full_disk(tmp_path, disk):
     whole = train(small_config(folder=str(tmp_path / "whole"), **SETTINGS))
     config = small_config(folder=str(disk / "run"), **SETTINGS)
     with pytest.raises(WriteError, match="No space left on device.*free some space"):
@@ -53,14 +53,14 @@ def test_a_run_whose_disk_fills_up_goes_on_to_the_bit(tmp_path, disk):
     names = {path.name for path in folder.rglob("*")}
     assert not any(name.endswith(".part") for name in names)
     assert "iteration_000003.pt" in names
-    assert Run.load(folder).evaluate(2)["episodes"] == 2  # nothing of it writes
+    assert Run.load(folder).evaluate(2)["episodes"] == 2  # evaluation writes nothing
     filler.unlink()
     with (folder / "metrics.csv").open("a") as file:
-        file.write("4,32")  # as a process leaves it that is killed
+        file.write("4,32")  # as a killed process leaves it
     assert_same_run(whole.folder, resume(folder).folder)
 
 
-def test_a_population_whose_disk_fills_up_goes_on_to_the_bit(tmp_path, disk):
+def test_population_resumes_exactly_after_a_full_disk(tmp_path, disk):
     settings = {**SETTINGS, "population.size": 2}
     whole = train(small_config(folder=str(tmp_path / "whole"), **settings))
     with pytest.raises(WriteError, match="No space left on device.*free some space"):
@@ -74,7 +74,7 @@ def test_a_population_whose_disk_fills_up_goes_on_to_the_bit(tmp_path, disk):
         assert_same_run(one, other)
 
 
-def test_a_start_on_a_full_disk_is_tried_again(disk):
+def test_start_on_a_full_disk_can_be_repeated(disk):
     config = small_config(folder=str(disk / "run"), total_frames=80)
     filler = fill(disk)
     with pytest.raises(WriteError, match=r"config\.yaml.*No space left"):
@@ -83,7 +83,7 @@ def test_a_start_on_a_full_disk_is_tried_again(disk):
     assert train(config).summary["frames"] == 80
 
 
-def test_a_picture_that_does_not_fit_fails_no_run(disk, monkeypatch):
+def test_plot_on_a_full_disk_only_warns(disk, monkeypatch):
     from torchrl_marl.runs import draw
 
     run = train(small_config(folder=str(disk / "run"), total_frames=80))
@@ -93,7 +93,7 @@ def test_a_picture_that_does_not_fit_fails_no_run(disk, monkeypatch):
     assert not list(run.folder.glob("*.part"))
 
 
-def test_a_read_only_run(disk, tmp_path, capsys):
+def test_read_only_run_is_evaluated_but_not_written(disk, tmp_path, capsys):
     run = train(small_config(folder=str(disk / "run"), total_frames=80))
     mount("remount,ro", "tmpfs", disk)
     folder = str(run.folder)
@@ -111,7 +111,7 @@ def test_a_read_only_run(disk, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("out", ["file/curve.png", "folder.png"])
-def test_a_picture_where_none_can_be(tmp_path, out):
+def test_plot_to_an_invalid_path_raises(tmp_path, out):
     run = train(small_config(folder=str(tmp_path / "run"), total_frames=80))
     (tmp_path / "file").touch()
     (tmp_path / "folder.png").mkdir()

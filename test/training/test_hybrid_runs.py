@@ -1,4 +1,4 @@
-"""Runs with hybrid actions from the command line: trained, loaded, recorded, cloned, refused."""
+"""Hybrid actions on the command line: train, load, record, clone, and refused algorithms."""
 
 import pytest
 import torch
@@ -18,8 +18,8 @@ SETTINGS = [
 ]
 
 
-def test_commands(tmp_path, capsys):
-    """The arena's best return is 12.5, a right index with any number earns 5/12 of it."""
+def test_hybrid_actions_on_the_command_line(tmp_path, capsys):
+    """The optimal return is 12.5. A right index with any number earns 5/12 of it."""
     folder, data = tmp_path / "run", tmp_path / "data"
     assert cli.main(["train", "toy_arena_mappo", *SETTINGS, f"folder={folder}"]) == 0
     run = Run.load(folder)
@@ -54,7 +54,7 @@ def test_commands(tmp_path, capsys):
     ],
     ids=lambda more: more[0].split(".")[-1],
 )
-def test_features(more, tmp_path):
+def test_hybrid_actions_with_other_features(more, tmp_path):
     settings = [*SETTINGS, "total_frames=1280", *more, f"folder={tmp_path}/run"]
     assert cli.main(["train", "toy_arena_mappo", *settings]) == 0
     policy = Run.load(tmp_path / "run").policy

@@ -1,4 +1,4 @@
-"""Leagues: who is stored, who is drawn, what came out, and what does not fit."""
+"""Leagues: stored players, matchmaking, results, and invalid settings."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ from torchrl_marl.training.trainer import start_training
 # ----------------------------------------------------------------------------------------- players
 
 
-def test_players_are_stored_as_they_were_and_listed(tmp_path):
+def test_players_are_stored_exactly_and_listed(tmp_path):
     seen = {}
     for step in iterate(load_config("toy_kuhn_ippo", settings_of(tmp_path / "run"))):
         networks = networks_of(step.run.policy)
@@ -37,7 +37,7 @@ def test_players_are_stored_as_they_were_and_listed(tmp_path):
     assert_equal(networks_of(found[rows[2]["player"]]), read_player(files[2]))
 
 
-def test_without_stored_opponents_a_league_is_plain_self_play(tmp_path):
+def test_league_without_stored_opponents_equals_self_play(tmp_path):
     train(tmp_path / "none", {"opponents": "none"})
     train(tmp_path / "self", {"opponents": "self"})
     assert not (tmp_path / "none" / TABLE).exists() and len(players(tmp_path / "self")) == 5
@@ -46,7 +46,7 @@ def test_without_stored_opponents_a_league_is_plain_self_play(tmp_path):
     assert "league/players" not in plain[0]
 
 
-def test_who_is_drawn_least_gives_way_and_plays_its_episodes_to_their_end(tmp_path):
+def test_least_drawn_player_is_replaced_after_its_episodes_end(tmp_path):
     training = start_training(load_config("toy_kuhn_ippo", settings_of(tmp_path / "run")), None)
     training.begin()
     league, free = training.league, 5
@@ -68,7 +68,7 @@ def test_who_is_drawn_least_gives_way_and_plays_its_episodes_to_their_end(tmp_pa
     training.leave()
 
 
-def test_nobody_is_written_over_while_somebody_plays_with_it(tmp_path):
+def test_players_in_use_are_not_overwritten(tmp_path):
     training = start_training(load_config("toy_kuhn_ippo", settings_of(tmp_path / "run")), None)
     training.begin()
     league = training.league
@@ -84,14 +84,14 @@ def test_nobody_is_written_over_while_somebody_plays_with_it(tmp_path):
     assert not league._store(training.policy, when, everywhere)
     after = [one.copy_of(i) for one in league.matches.players for i in range(5)]
     assert_equal(after, before)
-    for name in ("first", "second"):  # the last one's episodes are over
+    for name in ("first", "second"):  # episodes of the last player are over
         everywhere[name, "player"].masked_fill_(everywhere[name, "player"] == 5, 0)
     assert league._store(training.policy, when, everywhere)
     assert league.slots[4].frames == 10_000 and league.slots[4].active
     training.leave()
 
 
-def test_the_next_player_is_stored_as_soon_as_all_are_beaten(tmp_path):
+def test_player_is_stored_as_soon_as_all_others_are_beaten(tmp_path):
     training = start_training(
         load_config(
             "toy_kuhn_ippo",
@@ -113,7 +113,7 @@ def test_the_next_player_is_stored_as_soon_as_all_are_beaten(tmp_path):
 
 
 @pytest.mark.parametrize("world", ["opponents", "partners"])
-def test_results_are_those_of_a_count_game_by_game(world, tmp_path):
+def test_league_results_equal_a_count_by_game(world, tmp_path):
     config = settings_of(tmp_path / "run", {"snapshot_every": 100_000}, total_frames=320)
     recipe, seats = "toy_kuhn_ippo", [("first", 0), ("second", 0)]
     if world == "partners":
@@ -139,7 +139,7 @@ def test_results_are_those_of_a_count_game_by_game(world, tmp_path):
                     counts[seat][k] += float(value)
                 total = [0.0, 0.0]
     assert sum(c[2] for c in counts) > 10
-    # Every later game takes a hundredth off; with one player the sums are a weighted count.
+    # Every later game discounts by 0.99. With one player the sums are a weighted count.
     decayed = torch.zeros(4, 2).double()
     row = 0
     for one in batches:
@@ -158,7 +158,7 @@ def test_results_are_those_of_a_count_game_by_game(world, tmp_path):
     assert means == pytest.approx(expected, rel=1e-4)
 
 
-def test_a_group_s_return_is_that_of_the_policy_that_learns(tmp_path):
+def test_return_of_a_group_is_that_of_the_learning_policy(tmp_path):
     config = settings_of(tmp_path / "run", total_frames=64)
     training = start_training(load_config("toy_kuhn_ippo", config), None)
     training.begin()
@@ -182,7 +182,7 @@ def test_a_group_s_return_is_that_of_the_policy_that_learns(tmp_path):
 
 
 @pytest.mark.runs
-def test_players_may_be_there_from_the_start(tmp_path):
+def test_league_starts_with_imported_players(tmp_path):
     train(tmp_path / "old", {"opponents": "self"}, seed=3)
     old = tmp_path / "old"
     start = ["random", str(old), str(player_files(old)[1])]
@@ -199,7 +199,7 @@ def test_players_may_be_there_from_the_start(tmp_path):
 
 
 @pytest.mark.runs
-def test_imported_players_and_snapshots_of_one_name_are_two(tmp_path):
+def test_imported_players_and_snapshots_have_different_names(tmp_path):
     train(tmp_path / "old", {"opponents": "self"}, total_frames=128)
     start = [str(tmp_path / "old" / "players")]
     train(tmp_path / "new", {"start_with": start}, total_frames=256)
@@ -217,7 +217,7 @@ def test_imported_players_and_snapshots_of_one_name_are_two(tmp_path):
     assert main(["league", str(tmp_path / "new"), "--episodes", "2"]) == 0
 
 
-def test_partners_play_seats_of_one_team(tmp_path):
+def test_partners_take_seats_of_one_team(tmp_path):
     partners(tmp_path / "a", {"partners": "self"}, seed=1)
     run = partners(
         tmp_path / "b",
@@ -228,7 +228,7 @@ def test_partners_play_seats_of_one_team(tmp_path):
     assert float(rows[-1]["league/players"]) == 1
 
 
-# --------------------------------------------------------------------------------------- bad texts
+# ----------------------------------------------------------------------------------- bad input
 
 
 @pytest.mark.parametrize(
@@ -257,12 +257,12 @@ def test_partners_play_seats_of_one_team(tmp_path):
         ({"start_with": ["heuristic"]}, "has no heuristic"),
     ],
 )
-def test_what_does_not_fit_is_refused_in_a_sentence(league, sentence, tmp_path):
+def test_invalid_league_settings_raise(league, sentence, tmp_path):
     with pytest.raises((ConfigError, CheckpointError), match=sentence):
         train(tmp_path / "run", league)
 
 
-def test_every_seat_needs_an_env():
+def test_envs_of_seats_with_too_few_envs_raise():
     with pytest.raises(ConfigError, match="leaves 0 to 2 seats"):
         envs_of_seats(4, 2, 0.9)
     for envs, seats, share in ((64, 2, 0.5), (10, 3, 0.0), (100, 3, 0.3)):
@@ -270,7 +270,7 @@ def test_every_seat_needs_an_env():
         assert sum(found) == envs and max(found[1:]) - min(found[1:]) <= (share == 0.0)
 
 
-def test_a_league_of_one_team_or_of_other_learners_is_refused(tmp_path):
+def test_league_with_one_team_or_other_learners_raises(tmp_path):
     with pytest.raises(
         ConfigError, match="the environment has one team, 'agents'; use league.partners"
     ):
@@ -283,27 +283,27 @@ def test_a_league_of_one_team_or_of_other_learners_is_refused(tmp_path):
         load_config("toy_kuhn_ippo", {"league": LEAGUE, "learner": {"unshare_at": 0.5}})
 
 
-def test_seats_do_not_send_each_other_messages(tmp_path):
+def test_communication_between_seats_raises(tmp_path):
     talk = {**SMALL["learner"], "actor": {"num_cells": [8], "communication": "commnet"}}
     with pytest.raises(ConfigError, match="seats agent_0, agent_1 would hear .*communication=none"):
         partners(tmp_path / "a", learner=talk)
     partners(tmp_path / "b", {"partners": "self"}, learner=talk)
     env = {"num_envs": 16, "kwargs": {"n_groups": 2}}
     two = {"recipe": "toy_arena_mappo", "env": env, "learner": talk}
-    train(tmp_path / "c", **two)  # each side hears itself
+    train(tmp_path / "c", **two)  # each side communicates within itself
     talk["actor"]["communication"] = {"kind": "commnet", "across_groups": True}
     with pytest.raises(ConfigError, match="agents_0, agents_1 would .*across_groups=false"):
         train(tmp_path / "d", **two)
 
 
-def test_a_player_of_other_networks_is_refused(tmp_path):
+def test_player_with_other_networks_raises(tmp_path):
     other = {"learner": {**SMALL["learner"], "actor": {"num_cells": [4]}}}
     train(tmp_path / "old", {"opponents": "none"}, **other)
     with pytest.raises(ConfigError, match=r"does not fit this run's networks: .* has shape"):
         train(tmp_path / "new", {"start_with": [str(tmp_path / "old")]})
 
 
-def test_weightings_are_those_of_the_games():
+def test_all_weightings_are_accepted():
     assert set(WEIGHTINGS) == {"squared", "linear", "variance"}
     for name in WEIGHTINGS:
         assert (
@@ -316,7 +316,7 @@ def test_weightings_are_those_of_the_games():
 
 
 @pytest.mark.runs
-def test_the_league_of_a_run_is_rated(tmp_path, capsys):
+def test_league_command_rates_the_players_of_a_run(tmp_path, capsys):
     train(tmp_path / "run")
     assert main(["league", str(tmp_path / "run"), "--players", "3", "--episodes", "4"]) == 0
     out = capsys.readouterr().out
@@ -345,7 +345,7 @@ def test_the_league_of_a_run_is_rated(tmp_path, capsys):
     assert "have the same weights, expected two policies or more" in capsys.readouterr().err
 
 
-def test_a_run_without_stored_players_has_no_league(tmp_path, capsys):
+def test_league_command_without_stored_players_raises(tmp_path, capsys):
     train(tmp_path / "run", {"opponents": "none"}, total_frames=64)
     assert main(["league", str(tmp_path / "run")]) == 2
     assert "has no stored players (players.csv); train it with" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Results of a league, payoffs of its players and chances of opponents, worked out by hand."""
+"""Results of a league, payoffs and matchmaking probabilities, worked out by hand."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ BIASED = [[0.0, -1, 2], [1, 0, -1], [-2, 1, 0]]
 
 
 def always(action):
-    """Plays one action on both sides."""
+    """Always plays one action on both sides."""
 
     def act(td):
         for name in ("first", "second"):
@@ -23,7 +23,7 @@ def always(action):
     return act
 
 
-def test_a_payoff_is_the_players_own_and_the_opponents_is_its_negative():
+def test_payoff_of_the_opponent_is_the_negative():
     env = ZeroSum(8, payoff=BIASED, seed=0)
     payoffs = Payoffs(TeamSpec.from_env(env), lambda: env, episodes=2, seed=0)
     for action, name in enumerate("abc"):
@@ -33,8 +33,8 @@ def test_a_payoff_is_the_players_own_and_the_opponents_is_its_negative():
 
 
 @pytest.mark.parametrize("payoff", [BIASED, [[2.0, 1.0], [0.0, 3.0], [1.0, 5.0]]])
-def test_payoffs_of_players_that_are_only_registered(payoff):
-    """Such as scripted ones; on sides of different shapes, one against itself does not earn 0."""
+def test_payoffs_of_registered_players(payoff):
+    """Scripted players, for example. On different sides a player against itself may not earn 0."""
     env = ZeroSum(8, payoff=payoff, seed=0)
     payoffs = Payoffs(TeamSpec.from_env(env), lambda: env, episodes=2, seed=0)
     for action, name in enumerate("abc"[: len(payoff[0])]):
@@ -46,8 +46,8 @@ def test_payoffs_of_players_that_are_only_registered(payoff):
     assert found == [[payoff[1][1], payoff[1][0]], [payoff[0][1], payoff[0][0]]]
 
 
-def test_a_seat_meets_the_equilibrium_of_the_other_seat():
-    """Row 0 a quarter of the time earns 1.5 of each column; either column earns 1.5 of each row."""
+def test_nash_matchmaking_samples_the_equilibrium_of_the_other_seat():
+    """Row 0 with probability 1/4 and both columns with 1/2 give 1.5 everywhere."""
     settings, may = LeagueConfig(opponents="nash"), torch.tensor([True, False, True])
     payoff = torch.tensor([[3.0, 0.0], [1.0, 2.0]], dtype=torch.float64)
     chances = matchmaking(settings, torch.zeros(2, 3), may, [0, 1, 2], lambda places: payoff)
@@ -55,7 +55,7 @@ def test_a_seat_meets_the_equilibrium_of_the_other_seat():
     torch.testing.assert_close(chances, expected, rtol=0, atol=1e-6)
 
 
-def test_an_old_game_counts_less_with_every_game_since():
+def test_old_games_are_discounted_by_newer_ones():
     results, new = Results(1, 2), torch.zeros(4, 1, 2, dtype=torch.float64)
     new[:, 0, 0] = torch.tensor([3.0, 1.0, 5.0, 10.0])  # wins, draws, games, return
     results.update(new)

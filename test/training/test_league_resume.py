@@ -1,4 +1,4 @@
-"""Leagues go on exactly, from files that are what they were."""
+"""Leagues resume exactly, and modified files are refused."""
 
 import shutil
 
@@ -17,7 +17,7 @@ from torchrl_marl.training.pool import TABLE
 
 
 @pytest.mark.parametrize("match", ["pfsp", "exploited", *later("runs", "latest", "nash")])
-def test_a_league_goes_on_exactly(match, tmp_path):
+def test_league_resumes_exactly(match, tmp_path):
     league = EXPLOITED if match == "exploited" else {"opponents": match}
     train(tmp_path / "whole", league)
     for step in iterate(load_config("toy_kuhn_ippo", settings_of(tmp_path / "parts", league))):
@@ -34,7 +34,7 @@ def test_a_league_goes_on_exactly(match, tmp_path):
 
 
 @pytest.mark.runs
-def test_who_is_stored_after_the_last_checkpoint_is_forgotten(tmp_path):
+def test_players_stored_after_the_last_checkpoint_are_dropped(tmp_path):
     train(tmp_path / "whole")
     run = tmp_path / "run"
     shutil.copytree(tmp_path / "whole", run)
@@ -45,7 +45,7 @@ def test_who_is_stored_after_the_last_checkpoint_is_forgotten(tmp_path):
 
 
 @pytest.mark.runs
-def test_a_player_that_was_changed_is_refused(tmp_path):
+def test_modified_player_file_is_refused(tmp_path):
     train(tmp_path / "run", total_frames=256)
     other, *_, path = player_files(tmp_path / "run")
     state = torch.load(path, weights_only=True)
@@ -53,7 +53,7 @@ def test_a_player_that_was_changed_is_refused(tmp_path):
     path.write_bytes(content[:-100] + b"x" + content[-99:])
     with pytest.raises(CheckpointError, match="is not a stored player, or is damaged"):
         torchrl_marl.resume(tmp_path / "run", total_frames=512)
-    path.write_bytes(other.read_bytes())  # whole, but another's
+    path.write_bytes(other.read_bytes())  # valid, but of another player
     with pytest.raises(CheckpointError, match="was changed: its SHA-256"):
         torchrl_marl.resume(tmp_path / "run", total_frames=512)
     path.write_bytes(content)
@@ -62,7 +62,7 @@ def test_a_player_that_was_changed_is_refused(tmp_path):
 
 
 @pytest.mark.runs
-def test_a_table_that_lost_its_players_is_refused(tmp_path):
+def test_players_table_with_missing_rows_is_refused(tmp_path):
     train(tmp_path / "run", total_frames=256)
     path = tmp_path / "run" / TABLE
     text = path.read_text()

@@ -1,4 +1,4 @@
-"""Links in a stranger's run folder: what they lead to stays as it is."""
+"""Links in a stranger's run folder: their targets are never changed."""
 
 import os
 import shutil
@@ -78,7 +78,7 @@ def put(link, target):
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_a_link_in_the_place_of_a_file_is_not_followed(theirs, mine, place, capsys):
+def test_link_in_place_of_a_file_is_not_followed(theirs, mine, place, capsys):
     put(theirs / place, mine)
     for words in (["train", "--resume"], ["evaluate", "--episodes", "2"], ["export"]):
         capsys.readouterr()
@@ -93,7 +93,7 @@ def test_a_link_in_the_place_of_a_file_is_not_followed(theirs, mine, place, caps
 
 
 @pytest.mark.parametrize("words", [["train", "--resume"], ["evaluate", "--episodes", "2"]])
-def test_the_command_line_follows_none(theirs, mine, tmp_path, words):
+def test_command_line_follows_no_links(theirs, mine, tmp_path, words):
     for place in (".lock", "config.yaml.part", "evaluations.jsonl"):
         put(theirs / place, mine)
     done = command(*words, theirs, cwd=tmp_path)
@@ -103,7 +103,7 @@ def test_the_command_line_follows_none(theirs, mine, tmp_path, words):
 
 
 @pytest.mark.parametrize("name", ["checkpoints", "players", "animations", "export", "tensorboard"])
-def test_a_link_in_the_place_of_a_folder_is_not_followed(theirs, mine, name):
+def test_link_in_place_of_a_folder_is_not_followed(theirs, mine, name):
     kept = mine.parent / "iteration_000001.pt.part"
     shutil.rmtree(theirs / name, ignore_errors=True)
     kept.write_text(MINE)
@@ -115,7 +115,7 @@ def test_a_link_in_the_place_of_a_folder_is_not_followed(theirs, mine, name):
     assert len(list(mine.parent.iterdir())) == 2
 
 
-def test_what_reports_read_is_no_link(theirs, mine):
+def test_reports_refuse_links(theirs, mine):
     put(theirs / "summary.json", mine)
     with pytest.raises(TrustError, match="replace it by the file itself"):
         read_run(theirs)
@@ -124,13 +124,13 @@ def test_what_reports_read_is_no_link(theirs, mine):
         read_run(theirs)
 
 
-def test_what_is_no_file_is_refused(theirs):
+def test_pipe_in_a_run_folder_is_refused(theirs):
     os.mkfifo(theirs / "metrics.csv.part")
     with pytest.raises(TrustError, match="a pipe or a device"):
         resume(theirs)
 
 
-def test_a_folder_that_is_reached_by_a_link_is_one_s_own(begun, theirs, tmp_path):
+def test_run_folder_reached_by_a_link_is_accepted(begun, theirs, tmp_path):
     other = shutil.copytree(begun, tmp_path / "other")
     (tmp_path / "scratch").mkdir()
     shutil.move(theirs, tmp_path / "scratch" / "run")
@@ -139,14 +139,14 @@ def test_a_folder_that_is_reached_by_a_link_is_one_s_own(begun, theirs, tmp_path
     (tmp_path / "here" / "latest.pt").symlink_to("checkpoints/iteration_000002.pt")
     logs = tmp_path / "here" / "wandb" / "run-1" / "logs"
     logs.mkdir(parents=True)
-    (logs / "debug-core.log").symlink_to("/var/cache/core.log")  # as W&B has it
+    (logs / "debug-core.log").symlink_to("/var/cache/core.log")  # as W&B writes it
     (logs.parents[1] / "latest-run").symlink_to("run-1")
     assert Run.load(tmp_path / "runs" / "run").evaluate(2, record=True)["episodes"] == 2
     assert_same_run(resume(tmp_path / "here").folder, resume(other).folder)
     assert (tmp_path / "here" / "evaluations.jsonl").is_file()
 
 
-def test_links_of_whom_one_trusts_are_followed(begun, theirs, tmp_path):
+def test_links_are_followed_with_trust(begun, theirs, tmp_path):
     other = shutil.copytree(begun, tmp_path / "other")
     shutil.move(theirs / "checkpoints", tmp_path / "checkpoints")
     put(theirs / "checkpoints", tmp_path / "checkpoints")
@@ -158,7 +158,7 @@ def test_links_of_whom_one_trusts_are_followed(begun, theirs, tmp_path):
     assert (tmp_path / "checkpoints" / "iteration_000004.pt").is_file()
 
 
-def test_a_new_run_writes_through_no_link(tmp_path, mine):
+def test_new_run_does_not_write_through_a_link(tmp_path, mine):
     folder = tmp_path / "run"
     folder.mkdir()
     put(folder / ".lock", mine)
@@ -167,7 +167,7 @@ def test_a_new_run_writes_through_no_link(tmp_path, mine):
     assert mine.read_text() == MINE
 
 
-def test_a_suite_s_folder_has_no_links(tmp_path, mine):
+def test_links_in_a_suite_folder_are_refused(tmp_path, mine):
     out = tmp_path / "suite"
     words = {"tasks": "matrix_game", "algorithms": "mappo", "seeds": 1, "frames": 256}
     run_suite("toy", **words, jobs=0, out=out, said=lambda text: None)
@@ -178,7 +178,7 @@ def test_a_suite_s_folder_has_no_links(tmp_path, mine):
 
 
 @pytest.mark.parametrize("place", ["player.py", "walker_0/interface.json", "walker_0"])
-def test_an_export_follows_no_link(begun, tmp_path, mine, place):
+def test_export_follows_no_links(begun, tmp_path, mine, place):
     pytest.importorskip("onnxscript")
     run = Run.load(begun)
     name = next(iter(run.make_env(1).group_map.values()))[0]
@@ -192,7 +192,7 @@ def test_an_export_follows_no_link(begun, tmp_path, mine, place):
 # --------------------------------------------------------------------------------- single files
 
 
-def test_a_part_that_is_a_link_is_replaced(tmp_path, mine):
+def test_link_in_place_of_a_partial_file_is_replaced(tmp_path, mine):
     put(tmp_path / "a.txt.part", mine)
     with whole_file(tmp_path / "a.txt") as file:
         file.write("new")
@@ -212,8 +212,8 @@ def test_a_part_that_is_a_link_is_replaced(tmp_path, mine):
     assert mine.read_text() == MINE + "row\n"
 
 
-def test_a_file_of_another_name_does_not_grow(tmp_path, mine):
-    """As backups with hard links have it, and as a stranger could have it."""
+def test_hard_linked_copies_of_written_files_do_not_change(tmp_path, mine):
+    """Backups use hard links, and a stranger could make them."""
     os.link(mine, tmp_path / "evaluations.jsonl")
     append(tmp_path / "evaluations.jsonl", "row\n")
     append(tmp_path / "evaluations.jsonl", "row\n")
@@ -229,7 +229,7 @@ def test_a_file_of_another_name_does_not_grow(tmp_path, mine):
     assert mine.read_text() == MINE
 
 
-def test_an_export_leaves_files_of_another_name_as_they_are(begun, tmp_path, mine):
+def test_export_does_not_change_hard_linked_copies(begun, tmp_path, mine):
     pytest.importorskip("onnxscript")
     run = Run.load(begun)
     name = next(iter(run.make_env(1).group_map.values()))[0]
@@ -243,7 +243,7 @@ def test_an_export_leaves_files_of_another_name_as_they_are(begun, tmp_path, min
     assert mine.read_text() == MINE and mine.stat().st_nlink == 1
 
 
-def test_a_tuning_leaves_files_of_another_name_as_they_are(tmp_path):
+def test_tuning_does_not_change_hard_linked_copies(tmp_path):
     pytest.importorskip("optuna")
     (tmp_path / "tuning").mkdir()
     _study(tmp_path / "tuning", 0, None)
@@ -254,7 +254,7 @@ def test_a_tuning_leaves_files_of_another_name_as_they_are(tmp_path):
     assert (tmp_path / "tuning" / "study.log").read_text().startswith(before)
 
 
-def test_links_within_a_folder_may_lead_to_each_other(tmp_path, mine):
+def test_links_that_stay_within_a_folder_are_accepted(tmp_path, mine):
     (tmp_path / "run" / "inner").mkdir(parents=True)
     (tmp_path / "run" / "file").touch()
     for target in ("file", ".", "inner/../file", tmp_path / "run" / "inner", "not_there"):

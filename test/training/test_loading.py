@@ -1,4 +1,4 @@
-"""Files that would take more memory than they have bytes are refused before they do."""
+"""Checkpoints that would use far more memory than their file size are refused."""
 
 import resource
 import shutil
@@ -69,7 +69,7 @@ def deflated(path):
 
 
 def overlapping(path):
-    """A hundred entries of the list, of one place in the file."""
+    """A hundred zip entries that share one place in the file."""
     holding(path, {"w": torch.zeros(1 << 16)})
     with zipfile.ZipFile(path, "a") as archive:
         one = next(x for x in archive.infolist() if x.filename.endswith("data/0"))
@@ -83,7 +83,7 @@ def overlapping(path):
 
 
 def of_laughs(path):
-    """A list of lists of lists, each of which holds the next one twice."""
+    """Nested lists, each of which holds the next one twice."""
     value = [1.0]
     for _ in range(60):
         value = [value, value]
@@ -91,7 +91,7 @@ def of_laughs(path):
 
 
 def allocating(path):
-    """A pickle that asks for a buffer of so many bytes."""
+    """A pickle that allocates a large buffer."""
     holding(path, {"w": torch.zeros(1)})
     asking = b"\x80\x02c__builtin__\nbytearray\nJ\xff\xff\xff\x7f\x85R."
     return rewritten(path, lambda name, data: asking if name.endswith("data.pkl") else data)
@@ -109,7 +109,7 @@ BOMBS = {
 
 @pytest.mark.parametrize("is_sealed", [False, True])
 @pytest.mark.parametrize("bomb", BOMBS)
-def test_a_small_file_takes_little_memory(bomb, is_sealed, tmp_path):
+def test_small_malicious_file_is_refused_with_little_memory(bomb, is_sealed, tmp_path):
     make, said = BOMBS[bomb]
     path = make(tmp_path / "iteration_000001.pt")
     if is_sealed:
@@ -124,8 +124,8 @@ def test_a_small_file_takes_little_memory(bomb, is_sealed, tmp_path):
     assert peak() - before < 300 << 20
 
 
-def test_a_run_with_such_a_checkpoint_is_refused(tmp_path):
-    """Where the expanded tensors stand in for networks of the right names."""
+def test_run_with_a_malicious_checkpoint_is_refused(tmp_path):
+    """The expanded tensors have the names of the networks."""
     folder = tmp_path / "run"
     for _ in iterate(small_config(folder=str(folder))):
         break
@@ -145,8 +145,8 @@ def test_a_run_with_such_a_checkpoint_is_refused(tmp_path):
     assert peak() - before < 300 << 20
 
 
-def test_what_a_run_writes_is_read(tmp_path):
-    """A little expanded is no bomb: files of before may hold it."""
+def test_ordinary_state_with_expanded_tensors_is_read(tmp_path):
+    """Slightly expanded tensors are accepted: older files may hold them."""
     state = {"x": torch.zeros(3, 1).expand(3, 1000), "y": [torch.arange(4)], "z": (1, "a", None)}
     path = tmp_path / "state.pt"
     torch.save(state, path)
@@ -156,7 +156,7 @@ def test_what_a_run_writes_is_read(tmp_path):
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.bfloat16, torch.complex64])
-def test_what_is_not_finite_is_found_without_a_copy(bad, kind):
+def test_non_finite_values_are_found_without_a_copy(bad, kind):
     fine = torch.ones(3, 4, dtype=kind)
     wrong = fine.clone()
     wrong[2, 1] = bad
@@ -169,7 +169,7 @@ def test_what_is_not_finite_is_found_without_a_copy(bad, kind):
     assert peak() - before < 100 << 20
 
 
-def test_python_values_are_read_as_they_are(tmp_path):
+def test_python_values_round_trip(tmp_path):
     state = {"n": 2**70, "t": "a\u2028b", "b": b"\x00\xff", "f": 1e-300, "s": {1, 2}, "c": (True,)}
     path = tmp_path / "state.pt"
     torch.save(state, path)

@@ -1,6 +1,6 @@
-"""What goes to TensorBoard, Weights & Biases and MLflow: read back, and held against the tables.
+"""TensorBoard, Weights & Biases and MLflow: logged values are compared with the tables.
 
-The real clients are tried where they are installed; stand-ins of their interfaces everywhere.
+Installed clients are tested themselves. Fakes of their interfaces are always tested.
 """
 
 import csv
@@ -46,7 +46,7 @@ def offline(monkeypatch):
 
 
 def run_small(folder, *settings):
-    """Trains in a process of its own, which ends by itself and well."""
+    """Train in a separate process. Returns its exit status and stderr."""
     if "--resume" not in settings:
         settings = [TOY, f"folder={folder}", *SMALL, *settings]
     command = [sys.executable, "-m", "torchrl_marl", "train", *settings]
@@ -63,7 +63,7 @@ def run_small(folder, *settings):
 
 
 def tables_of(folder):
-    """``{(name, frames): value}`` of what the run's own tables hold."""
+    """``{(name, frames): value}`` of the tables of a run."""
     values = {}
     for file, prefix in (("metrics.csv", ""), ("evaluation.csv", "evaluation/")):
         with (folder / file).open(newline="") as opened:
@@ -76,7 +76,7 @@ def tables_of(folder):
 
 
 def assert_logged(found, folder):
-    """``found``: name, frames, value, as often as it was logged."""
+    """Check ``found``, all logged tuples of name, frames and value."""
     expected, summary = tables_of(folder), json.loads((folder / "summary.json").read_text())
     of_summary = [one for one in found if one[0].startswith("summary/")]
     found = [one for one in found if one not in of_summary]
@@ -113,7 +113,7 @@ def read_mlflow(folder, uri=None):
 
 
 def read_wandb(folder):
-    """From the files that `wandb sync` sends: records in blocks of 32 KiB."""
+    """Read the files that `wandb sync` sends: records in blocks of 32 KiB."""
     proto = pytest.importorskip("wandb.proto.wandb_internal_pb2")
     found = []
     for path in sorted((folder / "wandb").glob("offline-run-*/run-*.wandb")):
@@ -125,7 +125,7 @@ def read_wandb(folder):
             length, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
             record += data[at + 7 : at + 7 + length]
             at += 7 + length
-            if kind in (1, 4):  # whole, or the last part
+            if kind in (1, 4):  # complete, or the last part
                 whole = proto.Record.FromString(record)
                 found += [
                     ("/".join(i.nested_key) or i.key, 0, json.loads(i.value_json))
@@ -146,8 +146,8 @@ def read_wandb(folder):
 READERS = {"tensorboard": read_tensorboard, "wandb": read_wandb, "mlflow": read_mlflow}
 
 
-def test_what_is_logged_is_what_the_tables_hold(tmp_path):
-    """After training, and after training on; the processes end by themselves."""
+def test_logged_values_equal_the_tables(tmp_path):
+    """After training, and after resuming with more frames."""
     backends = [name for name in READERS if importlib.util.find_spec(name) is not None]
     if not backends:
         pytest.skip("no backend is installed")
@@ -180,8 +180,8 @@ def small(folder, *backends, **settings):
     }
 
 
-def test_tensorboard_goes_on_where_it_was(tmp_path):
-    """Also where the folder was moved in between."""
+def test_tensorboard_continues_on_resume(tmp_path):
+    """Also if the folder was moved in between."""
     pytest.importorskip("tensorboard")
     train(TOY, **small(tmp_path / "run", "tensorboard"))
     folder = (tmp_path / "run").rename(tmp_path / "moved")
@@ -194,7 +194,7 @@ def test_tensorboard_goes_on_where_it_was(tmp_path):
     }
 
 
-# ------------------------------------------------------------------------------------ stand-ins
+# ---------------------------------------------------------------------------------------- fakes
 
 
 def install(monkeypatch, name, **contents):
@@ -206,7 +206,7 @@ def install(monkeypatch, name, **contents):
 
 
 class FakeRun:
-    """What ``wandb.init`` returns."""
+    """A fake of what ``wandb.init`` returns."""
 
     def __init__(self, **settings):
         self.settings, self.id, self.rows, self.finished = settings, settings["id"], [], 0
@@ -214,11 +214,11 @@ class FakeRun:
         self.config = self
 
     def update(self, values, **kwargs):
-        """Of its config."""
+        """Update the config."""
         self.hyperparameters |= values
 
     def define_metric(self, name, step_metric=None):
-        """Which axis it is drawn over."""
+        """Set the x-axis of a metric."""
 
     def log(self, payload, **kwargs):
         self.rows.append(payload)
@@ -232,7 +232,7 @@ class FakeRun:
 
 
 class UsageError(Exception):
-    """wandb's, for a missing login."""
+    """The error of wandb for a missing login."""
 
 
 @pytest.fixture
@@ -317,7 +317,7 @@ def fake_mlflow(monkeypatch):
     return install(monkeypatch, "mlflow", MlflowClient=Client, entities=entities)
 
 
-def test_wandb_goes_on_in_the_run_that_it_began(tmp_path, fake_wandb):
+def test_wandb_resumes_its_run(tmp_path, fake_wandb):
     folder = tmp_path / "run"
     train(TOY, **small(folder, "wandb"))
     resume(folder, total_frames=1280)
@@ -346,7 +346,7 @@ def test_wandb_goes_on_in_the_run_that_it_began(tmp_path, fake_wandb):
     assert fake_wandb.runs[2].id != first.id
 
 
-def test_mlflow_goes_on_in_the_run_that_it_began(tmp_path, fake_mlflow, monkeypatch):
+def test_mlflow_resumes_its_run(tmp_path, fake_mlflow, monkeypatch):
     folder = tmp_path / "run"
     train(TOY, **small(folder, "mlflow"))
     resume(folder, total_frames=1280)
@@ -362,7 +362,7 @@ def test_mlflow_goes_on_in_the_run_that_it_began(tmp_path, fake_mlflow, monkeypa
     assert len(fake_mlflow.MlflowClient.stores["http://somewhere"]["runs"]) == 1
 
 
-def test_settings_are_where_tensorboard_and_mlflow_show_them(tmp_path):
+def test_settings_are_logged_as_hyperparameters(tmp_path):
     pytest.importorskip("tensorboard")
     loading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     plugin = pytest.importorskip("tensorboard.plugins.hparams.plugin_data_pb2")
@@ -385,8 +385,8 @@ def test_settings_are_where_tensorboard_and_mlflow_show_them(tmp_path):
         assert run.data.tags["summary.recipe"] == TOY
 
 
-def test_animations_go_to_the_loggers(tmp_path, fake_wandb, fake_mlflow):
-    """As a file with its number of frames."""
+def test_animations_are_logged(tmp_path, fake_wandb, fake_mlflow):
+    """Each as a file with its number of frames."""
     pytest.importorskip("tensorboard")
     loading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     fake_wandb.Video = lambda path, format: (Path(path).name, format)
@@ -405,7 +405,7 @@ def test_animations_go_to_the_loggers(tmp_path, fake_wandb, fake_mlflow):
     assert shown.width > 0 and shown.height > 0
 
 
-def test_two_runs_at_a_time_do_not_mix(tmp_path, fake_mlflow):
+def test_two_concurrent_runs_are_logged_separately(tmp_path, fake_mlflow):
     monday, tuesday = tmp_path / "monday", tmp_path / "tuesday"
     for folder in (monday, tuesday):
         folder.mkdir()
@@ -423,14 +423,14 @@ def test_two_runs_at_a_time_do_not_mix(tmp_path, fake_mlflow):
     assert rows == [[("a", 1.0, 3), ("odd_0_", 2.0, 3)], [("a", 5.0, 4)]]
 
 
-def test_a_run_that_the_service_has_lost_is_told_in_a_sentence(tmp_path, fake_mlflow):
+def test_run_that_is_missing_on_the_service_raises(tmp_path, fake_mlflow):
     (tmp_path / "loggers.json").write_text('{"mlflow": "gone"}')
     with pytest.raises(ConfigError, match=r"cannot be opened \(Run with id=gone not found\)"):
         open_backend("mlflow", LoggingConfig(), tmp_path)
 
 
 @pytest.mark.parametrize("text", [b"", b'{"mlf', b"\xff\xfe", b"[1]", b'{"mlflow": 5}'])
-def test_broken_names_are_told_in_a_sentence_whose_fix_works(tmp_path, fake_mlflow, text):
+def test_broken_loggers_file_raises_with_a_fix(tmp_path, fake_mlflow, text):
     path = tmp_path / "loggers.json"
     path.write_bytes(text)
     with pytest.raises(CheckpointError, match=r"loggers.json' is broken.*; delete it to continue"):
@@ -440,7 +440,7 @@ def test_broken_names_are_told_in_a_sentence_whose_fix_works(tmp_path, fake_mlfl
     assert list(json.loads(path.read_text())) == ["mlflow"]
 
 
-def test_names_are_written_whole_or_not_at_all(tmp_path, fake_mlflow, monkeypatch):
+def test_loggers_file_is_written_completely_or_not_at_all(tmp_path, fake_mlflow, monkeypatch):
     before = '{"wandb": "abc"}'
     (tmp_path / "loggers.json").write_text(before)
 
@@ -454,7 +454,7 @@ def test_names_are_written_whole_or_not_at_all(tmp_path, fake_mlflow, monkeypatc
     assert (tmp_path / "loggers.json").read_text() == before
 
 
-def test_wandb_without_a_login_is_told_before_anything_is_made(
+def test_wandb_without_login_raises_before_the_run_starts(
     tmp_path, fake_wandb, monkeypatch, capsys
 ):
     monkeypatch.setenv("WANDB_MODE", "online")
@@ -467,7 +467,7 @@ def test_wandb_without_a_login_is_told_before_anything_is_made(
     with pytest.raises(ConfigError, match="WANDB_MODE=offline"):
         train(TOY, **small(folder, "wandb"))
     assert not folder.exists() and not fake_wandb.runs
-    # A run that was made elsewhere, with a login.
+    # A run that was started offline.
     monkeypatch.setenv("WANDB_MODE", "offline")
     train(TOY, **small(folder, "wandb"))
     monkeypatch.setenv("WANDB_MODE", "online")
@@ -476,7 +476,7 @@ def test_wandb_without_a_login_is_told_before_anything_is_made(
     check_logging(LoggingConfig(backends=["tensorboard"]))
 
 
-def test_the_real_wandb_without_a_login(tmp_path, monkeypatch):
+def test_installed_wandb_without_login_raises(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "online")
     monkeypatch.setenv("HOME", str(tmp_path))

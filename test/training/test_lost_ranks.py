@@ -1,4 +1,4 @@
-"""A process of torchrun that is killed in mid-training: the others say so, and the run goes on."""
+"""A process of torchrun or Ray is killed: the error names it, and the run resumes."""
 
 import os
 import signal
@@ -25,7 +25,7 @@ SETTINGS = [
 
 
 def started(command, folder):
-    """A process of Python whose words are read together."""
+    """A Python process with stdout and stderr in one pipe."""
     path = os.pathsep.join([str(Path(torchrl_marl.__file__).parents[1]), *sys.path])
     return subprocess.Popen(
         [sys.executable, *command, f"folder={folder}", *SETTINGS],
@@ -45,7 +45,7 @@ def torchrun(folder):
 
 
 def pid_of_rank(rank, parent):
-    """The process that torchrun has started as that rank."""
+    """The process that torchrun started for a rank."""
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             own_parent = int(stat.read_text().rpartition(")")[2].split()[1])
@@ -71,7 +71,7 @@ def wait_for(what, seconds=120):
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
 @pytest.mark.parametrize("killed", [1, 0])
-def test_a_rank_that_is_killed(killed, tmp_path):
+def test_killed_rank_ends_the_run_and_resume_works(killed, tmp_path):
     folder, other = tmp_path / "run", 1 - killed
     process = torchrun(folder)
     try:
@@ -95,8 +95,8 @@ def test_a_rank_that_is_killed(killed, tmp_path):
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
-def test_ray_that_is_killed(tmp_path):
-    """Ray ends the process by its own code, from which nothing can be said any more."""
+def test_killed_ray_ends_the_run_and_resume_works(tmp_path):
+    """Ray ends the process itself, so no Python error can be raised."""
     pytest.importorskip("ray")
     folder = tmp_path / "a run"
     ray = ["distributed=ray", "distributed.collectors=1", "distributed.spares=0"]

@@ -1,4 +1,4 @@
-"""Runs with memory: from the command's words to results, resumed in mid-episode to the bit."""
+"""Runs with recurrent networks: settings, training, and exact resume in mid-episode."""
 
 from functools import partial
 
@@ -25,14 +25,14 @@ def recipe(folder, **overrides):
 
 
 @pytest.mark.parametrize("algorithm", ["mappo", *later("runs", "happo")])
-def test_a_run_that_is_resumed_in_mid_episode_is_the_same_to_the_bit(algorithm, tmp_path):
+def test_run_with_memory_resumes_exactly_in_mid_episode(algorithm, tmp_path):
     make = partial(recipe, learner={"algorithm": algorithm})
     rows = rows_of_a_run_that_resumes_to_the_bit(make, tmp_path, (1, 2))
     assert len(rows) == 4
 
 
 @pytest.mark.parametrize("algorithm", ["qmix", "masac", *later("runs", "haddpg", "hatd3", "hasac")])
-def test_a_run_with_replay_resumes_to_the_bit(algorithm, tmp_path):
+def test_off_policy_run_with_memory_resumes_exactly(algorithm, tmp_path):
     learner = {"algorithm": algorithm, "learning_starts": 80, "updates_per_frame": 0.05,
                "actor.memory": "gru", "actor.num_cells": [8], "window": 5, "burn_in": 2,
                "minibatch_size": 20, "replay.capacity": 160}  # fmt: skip
@@ -48,7 +48,7 @@ def test_a_run_with_replay_resumes_to_the_bit(algorithm, tmp_path):
     assert len(rows) == 4
 
 
-def test_a_loaded_run_plays_on(tmp_path):
+def test_loaded_run_with_memory_is_evaluated(tmp_path):
     torchrl_marl.train(recipe(tmp_path / "run"))
     run = Run.load(tmp_path / "run")
     assert run.evaluate(episodes=4)["episodes"] == 4
@@ -58,7 +58,7 @@ def test_a_loaded_run_plays_on(tmp_path):
         assert len(rollout) == 8 and (rollout["agents", "hidden"][:, 1:] != 0).any()
 
 
-def test_only_a_critic_may_remember(tmp_path):
+def test_memory_in_the_critic_alone(tmp_path):
     config = recipe(tmp_path / "run", learner={"actor.memory": "none"})
     run = torchrl_marl.train(config)
     assert run.summary["frames"] == 320
@@ -70,7 +70,7 @@ def read(*texts):
     return config
 
 
-def test_plain_words_choose_a_memory():
+def test_memory_settings_on_the_command_line():
     config = read("learner.actor.memory=gru", "learner.actor.memory.size=32", "learner.window=20",
                   "learner.critic.memory=lru")  # fmt: skip
     actor, critic = config.learner.actor.memory, config.learner.critic.memory
@@ -91,7 +91,7 @@ def test_plain_words_choose_a_memory():
     (["learner.critic.memory=gru", "learner.critic.architecture=set", "learner.window=20"],
      "use learner.critic.architecture=mlp"),
 ], ids=str)  # fmt: skip
-def test_settings_that_do_not_fit_are_one_sentence(texts, words):
+def test_invalid_memory_settings_raise(texts, words):
     with pytest.raises(ConfigError, match=words):
         load_config("toy_arena_mappo", parse_overrides(texts))
 

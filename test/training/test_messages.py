@@ -25,7 +25,7 @@ class Output(io.StringIO):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that the test moves, in place of tqdm's."""
+    """A clock that the test advances instead of that of tqdm."""
     now = [100.0]
     monkeypatch.setattr(messages, "_HAS_WIDGET", False)
     monkeypatch.setattr("tqdm.std.time", lambda: now[0])
@@ -33,7 +33,7 @@ def clock(monkeypatch):
 
 
 def _written(clock, monkeypatch, terminal: bool) -> str:
-    """Moves a bar by 100 iterations of half a second, and returns what it writes."""
+    """Advance a bar by 100 iterations of half a second and return its output."""
     output = Output(terminal)
     monkeypatch.setattr(sys, "stderr", output)
     bar = progress_bar("seed 0", 1000, 0)
@@ -45,12 +45,12 @@ def _written(clock, monkeypatch, terminal: bool) -> str:
     return output.getvalue()
 
 
-def test_a_terminal_shows_every_iteration(clock, monkeypatch):
+def test_progress_bar_on_a_terminal_shows_every_iteration(clock, monkeypatch):
     written = _written(clock, monkeypatch, terminal=True)
     assert all(f"return {iteration}]" in written for iteration in range(1, 101))
 
 
-def test_a_log_file_has_a_state_every_five_seconds(clock, monkeypatch):
+def test_progress_bar_in_a_log_file_updates_every_five_seconds(clock, monkeypatch):
     written = _written(clock, monkeypatch, terminal=False)
     states = [state for state in written.split("\r") if "return" in state]
     assert 10 <= len(states) <= 12  # 50 seconds
@@ -58,7 +58,7 @@ def test_a_log_file_has_a_state_every_five_seconds(clock, monkeypatch):
     assert "return 100]" in states[-1]
 
 
-def test_a_hidden_bar_writes_nothing(monkeypatch):
+def test_hidden_progress_bar_writes_nothing(monkeypatch):
     output = Output(terminal=True)
     monkeypatch.setattr(sys, "stderr", output)
     bar = progress_bar("seed 0", 1000, 0, shows=False)
@@ -68,7 +68,7 @@ def test_a_hidden_bar_writes_nothing(monkeypatch):
     assert output.getvalue() == ""
 
 
-def test_a_run_writes_few_states_into_a_log_file(monkeypatch, capsys, tmp_path):
+def test_run_writes_few_progress_updates_to_a_log_file(monkeypatch, capsys, tmp_path):
     sizes = {"total_frames": 16_000, "frames_per_batch": 80, "env": {"num_envs": 8}}
     sizes |= {"learner": {"minibatch_size": 80, "num_epochs": 1}, "evaluation": {"episodes": 0}}
     run = torchrl_marl.train("toy_arena_mappo", folder=tmp_path / "run", **sizes)

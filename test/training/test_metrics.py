@@ -1,4 +1,4 @@
-"""Metrics, by hand."""
+"""Metrics worked out by hand."""
 
 import csv
 import dataclasses
@@ -36,7 +36,7 @@ def make_team(state=False):
 
 
 def make_batch(cat, dog, done, mask=None):
-    """Rewards ``cat [E, T, 2]``, ``dog [E, T]``; done ``[E, T]``; the cats' mask."""
+    """A batch of rewards ``cat [E, T, 2]``, ``dog [E, T]``, done ``[E, T]`` and the cats' mask."""
     cat, dog, done = torch.tensor(cat), torch.tensor(dog), torch.tensor(done)
     shape = done.shape
     mask = torch.ones(*shape, 2, dtype=torch.bool) if mask is None else torch.tensor(mask)
@@ -59,7 +59,7 @@ def make_batch(cat, dog, done, mask=None):
 # -------------------------------------------------------------------------------- the tracker
 
 
-def test_episodes_by_hand():
+def test_episode_metrics_worked_out_by_hand():
     tracker = EpisodeTracker(make_team())
     first = make_batch(
         cat=[[[1.0, 3.0], [2.0, 2.0], [5.0, 5.0]], [[1.0, 1.0], [1.0, 1.0], [1.0, 1.0]]],
@@ -90,14 +90,14 @@ def test_episodes_by_hand():
     assert tracker.update(third)["cat/episode_reward"].item() == (3.0 + 9.0) / 2
 
 
-def test_no_episode_ended():
+def test_means_without_ended_episodes_are_nan():
     tracker = EpisodeTracker(make_team())
     means = tracker.update(make_batch([[[1.0, 1.0]]], [[1.0]], [[False]]))
     assert all(math.isnan(value) for value in means.values())
 
 
 @pytest.mark.parametrize("poison", [NAN, 1e9])
-def test_the_dead_do_not_count(poison):
+def test_dead_agents_are_left_out_of_the_metrics(poison):
     tracker = EpisodeTracker(make_team())
     batch = make_batch(
         cat=[[[1.0, 3.0], [2.0, poison], [poison, poison]]],
@@ -111,7 +111,7 @@ def test_the_dead_do_not_count(poison):
     assert count_agent_frames(make_team(), batch).item() == 3 + 3
 
 
-def test_what_one_earns_while_it_waits_counts_but_not_once_it_is_dead():
+def test_rewards_count_while_waiting_but_not_after_death():
     """Cat 1 waits in step 1 and is dead in step 2."""
     batch = make_batch(
         cat=[[[1.0, 3.0], [2.0, -10.0], [4.0, NAN]]],
@@ -127,7 +127,7 @@ def test_what_one_earns_while_it_waits_counts_but_not_once_it_is_dead():
         check_finite(make_team(), batch)
 
 
-def test_a_reward_of_the_whole_team():
+def test_group_reward_of_a_team_reward():
     team = make_team()
     batch = make_batch([[[1.0, 1.0]]], [[1.0]], [[True]])
     batch["next", "reward"] = torch.tensor([[[7.0]]])
@@ -135,7 +135,7 @@ def test_a_reward_of_the_whole_team():
     assert group_reward(group, batch).tolist() == [[7.0]]
 
 
-def test_frames_of_groups_without_masks():
+def test_agent_frames_of_groups_without_masks():
     team = make_team()
     team.groups = {n: dataclasses.replace(g, mask_key=None) for n, g in team.groups.items()}
     assert count_agent_frames(team, make_batch([[[1.0, 1.0]] * 4], [[1.0] * 4], [[True] * 4])) == 12
@@ -162,7 +162,7 @@ def finite_batch(mask=None):
         ("state", "state"),
     ],
 )
-def test_what_is_not_finite_is_named(key, named, value):
+def test_non_finite_values_raise_with_their_place(key, named, value):
     team, batch = make_team(state=True), finite_batch()
     check_finite(team, batch)
     batch[key][1, 2] = value
@@ -170,7 +170,7 @@ def test_what_is_not_finite_is_named(key, named, value):
         check_finite(team, batch)
 
 
-def test_the_dead_may_hold_anything():
+def test_values_of_dead_agents_are_not_checked():
     mask = [[[True, False]] * 3] * 2
     team, batch = make_team(state=True), finite_batch(mask)
     for key in (("cat", "observation"), ("next", "cat", "observation"), ("next", "cat", "reward")):
@@ -193,11 +193,11 @@ def choosing_batch():
     return team, batch
 
 
-def test_who_acts_without_a_legal_action_is_named():
+def test_agent_without_a_legal_action_raises():
     team, batch = choosing_batch()
     batch["cat", "action_mask"][..., 1:] = False
     batch["cat", "action_mask"][0, 1, 0] = False
-    batch["cat", "mask"][0, 1, 0] = False  # who waits needs none
+    batch["cat", "mask"][0, 1, 0] = False  # a waiting agent needs none
     check_finite(team, batch)
     batch["cat", "action_mask"][1, 2, 1] = False
     with pytest.raises(SpecError, match="'cat': agent 'cat_1' acts .* no legal .*env 1, step 2"):
@@ -207,7 +207,7 @@ def test_who_acts_without_a_legal_action_is_named():
 
 
 def games(n, draw=0.0):
-    """A step a game: what one cat wins the other loses; ``draw`` goes to both besides."""
+    """Games of one step: one cat wins what the other loses, and both also get ``draw``."""
     won = torch.arange(1.0, n + 1)
     cat = torch.stack([won + draw, draw - won], -1).unsqueeze(0).tolist()
     return make_batch(cat, [[1.0] * n], [[True] * n])
@@ -221,7 +221,7 @@ def played(tracker, *batches):
             tracker.warn_of_games()
 
 
-def test_a_game_within_one_group_is_warned_of_once():
+def test_zero_sum_game_within_one_group_warns_once():
     tracker = EpisodeTracker(make_team())
     nothing = make_batch([[[0.0, 0.0]] * 20], [[1.0] * 20], [[True] * 20])
     played(tracker, games(9), nothing)
@@ -232,11 +232,11 @@ def test_a_game_within_one_group_is_warned_of_once():
     played(tracker, games(30))
 
 
-def test_what_is_no_game_is_not_warned_of():
+def test_other_rewards_do_not_warn_of_a_game():
     tracker = EpisodeTracker(make_team())
     played(tracker, games(5, draw=0.01), games(30))
     both = make_batch([[[1.0, 1.0]] * 20], [[1.0] * 20], [[True] * 20])
-    both["next", "cat", "reward"][..., 1, :] = NAN  # of the dead
+    both["next", "cat", "reward"][..., 1, :] = NAN  # of dead agents
     both["cat", "mask"][..., 1] = False
     tracker = EpisodeTracker(make_team())
     played(tracker, both, games(30))
@@ -250,7 +250,7 @@ def read(path):
         return list(csv.reader(file))
 
 
-def test_the_table_is_readable_after_every_row(tmp_path):
+def test_table_is_readable_after_every_row(tmp_path):
     table = CsvTable(tmp_path / "metrics.csv")
     table.write({"iteration": 1, "loss": 0.123456789, "reward": NAN})
     assert read(table.path) == [["iteration", "loss", "reward"], ["1", "0.123457", ""]]
@@ -260,8 +260,8 @@ def test_the_table_is_readable_after_every_row(tmp_path):
 
 @pytest.mark.parametrize("keep", [0, 1, 2])
 @pytest.mark.parametrize("torn", ["", "3,0.", "3", "1", "1,", "3,0.5,", '"3', "3,0.5,1,7"])
-def test_the_table_is_cut_back(tmp_path, keep, torn):
-    """The last row may be torn: 1 of 12, too."""
+def test_table_is_truncated_on_resume(tmp_path, keep, torn):
+    """The last row may be incomplete, also the 1 of 12."""
     path = tmp_path / "metrics.csv"
     table = CsvTable(path)
     for i in (1, 2):
@@ -275,7 +275,7 @@ def test_the_table_is_cut_back(tmp_path, keep, torn):
     assert read(path) == [head, *rows, [str(keep + 1), "9", "1.5"]]
 
 
-def test_no_table_of_metrics(tmp_path):
+def test_foreign_table_raises_and_is_kept(tmp_path):
     path = tmp_path / "metrics.csv"
     path.write_text("name,age\nme,7\n")
     with pytest.raises(CheckpointError, match="no column 'iteration'.*move it away"):
@@ -283,7 +283,7 @@ def test_no_table_of_metrics(tmp_path):
     assert path.read_text() == "name,age\nme,7\n"
 
 
-def test_a_new_table_where_there_is_none(tmp_path):
+def test_missing_or_empty_table_is_created(tmp_path):
     for content in (None, ""):
         path = tmp_path / "metrics.csv"
         if content is not None:
@@ -294,13 +294,13 @@ def test_a_new_table_where_there_is_none(tmp_path):
         path.unlink()
 
 
-def test_a_logger_that_is_not_installed(tmp_path, monkeypatch):
+def test_missing_logger_package_raises(tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"pip install '\.\[log\]'"):
         Loggers(LoggingConfig(backends=["wandb"]), tmp_path)
 
 
-def test_loggers_get_finite_numbers(tmp_path):
+def test_loggers_receive_only_finite_numbers(tmp_path):
     loggers = Loggers(LoggingConfig(), tmp_path)
     seen = []
 
@@ -313,8 +313,8 @@ def test_loggers_get_finite_numbers(tmp_path):
     assert seen == [({"a": 1.0, "e": 2}, 64)] * 2
 
 
-def test_a_logger_that_fails_is_left_out(tmp_path):
-    """Training goes on, and so do the others."""
+def test_failing_logger_is_disabled_with_a_warning(tmp_path):
+    """Training and the other loggers continue."""
     loggers = Loggers(LoggingConfig(), tmp_path)
     seen, ended = [], []
 
@@ -338,7 +338,7 @@ def test_a_logger_that_fails_is_left_out(tmp_path):
     assert seen == [64, 128] and ended == [True]
 
 
-def test_the_best_of_several_members_is_named_and_the_diverged_one_does_not_count():
+def test_best_member_is_logged_without_diverged_members():
     spec = AgentSpec("car", 2, Unbounded((1,)), Categorical(2))
     rows = [{"car/episode_reward": x} for x in (1.0, 5.0, 3.0, 9.0)]
     diverged = torch.tensor([False, False, False, True])

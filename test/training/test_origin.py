@@ -1,4 +1,4 @@
-"""What a stranger's settings name: clusters, addresses, services, environments; asked for first."""
+"""Clusters, addresses, services and environments in a stranger's settings need trust."""
 
 import dataclasses
 import json
@@ -47,7 +47,7 @@ def world(tmp_path):
 
 @pytest.fixture
 def port():
-    """A port at which somebody counts who calls."""
+    """A port with a server that records connections."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         callers = []
 
@@ -70,7 +70,7 @@ def begun(folder, **settings):
 
 
 def rewritten(folder, **changes):
-    """A run's settings as a stranger writes them."""
+    """Rewrite the settings of a run as a stranger would, without a signature."""
     config = dataclasses.replace(read_run_config(folder), **changes)
     (folder / "config.yaml").write_text(to_yaml(config))
     return config
@@ -81,7 +81,7 @@ def on_ray(config, address):
     return dataclasses.replace(config.distributed, **there)
 
 
-def test_a_stranger_s_cluster_is_not_dialed(tmp_path, port, capsys):
+def test_cluster_address_of_a_stranger_is_not_contacted(tmp_path, port, capsys):
     pytest.importorskip("ray")
     folder = tmp_path / "run"
     begun(folder)
@@ -101,7 +101,7 @@ def test_a_stranger_s_cluster_is_not_dialed(tmp_path, port, capsys):
     assert not port[1]
 
 
-def test_own_addresses_and_given_ones_are_used(tmp_path, another_user):
+def test_own_or_given_addresses_are_accepted(tmp_path, another_user):
     folder = tmp_path / "run"
     folder.mkdir()
     config = small_config("toy_arena_mappo")
@@ -120,7 +120,7 @@ def test_own_addresses_and_given_ones_are_used(tmp_path, another_user):
     with pytest.raises(TrustError, match=r"10\.0\.0\.2"):
         check_origin(file, another)
     file.write_text(to_yaml(config))
-    sign_run(folder, config)  # as a run that one has gone on with
+    sign_run(folder, config)  # as after resuming the run oneself
     check_origin(file, config)
     another_user()
     with pytest.raises(TrustError):
@@ -136,7 +136,7 @@ def test_own_addresses_and_given_ones_are_used(tmp_path, another_user):
         ({"logging": {"backends": ["tensorboard", "wandb"]}}, "send its metrics to 'wandb'"),
     ],
 )
-def test_other_places_are_asked_for_too(tmp_path, settings, deed):
+def test_hosts_files_and_services_of_a_stranger_need_trust(tmp_path, settings, deed):
     env = {"library": "external", "name": "x"} if "env" in settings else {}
     env |= settings.pop("env", {})
     config = small_config("external_meet_mappo", **({"env": env} if env else {}), **settings)
@@ -149,7 +149,7 @@ def test_other_places_are_asked_for_too(tmp_path, settings, deed):
     check_origin(tmp_path / "config.yaml", config)
 
 
-def test_what_stays_on_this_machine_is_not_asked_for(monkeypatch):
+def test_local_addresses_and_services_need_no_trust(monkeypatch):
     config = small_config("external_meet_mappo", env={"kwargs": {"host": "localhost", "port": 0}})
     assert not named_by(config)
     config = dataclasses.replace(config, logging=config.logging)
@@ -159,16 +159,16 @@ def test_what_stays_on_this_machine_is_not_asked_for(monkeypatch):
     assert [one.key for one in named_by(config)] == ["logging.backends"]
 
 
-# ---------------------------------------------------------------------- copies of a run's settings
+# ------------------------------------------------------------------------- copies of run settings
 
 
-def test_a_copy_of_a_run_s_settings_is_a_stranger_s(tmp_path, world, another_user, capsys):
+def test_copied_run_settings_need_trust(tmp_path, world, another_user, capsys):
     config = load_config("toy_matrix_game_mappo", {"env.library": world})
     own, copy = tmp_path / "own.yaml", tmp_path / "nice_recipe.yaml"
     save_config(config, own)
-    assert load_config(own).env == config.env  # one's own asks nobody
+    assert load_config(own).env == config.env  # own file needs no trust
     copy.write_text(to_yaml(config))
-    small = tmp_path / "small.yaml"  # written by hand: who names it, chose it
+    small = tmp_path / "small.yaml"  # written by hand, so chosen by the user
     small.write_text(f"env: {{library: '{world}'}}\n")
     assert load_config(small).env.library == world
     for path in (copy, own):
@@ -192,11 +192,11 @@ def test_a_copy_of_a_run_s_settings_is_a_stranger_s(tmp_path, world, another_use
     assert (tmp_path / "mark").exists()
 
 
-# ------------------------------------------------------------------------------- a suite's folder
+# ---------------------------------------------------------------------------------- suite folders
 
 
 @pytest.mark.parametrize("jobs", [0, 1])
-def test_a_stranger_s_suite_names_no_world(tmp_path, world, another_user, capsys, jobs):
+def test_environment_of_a_stranger_s_suite_needs_trust(tmp_path, world, another_user, capsys, jobs):
     out = tmp_path / "suite"
     words = {"tasks": "matrix_game", "algorithms": "mappo", "seeds": 1, "frames": 256}
     settings = {"env.library": world, "env.name": "Meadow"}
@@ -204,7 +204,7 @@ def test_a_stranger_s_suite_names_no_world(tmp_path, world, another_user, capsys
     (tmp_path / "mark").unlink()
     shutil.rmtree(out / "matrix_game")
     resumed = ["suite", "toy", "--resume", "--out", str(out), "--jobs", str(jobs)]
-    assert main(resumed) == 0  # one's own
+    assert main(resumed) == 0  # own suite
     (tmp_path / "mark").unlink()
     shutil.rmtree(out / "matrix_game")
     another_user()
@@ -223,7 +223,7 @@ def test_a_stranger_s_suite_names_no_world(tmp_path, world, another_user, capsys
     assert (tmp_path / "mark").exists()
 
 
-def test_a_record_of_any_form_is_no_signature(tmp_path, world):
+def test_malformed_signatures_are_refused(tmp_path, world):
     out = tmp_path / "suite"
     words = {"tasks": "matrix_game", "algorithms": "mappo", "seeds": 1, "frames": 256}
     run_suite("toy", **words, jobs=0, out=out, said=lambda text: None)

@@ -1,4 +1,4 @@
-"""A trained policy plays in another environment, such as one with more agents."""
+"""A trained policy in another environment, for example with more agents."""
 
 import json
 
@@ -34,13 +34,13 @@ def folder(tmp_path_factory):
     return folder
 
 
-def test_the_same_number_is_the_plain_evaluation(folder):
+def test_same_number_of_agents_equals_plain_evaluation(folder):
     plain = Run.load(folder).evaluate(episodes=4)
     assert Run.load(folder, settings={"env.kwargs.n_agents": 3}).evaluate(episodes=4) == plain
 
 
 @pytest.mark.parametrize("n_agents", [1, 6])
-def test_each_agent_acts_as_it_would_in_the_smaller_team(folder, n_agents):
+def test_agents_act_the_same_in_teams_of_any_size(folder, n_agents):
     """Agents that observe the same numbers choose the same action, in a team of any size."""
     three, other = Run.load(folder), Run.load(folder, settings={"env.kwargs.n_agents": n_agents})
     envs = three.make_env(2), other.make_env(2)
@@ -54,7 +54,7 @@ def test_each_agent_acts_as_it_would_in_the_smaller_team(folder, n_agents):
     torch.testing.assert_close(actions[1], expected, rtol=1e-5, atol=1e-6)
 
 
-def test_the_result_is_recorded_with_the_number(folder, capsys):
+def test_result_is_recorded_with_the_number_of_agents(folder, capsys):
     assert main(["evaluate", str(folder), "env.kwargs.n_agents=5", "--episodes", "4"]) == 0
     assert "return" in capsys.readouterr().out
     rows = (folder / "evaluations.jsonl").read_text(encoding="utf-8").splitlines()
@@ -62,7 +62,7 @@ def test_the_result_is_recorded_with_the_number(folder, capsys):
     assert json.loads(rows[-1])["episodes"] == 4
 
 
-def test_messages_of_neighbors_do_not_depend_on_the_number(tmp_path):
+def test_communication_works_with_another_number_of_agents(tmp_path):
     actor = {"communication": {"kind": "commnet"}}
     trained(tmp_path / "talk", actor=actor)
     found = Run.load(tmp_path / "talk", settings={"env.kwargs.n_agents": 5}).evaluate(episodes=4)
@@ -79,18 +79,18 @@ def test_messages_of_neighbors_do_not_depend_on_the_number(tmp_path):
         ({"env.reward_scale": 2.0}, "env.reward_scale is given, but evaluations report"),
     ],
 )
-def test_what_does_not_fit_is_one_sentence(folder, settings, message):
+def test_invalid_settings_raise(folder, settings, message):
     with pytest.raises(ConfigError, match=message):
         Run.load(folder, settings=settings)
 
 
-def test_an_object_and_settings_exclude_each_other(folder):
+def test_env_object_with_settings_raises(folder):
     env = Run.load(folder).make_env(2)
     with pytest.raises(ConfigError, match="n_agents is given with an environment object"):
         Run.load(folder, env=env, settings={"env.kwargs.n_agents": 3})
 
 
-def test_networks_of_single_agents_do_not_fit_another_number(tmp_path):
+def test_unshared_networks_with_another_number_of_agents_raise(tmp_path):
     trained(tmp_path / "apart", actor={"sharing": "none"})
     message = r"n_agents=4 needs networks of other shapes.*\[3, .*\[4, .*sharing=group"
     with pytest.raises(ConfigError, match=message):
@@ -109,7 +109,7 @@ def toy(tmp_path_factory):
 
 
 @pytest.mark.clients
-def test_a_larger_team_is_exported(toy, tmp_path, capsys):
+def test_export_for_a_larger_team(toy, tmp_path, capsys):
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     out = tmp_path / "out"
@@ -118,7 +118,7 @@ def test_a_larger_team_is_exported(toy, tmp_path, capsys):
     assert "no action differs" in capsys.readouterr().out
 
 
-def test_a_larger_team_is_served_and_refreshed(toy):
+def test_server_for_a_larger_team_refreshes(toy):
     from torchrl_marl.apps.serving import PolicyServer
 
     settings = {"env.kwargs.n_agents": 5}
@@ -132,8 +132,8 @@ def test_a_larger_team_is_served_and_refreshed(toy):
         assert all(torch.equal(x, y) for x, y in zip(before, served._policy.parameters()))
 
 
-def test_a_larger_team_keeps_its_policy_when_agents_no_longer_share(tmp_path):
-    """A checkpoint of own networks for each agent does not fit; new networks acted instead."""
+def test_server_for_a_larger_team_keeps_policy_if_agents_unshare(tmp_path):
+    """A checkpoint with unshared networks does not fit. Once, new networks acted instead."""
     from torchrl_marl.apps.serving import PolicyServer
 
     env = {"num_envs": 4, "kwargs": {"n_agents": 2, "years": 2}}
@@ -151,7 +151,7 @@ def test_a_larger_team_keeps_its_policy_when_agents_no_longer_share(tmp_path):
 
 
 @pytest.mark.parametrize("command", ["export", "serve"])
-def test_only_the_environment_may_differ(toy, command, capsys):
+def test_settings_outside_the_environment_raise(toy, command, capsys):
     assert main([command, str(toy), "learner.lr=1.0"]) == 2
     assert "learner.lr is given, expected settings of the environment" in capsys.readouterr().err
     assert main([command, str(toy), "eager"]) == 2

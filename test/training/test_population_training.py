@@ -1,4 +1,4 @@
-"""A population's training: ordinary run folders, exact resuming, and who falls ill."""
+"""Training of populations: run folders, exact resume, and diverged members."""
 
 import contextlib
 import csv
@@ -82,7 +82,7 @@ def test_members_leave_ordinary_run_folders(tmp_path):
 
 
 @pytest.mark.runs
-def test_a_member_goes_on_alone(tmp_path):
+def test_member_resumes_alone(tmp_path):
     train(tmp_path / "all")
     one = resume(tmp_path / "all" / "seed1")
     assert one.summary["frames"] == 160
@@ -95,7 +95,7 @@ def test_a_member_goes_on_alone(tmp_path):
         torchrl_marl.resume(tmp_path / "all", total_frames=400)
 
 
-def test_resuming_is_exact(tmp_path):
+def test_population_resumes_exactly(tmp_path):
     whole = train(tmp_path / "whole")
     train(tmp_path / "half", total_frames=80)
     half = torchrl_marl.resume(tmp_path / "half", total_frames=160)
@@ -110,7 +110,7 @@ def test_resuming_is_exact(tmp_path):
 
 
 @pytest.mark.runs
-def test_rollouts_and_updates_are_captured_for_all_members_at_once(tmp_path):
+def test_one_graph_captures_all_members(tmp_path):
     config = load_config(
         "toy_arena_mappo",
         {"folder": str(tmp_path / "all"), "population": {"size": 3, "vary": VARY}, **SMALL}
@@ -129,12 +129,12 @@ def test_rollouts_and_updates_are_captured_for_all_members_at_once(tmp_path):
 
 
 @pytest.mark.runs
-def test_a_member_that_falls_ill_is_named_and_the_others_go_on(tmp_path, capsys):
+def test_diverged_member_is_frozen_and_others_continue(tmp_path, capsys):
     run = train(tmp_path / "all", vary={"learner.lr": [1e-3, 1e30, 1e-3]})
     assert "member seed1 is frozen" in capsys.readouterr().err
     assert table(run.folder / "metrics.csv")[-1]["diverged"] == "1"
     assert [member.frames for member in run.members] == [160] * 3
-    # The return of frozen networks is no result: null in the summary, a note in a report.
+    # A frozen member has no return: null in the summary, a note in the report.
     summary = json.loads((run.members[1].folder / "summary.json").read_text())
     assert summary["return_after"] is None and summary["return_before"] is not None
     others = [run.members[i].summary["return_after"] for i in (0, 2)]
@@ -148,7 +148,7 @@ def test_a_member_that_falls_ill_is_named_and_the_others_go_on(tmp_path, capsys)
 
 
 @pytest.mark.runs
-def test_seeds_are_trained_together_by_the_command_line(tmp_path, capsys):
+def test_command_line_trains_seeds_together(tmp_path, capsys):
     settings = ["total_frames=80", "frames_per_batch=40", "execution=eager", "env.num_envs=4"]
     settings += ["learner.minibatch_size=20", "evaluation.episodes=4", "logging.progress=false"]
     folder = tmp_path / "all"
@@ -183,19 +183,19 @@ def test_seeds_are_trained_together_by_the_command_line(tmp_path, capsys):
         ),
     ],
 )
-def test_what_does_not_fit_is_refused(arguments, words, capsys):
+def test_invalid_population_settings_raise(arguments, words, capsys):
     assert main(["train", "toy_arena_mappo", *arguments]) == 2
     text = capsys.readouterr().err
     assert words in text and text.count("\n") == 1
 
 
-def test_worlds_that_members_cannot_share_are_refused(tmp_path):
+def test_env_object_with_a_population_raises(tmp_path):
     with pytest.raises(ConfigError, match="leave env out|of your own"):
         world = torchrl_marl.envs.toy.Arena(4, seed=0)
         torchrl_marl.train("toy_arena_mappo", env=world, population={"size": 2})
 
 
-def test_absurd_settings_are_noticed_at_once(tmp_path, capsys):
+def test_member_that_diverges_immediately_is_frozen(tmp_path, capsys):
     run = train(tmp_path / "all", vary={"learner.lr": [1e-3, 1e30, 1e-3]}, total_frames=80)
     assert "member seed1 is frozen from 40 frames" in capsys.readouterr().err
     rows = [table(folder / "metrics.csv") for folder in (run.folder, *run.folders)]
@@ -206,7 +206,7 @@ def test_absurd_settings_are_noticed_at_once(tmp_path, capsys):
 
 
 @pytest.mark.runs
-def test_two_trainings_do_not_share_a_population(tmp_path):
+def test_population_folder_is_locked_during_training(tmp_path):
     own = {"folder": str(tmp_path / "all"), "population": {"size": 3, "vary": VARY}, **SMALL}
     training = start_training(load_config("toy_arena_mappo", own), None)
     training.begin()
@@ -216,7 +216,7 @@ def test_two_trainings_do_not_share_a_population(tmp_path):
         with pytest.raises(CheckpointError, match=f"{folder.name}' is in use"):
             resume(folder)
     training.close()
-    one = Run.load(tmp_path / "all" / "seed1")  # and whoever has a member keeps the whole away
+    one = Run.load(tmp_path / "all" / "seed1")  # a member in use locks the population
     with start_again(one.folder), pytest.raises(CheckpointError, match="seed1' is in use"):
         resume(tmp_path / "all")
     assert resume(tmp_path / "all").frames == 160
@@ -232,7 +232,7 @@ def start_again(folder):
 
 
 @pytest.mark.runs
-def test_a_population_is_no_run(tmp_path):
+def test_population_folder_does_not_load_as_a_run(tmp_path):
     run = train(tmp_path / "all", total_frames=40)
     with pytest.raises(CheckpointError, match="population of 3"):
         Run.load(run.folder)
@@ -247,7 +247,7 @@ EVOLVING = {
 }
 
 
-def test_evolution_replaces_the_worst_by_the_best(tmp_path):
+def test_evolution_replaces_the_worst_member_by_the_best(tmp_path):
     run = train(tmp_path / "all", evolution=EVOLVING)
     rows = table(run.folder / "evolution.csv")
     assert len(rows) % 3 == 0 and rows
@@ -274,7 +274,7 @@ def test_evolution_replaces_the_worst_by_the_best(tmp_path):
         assert used == pytest.approx(value, rel=1e-4)
 
 
-def test_an_evolution_that_selects_nobody_says_so(tmp_path, capsys):
+def test_evolution_without_a_selection_warns(tmp_path, capsys):
     run = train(tmp_path / "all", total_frames=80, evolution=EVOLVING | {"every_frames": 80})
     assert "every_frames is 80 and total_frames 80: no selection" in capsys.readouterr().err
     assert not (run.folder / "evolution.csv").exists()
@@ -286,7 +286,7 @@ def test_evolution_resumes_exactly(tmp_path):
     whole = train(tmp_path / "whole", **settings)
     train(tmp_path / "half", **settings | {"total_frames": 120})
     half = torchrl_marl.resume(tmp_path / "half", total_frames=240)
-    # The last iteration of a run selects nobody: it would train no more.
+    # The last iteration of a run makes no selection.
     assert table(whole.folder / "evolution.csv")[:3] == table(half.folder / "evolution.csv")[:3]
     stopped = tmp_path / "stopped"
     population = {"size": 3, "vary": VARY}
@@ -323,7 +323,7 @@ def test_evolution_resumes_exactly(tmp_path):
         ),
     ],
 )
-def test_evolutions_that_cannot_be_are_refused(arguments, words, capsys):
+def test_invalid_evolution_settings_raise(arguments, words, capsys):
     assert main(["train", "toy_arena_mappo", *arguments]) == 2
     assert words in capsys.readouterr().err
 
@@ -347,7 +347,7 @@ KUHN = {
 
 
 @pytest.mark.runs
-def test_members_who_play_each_other_are_rated(tmp_path):
+def test_members_are_rated_by_games_against_each_other(tmp_path):
     config = load_config("toy_kuhn_ippo", {**KUHN, "folder": str(tmp_path / "all")})
     training = start_training(config, None)
     training.begin()
@@ -374,7 +374,7 @@ def test_members_who_play_each_other_are_rated(tmp_path):
     ("recipe", "words"),
     [("toy_arena_mappo", "has 1 group"), ("toy_speaker_listener_mappo_pbt", "is a draw")],
 )
-def test_ratings_where_members_never_win_are_refused(tmp_path, recipe, words, capsys):
+def test_rating_fitness_without_wins_raises(tmp_path, recipe, words, capsys):
     own = ["population.size=2", "evolution.method=pbt", "evolution.fitness=rating"]
     own += ["execution=eager", "env.num_envs=8", "frames_per_batch=80", "total_frames=80"]
     own += ["evaluation.episodes=2", "learner.minibatch_size=40", "logging.progress=false"]

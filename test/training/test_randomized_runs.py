@@ -1,4 +1,4 @@
-"""Runs with domain randomization: what they train and are evaluated on, and how they resume."""
+"""Runs with domain randomization: training, evaluation and exact resume."""
 
 import math
 
@@ -36,7 +36,7 @@ def config_of(world, folder, **overrides):
     ("world", "execution"),
     [("arena", "eager"), *later("runs", ("balance", "eager"), ("balance", "trace"))],
 )
-def test_stop_and_resume_is_going_on(world, execution, tmp_path):
+def test_randomized_run_resumes_exactly(world, execution, tmp_path):
     options = {"total_frames": 320, "execution": execution}
     whole = train(config_of(world, tmp_path / "whole", **options))
     for iteration in iterate(config_of(world, tmp_path / "parts", **options)):
@@ -59,7 +59,7 @@ def test_training_is_randomized_and_evaluation_is_not(tmp_path):
 
 
 @pytest.mark.runs
-def test_a_run_is_evaluated_with_any_values(tmp_path, capsys):
+def test_evaluation_with_given_parameters(tmp_path, capsys):
     run = train(config_of("balance", tmp_path / "run", total_frames=80))
     plain = run.evaluate(4)
     again = [run.evaluate(4, randomize=x) for x in (False, {}, {"agent_mass": 1.0})]
@@ -84,7 +84,7 @@ def test_a_run_is_evaluated_with_any_values(tmp_path, capsys):
 
 
 @pytest.mark.runs
-def test_randomized_and_plain_runs_are_compared_with_nominal_values(tmp_path):
+def test_compare_uses_nominal_parameters(tmp_path):
     plain = small_config("vmas_balance_mappo", folder=str(tmp_path / "plain"), total_frames=80)
     runs = [train(plain), train(config_of("balance", tmp_path / "run", total_frames=80))]
     folders = [run.folder for run in runs]
@@ -96,7 +96,7 @@ def test_randomized_and_plain_runs_are_compared_with_nominal_values(tmp_path):
     assert main(["compare", *map(str, folders), *options]) == 0
 
 
-def test_only_values_of_the_environment_change_in_an_evaluation(tmp_path, capsys):
+def test_evaluate_refuses_other_settings(tmp_path, capsys):
     run = train(config_of("arena", tmp_path / "run", total_frames=80))
     for setting, message in (
         ("total_frames=3", "total_frames is given, expected settings of the environment"),
@@ -106,7 +106,7 @@ def test_only_values_of_the_environment_change_in_an_evaluation(tmp_path, capsys
         assert message in capsys.readouterr().err
 
 
-def test_evaluations_have_the_initial_states_of_plain_runs(tmp_path):
+def test_evaluations_of_randomized_and_plain_runs_start_equally(tmp_path):
     plain = small_config("vmas_balance_mappo", folder=str(tmp_path / "plain"), execution="eager")
     config = config_of("balance", tmp_path / "run")
     first, second = (Environments(x, None, "cpu").evaluation for x in (plain, config))
@@ -117,16 +117,16 @@ def test_evaluations_have_the_initial_states_of_plain_runs(tmp_path):
 
 
 @pytest.mark.parametrize("value", ["heavy", "{agent_mass: [2, 1]}", "{agent_mass: heavy}"])
-def test_a_setting_that_is_no_range(value, capsys):
+def test_invalid_ranges_raise(value, capsys):
     assert main(["train", "vmas_balance_mappo", f"env.randomize={value}"]) == 2
     assert "env.randomize" in capsys.readouterr().err
 
 
-def test_clients_randomize_themselves(capsys):
+def test_randomize_with_an_external_simulator_raises(capsys):
     assert main(["train", "external_meet_mappo", "env.randomize.mass=2"]) == 2
     assert "and leave env.randomize out" in capsys.readouterr().err
 
 
-def test_a_loaded_run_keeps_its_ranges(tmp_path):
+def test_loaded_run_keeps_its_ranges(tmp_path):
     run = train(config_of("arena", tmp_path / "run", total_frames=80))
     assert Run.load(run.folder).config.env.randomize == SENSORS

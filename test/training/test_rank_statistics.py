@@ -1,4 +1,4 @@
-"""Statistics of parts that are summed are those of the whole."""
+"""Statistics that are summed over ranks equal those of the whole batch."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ MEMBERSHIP = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
 
 @pytest.fixture
 def whole():
-    """Values of 12 steps of 3 agents, of whom few live in the first steps."""
+    """Values of 12 steps of 3 agents, few of which are alive in the first steps."""
     torch.manual_seed(0)
     mask = torch.rand(12, 3) < torch.linspace(0.1, 0.9, 12).unsqueeze(-1)
     mask[:4, 2] = False
@@ -27,7 +27,7 @@ def parts_of(whole, sizes=(4, 3, 5)):
 
 @pytest.mark.parametrize("membership", [None, MEMBERSHIP])
 @pytest.mark.parametrize("masked", [True, False])
-def test_moments_and_whether_anybody_lives(whole, membership, masked):
+def test_moments_and_any_over_ranks_equal_the_whole(whole, membership, masked):
     per = PerGroup(membership)
 
     def found(part):
@@ -40,7 +40,7 @@ def test_moments_and_whether_anybody_lives(whole, membership, masked):
 
 
 @pytest.mark.parametrize("membership", [None, MEMBERSHIP])
-def test_means_with_everybodys_count_add_up(whole, membership):
+def test_means_with_the_total_count_sum_to_the_whole(whole, membership):
     per = PerGroup(membership)
     count = sum(per.number(*part) for part in parts_of(whole))
     assert count.sum() == whole[1].sum()
@@ -51,7 +51,7 @@ def test_means_with_everybodys_count_add_up(whole, membership):
 
 @pytest.mark.parametrize("exclude", [(), (-2,)])
 @pytest.mark.parametrize("membership", [None, MEMBERSHIP])
-def test_standardized_values(whole, membership, exclude):
+def test_standardized_values_over_ranks_equal_the_whole(whole, membership, exclude):
     per = PerGroup(membership)
     expected = per.standardize(*whole, exclude)
     found = by_threads(lambda part: per.standardize(*part, exclude), *parts_of(whole))
@@ -60,7 +60,7 @@ def test_standardized_values(whole, membership, exclude):
     assert not torch.allclose(per.standardize(*first, exclude), expected[:4])
 
 
-def test_functions_take_ranks_and_else_are_alone(whole):
+def test_functions_use_only_given_ranks(whole):
     apart = [masked_moments(*part) for part in parts_of(whole)]
     found = by_threads(lambda part: masked_moments(*part), *parts_of(whole))
     assert all(torch.equal(x, y) for one, two in zip(apart, found) for x, y in zip(one, two))
@@ -70,7 +70,7 @@ def test_functions_take_ranks_and_else_are_alone(whole):
 
 
 @pytest.mark.parametrize("kinds", [(), (0, 0, 1)])
-def test_norms_of_observations(whole, kinds):
+def test_observation_norm_over_ranks_equals_the_whole(whole, kinds):
     def found(part):
         norm = ObservationNorm(1, kinds=kinds)
         norm.update(*part)
@@ -82,7 +82,7 @@ def test_norms_of_observations(whole, kinds):
         torch.testing.assert_close(own, expected)
 
 
-def test_norms_of_values_also_where_a_part_has_nobody(whole):
+def test_value_norm_over_ranks_with_a_fully_masked_part(whole):
     def found(part):
         norm = ValueNorm(membership=MEMBERSHIP)
         norm.update(*part)
@@ -96,7 +96,7 @@ def test_norms_of_values_also_where_a_part_has_nobody(whole):
         torch.testing.assert_close(own, expected)
 
 
-def test_nobody_is_summed_with_outside_of_learning():
+def test_ranks_are_current_only_while_learning():
     assert current() is SINGLE_PROCESS
     assert by_threads(lambda part: current().size, 0, 0) == [2, 2]
     assert current() is SINGLE_PROCESS and SINGLE_PROCESS.row_of_rank(torch.ones(2)).shape == (1, 2)

@@ -1,4 +1,4 @@
-"""Runs of several processes: one folder, one process's results, resumed on any number."""
+"""Runs of several processes: one folder, results of one process, resume on any number."""
 
 import functools
 import tempfile
@@ -20,7 +20,7 @@ from torchrl_marl.training.process_group import resolve_config
 
 @functools.cache
 def found():
-    """The folder of the runs, and what each rank has to say."""
+    """The folder of the runs and the outcome of each rank."""
     folder = Path(tempfile.mkdtemp())
     torchrl_marl.train(arena(folder / "turns", total_frames=160))
     edited = torchrl_marl.train(arena(folder / "edited", total_frames=160)).folder / "config.yaml"
@@ -39,10 +39,10 @@ def alone(make):
 
 
 def assert_alike(folder, other, bound=1e-4):
-    """Equal but for rounding: figures of each iteration, of evaluations, and what was learned."""
+    """Metrics, evaluations and learned parameters are equal up to rounding."""
     for name in ("metrics.csv", "evaluation.csv"):
         rows, others = table(folder / name), table(other / name)
-        if name == "evaluation.csv":  # runs that are gone on with have more of them
+        if name == "evaluation.csv":  # resumed runs have more of them
             rows, others = rows[:: len(rows) - 1], others[:: len(others) - 1]
         assert len(rows) == len(others) > 1
         for row, expected in zip(rows, others):
@@ -61,13 +61,13 @@ def assert_alike(folder, other, bound=1e-4):
 
 @pytest.mark.processes
 @pytest.mark.parametrize("name", ["ranks", "turns", "stopped"])
-def test_two_ranks_are_one_process(name):
-    """Also where one process began and ended it, and where it was interrupted in between."""
+def test_two_ranks_equal_one_process(name):
+    """Also if one process started and finished the run, or it was interrupted."""
     folder, _ = found()
     assert_alike(folder / name, alone(arena))
 
 
-def test_networks_that_remember_and_talk_go_over_ranks():
+def test_memory_and_communication_over_ranks():
     folder, _ = found()
     assert_alike(folder / "talk", alone(talk))
     states = final_state(folder / "talk")["learners"][0]["_extra_state"]["critic_states"]
@@ -76,7 +76,7 @@ def test_networks_that_remember_and_talk_go_over_ranks():
         torch.testing.assert_close(state, expected[name], rtol=1e-4, atol=1e-4)
 
 
-def test_ranks_end_a_run_at_its_return_together():
+def test_ranks_stop_together_at_a_return():
     folder, _ = found()
     rows, expected = (table(path / "metrics.csv") for path in (folder / "early", alone(early)))
     assert 1 < len(rows) == len(expected) < 6
@@ -84,7 +84,7 @@ def test_ranks_end_a_run_at_its_return_together():
 
 
 @pytest.mark.processes
-def test_a_checkpoint_is_that_of_one_process():
+def test_checkpoint_of_ranks_equals_that_of_one_process():
     folder, _ = found()
     state, expected = final_state(folder / "ranks"), final_state(alone(arena))
     assert set(state) == set(expected)
@@ -93,7 +93,7 @@ def test_a_checkpoint_is_that_of_one_process():
     assert [len(x) for x in state["tracker"].values()] == [8] * len(state["tracker"])
 
 
-def test_the_other_ranks_write_and_say_nothing():
+def test_only_the_first_rank_writes_and_prints():
     folder, (first, second) = found()
     assert first["said"] and not second["said"]
     assert {"metrics.csv", "evaluation.csv"} < set(first["written"]) and not second["written"]
@@ -107,7 +107,7 @@ def test_all_ranks_stop_after_the_same_iteration():
     assert first["stopped"][0] == "KeyboardInterrupt"
 
 
-def test_ranks_that_disagree_say_so_once():
+def test_different_settings_on_ranks_raise_once():
     folder, outcomes = found()
     (spoken,) = [one["disagree"] for one in outcomes if one["disagree"][0] != "SystemExit"]
     (silent,) = [one["disagree"] for one in outcomes if one["disagree"] != spoken]
@@ -117,7 +117,7 @@ def test_ranks_that_disagree_say_so_once():
     assert not (folder / "seed").exists()
 
 
-def test_one_rank_that_fails_ends_all():
+def test_failure_of_one_rank_ends_all_ranks():
     _, (first, second) = found()
     assert second["broken"] == ("RankError", "rank 1 of 2: the environment broke.", True)
     assert first["broken"] == ("SystemExit", "2", False)
@@ -125,7 +125,7 @@ def test_one_rank_that_fails_ends_all():
     assert first["bug"] == ("SystemExit", "1", False)
 
 
-def test_ranks_go_on_with_the_settings_of_the_run():
+def test_resume_on_ranks_with_edited_settings_raises():
     _, (first, second) = found()
     (spoken,) = [one["edited"] for one in (first, second) if one["edited"][0] != "SystemExit"]
     assert spoken[0] == "RankError"
@@ -148,12 +148,12 @@ def test_ranks_go_on_with_the_settings_of_the_run():
         ({"league": {"opponents": "self"}}, "league is given, but several processes"),
     ],
 )
-def test_what_ranks_cannot_do(overrides, message):
+def test_unsupported_settings_with_ranks_raise(overrides, message):
     with pytest.raises(ConfigError, match=message):
         check_ranks(with_shards(small_config(**overrides), 2), 2)
 
 
-def test_what_is_in_one_process_is_not_split():
+def test_external_simulators_and_env_objects_with_ranks_raise():
     config = small_config()
     door = replaced(config, env=replaced(config.env, library="external"))
     with pytest.raises(ConfigError, match="is 'external', but its clients connect to a single"):
@@ -176,7 +176,7 @@ class Two(SingleProcess):
         ({"league": {"opponents": "self"}}, "league is given"),
     ],
 )
-def test_torchrun_refuses_populations_and_leagues_without_naming_shards(overrides, setting):
+def test_populations_and_leagues_with_torchrun_raise(overrides, setting):
     with pytest.raises(ConfigError) as refused:
         resolve_config(small_config(**overrides), Two())
     value = {"population.size is 2": 1, "league is given": "none"}[setting]
@@ -186,7 +186,7 @@ def test_torchrun_refuses_populations_and_leagues_without_naming_shards(override
     )
 
 
-def test_a_run_in_one_piece_is_gone_on_with_by_one_process(tmp_path):
+def test_resume_on_ranks_without_shards_raises(tmp_path):
     with pytest.raises(ConfigError, match="distributed.collectors is null, so that the run has"):
         resolve_config(small_config(), Two(), resumed=True)
     assert resolve_config(small_config(), Two()).distributed.collectors == 2

@@ -1,6 +1,6 @@
-"""Shards on actors of Ray: the same to the bit, whatever dies.
+"""Shards on Ray actors: runs are exactly the same also after actor failures.
 
-One Ray serves the whole file; every actor takes seconds to import torch, so there are few.
+One Ray serves the whole file. Every actor takes seconds to import torch, so there are few.
 """
 
 import collections
@@ -35,7 +35,7 @@ CPUS_OF_TESTS = 8
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster():
-    """A Ray of the tests, which runs join."""
+    """A local Ray cluster that all runs of this file join."""
     connection = connect(None, CPUS_OF_TESTS)
     yield connection
     connection.close()
@@ -43,7 +43,7 @@ def cluster():
 
 
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="reads /proc")
-def test_what_is_started_here_listens_on_this_machine_alone():
+def test_local_ray_listens_only_on_this_machine():
     """The driver, raylet, GCS, agents, and the processes of actors."""
     pid_of_worker = ray.remote(lambda: os.getpid()).remote()
     assert ray.get(pid_of_worker) != os.getpid()
@@ -52,7 +52,7 @@ def test_what_is_started_here_listens_on_this_machine_alone():
     assert {host for host, _ in found} <= {"127.0.0.1", "::1"}, found
 
 
-def test_strangers_on_this_machine_need_the_token(tmp_path):
+def test_other_users_of_this_machine_need_the_token(tmp_path):
     program = (
         "import sys; from ray._raylet import GcsClient\n"
         "client = GcsClient(address=sys.argv[1])\n"
@@ -84,7 +84,7 @@ def settings_of(folder, world="FailingArena", on="ray", **overrides):
 
 
 def learned(folder):
-    """What a run has come to, but for the settings of its placement."""
+    """The final state of a run without the settings of its placement."""
     state = final_state(folder)
     return {name: state[name] for name in ("iteration", "learners", "tracker", "random")}
 
@@ -101,19 +101,19 @@ def assert_same_learning(one, other):
 
 
 def run_with(orders_at, folder, **overrides):
-    """Trains, giving an order before some iterations; returns the last row of metrics."""
+    """Train, give orders to fail before some iterations, and return the last metrics."""
     config, orders = settings_of(folder, **overrides)
     for step in iterate(config):
         for order in orders_at.get(step.number, ()):
             (orders / order).touch()
         last = step
-    assert not list(orders.iterdir())  # each was carried out
+    assert not list(orders.iterdir())  # all orders were carried out
     return last.metrics
 
 
 @pytest.mark.parametrize("overlap", [0, 1])
-def test_a_run_with_deaths_equals_one_without(overlap, tmp_path):
-    """Actors are killed, fall silent and raise; weights, metrics and random states are the same."""
+def test_run_with_actor_failures_equals_one_without(overlap, tmp_path):
+    """Actors are killed, hang and raise. Weights, metrics and random states stay the same."""
     own = {"distributed": {"overlap": overlap, "timeout": 20.0}, "total_frames": 640}
     (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
     torchrl_marl.train(settings_of(tmp_path / "a" / "here", on="here", **own)[0])
@@ -125,13 +125,13 @@ def test_a_run_with_deaths_equals_one_without(overlap, tmp_path):
     timeout = 4.0 if "hang" in kinds else 60.0
     own["distributed"] = {"overlap": overlap, "timeout": timeout, "spares": 1 - overlap}
     metrics = run_with(orders_at, tmp_path / "b" / "ray", **own)
-    assert metrics["collector_restarts"] >= len(kinds) - 1  # two at once may meet one actor
+    assert metrics["collector_restarts"] >= len(kinds) - 1  # two orders at once may hit one actor
     assert metrics["episodes_lost"] == 0
     assert_same_learning(tmp_path / "a" / "here", tmp_path / "b" / "ray")
 
 
-def test_a_run_goes_on_with_other_actors(tmp_path):
-    """Stopped on two actors, resumed on one, and then in one process: as if it had never been."""
+def test_resume_with_other_actors_is_exact(tmp_path):
+    """Stopped on two actors, resumed on one, then without Ray: equal to an uninterrupted run."""
     (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
     own = {"distributed": {"snapshot_every": 2}}
     torchrl_marl.train(settings_of(tmp_path / "a" / "here", on="here", **own)[0])
@@ -156,8 +156,8 @@ def iterate_resumed(folder, **overrides):
     return _iterate(resume_training(folder, None, config))
 
 
-def test_worlds_that_forget_begin_anew_and_are_counted(tmp_path):
-    """An actor with four shards of two envs each: eight episodes are lost."""
+def test_envs_without_snapshot_restart_and_are_counted(tmp_path):
+    """The failed actor has four shards of two envs each, so eight episodes are lost."""
     own = {"world": "ForgetfulArena", "distributed": {"actors": 1}}
     with pytest.warns(UserWarning, match="the actor of shard 0, 1, 2, 3 raised ValueError: the en"):
         metrics = run_with({2: ["raise"]}, tmp_path / "run", **own)
@@ -167,7 +167,7 @@ def test_worlds_that_forget_begin_anew_and_are_counted(tmp_path):
     assert [row["episodes_lost"] for row in rows] == ["0"] * 2 + ["8"] * 4
 
 
-def test_what_fails_for_ever_is_said_once(tmp_path):
+def test_permanent_actor_failure_raises_once(tmp_path):
     own = {"checkpoint": {"every_iterations": 1}, "distributed": {"actors": 1}}
     config, orders = settings_of(tmp_path / "run", **own)
     iterations = iterate(config)
@@ -185,7 +185,7 @@ def test_what_fails_for_ever_is_said_once(tmp_path):
     assert len(table(tmp_path / "run" / "metrics.csv")) == 6
 
 
-def test_a_world_that_an_actor_cannot_make(tmp_path):
+def test_env_that_an_actor_cannot_build_raises(tmp_path):
     config, orders = settings_of(tmp_path / "run", distributed={"actors": 1})
     config = torchrl_marl.recipes.read_config(config, {"env.kwargs.orders": str(orders / "none")})
     (orders / "none").mkdir()
@@ -199,18 +199,18 @@ def test_a_world_that_an_actor_cannot_make(tmp_path):
     assert "in make" in caught.value.__notes__[0]
 
 
-def test_more_actors_than_there_is_room_for(tmp_path):
+def test_too_many_actors_for_the_cluster_raise(tmp_path):
     config, _ = settings_of(tmp_path / "run", distributed={"actors": 4, "cpus_per_actor": 4})
     began = time.monotonic()
     with pytest.raises(
         ConfigError, match=r"4 actors with 4 CPUs and 0 GPUs .* free resources of Ray, \d CPUs"
     ):
         torchrl_marl.train(config)
-    assert time.monotonic() - began < 30  # it does not wait for room
+    assert time.monotonic() - began < 30  # it does not wait for free resources
 
 
-def test_without_waiting_episodes_are_whole(tmp_path):
-    """Lengths at the ends of episodes, against the steps of each trajectory; one actor dies."""
+def test_episodes_are_complete_in_asynchronous_collection(tmp_path):
+    """Episode lengths equal the steps of each trajectory, also after an actor failure."""
     own = {"distributed": {"asynchronous": True}, "learner": {"estimator": "vtrace"}}
     config, orders = settings_of(tmp_path / "run", total_frames=80 * 8, **own)
     steps, ended = collections.Counter(), 0
@@ -234,8 +234,8 @@ def test_without_waiting_episodes_are_whole(tmp_path):
     assert final_state(tmp_path / "run")["collector"]["version"] == 8
 
 
-def test_seeds_are_tasks_that_resume_themselves(tmp_path, capfd):
-    """Two runs at once, of which one loses its process: the same as by themselves."""
+def test_seed_tasks_resume_after_their_process_is_killed(tmp_path, capfd):
+    """Two runs at once, one of whose processes is killed, equal the runs alone."""
     long = {"total_frames": 80 * 40, "checkpoint": {"every_iterations": 1}}
     config, orders = settings_of(tmp_path / "on_ray" / "runs", distributed=TASKS, **long)
     save_config(config, tmp_path / "recipe.yaml")
@@ -258,13 +258,13 @@ TASKS = {"collectors": None, "actors": None}
 
 
 def kill_later(folder, orders):
-    """Gives the order to die once both runs have saved something."""
+    """Give the order to kill once both runs have saved checkpoints."""
     while not all(list((folder / f"seed{i}").glob("checkpoints/*[3-9].pt")) for i in (0, 1)):
         time.sleep(0.01)
     (orders / "kill").touch()
 
 
-def test_one_run_wants_shards(tmp_path, capsys):
+def test_single_run_on_ray_without_shards_raises(tmp_path, capsys):
     with pytest.raises(ConfigError, match="expected the number of shards of the run; use"):
         torchrl_marl.train(settings_of(tmp_path / "run", distributed=TASKS)[0])
     assert cli.main(["train", "toy_arena_mappo", "distributed=ray", f"folder={tmp_path}/x"]) == 2
@@ -283,8 +283,8 @@ if __name__ == "__main__":
 """
 
 
-def test_a_run_that_is_left_open_ends_with_its_process(tmp_path):
-    """A cluster that is not there, and a loop that nobody ends, with a Ray of its own."""
+def test_unfinished_iterate_loop_ends_with_its_process(tmp_path):
+    """An ``iterate`` loop that is not finished, in a process with its own Ray."""
     folders = (
         Path(__file__).parent,
         Path(__file__).parents[1],
@@ -304,7 +304,7 @@ def test_a_run_that_is_left_open_ends_with_its_process(tmp_path):
     assert final_state(tmp_path / "run")["iteration"] == 1
 
 
-def test_a_cluster_that_is_not_there(monkeypatch):
+def test_missing_cluster_raises(monkeypatch):
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     asked, ports = {}, []
 
@@ -333,6 +333,6 @@ def test_a_cluster_that_is_not_there(monkeypatch):
     with pytest.raises(ConfigError, match="Ray does not start on this machine ..nobody listens"):
         connect(None)
     assert asked["address"] == "local" and asked["_node_ip_address"] == "127.0.0.1"
-    # The run's random state is as it was, and no two choose the same ports.
+    # The random state of the run is unchanged, and every start uses other ports.
     assert random.random() == random.Random(3).random()
     assert len(set(ports)) == len(ports) == 4

@@ -1,4 +1,4 @@
-"""Training a population that stores steps: ordinary run folders, exact resuming, refusals."""
+"""Off-policy populations: run folders, exact resume, and invalid settings."""
 
 import csv
 
@@ -60,7 +60,7 @@ def test_members_leave_ordinary_run_folders(whole):
         assert member.frames == 160 and member.evaluate(episodes=6)["episodes"] == 6
 
 
-def test_resuming_is_exact(whole, tmp_path):
+def test_off_policy_population_resumes_exactly(whole, tmp_path):
     train(tmp_path / "half", total_frames=80)
     half = torchrl_marl.resume(tmp_path / "half", total_frames=160)
     first, again = (load_latest(run.folder)[1]["learners"][0] for run in (whole, half))
@@ -71,7 +71,7 @@ def test_resuming_is_exact(whole, tmp_path):
         assert torch.equal(value, again["_extra_state"]["replay"]["leaves"][key]), key
 
 
-def test_a_member_goes_on_alone_with_its_own_steps(tmp_path):
+def test_member_resumes_alone_with_its_replay_buffer(tmp_path):
     run = train(tmp_path / "all", total_frames=80)
     all_of_them = load_latest(run.folder)[1]["learners"][0]["_extra_state"]["replay"]["leaves"]
     own = load_latest(run.folders[1])[1]["learners"][0]["_extra_state"]["replay"]
@@ -89,13 +89,14 @@ def test_a_member_goes_on_alone_with_its_own_steps(tmp_path):
 @pytest.mark.parametrize(
     ("recipe", "env"),
     [
-        ("vmas_navigation_maddpg", {"num_envs": 4, "max_steps": 10}),  # one end for the whole team
+        (
+            "vmas_navigation_maddpg",
+            {"num_envs": 4, "max_steps": 10},
+        ),  # done flag of the team
         ("toy_arena_mappo", SMALL["env"] | {"continuous_actions": True}),
     ],
 )
-def test_populations_of_actors_and_critics_resume_and_their_members_go_on_alone(
-    recipe, env, tmp_path
-):
+def test_actor_critic_populations_and_their_members_resume(recipe, env, tmp_path):
     learner = {k: v for k, v in SMALL["learner"].items() if k != "mixer"}
     settings = {**SMALL, "env": env, "learner": {"algorithm": "maddpg", **learner}}
     settings |= {"population": {"size": 2, "vary": {"learner": {"actor_lr": [1e-3, 2e-3]}}}}
@@ -115,7 +116,7 @@ def test_populations_of_actors_and_critics_resume_and_their_members_go_on_alone(
     assert ("next", "terminated") in own and ("next", "agents", "terminated") not in own
 
 
-def test_members_may_share_what_is_stored(tmp_path):
+def test_members_may_share_a_replay_buffer(tmp_path):
     run = train(tmp_path / "all", population={"share_replay": True}, total_frames=120)
     rows = [table(folder / "metrics.csv") for folder in run.folders]
     assert [row["agents/stored"] for row in rows[0]] == ["120", "240", "300"]
@@ -132,12 +133,12 @@ def test_members_may_share_what_is_stored(tmp_path):
         ({"vary": {"learner.exploration.epsilon": [0.1, 0.2, 1.5]}}, "epsilon is 1.5"),
     ],
 )
-def test_what_does_not_fit_is_refused(settings, words, tmp_path):
+def test_invalid_population_settings_raise(settings, words, tmp_path):
     with pytest.raises(ConfigError, match=words):
         train(tmp_path / "all", population=settings)
 
 
-def test_only_stored_steps_can_be_shared():
+def test_share_replay_with_on_policy_learner_raises():
     population = {"size": 3, "share_replay": True}
     with pytest.raises(ConfigError, match="share_replay is true, but learner.algorithm=mappo"):
         load_config("toy_arena_mappo", {"population": population}).check()

@@ -1,4 +1,4 @@
-"""Settings of a resumed run: what its checkpoint was made with, whatever its file says."""
+"""Settings of a resumed run: those of its checkpoint, and edits of its config file."""
 
 import re
 import shutil
@@ -33,7 +33,7 @@ def at(folder, **overrides):
 
 
 def edit(folder, before, after):
-    """Writes something else into a run's file, as a user would."""
+    """Edit the config file of a run as a user would."""
     path = Path(folder) / "config.yaml"
     text = path.read_text()
     assert before in text
@@ -46,7 +46,7 @@ def all_files(folder):
 
 @pytest.fixture(scope="module")
 def half(tmp_path_factory):
-    """A run that was left after three of six iterations."""
+    """A run that was stopped after three of six iterations."""
     folder = tmp_path_factory.mktemp("half") / "run"
     for iteration in iterate(at(folder)):
         if iteration.number == 3:
@@ -56,7 +56,7 @@ def half(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The same run, in one go."""
+    """The same run without interruption."""
     return train(at(tmp_path_factory.mktemp("whole") / "run"))
 
 
@@ -87,8 +87,8 @@ EDITS = [
 
 
 @pytest.mark.parametrize(("before", "after", "key", "old", "new"), EDITS)
-def test_a_file_that_was_edited_is_no_other_run(run, before, after, key, old, new):
-    """The setting, both values, the file and the fix in one sentence; nothing is written."""
+def test_resume_with_edited_settings_raises(run, before, after, key, old, new):
+    """The message names setting, both values, file and fix. Nothing is written."""
     edit(run, before, after)
     there = all_files(run)
     path = re.escape(repr(str(run / "config.yaml")))
@@ -100,7 +100,7 @@ def test_a_file_that_was_edited_is_no_other_run(run, before, after, key, old, ne
         assert all_files(run) == there
 
 
-def test_several_edits_are_all_named(run):
+def test_resume_names_all_edited_settings(run):
     edit(run, "  lr: 0.0005", "  lr: 0.1")
     edit(run, "\nseed: 0", "\nseed: 3")
     said = r"^seed was 0 when this run was made and is 3 in '.*config.yaml', learner.lr was 0.0005"
@@ -110,7 +110,7 @@ def test_several_edits_are_all_named(run):
         resume(run, **{"learner.gamma": 0.5})
 
 
-def test_what_is_given_beside_the_file_may_put_it_back(run, whole):
+def test_overrides_may_restore_edited_settings(run, whole):
     edit(run, "  lr: 0.0005", "  lr: 0.1")
     resumed = resume(run, **{"learner.lr": 0.0005})
     assert_same_run(whole.folder, resumed.folder)
@@ -118,7 +118,7 @@ def test_what_is_given_beside_the_file_may_put_it_back(run, whole):
     assert load_config(run / "config.yaml").learner.lr == 0.0005
 
 
-def test_the_command_line_says_the_same(run, capsys):
+def test_command_line_reports_edited_settings(run, capsys):
     edit(run, "  lr: 0.0005", "  lr: 0.1")
     assert cli.main(["train", "--resume", str(run)]) == 2
     err = capsys.readouterr().err
@@ -130,7 +130,7 @@ def test_the_command_line_says_the_same(run, capsys):
     )
 
 
-def test_an_edit_that_fits_no_other_setting_is_named_as_one(run, capsys):
+def test_edit_that_makes_settings_invalid_is_named(run, capsys):
     edit(run, "num_envs: 8", "num_envs: 7")
     assert cli.main(["train", "--resume", str(run), "total_frames=960"]) == 2
     err = capsys.readouterr().err
@@ -141,7 +141,7 @@ def test_an_edit_that_fits_no_other_setting_is_named_as_one(run, capsys):
 # ------------------------------------------------------------------------- what may change
 
 
-def test_more_frames_in_the_file_are_trained(run, tmp_path, capsys):
+def test_more_frames_in_the_file_continue_training(run, tmp_path, capsys):
     whole = train(at(tmp_path / "whole", total_frames=640))
     edit(run, "total_frames: 480", "total_frames: 640")
     resumed = resume(run)
@@ -151,14 +151,14 @@ def test_more_frames_in_the_file_are_trained(run, tmp_path, capsys):
     assert_equal(final_state(whole.folder)["learners"], final_state(run)["learners"])
 
 
-def test_fewer_frames_than_there_are_have_no_effect_and_are_refused(run):
+def test_fewer_frames_than_trained_raise(run):
     edit(run, "total_frames: 480", "total_frames: 160")
     with pytest.raises(ConfigError, match="total_frames is 160.* has 240 already.*restore 480 in"):
         resume(run)
-    assert resume(run, total_frames=320).frames == 320  # what is given is what counts
+    assert resume(run, total_frames=320).frames == 320  # the override is used
 
 
-def test_what_may_change_takes_effect(run):
+def test_edits_of_changeable_settings_take_effect(run):
     edit(run, "episodes: 4", "episodes: 6")
     edit(run, "every_iterations: 0", "every_iterations: 1")
     edit(run, "keep: 2", "keep: 4")
@@ -169,8 +169,8 @@ def test_what_may_change_takes_effect(run):
     assert (made.evaluation.episodes, made.checkpoint.keep) == (6, 4)
 
 
-def test_a_run_goes_on_by_another_execution_and_other_threads(run):
-    """Where and how it is computed is no setting of what is learned."""
+def test_resume_with_another_execution_and_threads(run):
+    """Execution and threads do not change the results of a run."""
     assert "execution: eager" in (run / "config.yaml").read_text()
     assert resume(run, execution="trace", threads=2, total_frames=400).frames == 400
     config = read_run_config(run)
@@ -208,7 +208,7 @@ def kinds():
 
 
 @pytest.mark.parametrize("kind", kinds())
-def test_every_kind_of_run_keeps_its_settings(kind, tmp_path):
+def test_edited_settings_of_every_kind_of_run_raise(kind, tmp_path):
     config = kinds()[kind](tmp_path / "run")
     train(config)
     edit(tmp_path / "run", f"  gamma: {config.learner.gamma}", "  gamma: 0.5")
@@ -219,13 +219,13 @@ def test_every_kind_of_run_keeps_its_settings(kind, tmp_path):
     assert resume(tmp_path / "run", total_frames=more).frames == more
 
 
-def test_a_run_of_a_suite_keeps_its_settings(run):
+def test_edited_settings_of_a_suite_run_raise(run):
     edit(run, "  lr: 0.0005", "  lr: 0.1")
     with pytest.raises(ConfigError, match="learner.lr was 0.0005 when this run was made"):
         train_or_resume({}, run)
 
 
-def test_a_member_of_a_population_keeps_its_own(tmp_path):
+def test_edited_settings_of_a_population_member_raise(tmp_path):
     vary = {"learner.lr": [1e-3, 2e-3]}
     population = {"population.size": 2, "population.vary": vary}
     train(at(tmp_path / "all", total_frames=160, **population))
@@ -237,8 +237,8 @@ def test_a_member_of_a_population_keeps_its_own(tmp_path):
     assert resume(member, total_frames=240).frames == 240
 
 
-def test_an_evolved_member_can_be_gone_on_with_wherever_it_was_cut(tmp_path, monkeypatch):
-    """Its file changes with the checkpoint that it belongs to, not before."""
+def test_settings_of_an_evolved_member_match_its_checkpoint(tmp_path, monkeypatch):
+    """The config file changes together with its checkpoint, not before."""
     evolution = {"method": "pbt", "every_frames": 80, "least_episodes": 0, "worst": 0.5}
     evolution = {f"evolution.{key}": value for key, value in evolution.items()}
     vary = {"learner.lr": {"low": 1e-4, "high": 1e-2}}
@@ -270,13 +270,13 @@ def test_an_evolved_member_can_be_gone_on_with_wherever_it_was_cut(tmp_path, mon
 
 
 @pytest.mark.parametrize("recipe", ["toy_kuhn_ippo", "toy_arena_qmix", "vmas_simple_tag_mappo"])
-def test_the_record_is_the_file(recipe, tmp_path):
+def test_recorded_settings_equal_the_config(recipe, tmp_path):
     config = load_config(recipe)
     assert settings_of({"made_by": made_by(config)}, tmp_path) == config
     assert differences(config, config) == []
 
 
-def test_versions_are_those_of_what_computes_it():
+def test_recorded_versions_of_packages():
     versions = made_by(load_config("vmas_balance_mappo"))["versions"]
     assert versions["vmas"] and versions["torch"] == torch.__version__
     assert versions["torchrl_marl"] == torchrl_marl.__version__
@@ -293,7 +293,7 @@ def with_record(folder, change):
     return path
 
 
-def test_other_versions_are_one_warning(run, whole):
+def test_resume_with_other_versions_warns_once(run, whole):
     path = with_record(
         run, lambda state: state["made_by"]["versions"].update(torch="1.0.0", torchrl="0.1")
     )
@@ -306,11 +306,11 @@ def test_other_versions_are_one_warning(run, whole):
     assert said[0].startswith(f"checkpoint {str(path)!r} was made with {here}")
     assert "may differ from" in said[0]
     assert_same_run(whole.folder, resumed.folder)
-    resume(run)  # its last checkpoint is of these versions: nothing more is said
+    resume(run)  # the last checkpoint has the current versions: no warning
 
 
-def test_a_checkpoint_of_before_goes_on_as_it_did(run, whole):
-    """One without a record: nothing to compare, and no warning."""
+def test_checkpoint_without_record_resumes(run, whole):
+    """Without a record there is nothing to compare and no warning."""
     with_record(run, lambda state: state.pop("made_by"))
     with pytest.raises(ConfigError, match="seed was 0 when this run was made and 3 is asked for"):
         resume(run, seed=3)
@@ -318,31 +318,31 @@ def test_a_checkpoint_of_before_goes_on_as_it_did(run, whole):
 
 
 @pytest.mark.parametrize("record", [None, "hello", {"settings": 3}, {"versions": [1]}, {}])
-def test_a_record_that_is_none_is_as_if_there_were_none(run, record):
+def test_malformed_record_is_ignored(run, record):
     with_record(run, lambda state: state.update(made_by=record))
     assert resume(run, total_frames=240).frames == 240
 
 
-def test_a_record_of_settings_that_nobody_knows_is_one_sentence(run):
+def test_record_with_unknown_settings_raises(run):
     with_record(run, lambda state: state["made_by"]["settings"].update(wheels=4))
     with pytest.raises(CheckpointError, match="holds settings that do not fit this version: .*wh"):
         resume(run)
 
 
-# ----------------------------------------------------------------------------- measuring it
+# ----------------------------------------------------------------------------- evaluation
 
 
-def test_evaluating_says_where_the_file_differs(run):
+def test_load_with_edited_environment_warns(run):
     edit(run, "max_steps: 13", "max_steps: 20")
     with pytest.warns(UserWarning, match="env.max_steps was 13 when this run was made and is 20"):
         loaded = Run.load(run)
     assert loaded.config.env.max_steps == 20
     edit(run, "max_steps: 20", "max_steps: 13")
     edit(run, "episodes: 4", "episodes: 6")
-    assert Run.load(run).evaluate()["episodes"] == 6  # which may change
+    assert Run.load(run).evaluate()["episodes"] == 6  # may be changed
 
 
-def test_networks_of_another_size_are_named(run):
+def test_load_with_edited_network_sizes_raises(run):
     edit(run, "num_cells: [8]", "num_cells: [9]")
     with pytest.raises(
         CheckpointError, match=r"learner.actor.num_cells was \[8\] .*restore the setting"

@@ -1,4 +1,4 @@
-"""The life of a run: begun, stopped by signals, gone on with, measured on the way."""
+"""The life cycle of a run: start, signals, checkpoints, resume, and evaluation."""
 
 import fcntl
 import json
@@ -41,7 +41,7 @@ def arena():
 
 
 def stop_at(monkeypatch, iteration, what):
-    """Lets ``what`` happen within the step after so many iterations."""
+    """Call ``what`` within the step after a number of iterations."""
     plain = Training.step
 
     def step(self):
@@ -56,11 +56,11 @@ def power_cut():
     raise RuntimeError("power cut")
 
 
-# ----------------------------------------------------------------------------------- beginnings
+# ---------------------------------------------------------------------------------------- starts
 
 
 @pytest.mark.parametrize("world", ["arena", "own", "balance", "trace"])
-def test_there_is_a_checkpoint_before_the_first_iteration(world, tmp_path, monkeypatch):
+def test_checkpoint_is_saved_before_the_first_iteration(world, tmp_path, monkeypatch):
     recipe = "vmas_balance_mappo" if world == "balance" else "toy_arena_mappo"
     settings = {"execution": "trace"} if world == "trace" else {}
 
@@ -82,7 +82,7 @@ def test_there_is_a_checkpoint_before_the_first_iteration(world, tmp_path, monke
 
 
 @pytest.mark.parametrize("again", ["train", "resume"])
-def test_a_run_that_failed_before_its_first_checkpoint_begins_anew(again, tmp_path, monkeypatch):
+def test_run_that_failed_before_its_first_checkpoint_restarts(again, tmp_path, monkeypatch):
     whole = train(at(tmp_path / "whole"))
     with monkeypatch.context() as patch:
         patch.setattr(Training, "save", lambda self: power_cut())
@@ -96,14 +96,14 @@ def test_a_run_that_failed_before_its_first_checkpoint_begins_anew(again, tmp_pa
     assert_same_run(whole.folder, run.folder)
 
 
-def test_a_start_that_cannot_be_leaves_nothing(tmp_path, monkeypatch):
+def test_failed_start_leaves_no_files(tmp_path, monkeypatch):
     monkeypatch.setattr(Training, "open", lambda self: power_cut())
     with pytest.raises(RuntimeError):
         train(at(tmp_path / "run"))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_finished_run_without_its_checkpoints_is_not_begun_anew(tmp_path):
+def test_finished_run_without_checkpoints_raises(tmp_path):
     run = train(at(tmp_path / "run", total_frames=80))
     for path in (run.folder / "checkpoints").iterdir():
         path.unlink()
@@ -112,14 +112,14 @@ def test_a_finished_run_without_its_checkpoints_is_not_begun_anew(tmp_path):
     assert len(table(run.folder / "metrics.csv")) == 1
 
 
-def test_two_trainings_do_not_share_a_run(tmp_path):
+def test_run_folder_is_locked_during_training(tmp_path):
     config = at(tmp_path / "run")
     iterations = iterate(config)
     next(iterations)
     for use in (lambda: resume(tmp_path / "run"), lambda: train(at(tmp_path / "run"))):
         with pytest.raises((CheckpointError, ConfigError), match="in use|exists"):
             use()
-    assert Run.load(tmp_path / "run").frames == 0  # reading is free
+    assert Run.load(tmp_path / "run").frames == 0  # loading needs no lock
     iterations.close()
     assert resume(tmp_path / "run").summary["frames"] == 480
     never_begun = iterate(at(tmp_path / "other"))
@@ -129,7 +129,7 @@ def test_two_trainings_do_not_share_a_run(tmp_path):
     assert train(at(tmp_path / "other")).frames == 480
 
 
-def test_frames_beyond_those_asked_for_are_said(tmp_path, capsys):
+def test_frames_beyond_total_frames_are_reported(tmp_path, capsys):
     run = train(at(tmp_path / "run", total_frames=200))
     assert run.summary["frames"] == 240
     said = "total_frames is 200; 240 are trained: 3 times 80."
@@ -143,14 +143,14 @@ def test_frames_beyond_those_asked_for_are_said(tmp_path, capsys):
 
 @pytest.fixture(autouse=True)
 def without_nohup():
-    """The usual effect of SIGHUP, which is ignored if the tests themselves run under nohup."""
+    """The default handler of SIGHUP, which is ignored if the tests run under nohup."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_sigterm_and_sighup_save_and_end_with_their_status(
+def test_sigterm_and_sighup_save_and_exit_with_their_status(
     number, status, tmp_path, monkeypatch, capsys
 ):
     whole = train(at(tmp_path / "whole"))
@@ -171,8 +171,8 @@ def test_sigterm_and_sighup_save_and_end_with_their_status(
     assert_same_run(whole.folder, resume(tmp_path / "cut").folder)
 
 
-def test_torchrls_handler_of_sigterm_does_not_end_a_run(tmp_path, monkeypatch):
-    """TorchRL sets it, for the rest of the process, when a memory-mapped storage is made."""
+def test_sigterm_handler_of_torchrl_does_not_end_a_run(tmp_path, monkeypatch):
+    """TorchRL sets it for the rest of the process with the first memory-mapped storage."""
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     LazyMemmapStorage(4).set(range(2), torch.zeros(2))
     signal.signal(signal.SIGTERM, _signal_cleanup_handler)  # set once in a process
@@ -187,7 +187,7 @@ def test_torchrls_handler_of_sigterm_does_not_end_a_run(tmp_path, monkeypatch):
     assert final_state(tmp_path / "run")["iteration"] == 2
 
 
-def test_a_handler_of_ones_own_for_sigterm_stays(tmp_path, monkeypatch):
+def test_user_handler_of_sigterm_is_kept(tmp_path, monkeypatch):
     seen = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
     try:
@@ -209,7 +209,7 @@ def test_nohup_is_kept(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_second_signal_while_saving_waits_for_the_checkpoint(number, tmp_path, monkeypatch):
+def test_second_signal_while_saving_waits_for_the_checkpoint(number, tmp_path, monkeypatch):
     plain = training.save_checkpoint
 
     def save(folder, iteration, state, keep):
@@ -225,7 +225,7 @@ def test_a_second_signal_while_saving_waits_for_the_checkpoint(number, tmp_path,
     assert len(table(tmp_path / "run" / "metrics.csv")) == 2
 
 
-def test_between_iterations_signals_are_the_callers(tmp_path):
+def test_signals_between_iterations_go_to_the_caller(tmp_path):
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     iterations = iterate(at(tmp_path / "run"))
     next(iterations)
@@ -238,13 +238,13 @@ def test_between_iterations_signals_are_the_callers(tmp_path):
             signal.raise_signal(signal.SIGTERM)
     finally:
         signal.signal(signal.SIGINT, before)
-    next(iterations)  # both were the caller's, who goes on all the same
+    next(iterations)  # the caller handled both and continues
     del iterations
     assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == handlers
     assert final_state(tmp_path / "run")["iteration"] == 2
 
 
-def test_ctrl_c_while_an_unfinished_run_is_left_is_not_lost(tmp_path):
+def test_ctrl_c_while_closing_an_unfinished_run_is_raised(tmp_path):
     interruption = Interruption()
     with interruption, interruption.unbroken():
         signal.raise_signal(signal.SIGINT)
@@ -257,7 +257,7 @@ def test_ctrl_c_while_an_unfinished_run_is_left_is_not_lost(tmp_path):
         signal.raise_signal(signal.SIGINT)
 
 
-def test_contexts_may_be_left_in_any_order():
+def test_interruption_contexts_may_exit_in_any_order():
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     left_open, current = Interruption(), Interruption()
     left_open.__enter__()
@@ -268,8 +268,8 @@ def test_contexts_may_be_left_in_any_order():
     assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == handlers
 
 
-def test_a_handler_that_outlives_its_context_has_the_usual_effect():
-    """TorchRL, for example, restores the handler that it found, at any time."""
+def test_handler_that_outlives_its_context_has_the_default_effect():
+    """TorchRL, for example, may restore the handler that it found at any time."""
     before = signal.getsignal(signal.SIGINT)
     try:
         with Interruption():
@@ -282,7 +282,7 @@ def test_a_handler_that_outlives_its_context_has_the_usual_effect():
         signal.signal(signal.SIGINT, before)
 
 
-def test_signals_after_another_thread_has_left_the_last_context(tmp_path):
+def test_signals_after_another_thread_exits_the_last_context(tmp_path):
     handler = signal.getsignal(signal.SIGTERM)
     interruption = Interruption()
     with terminable():
@@ -305,22 +305,22 @@ next(iterations), next(iterations)
 """
 
 
-# Modules such as JAX keep a script's variables until Python has cleared all modules.
+# Modules such as JAX keep variables of a script until Python clears all modules.
 HELD = "import threading; threading.current_thread().held = iterations"
 
 
 @pytest.mark.parametrize("held", ["", HELD])
-def test_a_script_that_leaves_a_run_open_saves_it(tmp_path, held):
+def test_script_that_leaves_a_run_open_saves_it(tmp_path, held):
     command = [sys.executable, "-c", OPEN + held, str(tmp_path / "run")]
     done = subprocess.run(command, capture_output=True, text=True, cwd=SUPPORT)
     assert (done.returncode, done.stderr) == (0, "")
     assert final_state(tmp_path / "run")["iteration"] == 2
 
 
-def test_the_command_line_is_ended_by_sigterm_and_goes_on(tmp_path):
+def test_sigterm_ends_the_command_line_with_a_checkpoint(tmp_path):
     folder = tmp_path / "run"
     settings = [f"folder={folder}", "total_frames=6400000", "checkpoint.every_iterations=0"]
-    settings.append("execution=eager")  # which a run of so many frames would not choose
+    settings.append("execution=eager")  # auto would choose compile for so many frames
     train = [sys.executable, "-m", "torchrl_marl", "train", "toy_arena_mappo"]
     with subprocess.Popen([*train, *settings], stderr=subprocess.PIPE, text=True) as process:
         while not (folder / "metrics.csv").exists() and process.poll() is None:
@@ -333,7 +333,7 @@ def test_the_command_line_is_ended_by_sigterm_and_goes_on(tmp_path):
     assert done == len(table(folder / "metrics.csv")) >= 1
 
 
-def test_a_closed_terminal_ends_and_saves_a_run(tmp_path):
+def test_closed_terminal_saves_and_ends_a_run(tmp_path):
     """After a hang-up, all output to the terminal fails."""
     folder = tmp_path / "run"
     command = f"toy_arena_mappo folder={folder} total_frames=6400000 execution=eager"
@@ -343,7 +343,7 @@ def test_a_closed_terminal_ends_and_saves_a_run(tmp_path):
         train,
         **dict.fromkeys(("stdin", "stdout", "stderr"), inner),
         start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # the process's own terminal
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # the terminal of the process
     ) as process:
         os.close(inner)
         while not (folder / "metrics.csv").exists() and process.poll() is None:
@@ -357,10 +357,10 @@ def test_a_closed_terminal_ends_and_saves_a_run(tmp_path):
     assert done == len(table(folder / "metrics.csv")) >= 1
 
 
-# ----------------------------------------------------------------------------- by the clock
+# ------------------------------------------------------------------------ checkpoints by time
 
 
-def test_a_checkpoint_every_few_minutes(tmp_path, monkeypatch):
+def test_checkpoints_every_minutes(tmp_path, monkeypatch):
     saved, now = [], [0.0]
     plain = training.save_checkpoint
 
@@ -376,10 +376,10 @@ def test_a_checkpoint_every_few_minutes(tmp_path, monkeypatch):
     assert saved == [0, 4, 6]
 
 
-# ----------------------------------------------------------------------------- going on for longer
+# ------------------------------------------------------------------------ resume with more frames
 
 
-def test_more_frames_are_trained_as_in_one_go(tmp_path, capsys):
+def test_resume_with_more_frames_equals_one_run(tmp_path, capsys):
     whole = train(at(tmp_path / "whole"))
     run = train(at(tmp_path / "run", total_frames=240))
     capsys.readouterr()
@@ -395,7 +395,7 @@ def test_more_frames_are_trained_as_in_one_go(tmp_path, capsys):
     assert summary["frames"] == 480
 
 
-def test_a_finished_run_says_so_and_cannot_be_shortened(tmp_path, capsys):
+def test_resume_of_a_finished_run_with_fewer_frames_raises(tmp_path, capsys):
     run = train(at(tmp_path / "run", total_frames=160))
     before = (run.folder / "config.yaml").read_text()
     assert resume(run.folder).frames == 160
@@ -407,11 +407,11 @@ def test_a_finished_run_says_so_and_cannot_be_shortened(tmp_path, capsys):
     assert resume(run.folder, total_frames=240).frames == 240  # a refusal keeps no lock
 
 
-# ------------------------------------------------------------------------------------- measuring
+# ------------------------------------------------------------------------------------- evaluation
 
 
 class Bare(Arena):
-    """Cannot be put back to where it was."""
+    """Has no snapshots."""
 
     def snapshot(self):
         from torchrl_marl.errors import SimulatorStateError
@@ -420,7 +420,7 @@ class Bare(Arena):
 
 
 @pytest.mark.parametrize("given", ["the run's", "env=", "recipe's"])
-def test_evaluating_within_iterate_changes_nothing(given, tmp_path):
+def test_evaluation_within_iterate_does_not_affect_the_run(given, tmp_path):
     finals = []
     for name in ("plain", "evaluated"):
         env = None if given == "recipe's" else arena()
@@ -433,21 +433,21 @@ def test_evaluating_within_iterate_changes_nothing(given, tmp_path):
     assert_same_run(*finals)
 
 
-def test_what_cannot_be_put_back_is_not_played_on_in_training(tmp_path):
+def test_evaluation_in_a_training_env_without_snapshot_raises(tmp_path):
     env = Bare(8, max_steps=13, **ARENA)
     for iteration in iterate(at(tmp_path / "run", total_frames=160), env=env):
         for settings in ({}, {"env": env}):
             with pytest.raises(ConfigError, match="Bare is being trained.*evaluate.env=...."):
                 iteration.run.evaluate(**settings)
         assert iteration.run.evaluate(episodes=3, env=arena())["episodes"] == 3
-    assert iteration.run.evaluate(episodes=3)["episodes"] == 3  # nobody trains there any more
+    assert iteration.run.evaluate(episodes=3)["episodes"] == 3  # training is over
 
 
 def draws():
     return torch.rand(3).tolist(), np.random.rand(3).tolist(), random.random()
 
 
-def test_loading_and_evaluating_draw_nothing_from_the_process(tmp_path):
+def test_loading_and_evaluating_use_no_global_random_numbers(tmp_path):
     run = train(at(tmp_path / "run", total_frames=80))
     found = []
     for load in (False, True):
@@ -460,7 +460,7 @@ def test_loading_and_evaluating_draw_nothing_from_the_process(tmp_path):
     assert found[0] == found[1]
 
 
-def test_the_evaluate_command_keeps_what_it_found(tmp_path, capsys):
+def test_evaluate_command_records_its_results(tmp_path, capsys):
     from torchrl_marl.apps.cli import main as cli
 
     run = train(at(tmp_path / "run", total_frames=160, **{"evaluation.deterministic": False}))
@@ -487,7 +487,7 @@ def test_the_evaluate_command_keeps_what_it_found(tmp_path, capsys):
         Run.load(run.folder).evaluate(8, record=True)
 
 
-def test_a_resume_that_is_refused_changes_no_settings(tmp_path):
+def test_refused_resume_changes_no_settings(tmp_path):
     run = train(at(tmp_path / "run", total_frames=80))
     before = (run.folder / "config.yaml").read_bytes()
     (run.folder / "evaluation.csv").write_text("other,table\n1,2\n")

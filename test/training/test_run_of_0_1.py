@@ -1,4 +1,4 @@
-"""A run that version 0.1 has made is loaded, evaluated and trained on.
+"""A run of version 0.1 is loaded, evaluated and resumed.
 
 Its folder was made at a20674f: ``vmas_balance_mappo`` with two environments, 80 frames and four
 hidden units.
@@ -24,7 +24,7 @@ def folder(tmp_path):
     return Path(shutil.copytree(MADE, tmp_path / "run"))
 
 
-def test_its_weights_are_loaded(folder):
+def test_weights_of_version_0_1_are_loaded(folder):
     path = folder / "checkpoints" / "iteration_000002.pt"
     stored = torch.load(path, weights_only=True)["learners"]
     (stored,) = stored.values() if isinstance(stored, dict) else stored
@@ -37,14 +37,14 @@ def test_its_weights_are_loaded(folder):
         assert torch.equal(value, same), name
 
 
-def test_it_is_evaluated_and_trained_on(folder):
+def test_run_of_version_0_1_is_resumed(folder):
     before = (folder / "metrics.csv").read_text().splitlines()
     run = resume(folder, total_frames=160)
     assert run.summary["frames"] == 160
     after = (folder / "metrics.csv").read_text().splitlines()
     assert len(after) == 5
     old, new = (list(csv.DictReader(lines)) for lines in (before, after))
-    for row, same in zip(old, new):  # what 0.1 wrote stays
+    for row, same in zip(old, new):  # rows of version 0.1 are kept
         assert {key: same[key] for key in row} == row
 
 

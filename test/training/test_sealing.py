@@ -1,4 +1,4 @@
-"""Four hundred damages of a checkpoint: what is loaded is what was written, or it is refused."""
+"""Four hundred random damages to a checkpoint: it loads exactly or is refused."""
 
 import random
 import zipfile
@@ -21,7 +21,7 @@ N_DAMAGES = 400
 
 @pytest.fixture(scope="module")
 def state(tmp_path_factory):
-    """What a run's checkpoint holds: networks, an optimizer, episodes, random state."""
+    """The checkpoint of a run: networks, an optimizer, episodes, random state."""
     folder = tmp_path_factory.mktemp("trained") / "run"
     config = small_config(total_frames=160, folder=str(folder))
     return load_checkpoint(latest_checkpoint(train(config).folder))
@@ -56,7 +56,7 @@ def zeroed(data, draw):
 
 
 def flipped_in_the_directory(data, draw):
-    """Names, sizes, places and flags of the entries: the last part, of which there is no CRC."""
+    """Flip a bit in the zip directory at the end of the file, which has no CRC."""
     data[-draw.randrange(1, 3000)] ^= 1 << draw.randrange(8)
     return data
 
@@ -66,7 +66,7 @@ def prolonged(data, draw):
 
 
 def moved(data, draw):
-    """A block of the file stands where another should, as after a file system's repair."""
+    """Copy a block to another place, as a repair of the file system may do."""
     size = 512
     here, there = (draw.randrange(max(1, len(data) // size - 1)) * size for _ in range(2))
     data[here : here + size] = data[there : there + size]
@@ -75,7 +75,7 @@ def moved(data, draw):
 
 @pytest.mark.runs
 @pytest.mark.parametrize("write", [sealed, of_version_0_1])
-def test_a_damaged_checkpoint_is_refused_or_loads_to_the_bit(tmp_path, state, write):
+def test_damaged_checkpoint_is_refused_or_loads_exactly(tmp_path, state, write):
     path = write(state, tmp_path)
     whole, draw = path.read_bytes(), random.Random(0)
     refused = 0
@@ -92,11 +92,11 @@ def test_a_damaged_checkpoint_is_refused_or_loads_to_the_bit(tmp_path, state, wr
             assert_equal(found, state)
     path.write_bytes(whole)
     assert_equal(load_checkpoint(path), state)
-    # Of the others nothing, or nothing but padding, was damaged.
+    # The others changed nothing or only padding.
     assert refused > 0.75 * N_DAMAGES if write is sealed else refused > N_DAMAGES / 2
 
 
-def test_a_sealed_checkpoint_is_what_torch_and_zip_read(tmp_path, state):
+def test_sealed_checkpoint_is_read_by_torch_and_zipfile(tmp_path, state):
     path = sealed(state, tmp_path)
     assert_equal(torch.load(path, weights_only=True), state)
     assert_equal(torch.load(path, weights_only=True, mmap=True), state)
@@ -105,8 +105,8 @@ def test_a_sealed_checkpoint_is_what_torch_and_zip_read(tmp_path, state):
         assert archive.comment.startswith(b"sha256:")
 
 
-def test_every_single_byte_is_looked_after(tmp_path):
-    """A small file, and each of its bytes in turn: only the seal's own word may go unnoticed."""
+def test_change_of_any_single_byte_is_detected(tmp_path):
+    """Each byte of a small file is changed in turn."""
     state = {"weights": torch.arange(3.0)}
     path = sealed(state, tmp_path)
     whole = path.read_bytes()

@@ -1,4 +1,4 @@
-"""A folder with a run for each seed, as ``--seeds`` beside ``folder=`` makes it."""
+"""A folder with one run per seed, as made by ``--seeds`` with ``folder=``."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from torchrl_marl.training.config import read_run_config, seed_folders
 
 @pytest.fixture
 def parent(tmp_path):
-    """Runs of seeds 2 and 10, and what is none."""
+    """Runs of seeds 2 and 10, and two folders that are not runs."""
     for seed in (10, 2):
         folder = tmp_path / "runs" / f"seed{seed}"
         folder.mkdir(parents=True)
@@ -22,13 +22,13 @@ def parent(tmp_path):
     return tmp_path / "runs"
 
 
-def test_seeds_are_in_order(parent):
+def test_seed_folders_are_sorted_by_seed(parent):
     assert [folder.name for folder in seed_folders(parent)] == ["seed2", "seed10"]
     assert seed_folders(parent / "seed2") == seed_folders(parent / "none") == []
 
 
 @pytest.mark.parametrize("command", [["train", "--resume"], ["evaluate"]])
-def test_it_is_no_run_but_holds_some(command, parent, capsys):
+def test_seed_parent_as_run_folder_raises(command, parent, capsys):
     with pytest.raises(
         CheckpointError, match="holds 2 run folders, one for each seed; give one of"
     ):
@@ -39,7 +39,7 @@ def test_it_is_no_run_but_holds_some(command, parent, capsys):
     assert f"give one of {parent / 'seed2'}, {parent / 'seed10'}." in error
 
 
-def test_all_its_runs_are_drawn(parent, capsys):
+def test_plot_of_a_seed_parent_draws_all_runs(parent, capsys):
     pytest.importorskip("matplotlib")
     from torchrl_marl.apps.plotting import learning_curve
 

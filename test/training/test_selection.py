@@ -1,4 +1,4 @@
-"""Who is copied to whom, and how copies differ."""
+"""Selection in populations: parents of copies and their perturbation."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ def seeded(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-def test_the_worst_become_copies_of_the_best():
+def test_worst_members_become_copies_of_the_best():
     fitness = torch.tensor([4.0, 1.0, 8.0, 3.0, 7.0, 2.0, 6.0, 5.0])
     for seed in range(20):
         parent = truncation(fitness, 0.25, seeded(seed)).tolist()
@@ -20,12 +20,12 @@ def test_the_worst_become_copies_of_the_best():
     assert 70 < drawn.count(2) < 130
 
 
-def test_one_is_replaced_however_few_there_are():
+def test_at_least_one_member_is_replaced():
     assert truncation(torch.tensor([2.0, 1.0, 3.0]), 0.25).tolist() == [0, 2, 2]
     assert truncation(torch.tensor([2.0, 1.0]), 0.1).tolist() == [0, 0]
 
 
-def test_nobody_is_replaced_by_a_share_of_nothing_and_nan_is_the_worst():
+def test_share_of_zero_replaces_no_member_and_nan_is_worst():
     fitness = torch.tensor([1.0, torch.nan, 3.0, -torch.inf])
     assert truncation(fitness, 0.0).tolist() == [0, 1, 2, 3]
     assert truncation(fitness, 0.5, seeded())[0] == 0
@@ -34,19 +34,19 @@ def test_nobody_is_replaced_by_a_share_of_nothing_and_nan_is_the_worst():
         truncation(fitness, 0.6)
 
 
-def test_a_tournament_keeps_its_elite_and_prefers_the_fit():
+def test_tournament_keeps_its_elite_and_prefers_the_fit():
     fitness = torch.arange(6.0)
     parents = torch.stack([tournament(fitness, 2, 1, seeded(seed)) for seed in range(500)])
     assert (parents[:, 5] == 5).all()
     counts = torch.bincount(parents[:, 0], minlength=6) / 500
-    # The best of two of six: k is it with the chance ((k + 1)^2 - k^2) / 36.
+    # The best of two draws from six is k with probability ((k + 1)^2 - k^2) / 36.
     expected = torch.tensor([2 * k + 1 for k in range(6)]) / 36
     torch.testing.assert_close(counts, expected, rtol=0, atol=0.06)
     with pytest.raises(ValueError, match="elite 7"):
         tournament(fitness, 2, 7)
 
 
-def test_copies_differ_by_a_factor_and_stay_in_their_range():
+def test_perturbed_copies_differ_by_a_factor_within_bounds():
     values, parent = torch.tensor([1.0, 2.0, 4.0, 0.5]), torch.tensor([0, 2, 2, 0])
     seen = set()
     for seed in range(40):
@@ -56,7 +56,7 @@ def test_copies_differ_by_a_factor_and_stay_in_their_range():
     assert seen == {(4.5, 1.25), (4.5, 0.8), (3.2, 1.25), (3.2, 0.8)}
 
 
-def test_some_are_drawn_anew_from_the_whole_range():
+def test_resampled_values_cover_the_whole_range():
     values, parent = torch.full((2000,), 1e-3), torch.zeros(2000, dtype=torch.int64)
     bounds = Bounds(1e-4, 1e-2, log=True)
     new = perturb(values, parent, bounds, resample=1.0, generator=seeded())[1:]
@@ -66,9 +66,9 @@ def test_some_are_drawn_anew_from_the_whole_range():
     assert plain.mean().item() == pytest.approx(5.05e-3, rel=0.05)
 
 
-def test_only_an_episode_that_runs_at_a_selection_is_left_out():
+def test_fitness_excludes_episodes_that_run_at_a_selection():
     fitness, returns = Fitness(2), torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
-    # The env of member 1 ends an episode with the batch; that of member 0 is in its second.
+    # Member 1 ends an episode with the batch, member 0 is in its second episode.
     fitness.update(returns, torch.tensor([[True, False, False], [False, False, True]]))
     fitness.begin()
     resumed = Fitness(2)
@@ -80,7 +80,7 @@ def test_only_an_episode_that_runs_at_a_selection_is_left_out():
         assert own.episodes.tolist() == [1, 2] and own.total.tolist() == [3.0, 11.0]
 
 
-def test_trials_count_the_episodes_that_begin_with_them():
+def test_fitness_of_a_trial_counts_episodes_from_its_start():
     fitness, returns = Fitness(2), torch.tensor([[1.0, 2.0], [3.0, 4.0]])
     fitness.update(returns, torch.tensor([[False, True], [True, False]]))
     fitness.begin([0])

@@ -1,4 +1,4 @@
-"""What is added for training only is not what a policy is measured by."""
+"""Shaped rewards are used in training and left out of evaluations."""
 
 import csv
 
@@ -27,19 +27,19 @@ def measure(env, seed=3):
 
 
 def earned(env, actions=None):
-    """What random cooks earn, and what they did."""
+    """The return of random actions."""
     torch.manual_seed(1)
     env.set_seed(3)
     td = env.rollout(50)
     return td[KEY].sum().item()
 
 
-def test_random_cooks_are_measured_without_the_shaped_reward():
+def test_evaluation_of_an_env_excludes_the_shaped_reward():
     shaped, plain = (JaxMarlEnv("overcooked", **KITCHEN, **more) for more in (SHAPED, {}))
     assert earned(shaped) > 10 + earned(plain)
     with_sums = TransformedEnv(shaped, RewardSum(in_keys=[("agent", "reward")]))
     assert measure(shaped) == measure(plain) == measure(with_sums)
-    assert earned(shaped) > 10 + earned(plain)  # it is trained on as before
+    assert earned(shaped) > 10 + earned(plain)  # training rewards are unchanged
     with pytest.raises(ZeroDivisionError), shaped.measured():
         assert earned(shaped) == earned(plain)
         1 / 0  # noqa: B018
@@ -61,7 +61,7 @@ def config(tmp_path_factory):
     return replaced(config, folder=str(tmp_path_factory.mktemp("runs") / "run"))
 
 
-def test_a_run_is_measured_without_the_shaped_reward(config):
+def test_evaluations_of_a_run_exclude_the_shaped_reward(config):
     run = train(config)
     plain = JaxMarlEnv("overcooked", **KITCHEN)
     team, settings = TeamSpec.from_env(plain), {"episodes": 8, "seed": EVALUATION_SEED}

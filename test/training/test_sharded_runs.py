@@ -1,4 +1,4 @@
-"""A run of shards learns the same wherever they are, and however often it is stopped."""
+"""Sharded runs learn the same at any placement and after any number of resumes."""
 
 import contextlib
 
@@ -57,8 +57,8 @@ def batches(folder, n=3, **overrides):
         return [training.collector.rollout() for _ in range(n)]
 
 
-def test_a_batch_is_its_shards_side_by_side(tmp_path):
-    """Against each shard by itself, made after another one has drawn numbers."""
+def test_batch_is_the_concatenation_of_its_shards(tmp_path):
+    """Each shard equals one that is built and run alone."""
     together = batches(tmp_path / "run")
     for number in (2, 0):
         torch.manual_seed(number)
@@ -70,8 +70,8 @@ def test_a_batch_is_its_shards_side_by_side(tmp_path):
             assert_equal(rows.to_dict(), own.exclude(("collector", "traj_ids")).to_dict())
 
 
-def test_a_shard_is_what_its_seed_makes_of_its_envs(tmp_path):
-    """The first shard's envs are those that the environment makes of the shard's seed."""
+def test_envs_of_a_shard_depend_on_its_seed(tmp_path):
+    """The envs of the first shard equal an environment that is made with its seed."""
     config = settings_of(tmp_path / "run")
     seed = shard_seed(config.seed, 0)
     with RandomState(seed).active():
@@ -82,7 +82,7 @@ def test_a_shard_is_what_its_seed_makes_of_its_envs(tmp_path):
     )
 
 
-def test_trajectories_of_shards_differ(tmp_path):
+def test_trajectory_ids_of_shards_are_disjoint(tmp_path):
     ids = torch.cat([b["collector", "traj_ids"] for b in batches(tmp_path / "run")], 1)
     owners = [set(rows.flatten().tolist()) for rows in ids.split(2)]
     assert not set.intersection(*owners)
@@ -101,7 +101,7 @@ def test_trajectories_of_shards_differ(tmp_path):
     ],
     ids=["ahead", "further_ahead", "memory", "replay", "captured"],
 )
-def test_a_run_goes_on_exactly(overrides, tmp_path):
+def test_sharded_run_resumes_exactly(overrides, tmp_path):
     recipe = overrides.pop("recipe", "toy_arena_mappo")
     torchrl_marl.train(settings_of(tmp_path / "whole", recipe, **overrides))
     for step in iterate(settings_of(tmp_path / "parts", recipe, **overrides)):
@@ -111,8 +111,8 @@ def test_a_run_goes_on_exactly(overrides, tmp_path):
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
 
-def test_ahead_is_one_iteration_behind(tmp_path):
-    """Batch 2 is played by the untrained policy, and batch 3 by that of one iteration."""
+def test_overlap_collects_with_the_policy_of_the_last_iteration(tmp_path):
+    """Batch 2 is collected by the untrained policy, batch 3 by that of iteration 1."""
     config = settings_of(tmp_path / "run", distributed={"collectors": 4, "overlap": 1})
     with started(config) as training:
         check_ahead(training, config)
@@ -132,7 +132,7 @@ def check_ahead(training, config):
     assert not torch.equal(*(next(iter(w.values())) for w in (weights[0], weights[3])))
 
 
-def test_a_part_is_checked_by_its_shard(tmp_path):
+def test_shard_raises_for_nan_in_its_envs(tmp_path):
     config = settings_of(tmp_path / "run")
     with started(config) as training, torch.no_grad():
         training.collector.rollout()
@@ -142,8 +142,8 @@ def test_a_part_is_checked_by_its_shard(tmp_path):
             training.collector.rollout()
 
 
-def test_lost_episodes_are_forgotten(tmp_path):
-    """The sums of a lost shard's envs begin anew; those of the others go on."""
+def test_tracker_drops_episodes_of_a_lost_shard(tmp_path):
+    """Episode sums of a lost shard restart, those of the others continue."""
 
     class Losing(LocalPlacement):
         def take(self, journal):
@@ -200,23 +200,23 @@ BAD = [
 
 
 @pytest.mark.parametrize(("overrides", "message"), BAD)
-def test_what_does_not_fit_is_refused(overrides, message):
+def test_invalid_distributed_settings_raise(overrides, message):
     with pytest.raises(ConfigError, match=message):
         load_config(small_config(), overrides)
 
 
-def test_only_shards_play_ahead(tmp_path):
+def test_overlap_without_shards_raises(tmp_path):
     with pytest.raises(ConfigError, match="overlap is 1, but distributed.collectors is null"):
         torchrl_marl.train(small_config(folder=str(tmp_path / "run"), distributed={"overlap": 1}))
 
 
-def test_a_built_environment_is_refused(tmp_path):
+def test_env_object_with_shards_raises(tmp_path):
     env = make_env("toy/arena", num_envs=8, seed=0)
     with pytest.raises(ConfigError, match="cannot be split in shards"):
         torchrl_marl.train(settings_of(tmp_path / "run"), env=env)
 
 
-def test_a_run_resumes_with_its_shards(tmp_path):
+def test_resume_with_another_number_of_shards_raises(tmp_path):
     torchrl_marl.train(settings_of(tmp_path / "run", total_frames=160))
     with pytest.raises(ConfigError, match=r"distributed.collectors was 4 when .* 2 is asked for"):
         torchrl_marl.resume(tmp_path / "run", total_frames=320, distributed={"collectors": 2})
@@ -225,8 +225,8 @@ def test_a_run_resumes_with_its_shards(tmp_path):
     assert len(table(tmp_path / "run" / "metrics.csv")) == 3
 
 
-def test_shards_on_ray_are_shards_here(tmp_path):
-    """The one test of Ray in the first tier; test_ray.py has the others."""
+def test_shards_on_ray_equal_local_shards(tmp_path):
+    """The only Ray test of the first tier. The others are in test_ray.py."""
     pytest.importorskip("ray")
     own = {"evaluation": {"episodes": 0}, "total_frames": 120}
     on_ray = {"collectors": 2, "backend": "ray", "actors": 2}

@@ -1,4 +1,4 @@
-"""Stages of a curriculum, and the metrics of evaluations at which a run ends early."""
+"""Stages of a curriculum, and evaluation metrics that end a run early."""
 
 import json
 import os
@@ -36,7 +36,7 @@ def settings(folder, **overrides):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A run in two stages that nothing has interrupted; not to be changed."""
+    """An uninterrupted run in two stages. Tests must not change it."""
     folder = tmp_path_factory.mktemp("stages") / "whole"
     torchrl_marl.train(settings(folder))
     return folder
@@ -49,7 +49,7 @@ def learners(path):
 
 
 def assert_same_stages(one, other, frames=240):
-    """Equal to the bit in both stages, but for the path from which the second starts."""
+    """Both stages are exactly equal except for the source path of the second."""
     for name in NAMES:
         states = [final_state(folder / name) for folder in (one, other)]
         for state, folder in zip(states, (one, other)):
@@ -60,7 +60,7 @@ def assert_same_stages(one, other, frames=240):
             assert table(one / name / file) == table(other / name / file)
 
 
-def test_a_stage_begins_with_the_last_weights_of_the_one_before(whole):
+def test_stage_starts_with_the_last_weights_of_the_previous_one(whole):
     near, far = (all_checkpoints(whole / name) for name in NAMES)
     assert_equal(learners(far[0]), learners(near[-1]))
     assert not torch.equal(*(next(iter(learners(x).values())) for x in (near[0], near[-1])))
@@ -72,7 +72,7 @@ def test_a_stage_begins_with_the_last_weights_of_the_one_before(whole):
     assert {name: own["frames"] for name, own in summary.items()} == {"near": 240, "far": 320}
 
 
-def test_the_first_stage_is_the_run_without_stages(whole, tmp_path):
+def test_first_stage_equals_a_run_without_stages(whole, tmp_path):
     alone = torchrl_marl.train(
         small_config(**SETTINGS | {"total_frames": 240}, folder=str(tmp_path / "run"))
     )
@@ -81,7 +81,7 @@ def test_the_first_stage_is_the_run_without_stages(whole, tmp_path):
 
 @pytest.fixture
 def interrupt(monkeypatch):
-    """Trains until an iteration, in which Ctrl-C arrives, counted over all stages."""
+    """Train until Ctrl-C in an iteration, counted over all stages."""
 
     def train(config, step):
         calls, own = [], Training.step
@@ -96,13 +96,13 @@ def interrupt(monkeypatch):
             patch.setattr(Training, "step", interrupted)
             with pytest.raises(KeyboardInterrupt) as stop:
                 torchrl_marl.train(config)
-        assert str(stop.value.args[0]) == config.folder  # that of the whole run
+        assert str(stop.value.args[0]) == config.folder  # the folder of the whole run
 
     return train
 
 
 @pytest.mark.parametrize("step", [2, 3, 4, 6])
-def test_an_interrupted_run_goes_on_exactly(whole, tmp_path, interrupt, step):
+def test_interrupted_run_with_stages_resumes_exactly(whole, tmp_path, interrupt, step):
     """In either stage, and at the end of the first one."""
     folder = tmp_path / "run"
     interrupt(settings(folder), step)
@@ -111,7 +111,7 @@ def test_an_interrupted_run_goes_on_exactly(whole, tmp_path, interrupt, step):
     assert_same_stages(folder, whole)
 
 
-def test_a_stage_that_has_reached_its_metric_ends_when_it_is_resumed(tmp_path, interrupt):
+def test_stage_that_has_reached_its_metric_ends_on_resume(tmp_path, interrupt):
     def config(name):
         until = {"until": {"return": -1e6}}
         return settings(tmp_path / name, **EVALUATED, stages={"near": until, "far": {}})
@@ -122,7 +122,7 @@ def test_a_stage_that_has_reached_its_metric_ends_when_it_is_resumed(tmp_path, i
     assert_same_stages(tmp_path / "run", tmp_path / "whole", frames=80)
 
 
-def test_a_run_that_was_killed_between_stages_goes_on_in_the_next(whole, tmp_path):
+def test_run_killed_between_stages_resumes_in_the_next_stage(whole, tmp_path):
     folder = tmp_path / "moved"
     shutil.copytree(whole, folder)
     shutil.rmtree(folder / "far")
@@ -134,7 +134,7 @@ def test_a_run_that_was_killed_between_stages_goes_on_in_the_next(whole, tmp_pat
     assert read_run_config(folder / "near").logging.project == "torchrl_marl"
 
 
-def test_a_run_stands_for_its_last_stage(whole, tmp_path):
+def test_run_with_stages_loads_as_its_last_stage(whole, tmp_path):
     far = whole / "far"
     assert last_stage(whole) == Run.load(whole).folder == read_run(whole).folder == far
     assert Run.load(whole).evaluate(episodes=4) == Run.load(far).evaluate(episodes=4)
@@ -146,7 +146,7 @@ def test_a_run_stands_for_its_last_stage(whole, tmp_path):
     assert last_stage(begun) == begun / "near"
 
 
-def test_seeds_of_equal_stages_are_one_experiment(whole, tmp_path):
+def test_seeds_with_equal_stages_have_equal_report_settings(whole, tmp_path):
     other = settings(tmp_path / "seed1", seed=1)
     torchrl_marl.train(other)
     assert read_run(whole).settings == read_run(other.folder).settings
@@ -164,7 +164,7 @@ def test_until_ends_a_stage_early(tmp_path, capsys):
     assert run.summary["init_from"]["frames"] == 80
 
 
-def test_until_needs_all_of_its_metrics_from_an_evaluation_during_training(tmp_path):
+def test_until_needs_all_metrics_from_an_evaluation_in_training(tmp_path):
     limits = {"return": -1e6, "length_max": 1e6}
     run = torchrl_marl.train(
         small_config(folder=str(tmp_path / "run"), **SETTINGS, **EVALUATED, until=limits)
@@ -180,7 +180,7 @@ def test_until_needs_all_of_its_metrics_from_an_evaluation_during_training(tmp_p
 
 
 class Success(Callback):
-    """Logs the share of goals."""
+    """Logs a success rate."""
 
     def on_evaluation(self, control, result):
         return {"success": 0.25 * control.iteration}
@@ -226,7 +226,7 @@ def test_until_reads_metrics_of_callbacks(tmp_path):
         ({"distributed.backend": "ray"}, "distributed.backend is 'ray', but stages are runs of"),
     ],
 )
-def test_bad_stages_are_refused_before_anything_is_trained(tmp_path, overrides, message):
+def test_invalid_stages_raise_before_training(tmp_path, overrides, message):
     base = small_config(stages=STAGES, folder=str(tmp_path / "run"))
     with pytest.raises(ConfigError) as error:
         torchrl_marl.train(base, **overrides)
@@ -234,7 +234,7 @@ def test_bad_stages_are_refused_before_anything_is_trained(tmp_path, overrides, 
     assert str(error.value).endswith(".") and not (tmp_path / "run").exists()
 
 
-def test_what_stages_cannot_share_is_refused(whole, tmp_path, monkeypatch):
+def test_unsupported_arguments_with_stages_raise(whole, tmp_path, monkeypatch):
     config = settings(tmp_path / "run")
     with pytest.raises(ConfigError, match="stages is given with a callback object"):
         torchrl_marl.train(config, callbacks=[Success()])
@@ -254,7 +254,7 @@ def test_what_stages_cannot_share_is_refused(whole, tmp_path, monkeypatch):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_stage_imports_no_code_that_the_run_does_not_name(tmp_path):
+def test_stage_with_external_code_not_named_by_the_run_raises(tmp_path):
     own = tmp_path / "own.py"
     own.write_text(f"open({str(tmp_path / 'imported')!r}, 'w')\nclass World: pass\n")
     stages = {"near": {}, "far": {"env": f"{own}:World"}}
@@ -263,14 +263,14 @@ def test_a_stage_imports_no_code_that_the_run_does_not_name(tmp_path):
     assert not (tmp_path / "imported").exists()
 
 
-def test_init_picks_the_parts_of_one_stage():
+def test_init_selects_the_parts_for_one_stage():
     stages = {"one": {}, "two": {"init": ["actor"]}, "three": {}}
     config = load_config("toy_arena_mappo", {"stages": stages, "init_from": "x", "folder": "r"})
     assert [own.init_from for own in stages_of(config).values()] == ["x", "r/one", "r/two"]
     assert [own.init for own in stages_of(config).values()] == [None, ["actor"], None]
 
 
-def test_stages_from_the_command_line(tmp_path, capsys):
+def test_stages_on_the_command_line(tmp_path, capsys):
     recipe, run = tmp_path / "recipe.yaml", tmp_path / "run"
     recipe.write_text(
         "env: {library: toy, name: arena, num_envs: 8, max_steps: 13}\n"
@@ -291,7 +291,7 @@ def test_stages_from_the_command_line(tmp_path, capsys):
     assert "stages.far: unknown setting 'sed'; did you mean 'seed'?" in capsys.readouterr().err
 
 
-def test_a_stage_that_is_damaged_is_named(whole, tmp_path):
+def test_damaged_stage_raises(whole, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(whole, folder)
     (folder / "far" / "config.yaml").unlink()
@@ -299,8 +299,8 @@ def test_a_stage_that_is_damaged_is_named(whole, tmp_path):
         torchrl_marl.resume(folder)
 
 
-def test_stages_that_fit_in_all_parts_are_not_refused(tmp_path):
-    """Optimizers have no moments before a run, but those of a trained stage do."""
+def test_stage_starts_with_the_optimizer_of_the_previous_one(tmp_path):
+    """Before a run optimizers have no moments, but those of a trained stage do."""
     far = {"init": ["actor", "critic", "optimizer"]}
     run = torchrl_marl.train(settings(tmp_path / "run", stages={"near": {}, "far": far}))
     assert run.summary["init_from"]["parts"] == far["init"]

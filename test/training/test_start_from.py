@@ -58,7 +58,7 @@ def config(source, tmp_path):
 
 
 def started(config):
-    """A run that has begun, and has learned nothing yet; closed."""
+    """Start a run without training and close it."""
     training = start_training(config, None)
     try:
         training.begin()
@@ -80,7 +80,7 @@ def extra_state(folder, index=-1):
 
 
 def equal_parts(one, other):
-    """The parts with all leaves equal to the bit."""
+    """The parts whose tensors are all exactly equal."""
     same = {part_of(name): True for name in one if part_of(name)}
     for name, x in one.items():
         if part_of(name):
@@ -92,7 +92,7 @@ def equal_parts(one, other):
     ("init", "parts"),
     [(None, ALL), (["actor"], {"actor"}), (["critic", "normalization"], ALL - {"actor"})],
 )
-def test_parts_are_loaded_to_the_bit_and_the_rest_is_new(source, config, init, parts):
+def test_given_parts_are_loaded_exactly_and_others_are_new(source, config, init, parts):
     training = started(config(init=init))
     fresh = started(config(name="fresh", init_from=None, init=None))
     assert equal_parts(saved(training.folder), saved(source)) == parts
@@ -101,7 +101,7 @@ def test_parts_are_loaded_to_the_bit_and_the_rest_is_new(source, config, init, p
     assert noted == {"from": f"{source}@160", "frames": 160, "parts": sorted(parts)}
 
 
-def test_frames_pick_the_checkpoint(source, config):
+def test_frames_select_the_checkpoint(source, config):
     for index, frames in enumerate((0, 80, 160)):
         found = read_source(f"{source}@{frames}")
         own = {name: x for name, x in found.leaves.items() if part_of(name) != "optimizer"}
@@ -117,14 +117,14 @@ def test_frames_pick_the_checkpoint(source, config):
     assert read_run_config(training.folder).init_from == f"{source}@80"
 
 
-def test_the_optimizer_keeps_the_new_learning_rate(source, config):
+def test_loaded_optimizer_keeps_the_new_learning_rate(source, config):
     training = started(config(init=[*sorted(ALL), "optimizer"], learner={"lr": 0.125}))
     states = [extra_state(folder)["optimizer"] for folder in (training.folder, source)]
     assert_equal(states[0]["state"], states[1]["state"])
     assert states[0]["param_groups"][0]["lr"] == 0.125 != states[1]["param_groups"][0]["lr"]
 
 
-def test_all_leaves_that_do_not_fit_are_named_in_one_error(source, config, tmp_path):
+def test_error_names_all_tensors_of_other_shapes(source, config, tmp_path):
     wide = {"learner": {"critic": {"num_cells": [16]}}}
     with pytest.raises(ConfigError) as caught:
         started(config(**wide))
@@ -141,13 +141,13 @@ def test_all_leaves_that_do_not_fit_are_named_in_one_error(source, config, tmp_p
     assert equal_parts(saved(training.folder), saved(source)) == {"actor", "normalization"}
 
 
-def test_statistics_without_a_place_are_named(config):
+def test_unused_normalization_statistics_raise(config):
     named = r"observation_norms.agents.mean is float64 \[6\] there and missing here"
     with pytest.raises(ConfigError, match=named):
         started(config(learner={"normalize_observations": False}))
 
 
-def test_another_meaning_of_equal_shapes_is_said(source, config, capsys):
+def test_other_activation_with_equal_shapes_warns(source, config, capsys):
     started(config(learner={"actor": {"activation": "relu"}}))
     said = capsys.readouterr()
     assert f"starts from {source}@160: actor, critic, normalization." in said.out
@@ -167,7 +167,7 @@ def league(tmp_path_factory):
     return train_league(tmp_path_factory.mktemp("league") / "run", total_frames=256).folder
 
 
-def test_a_run_starts_from_a_stored_player(league, tmp_path, capsys):
+def test_run_starts_from_a_stored_player(league, tmp_path, capsys):
     path = player_files(league)[-1]
     training = started(kuhn(tmp_path / "run", init_from=str(path)))
     assert_equal(networks_of(training.policy), read_player(path))
@@ -179,7 +179,7 @@ def test_a_run_starts_from_a_stored_player(league, tmp_path, capsys):
         started(kuhn(tmp_path / "other", init_from=str(path), init=["actor", "critic"]))
 
 
-def test_a_league_begins_with_the_loaded_policy(league, tmp_path):
+def test_league_starts_with_the_loaded_policy(league, tmp_path):
     exploited = {"exploiters": 1, "exploited": 0.5}
     training = started(kuhn(tmp_path / "run", league=exploited, init_from=str(league)))
     assert equal_parts(saved(training.folder), saved(league)) >= {"actor", "critic"}
@@ -188,7 +188,7 @@ def test_a_league_begins_with_the_loaded_policy(league, tmp_path):
     assert_equal(networks_of(training.league.exploiters[0].policy), loaded)
 
 
-def test_all_members_start_from_it(config):
+def test_all_members_start_from_the_source(config):
     init = ["actor", "normalization", "optimizer"]
     population = started(config(init=init, population={"size": 2}))
     for seed, member in zip((1, 2), population.run.folders):
@@ -221,7 +221,7 @@ def test_target_networks_follow_the_loaded_ones(tmp_path):
 
 
 @pytest.mark.runs
-def test_a_captured_run_learns_the_same(tmp_path):
+def test_captured_run_from_a_source_equals_eager(tmp_path):
     options = {"total_frames": 160, "execution": "eager", "folder": str(tmp_path / "first")}
     first = train(small_config("toy_matrix_game_mappo", **options)).folder
     for execution in ("eager", "trace"):
@@ -233,7 +233,7 @@ def test_a_captured_run_learns_the_same(tmp_path):
     assert_equal(final_state(eager)["learners"], final_state(trace)["learners"])
 
 
-def test_a_resumed_run_does_not_load_again(source, config, tmp_path):
+def test_resume_does_not_load_the_source_again(source, config, tmp_path):
     options = {"execution": "eager", "total_frames": 320}
     copy = tmp_path / "copy"
     shutil.copytree(source, copy)
@@ -251,14 +251,14 @@ def test_a_resumed_run_does_not_load_again(source, config, tmp_path):
         assert_equal(final_state(plain.folder)["learners"], final_state(whole.folder)["learners"])
 
 
-def test_a_run_stopped_before_its_first_checkpoint_loads_again(source, config):
+def test_run_stopped_before_its_first_checkpoint_loads_again(source, config):
     started_run = start_training(config(f"{source}@80"), None)
     started_run.close()
     resumed = resume(started_run.folder, config=read_run_config(started_run.folder))
     assert equal_parts(saved(resumed.folder, 0), saved(source, 1)) == ALL
 
 
-def test_a_single_group_may_have_another_name(source, config):
+def test_single_group_may_have_another_name(source, config):
     theirs = read_source(str(source))
     leaves = {name.replace(".agents.", ".rovers."): x for name, x in theirs.leaves.items()}
     training = start_training(config(init_from=None), None)
@@ -269,7 +269,7 @@ def test_a_single_group_may_have_another_name(source, config):
     assert equal_parts(saved(training.folder), saved(source)) == ALL
 
 
-def test_what_is_no_source_is_refused(source, config, tmp_path):
+def test_invalid_sources_raise(source, config, tmp_path):
     with pytest.raises(ConfigError, match="init is given, but init_from is null"):
         validate(config(init_from=None, init=["actor"]))
     with pytest.raises(ConfigError, match="init is empty"):
@@ -299,13 +299,13 @@ def balance(folder, **overrides):
 
 
 @pytest.mark.runs
-def test_other_arguments_of_an_environment(tmp_path, capsys):
+def test_start_from_a_run_with_other_env_arguments(tmp_path, capsys):
     pytest.importorskip("vmas")
     first = train(balance(tmp_path / "first")).folder
     given = f"init_from={first}"
     heavy = {"env": {"kwargs": {"package_mass": 10}}, "init_from": str(first), "seed": 5}
     second = train(balance(tmp_path / "second", **heavy)).folder
-    assert equal_parts(saved(second, 0), saved(first)) == ALL  # statistics of returns, too
+    assert equal_parts(saved(second, 0), saved(first)) == ALL  # also statistics of returns
     assert equal_parts(saved(second), saved(first)) == set()  # it has learned since
     four = {"env": {"kwargs": {"n_agents": 4}}, "init_from": str(first)}
     with pytest.raises(ConfigError, match=r"critics\S+0.weight is \[8, 48\] there"):
@@ -327,7 +327,7 @@ def test_other_arguments_of_an_environment(tmp_path, capsys):
 
 @pytest.mark.clients
 @pytest.mark.parametrize("sharing", ["full", "none"])
-def test_an_exported_folder_holds_the_actors(tmp_path, sharing):
+def test_run_starts_from_actors_of_an_exported_folder(tmp_path, sharing):
     for package in ("onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(package)
     learner = {"actor": {"sharing": sharing}}
@@ -343,7 +343,7 @@ def test_an_exported_folder_holds_the_actors(tmp_path, sharing):
 
 
 def learners_of(algorithm, seed):
-    """Learners of an algorithm on a toy, with moments of their own in every optimizer."""
+    """Learners of an algorithm on a toy, with random moments in every optimizer."""
     data = {"folder": "data"} if algorithm in ("bc", "td3_bc", "iql_offline") else {}
     settings = {"learner": {"algorithm": algorithm}, "data": data}
     config = load_config("toy_matrix_game_mappo", settings)
@@ -358,7 +358,7 @@ def learners_of(algorithm, seed):
 
 
 @pytest.mark.parametrize("algorithm", sorted(set(ALGORITHMS.names()) - {"random"}))
-def test_every_algorithm_gives_all_that_it_learns(algorithm):
+def test_all_learned_parts_of_every_algorithm_are_loaded(algorithm):
     theirs, ours = (learners_of(algorithm, seed) for seed in (0, 1))
     (learner,) = ours
     norms = {
@@ -387,7 +387,7 @@ def test_every_algorithm_gives_all_that_it_learns(algorithm):
         ("vdn", "qmix", None, Loaded(["actor"], ["critic"], [])),
     ],
 )
-def test_algorithms_with_equal_actors(theirs, ours, init, found):
+def test_actors_are_loaded_across_algorithms(theirs, ours, init, found):
     (one,), (other,) = learners_of(theirs, 0), learners_of(ours, 1)
     source = Source("theirs", "run", leaves_of([one.state_dict()]))
     assert load_parts([other], source, init) == found

@@ -1,4 +1,4 @@
-"""Statistics over runs: by hand, against rliable's answers, and how often intervals hold."""
+"""Statistics over runs: by hand, against rliable, and the coverage of intervals."""
 
 import itertools
 import json
@@ -48,13 +48,13 @@ def agrees(found, answer, monte_carlo):
 
 @CASES
 @pytest.mark.parametrize("name", ["interquartile_mean", "mean", "optimality_gap"])
-def test_aggregates_are_those_of_rliable(case, name):
+def test_aggregates_equal_rliable(case, name):
     found = estimate(getattr(statistics, name), tasks_of(case["scores"]), resamples=20_000)
     agrees(found, case[name], 0.02)
 
 
 @CASES
-def test_the_median_is_that_of_rliable(case):
+def test_median_equals_rliable(case):
     tasks = tasks_of(case["scores"])
     if len(tasks) == 1:  # rliable takes the mean of one task; here it is the median of the runs
         assert median(tasks) == sorted(tasks[0])[1]
@@ -63,30 +63,30 @@ def test_the_median_is_that_of_rliable(case):
 
 
 @CASES
-def test_the_probability_of_improvement_is_that_of_rliable(case):
+def test_probability_of_improvement_equals_rliable(case):
     tasks, others = tasks_of(case["scores"]), tasks_of(case["others"])
     found = estimate(probability_of_improvement, tasks, others)
     agrees(found, case["probability_of_improvement"], 0.03)
 
 
 @CASES
-def test_profiles_are_those_of_rliable(case):
+def test_performance_profiles_equal_rliable(case):
     profile = partial(score_distribution, thresholds=RLIABLE["thresholds"])
     found = estimate(profile, tasks_of(case["scores"]), resamples=20_000)
     agrees(found, case["score_distribution"], 0.051)  # shares of 20 runs jump by 0.05
 
 
-def test_the_interquartile_mean_by_hand():
+def test_interquartile_mean_worked_out_by_hand():
     assert interquartile_mean([[7.0]]) == 7
-    assert interquartile_mean([[1.0, 2.0, 9.0]]) == 4  # a quarter of three holds no whole run
+    assert interquartile_mean([[1.0, 2.0, 9.0]]) == 4  # a quarter of 3 runs is below one run
     assert interquartile_mean([[-50.0, 1.0, 2.0, 3.0, 900.0]]) == 2
     assert interquartile_mean([[0.0, 8.0], [2.0, 4.0]]) == 3
 
 
-def test_tasks_count_the_same_whatever_their_runs():
-    # Runs of the first weigh 1/8, that of the second 1/2: the middle half is the second's.
+def test_tasks_have_equal_weight_for_any_number_of_runs():
+    # Runs of the first task weigh 1/8, that of the second 1/2, which is the middle half.
     assert interquartile_mean([[0.0, 0.0, 9.0, 9.0], [5.0]]) == pytest.approx(5)
-    # Each run of the first twice, of the second thrice: 12 runs, of which 3 on both sides go.
+    # Runs of the first task twice, of the second thrice: of 12 runs, 3 on both sides are cut.
     twelve = sorted([1.0, 2.0, 3.0] * 2 + [4.0, 0.0] * 3)
     unlike = interquartile_mean([[1.0, 2.0, 3.0], [4.0, 0.0]])
     assert unlike == pytest.approx(np.mean(twelve[3:-3]))
@@ -95,7 +95,7 @@ def test_tasks_count_the_same_whatever_their_runs():
     assert score_distribution([[0.0, 0.0, 0.0, 1.0], [1.0]], [0.5]).tolist() == [0.625]
 
 
-def test_improvement_by_hand():
+def test_probability_of_improvement_worked_out_by_hand():
     assert probability_of_improvement([[3.0, 4.0]], [[1.0, 2.0]]) == 1
     assert probability_of_improvement([[1.0, 2.0, 3.0]], [[2.0]]) == 0.5
     both = probability_of_improvement([[3.0, 4.0], [0.0]], [[1.0], [0.0]])
@@ -105,7 +105,7 @@ def test_improvement_by_hand():
 
 
 def test_leading_dims_are_kept():
-    """A curve is drawn with its run: intervals of each point are those of the point alone."""
+    """Curves are resampled by run: the interval of a point equals that of the point alone."""
     curves = [np.random.default_rng(0).normal(size=(7, 5)), np.ones((7, 3))]
     together = estimate(interquartile_mean, curves, seed=3)
     assert together.value.shape == together.low.shape == (7,)
@@ -116,7 +116,7 @@ def test_leading_dims_are_kept():
         assert together.high[point] == pytest.approx(alone.high)
 
 
-def test_an_interval_by_counting_all_resamples():
+def test_interval_equals_that_of_all_resamples():
     scores = [0.0, 1.0, 5.0, 7.0]
     means = [np.mean(drawn) for drawn in itertools.product(scores, repeat=4)]
     found = estimate(mean, [scores], resamples=40_000, confidence=0.8)
@@ -125,7 +125,7 @@ def test_an_interval_by_counting_all_resamples():
     assert found.runs == (4,) and found.confidence == 0.8
 
 
-def test_drawing_in_chunks_gives_the_same_interval(monkeypatch):
+def test_resampling_in_chunks_gives_the_same_interval(monkeypatch):
     scores = [np.random.default_rng(1).normal(size=8)]
     whole = estimate(mean, scores, resamples=20_000)
     monkeypatch.setattr(statistics, "LARGEST_CHUNK", 1000)
@@ -133,7 +133,7 @@ def test_drawing_in_chunks_gives_the_same_interval(monkeypatch):
     np.testing.assert_allclose([whole.low, whole.high], [parts.low, parts.high], atol=0.05)
 
 
-def test_a_seed_gives_the_same_interval():
+def test_same_seed_gives_the_same_interval():
     scores = [np.random.default_rng(1).normal(size=8)]
     assert estimate(mean, scores, seed=1) == estimate(mean, scores, seed=1)
     assert estimate(mean, scores, seed=1) != estimate(mean, scores, seed=2)
@@ -149,12 +149,12 @@ def test_one_run_has_no_interval():
     ("scores", "sentence"),
     [([], "no runs"), ([[]], "no runs"), ([[1.0, float("nan")]], "a score is nan")],
 )
-def test_scores_that_say_nothing_are_refused(scores, sentence):
+def test_empty_or_nan_scores_raise(scores, sentence):
     with pytest.raises(ConfigError, match=sentence):
         estimate(mean, scores)
 
 
-def test_pairs_by_hand():
+def test_paired_difference_worked_out_by_hand():
     first, second = np.array([3.0, 5.0, 9.0, 2.0]), np.array([1.0, 6.0, 9.0, 0.0])
     found = paired_difference(first, second, resamples=40_000)
     assert found.difference.value == 0.75 and found.won == 0.625
@@ -166,8 +166,8 @@ def test_pairs_by_hand():
     assert other.probability == pytest.approx(1 - found.probability)
 
 
-def test_pairs_see_what_starts_hide():
-    """Starts differ a hundred times more than players do."""
+def test_paired_difference_removes_variance_of_start_states():
+    """Returns vary a hundred times more by start state than by player."""
     random = np.random.default_rng(0)
     starts = random.normal(scale=100, size=200)
     better = starts + 1 + random.normal(scale=0.5, size=200)
@@ -177,19 +177,19 @@ def test_pairs_see_what_starts_hide():
     assert paired_difference(starts, starts).probability == 0.5
 
 
-def test_no_pairs():
+def test_paired_difference_with_one_pair_or_unequal_lengths():
     assert paired_difference([1.0], [0.0]).probability is None
     with pytest.raises(ConfigError, match="are not pairs"):
         paired_difference([1.0, 2.0], [1.0])
 
 
-def test_statistics_need_no_torch():
+def test_statistics_do_not_import_torch():
     program = "import sys, torchrl_marl.training.statistics; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 
 @pytest.mark.parametrize("sizes", [[(3, 2)], [(2, 2), (3, 2)], [(1, 4), (2, 3)]])
-def test_exact_chance_deals_out_the_runs_in_every_way(sizes):
+def test_permutation_p_value_equals_all_permutations(sizes):
     random = np.random.default_rng(3)
     ours = [random.integers(0, 4, n).astype(float) for n, _ in sizes]
     theirs = [random.integers(0, 3, n).astype(float) for _, n in sizes]
@@ -206,7 +206,7 @@ def test_exact_chance_deals_out_the_runs_in_every_way(sizes):
 
 
 @pytest.mark.parametrize(("seeds", "chance"), [(2, 1 / 3), (3, 1 / 10), (4, 2 / 70)])
-def test_few_runs_come_apart_by_chance(seeds, chance):
+def test_permutation_p_value_of_few_separated_runs(seeds, chance):
     better = np.arange(seeds) + 100.0
     assert permutation_p_value([better], [-better]) == pytest.approx(chance)
     assert permutation_p_value([-better], [better]) == pytest.approx(chance)
@@ -215,7 +215,7 @@ def test_few_runs_come_apart_by_chance(seeds, chance):
 
 
 @pytest.mark.parametrize("freedom", [1, 2, 3, 4, 9, 10, 199])
-def test_students_distribution_as_scipy_has_it(freedom):
+def test_student_distribution_equals_scipy(freedom):
     for confidence in (0.5, 0.95, 0.999):
         expected = stats.t.ppf((1 + confidence) / 2, freedom)
         assert student_quantile(confidence, freedom) == pytest.approx(expected)
@@ -224,7 +224,7 @@ def test_students_distribution_as_scipy_has_it(freedom):
         assert student_p_value(value, freedom) == pytest.approx(expected, abs=1e-12)
 
 
-def test_signs_by_hand_and_of_many_pairs():
+def test_sign_flip_p_value_by_enumeration_and_of_many_pairs():
     gaps = np.random.default_rng(0).normal(0.5, size=14)
     for n in (1, 2, 5, 10):
         sums = [abs(np.dot(s, gaps[:n])) for s in itertools.product((-1, 1), repeat=n)]
@@ -235,14 +235,14 @@ def test_signs_by_hand_and_of_many_pairs():
     assert sign_flip_p_value(np.zeros(40)) == 1 and sign_flip_p_value(np.ones(40)) == 0
 
 
-def test_the_least_chance_of_so_many_runs():
+def test_smallest_p_value_of_n_runs():
     assert [smallest_p_value(n, n) for n in (2, 3, 4)] == pytest.approx([1 / 3, 1 / 10, 1 / 35])
     assert smallest_p_value(2, 10) == pytest.approx(2 / 66)
     assert smallest_p_value([2, 2], [2, 3]) == pytest.approx(2 / 60)
 
 
 def sides(kind, seeds, random, starts=20):
-    """Two algorithms that do not differ: runs that share what a start and a seed bring."""
+    """Two equal algorithms: runs share the effects of start states and seeds."""
     own = random.normal(scale=3, size=starts) + 0.5 * random.normal(size=(seeds, 1))
     draw = {
         "normal": lambda size: random.normal(size=size),
@@ -259,8 +259,8 @@ def sides(kind, seeds, random, starts=20):
 @pytest.mark.parametrize("by_seed", [False, True])
 @pytest.mark.parametrize("seeds", [2, 3, 5, 10])
 @pytest.mark.parametrize("kind", ["skewed", *later("learning", "normal", "solved", "unlike")])
-def test_false_alarms_are_rare_however_few_the_seeds(kind, seeds, by_seed):
-    """Percentiles of resamples called 24 % better of 2 seeds, 26 % of 3, 10 % of 5."""
+def test_false_positives_are_rare_for_any_number_of_seeds(kind, seeds, by_seed):
+    """Percentile bootstrap had 24 % false positives with 2 seeds, 26 % with 3, 10 % with 5."""
     random = np.random.default_rng([seeds, by_seed])
     told, out = 0, 0
     for _ in range(600):
@@ -269,11 +269,11 @@ def test_false_alarms_are_rare_however_few_the_seeds(kind, seeds, by_seed):
         out += not found.difference.low <= 0 <= found.difference.high
     assert told <= 0.05 * 600
     assert told == 0 or seeds > (5 if by_seed else 3)
-    if kind != "solved":  # two sides of two runs that are alike by chance have no width
+    if kind != "solved":  # intervals of two runs that are equal by chance have no width
         assert out <= 0.05 * 600
 
 
-def test_what_differs_is_found():
+def test_true_differences_are_detected():
     random = np.random.default_rng(0)
     for seeds, by_seed, least in ((5, False, 0.9), (10, False, 0.99), (10, True, 0.99)):
         found = 0

@@ -1,4 +1,4 @@
-"""Whole runs of teams whose agents differ: resume to the bit, random groups, bad settings."""
+"""Whole runs of heterogeneous teams: exact resume, random groups, invalid settings."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def arena(**kwargs):
 
 
 def comm():
-    """All of one environment in one group, whose agents see and do different things."""
+    """All agents in one group, with different observations and actions."""
     env = VmasEnv("simple_world_comm", num_envs=1, **COMM, seed=0)
     agents = [name for names in env.group_map.values() for name in names]
     return small_config(
@@ -63,7 +63,7 @@ def at(config, folder, **overrides):
 
 
 @pytest.mark.parametrize("world", first({"one random"}, WORLDS, "runs"))
-def test_stop_and_resume_is_going_on(world, tmp_path):
+def test_resume_is_exact(world, tmp_path):
     config = WORLDS[world]()
     whole = train(at(config, tmp_path / "whole"))
     for iteration in iterate(at(config, tmp_path / "parts")):
@@ -78,13 +78,13 @@ def test_stop_and_resume_is_going_on(world, tmp_path):
     assert_equal(run.evaluate(episodes=4), Run.load(resumed.folder).evaluate(episodes=4))
 
 
-def test_twice_the_same(tmp_path):
+def test_same_settings_give_the_same_run(tmp_path):
     config = WORLDS["joined"]()
     one, two = (train(at(config, tmp_path / name)) for name in "ab")
     assert_same_run(one.folder, two.folder)
 
 
-def test_a_random_group_learns_nothing(tmp_path):
+def test_random_group_is_not_trained(tmp_path):
     run = train(at(WORLDS["one random"](), tmp_path / "run"))
     training = resume_training(tmp_path / "run", None)
     assert [type(x) is FixedPolicy for x in training.learners] == [False, True]
@@ -98,8 +98,8 @@ def test_a_random_group_learns_nothing(tmp_path):
 
 @pytest.mark.runs
 @pytest.mark.parametrize("layout", ["one", "two", "three"])
-def test_an_environment_of_ones_own(layout, tmp_path):
-    """Lazily stacked groups at the door; the policy plays the lazy and the padded ones."""
+def test_user_environment_with_heterogeneous_agents_trains(layout, tmp_path):
+    """The env has lazily stacked groups. The policy acts in lazy and padded ones."""
     env = Meadow(8, layout, seed=0, max_steps=6)
     config = at(small_config(), tmp_path / "run", **{"learner.central_input": "team"})
     run = train(config, env=env)
@@ -112,7 +112,7 @@ def test_an_environment_of_ones_own(layout, tmp_path):
         assert rollout[group].shape == (3, 4, len(env.group_map[group]))
 
 
-def test_a_group_of_all_agents_of_vmas(tmp_path):
+def test_vmas_group_of_all_agents_trains(tmp_path):
     env = VmasEnv(
         "simple_tag", num_envs=8, max_steps=5, seed=0, group_map=MarlGroupMapType.ALL_IN_ONE_GROUP
     )
@@ -154,15 +154,15 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_settings_that_do_not_fit(name, tmp_path):
+def test_invalid_settings_raise(name, tmp_path):
     settings, message = REFUSED[name]
     config = at(small_config(**arena()), tmp_path / "run", **settings)
     with pytest.raises(ConfigError, match=message):
-        validate(config)  # what can be known without the environment
+        validate(config)  # raises if no environment is needed to see it
         train(config)
 
 
-def test_a_critic_of_a_state_that_is_not_there(tmp_path):
+def test_state_critic_in_env_without_state_raises(tmp_path):
     class Stateless(Meadow):
         def register_state(self, spec):
             pass

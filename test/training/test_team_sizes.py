@@ -1,4 +1,4 @@
-"""Teams whose number of agents differs from episode to episode; empty slots count nowhere."""
+"""Teams whose number of agents changes between episodes. Empty slots are ignored."""
 
 import json
 
@@ -22,7 +22,7 @@ from torchrl_marl.training.metrics import EpisodeTracker, count_agent_frames
 
 
 class Sides(MarlEnv):
-    """Two steps; agents of ``a`` earn 1 in each, those of ``b`` 3. Even envs have nobody in b."""
+    """Two steps. Agents of ``a`` earn 1 in each, those of ``b`` 3. Even envs have no agent in b."""
 
     def __init__(self, num_envs, poison=0.0, **kwargs):
         super().__init__(num_envs, **kwargs)
@@ -60,7 +60,7 @@ def arena(num_envs=8, **settings):
 # ------------------------------------------------------------------------------- environment
 
 
-def test_every_number_is_drawn_and_the_other_slots_stay_empty():
+def test_every_team_size_is_drawn_and_other_slots_stay_empty():
     td = arena(256).rollout(12)
     size = td["agents", "mask"][:, 0].sum(-1)
     assert set(size.tolist()) == {2, 3, 4, 5}
@@ -74,7 +74,7 @@ def test_every_number_is_drawn_and_the_other_slots_stay_empty():
     assert torch.equal(last, td["next", "terminated"].squeeze(-1))
 
 
-def test_another_episode_has_another_number():
+def test_team_size_changes_between_episodes():
     batch = RolloutCollector(arena(4), None, frames_per_batch=800).rollout()
     first = torch.cat([torch.ones(4, 1).bool(), batch["next", "done"][:, :-1, 0]], 1)
     for env in range(4):
@@ -82,7 +82,7 @@ def test_another_episode_has_another_number():
 
 
 @pytest.mark.parametrize("settings", [{}, {"respawn": 2}, {"late_spawn": 1}])
-def test_its_returns_are_exact_and_it_keeps_the_rules(settings):
+def test_returns_are_exact_and_check_marl_env_passes(settings):
     env = arena(20_000, **settings)
     found = evaluate(env, None, TeamSpec.from_env(env), episodes=20_000)
     assert found["return_mean"] == pytest.approx(env.random_return, abs=0.03)
@@ -99,7 +99,7 @@ def test_its_returns_are_exact_and_it_keeps_the_rules(settings):
         ({"n_agents": [2, 4], "n_groups": 2}, "expected one number with several groups"),
     ],
 )
-def test_other_numbers_are_refused(settings, message):
+def test_invalid_team_sizes_raise(settings, message):
     with pytest.raises(ConfigError, match=message):
         Arena(2, **settings)
 
@@ -130,7 +130,7 @@ CONFIGS = {
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_what_stands_in_empty_slots_reaches_nobody(name):
+def test_values_in_empty_slots_have_no_effect_on_learning(name):
     env, twins = arena(max_steps=6), []
     for _ in range(2):
         torch.manual_seed(0)
@@ -138,7 +138,7 @@ def test_what_stands_in_empty_slots_reaches_nobody(name):
     assert_masked_slots_change_no_bit(*twins, env, float("nan"))
 
 
-def test_statistics_are_of_the_agents_that_are_there():
+def test_statistics_include_only_existing_agents():
     env = arena()
     [learner] = build_learners(TeamSpec.from_env(env), CONFIGS["mappo"])
     policy = TeamPolicy(learner.actors.values())
@@ -156,8 +156,8 @@ def test_statistics_are_of_the_agents_that_are_there():
 
 
 @pytest.mark.parametrize("poison", [0.0, float("nan")])
-def test_a_group_without_agents_does_not_count(poison):
-    """Group a earns 2; group b 6, where it has agents: then all agents earn (2 + 6) / 2 = 4."""
+def test_group_without_agents_is_left_out_of_returns(poison):
+    """Group a earns 2, group b 6 if it has agents. Then the mean is (2 + 6) / 2 = 4."""
     env = Sides(4, poison)
     team = TeamSpec.from_env(env)
     found = evaluate(env, None, team, episodes=4)
@@ -184,14 +184,14 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.parametrize("n_agents", ["2", "4", "6", "[3,5]"])
-def test_a_policy_plays_in_teams_of_any_size(folder, n_agents, capsys):
+def test_policy_is_evaluated_in_teams_of_any_size(folder, n_agents, capsys):
     words = [f"env.kwargs.n_agents={n_agents}", "--episodes", "4"]
     assert cli(["evaluate", str(folder), *words]) == 0
     row = json.loads((folder / "evaluations.jsonl").read_text().splitlines()[-1])
     assert row["episodes"] == 4 and row["length_max"] <= 12
 
 
-def test_a_run_resumes_to_the_bit(tmp_path):
+def test_resume_is_exact(tmp_path):
     def make(folder):
         env = {"kwargs": {"n_agents": [2, 4]}}
         return small_config(total_frames=320, folder=str(folder), env=env)
@@ -200,7 +200,7 @@ def test_a_run_resumes_to_the_bit(tmp_path):
 
 
 @pytest.mark.learning
-def test_one_actor_learns_for_teams_of_all_sizes(tmp_path):
+def test_one_actor_learns_teams_of_all_sizes(tmp_path):
     import torchrl_marl
 
     env = {"kwargs": {"n_agents": [2, 6]}}

@@ -1,4 +1,4 @@
-"""The loop: resume to the bit, stopping early, environments that break."""
+"""The training loop: exact resume, early stops, and environments that return NaN."""
 
 import json
 import random
@@ -61,7 +61,7 @@ def stop_after(iterations, config, env=None):
     ("world", "evaluate_every"),
     [("arena", None), ("arena", 160), ("balance", 160), ("everything", None)],
 )
-def test_stop_and_resume_is_going_on(world, evaluate_every, tmp_path):
+def test_resume_is_exact(world, evaluate_every, tmp_path):
     config = WORLDS[world]()
     every = {"evaluation.every_frames": evaluate_every}
     settings = {"total_frames": 480, "frames_per_batch": 80}
@@ -83,8 +83,8 @@ def test_stop_and_resume_is_going_on(world, evaluate_every, tmp_path):
 
 @pytest.mark.runs
 @pytest.mark.parametrize("own", [True, False])
-def test_evaluation_does_not_disturb_training(own, tmp_path):
-    """With evaluations in between, weights, episodes and generators are the same."""
+def test_evaluation_does_not_affect_training(own, tmp_path):
+    """Weights, episodes and generators are the same with more evaluations."""
 
     def run(name, **settings):
         env = Arena(8, n_agents=3, years=4, max_steps=13) if own else None
@@ -93,10 +93,10 @@ def test_evaluation_does_not_disturb_training(own, tmp_path):
     plain, often = run("plain"), run("often", **{"evaluation.every_frames": 80})
     assert_equal(final_state(plain.folder), final_state(often.folder))
     assert table(plain.folder / "metrics.csv") == table(often.folder / "metrics.csv")
-    assert len(table(often.folder / "evaluation.csv")) == 7  # not twice at the end
+    assert len(table(often.folder / "evaluation.csv")) == 7  # the last one only once
 
 
-def test_twice_the_same_and_other_seeds_differ(tmp_path):
+def test_same_seed_gives_the_same_run_and_other_seeds_differ(tmp_path):
     config = WORLDS["arena"]()
     one, two = (train(at(config, tmp_path / name)) for name in "ab")
     assert_same_run(one.folder, two.folder)
@@ -104,8 +104,8 @@ def test_twice_the_same_and_other_seeds_differ(tmp_path):
     assert table(other.folder / "metrics.csv") != table(one.folder / "metrics.csv")
 
 
-def test_metrics_are_cut_back_to_the_checkpoint(tmp_path, monkeypatch):
-    """The machine stops without a word; rows after the last checkpoint are played again."""
+def test_metrics_are_truncated_to_the_checkpoint_on_resume(tmp_path, monkeypatch):
+    """After a power cut, iterations after the last checkpoint are repeated."""
     config = WORLDS["arena"]()
     settings = {"checkpoint.every_iterations": 2, "evaluation.every_frames": 160}
     whole = train(at(config, tmp_path / "whole", **settings))
@@ -127,7 +127,7 @@ def test_metrics_are_cut_back_to_the_checkpoint(tmp_path, monkeypatch):
     assert_same_run(whole.folder, resumed.folder)
 
 
-def test_a_finished_run_resumes_to_itself(tmp_path):
+def test_resume_of_a_finished_run_changes_nothing(tmp_path):
     config = at(WORLDS["arena"](), tmp_path / "run", **{"checkpoint.every_iterations": 2})
     run = train(config)
     files = {p.name: p.read_bytes() for p in run.folder.iterdir() if p.is_file()}
@@ -166,7 +166,7 @@ def test_ctrl_c_saves_and_resumes(tmp_path, monkeypatch, capsys):
     assert_same_run(whole.folder, resume(tmp_path / "cut").folder)
 
 
-def test_a_second_ctrl_c_stops_at_once(tmp_path, monkeypatch):
+def test_second_ctrl_c_stops_immediately(tmp_path, monkeypatch):
     def step(self):
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
@@ -177,7 +177,7 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path, monkeypatch):
         train(at(WORLDS["arena"](), tmp_path / "run"))
 
 
-def test_leaving_iterate_saves(tmp_path):
+def test_break_from_iterate_saves_a_checkpoint(tmp_path):
     config = at(WORLDS["arena"](), tmp_path / "run")
     seen = []
     for iteration in iterate(config):
@@ -188,13 +188,13 @@ def test_leaving_iterate_saves(tmp_path):
         if iteration.number == 2:
             break
     assert final_state(config.folder)["iteration"] == 2
-    # The policy that is handed out is the one that is being trained.
+    # The policy of the iteration is the one in training.
     loaded = Run.load(config.folder)
     for a, b in zip(seen[0].run.policy.parameters(), loaded.policy.parameters()):
         assert torch.equal(a, b)
 
 
-def test_an_error_in_the_loops_body_saves(tmp_path):
+def test_error_in_the_iterate_loop_saves_a_checkpoint(tmp_path):
     config = at(WORLDS["arena"](), tmp_path / "run")
     with pytest.raises(ZeroDivisionError):
         for iteration in (generator := iterate(config)):
@@ -208,7 +208,7 @@ def test_an_error_in_the_loops_body_saves(tmp_path):
 
 
 class Broken(Arena):
-    """Something becomes NaN at a step of every env's life."""
+    """An arena with NaN after a number of steps, or for dead agents."""
 
     def __init__(self, *args, what, when, only_the_dead=False, **kwargs):
         super().__init__(*args, **kwargs)
@@ -221,7 +221,7 @@ class Broken(Arena):
         given, key = (out if self.what == "state" else out["agents"]), self.what
         broken = (self.count > self.when).view(-1, *[1] * (given[key].ndim - 1))
         if self.only_the_dead:
-            # A reward is of who acted, an observation of who acts next.
+            # Rewards belong to agents that acted, observations to those that act next.
             alive = tensordict["agents", "mask"] if self.what == "reward" else self.alive
             broken = ~alive.unsqueeze(-1)
         given[key] = torch.where(broken, torch.nan, given[key])
@@ -235,7 +235,7 @@ BROKEN = {"n_agents": 3, "years": 4, "lives": 2, "max_steps": 13, "seed": 0}
 @pytest.mark.parametrize(
     "when", [24, *later("runs", 30, 39), 40]
 )  # evaluation before training takes up to 13
-def test_an_environment_that_turns_nan(what, when, tmp_path):
+def test_nan_of_the_environment_raises_and_keeps_checkpoint(what, when, tmp_path):
     config = at(WORLDS["arena"](), tmp_path / "run", **{"checkpoint.every_iterations": 1})
     env = Broken(8, what=what, when=when, **BROKEN)
     with pytest.raises(NonFiniteError) as caught:
@@ -261,8 +261,8 @@ def _tensors(tree):
 
 
 @pytest.mark.parametrize("what", ["observation", "reward"])
-def test_nan_of_the_dead_goes_nowhere(what, tmp_path):
-    """The same run to the bit as where the dead hold numbers."""
+def test_nan_of_dead_agents_has_no_effect(what, tmp_path):
+    """The run exactly equals one without NaN."""
     config = WORLDS["arena"]()
     runs = []
     for name, only_the_dead in (("clean", False), ("poison", True)):
@@ -272,12 +272,12 @@ def test_nan_of_the_dead_goes_nowhere(what, tmp_path):
     assert_equal(runs[0], runs[1])
 
 
-# --------------------------------------------------------------------- environments of one's own
+# ---------------------------------------------------------------------------- environment objects
 
 
 @pytest.mark.runs
 @pytest.mark.parametrize("transform", [False, True])
-def test_an_env_of_ones_own_resumes(transform, tmp_path):
+def test_run_with_env_object_resumes_exactly(transform, tmp_path):
     def make():
         env = Arena(8, n_agents=3, years=4, max_steps=13, seed=5)
         if transform:
@@ -296,14 +296,14 @@ def test_an_env_of_ones_own_resumes(transform, tmp_path):
     assert Run.load(whole.folder, env=make()).evaluate(episodes=3)["episodes"] == 3
 
 
-def test_a_stock_torchrl_env():
+def test_team_spec_of_a_torchrl_env():
     from torchrl.envs import SerialEnv
 
     team = TeamSpec.from_env(SerialEnv(2, lambda: TwoStepGame(4)))
     assert team.groups["agents"].n_agents == 2
 
 
-def test_torchrls_vmas_env_trains(tmp_path):
+def test_vmas_env_of_torchrl_trains(tmp_path):
     import torchrl.envs
 
     env = torchrl.envs.VmasEnv("balance", num_envs=8, max_steps=13, seed=0)
@@ -328,10 +328,10 @@ def test_several_groups_train(tmp_path):
         assert torch.equal(a, b)
 
 
-# -------------------------------------------------------------------------- the run's folder
+# -------------------------------------------------------------------------------- run folders
 
 
-def test_what_a_run_leaves_behind(tmp_path):
+def test_files_of_a_finished_run(tmp_path):
     config = at(WORLDS["arena"](), tmp_path / "run")
     run = train(config)
     summary = json.loads((run.folder / "summary.json").read_text())
@@ -344,7 +344,7 @@ def test_what_a_run_leaves_behind(tmp_path):
     assert first[:3] == ["iteration", "frames", "agent_frames"]
     living = [int(row["agent_frames"]) for row in table(run.folder / "metrics.csv")]
     assert living == sorted(living)
-    assert 480 < living[-1] < 480 * 3  # of three agents, some died
+    assert 480 < living[-1] < 480 * 3  # some of the three agents died
     loaded = Run.load(run.folder)
     assert loaded.summary == summary
     for a, b in zip(run.policy.parameters(), loaded.policy.parameters()):
@@ -356,7 +356,7 @@ def test_what_a_run_leaves_behind(tmp_path):
     assert env.rollout(3, loaded.policy)["agents", "action"].shape == (2, 3, 3)
 
 
-def test_a_folder_that_exists_is_refused(tmp_path):
+def test_existing_folder_raises(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "precious.txt").write_text("mine")
@@ -365,8 +365,8 @@ def test_a_folder_that_exists_is_refused(tmp_path):
     assert [p.name for p in folder.iterdir()] == ["precious.txt"]
 
 
-def test_the_seed_of_the_environment_is_the_runs(tmp_path):
-    """An env of one's own is seeded by the run, whatever was done with it before."""
+def test_env_object_is_seeded_by_the_run(tmp_path):
+    """An env object is seeded by the run, also after it was used."""
     config = WORLDS["arena"]()
     runs = []
     for name, used in (("fresh", 0), ("used", 3)):

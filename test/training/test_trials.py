@@ -1,4 +1,4 @@
-"""Trials that begin and end in the rows of a population: the others learn as without them."""
+"""Trials that start and end as members of a population do not affect other members."""
 
 from functools import partial
 
@@ -31,7 +31,7 @@ SETTINGS = {
 
 
 class Listed:
-    """A scheduler that prunes whom it was told to."""
+    """A scheduler that prunes the given trials."""
 
     rungs = [80]
 
@@ -60,7 +60,7 @@ def trained(folder, scheduler, **settings):
     return training
 
 
-def test_nobody_notices_that_another_begins_beside_it(tmp_path):
+def test_other_trials_are_unaffected_by_a_new_trial(tmp_path):
     alone = trained(tmp_path / "alone", Listed())
     scheduler = Listed(prune=[1], more=[(3, {"lr": 1e-3})])
     together = trained(tmp_path / "together", scheduler, execution="trace")
@@ -78,7 +78,7 @@ def test_nobody_notices_that_another_begins_beside_it(tmp_path):
     assert not (alone.folder / "seed3").exists()
 
 
-def test_a_trial_begins_with_networks_of_its_own_seed(tmp_path):
+def test_new_trial_starts_with_networks_of_its_seed(tmp_path):
     scheduler = Listed(prune=[1], more=[(3, {"lr": 0.0})])
     training = trained(tmp_path / "all", scheduler, seed=5)
     own = load_config("toy_arena_mappo", {**SETTINGS, "seed": 8, "folder": str(tmp_path / "one")})
@@ -91,7 +91,7 @@ def test_a_trial_begins_with_networks_of_its_own_seed(tmp_path):
 
 
 @pytest.mark.parametrize("before", [1, 40, 3000])
-def test_steps_of_a_late_trial_are_those_of_an_optimizer_of_its_own(before):
+def test_steps_of_a_late_trial_equal_those_of_a_fresh_optimizer(before):
     torch.manual_seed(0)
     gradients = torch.randn(30, 4)
     found = []

@@ -1,4 +1,4 @@
-"""Runs of strangers: no code of theirs runs before somebody says so."""
+"""Runs of strangers: their code runs only with trust."""
 
 import os
 import pickle
@@ -46,7 +46,7 @@ def another_user(tmp_path, monkeypatch):
 
 @pytest.fixture
 def module(tmp_path, monkeypatch):
-    """An environment in ``secret_meadow/world``; returns the file that its import writes."""
+    """An environment module that writes a file when imported. Returns a reset function."""
     place, mark = tmp_path / "modules" / "secret_meadow", tmp_path / "mark"
     place.mkdir(parents=True)
     (place / "__init__.py").touch()
@@ -72,7 +72,7 @@ def settings(name, folder):
 # ------------------------------------------------------------------------------- the keyed hash
 
 
-def test_a_signature_is_a_user_s_own(tmp_path, monkeypatch):
+def test_signatures_are_valid_only_for_their_user(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "one"))
     own = signature(b"a", b"bc")
     assert is_own(own, b"a", b"bc")
@@ -95,8 +95,8 @@ def test_a_signature_is_a_user_s_own(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("fault", ["readable", "short", "no folder"])
-def test_a_key_that_is_no_secret_is_not_used(tmp_path, monkeypatch, fault):
-    """What a process signs is its own nevertheless; what was signed with the key is not."""
+def test_exposed_or_broken_key_is_not_used(tmp_path, monkeypatch, fault):
+    """New signatures of the process are valid, earlier ones of the key are not."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     before = signature(b"a")
     key = tmp_path / "torchrl_marl" / "key"
@@ -111,19 +111,18 @@ def test_a_key_that_is_no_secret_is_not_used(tmp_path, monkeypatch, fault):
     assert is_own(signature(b"a"), b"a")
 
 
-# ------------------------------------------------------------------------------ pickled
-# environments
+# ------------------------------------------------------------------------- pickled environments
 
 
 def assert_same_training(one, other):
-    """Weights, optimizers and what was earned; the pickles' signatures differ."""
+    """Weights, optimizers and returns are equal. Signatures of pickles may differ."""
     for name in ("learners", "tracker", "random"):
         assert_equal(final_state(one)[name], final_state(other)[name])
     for name in ("metrics.csv", "evaluation.csv"):
         assert table(Path(one) / name) == table(Path(other) / name)
 
 
-def test_another_user_s_worlds_begin_anew_or_are_trusted(tmp_path, another_user):
+def test_pickled_envs_of_another_user_restart_or_need_trust(tmp_path, another_user):
     name = "mpe2/simple_speaker_listener_v4"
     whole, cut = (settings(name, tmp_path / folder) for folder in ("whole", "cut"))
     train(whole)
@@ -131,7 +130,7 @@ def test_another_user_s_worlds_begin_anew_or_are_trusted(tmp_path, another_user)
         break
     theirs = tmp_path / "theirs"
     shutil.copytree(cut.folder, theirs)
-    assert_same_training(whole.folder, resume(cut.folder).folder)  # one's own goes on to the bit
+    assert_same_training(whole.folder, resume(cut.folder).folder)  # own environments resume exactly
     shutil.rmtree(cut.folder)
     shutil.copytree(theirs, cut.folder)
     another_user()
@@ -142,7 +141,7 @@ def test_another_user_s_worlds_begin_anew_or_are_trusted(tmp_path, another_user)
 
 
 class Evil:
-    """What a stranger pickles."""
+    """A malicious pickle."""
 
     def __init__(self, mark):
         self.mark = mark
@@ -151,7 +150,7 @@ class Evil:
         return os.mkdir, (str(self.mark),)
 
 
-def test_no_pickle_of_a_stranger_is_read(tmp_path):
+def test_pickles_of_strangers_are_not_loaded(tmp_path):
     config, mark = settings("mpe2/simple_speaker_listener_v4", tmp_path / "run"), tmp_path / "mark"
     for _ in iterate(config):
         break
@@ -170,13 +169,13 @@ def test_no_pickle_of_a_stranger_is_read(tmp_path):
     torch.save(state, latest_checkpoint(Path(config.folder)))
     with pytest.raises(UserError):
         resume(config.folder, trust=True)
-    assert mark.exists()  # so the pickle was one that runs
+    assert mark.exists()  # so the pickle is able to run code
 
 
 # ----------------------------------------------------------------------------- imported modules
 
 
-def test_whose_code_a_world_is(tmp_path, monkeypatch):
+def test_external_code_of_environment_names(tmp_path, monkeypatch):
     (tmp_path / "meadow.py").touch()
     monkeypatch.syspath_prepend(str(tmp_path))
     known = [
@@ -205,16 +204,16 @@ def test_whose_code_a_world_is(tmp_path, monkeypatch):
     }
     for (library, name), place in foreign.items():
         assert place in external_code(EnvConfig(library=library, name=name)), name
-    # A form that the registry does not have is looked for among modules.
+    # A backend that the registry does not have is looked up among modules.
     turns = EnvConfig(library="pettingzoo", name="json/tool", kwargs={"backend": "aec"})
     assert "json.tool" in external_code(turns)
 
 
-def test_a_run_s_own_module_asks_a_stranger_only(tmp_path, module, another_user, capsys):
+def test_module_of_a_run_needs_trust_only_for_other_users(tmp_path, module, another_user, capsys):
     run = train(settings("secret_meadow/world", tmp_path / "run"))
     folder = run.folder
     module()
-    assert Run.load(folder).evaluate(2)["episodes"] == 2  # who trained it is not asked
+    assert Run.load(folder).evaluate(2)["episodes"] == 2  # needs no trust from its author
     resume(folder)
     another_user()
     mark = module()
@@ -233,17 +232,17 @@ def test_a_run_s_own_module_asks_a_stranger_only(tmp_path, module, another_user,
         error = capsys.readouterr().err
         assert error.count("\n") == 1
         assert "secret_meadow.world" in error and "--trust" in error
-    assert len(read_run(folder).training["frames"]) == 3  # to plot, nothing is imported
+    assert len(read_run(folder).training["frames"]) == 3  # reports import no environment
     assert main(["plot", str(folder)]) == 0
     assert not mark.exists()
     assert Run.load(folder, trust=True).evaluate(2)["episodes"] == 2
     assert mark.exists()
     module()
     resume(folder, trust=True)
-    Run.load(folder)  # whoever has gone on with it is not asked again
+    Run.load(folder)  # needs no trust after a resume
 
 
-def test_a_module_of_the_same_name_elsewhere_is_another(tmp_path, module, monkeypatch):
+def test_module_of_the_same_name_in_another_folder_needs_trust(tmp_path, module, monkeypatch):
     run = train(settings("secret_meadow/world", tmp_path / "run"))
     mark = module()
     shutil.copytree(tmp_path / "modules", tmp_path / "strangers")
@@ -254,7 +253,7 @@ def test_a_module_of_the_same_name_elsewhere_is_another(tmp_path, module, monkey
 
 
 @pytest.mark.parametrize("name", ["yaml", "argparse"])
-def test_the_current_folder_takes_no_package_s_place(tmp_path, name):
+def test_files_of_current_folder_do_not_shadow_packages(tmp_path, name):
     (tmp_path / f"{name}.py").write_text("raise SystemExit('a stranger')")
     command = [sys.executable, "-m", "torchrl_marl", "list", "recipes"]
     environment = {**os.environ, "PYTHONPATH": str(Path(torchrl_marl.__file__).parents[1])}

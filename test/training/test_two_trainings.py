@@ -1,4 +1,4 @@
-"""Trainings in one process: they disturb neither each other nor the code around them."""
+"""Trainings in one process do not affect each other or the code around them."""
 
 import itertools
 import random
@@ -17,7 +17,7 @@ def draws():
 
 
 @pytest.mark.runs
-def test_two_at_once_are_as_each_alone(tmp_path):
+def test_two_concurrent_runs_equal_each_run_alone(tmp_path):
     def config(name, seed):
         return small_config(folder=str(tmp_path / name), seed=seed)
 
@@ -30,7 +30,7 @@ def test_two_at_once_are_as_each_alone(tmp_path):
         assert_same_run(tmp_path / f"alone {seed}", tmp_path / f"together {seed}")
 
 
-def test_the_code_around_it_draws_as_without_it(tmp_path):
+def test_training_does_not_change_global_generators(tmp_path):
     def seeded():
         torch.manual_seed(1)
         np.random.seed(2)
@@ -46,7 +46,7 @@ def test_the_code_around_it_draws_as_without_it(tmp_path):
     assert drawn == expected
 
 
-def test_threads_are_the_trainings_only_while_it_works(tmp_path):
+def test_thread_count_is_set_only_during_training(tmp_path):
     seen = []
     torch.set_num_threads(2)
     for _ in iterate(small_config(folder=str(tmp_path / "run"), threads=1)):
@@ -58,7 +58,7 @@ def test_threads_are_the_trainings_only_while_it_works(tmp_path):
     assert torch.get_num_threads() == 2
 
 
-def test_what_fails_within_it_puts_everything_back():
+def test_random_state_is_restored_after_an_error():
     torch.manual_seed(0)
     expected = torch.rand(2)
     torch.manual_seed(0)
