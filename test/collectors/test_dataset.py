@@ -45,7 +45,7 @@ def test_write_and_open_round_trip(tmp_path):
     found = Dataset.open(tmp_path / "data")
     assert (found.steps == steps_of(3, 1, 2)).all()
     assert found.about["source"] == "here" and found.about["entries"]["next.done"] == "[1] bool"
-    assert [path.name for path in tmp_path.iterdir()] == ["data"]  # nothing is left beside it
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]  # no temporary files are left
 
 
 def test_torchrl_storage_loads_the_dataset(tmp_path):

@@ -115,7 +115,7 @@ def test_mixer_of_states_equal_to_observations_matches_plain_mixer(algorithm, se
 
 
 def test_value_of_an_agent_computed_by_hand():
-    """A line, 2 s + 1, for each agent's own state s; states of masked agents are not read."""
+    """A linear critic, 2 s + 1, of each agent's state s; states of masked agents are not read."""
     group = make_team("one", states="own").groups["herd"]
     critic = make_critic(group, CriticConfig([]), centralized="agent_state")
     assert critic.in_keys == [("herd", "state"), ("herd", "mask")]

@@ -139,7 +139,7 @@ def kept(learner):
     return [*states([learner]), *([] if replay is None else replay.tensors)]
 
 
-# ------------------------------------------------------------------------------ what is the cause
+# ---------------------------------------------------------------------- order of reads and writes
 
 
 @pytest.mark.parametrize("large", [False, True], ids=["loaded", "stored"])

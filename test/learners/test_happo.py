@@ -261,7 +261,7 @@ def test_values_in_masked_slots_have_no_effect(value):
     assert_equal_training(*results)
 
 
-# ----------------------------------------------------------------------------------- the turns
+# -------------------------------------------------------------------------- updates in sequence
 
 
 def rows_of_agents(learner):

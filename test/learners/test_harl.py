@@ -204,7 +204,7 @@ def test_update_matches_loop_over_agents(algorithm, gradient):
     assert len(orders) > 1
 
 
-# ---------------------------------------------------------------- agents that a turn computes
+# -------------------------------------------------------------- agents that an update computes
 
 TURNS = {
     "deaths": (lambda: arena(years=2), {"algorithm": "hatd3", "max_grad_norm": 0.1}),

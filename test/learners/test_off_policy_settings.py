@@ -27,8 +27,8 @@ def test_group_with_other_algorithm_inherits_common_settings():
     config = load_config(TAG, ["groups.agent=maddpg", "learner.actor.num_cells=[32]"])
     learner = override(config, "groups", "agent")
     assert isinstance(learner, OffPolicyConfig)
-    assert learner.gamma == 0.95 and learner.actor.num_cells == [32]  # of the recipe, and given
-    assert learner.minibatch_size == 256 and learner.adam_eps == 1e-8  # its own family's
+    assert learner.gamma == 0.95 and learner.actor.num_cells == [32]  # of recipe and override
+    assert learner.minibatch_size == 256 and learner.adam_eps == 1e-8  # off-policy defaults
     assert config.learner.algorithm == "mappo" and config.learner.lmbda == 0.9
 
 

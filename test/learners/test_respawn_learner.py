@@ -166,7 +166,7 @@ def test_n_step_returns_end_at_a_death():
 def test_n_step_returns_continue_after_a_death_without_by_life():
     found = replayed(False)
     assert found["discount"].flatten()[:3].tolist() == [0.5**4] * 3
-    assert not found["next", "cat", "terminated"][2, 0]  # agent 0 is back
+    assert not found["next", "cat", "terminated"][2, 0]  # agent 0 has respawned
 
 
 @pytest.mark.parametrize("bootstrap", ["agent", "team"])

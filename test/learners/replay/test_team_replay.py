@@ -103,7 +103,7 @@ def test_truncation_of_one_agent_ends_n_step_returns():
     look = replay.look(torch.arange(6), 6, 0.5)
     lengths = (look["discount"].log() / torch.tensor(0.5).log()).flatten()
     assert lengths.round().tolist() == [4, 3, 2, 1, 2, 1]
-    assert look["next", "car", "mask"].all()  # it is seen once more
+    assert look["next", "car", "mask"].all()  # the truncated agent is in the next mask
     assert torch.equal(
         look["next", "car", "observation"][0], batch["next", "car", "observation"][0, 3]
     )

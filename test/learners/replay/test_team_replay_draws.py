@@ -93,7 +93,7 @@ def test_saved_buffer_resumes_exactly(n_batches, priority):
     file = io.BytesIO()
     torch.save(replay.state_dict(), file)
     rows = min(n_batches * 7, S) * E
-    assert file.tell() < 10_000 + rows * 230  # bytes of a row, and nothing of empty slots
+    assert file.tell() < 10_000 + rows * 230  # bytes of a row; empty slots are not saved
     file.seek(0)
     other = TeamReplay(S, E, KEYS, priority)
     other.load_state_dict(torch.load(file, weights_only=True))
@@ -159,7 +159,7 @@ def test_invalid_arguments_raise():
 def test_non_finite_error_gets_highest_priority(error):
     replay, _ = wrapped(Priority(alpha=1, eps=0))
     replay.update_priority(torch.arange(3), torch.tensor([5.0, error, 0.5]))
-    assert replay.priorities.tree.values[:3].tolist() == [5, 1, 0.5]  # 1: of new rows, until then
+    assert replay.priorities.tree.values[:3].tolist() == [5, 1, 0.5]  # 1: that of new rows
     replay.update_priority(torch.arange(2), torch.tensor([error, 0.25]))
     assert replay.priorities.tree.values[:3].tolist() == [5, 0.25, 0.5]
     assert replay.priorities.highest == 5
@@ -193,7 +193,7 @@ def test_buffer_that_just_fits_in_memory_is_allocated(monkeypatch):
     [
         pytest.param("trace", None, id="uniform-trace"),
         pytest.param("trace", Priority(), id="prioritized-trace"),
-        pytest.param("compile", Priority(), id="prioritized-compile"),  # all that uniform has
+        pytest.param("compile", Priority(), id="prioritized-compile"),  # includes uniform
     ],
 )
 def test_captured_graph_matches_eager_calls(execution, priority):
