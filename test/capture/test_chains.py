@@ -1,4 +1,4 @@
-"""Chains of additions as sums, and joins of features as one gather: the same bits."""
+"""Chains of additions as sums, and joins of features as one gather: bitwise equal results."""
 
 import math
 
@@ -17,8 +17,8 @@ def summed(function, *inputs):
 
 
 @pytest.mark.parametrize("n", [5, 17, 40])
-def test_a_chain_is_one_sum_in_its_order(n):
-    """Torch's sum of 17 rows would round in another order."""
+def test_chain_of_additions_becomes_one_ordered_sum(n):
+    """Torch's sum of 17 rows would round differently."""
 
     def rewards(x):
         total = x[0]
@@ -31,17 +31,17 @@ def test_a_chain_is_one_sum_in_its_order(n):
     assert n_of(graph, "add") == n_of(graph, "sub") == 0
 
 
-def test_an_ordered_sum_is_worked_out_by_hand():
+def test_ordered_sum_matches_values_by_hand():
     tiny = torch.full((8,), 2.0**-24)
     one = torch.ones(1)
-    assert ordered_sum(torch.cat([one, tiny]), 0).item() == 1  # each is rounded away
+    assert ordered_sum(torch.cat([one, tiny]), 0).item() == 1  # each addition is rounded away
     assert ordered_sum(torch.cat([tiny, one]), 0).item() == 1 + 2.0**-21
     zeros = torch.full((3, 2), -0.0)
     assert ordered_sum(zeros, 0).signbit().all() and ordered_sum(zeros, 1).shape == (3,)
     assert ordered_sum(torch.tensor([1.0, math.inf, -math.inf]), 0).isnan()
 
 
-def test_chains_of_all_agents_run_as_one_sum():
+def test_chains_of_all_agents_become_one_sum():
     def forces(x):
         total = [one * 2 for one in x.unbind(0)]
         for i in range(6):
@@ -51,11 +51,11 @@ def test_chains_of_all_agents_run_as_one_sum():
         return [torch.stack(total)]
 
     *_, batched = assert_same_bits(forces, torch.zeros(6, E, 2))
-    # One for the last agent, from whose force nothing is subtracted.
+    # The last agent has a separate sum, as nothing is subtracted from its force.
     assert n_of(batched, "ordered_sum") == 2 and n_of(batched, "add") == 0
 
 
-def test_what_is_read_in_between_or_of_another_kind_stays_a_chain():
+def test_chains_with_other_uses_or_dtypes_are_not_summed():
     def partial(x):
         total, found = x[0], []
         for i in range(1, 6):
@@ -85,7 +85,7 @@ def test_what_is_read_in_between_or_of_another_kind_stays_a_chain():
         assert n_of(graph, "ordered_sum") == 0, function
 
 
-def test_the_compiler_gets_a_sum_that_it_knows():
+def test_ordered_sum_is_rewritten_for_the_compiler():
     def total(x):
         return [sum(x.unbind(0)[1:], x[0])]
 
@@ -97,7 +97,7 @@ def test_the_compiler_gets_a_sum_that_it_knows():
 
 
 @pytest.mark.compiled
-def test_a_compiled_sum_is_that_of_the_chain_up_to_rounding():
+def test_compiled_sum_matches_the_chain_up_to_rounding():
     def total(x):
         return [sum((x[i].sin() for i in range(1, 40)), x[0])]
 
@@ -111,7 +111,7 @@ def test_a_compiled_sum_is_that_of_the_chain_up_to_rounding():
 
 
 def features(n, also=()):
-    """A row of features of each agent, all joined for each env."""
+    """A function that joins a row of features of each agent for each env, and its inputs."""
 
     def observe(x, y):
         found = []
@@ -123,7 +123,7 @@ def features(n, also=()):
     return observe, (torch.zeros(n, E, 3), torch.zeros(n, E))
 
 
-def test_features_of_all_agents_are_gathered_at_once():
+def test_features_of_all_agents_become_one_gather():
     counts = []
     for n in (4, 8):
         function, inputs = features(n)
@@ -133,12 +133,12 @@ def test_features_of_all_agents_are_gathered_at_once():
     assert counts[0] == counts[1]
 
 
-def test_features_with_constants_are_gathered_too():
+def test_features_with_constants_are_gathered():
     function, inputs = features(4, also=(-0.0, 3.0))
     assert_same_bits(function, *inputs)
 
 
-def test_a_join_that_would_gather_mostly_other_rows_stays_as_it_is():
+def test_join_that_would_gather_unused_rows_is_kept():
     def observe(x, y):
         many = [(x[i] * 2, y[i].cos().unsqueeze(-1)) for i in range(12)]
         total = sum(one.sum() for one, _ in many)
@@ -148,7 +148,7 @@ def test_a_join_that_would_gather_mostly_other_rows_stays_as_it_is():
     assert n_of(batched, "_unsafe_index") == 0
 
 
-def test_joins_along_the_envs_or_with_more_dims_stay_as_they_are():
+def test_joins_along_envs_or_with_more_dims_are_kept():
     def rows(x):
         return [torch.cat([x[0], x[1, :2], x[2], x[3, :2], x[4], x[5, :2]], 0)]
 

@@ -1,4 +1,4 @@
-"""Forms that are fast on a CPU give the numbers of the recorded graph."""
+"""Graphs that are rewritten for the CPU return the values of the recorded graph."""
 
 import math
 
@@ -18,13 +18,13 @@ def targets(module):
 
 
 def rewritten(function, *inputs):
-    """The recorded graph's outputs, those of its other form, and that form."""
+    """Outputs of the recorded graph and of the rewritten one, and the rewritten graph."""
     traced = trace(function, *inputs)
     module = rewrite_for_cpu(traced.module)
     return traced.module(*inputs), module(*inputs), module
 
 
-def test_rational_tanh_is_tanh_to_a_few_units_in_the_last_place():
+def test_rational_tanh_is_within_a_few_ulp_of_tanh():
     # every 4001st float from 1e-30 to 20
     bits = torch.tensor([1e-30, 20.0]).view(torch.int32)
     x = torch.arange(int(bits[0]), int(bits[1]), 4001, dtype=torch.int32).view(torch.float32)
@@ -34,7 +34,7 @@ def test_rational_tanh_is_tanh_to_a_few_units_in_the_last_place():
     assert (error / expected).max() < LARGEST_ERROR
 
 
-def test_rational_tanh_is_never_beyond_one_where_it_is_flat():
+def test_rational_tanh_never_exceeds_one():
     bits = torch.tensor([6.0, 8.0]).view(torch.int32)
     x = torch.arange(int(bits[0]), int(bits[1]), dtype=torch.int32).view(torch.float32)
     assert rational_tanh(x).max() <= 1.0
@@ -53,7 +53,7 @@ def test_rational_tanh_is_odd():
     assert torch.equal(rational_tanh(-x), -rational_tanh(x))
 
 
-def test_a_compiled_tanh_and_its_gradient_are_within_the_tolerance():
+def test_compiled_tanh_and_its_gradient_are_within_tolerance():
     def value_and_slope(x):
         x = x.detach().requires_grad_()
         with torch.enable_grad():
@@ -66,23 +66,23 @@ def test_a_compiled_tanh_and_its_gradient_are_within_the_tolerance():
     exact = x.double().tanh()
     assert (value.double() - exact).abs().max() < LARGEST_ERROR
     assert (slope.double() - (1 - exact**2)).abs().max() < 1e-6
-    assert program.traced.module(x)[0].equal(x.tanh())  # the recorded graph stays as it was
+    assert program.traced.module(x)[0].equal(x.tanh())  # the recorded graph is unchanged
 
 
-def test_run_operation_by_operation_a_graph_stays_torchs():
+def test_traced_execution_uses_tanh_of_torch():
     x = torch.randn(100)
     program = capture(torch.tanh, x, name="a tanh", execution="trace")
     assert program(x).equal(x.tanh())
 
 
-def test_tanh_in_double_precision_stays_torchs():
+def test_double_precision_tanh_is_not_rewritten():
     [expected], [found], module = rewritten(torch.tanh, torch.randn(10, dtype=torch.float64))
     assert aten.tanh.default in targets(module)
     assert found.equal(expected)
 
 
 @pytest.mark.parametrize("shape", [(5,), (2, 5), (3, 2, 5)])
-def test_a_linear_layer_adds_its_bias_apart(shape):
+def test_linear_layer_is_split_into_product_and_bias(shape):
     torch.manual_seed(0)
     layer, x = nn.Linear(5, 4), torch.randn(*shape)
     traced = trace(lambda x: layer(x).detach(), x)
@@ -96,9 +96,7 @@ def test_a_linear_layer_adds_its_bias_apart(shape):
     ("n_rows", "n_summed", "n_columns", "turned"),
     [(64, 100, 14, 1), (64, 100, 64, 0), (64, 50, 14, 0)],
 )
-def test_a_narrow_product_with_long_sums_is_computed_transposed(
-    n_rows, n_summed, n_columns, turned
-):
+def test_narrow_product_with_long_sums_is_computed_transposed(n_rows, n_summed, n_columns, turned):
     torch.manual_seed(0)
     left, right = torch.randn(n_rows, n_summed), torch.randn(n_summed, n_columns)
     [expected], [found], module = rewritten(torch.mm, left, right)
@@ -108,7 +106,7 @@ def test_a_narrow_product_with_long_sums_is_computed_transposed(
     torch.testing.assert_close(compiled, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_a_product_that_is_computed_transposed_is_flattened_by_rows():
+def test_transposed_product_is_flattened_by_rows():
     torch.manual_seed(0)
     left, right = torch.randn(64, 100), torch.randn(100, 14)
     flat = lambda x, y: torch.mm(x, y).unsqueeze(0).view(1, -1)  # noqa: E731
@@ -118,7 +116,7 @@ def test_a_product_that_is_computed_transposed_is_flattened_by_rows():
     torch.testing.assert_close(compiled, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_a_gradient_after_a_rewritten_tanh_is_computed_transposed():
+def test_gradient_after_rewritten_tanh_is_computed_transposed():
     torch.manual_seed(0)
     grow, x = nn.Linear(8, 40), torch.randn(100, 8)
 
@@ -157,7 +155,7 @@ def test_products_of_many_rows_are_computed_by_onednn(n_rows, n_columns, tall):
         torch.testing.assert_close(third, one, rtol=1e-5, atol=1e-5)
 
 
-def test_rows_of_many_inputs_are_gathered_by_one_operation():
+def test_rows_of_several_inputs_are_gathered_by_one_operation():
     def pick(index, x, y):
         return x.index_select(0, index) * 2, y.index_select(0, index)
 
@@ -176,7 +174,7 @@ def test_rows_of_many_inputs_are_gathered_by_one_operation():
         (lambda x: x + x.sum(), 1),
     ],
 )
-def test_rows_of_which_agents_are_selected_are_not_gathered_whole(between, gathered):
+def test_rows_with_a_later_agent_selection_are_not_gathered(between, gathered):
     def pick(index, agent, x):
         return between(x.index_select(0, index)).index_select(1, agent)
 
@@ -187,7 +185,7 @@ def test_rows_of_which_agents_are_selected_are_not_gathered_whole(between, gathe
     assert targets(module).count(torch.ops.torchrl_marl.rows.default) == gathered
 
 
-def test_rows_of_what_is_written_to_are_selected_where_they_stood():
+def test_rows_of_mutated_inputs_are_selected_in_order():
     def pick(index, x):
         before = x.index_select(0, index)
         x.add_(1)
@@ -198,7 +196,7 @@ def test_rows_of_what_is_written_to_are_selected_where_they_stood():
     assert [y.tolist() for y in module(index, x.clone())] == [[1.0], [2.0]]
 
 
-def test_norms_of_a_list_are_those_of_its_tensors():
+def test_foreach_norm_is_rewritten_with_equal_values():
     [expected], [found], module = rewritten(
         lambda x, y: torch.stack(torch._foreach_norm([x, y])), torch.ones(4), torch.ones(9, 1)
     )

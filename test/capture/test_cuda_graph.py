@@ -1,4 +1,4 @@
-"""Replayed calls against plain ones: with a recorder that a CPU can run and, on a GPU, the real."""
+"""Replayed calls against plain ones, with a fake recorder on CPU and the real one on a GPU."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from torchrl_marl.errors import CaptureError
 
 
 class FakeRecorder:
-    """A GPU's graph on a CPU: fixed memory, nothing runs when recorded, outputs are reused.
+    """Imitates a CUDA graph on a CPU: fixed memory, no execution while recording, reused outputs.
 
     Recorders of one ``pool`` overwrite each other's outputs, as graphs that share memory may.
     """
@@ -51,7 +51,7 @@ BACKENDS = ["fake", pytest.param("cuda", marks=ON_GPU)]
 
 @pytest.fixture(params=BACKENDS)
 def backend(request):
-    """The device, and what makes recorders; those made with one pool share memory."""
+    """The device, and a function that makes recorders; recorders of one pool share memory."""
     if request.param == "fake":
         return torch.device("cpu"), FakeRecorder
     device = torch.device("cuda", torch.cuda.current_device())
@@ -59,7 +59,7 @@ def backend(request):
 
 
 def adam(param, grad, moment, step):
-    """In place on all but the gradient, as a fused optimizer is."""
+    """Updates all but the gradient in place, as a fused optimizer does."""
     step.add_(1.0)
     moment.mul_(0.9).add_(grad, alpha=0.1)
     param.sub_(moment / (1.0 - 0.9**step), alpha=0.5)
@@ -78,8 +78,8 @@ def gradients(device, n=6):
 
 @pytest.mark.parametrize("warmup", [1, 2, 4])
 @pytest.mark.parametrize("mutated", [None, {0, 2, 3}])
-def test_every_call_runs_once(backend, warmup, mutated):
-    """A warm-up and a recording leave no trace in the state of an optimizer."""
+def test_every_call_has_its_effect_once(backend, warmup, mutated):
+    """Warm-up and recording do not change the state of an optimizer."""
     device, recorder = backend
     (param, moment), step = state(device)
     (own_param, own_moment), own_step = state(device)
@@ -90,16 +90,16 @@ def test_every_call_runs_once(backend, warmup, mutated):
         torch.testing.assert_close(found, wanted)
         torch.testing.assert_close([param, moment, step], [own_param, own_moment, own_step])
         assert step.item() == i + 1
-    # The gradient is a fresh tensor in each call, and is all that is copied.
+    # Only the gradient is copied, as it is a new tensor in each call.
     assert run.buffered == [1] and run.n_recorded == 1
 
 
-def test_an_input_that_moves_is_copied_in_and_back(backend):
+def test_input_at_a_new_address_is_copied_in_and_back(backend):
     device, recorder = backend
     run = CudaGraph(adam, mutated={0, 2, 3}, recorder=recorder())
     (own_param, own_moment), own_step = state(device)
     for grad in gradients(device):
-        # Each call gets the state in new memory, and finds it written there.
+        # Each call gets the state in new memory, and must write to it.
         param, moment, step = (x.clone() for x in (own_param, own_moment, own_step))
         run(param, grad, moment, step)
         adam(own_param, grad, own_moment, own_step)
@@ -107,8 +107,8 @@ def test_an_input_that_moves_is_copied_in_and_back(backend):
     assert run.buffered == [0, 1, 2, 3] and run.n_recorded == 1
 
 
-def test_an_input_that_moves_after_the_recording(backend):
-    """It is recorded anew, once; what was at the old place stays as it was."""
+def test_input_with_a_new_address_after_recording_is_rerecorded(backend):
+    """It is recorded again once; the tensor at the old address is not changed."""
     device, recorder = backend
     (param, moment), step = state(device)
     run = CudaGraph(adam, mutated={0, 2, 3}, recorder=recorder())
@@ -123,14 +123,14 @@ def test_an_input_that_moves_after_the_recording(backend):
         torch.testing.assert_close([other, moment, step], wanted)
     assert run.buffered == [0, 1] and run.n_recorded == 2
     assert torch.equal(param, before)
-    # Back to the first: a copy again, and no third recording.
+    # The first tensor again is copied, without a third recording.
     run(param, gradients(device)[0], moment, step)
     adam(before, gradients(device)[0], *wanted[1:])
     torch.testing.assert_close([param, moment, step], [before, *wanted[1:]])
     assert run.n_recorded == 2
 
 
-def test_a_parameter_that_is_given_other_data_has_moved(backend):
+def test_parameter_with_new_data_is_rerecorded(backend):
     device, recorder = backend
     param = torch.nn.Parameter(torch.ones(3, device=device))
     run = CudaGraph(lambda x: [x.mul_(2.0).sum()], recorder=recorder())
@@ -143,7 +143,7 @@ def test_a_parameter_that_is_given_other_data_has_moved(backend):
     assert run.n_recorded == 2
 
 
-def test_forget(backend):
+def test_forget_allows_other_shapes(backend):
     device, recorder = backend
     run = CudaGraph(lambda x: [x + 1.0], recorder=recorder())
     for _ in range(4):
@@ -159,7 +159,7 @@ def test_forget(backend):
 # ------------------------------------------------------------------------------------ outputs
 
 
-def test_clones_are_the_callers(backend):
+def test_cloned_outputs_are_not_overwritten(backend):
     device, recorder = backend
     run = CudaGraph(lambda x: [x + 1.0], recorder=recorder())
     outs = [run(torch.full((2,), float(i), device=device))[0] for i in range(6)]
@@ -175,7 +175,7 @@ def test_static_outputs_are_overwritten(backend):
 
 
 @pytest.mark.parametrize("outputs", ["static", "clone"])
-def test_an_output_as_the_next_input(backend, outputs):
+def test_output_may_be_the_next_input(backend, outputs):
     device, recorder = backend
     run = CudaGraph(lambda x: [x * 2.0], mutated=(), outputs=outputs, recorder=recorder())
     x = torch.ones(2, device=device)
@@ -184,10 +184,10 @@ def test_an_output_as_the_next_input(backend, outputs):
     assert x.tolist() == [256.0, 256.0]
 
 
-def test_an_output_that_is_an_input(backend):
+def test_output_may_alias_an_input(backend):
     device, recorder = backend
     run = CudaGraph(lambda x, y: [x.add_(y), x[0]], mutated={0}, recorder=recorder())
-    for i in range(5):  # the first moves from call to call, and is buffered
+    for i in range(5):  # the first input has a new address in each call, and is buffered
         x, y = torch.zeros(2, device=device), torch.full((2,), float(i), device=device)
         out, first = run(x, y)
         assert out.tolist() == x.tolist() == [i, i] and first.item() == i
@@ -215,7 +215,7 @@ def test_several_graphs_share_memory(backend):
 
 
 @ON_GPU
-def test_random_numbers_go_on():
+def test_random_numbers_advance_between_replays():
     x = torch.zeros(8, device="cuda")
     run = CudaGraph(lambda x: [x + torch.rand_like(x)])
     torch.manual_seed(3)
@@ -229,7 +229,7 @@ def test_random_numbers_go_on():
 
 
 @pytest.mark.parametrize("n_calls", [1, 4], ids=["warm-up", "replay"])
-def test_other_shapes(backend, n_calls):
+def test_inputs_of_other_shapes_raise(backend, n_calls):
     device, recorder = backend
     run = CudaGraph(lambda x, y: [x + y], recorder=recorder(), name="the sum")
     x, y = torch.ones(2, 3, device=device), torch.ones(2, 3, device=device)
@@ -254,7 +254,7 @@ def test_strides_of_dims_of_one_do_not_matter(backend):
         run(x if i % 2 else torch.ones(4, 3, device=device)[::2][:1])
 
 
-def test_a_cpu_has_no_cuda_graphs():
+def test_cpu_inputs_raise():
     with pytest.raises(CaptureError, match="the sum: .*on one GPU, they are on cpu"):
         CudaGraph(lambda x: [x + x], name="the sum")(torch.ones(2))
     on_two = (torch.ones(2), torch.ones(2, device="meta"))
@@ -262,7 +262,7 @@ def test_a_cpu_has_no_cuda_graphs():
         CudaGraph(lambda x, y: [x + y], recorder=FakeRecorder())(*on_two)
 
 
-def test_memory_that_is_shared_and_moves(backend):
+def test_buffered_inputs_that_share_memory_raise(backend):
     device, recorder = backend
     run = CudaGraph(lambda x, y: [x.add_(1.0), y * 2.0], mutated={0}, recorder=recorder())
     with pytest.raises(CaptureError, match="inputs 0 and 1 share memory"):
@@ -271,7 +271,7 @@ def test_memory_that_is_shared_and_moves(backend):
             run(x, x[1:])
 
 
-def test_what_cannot_be_recorded():
+def test_failed_recording_raises():
     class Refuses(FakeRecorder):
         def record(self, function, inputs):
             raise RuntimeError("operation not permitted when stream is capturing")
@@ -283,7 +283,7 @@ def test_what_cannot_be_recorded():
 
 
 @pytest.mark.parametrize("wrong", [{"warmup": 0}, {"outputs": "view"}])
-def test_wrong_arguments(wrong):
+def test_invalid_arguments_raise(wrong):
     with pytest.raises(ValueError, match="expected"):
         CudaGraph(lambda x: [x], **wrong)
 
@@ -291,7 +291,7 @@ def test_wrong_arguments(wrong):
 # ----------------------------------------------------------------------------- as a program
 
 
-def test_a_program_is_compiled_and_replayed(backend, monkeypatch):
+def test_program_is_compiled_and_replayed(backend, monkeypatch):
     device, recorder = backend
     graphs = []
 
@@ -325,12 +325,12 @@ def test_a_program_is_compiled_and_replayed(backend, monkeypatch):
     assert graphs[0].buffered == [2] and graphs[0].n_recorded == 1
 
 
-def test_a_program_that_waits_is_refused():
+def test_program_that_synchronizes_raises():
     with pytest.raises(CaptureError, match=r"a copy cannot be a CUDA graph.*\n1 x upload"):
         capture(lambda x: x.to("meta"), torch.ones(2), name="a copy", execution="cudagraph")
 
 
-# ------------------------------------------------------------------------- what a graph writes
+# -------------------------------------------------------------------- mutated inputs of a graph
 
 
 def test_written_inputs():
@@ -356,7 +356,7 @@ def test_written_parts_of_a_split():
     assert written_inputs(trace(step, torch.ones(4), torch.ones(2)).module) == {0}
 
 
-def test_what_is_not_known_may_write():
+def test_unknown_functions_count_as_writing():
     graph = torch.fx.Graph()
     x, y = graph.placeholder("x"), graph.placeholder("y")
     graph.output([graph.call_function(adam, ([x],)), y])

@@ -1,4 +1,4 @@
-"""The compiler's work, spared: the same code, and nothing left changed."""
+"""The faster index analysis of the compiler: the same code, and no state left changed."""
 
 import gc
 
@@ -28,7 +28,7 @@ def _code() -> tuple[str, torch.Tensor]:
         return "\n".join(lines), run(x, y)[0]
 
 
-def test_the_quick_analysis_of_indices_gives_the_same_code(monkeypatch):
+def test_quick_index_analysis_gives_the_same_code(monkeypatch):
     quick, found = _code()
     monkeypatch.setattr(inductor, "_quick", lambda name, general: general)
     slow, expected = _code()
@@ -43,7 +43,7 @@ OF_THIS_VERSION = pytest.mark.skipif(
 
 @OF_THIS_VERSION
 @pytest.mark.parametrize("length", [4, 16])
-def test_the_quick_analysis_agrees_with_the_general_one(length):
+def test_quick_index_analysis_matches_general_analysis(length):
     x, y = sympy_index_symbol("x0"), sympy_index_symbol("x1")
     indices = [x, y, 64 * x + y, 3 * x + 3 * y + 5, x * 0 + 7, FloorDiv(x, 16) + y]
     indices += [ModularIndexing(x, 1, 32) + 2 * x, x * y]
@@ -56,7 +56,7 @@ def test_the_quick_analysis_agrees_with_the_general_one(length):
 
 
 @OF_THIS_VERSION
-def test_a_failed_compilation_leaves_garbage_collection_and_compiler_as_they_were(monkeypatch):
+def test_failed_compilation_restores_gc_and_compiler(monkeypatch):
     def fail(*_, **__):
         raise RuntimeError("no compiler")
 

@@ -165,7 +165,7 @@ def draw(shape, mask_dims, seed, broken=False):
     torch.manual_seed(seed)
     x, y = torch.randn(shape), torch.randn(shape)
     mask = torch.rand(shape[:mask_dims]) < (0.0, 0.5, 1.0)[seed % 3]
-    if broken:  # what the mask leaves out must not matter
+    if broken:  # masked-out values must have no effect
         x[~mask], y[~mask] = float("nan"), float("inf")
     return x, y, mask
 
@@ -182,17 +182,17 @@ def check(function, shape, mask_dims):
     "shape, mask_dims", [((E,), 1), ((E, 2), 1), ((E, 3, 2), 1), ((E, 3), 2), ((E, 3, 2), 2)]
 )
 @pytest.mark.parametrize("function", ALIKE, ids=lambda f: f.__name__)
-def test_graphs_give_what_masks_give(function, shape, mask_dims):
+def test_traced_masked_operations_match_eager(function, shape, mask_dims):
     check(function, shape, mask_dims)
 
 
 @pytest.mark.parametrize("columns", [2, 3])
 @pytest.mark.parametrize("function", WITH_COLUMNS, ids=lambda f: f.__name__)
-def test_rows_with_columns(function, columns):
+def test_traced_masked_operations_on_columns_match_eager(function, columns):
     check(function, (E, columns), 1)
 
 
-def test_rows_of_two_dims_keep_their_last_one():
+def test_masked_rows_of_two_dims_keep_the_last_dim():
     def function(x, y, mask):
         rows = x[mask]
         y[mask] = rows / rows.norm(dim=-1, keepdim=True) + rows[..., :1]
@@ -201,7 +201,7 @@ def test_rows_of_two_dims_keep_their_last_one():
     check(function, (E, 3, 2), 2)
 
 
-def test_a_mask_that_never_changes_chooses_places():
+def test_constant_mask_becomes_an_index():
     chosen = torch.tensor([True, False, True])
 
     def function(x):
@@ -214,7 +214,7 @@ def test_a_mask_that_never_changes_chooses_places():
     torch.testing.assert_close(run_graph(traced, x), function(x))
 
 
-def test_a_view_of_what_is_written_changes_too():
+def test_masked_write_is_visible_in_views():
     def function(x, mask):
         x = x.clone()
         view = x[:, 0]
@@ -226,7 +226,7 @@ def test_a_view_of_what_is_written_changes_too():
     assert torch.equal(traced.module(x, mask)[0], function(x, mask))
 
 
-def test_a_sum_of_numbers_of_rows_is_exact():
+def test_integer_sum_of_masked_rows_is_exact():
     def function(x, mask):
         return x[mask].sum(), (x[mask] > 1).all()
 
@@ -251,7 +251,7 @@ STEPS = [
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_programs_drawn_at_random(seed):
+def test_random_programs_match_eager(seed):
     draws = random.Random(seed)
     steps = [(draws.choice(STEPS), draws.randrange(3)) for _ in range(8)]
 

@@ -1,4 +1,4 @@
-"""Masked reads and writes that no graph can hold are refused by name."""
+"""Masked reads and writes that cannot be captured raise with their name and line."""
 
 import re
 
@@ -137,7 +137,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("function", REFUSED, ids=lambda f: f.__name__)
-def test_what_the_number_of_rows_matters_to_is_refused(function):
+def test_operations_that_depend_on_the_number_of_rows_raise(function):
     def wrapped(x, mask):
         x = x.clone()
         found = function(x, mask)

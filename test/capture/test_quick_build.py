@@ -1,4 +1,4 @@
-"""Libraries of compiled graphs: few commands, own runtime, no test programs, the same values."""
+"""The quick build of compiled graphs: few commands, a small runtime, the same values."""
 
 import stat
 import subprocess
@@ -27,7 +27,7 @@ void AOTInductorModel::run_impl(
 
 @pytest.fixture
 def commands(monkeypatch, tmp_path):
-    """The C++ compiler's commands; torch may run none of its own."""
+    """Commands of the C++ compiler; torch may not run other commands."""
     from torch._inductor import cpp_builder
     from torch._inductor.cpu_vec_isa import VecISA
 
@@ -57,7 +57,7 @@ def values(run):
 
 
 @pytest.mark.compiled
-def test_a_library_takes_two_compilations_and_a_link_and_no_test_program(commands):
+def test_build_takes_two_compilations_and_a_link(commands):
     run = capture(step, torch.ones(3, 2), torch.ones(2), name="a test")
     names = [command[command.index("-o") + 1].rpartition("/")[2] for command in commands]
     assert sorted(names[:2]) == ["kernels.o", "wrapper.o"] and names[2:] == ["graph.so"]
@@ -66,7 +66,7 @@ def test_a_library_takes_two_compilations_and_a_link_and_no_test_program(command
 
 
 @pytest.mark.compiled
-def test_instructions_that_the_compiler_does_not_know_are_not_used(commands, monkeypatch, tmp_path):
+def test_instructions_unknown_to_the_compiler_are_not_used(commands, monkeypatch, tmp_path):
     from torch._inductor import config
     from torch._inductor.cpp_builder import get_cpp_compiler
 
@@ -88,7 +88,7 @@ def test_instructions_that_the_compiler_does_not_know_are_not_used(commands, mon
 
 
 @pytest.mark.compiled
-def test_a_failed_operation_is_an_error_and_gradients_stay_as_they_were(commands):
+def test_failed_operation_raises_and_keeps_grad_mode(commands):
     function = capture(
         lambda x, y, i: (x.index_select(0, i) + 1, y.index_select(0, i) * 2),
         *(torch.ones(3, 2), torch.ones(3, 2), torch.tensor([0, 1])),
@@ -103,7 +103,7 @@ def test_a_failed_operation_is_an_error_and_gradients_stay_as_they_were(commands
     ]
 
 
-def test_the_runtime_of_torch_is_replaced():
+def test_runtime_of_torch_is_replaced():
     code = build._with_own_runtime(WRAPPER)
     assert code.startswith("#define TORCHRL_MARL_OUTPUTS 2\n") and "torch::stuff" not in code
     kept = ('extern "C" void kernel_0(float* x);', "kernel_0(x);", "::run_impl(\n) {")
@@ -111,7 +111,7 @@ def test_the_runtime_of_torch_is_replaced():
     assert "__check_inputs_outputs" not in code and "kernels_.get()" not in code
 
 
-def test_code_that_is_not_as_expected_is_built_by_torch(tmp_path, monkeypatch):
+def test_unexpected_code_is_built_by_torch(tmp_path, monkeypatch):
     asked = []
 
     def theirs(*given, **_):
@@ -133,7 +133,7 @@ def test_code_that_is_not_as_expected_is_built_by_torch(tmp_path, monkeypatch):
 
 @pytest.mark.compiled
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_what_cannot_be_built_quickly_is_built_by_torch(tmp_path, monkeypatch, wrapped):
+def test_failed_quick_build_falls_back_to_torch(tmp_path, monkeypatch, wrapped):
     from torch._inductor.exc import CppCompileError, InductorError
 
     tried = []
@@ -154,11 +154,11 @@ def test_what_cannot_be_built_quickly_is_built_by_torch(tmp_path, monkeypatch, w
     assert len(tried) == 2 and tried[0] is not tried[1]
 
 
-def test_flags_are_tried_on_an_empty_program():
+def test_compiler_flags_are_tried_on_an_empty_program():
     assert build._accepted("-O1") and not build._accepted("-mno-such-instructions")
 
 
-def test_a_compiler_that_is_not_there_accepts_nothing(monkeypatch):
+def test_missing_compiler_accepts_no_flags(monkeypatch):
     def run(*_, **__):
         raise FileNotFoundError
 
@@ -166,7 +166,7 @@ def test_a_compiler_that_is_not_there_accepts_nothing(monkeypatch):
     assert not build._accepted("-O7")
 
 
-def test_an_untested_version_of_torch_builds_by_itself(monkeypatch):
+def test_untested_torch_version_uses_its_own_build(monkeypatch):
     from torch._inductor.codecache import AotCodeCompiler
 
     theirs = vars(AotCodeCompiler)["compile"]

@@ -1,4 +1,4 @@
-"""Smaller graphs give the results of the recorded ones, to the bit."""
+"""Reduced graphs return bitwise the results of the recorded ones."""
 
 import math
 
@@ -25,7 +25,7 @@ E = 5
 
 
 def bits(x):
-    """Integers with the bits of a tensor's values; all NaN are one."""
+    """Integers with the bits of a tensor's values; all NaN get the same bits."""
     if not x.is_floating_point():
         return x
     x = torch.where(x.isnan(), torch.full_like(x, math.nan), x)
@@ -78,7 +78,7 @@ def run(module, leaves):
 
 
 def pairwise(n):
-    """Forces between all pairs of n agents, written as a simulator writes them."""
+    """Forces between all pairs of n agents, written as in a simulator."""
 
     def step(positions):
         agents = list(positions.unbind(0))
@@ -96,14 +96,14 @@ def pairwise(n):
 
 
 @pytest.mark.parametrize("n", [3, 4, 5, 6])
-def test_pairs_run_as_one_operation(n):
+def test_pairs_are_batched_into_one_operation(n):
     recorded, _, simplified, _, batched = assert_same_bits(pairwise(n), torch.zeros(n, E, 2))
     pairs = n * (n - 1) // 2
     assert n_of(recorded, "linalg_vector_norm") == n_of(simplified, "linalg_vector_norm") == pairs
     assert n_of(batched, "linalg_vector_norm") == n_of(batched, "lt.Scalar") == 1
 
 
-def test_operations_do_not_grow_with_agents():
+def test_number_of_operations_is_independent_of_agents():
     def turn(headings):
         agents = [x.cos() * (0.5 + i) for i, x in enumerate(headings.unbind(0))]
         return [torch.stack(agents)]
@@ -113,7 +113,7 @@ def test_operations_do_not_grow_with_agents():
     assert len({n_operations(recorded) for recorded, *_ in graphs}) == 3
 
 
-def test_writes_become_values():
+def test_in_place_writes_become_functional():
     def step(x):
         x = x.clone()
         x[:, 0] += 1
@@ -128,7 +128,7 @@ def test_writes_become_values():
     assert not any(target.split(".")[1].endswith("_") for target in targets(functional))
 
 
-def test_a_view_that_was_taken_before_a_write_reads_the_new_value():
+def test_view_reads_a_later_write():
     def step(x):
         x = x + 0
         row = x[0]
@@ -139,7 +139,7 @@ def test_a_view_that_was_taken_before_a_write_reads_the_new_value():
     assert simplified(torch.zeros(2, E))[0][0] == 4.0
 
 
-def test_writes_through_masks():
+def test_masked_writes():
     def step(x, y):
         x, y = x.clone(), y.clone()
         near = (x - y).abs().sum(-1) < 1
@@ -151,7 +151,7 @@ def test_writes_through_masks():
     assert_same_bits(step, torch.zeros(E, 2), torch.zeros(E, 2))
 
 
-def test_random_numbers_are_drawn_in_the_same_order():
+def test_random_numbers_are_drawn_in_the_same_order_as_recorded():
     def step(x):
         first = [torch.rand(E) for _ in range(3)]
         unused = torch.rand(E)
@@ -162,7 +162,7 @@ def test_random_numbers_are_drawn_in_the_same_order():
     assert n_of(simplified, "rand.") == n_of(batched, "rand.") == 4
 
 
-def test_draws_in_place_are_simplified():
+def test_in_place_draws_are_simplified():
     def step(x):
         drawn = [torch.empty(E, 2).normal_(), torch.empty(E, 2).uniform_(), torch.empty(E, 2)]
         return [x + drawn[0] * drawn[1] + drawn[2].exponential_()]
@@ -192,7 +192,7 @@ def test_reductions_and_lists():
     assert n_of(batched, "min.dim") == 1
 
 
-def test_outputs_have_memory_of_their_own():
+def test_outputs_do_not_share_memory():
     def step(x):
         return [x, x[0], x + 0, x + 0, torch.ones(2)]
 
@@ -220,8 +220,8 @@ def test_identities_keep_the_sign_of_zero():
     [lambda rew, y: rew - 1.0, lambda rew, y: rew + 0.1, lambda rew, y: rew - y],
     ids=["penalty", "bonus", "tensor"],
 )
-def test_masks_of_a_chain_of_penalties_do_not_depend_on_each_other(new):
-    """Such as a penalty for each pair of agents that collide."""
+def test_masked_penalties_are_batched(new):
+    """For example, a penalty for each pair of colliding agents."""
 
     def step(x, y):
         rew = y * 3.0
@@ -237,7 +237,7 @@ def test_masks_of_a_chain_of_penalties_do_not_depend_on_each_other(new):
     assert batched(torch.zeros(6, E), negative_zero)[0].signbit().all()
 
 
-def test_masked_differences_of_other_kinds_stay_as_they_are():
+def test_other_masked_differences_are_kept():
     def step(x, y):
         n = torch.arange(E)
         return [
@@ -253,14 +253,14 @@ def test_masked_differences_of_other_kinds_stay_as_they_are():
     assert n_of(simplified, "where") == 6
 
 
-def test_constants_with_other_bits_stay_apart():
+def test_constants_with_different_bits_are_not_merged():
     def step(x):
         return [x * torch.tensor(0.0), x * torch.tensor(-0.0)]
 
     assert_same_bits(step, torch.zeros(E))
 
 
-def test_layouts_of_outputs_are_kept():
+def test_memory_layouts_of_outputs_are_kept():
     def step(x):
         return [x.t() + 1, x.permute(2, 0, 1) * 2 if x.ndim == 3 else x * 2]
 
@@ -268,7 +268,7 @@ def test_layouts_of_outputs_are_kept():
     assert_same_bits(lambda x: [x.permute(2, 0, 1) * 2], torch.zeros(2, 3, E))
 
 
-def test_a_graph_that_writes_to_an_input_stays_as_it_is():
+def test_graph_that_writes_to_an_input_is_kept():
     def step(x):
         x += 1
         return [x * 2]
@@ -279,7 +279,7 @@ def test_a_graph_that_writes_to_an_input_stays_as_it_is():
     assert reduce_graph(module, [torch.zeros(E)], E, lambda graph: True) is module
 
 
-def test_a_write_without_a_rule_is_refused():
+def test_write_without_a_rule_raises():
     def step(x):
         y = x + 0
         y.unfold(0, 2, 1)[0].add_(1)
@@ -289,7 +289,7 @@ def test_a_write_without_a_rule_is_refused():
         simplify(trace(step, torch.zeros(E)).module)
 
 
-def test_the_recorded_graph_is_kept_if_results_differ():
+def test_recorded_graph_is_kept_if_results_differ():
     module = trace(pairwise(4), torch.zeros(4, E, 2)).module
     tried = []
 
@@ -302,7 +302,7 @@ def test_the_recorded_graph_is_kept_if_results_differ():
 
 
 def test_views_of_several_stacks_are_not_joined():
-    """Such as two masks of each pair, both with a further dim."""
+    """For example, two masks of each pair, both with an extra dim."""
 
     def step(x):
         near = [(one < 0.5).unsqueeze(-1) for one in x.unbind(0)]
@@ -313,15 +313,15 @@ def test_views_of_several_stacks_are_not_joined():
     assert n_of(batched, "reshape") == 2 and n_of(batched, "cat") == n_of(batched, "select") == 0
 
 
-def test_batching_pays_with_six_tenths_of_the_operations():
+def test_batching_pays_with_at_most_60_percent_of_operations():
     def graph(n):
         return trace(lambda x: [x + i for i in range(n)], torch.zeros(E)).module
 
     assert batching_pays(graph(10), graph(6)) and not batching_pays(graph(10), graph(7))
 
 
-def test_large_results_stay_apart():
-    """In memory they would cost more than the operations that batching saves."""
+def test_operations_with_large_results_are_not_batched():
+    """Their memory traffic would cost more than the saved operations."""
 
     def graph(n, size):
         return trace(lambda x: [x + i for i in range(n)], torch.zeros(size)).module
@@ -337,8 +337,8 @@ def test_large_results_stay_apart():
     assert batching_may_pay(few, Groups(few)) and not batching_may_pay(many, Groups(many))
 
 
-def test_batching_is_not_tried_for_graphs_with_few_alike_operations(monkeypatch):
-    """Each of six steps depends on the one before, so that no two of them form a group."""
+def test_batching_is_not_tried_with_few_similar_operations(monkeypatch):
+    """Each of six steps depends on the previous one, so that no two of them can be batched."""
     tried = []
     monkeypatch.setattr(reduction, "batch", lambda *given: tried.append(given) or given[0])
 
@@ -353,7 +353,7 @@ def test_batching_is_not_tried_for_graphs_with_few_alike_operations(monkeypatch)
         assert len(tried) == (function is not chain)
 
 
-def test_a_large_graph_is_batched_if_its_results_are_equal():
+def test_large_graph_is_batched_only_if_results_are_equal():
     module = trace(pairwise(12), torch.zeros(12, E, 2)).module
     leaves = [torch.zeros(12, E, 2)]
     batched = reduce_graph(module, leaves, E, lambda graph: True)
@@ -363,7 +363,7 @@ def test_a_large_graph_is_batched_if_its_results_are_equal():
     assert n_of(simplified, "linalg_vector_norm") == 66
 
 
-def test_an_operation_without_a_rule_for_batches_leaves_the_graph_simplified(monkeypatch):
+def test_failed_batching_keeps_the_simplified_graph(monkeypatch):
     def refuse(*given):
         raise RuntimeError("vmap: no batching rule")
 
@@ -373,7 +373,7 @@ def test_an_operation_without_a_rule_for_batches_leaves_the_graph_simplified(mon
     assert n_of(graph, "linalg_vector_norm") == 66
 
 
-def test_a_number_below_zero_is_not_zero():
+def test_negative_zero_is_not_an_identity():
     def step(x):
         return [x - (-0.0), (x + (-0.0)) + 0.0, torch.add(x, 0, alpha=-1) + 0.0]
 
@@ -399,7 +399,7 @@ def test_comparisons_in_place_keep_the_dtype():
     assert_same_bits(step, torch.zeros(2, E))
 
 
-def test_parts_of_other_dtypes_are_joined_once():
+def test_cat_and_where_of_mixed_dtypes():
     def step(x, y):
         return [torch.cat([x, x + 1, y]), torch.where(y > 0, torch.tensor(2.0).double(), y)]
 
@@ -422,7 +422,7 @@ def test_splits_along_the_envs():
         lambda x: [torch.stack([y + 1 for y in x[:, :0].unbind(0)])],
     ],
 )
-def test_what_has_no_rule_never_fails(step):
+def test_operations_without_a_rule_do_not_fail(step):
     module = trace(step, torch.zeros(2, E)).module
     x = torch.randn(2, E)
     expected = [y.clone() for y in module(x)]

@@ -1,4 +1,4 @@
-"""Graphs that come with the package: used by the default recipe, and only where they are right."""
+"""Graphs that are shipped with the package: used by the default recipe, after verification."""
 
 import csv
 import os
@@ -13,7 +13,7 @@ import torchrl_marl
 from torchrl_marl.capture import shipped, stored
 from torchrl_marl.training import background_compile
 
-# Their processors and their release of torch; CI has both.
+# For the processors and the torch release of the shipped graphs; CI has both.
 here = pytest.mark.skipif(
     shipped.folder(1) is None or not torch.__version__.startswith("2.13.0"),
     reason="graphs of another processor or of another torch",
@@ -21,8 +21,8 @@ here = pytest.mark.skipif(
 
 
 @here
-def test_the_default_recipe_needs_no_compiler(tmp_path):
-    """If this fails, the graphs are those of an earlier recipe or package: run .ci/graphs.py."""
+def test_default_recipe_needs_no_compiler(tmp_path):
+    """If this fails, the graphs belong to an earlier recipe or package: run .ci/graphs.py."""
     cache = tmp_path / "cache"
     script = (
         "import sys, torchrl_marl\n"
@@ -51,7 +51,7 @@ def test_the_default_recipe_needs_no_compiler(tmp_path):
 
 @here
 @pytest.mark.compiled
-def test_they_compute_what_this_machine_compiles_to_the_bit(tmp_path, monkeypatch):
+def test_shipped_graphs_match_locally_compiled_graphs_exactly(tmp_path, monkeypatch):
     def trained(name):
         return torchrl_marl.train(
             folder=str(tmp_path / name),
@@ -76,14 +76,14 @@ def test_they_compute_what_this_machine_compiles_to_the_bit(tmp_path, monkeypatc
 
 
 def metrics_of(folder):
-    """Metrics of each iteration but the seconds and what follows from them."""
+    """Metrics of each iteration, without times."""
     with (folder / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
     times = {"seconds", "frames_per_second"}
     return [{k: x for k, x in row.items() if k not in times} for row in rows]
 
 
-def test_a_machine_of_another_kind_compiles(monkeypatch):
+def test_shipped_graphs_are_not_used_on_other_machines(monkeypatch):
     known = {"x86-64-v4": "AVX512", "x86-64-v3": "AVX2"}
     for kind, vectors in known.items():
         monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda x=vectors: x)
@@ -102,7 +102,7 @@ def test_a_machine_of_another_kind_compiles(monkeypatch):
     assert shipped.folder(1) is None
 
 
-def test_they_hold_no_folders_of_the_machine_that_built_them():
+def test_shipped_graphs_contain_no_local_paths():
     libraries = list(shipped.FOLDER.glob("*/*/graph.so"))
     assert len(libraries) == 4
     for library in libraries:
@@ -117,7 +117,7 @@ class Compiled(Exception):
 
 @pytest.fixture
 def graph(monkeypatch, tmp_path):
-    """A graph of two inputs, the second of which it writes."""
+    """A graph of two inputs that writes to the second one."""
 
     class Module(torch.nn.Module):
         def forward(self, x, total):
@@ -153,7 +153,7 @@ def wrong_draw(inputs):
 
 
 @pytest.mark.parametrize("run", [right, wrong_result, wrong_write, wrong_draw])
-def test_a_graph_that_computes_something_else_is_not_used(monkeypatch, graph, run):
+def test_shipped_graph_with_wrong_results_is_not_used(monkeypatch, graph, run):
     monkeypatch.setattr(stored, "_read", lambda folder: (run, 3))
     x, total = torch.ones(2), torch.zeros(2)
     before = torch.get_rng_state()
@@ -168,7 +168,7 @@ def test_a_graph_that_computes_something_else_is_not_used(monkeypatch, graph, ru
         assert torch.equal(before, torch.get_rng_state())
 
 
-def test_a_damaged_graph_of_the_package_is_left_as_it_is(graph, tmp_path):
+def test_damaged_shipped_graph_is_not_deleted(graph, tmp_path):
     x, total = torch.ones(2), torch.zeros(2)
     module, constants = stored._constants_as_inputs(graph)
     key = stored._key(module, [x, total], constants, {}, shipped.machine())
@@ -180,7 +180,7 @@ def test_a_damaged_graph_of_the_package_is_left_as_it_is(graph, tmp_path):
     assert damaged.is_file()
 
 
-def test_copies_have_the_strides_of_the_inputs():
+def test_copies_keep_the_strides_of_inputs():
     whole = torch.arange(12.0).view(3, 4)
     for x in (whole[:, 1:3], whole[:1].expand(5, 4), whole.t(), whole[2, ::2]):
         copy = shipped._copy(x)

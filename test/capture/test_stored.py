@@ -1,4 +1,4 @@
-"""Compiled graphs on disk: found again, known by all they were made of, mended where damaged."""
+"""Compiled graphs on disk: loading, keys, and recompilation of damaged ones."""
 
 import inspect
 import os
@@ -25,13 +25,13 @@ def folder(monkeypatch, tmp_path):
 
 @pytest.fixture(scope="module")
 def libraries(tmp_path_factory):
-    """What the compiler made of a code and its inputs' shapes; it makes the same again."""
+    """Compiled libraries by code and input shapes, to compile each only once."""
     return {}, tmp_path_factory.mktemp("libraries")
 
 
 @pytest.fixture
 def compiled(monkeypatch, libraries):
-    """Graphs that were compiled, and not loaded."""
+    """Names of graphs that were compiled instead of loaded."""
     found, compile, (known, place) = [], stored._compile, libraries
 
     def compile_once(module, inputs, options, folder):
@@ -60,7 +60,7 @@ def run_of(function=update):
     return capture(function, *inputs(), name="a test")
 
 
-def test_a_graph_is_compiled_once_and_does_what_eager_code_does(compiled):
+def test_graph_is_compiled_once_and_matches_eager(compiled):
     first, second = run_of(), run_of()
     assert len(compiled) == 1 and first.n_kernels == second.n_kernels > 0
     for run in (first, second):
@@ -74,7 +74,7 @@ def test_a_graph_is_compiled_once_and_does_what_eager_code_does(compiled):
         assert torch.equal(total, after) and found[1].data_ptr() == total.data_ptr()
 
 
-def test_a_graph_is_known_by_its_operations_constants_inputs_options_and_threads():
+def test_key_depends_on_graph_constants_inputs_options_and_threads():
     def key(*made_of):
         return stored._key(*made_of, stored._machine())
 
@@ -96,14 +96,14 @@ def test_a_graph_is_known_by_its_operations_constants_inputs_options_and_threads
 
 
 @pytest.mark.compiled
-def test_constants_of_a_graph_are_those_that_it_was_traced_with(compiled):
+def test_graphs_with_different_constants_are_compiled_separately(compiled):
     added = [run_of(lambda x, y, c=c: x + torch.tensor([1.0, c])) for c in (2.0, 3.0)]
     assert [run(*inputs())[0, 1].item() for run in added] == [3.0, 4.0]
     assert len(compiled) == 2
 
 
 @pytest.mark.compiled
-def test_a_damaged_graph_is_compiled_again(folder, compiled):
+def test_damaged_graph_is_recompiled(folder, compiled):
     run_of()
     (whole,) = folder.iterdir()
     for file in ("graph.so", "description.json"):
@@ -112,7 +112,7 @@ def test_a_damaged_graph_is_compiled_again(folder, compiled):
         assert stored._load(copy) is not None
         data = bytearray((copy / file).read_bytes())
         data[len(data) // 2] ^= 1
-        (copy / file).unlink()  # what is loaded stays as it is
+        (copy / file).unlink()  # a loaded library is not modified
         (copy / file).write_bytes(data)
         assert stored._load(copy) is None and not copy.exists()
     (whole / "graph.so").unlink()
@@ -120,7 +120,7 @@ def test_a_damaged_graph_is_compiled_again(folder, compiled):
     assert len(compiled) == 2
 
 
-def test_a_folder_that_cannot_be_written_is_named(monkeypatch, tmp_path):
+def test_unwritable_folder_raises(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("no folder")
     monkeypatch.setattr(stored, "_folder", lambda: tmp_path / "file" / "graphs")
     monkeypatch.setattr(torch._inductor, "aot_compile", lambda *_, **__: str(tmp_path / "file"))
@@ -129,10 +129,10 @@ def test_a_folder_that_cannot_be_written_is_named(monkeypatch, tmp_path):
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="folders have no user here")
-def test_graphs_in_another_user_s_folder_are_not_loaded(monkeypatch, tmp_path):
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")  # so that it is as before afterwards
+def test_graphs_in_a_folder_of_another_user_are_not_loaded(monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")  # so that monkeypatch restores it
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
-    monkeypatch.setenv("LOGNAME", "somebody")  # after whom torch names its folder
+    monkeypatch.setenv("LOGNAME", "somebody")  # torch names its folder after the user
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     own = FOLDER()
     (default,) = tmp_path.iterdir()
@@ -146,7 +146,7 @@ def test_graphs_in_another_user_s_folder_are_not_loaded(monkeypatch, tmp_path):
     private = found.parents[1]
     assert private.parent == tmp_path and private != default
     assert private.stat().st_mode & 0o777 == 0o700
-    assert FOLDER() == found  # said once; torch and other processes are there, too
+    assert FOLDER() == found  # warns once; torch and other processes use it, too
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(private)
     assert ended == [(shutil.rmtree, str(private))]
 
@@ -155,7 +155,7 @@ def test_graphs_in_another_user_s_folder_are_not_loaded(monkeypatch, tmp_path):
 
 
 @pytest.mark.compiled
-def test_nothing_of_the_compiler_is_imported_to_load_a_graph(folder, compiled):
+def test_loading_a_graph_does_not_import_the_compiler(folder, compiled):
     run_of()
     assert len(compiled) == 1 and "torch._inductor.compile_fx" in sys.modules
     script = (

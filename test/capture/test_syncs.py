@@ -1,4 +1,4 @@
-"""What is counted as holding up a GPU, and what is not."""
+"""Operations that count as synchronizations with a GPU, and those that do not."""
 
 import numpy as np
 import pytest
@@ -58,27 +58,27 @@ NEITHER = {
 
 
 @pytest.mark.parametrize("run", WAITS.values(), ids=WAITS)
-def test_waits(run):
+def test_operations_that_wait_are_counted(run):
     with count_syncs() as syncs:
         run()
     assert (syncs.n_waits, syncs.n_uploads) == (1, 0), str(syncs)
 
 
 @pytest.mark.parametrize("run", UPLOADS.values(), ids=UPLOADS)
-def test_uploads(run):
+def test_uploads_are_counted(run):
     with count_syncs() as syncs:
         run()
     assert (syncs.n_waits, syncs.n_uploads) == (0, 1), str(syncs)
 
 
 @pytest.mark.parametrize("run", NEITHER.values(), ids=NEITHER)
-def test_neither(run):
+def test_other_operations_are_not_counted(run):
     with count_syncs() as syncs:
         run()
     assert syncs == []
 
 
-def test_copies_between_devices():
+def test_copies_between_devices_are_uploads():
     on_meta = torch.empty(3, device="meta")
     with count_syncs() as syncs:
         torch.ones(3).to("meta")
@@ -86,7 +86,7 @@ def test_copies_between_devices():
     assert [sync.kind for sync in syncs] == ["upload", "upload"]
 
 
-def test_sites_and_numbers():
+def test_summary_has_counts_and_source_lines():
     with count_syncs() as syncs:
         for _ in range(3):
             X[0, 0].item()
@@ -97,21 +97,21 @@ def test_sites_and_numbers():
     assert second.startswith("1 x wait, Tensor.tolist at ")
 
 
-def test_nothing_is_counted_afterwards():
+def test_nothing_is_counted_after_the_context():
     with count_syncs() as syncs:
         pass
     X[0, 0].item()
     assert syncs == []
 
 
-def test_strict_raises_at_the_first():
+def test_strict_raises_at_the_first_sync():
     with pytest.raises(CaptureError, match=r"_local_scalar_dense.*test_syncs.py:\d+"):
         with count_syncs(strict=True):
             bool(MASK.any())
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_strict_asks_the_driver():
+def test_strict_uses_the_sync_debug_mode_of_cuda():
     x = torch.ones(3, device="cuda")
     before = torch.cuda.get_sync_debug_mode()
     with count_syncs(strict=True):
@@ -124,13 +124,13 @@ def test_strict_asks_the_driver():
 # ------------------------------------------------------------------------------------ graphs
 
 
-def test_a_recorded_graph():
+def test_syncs_of_a_make_fx_graph():
     module = make_fx(lambda x: (x[x > 5], x.to("meta"), x[torch.tensor([0])], x + 1))(X)
     kinds = [(sync.kind, sync.operation) for sync in graph_syncs(module)]
     assert kinds == [("wait", "aten.index.Tensor"), ("upload", "aten._to_copy.default")]
 
 
-def test_a_trace_has_none():
+def test_traced_masked_write_has_no_syncs():
     def step(x, y):
         x = x.clone()
         x[y > 5] = 0.0
@@ -139,7 +139,7 @@ def test_a_trace_has_none():
     assert graph_syncs(trace(step, X, X).module) == []
 
 
-def test_inputs_that_tell_no_type():
+def test_graph_without_metadata_needs_inputs():
     graph = torch.fx.Graph()
     x, places = graph.placeholder("x"), graph.placeholder("places")
     graph.output(graph.call_function(torch.ops.aten.index.Tensor, (x, [places])))
@@ -150,6 +150,6 @@ def test_inputs_that_tell_no_type():
         graph_syncs(module)
 
 
-def test_as_a_string():
+def test_string_of_syncs():
     syncs = Syncs([Sync("wait", "item", "a.py:1"), Sync("upload", "tensor", "a.py:2")] * 2)
     assert str(syncs) == "2 x wait, item at a.py:1\n2 x upload, tensor at a.py:2"

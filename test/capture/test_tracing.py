@@ -1,4 +1,4 @@
-"""Which functions become graphs, and what is said of those that do not."""
+"""Functions that can be captured as graphs, and the errors of those that cannot."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ def record(function, *inputs):
     return capture(function, *inputs, name="a test", execution="trace")
 
 
-def test_a_graph_writes_to_its_inputs_where_the_function_does():
+def test_graph_mutates_its_inputs_like_the_function():
     def function(x):
         x += 1
         return x * 2
@@ -24,7 +24,7 @@ def test_a_graph_writes_to_its_inputs_where_the_function_does():
     assert torch.equal(x, torch.tensor([2.0, 3.0]))
 
 
-def test_numbers_become_tensors_within():
+def test_constants_in_the_function_become_tensors():
     def function(x):
         zero = torch.tensor(0.0)
         pair = torch.tensor([1.0, 2.0])
@@ -35,7 +35,7 @@ def test_numbers_become_tensors_within():
     assert torch.equal(record(function, torch.zeros(3, 2))(x), function(x))
 
 
-def test_nesting_and_what_is_no_tensor_stay():
+def test_nested_outputs_and_non_tensors_are_kept():
     def function(inputs):
         return {"sum": inputs["a"] + inputs["b"], "name": "sum", "none": None}
 
@@ -45,7 +45,7 @@ def test_nesting_and_what_is_no_tensor_stay():
     assert torch.equal(found["sum"], torch.ones(2))
 
 
-def test_graphs_are_those_of_make_fx():
+def test_graphs_match_make_fx():
     weight, outer = torch.nn.Parameter(torch.randn(2, 2)), torch.randn(2, 2)
 
     def with_gradient(x):
@@ -74,7 +74,7 @@ def nodes_of(module):
     module.graph.eliminate_dead_code()
     nodes, places, found = module.graph.nodes, {}, []
     for node in nodes:
-        if node.op in ("get_attr", "placeholder"):  # inputs, or one for each use of a constant
+        if node.op in ("get_attr", "placeholder"):  # inputs, or uses of constants
             continue
         places[node] = len(places)
         given = [places.get(one, "outer") for one in node.all_input_nodes]
@@ -85,7 +85,7 @@ def nodes_of(module):
     return found
 
 
-def test_chance_is_that_of_eager_execution():
+def test_random_numbers_match_eager_execution():
     def function(x):
         noise = torch.randn(4) + torch.rand_like(x)
         return x + noise + torch.empty(4).uniform_(-1, 1)
@@ -110,7 +110,7 @@ def raises(x):
 
 
 @pytest.mark.parametrize("function", [asserts, raises])
-def test_a_check_is_left_for_later_and_named(function):
+def test_failed_assertion_is_raised_later_with_its_line(function):
     program = record(function, torch.ones(2))
     assert torch.equal(program(torch.full((2,), 4.0)), torch.full((2,), 2.0))
     program.raise_failed()
@@ -122,7 +122,7 @@ def test_a_check_is_left_for_later_and_named(function):
     program.raise_failed()
 
 
-def test_conditions_on_what_never_changes_are_answered():
+def test_conditions_on_constants_are_evaluated():
     gravity = torch.zeros(2)
 
     def function(x):
@@ -222,12 +222,12 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("function", REFUSED, ids=lambda f: f.__name__)
-def test_a_path_that_depends_on_the_inputs_is_refused_with_its_line(function):
+def test_data_dependent_control_flow_raises_with_its_line(function):
     with pytest.raises(CaptureError, match=r"at capture/test_tracing.py:\d+: \S"):
         trace(lambda x: function(x.clone()), torch.randn(3))
 
 
-def test_what_is_neither_input_nor_own_must_not_be_written():
+def test_write_to_captured_tensor_raises():
     count = torch.zeros(2)
 
     def function(x):
@@ -238,7 +238,7 @@ def test_what_is_neither_input_nor_own_must_not_be_written():
         trace(function, torch.ones(2))
 
 
-def test_places_that_depend_on_the_inputs_may_be_looked_up():
+def test_indexing_by_input_tensors_is_captured():
     def function(x, places):
         x = x.clone()
         x[torch.arange(3), places] = x[torch.arange(3), places] + 1
@@ -254,7 +254,7 @@ class TestValueNumbers:
     """Equal numbers must mean equal values."""
 
     def numbers(self, function, *inputs):
-        """Numbers of what a traced function gives, looked at from within."""
+        """Value numbers of the outputs of a traced function."""
         from torch.utils._python_dispatch import TorchDispatchMode
 
         values = ValueNumbers()
@@ -279,7 +279,7 @@ class TestValueNumbers:
             lambda x, y: (torch.stack([x, y]).norm(dim=-1), torch.stack([x, y]).norm(dim=-1)),
         ],
     )
-    def test_the_same_computed_twice(self, same):
+    def test_equal_computations_have_equal_numbers(self, same):
         a, b = self.numbers(same, torch.randn(3, 2), torch.randn(3, 2))
         assert a == b
 
@@ -299,6 +299,6 @@ class TestValueNumbers:
             lambda x, y: (torch.empty(2), torch.empty(2)),
         ],
     )
-    def test_what_may_differ(self, different):
+    def test_computations_that_may_differ_have_different_numbers(self, different):
         a, b = self.numbers(different, torch.randn(3, 2), torch.randn(3, 2))
         assert a != b

@@ -1,4 +1,4 @@
-"""Acting on arrays: graphs of a few sizes against the eager twin."""
+"""Policies that act on arrays: graphs of a few batch sizes against the eager policy."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ DRAWN, BEST = ExplorationType.RANDOM, ExplorationType.DETERMINISTIC
 
 
 def make_policy(kind):
-    """Two groups: one as the case says, the other plain."""
+    """Two groups: one of the given kind, the other plain."""
     torch.manual_seed(0)
     mouse = make_group("bounded", 2, name="mouse", o=3)
     config = NetworkConfig(num_cells=[8])
@@ -73,8 +73,8 @@ KINDS = ("bounded", "one_hot", "categorical", "values", "memory", "talk")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_graphs_choose_what_the_policy_chooses(kind):
-    """Of as many rows as a graph has, of fewer, and of more than the largest."""
+def test_graph_actions_match_the_policy(kind):
+    """With as many rows as a graph has, with fewer, and with more than the largest."""
     policy = make_policy(kind)
     eager, graphs = Acting(policy), GraphActing(policy, execution="trace", sizes=(1, 4))
     for n in (1, 4, 3, 9, 1):
@@ -87,14 +87,14 @@ def test_graphs_choose_what_the_policy_chooses(kind):
 
 
 @pytest.mark.parametrize("kind", ["bounded", "categorical"])
-def test_draws_of_whole_graphs_are_those_of_the_policy(kind):
+def test_samples_of_a_full_graph_match_the_policy(kind):
     policy = make_policy(kind)
     eager, graphs = Acting(policy), GraphActing(policy, execution="trace", sizes=(4,))
     leaves = make_leaves(policy, 4)
     graphs.prepare(leaves, DRAWN)
     state = torch.get_rng_state()
     graphs.prepare(leaves, BEST)
-    assert torch.equal(torch.get_rng_state(), state)  # who records does not draw
+    assert torch.equal(torch.get_rng_state(), state)  # recording draws no random numbers
     found = graphs.act(leaves, DRAWN)
     torch.set_rng_state(state)
     assert_same_arrays(found, eager.act(leaves, DRAWN), tolerance=0)
@@ -102,8 +102,8 @@ def test_draws_of_whole_graphs_are_those_of_the_policy(kind):
     assert not np.array_equal(again["car", "action"], found["car", "action"])
 
 
-def test_draws_of_a_padded_graph_are_of_the_policys_distribution():
-    """Three rows in a graph of four: how often each action is drawn is as its logits say."""
+def test_samples_of_a_padded_graph_follow_the_policy_distribution():
+    """Three rows in a graph of four: action frequencies match the logits."""
     policy = make_policy("categorical")
     graphs = GraphActing(policy, execution="trace", sizes=(4,))
     leaves = make_leaves(policy, 3)
@@ -121,7 +121,7 @@ def test_draws_of_a_padded_graph_are_of_the_policys_distribution():
     assert (np.abs(counts / n - chances) <= 5 * deviation + 1e-9)[acts].all()
 
 
-def test_compiled_graphs_are_the_policy():
+def test_compiled_graph_actions_match_the_policy():
     policy = make_policy("bounded")
     eager, graphs = Acting(policy), GraphActing(policy, sizes=(4,))
     for n in (4, 2):
@@ -129,7 +129,7 @@ def test_compiled_graphs_are_the_policy():
         assert_same_arrays(graphs.act(leaves, BEST), eager.act(leaves, BEST))
 
 
-def test_what_was_learned_since_is_acted_on():
+def test_graphs_use_updated_parameters():
     policy = make_policy("bounded")
     graphs, leaves = GraphActing(policy, execution="trace", sizes=(4,)), None
     leaves = make_leaves(policy, 4)
@@ -142,7 +142,7 @@ def test_what_was_learned_since_is_acted_on():
     assert not np.allclose(found["car", "action"], before["car", "action"])
 
 
-def test_other_modules_are_recorded_anew():
+def test_replaced_parameters_are_recaptured():
     policy = make_policy("bounded")
     graphs = GraphActing(policy, execution="trace", sizes=(4,))
     leaves = make_leaves(policy, 4)
@@ -154,10 +154,10 @@ def test_other_modules_are_recorded_anew():
     assert_same_arrays(graphs.act(leaves, BEST), Acting(policy).act(leaves, BEST))
 
 
-def test_a_policy_that_is_no_graph_runs_step_by_step():
+def test_policy_that_cannot_be_captured_runs_eagerly():
     def policy(td):
         seen = td["car", "observation"]
-        best = seen.sum() > 0  # what it does depends on what all rows hold
+        best = seen.sum() > 0  # the branch depends on the values of all rows
         td["car", "action"] = seen if best else -seen
         return td
 

@@ -1,4 +1,4 @@
-"""Fragments as they come: whose they are, how old, and what is dropped. No Ray is needed."""
+"""Fragments of asynchronous collection: order, policy versions, and drops, without Ray."""
 
 import torch
 from tensordict import TensorDict
@@ -9,7 +9,7 @@ from torchrl_marl.collectors.sharded import ShardResult
 
 
 class Scripted:
-    """Actors of one shard each that end in an order; a fragment holds the weights it was given."""
+    """Actors of one shard each that finish in a given order; a fragment holds its weights."""
 
     def __init__(self, order, n=2):
         self.order, self.actors, self.makers = list(order), [None] * n, [None] * n
@@ -47,7 +47,7 @@ def collector_of(order, max_lag=1):
 
 
 def rollout(collector, policy):
-    """A batch, after which the policy's weight is the number of batches."""
+    """Collects a batch, then sets the policy's weight to the number of batches."""
     batch = collector.rollout()
     with torch.no_grad():
         policy.weight.fill_(float(collector.version))
@@ -58,27 +58,27 @@ def rollout(collector, policy):
     return list(zip(shards, versions))
 
 
-def test_a_quick_actor_gives_several_fragments():
+def test_fast_actor_gives_several_fragments():
     collector, policy = collector_of([0, 0, 0, 1, 1, 0])
     assert rollout(collector, policy) == [(0, 0), (0, 0)]
-    # Both of these were begun before the first batch was learned from.
+    # Both fragments started before the first update.
     assert rollout(collector, policy) == [(0, 0), (1, 0)]
     assert rollout(collector, policy) == [(1, 1), (0, 1)]
     assert (collector.frames, collector.version) == (72, 3)
     assert collector.counters["fragments_dropped"] == 0
 
 
-def test_what_is_too_old_is_dropped_and_counted():
+def test_fragments_older_than_max_lag_are_dropped_and_counted():
     collector, policy = collector_of([0, 0, 0, 0, 1, 0, 0, 1, 0])
     assert rollout(collector, policy) == [(0, 0), (0, 0)]
     assert rollout(collector, policy) == [(0, 0), (0, 1)]
-    # Actor 1's was begun two batches ago.
+    # The fragment of actor 1 started two batches ago.
     assert rollout(collector, policy) == [(0, 1), (0, 2)]
     assert collector.counters["fragments_dropped"] == 1
     assert rollout(collector, policy) == [(1, 2), (0, 2)]
 
 
-def test_shards_are_put_back_from_their_last_fragments():
+def test_shards_resume_from_their_last_fragments():
     collector, policy = collector_of([0, 1, 0, 0, 1, 1], max_lag=4)
     for _ in range(3):
         rollout(collector, policy)
@@ -91,5 +91,5 @@ def test_shards_are_put_back_from_their_last_fragments():
     assert [own["fragment"] for own in other.placement.loaded] == [5, 7]
     assert (other.frames, other.version) == (72, 3)
     with torch.no_grad():
-        policy.weight.fill_(3.0)  # as the learner puts it back
+        policy.weight.fill_(3.0)  # as the learner restores it
     assert rollout(other, policy) == [(1, 3), (0, 3)]

@@ -1,4 +1,4 @@
-"""What no graph can hold is collected by eager steps, and said."""
+"""Rollouts that cannot be captured fall back to eager steps, with a warning."""
 
 import warnings
 from typing import ClassVar
@@ -33,13 +33,13 @@ def fallback(env, policy="actors"):
     return str(caught[0].message)
 
 
-def test_a_policy_whose_path_depends_on_what_it_sees_falls_back():
+def test_policy_with_data_dependent_branch_falls_back():
     keys = [("agents", "observation")], [("agents", "action")]
     policy = TensorDictModule(Stubborn(), in_keys=keys[0], out_keys=keys[1])
     assert "test_captured_fallback.py:" in fallback(dropout(), policy)
 
 
-def test_a_transform_with_tensors_of_its_own_falls_back():
+def test_transform_with_internal_tensors_falls_back():
     env = TransformedEnv(dropout(), VecNorm(in_keys=[("agents", "observation")]))
     assert "VecNorm" in fallback(env)
 
@@ -50,7 +50,7 @@ def test_lazily_stacked_groups_fall_back():
     assert "PadAgents" in fallback(env)
 
 
-def test_a_scenario_that_refuses_collects_what_eager_collects():
+def test_scenario_that_cannot_be_captured_matches_eager():
     def road():
         return VmasEnv("discovery", num_envs=3, seed=0, max_steps=7, info=False)
 
@@ -72,13 +72,13 @@ class Remembering(nn.Module):
         return observation[..., :2] * 0 + 0.01 * self.calls
 
 
-def test_a_policy_with_a_memory_of_its_own_falls_back():
+def test_policy_with_internal_state_falls_back():
     keys = [("agents", "observation")], [("agents", "action")]
     policy = TensorDictModule(Remembering(), in_keys=keys[0], out_keys=keys[1])
     assert "keeps a state between calls" in fallback(dropout(), policy)
 
 
-def test_a_policy_that_reads_what_it_wrote_falls_back():
+def test_policy_that_reads_its_own_output_falls_back():
     def policy(td):
         hidden = td.get("hidden", None)
         hidden = torch.zeros(td.shape[0], 1) if hidden is None else hidden
@@ -91,7 +91,7 @@ def test_a_policy_that_reads_what_it_wrote_falls_back():
 
 
 class Counting(nn.Module):
-    """Acts by how often it was called in the episode, which it is given to remember."""
+    """Acts by the number of calls in the episode, which is part of its input."""
 
     def forward(self, observation, calls):
         action = torch.tanh(0.1 * calls).unsqueeze(1).expand(*observation.shape[:-1], 2)
@@ -109,7 +109,7 @@ def counting():
 
 
 @pytest.mark.parametrize("execution", ["trace", "compile"])
-def test_a_policy_that_is_given_a_memory_goes_on_eagerly(execution):
+def test_policy_with_primer_falls_back(execution):
     expected = collector_of(primed(), "eager", counting())
     found = collector_of(primed(), execution, counting())
     with pytest.warns(UserWarning, match="TensorDictPrimer adds a memory") as caught:
@@ -119,12 +119,12 @@ def test_a_policy_that_is_given_a_memory_goes_on_eagerly(execution):
         warnings.simplefilter("error")
         batch = batch_of(found)
         assert_equal(batch, batch_of(expected))
-    # Episodes have 7 steps: from the sixth to the last, and from the first again.
+    # Episodes have 7 steps: the last two of one, then the first three of the next.
     assert batch["calls"][0].flatten().tolist() == [5.0, 6.0, 0.0, 1.0, 2.0]
 
 
 class OfSix(Transform):
-    """Knows one number of envs only, as what was written for one collector may."""
+    """Accepts one number of envs only, as a transform for one collector may."""
 
     def _reset(self, tensordict, tensordict_reset):
         if tensordict_reset.batch_size != (6,):
@@ -132,13 +132,13 @@ class OfSix(Transform):
         return tensordict_reset
 
 
-def test_a_transform_that_a_twin_cannot_have_falls_back():
+def test_transform_that_fails_with_another_batch_size_falls_back():
     said = fallback(TransformedEnv(dropout(), OfSix()))
     assert "draws starts ahead, raised RuntimeError: six envs or none" in said
 
 
 class Drifting(MarlEnv):
-    """Each second step of the process moves by a little more."""
+    """Every second step of the process moves a little further."""
 
     calls: ClassVar[list] = []
 
@@ -166,7 +166,7 @@ class Drifting(MarlEnv):
         (1e-3, "compile", "differs from the simulator's"),
     ],
 )
-def test_a_graph_may_round_differently_unless_it_is_a_trace(drift, execution, words):
+def test_rounding_differences_are_accepted_except_for_traces(drift, execution, words):
     collector = collector_of(Drifting(3, drift, seed=0), execution, policy=None)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -1,4 +1,4 @@
-"""Batches by graphs are those of eager steps."""
+"""Batches of captured rollouts match those of eager steps."""
 
 import pytest
 import torch
@@ -56,9 +56,8 @@ CASES = {
 }
 
 
-def test_a_world_that_checks_its_actions_gets_those_below_the_transforms():
-    # Novices answer with 2 choices, the others with 4: the environment itself knows no padded
-    # actions.
+def test_environment_gets_unpadded_actions():
+    # Novices have 2 actions, the others 4: the environment itself takes no padded actions.
     env = with_dense_groups(Arena(6, n_agents=4, n_actions=4, kinds=2, max_steps=7, seed=0))
     collector = collector_of(env, "trace")
     action = batch_of(collector)["agents", "action"]
@@ -67,12 +66,12 @@ def test_a_world_that_checks_its_actions_gets_those_below_the_transforms():
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_batch_by_graphs_is_that_of_eager_steps(case):
+def test_traced_batch_matches_eager_batch(case):
     make = CASES[case]
     by_graph, eager = collector_of(make(), "trace"), collector_of(make(), "eager")
     first = batch_of(by_graph)
     assert by_graph.execution == "trace"
-    # Up to the first end, which comes with the time limit; starts are drawn in another order.
+    # Up to the first time limit; later initial states are drawn in another order.
     assert_equal(first, batch_of(eager))
     for _ in range(2):
         batch = batch_of(by_graph)
@@ -82,8 +81,8 @@ def test_a_batch_by_graphs_is_that_of_eager_steps(case):
     assert len(ids.unique()) > 6 and (ids[:, 1:] >= ids[:, :-1]).all()
 
 
-def test_games_of_two_sides_have_their_rules_in_a_graph():
-    """Each step of Kuhn poker and of a matrix game is paid as its state and actions say."""
+def test_traced_two_player_games_follow_their_rules():
+    """Rewards of Kuhn poker and of a matrix game match their states and actions."""
     for env in (ZeroSum(20, payoff="biased", seed=0), Kuhn(20, seed=0)):
         collector = collector_of(env, "trace", n_steps=20)
         td = batch_of(collector)
@@ -107,8 +106,8 @@ def test_games_of_two_sides_have_their_rules_in_a_graph():
         assert len(cards[open_].unique(dim=0)) == 6
 
 
-def test_leduc_pokers_games_in_a_graph_are_those_of_its_rules():
-    """Each game is paid as its cards and what was said, at its end, say."""
+def test_traced_leduc_poker_follows_its_rules():
+    """Rewards at the end of a game match its cards and actions."""
     env = Leduc(40, seed=0)
     collector = collector_of(env, "trace", n_steps=20)
     td = batch_of(collector)
@@ -134,9 +133,9 @@ def test_leduc_pokers_games_in_a_graph_are_those_of_its_rules():
     assert folds.any() and ends.any() and (won == 0)[ends].any()
 
 
-def test_agents_are_born_and_leave_in_a_graph_as_in_eager_steps():
+def test_traced_spawns_and_removals_match_eager_steps():
     def collector(execution):
-        # Whatever is drawn, a car comes at each place; without draws the policy's stay the same.
+        # A car arrives at each place whatever is drawn; the policy is deterministic.
         env = TrafficJunction(6, size=3, arrival_rate=1.0, max_steps=17, seed=0)
         mode = ExplorationType.DETERMINISTIC
         policy = policy_of(env, seed=4)
@@ -149,7 +148,7 @@ def test_agents_are_born_and_leave_in_a_graph_as_in_eager_steps():
     assert first["next", "agents", "terminated"].any()
 
 
-def test_new_episodes_begin_where_the_old_ones_ended():
+def test_new_episodes_start_after_done():
     collector = collector_of(dropout(), "trace", n_steps=20)
     batch = batch_of(collector)
     done = batch["next", "done"].squeeze(-1)
@@ -158,7 +157,7 @@ def test_new_episodes_begin_where_the_old_ones_ended():
     goes_on = ~done[:, :-1]
     assert torch.equal(now[:, 1:][goes_on], following[:, :-1][goes_on])
     assert (now[:, 1:][~goes_on] != following[:, :-1][~goes_on]).any(-1).all()
-    # A fresh episode is one whose steps count from its start: it lasts to the limit at most.
+    # Steps count from the start of an episode, which lasts to the limit at most.
     lengths = [len(part) for row in batch["collector", "traj_ids"] for part in runs_of(row)]
     assert max(lengths) == 7
 
@@ -167,17 +166,17 @@ def runs_of(row):
     return [row[row == i] for i in row.unique()]
 
 
-def test_batches_are_not_overwritten_by_the_next_one():
+def test_batches_are_not_overwritten_by_the_next_batch():
     collector = collector_of(dropout(), "trace")
     first = batch_of(collector)
     kept = first.clone()
     collector.rollout()
     assert_equal(first, kept)
-    first["agents", "observation"].fill_(torch.nan)  # and may be written to
+    first["agents", "observation"].fill_(torch.nan)  # writing to a batch is allowed
     assert torch.isfinite(collector.rollout()["agents", "observation"]).all()
 
 
-def test_the_simulator_has_what_was_collected_last():
+def test_simulator_state_matches_the_last_collected_step():
     env = dropout()
     collector = collector_of(env, "trace")
     collector.rollout()
@@ -186,7 +185,7 @@ def test_the_simulator_has_what_was_collected_last():
     assert (env._env.steps == 5).all()
 
 
-def test_a_policy_that_learns_acts_as_it_has_learned():
+def test_rollout_uses_updated_parameters():
     env, other = dropout(), dropout()
     collector, eager = collector_of(env, "trace"), collector_of(other, "eager")
     batch_of(collector), batch_of(eager)
@@ -199,7 +198,7 @@ def test_a_policy_that_learns_acts_as_it_has_learned():
     assert_equal(found.exclude("collector"), expected.exclude("collector"))
 
 
-def test_another_policy_of_the_same_shape_is_another_graph():
+def test_another_policy_of_the_same_shape_is_captured():
     env = dropout()
     collector = collector_of(env, "trace")
     batch_of(collector)
@@ -232,14 +231,14 @@ def test_without_a_policy_actions_are_random():
     assert action.abs().max() <= 1 and action.std() > 0.3
 
 
-def test_recording_happens_once():
+def test_rollout_is_captured_once():
     collector = collector_of(dropout(), "trace", n_steps=10)
     for _ in range(4):
         collector.rollout()
     assert len(collector._captured._programs) == 1
 
 
-def test_a_resumed_collector_goes_on_to_the_bit():
+def test_collector_resumes_exactly():
     collector = collector_of(dropout(), "trace", n_steps=10)
     batch_of(collector)
     state = collector.state_dict()
@@ -252,7 +251,7 @@ def test_a_resumed_collector_goes_on_to_the_bit():
         assert_equal(batch, other.rollout())
 
 
-def test_a_seed_holds_for_starts_that_were_prepared_before_it():
+def test_seed_applies_to_initial_states_prepared_before():
     batches = []
     for prepared in (False, True):
         collector = collector_of(dropout(max_steps=3), "trace", n_steps=10)
@@ -264,7 +263,7 @@ def test_a_seed_holds_for_starts_that_were_prepared_before_it():
     assert_equal(*batches)
 
 
-def test_no_step_waits_for_the_host():
+def test_rollout_does_not_synchronize_with_host():
     collector = collector_of(dropout(), "trace", n_steps=10)
     collector.rollout()
     collector.prepare()
@@ -274,7 +273,7 @@ def test_no_step_waits_for_the_host():
 
 
 class Wild(nn.Module):
-    """Gives an action that no simulator takes."""
+    """Returns an action that simulators reject."""
 
     def __init__(self, action):
         super().__init__()
@@ -285,7 +284,7 @@ class Wild(nn.Module):
         return observation[..., :2] * 0 + self.action
 
 
-def test_a_failed_check_of_the_simulator_is_named():
+def test_failed_check_of_the_simulator_raises():
     keys = [("agents", "observation")], [("agents", "action")]
     policy = TensorDictModule(Wild(0.0), in_keys=keys[0], out_keys=keys[1])
     collector = collector_of(dropout(), "trace", policy)
@@ -296,12 +295,12 @@ def test_a_failed_check_of_the_simulator_is_named():
         policy.module.action.data.fill_(wrong)
         with pytest.raises(GraphCheckError, match="environment.py"):
             collector.next()
-        collector.rollout()  # which does not wait for the check
+        collector.rollout()  # does not wait for the check
         with pytest.raises(GraphCheckError, match="environment.py"):
             collector.prepare()
 
 
-def test_executions_that_there_are_not():
+def test_unknown_execution_raises():
     with pytest.raises(ConfigError, match="did you mean 'compile'"):
         collector_of(dropout(), "compiled")
     with pytest.raises(ConfigError, match="'cudagraph' needs a GPU"):
@@ -309,8 +308,8 @@ def test_executions_that_there_are_not():
 
 
 @pytest.mark.compiled
-def test_compiled_batches_are_those_of_eager_steps():
-    """Of docs/one_program.md and the tutorial, of which each finds what another compiled."""
+def test_compiled_batch_matches_eager_batch():
+    """The settings of docs/one_program.md and the tutorial, which share the compiled graph."""
     settings = {"num_envs": 96, "max_steps": 50, "n_agents": 2, "info": False, "seed": 0}
     worlds = [VmasEnv("dropout", **settings) for _ in range(2)]
     torch.manual_seed(0)
@@ -329,7 +328,7 @@ def test_compiled_batches_are_those_of_eager_steps():
 
 
 def pair(make_env, policy, **kwargs):
-    """Collectors by graphs and of eager steps, with one policy."""
+    """A traced and an eager collector with the same policy."""
     settings = {"n_steps": 5, "policy": policy, **kwargs}
     return [collector_of(make_env(), execution, **settings) for execution in ("trace", "eager")]
 
@@ -343,7 +342,7 @@ def module_policy(*layers):
 
 
 @pytest.mark.parametrize("change", ["eval", "layer", "attribute", "parameter"])
-def test_a_policy_that_is_changed_is_another_graph(change):
+def test_changed_policy_is_recaptured(change):
     policy = module_policy(nn.Dropout(0.5), nn.Threshold(0.1, 0.0))
     collectors = pair(dropout, policy)
     for collector in collectors:
@@ -362,7 +361,7 @@ def test_a_policy_that_is_changed_is_another_graph(change):
     assert torch.equal(found, expected)
 
 
-def test_an_unhashable_policy_is_no_trouble():
+def test_unhashable_policy_is_captured():
     class Same:
         def __eq__(self, other):
             return self is other
@@ -375,7 +374,7 @@ def test_an_unhashable_policy_is_no_trouble():
     assert not collector.next()["agents", "action"].any() and collector.execution == "trace"
 
 
-def test_a_changed_transform_is_seen_in_new_episodes_too():
+def test_changed_transform_applies_to_new_episodes():
     from torchrl.envs import ObservationNorm
 
     def make():
@@ -391,7 +390,7 @@ def test_a_changed_transform_is_seen_in_new_episodes_too():
     assert (batch > 50).all()
 
 
-def test_after_an_error_a_collector_goes_on():
+def test_collector_raises_the_same_error_again():
     collector = collector_of(dropout(), "eager", lambda td: td)
     for _ in range(2):
         with pytest.raises(Exception, match="action"):

@@ -1,4 +1,4 @@
-"""Rollouts of policies whose agents communicate: by graphs as eager, and in off-policy runs."""
+"""Rollouts of policies with communication: traced against eager, and off-policy runs."""
 
 import pytest
 import torch
@@ -42,7 +42,7 @@ def batch_of(collector):
 
 
 @pytest.mark.parametrize(("name", "memory"), [*((name, "none") for name in TALK), ("all", "gru")])
-def test_a_batch_by_graphs_is_that_of_eager_steps(name, memory):
+def test_traced_batch_matches_eager_batch(name, memory):
     actor = TeamNetworkConfig([8], communication=TALK[name], memory=MemoryConfig(memory, size=6))
     collectors = [collector_of(OnPolicyConfig(actor=actor), how)[1] for how in ("trace", "eager")]
     first, second = map(batch_of, collectors)
@@ -50,7 +50,7 @@ def test_a_batch_by_graphs_is_that_of_eager_steps(name, memory):
     assert_equal(first, second)
     drawn = first.get(("agents", "channel"), None)
     assert (drawn is None) is (name in ("bicnet", "graph"))
-    if drawn is not None:  # anew in each step
+    if drawn is not None:  # each step has new draws
         assert not torch.equal(drawn[:, 0], drawn[:, 1])
 
 
@@ -71,7 +71,7 @@ def off_policy(algorithm, talk, critic="none", memory="none"):
     ("masac", "graph", "tarmac"),
     ("iql", "bicnet", "none"),
 ])  # fmt: skip
-def test_off_policy_learners_talk(algorithm, talk, critic):
+def test_off_policy_learners_train_communication(algorithm, talk, critic):
     config = off_policy(algorithm, TALK[talk], critic)
     env = Arena(4, n_agents=3, years=3, lives=2, seed=0) if algorithm == "iql" else None
     [learner], collector = collector_of(config, "trace", env)

@@ -1,4 +1,4 @@
-"""Datasets: writing, reading, damage, and reading in rows."""
+"""Datasets: writing, reading, damaged files, and batches of rows."""
 
 import contextlib
 import json
@@ -39,16 +39,16 @@ def written(folder, *lengths):
     return write_dataset(folder / "data", steps_of(*lengths), {"source": "here"})
 
 
-def test_what_is_written_is_read(tmp_path):
+def test_write_and_open_round_trip(tmp_path):
     dataset = written(tmp_path, 3, 1, 2)
     assert dataset.lengths.tolist() == [3, 1, 2] and dataset.starts.tolist() == [0, 3, 4]
     found = Dataset.open(tmp_path / "data")
     assert (found.steps == steps_of(3, 1, 2)).all()
     assert found.about["source"] == "here" and found.about["entries"]["next.done"] == "[1] bool"
-    assert [path.name for path in tmp_path.iterdir()] == ["data"]  # nothing is left beside it
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]  # no temporary files are left
 
 
-def test_torchrl_reads_the_storage(tmp_path):
+def test_torchrl_storage_loads_the_dataset(tmp_path):
     written(tmp_path, 3, 1)
     storage = LazyMemmapStorage(4)
     storage.loads(tmp_path / "data" / "storage")
@@ -56,7 +56,7 @@ def test_torchrl_reads_the_storage(tmp_path):
     assert len(buffer) == 4 and torch.equal(buffer[:]["x"], torch.arange(4))
 
 
-def test_a_folder_that_exists_is_left_alone(tmp_path):
+def test_existing_folder_raises_and_is_not_changed(tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "mine.txt").write_text("x")
     with pytest.raises(DatasetError, match="exists, expected a new folder.*choose another --out"):
@@ -64,7 +64,7 @@ def test_a_folder_that_exists_is_left_alone(tmp_path):
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["mine.txt"]
 
 
-def test_a_folder_that_cannot_be_created_is_refused_before_the_episodes(tmp_path):
+def test_unwritable_folder_raises_before_recording(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(WriteError, match="file/data.*cannot be written.*choose another --out"):
         check_new(tmp_path / "file" / "data")
@@ -72,12 +72,12 @@ def test_a_folder_that_cannot_be_created_is_refused_before_the_episodes(tmp_path
     assert not list((tmp_path / "new").iterdir())
 
 
-def test_a_home_folder_is_found(tmp_path, monkeypatch):
+def test_home_folder_is_expanded(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert write_dataset("~/data", steps_of(2), {}).folder == tmp_path / "data"
 
 
-def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
+def test_full_disk_leaves_no_files(tmp_path, monkeypatch):
     def memmap(self, *args, **kwargs):
         raise OSError(28, "No space left on device")
 
@@ -88,7 +88,7 @@ def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
 
 
 class TestDamage:
-    """Each is one sentence, and no file of the folder is executed or changed."""
+    """Damaged datasets raise; no file of the folder is executed or changed."""
 
     def refused(self, folder, match):
         before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
@@ -96,10 +96,10 @@ class TestDamage:
             Dataset.open(folder)
         assert before == {path: path.read_bytes() for path in before}
 
-    def test_no_dataset(self, tmp_path):
+    def test_folder_without_dataset_raises(self, tmp_path):
         self.refused(tmp_path, "has no dataset .no dataset.json.; record one by")
 
-    def test_half_a_description(self, tmp_path):
+    def test_truncated_description_raises(self, tmp_path):
         folder = written(tmp_path, 2).folder
         (folder / "dataset.json").write_text('{"version": 1, "ste')
         self.refused(folder, "is damaged")
@@ -108,18 +108,18 @@ class TestDamage:
         ("key", "value", "match"),
         [("version", 9, "version 9, expected 1"), ("steps", 5, r"steps \[2\], expected \[5\]")],
     )
-    def test_another_description(self, tmp_path, key, value, match):
+    def test_description_that_does_not_match_raises(self, tmp_path, key, value, match):
         folder = written(tmp_path, 2).folder
         about = json.loads((folder / "dataset.json").read_text())
         (folder / "dataset.json").write_text(json.dumps(about | {key: value}))
         self.refused(folder, match)
 
-    def test_a_file_that_is_too_short(self, tmp_path):
+    def test_truncated_file_raises(self, tmp_path):
         folder = written(tmp_path, 2).folder
         (folder / "storage" / "x.memmap").write_bytes(b"123")
         self.refused(folder, "is damaged")
 
-    def test_no_steps(self, tmp_path):
+    def test_missing_storage_raises(self, tmp_path):
         folder = written(tmp_path, 2).folder
         shutil.rmtree(folder / "storage")
         self.refused(folder, "is damaged")
@@ -131,7 +131,7 @@ class TestDamage:
             ("x", r"x is missing, expected \[\] int64"),
         ],
     )
-    def test_an_entry_is_gone(self, tmp_path, remove, match):
+    def test_missing_entry_of_the_storage_raises(self, tmp_path, remove, match):
         folder = written(tmp_path, 2).folder
         meta = folder / "storage" / "meta.json"
         entries = json.loads(meta.read_text())
@@ -141,19 +141,19 @@ class TestDamage:
         self.refused(folder, match)
 
     @pytest.mark.parametrize("dtype", ["torch.nope", "torch.nn"])
-    def test_an_unknown_dtype(self, tmp_path, dtype):
+    def test_unknown_dtype_raises(self, tmp_path, dtype):
         folder = written(tmp_path, 2).folder
         meta = folder / "storage" / "meta.json"
         meta.write_text(meta.read_text().replace("torch.int64", dtype))
         self.refused(folder, "is damaged")
 
-    def test_a_description_of_another_kind(self, tmp_path):
+    def test_description_of_wrong_type_raises(self, tmp_path):
         folder = written(tmp_path, 2).folder
         (folder / "dataset.json").write_text("[]")
         self.refused(folder, "is damaged")
 
     @pytest.mark.parametrize("flag", [False, None])
-    def test_an_unfinished_episode(self, tmp_path, flag):
+    def test_writing_an_unfinished_episode_raises(self, tmp_path, flag):
         steps = steps_of(2)
         if flag is None:
             del steps["next", "done"]
@@ -164,7 +164,7 @@ class TestDamage:
             write_dataset(tmp_path / "data", steps, {})
         assert not list(tmp_path.iterdir())
 
-    def test_a_pickle_is_not_read(self, tmp_path):
+    def test_pickles_are_not_loaded(self, tmp_path):
         class Bomb:
             def __reduce__(self):
                 return (Path.touch, (tmp_path / "boom",))
@@ -183,16 +183,16 @@ class TestBatches:
         collector = DatasetCollector(dataset, n_rows, n_rows * n_steps)
         return torch.cat([collector.rollout() for _ in range(n_batches)], 1)
 
-    def test_rows_read_one_episode_after_the_other(self, tmp_path):
-        """Episodes of 4, 3 and 2 steps in two rows; the shorter second one is followed first."""
+    def test_rows_read_episodes_in_sequence(self, tmp_path):
+        """Episodes of 4, 3 and 2 steps in two rows; the shorter second row gets the third."""
         found = self.read(written(tmp_path, 4, 3, 2), n_rows=2, n_batches=3)
         assert found["x"].tolist() == [[0, 1, 2, 3, 0, 1, 2, 3, 7], [4, 5, 6, 7, 8, 4, 5, 6, 0]]
         done = found["next", "done"][..., 0].int().tolist()
         assert done == [[0, 0, 0, 1, 0, 0, 0, 1, 0], [0, 0, 1, 0, 1, 0, 0, 1, 0]]
-        assert not found["next", "truncated"].any()  # as recorded: no episode is cut
+        assert not found["next", "truncated"].any()  # as recorded: no episode is truncated
 
     def test_all_steps_are_read_equally_often(self, tmp_path):
-        """59 of 119 equal episodes were never read in 60 rows."""
+        """A past bug: 59 of 119 equal episodes were never read in 60 rows."""
         found = self.read(written(tmp_path, *[4] * 119), n_rows=60, n_batches=119, n_steps=4)
         assert found["x"].flatten().bincount().tolist() == [60] * 119 * 4
 
@@ -208,21 +208,21 @@ class TestBatches:
         assert batch["next", "car", "reward"].flatten().tolist() == [0.0, 0.5, 1.0, 1.5]
         assert dataset.steps["next", "car", "reward"].flatten().tolist() == [0.0, 1.0, 2.0, 3.0]
 
-    def test_the_dataset_does_not_change(self, tmp_path):
+    def test_writing_to_a_batch_does_not_change_the_dataset(self, tmp_path):
         dataset = written(tmp_path, 4, 3, 2)
         collector = DatasetCollector(dataset, n_rows=2, frames_per_batch=8)
         batch = collector.rollout()
         batch["x"].zero_()
         assert (Dataset.open(dataset.folder).steps == steps_of(4, 3, 2)).all()
 
-    def test_a_resumed_one_goes_on(self, tmp_path):
+    def test_collector_resumes_exactly(self, tmp_path):
         dataset = written(tmp_path, 4, 3, 2)
         first, second = (DatasetCollector(dataset, 2, 10) for _ in range(2))
         first.rollout()
         assert second.load_state_dict(first.state_dict())
         assert torch.equal(first.rollout()["x"], second.rollout()["x"])
 
-    def test_a_resumed_one_refuses_another_dataset(self, tmp_path):
+    def test_resuming_with_another_dataset_raises(self, tmp_path):
         first = DatasetCollector(written(tmp_path, 4, 3, 2), 2, 6)
         other = write_dataset(tmp_path / "other", steps_of(4, 3, 2), {"source": "there"})
         with pytest.raises(DatasetError, match="is not the one that this run has read so far"):
@@ -250,7 +250,7 @@ def steps_of_cars():
         (of_cars(action=3), r"car.action \[3, 2\], expected \[3, 3\]"),
     ],
 )
-def test_another_environment_is_refused(tmp_path, team, match):
+def test_dataset_of_another_environment_raises(tmp_path, team, match):
     dataset = write_dataset(tmp_path / "data", steps_of_cars(), {})
     if match is None:
         dataset.check(team)
@@ -269,7 +269,7 @@ def test_another_environment_is_refused(tmp_path, team, match):
         ("next", "terminated"),
     ],
 )
-def test_a_missing_entry_is_named(tmp_path, missing):
+def test_error_names_missing_entry(tmp_path, missing):
     dataset = write_dataset(tmp_path / "data", steps_of_cars().exclude(missing), {})
     with pytest.raises(DatasetError, match=f"has no entry {'.'.join(missing)}, .*group 'car'"):
         dataset.check(of_cars())
@@ -296,12 +296,12 @@ BOX = Bounded(-1, 1, (1,))
         (Hybrid([3], Unbounded((1,))), [0.0, -9.0], None),
     ],
 )
-def test_actions_that_the_environment_lacks_are_refused(tmp_path, spec, recorded, match):
+def test_actions_outside_the_spec_raise(tmp_path, spec, recorded, match):
     team = TeamSpec([AgentSpec("car", 3, Unbounded((4,)), spec)])
     steps = steps_of_cars()
     steps["car", "action"] = team.groups["car"].action_spec.zero((2,))
     steps["car", "action"][1, 1:] = torch.tensor(recorded)
-    steps["car", "mask"][1, 2] = False  # what a waiting agent holds does not matter
+    steps["car", "mask"][1, 2] = False  # actions of masked agents are not checked
     dataset = write_dataset(tmp_path / "data", steps, {})
     if match is None:
         dataset.check(team)

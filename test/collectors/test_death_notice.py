@@ -1,4 +1,4 @@
-"""The message about a dead Ray is printed whichever process ends first."""
+"""The message about a dead Ray process is printed whichever process ends first."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs Lin
 
 @contextlib.contextmanager
 def watching():
-    """A process that is waited for, and the one that waits for it."""
+    """A watched process, and the process that watches it."""
     watched = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     notice = subprocess.Popen(
         [sys.executable, "-I", death_notice.__file__, str(watched.pid), "it has died"],
@@ -30,11 +30,11 @@ def watching():
 
 
 def ended(notice, said=None):
-    """The status and the words of the process, after its parent has spoken or gone."""
+    """Output and exit status of the watcher, after its parent wrote to it or ended."""
     return notice.communicate(said, timeout=30)[1], notice.returncode
 
 
-def test_a_death_is_printed():
+def test_death_is_printed():
     with watching() as (watched, notice):
         watched.kill()
         assert notice.wait(30) == 1
@@ -43,7 +43,7 @@ def test_a_death_is_printed():
         notice.stderr.close()
 
 
-def test_a_death_that_takes_the_parent_along_is_printed():
+def test_death_together_with_the_parent_is_printed():
     with watching() as (watched, notice):
         os.kill(notice.pid, signal.SIGSTOP)
         watched.kill()
@@ -55,17 +55,17 @@ def test_a_death_that_takes_the_parent_along_is_printed():
         notice.stderr.close()
 
 
-def test_an_announced_end_is_not_printed():
+def test_announced_exit_is_not_printed():
     with watching() as (_, notice):
         assert ended(notice, b"x") == (b"", 0)
 
 
-def test_the_end_of_the_parent_alone_is_not_printed():
+def test_exit_of_the_parent_alone_is_not_printed():
     with watching() as (_, notice):
         assert ended(notice) == (b"", 0)
 
 
-def test_a_process_that_has_died_before_is_printed():
+def test_earlier_death_is_printed():
     watched = subprocess.Popen([sys.executable, "-c", ""])
     watched.wait()
     command = [sys.executable, "-I", death_notice.__file__, str(watched.pid), "it has died"]

@@ -1,4 +1,4 @@
-"""Matches: stored players act in their envs and seats, each for whole episodes."""
+"""Matches: stored players act in their envs and seats for whole episodes."""
 
 import pytest
 import torch
@@ -48,7 +48,7 @@ SEATS = [{"home": [0, 1]}, {"away": [0, 1]}]
 
 
 def always(networks, action):
-    """Lets a network choose one action, whatever it sees."""
+    """Makes a network choose one action for all observations."""
     *_, weight, bias = networks.values()
     with torch.no_grad():
         for value in networks.values():
@@ -81,7 +81,7 @@ def rollouts(match, env, n, execution="eager", steps=20):
 
 @pytest.mark.parametrize("learners", [None, {"away": {"lr": 1e-3}}], ids=["joined", "apart"])
 @pytest.mark.parametrize("execution", ["eager", "trace"])
-def test_an_episode_has_one_player_in_its_seat_from_first_to_last(execution, learners):
+def test_seat_keeps_its_player_for_a_whole_episode(execution, learners):
     env = with_players(Race(24, seed=0), ["home", "away"])
     match = match_of(env, [8, 10, 6], learners=learners)
     collector, batches = rollouts(match, env, 3, execution)
@@ -93,7 +93,7 @@ def test_an_episode_has_one_player_in_its_seat_from_first_to_last(execution, lea
     batch = torch.cat(batches, 1)
     home, away = (batch[name, "action"] for name in ("home", "away"))
     learns = {name: batch[name, "learns"] for name in ("home", "away")}
-    # All learn, then the home seat, then the away seat.
+    # In the first envs all learn, then the home seat, then the away seat.
     assert (home[:8] == K).all() and (away[:8] == K).all()
     assert (home[8:18] == K).all() and (away[8:18] < K).all()
     assert (home[18:] < K).all() and (away[18:] == K).all()
@@ -113,7 +113,7 @@ def test_an_episode_has_one_player_in_its_seat_from_first_to_last(execution, lea
     assert (home[18:, -20:] == 3).all() and (away[8:18, -20:] == 3).all()
 
 
-def test_where_all_players_are_copies_it_acts_as_the_policy():
+def test_match_of_copies_acts_as_the_policy():
     env = with_players(Race(12, seed=0), ["home", "away"])
     match = match_of(env, [0, 6, 6])
     torch.manual_seed(3)
@@ -130,7 +130,7 @@ def test_where_all_players_are_copies_it_acts_as_the_policy():
         torch.testing.assert_close(found[name, "action_log_prob"], own[name, "action_log_prob"])
 
 
-def test_players_are_drawn_by_their_chances_and_by_seat():
+def test_players_are_drawn_in_proportion_to_chances_of_the_seat():
     env = with_players(Race(3000, seed=0), ["home", "away"])
     match = match_of(env, [0, 2000, 1000])
     match.chances.copy_(torch.tensor([[0.1, 0.0, 0.6, 0.3], [0.0, 1.0, 0.0, 0.0]]))
@@ -140,7 +140,7 @@ def test_players_are_drawn_by_their_chances_and_by_seat():
     assert (found["home", "player"][2000:] == 2).all()
 
 
-def test_a_guest_acts_where_it_was_drawn():
+def test_guest_acts_in_seats_where_it_was_drawn():
     def guest(td):
         for name in ("home", "away"):
             td[name, "action"] = torch.full((*td.shape, 2), 2)
@@ -156,7 +156,7 @@ def test_a_guest_acts_where_it_was_drawn():
     assert match.in_use(batch[:, -1]) == {K}
 
 
-def test_stored_players_remember_for_themselves():
+def test_stored_players_have_separate_recurrent_states():
     memory = RecurrentNetworkConfig([8], memory=MemoryConfig("gru", size=4))
     env = Arena(10, n_agents=2, seed=0)
     team = TeamSpec.from_env(env)
@@ -185,7 +185,7 @@ def test_stored_players_remember_for_themselves():
             torch.testing.assert_close(following[rows], then["agents", "hidden"][rows])
 
 
-def test_what_does_not_fit_is_refused():
+def test_invalid_arguments_raise():
     env = Race(4, seed=0)
     team = TeamSpec.from_env(env)
     [learner] = build_learners(team, OnPolicyConfig())

@@ -1,4 +1,4 @@
-"""Rollouts of policies that remember: eager, by graphs, in TorchRL's own loops."""
+"""Rollouts of policies with memory: eager, traced, and in TorchRL's own loops."""
 
 import pytest
 import torch
@@ -59,7 +59,7 @@ def batch_of(collector, seed=0):
 @pytest.mark.parametrize(
     ("case", "kind"), [*((case, "gru") for case in CASES), ("dropout", "lstm"), ("dropout", "lru")]
 )
-def test_a_batch_by_graphs_is_that_of_eager_steps(case, kind):
+def test_traced_batch_matches_eager_batch(case, kind):
     by_graph, eager = (collector_of(CASES[case](), how, kind) for how in ("trace", "eager"))
     first = batch_of(by_graph)
     assert by_graph.execution == "trace"
@@ -67,7 +67,7 @@ def test_a_batch_by_graphs_is_that_of_eager_steps(case, kind):
     for name in hidden_sizes(by_graph.policy):
         assert first[name, "hidden"].abs().sum() > 0
         assert (name, "hidden") not in first["next"].keys(True)  # the next step has it
-        # What is remembered takes no room among the starts drawn ahead.
+        # Initial states drawn ahead hold no recurrent states.
         assert (name, "hidden") not in by_graph._captured.pool.tensors["carry"]
     for _ in range(2):
         batch = batch_of(by_graph)
@@ -80,7 +80,7 @@ def test_a_batch_by_graphs_is_that_of_eager_steps(case, kind):
 
 
 def assert_goes_on(collector, batch, name):
-    """What is remembered behind a batch's last step is carried to the next batch."""
+    """The recurrent state after the last step of a batch is carried to the next batch."""
     last = batch[:, -1].exclude("next", "collector")
     with torch.no_grad():
         after = collector.policy(last.clone())["next", name, "hidden"]
@@ -90,7 +90,7 @@ def assert_goes_on(collector, batch, name):
 
 
 @pytest.mark.parametrize("algorithm", ["iql", "matd3", "masac"])
-def test_a_batch_with_exploration_by_graphs_is_that_of_eager_steps(algorithm):
+def test_traced_batch_with_exploration_matches_eager_batch(algorithm):
     network = {"memory": MemoryConfig("gru", size=6)}
     config = OffPolicyConfig(algorithm, actor=RecurrentNetworkConfig([8], **network))
     if algorithm == "iql":
@@ -110,14 +110,14 @@ def test_a_batch_with_exploration_by_graphs_is_that_of_eager_steps(algorithm):
     assert (batches[0]["agents", "hidden"][:, 1:] != 0).any()
 
 
-def test_random_actions_leave_what_is_remembered():
+def test_random_actions_keep_the_recurrent_state():
     collector = collector_of(dropout(), "trace", init_random_frames=30)
     batch = collector.rollout()
     assert collector.execution == "trace" and (batch["agents", "hidden"] == 0).all()
     assert (collector.rollout()["agents", "hidden"] != 0).any()
 
 
-def test_torchrl_rolls_out_and_collects():
+def test_torchrl_rollout_and_collector_carry_the_state():
     env = Arena(5, n_agents=3, late_spawn=2, seed=0)
     policy = policy_of(env)
     env = with_memory(env, policy)
@@ -135,8 +135,8 @@ def test_torchrl_rolls_out_and_collects():
 
 @pytest.mark.parametrize("n_groups", [1, 2])
 @pytest.mark.parametrize("values", [False, True])
-def test_torchrl_finds_what_carries_the_state(n_groups, values):
-    """TorchRL's primer and our tracker do as ``with_memory``; who has no memory needs none."""
+def test_torchrl_primer_matches_with_memory(n_groups, values):
+    """TorchRL's primer with our tracker equals ``with_memory``; other policies have no primer."""
     make = lambda: Arena(5, n_agents=4, n_groups=n_groups, late_spawn=2, seed=0)  # noqa: E731
     policy = policy_of(make())
     if values:
@@ -163,7 +163,7 @@ def test_torchrl_finds_what_carries_the_state(n_groups, values):
         assert (batch[name, "hidden"] != 0).any()
 
 
-def test_an_environment_is_given_a_memory_once():
+def test_with_memory_is_idempotent():
     env = Arena(5, n_agents=3, seed=0)
     policy = policy_of(env)
     remembering = with_memory(env, policy)
@@ -176,7 +176,7 @@ if __name__ == "__main__":
     pytest.main([__file__])
 
 
-def test_lazily_stacked_kinds_remember_as_padded_ones_do():
+def test_recurrent_states_of_lazy_and_padded_kinds_match():
     """Agents of two kinds in TorchRL's own loop, with and without padding."""
     found = []
     for dense in (lambda env: env, with_dense_groups):

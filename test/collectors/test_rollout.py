@@ -1,4 +1,4 @@
-"""The collector: TorchRL's batches, trajectories, and the joint policy."""
+"""The collector: parity with TorchRL's, trajectories, and the joint policy."""
 
 import copy
 
@@ -20,7 +20,7 @@ from torchrl_marl.modules import make_actor
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("world", WORLDS)
-def test_batches_are_those_of_torchrls_collector(world):
+def test_batches_match_torchrl_collector(world):
     make = WORLDS[world]
     policy = policy_of(make())
     settings = {"frames_per_batch": 20, "total_frames": 80}
@@ -45,7 +45,7 @@ def test_batches_are_those_of_torchrls_collector(world):
     assert torch.equal(ours, torchrls) is ("balance" in world)
 
 
-def test_it_is_the_envs_own_rollout():
+def test_batch_matches_env_rollout():
     env, twin = make_arena(), make_arena()
     policy = policy_of(env)
     torch.manual_seed(1)
@@ -63,7 +63,7 @@ def test_it_is_the_envs_own_rollout():
     ids=["SerialEnv", "ParallelEnv"],
 )
 @pytest.mark.filterwarnings("ignore")
-def test_torchrls_batched_envs(make):
+def test_torchrl_batched_envs(make):
     env = make()
     try:
         policy = policy_of(env)
@@ -80,7 +80,7 @@ def test_torchrls_batched_envs(make):
     assert env.is_closed
 
 
-def test_torchrls_vmas_env():
+def test_torchrl_vmas_env():
     import torchrl.envs
 
     env = torchrl.envs.VmasEnv("balance", num_envs=4, max_steps=7, seed=0)
@@ -94,7 +94,7 @@ def test_torchrls_vmas_env():
 
 
 def assert_ids_follow_the_episodes(batches):
-    """A number changes after the root's done, and only there; none comes twice."""
+    """An id changes after the root's done and only there; ids are unique."""
     batch = torch.cat([b.select(("next", "done"), ("collector", "traj_ids")) for b in batches], 1)
     ids = batch["collector", "traj_ids"]
     done = batch["next", "done"].squeeze(-1)
@@ -104,14 +104,14 @@ def assert_ids_follow_the_episodes(batches):
     assert len(ids.unique()) == episodes
 
 
-def test_an_agents_death_starts_no_trajectory():
+def test_death_of_an_agent_does_not_start_a_trajectory():
     collector = RolloutCollector(make_arena(), None, frames_per_batch=12)
     batches = collect(collector, 8)
     deaths = sum((b["next", "agents", "done"].any(-2) & ~b["next", "done"]).sum() for b in batches)
     assert deaths > 10
     assert_ids_follow_the_episodes(batches)
     batch = torch.cat(batches, 1)
-    # A death is not undone before the episode's end.
+    # A dead agent stays dead until the end of the episode.
     dead, done = batch["next", "agents", "done"], batch["next", "done"]
     came_back = dead[:, :-1] & ~dead[:, 1:]
     assert torch.equal(came_back.any(-2), (came_back & done[:, :-1].unsqueeze(-2)).any(-2))
@@ -132,7 +132,7 @@ def test_reset_at_each_iter(each):
     assert bool((ids == ids[..., :1]).all())
 
 
-def test_a_batch_is_not_overwritten_by_the_next():
+def test_batch_is_not_overwritten_by_the_next_batch():
     for make in (make_arena, make_balance, lambda: with_sum(make_balance())):
         env = make()
         collector = RolloutCollector(env, policy_of(env), frames_per_batch=20)
@@ -143,7 +143,7 @@ def test_a_batch_is_not_overwritten_by_the_next():
             assert_same(first[key], copied[key], key)
 
 
-def test_one_batch_goes_on_where_the_last_ended():
+def test_batches_are_consecutive():
     collector = RolloutCollector(make_balance(), None, frames_per_batch=20)
     one, two = collect(collector, 2)
     end, start = one[:, -1]["next"], two[:, 0]
@@ -154,7 +154,7 @@ def test_one_batch_goes_on_where_the_last_ended():
 # ----------------------------------------------------------------------------- the joint policy
 
 
-def test_team_policy():
+def test_team_policy_combines_actors():
     env = make_arena(n_groups=3)
     groups = TeamSpec.from_env(env).groups
     actors = [make_actor(group) for group in groups.values()]
@@ -167,7 +167,7 @@ def test_team_policy():
         TeamPolicy([])
 
 
-def test_a_two_step_episode_by_hand():
+def test_two_step_episode_by_hand():
     """Choose 1, then 1 and 1: 0, 8, 0, 8, with done after every second step."""
 
     def act(observation):

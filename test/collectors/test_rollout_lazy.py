@@ -1,4 +1,4 @@
-"""The collector with groups that are stacked lazily: batches, buffers, resume in mid-episode."""
+"""The collector with lazily stacked groups: batches, buffers, resuming in mid-episode."""
 
 import io
 
@@ -23,7 +23,7 @@ KINDS = {"drone": (2, 5, 3), "rover": (3, 4, 2)}
 
 
 class Pair(MarlEnv):
-    """Two kinds of agents: the same key in two shapes, or keys of their own."""
+    """Two kinds of agents: one key with two shapes, or separate keys."""
 
     def __init__(self, num_envs, exclusive=False, **kwargs):
         super().__init__(num_envs, **kwargs)
@@ -158,7 +158,7 @@ def test_random_actions_without_a_policy():
     assert sizes == [3, 3, 2, 2, 2]
 
 
-def test_an_environment_without_a_root_done():
+def test_environment_without_root_done():
     env = HeterogeneousCountingEnv(max_steps=3)
     collector = RolloutCollector(env, frames_per_batch=10, total_frames=10)
     (batch,) = collector

@@ -1,4 +1,4 @@
-"""The collector's options, and how it resumes."""
+"""Options of the collector, and resuming."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def assert_same_batches(one, other, but=()):
 # ------------------------------------------------------------------------------------ options
 
 
-def test_frames():
+def test_frames_per_batch_and_total_frames():
     env = make_arena()
     collector = RolloutCollector(env, None, frames_per_batch=10, total_frames=25)
     assert collector.frames_per_batch == 12  # whole steps of 4 envs
@@ -40,12 +40,12 @@ def test_frames():
 
 
 @pytest.mark.parametrize("settings", [(0, -1), (4, 0), (-3, 4), (4, -2)])
-def test_frames_that_cannot_be(settings):
+def test_invalid_numbers_of_frames_raise(settings):
     with pytest.raises(ValueError, match="frames_per_batch is .* total_frames"):
         RolloutCollector(make_arena(), frames_per_batch=settings[0], total_frames=settings[1])
 
 
-def test_an_env_may_be_made_by_a_function():
+def test_env_may_be_a_function():
     assert RolloutCollector(make_arena, frames_per_batch=8).next().shape == (4, 2)
 
 
@@ -64,7 +64,7 @@ def test_postproc_and_storing_device():
     assert seen[0].device == torch.device("cpu")
 
 
-def test_a_replay_buffer_is_filled():
+def test_replay_buffer_is_filled():
     buffer = ReplayBuffer(storage=LazyTensorStorage(100), batch_size=8)
     collector = RolloutCollector(
         make_arena(), frames_per_batch=8, total_frames=24, replay_buffer=buffer
@@ -83,7 +83,7 @@ def constant_policy():
 
 @pytest.mark.parametrize("frames", [30, 40])
 def test_init_random_frames(frames):
-    """Of batches of 20, those that begin before: two."""
+    """Two batches of 20 frames start before the limit."""
     collector = RolloutCollector(
         make_arena(), constant_policy(), frames_per_batch=20, init_random_frames=frames
     )
@@ -105,13 +105,13 @@ def test_exploration_type(mode):
     assert bool(same.all()) is (mode != "RANDOM")
 
 
-def test_the_policy_is_run_without_gradients():
+def test_policy_runs_without_gradients():
     env = make_arena()
     batch = RolloutCollector(env, policy_of(env), frames_per_batch=8).next()
     assert not any(x.requires_grad for x in batch.values(True, True))
 
 
-def test_set_seed_starts_anew():
+def test_set_seed_restarts_with_new_trajectory_ids():
     env = make_balance()
     collector = RolloutCollector(env, policy_of(env), frames_per_batch=40)
     collector.set_seed(3)
@@ -145,7 +145,7 @@ def test_update_policy_weights():
         optimized = list(policy.parameters())
         collector.update_policy_weights_(weights)
         assert equal()
-        # In place: an optimizer that holds the parameters goes on with them.
+        # In place, so that optimizers keep their parameters.
         assert all(a is b for a, b in zip(optimized, policy.parameters()))
         assert all(a is not b for a, b in zip(policy.parameters(), other.parameters()))
 
@@ -173,7 +173,7 @@ def test_resume_in_mid_episode(world, tmp_path):
     assert running
     torch.save(collector.state_dict(), tmp_path / "state.pt")
     generator = torch.get_rng_state()
-    collect(collector, 2, seed=5)  # saving is no view on what goes on
+    collect(collector, 2, seed=5)  # later steps do not change the saved state
     state = torch.load(tmp_path / "state.pt", weights_only=True)
     other = RolloutCollector(make(), policy_of(make(), seed=7), frames_per_batch=12)
     collect(other, 2, seed=9)
@@ -194,7 +194,7 @@ def test_state_before_the_first_batch():
     assert other.next().shape == (4, 3)
 
 
-def test_iterating_goes_on_after_a_resume():
+def test_iteration_continues_after_load_state_dict():
     collector = RolloutCollector(make_arena(), frames_per_batch=12, total_frames=48)
     iterator = iter(collector)
     next(iterator)

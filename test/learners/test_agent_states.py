@@ -1,4 +1,4 @@
-"""States of the agents' own: what their critics equal, and what reaches nobody."""
+"""States of each agent: critics that must be equal, and masked slots without effect."""
 
 import learner_twins
 import pytest
@@ -66,15 +66,15 @@ def trained(algorithm, world, execution="eager", **settings):
         ("isac", OWN | {"bootstrap": "agent"}),
     ],
 )
-def test_a_state_that_is_the_observation_changes_no_bit(algorithm, settings, layout):
-    """Independent critics, though agents are born late and die; sizes differ, too."""
+def test_state_equal_to_observation_matches_independent_critic(algorithm, settings, layout):
+    """Also with agents that spawn late and die, and with groups of different sizes."""
     plain = trained(algorithm, {"layout": layout}, **settings)
     world = {"layout": layout, "states": "seen"}
     own = trained(algorithm, world, central_input="agent_state", **settings)
     assert_same_learning(plain, own, **EXACT)
 
 
-def test_a_central_critic_of_own_states_is_an_independent_one():
+def test_central_critic_of_agent_states_matches_independent_critic():
     world, settings = {"layout": "two", "states": "own"}, SHARED | {"central_input": "agent_state"}
     one, other = (trained(name, world, **settings) for name in ("ippo", "mappo"))
     assert_same_learning(one, other, **EXACT)
@@ -84,8 +84,8 @@ def test_a_central_critic_of_own_states_is_an_independent_one():
 @pytest.mark.parametrize(
     "algorithm", ["mappo", "maddpg", *later("runs", "happo", "matd3", "hasac")]
 )
-def test_a_state_that_repeats_the_teams_is_the_teams(algorithm, layout):
-    """If each agent has a critic of its own; a critic that is shared has an output an agent."""
+def test_agent_states_equal_to_team_state_match_team_state(algorithm, layout):
+    """Holds for a critic per agent; a shared critic has an output for each agent."""
     world = {"layout": layout, "states": "team"}
     team = trained(algorithm, world, central_input="state", **OWN)
     own = trained(algorithm, world, central_input="agent_state", **OWN)
@@ -107,15 +107,15 @@ def test_a_state_that_repeats_the_teams_is_the_teams(algorithm, layout):
         ("maddpg", SHARED | {"mixer": AnyMixerConfig("monotonic", 4)}),
     ],
 )
-def test_a_mixer_of_states_that_are_observations_changes_no_bit(algorithm, settings, layout):
+def test_mixer_of_states_equal_to_observations_matches_plain_mixer(algorithm, settings, layout):
     world = {"layout": layout, "actions": "categorical"}
     plain = trained(algorithm, world, **settings)
     own = trained(algorithm, world | {"states": "seen"}, central_input="agent_state", **settings)
     assert_same_learning(plain, own, **EXACT)
 
 
-def test_the_value_of_an_agent_by_hand():
-    """A line, 2 s + 1, for each agent's own state s; what a masked agent has is not read."""
+def test_value_of_an_agent_computed_by_hand():
+    """A linear critic, 2 s + 1, of each agent's state s; states of masked agents are not read."""
     group = make_team("one", states="own").groups["herd"]
     critic = make_critic(group, CriticConfig([]), centralized="agent_state")
     assert critic.in_keys == [("herd", "state"), ("herd", "mask")]
@@ -144,14 +144,14 @@ STATELESS = {"states": "own", "team_state": False}
         ({"states": "own"}, {"algorithm": "ippo"}, ("herd", "observation")),
     ],
 )
-def test_which_state_is_read(world, settings, reads):
-    """The team's where there is one, the agents' where it is asked for or the only one."""
+def test_critic_input_for_each_kind_of_state(world, settings, reads):
+    """The team state where there is one; agent states where requested or the only ones."""
     team = TeamSpec.from_env(make_meadow(2, **world))
     [learner] = build_learners(team, OnPolicyConfig(**SMALL | settings))
     assert learner.critics["herd"].in_keys[0] == reads
 
 
-def test_a_mixer_reads_the_only_states():
+def test_mixer_reads_agent_states_without_team_state():
     team = TeamSpec.from_env(make_meadow(2, actions="categorical", **STATELESS))
     config = ValueConfig(central_input="state", actor=QNetworkConfig([8]))
     [learner] = build_learners(team, config)
@@ -175,7 +175,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", first({"mappo", "matd3", "iddpg"}, CASES, "runs"))
-def test_its_graphs_are_its_eager_updates(case):
+def test_traced_updates_match_eager_updates(case):
     algorithm, world, settings = CASES[case]
     settings = {**settings, "central_input": "agent_state"}
     world = {"states": "own", **world}
@@ -185,8 +185,8 @@ def test_its_graphs_are_its_eager_updates(case):
 
 @pytest.mark.parametrize("value", POISON)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_masked_slots_change_no_bit(case, value):
-    """Neither their states nor those of their next steps, actions and rewards."""
+def test_values_in_masked_slots_have_no_effect(case, value):
+    """States, next states, actions and rewards of masked slots are not read."""
     algorithm, world, settings = case
     config = config_of(algorithm, central_input="agent_state", **settings)
     env, learners = world_of(config, 8, {"states": "own", **world}), []
@@ -197,7 +197,7 @@ def test_masked_slots_change_no_bit(case, value):
     assert_masked_slots_change_no_bit(one, other, env, value)
 
 
-def test_a_state_that_is_not_finite_is_named():
+def test_error_names_non_finite_state():
     env = make_meadow(4, states="own", max_steps=6)
     team, batch = TeamSpec.from_env(env), env.rollout(6, break_when_any_done=False)
     mask = batch["herd", "mask"]
@@ -227,7 +227,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("world", "settings", "message"), REFUSED.values(), ids=REFUSED)
-def test_what_there_is_not_is_refused(world, settings, message):
+def test_missing_states_raise(world, settings, message):
     team = TeamSpec.from_env(make_meadow(2, **world))
     with pytest.raises(ConfigError, match=message):
         build_learners(team, OnPolicyConfig(**SMALL | settings))
@@ -240,7 +240,7 @@ def test_what_there_is_not_is_refused(world, settings, message):
         ({"architecture": "set"}, "use .*learner.central_input=observations"),
     ],
 )
-def test_settings_that_need_all_agents_are_refused(critic, message):
+def test_settings_that_need_all_agents_raise(critic, message):
     config = OnPolicyConfig(central_input="agent_state", critic=CriticConfig([8], **critic))
     with pytest.raises(ConfigError, match=message):
         config.check("learner.")

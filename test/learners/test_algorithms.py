@@ -1,4 +1,4 @@
-"""The registry of algorithms: one line of one's own, and it is trained, listed and saved."""
+"""The registry of algorithms: a registered custom algorithm is trained, listed and saved."""
 
 import dataclasses
 import types
@@ -22,7 +22,7 @@ TOY = "toy_arena_mappo"
 
 @dataclass(frozen=True)
 class LazyConfig(LearnerConfig):
-    """Settings of an algorithm of one's own."""
+    """Settings of a custom algorithm."""
 
     algorithm: str = "lazy"
     """Learning algorithm of the agents."""
@@ -31,7 +31,7 @@ class LazyConfig(LearnerConfig):
 
 
 class LazyPlayers(FixedPolicy):
-    """Learns nothing, and knows how lazily."""
+    """A learner that does not learn."""
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def refusal(*texts):
 
 
 class TestOnesOwn:
-    def test_it_is_read_saved_and_read_back(self, lazy, tmp_path):
+    def test_config_of_custom_algorithm_is_saved_and_loaded(self, lazy, tmp_path):
         config = load_config(TOY, ["learner=lazy", "learner.sloth=2"])
         assert config.learner == LazyConfig("lazy", 2.0)
         save_config(config, tmp_path / "config.yaml")
@@ -58,7 +58,7 @@ class TestOnesOwn:
         assert "lr" not in read_yaml(tmp_path / "config.yaml")["learner"]
         assert load_config(tmp_path / "config.yaml") == config
 
-    def test_options_of_others_do_not_exist(self, lazy):
+    def test_options_of_other_algorithms_raise(self, lazy):
         assert refusal("learner=lazy", "learner.lr=1") == (
             "learner.lr is 1, which is read only where learner.algorithm is "
             f"{algorithms_with('lr')}; leave learner.lr out."
@@ -67,12 +67,12 @@ class TestOnesOwn:
         assert refusal("learner=lazy", "learner.sloth=0").startswith("learner.sloth is 0.0, exp")
         assert "'learner.sloth'" in refusal("slooth=1")
 
-    def test_it_is_listed(self, lazy, capsys):
+    def test_custom_algorithm_is_listed(self, lazy, capsys):
         assert main(["list", "algorithms"]) == 0
         rows = [line.split() for line in capsys.readouterr().out.splitlines()]
         assert ["lazy", "rests"] in rows
 
-    def test_its_groups_are_trained_beside_others(self, lazy, tmp_path):
+    def test_group_with_custom_algorithm_trains_beside_others(self, lazy, tmp_path):
         import torchrl_marl
 
         run = torchrl_marl.train(
@@ -89,11 +89,11 @@ class TestOnesOwn:
         assert run.summary["frames"] == 40
         assert read_run_config(run.folder).groups == {"speaker": {"algorithm": "lazy"}}
 
-    def test_a_name_is_given_once(self, lazy):
+    def test_registering_a_name_twice_raises(self, lazy):
         with pytest.raises(ConfigError, match="'lazy' is registered already"):
             register_algorithm("lazy", "other", config="a:B", learner="a:C")
 
-    def test_what_is_not_there_is_told(self):
+    def test_error_names_missing_config_module(self):
         register_algorithm("lost", "?", config="no_such_module:X", learner="no_such_module:Y")
         try:
             assert "needs no_such_module:X, which cannot be imported" in refusal("learner=lost")
@@ -116,18 +116,18 @@ class TestEntryPoints:
 
         return install
 
-    def test_an_installed_algorithm_is_known(self, installed):
+    def test_algorithm_of_entry_point_is_available(self, installed):
         installed(f"{__name__}:RECORD")
         assert ALGORITHMS.words()["lazy"] == "rests"
         assert load_config(TOY, ["learner=lazy"]).learner == LazyConfig()
 
-    def test_one_that_is_none_is_told(self, installed):
+    def test_entry_point_that_is_no_algorithm_raises(self, installed):
         installed(f"{__name__}:LazyConfig")
         assert "expected a torchrl_marl.learners.algorithms.Algorithm" in refusal("learner=lazy")
 
 
 class TestFoldersOfBefore:
-    """Runs of a version whose learners all had the settings of MAPPO."""
+    """Runs of an old version, in which all learners had the settings of MAPPO."""
 
     @pytest.fixture
     def folder(self, tmp_path):
@@ -139,19 +139,19 @@ class TestFoldersOfBefore:
 
         return write
 
-    def test_defaults_of_another_algorithm_say_nothing(self, folder):
+    def test_default_settings_of_another_algorithm_are_ignored(self, folder):
         path = folder(algorithm="random")
         assert read_run_config(path).learner == RandomConfig()
         assert load_config(path / "config.yaml").learner == RandomConfig()
 
-    def test_values_that_were_never_read_are_left_out_in_resuming(self, folder):
+    def test_settings_that_were_never_read_are_ignored_on_resume(self, folder):
         path = folder(algorithm="random", lr=0.25)
         assert read_run_config(path).learner == RandomConfig()
         with pytest.raises(ConfigError, match=r"learner\.lr is 0\.25, which is read only where"):
-            load_config(path / "config.yaml")  # as a recipe for something new
+            load_config(path / "config.yaml")  # as a recipe for a new run
 
 
-def test_what_learner_says_for_the_groups_that_learn():
+def test_learner_settings_apply_to_groups_that_learn():
     config = load_config(
         TOY, ["learner=random", "learner.lr=0.25", "groups.agents.algorithm=mappo"]
     )
@@ -160,7 +160,7 @@ def test_what_learner_says_for_the_groups_that_learn():
     assert learner == dataclasses.replace(load_config(TOY).learner, lr=0.25)
 
 
-def test_a_plain_word():
+def test_algorithm_name_alone_selects_it():
     assert read_config(TOY, ["learner=ippo"]).learner.algorithm == "ippo"
     assert read_config(TOY, ["learner=ippo", "learner.lr=1e-3"]).learner.lr == 1e-3
     assert read_config(TOY, ["groups.agents=random"]).groups == {"agents": {"algorithm": "random"}}

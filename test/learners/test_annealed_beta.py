@@ -1,4 +1,4 @@
-"""How much less steps count that are drawn more often: along a line, in graphs, too."""
+"""Linear annealing of the exponent beta of prioritized replay, also in graphs."""
 
 import learner_twins
 import pytest
@@ -27,16 +27,16 @@ def trained(execution="eager", n_batches=4, **replay):
 
 
 @pytest.mark.parametrize(("n_batches", "beta"), [(1, 0.4), (2, 0.7), (4, 0.85)])
-def test_it_goes_along_a_line(n_batches, beta):
+def test_beta_is_annealed_linearly(n_batches, beta):
     learner, _ = trained(n_batches=n_batches, beta_end=1.0)
     assert float(learner.replay.priorities.beta) == pytest.approx(beta)
 
 
-def test_it_stays_without_an_end():
+def test_beta_is_constant_without_beta_end():
     assert float(trained()[0].replay.priorities.beta) == pytest.approx(0.4)
 
 
-def test_a_graph_reads_it():
+def test_traced_updates_read_annealed_beta():
     (eager, metrics), (traced, found) = (trained(x, beta_end=1.0) for x in ("eager", "trace"))
     for one, other in zip(metrics, found, strict=True):
         for key, value in one.items(True, True):

@@ -1,4 +1,4 @@
-"""The table of what goes together: its sentences, and that every row names a setting."""
+"""The table of supported combinations: its messages, and that every row names a setting."""
 
 import pytest
 
@@ -17,7 +17,7 @@ KNOWN = {
 
 
 @pytest.mark.parametrize("feature", [*FEATURES, RANKS], ids=lambda feature: feature.name)
-def test_every_row_is_of_a_setting(feature):
+def test_every_row_names_a_setting(feature):
     of_run = {*settings_of(TrainConfig()), "league"}
     assert {limit.key for limit in feature.run} <= of_run
     assert {f"learner.{limit.key}" for limit in feature.learner} <= KNOWN
@@ -58,19 +58,19 @@ def test_every_row_is_of_a_setting(feature):
         ),
     ],
 )
-def test_a_refusal_names_the_setting_the_reason_and_the_fix(settings, sentence):
+def test_error_names_the_setting_the_reason_and_the_fix(settings, sentence):
     with pytest.raises(ConfigError) as refused:
         load_config("toy_arena_mappo", settings)
     assert str(refused.value) == sentence
 
 
-def test_an_environment_of_ones_own_is_no_world_of_shards():
+def test_custom_environment_with_shards_raises():
     config = load_config("toy_arena_mappo", ["distributed.collectors=2"])
     with pytest.raises(ConfigError, match="cannot be split in shards; use distributed"):
         config.check_features(own_env=True)
 
 
-def test_what_learns_as_one_process_only_is_no_learner_of_ranks():
+def test_single_process_algorithm_with_ranks_raises():
     config = load_config("toy_arena_mappo", ["learner=qmix", "learner.minibatch_size=32"])
     with pytest.raises(ConfigError) as refused:
         RANKS.check(config)
@@ -84,5 +84,5 @@ SEQUENTIAL = {"happo", "haddpg", "hatd3", "hasac"}
 
 
 @pytest.mark.parametrize("name", sorted(set(ALGORITHMS.names()) - {"random", *SEQUENTIAL}))
-def test_members_learn_by_every_algorithm_but_sequential_ones(name):
+def test_populations_support_every_non_sequential_algorithm(name):
     POPULATION.check_learner(ALGORITHMS.schema(name)(name))

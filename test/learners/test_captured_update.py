@@ -1,4 +1,4 @@
-"""The update as one graph: equal to eager updates, without waiting, recorded once."""
+"""The update as one graph: it equals eager updates, does not wait, and is recorded once."""
 
 import copy
 from contextlib import contextmanager
@@ -54,7 +54,7 @@ def make_collector(env, learner):
 
 
 def train(make_env, execution, n=2, **settings):
-    """Everything that follows from some iterations: the learner's state, metrics, chance."""
+    """The learner and its metrics after some iterations."""
     env = make_env()
     learner = make_learner(env, execution, **settings)
     collector, metrics = make_collector(env, learner), []
@@ -77,7 +77,7 @@ def state_of(learner):
 
 
 def assert_equal_training(one, other, **tolerance):
-    """Parameters, statistics, Adam's state, metrics and chance are the same."""
+    """Parameters, statistics, Adam's state and metrics are the same."""
     (a, metrics), (b, found) = one, other
     a, b = state_of(a), state_of(b)
     assert a.keys() == b.keys()
@@ -173,8 +173,8 @@ FIRST = {"deaths", "turns, centered", "as one, of different sizes", "attention, 
 
 
 @pytest.mark.parametrize("case", first(FIRST, CASES, "compiled"))
-def test_graphs_learn_as_eager_updates_do(case):
-    """To the bit, where a graph is run operation by operation."""
+def test_traced_updates_match_eager_updates(case):
+    """Bitwise, where a graph is run operation by operation."""
     make_env, settings = CASES[case]
     settings = {"minibatch_size": FRAMES // 2, **settings}
     one = train(make_env, "eager", **settings)
@@ -187,7 +187,7 @@ def test_graphs_learn_as_eager_updates_do(case):
     ("make_env", "target_kl"), [(arena, 0.015), (lambda: meadow("two"), 0.004)]
 )
 def test_epochs_stop_at_the_target_kl(make_env, target_kl):
-    """What runs after the stop changes nothing, draws nothing and is in no metric."""
+    """Epochs after the stop change no parameter, random number or metric."""
     settings = {"num_epochs": 4, "target_kl": target_kl, "lr": 0.02}
     one = train(make_env, "eager", n=4, **settings)
     next_number = torch.rand(1)
@@ -200,8 +200,8 @@ def test_epochs_stop_at_the_target_kl(make_env, target_kl):
 
 @pytest.mark.compiled
 @pytest.mark.parametrize("case", ["as one, of different sizes", "pictures, by the actor alone"])
-def test_compiled_graphs_learn_as_eager_updates_do(case):
-    """Two groups whose agents are born, die and differ; and one of pictures, with choices."""
+def test_compiled_updates_match_eager_updates(case):
+    """Two groups of different agents that spawn and die; and one group that observes images."""
     make_env, settings = CASES[case]
     settings = {**settings, "minibatch_size": 40}
     one, other = (train(make_env, execution, **settings) for execution in ("eager", "compile"))
@@ -229,7 +229,7 @@ def counted_captures():
         captured.capture = plain
 
 
-def test_each_size_of_a_minibatch_is_recorded_once():
+def test_each_minibatch_size_is_recorded_once():
     with counted_captures() as sizes:
         learner, _ = train(
             arena, "trace", lr_schedule="linear", entropy_schedule="linear", target_kl=1e-3
@@ -241,11 +241,11 @@ def test_each_size_of_a_minibatch_is_recorded_once():
             learner.learn(collector.rollout())
         assert sizes == [32, 16] * 2
         again = copy.deepcopy(learner)
-        again.learn(collector.rollout())  # a copy's graphs are of its own networks
+        again.learn(collector.rollout())  # a copy records graphs of its own networks
         assert sizes == [32, 16] * 3
 
 
-def test_unsharing_in_the_middle():
+def test_unsharing_during_training_matches_eager():
     settings = {"unshare_at": 0.5, "algorithm": "ippo"}
     one, other = (train(arena, execution, n=4, **settings) for execution in ("eager", "trace"))
     assert one[0].unshared
@@ -256,12 +256,12 @@ def test_unsharing_in_the_middle():
     ("case", "limit"),
     [("norms", 1e-3), ("as one", None), ("as one, of different sizes", 1e-3)],
 )
-def test_a_batch_waits_for_the_device_once(case, limit, monkeypatch):
-    """For two numbers at its end: how many epochs counted, and whether all is finite."""
+def test_update_synchronizes_with_device_once(case, limit, monkeypatch):
+    """It reads two numbers at its end: the number of epochs, and whether all is finite."""
     make_env, settings = CASES[case]
     learner, _ = train(make_env, "trace", n=1, target_kl=limit, **settings)
     batch = make_collector(make_env(), learner).rollout()
-    # As on a GPU: on a CPU, numbers are read as bits.
+    # As on a GPU; the CPU version reads numbers as bits.
     monkeypatch.setattr(advantage, "_choose", lambda mask, a, b, like: torch.where(mask, a, b))
     inputs, plain = {}, Program.flat
     monkeypatch.setattr(Program, "flat", lambda p, x: inputs.update({p: list(x)}) or plain(p, x))
@@ -278,8 +278,8 @@ def test_a_batch_waits_for_the_device_once(case, limit, monkeypatch):
 
 
 @pytest.mark.parametrize("executions", [("trace", "trace"), ("eager", "trace")])
-def test_saved_in_the_middle_it_goes_on_the_same(executions):
-    """Also as another execution."""
+def test_resumes_exactly_in_mid_training(executions):
+    """Also with another execution."""
     before, after = executions
     env = arena()
     collector = make_collector(env, make_learner(env, "eager"))
@@ -289,14 +289,14 @@ def test_saved_in_the_middle_it_goes_on_the_same(executions):
     saved, chance = copy.deepcopy(whole.state_dict()), torch.get_rng_state()
     metrics = [whole.learn(batch.clone()) for batch in batches[1:]]
     resumed = make_learner(env, after, lr=0.5)
-    resumed.learn(batches[2].clone())  # somewhere else
+    resumed.learn(batches[2].clone())  # other parameters before loading
     resumed.load_state_dict(saved)
     torch.set_rng_state(chance)
     found = [resumed.learn(batch.clone()) for batch in batches[1:]]
     assert_equal_training((whole, metrics), (resumed, found))
 
 
-def test_what_stands_in_masked_slots_does_not_matter():
+def test_values_in_masked_slots_have_no_effect():
     def run(poison):
         env = arena(n_agents=2, n_groups=1, action_mask=True)
         learner = make_learner(env, normalize_observations=True)
@@ -315,7 +315,7 @@ def test_what_stands_in_masked_slots_does_not_matter():
     assert_equal_training(run(None), run(float("nan")))
 
 
-def test_what_is_not_finite_is_refused():
+def test_non_finite_loss_raises():
     messages = []
     for execution in ("eager", "trace"):
         env = arena()
@@ -329,7 +329,7 @@ def test_what_is_not_finite_is_refused():
     assert "group 'agents': loss_" in messages[0]
 
 
-def test_unknown_executions_are_refused():
+def test_unknown_execution_raises():
     with pytest.raises(ConfigError, match="execution is 'compiled'; did you mean 'compile'"):
         make_learner(arena(), "compiled")
     with pytest.raises(ConfigError, match="needs a GPU"):
@@ -339,8 +339,8 @@ def test_unknown_executions_are_refused():
 # ------------------------------------------------------------------------------------------ Adam
 
 
-def test_adam_is_torchs():
-    """For gradients that lie in any order, and not at all where it is skipped."""
+def test_adam_matches_torch():
+    """For gradients of any memory layout; skipped steps change nothing."""
     torch.manual_seed(0)
     ours = [torch.randn(5, 3), torch.randn(7)]
     theirs = [nn_parameter(x) for x in ours]
@@ -367,7 +367,7 @@ def test_adam_is_torchs():
 
 @pytest.mark.parametrize("n_features", [3, 64])
 def test_adam_leaves_frozen_rows_as_they_are(n_features):
-    """To the bit with a step of all rows, where rows fill whole vectors of the processor."""
+    """Bitwise equal to a step of all rows, where rows fill whole vectors of the processor."""
     tolerance = {"rtol": 1e-6 if n_features == 3 else 0, "atol": 0}
     torch.manual_seed(0)
     ours = [torch.randn(5, n_features), torch.randn(7), torch.randn(5, 2, n_features).mT]
@@ -410,7 +410,7 @@ def nn_parameter(x):
     return torch.nn.Parameter(x.clone())
 
 
-def test_bf16_changes_what_networks_compute_and_not_what_they_give():
+def test_bf16_networks_return_float32():
     learners = [make_learner(arena(), "eager", precision=p) for p in ("float32", "bf16")]
     batch = make_collector(arena(), learners[0]).rollout()
     values = [learner.critics["agents"](batch.clone()) for learner in learners]
@@ -418,7 +418,7 @@ def test_bf16_changes_what_networks_compute_and_not_what_they_give():
     assert plain.dtype == coarse.dtype == torch.float32
     assert not torch.equal(plain, coarse)
     torch.testing.assert_close(plain, coarse, rtol=0.05, atol=0.05)
-    # The policy that collects is the one that learns: its first ratio is one.
+    # The same policy collects and learns: its first ratio is one.
     env = arena()
     learner = make_learner(env, "trace", precision="bf16", num_epochs=1, minibatch_size=FRAMES)
     metrics = learner.learn(make_collector(env, learner).rollout())

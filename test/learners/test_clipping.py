@@ -1,4 +1,4 @@
-"""Limits on gradients: of one group torch's, of several each group's own."""
+"""Gradient clipping: torch's for one group, separate for each of several groups."""
 
 import pytest
 import torch
@@ -31,8 +31,8 @@ def networks_of(layout="two", actor="group", critic="group", sees="own", archite
     )
 
 
-def test_groups_with_legal_actions_under_a_critic_on_the_whole_team():
-    """The joined groups and what the critic sees are the same agents, under one name."""
+def test_groups_with_action_masks_and_team_critic():
+    """The joined group and the input of the critic have the same agents and the same name."""
     agents = [
         AgentSpec(name, n, Unbounded((3,)), Categorical(2), action_mask=True)
         for name, n in (("cat", 1), ("mouse", 2))
@@ -57,12 +57,12 @@ def clip_of(limit, **kwargs):
 
 
 def rows_of(clip, part):
-    """Gradients of the rows of a part; where nothing is shared there is a row for each kind."""
+    """Gradients of the rows of a part; without sharing there is a row for each kind."""
     return [p.grad[part] for p in clip.parameters]
 
 
 @pytest.mark.parametrize("limit", [None, 1e9, 0.5])
-def test_of_one_group_it_is_torchs(limit):
+def test_single_group_matches_clip_grad_norm_of_torch(limit):
     clip, _ = clip_of(limit, layout="one")
     before = [p.grad.clone() for p in clip.parameters]
     norm = clip()
@@ -78,8 +78,8 @@ def test_of_one_group_it_is_torchs(limit):
 
 @pytest.mark.parametrize("limit", [None, 1e9, 0.5, 5.0])
 @pytest.mark.parametrize("sees", ["own", "observations", "team"])
-def test_of_several_groups_it_is_torchs_for_each(limit, sees):
-    """Nothing is shared: every row is some group's."""
+def test_each_of_several_groups_matches_clip_grad_norm_of_torch(limit, sees):
+    """Nothing is shared: every row belongs to one group."""
     clip, group = clip_of(limit, sees=sees)
     assert {len(p) for p in clip.parameters} == {2}
     for parameter, owner in zip(clip.parameters, clip.row_groups.split(clip.sizes)):
@@ -101,7 +101,7 @@ def test_of_several_groups_it_is_torchs_for_each(limit, sees):
 
 @pytest.mark.parametrize("layout", ["two", "three"])
 @pytest.mark.parametrize("sharing", ["none", "group", "full", "trunk", "agent_id", "masks"])
-def test_whose_rows_are_whose(layout, sharing):
+def test_rows_are_assigned_to_the_groups_they_serve(layout, sharing):
     clip, group = clip_of(1.0, layout=layout, actor=sharing)
     owners = clip.row_groups.split(clip.sizes)[:-4]  # of the actor
     common = len(group.groups)
@@ -114,8 +114,8 @@ def test_whose_rows_are_whose(layout, sharing):
         assert owner.tolist() == wanted
 
 
-def test_rows_of_a_central_critic_for_all():
-    """One network, an output for each agent: the last rows are their group's."""
+def test_last_layer_rows_of_shared_critic_belong_to_groups():
+    """One network has an output for each agent; the last rows belong to the agent's group."""
     clip, group = clip_of(1.0, critic="full", sees="team")
     *_, first, first_bias, last, last_bias = clip.row_groups.split(clip.sizes)
     n = [n for n, _, _ in KINDS.values()]
@@ -124,18 +124,18 @@ def test_rows_of_a_central_critic_for_all():
 
 
 @pytest.mark.parametrize("architecture", ["set", "attention"])
-def test_a_network_over_a_set_serves_all(architecture):
+def test_set_network_serves_all_groups(architecture):
     clip, _ = clip_of(1.0, sees="team", architecture=architecture)
     rows = zip(clip.parameters, clip.row_groups.split(clip.sizes))
     of_critic = [(parameter, owner) for parameter, owner in rows][4:]
     for parameter, owner in of_critic:
-        # What is added to all keys changes no attention: its gradient is 0, but for rounding.
+        # The bias of attention keys changes nothing: its gradient is 0 up to rounding.
         if parameter.shape != (3 * H,):
             assert (owner == 2).all()
     assert len(of_critic) == {"set": 6, "attention": 10}[architecture]
 
 
-def test_shared_rows_are_limited_together():
+def test_shared_rows_are_clipped_together():
     limit = 0.5
     clip, _ = clip_of(limit, actor="trunk")
     before = [p.grad.clone() for p in clip.parameters]
@@ -156,7 +156,7 @@ def test_shared_rows_are_limited_together():
     torch.testing.assert_close(after.sqrt(), torch.full((3,), limit), rtol=1e-4, atol=0)
 
 
-def test_what_is_broken_stays_in_its_group():
+def test_nan_gradient_of_one_group_leaves_other_groups_clean():
     clip, _ = clip_of(0.5)
     clean, _ = clip_of(0.5)
     clip.parameters[0].grad[1, 0, 0] = NAN
@@ -168,7 +168,7 @@ def test_what_is_broken_stays_in_its_group():
     assert clip.parameters[3].grad[1].isnan().all()
 
 
-def test_parameters_without_a_gradient():
+def test_parameters_without_gradient_are_skipped():
     clip, _ = clip_of(0.5)
     clip.parameters[0].grad = None
     norms = clip()
@@ -176,8 +176,8 @@ def test_parameters_without_a_gradient():
     assert norms.isfinite().all()
 
 
-def test_finding_the_owners_draws_nothing():
-    """The generators of training are where they were."""
+def test_finding_owners_draws_no_random_numbers():
+    """The state of the global generator stays as it was."""
     group, seen, actor, critic = networks_of()
     torch.manual_seed(7)
     wanted = torch.rand(3)
@@ -187,8 +187,8 @@ def test_finding_the_owners_draws_nothing():
     assert all(p.grad is None for p in (*actor.parameters(), *critic.parameters()))
 
 
-def test_units_that_sleep_are_still_their_groups():
-    """A unit that is 0 for whatever was tried serves its group all the same."""
+def test_rows_with_zero_parameters_are_assigned_to_groups():
+    """A unit whose output is 0 for all inputs still belongs to its group."""
     group, seen, actor, critic = networks_of()
     with torch.no_grad():
         for parameter in (*actor.parameters(), *critic.parameters()):
@@ -199,8 +199,8 @@ def test_units_that_sleep_are_still_their_groups():
         assert not parameter.any()
 
 
-def test_a_gradient_that_comes_transposed_is_limited_in_place():
-    """As autograd gives it for a batched product."""
+def test_transposed_gradient_is_clipped_in_place():
+    """Autograd returns such gradients for a batched product."""
     clip, _ = clip_of(0.5)
     contiguous = [p.grad.clone() for p in clip.parameters]
     transposed = [

@@ -1,4 +1,4 @@
-"""Learners whose agents communicate: replayed draws, graphs, poison, joined groups, refusals."""
+"""Learners with communication: replayed draws, graphs, masks, joined groups, invalid settings."""
 
 import pytest
 import torch
@@ -70,8 +70,8 @@ def trained(env, config, execution="eager"):
 
 @pytest.mark.parametrize("memory", ["none", "gru"])
 @pytest.mark.parametrize("name", [*PLAIN, *DRAWN])
-def test_the_first_ratio_is_one(name, memory):
-    """With what was drawn in the channel: gates, lost links, noise; deaths and births."""
+def test_first_importance_ratio_is_one(name, memory):
+    """With stored draws of the channel (gates, dropped links, noise), deaths and births."""
     [learner], collector = learners_of(arena(), config_of({**PLAIN, **DRAWN}[name], memory))
     collector.rollout()
     batch = collector.rollout()
@@ -86,13 +86,13 @@ def test_the_first_ratio_is_one(name, memory):
 
 
 @pytest.mark.parametrize("name", ["gate", "dropout", "gumbel"])
-def test_noise_drawn_twice_is_seen(name):
-    """The test above would find it: another draw gives other ratios."""
+def test_other_channel_draws_change_the_ratio(name):
+    """Shows that the test above would fail with other draws."""
     [learner], collector = learners_of(arena(), config_of(DRAWN[name]))
     data = learner.block.gather(collector.rollout())
     learner.add_advantage(data)
     [loss] = learner.losses.values()
-    with torch.no_grad():  # an untrained head hardly looks at what it hears
+    with torch.no_grad():  # an untrained head hardly depends on messages
         for parameter in loss.actor_network.parameters():
             parameter.mul_(3)
     frames = data.select(*loss.minibatch_keys, strict=False).reshape(-1)
@@ -103,14 +103,14 @@ def test_noise_drawn_twice_is_seen(name):
 
 
 @pytest.mark.parametrize("name", ["tarmac", "bicnet", "gate", "gated_chain", "gumbel", "dial"])
-def test_updates_as_graphs_are_eager_ones(name):
+def test_traced_updates_match_eager_updates(name):
     config = config_of({**PLAIN, **DRAWN}[name], critic=PLAIN.get(name))
     assert_same_learning(*[trained(arena(), config, how) for how in ("eager", "trace")], **EXACT)
 
 
 @pytest.mark.parametrize("algorithm", ["mappo", "ippo"])
 @pytest.mark.parametrize("name", ["commnet", "tarmac", "graph", "bicnet", "dial"])
-def test_what_masked_slots_hold_changes_no_bit(name, algorithm):
+def test_values_in_masked_slots_have_no_effect(name, algorithm):
     runs = []
     talk = {**PLAIN, **DRAWN}[name]
     for poison in (False, True):
@@ -131,8 +131,8 @@ def test_what_masked_slots_hold_changes_no_bit(name, algorithm):
     assert_same_learning(*runs, **EXACT)
 
 
-def test_a_gate_counts_in_the_log_probability():
-    """Log-probabilities are those of action and gate: worked out from logits, apart."""
+def test_gate_is_part_of_the_log_probability():
+    """Log-probabilities are sums over action and gate, computed here from logits."""
     [learner], collector = learners_of(arena(), config_of(DRAWN["gate"]))
     agents = collector.rollout()["agents"]
     chosen = agents["logits"].log_softmax(-1).gather(-1, agents["action"].unsqueeze(-1))
@@ -145,7 +145,7 @@ def test_a_gate_counts_in_the_log_probability():
 
 
 @pytest.mark.parametrize("name", ["tarmac", "gate", "dropout", "bicnet"])
-def test_how_much_is_said_and_heard(name):
+def test_communication_metrics_match_counts(name):
     """Counted one step and one agent at a time."""
     talk = {**PLAIN, **DRAWN}[name]
     [learner], collector = learners_of(arena(), config_of(talk))
@@ -168,7 +168,7 @@ def test_how_much_is_said_and_heard(name):
     assert metrics["numbers_sent"].item() == pytest.approx(sent / n)
 
 
-def test_who_listens_to_whom():
+def test_listening_weights_are_zero_for_silent_agents():
     from torchrl_marl.modules.communication import listening
 
     [learner], collector = learners_of(arena(), config_of(DRAWN["gate"]))
@@ -191,7 +191,7 @@ def linked(**settings):
 
 
 class GiveLinks(Transform):
-    """Everybody hears agent 0, nobody else is heard."""
+    """All agents hear agent 0; no other agent is heard."""
 
     def _links(self):
         links = torch.zeros(*self.parent.batch_size, 3, 3, dtype=torch.bool)
@@ -211,7 +211,7 @@ class GiveLinks(Transform):
 
 
 @pytest.mark.parametrize("algorithm", ["mappo", "ippo"])
-def test_an_environment_says_who_hears_whom(algorithm):
+def test_links_of_the_environment_are_used(algorithm):
     talk = CommunicationConfig("commnet", links="env", message_size=4)
     config = config_of(talk, critic=talk, algorithm=algorithm)
     [learner], collector = learners_of(linked(years=9, lives=9, late_spawn=0), config)
@@ -228,7 +228,7 @@ def test_an_environment_says_who_hears_whom(algorithm):
     assert torch.equal(logits[0][:, :, [0, 2]], logits[1][:, :, [0, 2]])
 
 
-def test_an_environment_that_gives_no_links_is_refused():
+def test_environment_without_links_raises():
     talk = CommunicationConfig("commnet", links="env")
     [learner], collector = learners_of(linked(), config_of(talk))
     with pytest.raises(SpecError, match="the environment gives no entry as"):
@@ -242,21 +242,21 @@ def test_an_environment_that_gives_no_links_is_refused():
 # ------------------------------------------------------------------------------ several groups
 
 
-def test_groups_that_do_not_hear_each_other_have_channels_of_their_own():
+def test_groups_have_separate_channels_by_default():
     config = config_of(PLAIN["tarmac"])
     learners, _ = learners_of(arena(n_agents=4, n_groups=2), config)
     assert [list(one.block.joined) for one in learners] == [["agents_0", "agents_1"]]
 
 
 @pytest.mark.parametrize("name", ["commnet", "tarmac", "graph"])
-def test_an_actor_of_joined_groups_lets_none_hear_the_other(name):
+def test_joined_groups_do_not_hear_each_other(name):
     env = arena(n_agents=4, n_groups=2, years=9, lives=9, late_spawn=0)
     group = join(tuple(TeamSpec.from_env(env).groups.values()))
     torch.manual_seed(0)
     actor = make_actor(group, TeamNetworkConfig([8], communication=PLAIN[name]))
     key, data = (group.name, "observation"), group.gather(env.reset())
     logits = []
-    for column in (None, 0, 3):  # who sees something else: nobody, one of its group
+    for column in (None, 0, 3):  # the agent whose observation changes
         seen = data.clone()
         if column is not None:
             seen[key][:, column] += 1.0
@@ -265,7 +265,7 @@ def test_an_actor_of_joined_groups_lets_none_hear_the_other(name):
 
 
 @pytest.mark.parametrize("name", ["tarmac", "bicnet", "gate", "dropout"])
-def test_groups_hear_each_other_where_they_are_let(name):
+def test_groups_hear_each_other_with_across_groups(name):
     from dataclasses import replace
 
     talk = replace({**PLAIN, **DRAWN}[name], across_groups=True)
@@ -297,7 +297,7 @@ def test_groups_hear_each_other_where_they_are_let(name):
     ({"kind": "commnet", "sharing": "masks"}, "sharing is 'masks', which cannot have it"),
     ({"kind": "commnet", "num_cells": []}, "num_cells is empty"),
 ], ids=str)  # fmt: skip
-def test_settings_that_do_not_fit_are_refused(talk, words):
+def test_invalid_settings_raise(talk, words):
     from torchrl_marl.learners.happo_config import HAPPOConfig
     from torchrl_marl.settings import check
 
@@ -311,7 +311,7 @@ def test_settings_that_do_not_fit_are_refused(talk, words):
         check(kind(actor=actor, **settings), "learner.")
 
 
-def test_off_policy_learners_draw_nothing_in_a_channel():
+def test_off_policy_learner_with_gate_raises():
     from torchrl_marl.recipes import read_config
 
     with pytest.raises(ConfigError, match="gate"):
@@ -322,7 +322,7 @@ def test_off_policy_learners_draw_nothing_in_a_channel():
         read_config("toy_arena_mappo", {"learner": settings})
 
 
-def test_groups_of_other_settings_do_not_hear_each_other():
+def test_across_groups_with_different_settings_raises():
     from dataclasses import replace
 
     config = config_of(replace(PLAIN["tarmac"], across_groups=True))
@@ -332,7 +332,7 @@ def test_groups_of_other_settings_do_not_hear_each_other():
 
 
 @pytest.mark.parametrize("actor", [True, False])
-def test_who_is_heard_is_the_same_for_actor_and_critic(actor):
+def test_across_groups_must_be_equal_for_actor_and_critic(actor):
     actor, critic = (
         CommunicationConfig("tarmac", across_groups=across) for across in (actor, not actor)
     )
@@ -341,7 +341,7 @@ def test_who_is_heard_is_the_same_for_actor_and_critic(actor):
         build_learners(team, config_of(actor, critic=critic))
 
 
-def test_an_empty_position_is_refused():
+def test_empty_position_raises():
     from torchrl_marl.settings import check
 
     talk = CommunicationConfig("commnet", links="nearest", position=[])
@@ -349,12 +349,12 @@ def test_an_empty_position_is_refused():
         check(OnPolicyConfig(actor=TeamNetworkConfig(communication=talk)), "learner.")
 
 
-def test_one_agent_has_nobody_to_hear():
+def test_communication_of_a_single_agent_raises():
     with pytest.raises(ConfigError, match="it has only one agent"):
         learners_of(arena(n_agents=1, late_spawn=0), config_of(PLAIN["commnet"]))
 
 
-def test_a_position_that_is_not_observed_is_refused():
+def test_position_beyond_the_observation_raises():
     talk = DrawnCommunicationConfig("tarmac", links="nearest", position=[0, 99])
     with pytest.raises(ConfigError, match="position names column 99"):
         learners_of(arena(), config_of(talk))

@@ -1,4 +1,4 @@
-"""Compiled updates return and write what eager ones do: metrics, errors, priorities, targets."""
+"""Compiled updates match eager ones: metrics, errors, priorities, targets."""
 
 import functools
 import warnings
@@ -29,7 +29,7 @@ from torchrl_marl.modules import (
 )
 from torchrl_marl.modules.config import AnyMixerConfig, QNetworkConfig
 
-# So large that a value of moved parameters cannot be taken for one of rounding.
+# So large that an effect of updated parameters differs clearly from rounding.
 LR = 0.02
 PPO = {"num_epochs": 1, "minibatch_size": 40, "lr": LR, "actor": NetworkConfig([8])}
 PPO["critic"] = CriticConfig([8])
@@ -70,11 +70,11 @@ CASES = {
     "iql_offline": CRITICS,
     "pqn": {"num_epochs": 1, "minibatch_size": 40, "lr": LR, "actor": QNetworkConfig([8])},
 }
-ALIKE = {"replay": ReplayConfig(capacity=400)}  # as members draw stored steps
+ALIKE = {"replay": ReplayConfig(capacity=400)}  # members sample uniformly
 MEMBERS = {"mappo": PPO, "qmix": VALUES | ALIKE, "masac": CRITICS | ALIKE}
 
 
-def test_every_algorithm_that_learns_is_compared():
+def test_every_learning_algorithm_has_a_case():
     assert {case.split(",")[0] for case in CASES} == {*ALGORITHMS.words()} - {"random"}
 
 
@@ -82,7 +82,7 @@ FIRST = {"mappo", "qmix, with memory", "masac"}
 
 
 @pytest.mark.parametrize("case", first(FIRST, CASES, "compiled"))
-def test_compiled_updates_are_the_eager_ones(case):
+def test_compiled_updates_match_eager_updates(case):
     schema = ALGORITHMS.schema(case.split(",")[0])
     config = schema(algorithm=case.split(",")[0], **CASES[case])
     assert_same_updates(functools.partial(build_learners, default=config), Arena)
@@ -90,7 +90,7 @@ def test_compiled_updates_are_the_eager_ones(case):
 
 @pytest.mark.compiled
 @pytest.mark.parametrize("algorithm", MEMBERS)
-def test_compiled_updates_of_a_population_are_the_eager_ones(algorithm):
+def test_compiled_updates_of_a_population_match_eager_updates(algorithm):
     config = ALGORITHMS.schema(algorithm)(algorithm=algorithm, **MEMBERS[algorithm])
     names = ["actor_lr", "critic_lr"] if algorithm == "masac" else ["lr"]
     settings = {name: torch.tensor([LR, LR / 4]) for name in names}
@@ -99,7 +99,7 @@ def test_compiled_updates_of_a_population_are_the_eager_ones(algorithm):
 
 
 def assert_same_updates(build, world):
-    """From the same rows of three batches, metrics and everything that is kept are equal."""
+    """Metrics and all stored tensors are equal after updates with the same batches."""
     env = world(8, n_agents=2, years=2, lives=2, seed=0)
     learners = []
     for execution in ("eager", "compile"):
@@ -134,16 +134,16 @@ def assert_near(mine, theirs):
 
 
 def kept(learner):
-    """Parameters, targets, moments, and what is stored with its priorities."""
+    """Parameters, targets, moments, and the replay buffer with its priorities."""
     replay = getattr(learner, "replay", None)
     return [*states([learner]), *([] if replay is None else replay.tensors)]
 
 
-# ------------------------------------------------------------------------------ what is the cause
+# ---------------------------------------------------------------------- order of reads and writes
 
 
 @pytest.mark.parametrize("large", [False, True], ids=["loaded", "stored"])
-def test_a_layer_is_computed_before_a_step_moves_its_bias(large, monkeypatch):
+def test_layer_output_is_computed_before_its_bias_is_updated(large, monkeypatch):
     """5 rows of ones, weights of 1 and a bias of 1, moved by 0.5: 5 before, and not 4.5."""
     monkeypatch.setattr("torchrl_marl.capture.inductor._LARGE", 0 if large else 10**9)
     bias, weight, x = torch.ones(3), torch.ones(4, 3), torch.ones(5, 4)
@@ -166,8 +166,8 @@ def test_a_layer_is_computed_before_a_step_moves_its_bias(large, monkeypatch):
     assert bias.tolist() == [0.5] * 3
 
 
-def test_views_of_what_is_stored_stay_views():
-    """A later write into one is read through the other."""
+def test_views_of_stored_values_stay_views():
+    """A later write to one view is visible in the other."""
     x = torch.ones(4)
     adam = Adam([x], lr=0.5, eps=0.0)
 
@@ -185,7 +185,7 @@ def test_views_of_what_is_stored_stay_views():
     assert y.tolist() == [12.0, 12.0, 2.0, 2.0] and part.tolist() == [2.0, 2.0]
 
 
-def test_a_write_that_takes_nothing_before_it_is_refused():
+def test_write_operation_without_ordering_argument_raises():
     library = torch.library.Library("torchrl_marl_test", "DEF")
     library.define("write_(Tensor(a!) x) -> ()")
     library.impl("write_", lambda x: None, "CompositeExplicitAutograd")

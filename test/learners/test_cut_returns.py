@@ -1,4 +1,4 @@
-"""Returns of several steps end where episodes are left and begun anew between two batches."""
+"""N-step returns end where environments are reset between two batches."""
 
 import pytest
 from torchrl.envs import VmasEnv
@@ -8,7 +8,7 @@ from torchrl_marl.learners import TeamReplay
 
 
 def broken_links(ring):
-    """Steps that a look-ahead passes although what follows in the ring does not follow on them."""
+    """Counts the steps whose successor in the ring is not their next step, and all links."""
     n = ring.n_filled
     led_to = ring.leaf(("next", "agents", "observation"))[: n - 1]
     follows = ring.leaf(("agents", "observation"))[1:n]
@@ -17,7 +17,7 @@ def broken_links(ring):
 
 
 @pytest.mark.parametrize("resumed", [False, True], ids=["evaluated", "resumed"])
-def test_no_return_passes_from_an_episode_to_another(tmp_path, monkeypatch, resumed):
+def test_no_n_step_return_crosses_episodes(tmp_path, monkeypatch, resumed):
     stores, extend = [], TeamReplay.extend
 
     def extend_seen(self, *args, **kwargs):
@@ -26,7 +26,7 @@ def test_no_return_passes_from_an_episode_to_another(tmp_path, monkeypatch, resu
 
     monkeypatch.setattr(TeamReplay, "extend", extend_seen)
 
-    def env():  # TorchRL's has no snapshot to go back to
+    def env():  # TorchRL's environment has no snapshot to restore
         return VmasEnv("balance", num_envs=4, max_steps=24, seed=0)
 
     for iteration in torchrl_marl.iterate(
@@ -46,4 +46,4 @@ def test_no_return_passes_from_an_episode_to_another(tmp_path, monkeypatch, resu
         torchrl_marl.resume(tmp_path / "run", env=env())
     broken, links = broken_links(stores[-1].ring)
     assert (broken, stores[-1].ring.n_filled) == (0, 60)
-    assert links > 160  # of 4 x 59: the others are ends
+    assert links > 160  # of 4 x 59; the others are ends of episodes

@@ -1,4 +1,4 @@
-"""Who dies early is credited with what its team earns later, by learned critics of every kind."""
+"""Agents that die early are credited with later rewards of the team, by critics of each kind."""
 
 import pytest
 import torch
@@ -46,10 +46,10 @@ class Relic(MarlEnv):
 
 
 def credit(groups=1, iterations=15, **settings):
-    """The value targets of a first step, once critics have settled, ``[N]`` of each group."""
+    """Value targets of a first step after training, ``[N]`` of each group."""
     torch.manual_seed(0)
     env = Relic(16, groups=groups, seed=0)
-    # As many steps as no whole number of episodes has: batches end in mid-episode.
+    # Batches end in mid-episode.
     small = NetworkConfig([32])
     settings = {"critic": CriticConfig([32, 32]), **settings}
     config = OnPolicyConfig(
@@ -84,7 +84,7 @@ def credit(groups=1, iterations=15, **settings):
     ],
     ids=["mappo", "ippo", "state", "attention", "two groups as one"],
 )
-def test_the_dead_settle_at_what_their_team_earns(settings):
+def test_values_of_dead_agents_converge_to_the_team_return(settings):
     assert round(RETURN, 2) == 18.21
     found = credit(**settings)
     assert (found - RETURN).abs().max() < 0.25, found

@@ -1,4 +1,4 @@
-"""Learners whose agents know later what they hear: windows, graphs, poison, resume, refusals."""
+"""Learners with delayed messages: windows, graphs, masks, resuming, invalid settings."""
 
 import pytest
 import torch
@@ -50,11 +50,11 @@ def learners_of(config, execution="eager", env=None, how="eager", frames=80):
 
 @pytest.mark.parametrize("memory", ["none", "gru"])
 @pytest.mark.parametrize("talk", TALKS)
-def test_the_first_ratio_is_one(talk, memory):
-    """Over deaths, births and ends of episodes, and from words that are on their way."""
+def test_first_importance_ratio_is_one(talk, memory):
+    """Across deaths, births and ends of episodes, and with messages that are still in transit."""
     [learner], collector = learners_of(config_of(talk, memory))
     [loss] = learner.losses.values()
-    with torch.no_grad():  # an untrained head hardly looks at what it hears
+    with torch.no_grad():  # an untrained head hardly depends on messages
         for parameter in loss.actor_network.parameters():
             parameter.mul_(2)
     collector.rollout()
@@ -70,7 +70,7 @@ def test_the_first_ratio_is_one(talk, memory):
 
 
 @pytest.mark.parametrize("talk", TALKS)
-def test_graphs_and_poison_change_no_bit(talk):
+def test_traced_updates_and_masked_slots_match_eager_updates(talk):
     runs = []
     for execution, poison in (("eager", False), ("trace", False), ("eager", True)):
         [learner], collector = learners_of(config_of(talk, "gru"), execution)
@@ -92,7 +92,7 @@ def test_graphs_and_poison_change_no_bit(talk):
         assert_same_learning(runs[0], other, **EXACT)
 
 
-def test_a_rollout_by_graphs_is_that_of_eager_steps():
+def test_traced_rollout_matches_eager_rollout():
     batches = []
     for how in ("trace", "eager"):
         _, collector = learners_of(config_of("tarmac"), env=dropout(), how=how, frames=30)
@@ -103,8 +103,8 @@ def test_a_rollout_by_graphs_is_that_of_eager_steps():
     assert batches[0]["agents", "hidden"].shape[-1] == 8
 
 
-def test_who_is_listened_to_is_counted_when_it_speaks():
-    """Metrics and weights are those of the step in which words are said."""
+def test_messages_are_counted_when_they_are_sent():
+    """Metrics and weights belong to the step in which messages are sent."""
     talk = DrawnCommunicationConfig("tarmac", message_size=4, key_size=3, delay=1)
     [learner], collector = learners_of(config_of(talk))
     batch = collector.rollout()
@@ -119,7 +119,7 @@ def test_who_is_listened_to_is_counted_when_it_speaks():
 
 
 @pytest.mark.parametrize("algorithm", ["maddpg", "iql"])
-def test_learners_with_replay_go_on_from_stored_words(algorithm):
+def test_off_policy_learners_train_the_delayed_channel(algorithm):
     talk = CommunicationConfig("tarmac", message_size=4, delay=1)
     start = {"learning_starts": 0, "minibatch_size": 10, "window": 5, "burn_in": 1}
     if algorithm == "iql":
@@ -136,7 +136,7 @@ def test_learners_with_replay_go_on_from_stored_words(algorithm):
     assert any("channel.rounds" in name for name in moved)
 
 
-def test_a_run_that_is_resumed_in_mid_episode_is_the_same_to_the_bit(tmp_path):
+def test_run_resumes_exactly_in_mid_episode(tmp_path):
     talk = {"actor.communication": {"kind": "tarmac", "delay": 2, "message_size": 4}}
 
     def recipe(folder):
@@ -157,7 +157,7 @@ def test_a_run_that_is_resumed_in_mid_episode_is_the_same_to_the_bit(tmp_path):
         communication=CommunicationConfig("tarmac", delay=1))),
      "or learner.actor.communication.delay=0"),
 ], ids=["rounds", "negative", "critic", "returns"])  # fmt: skip
-def test_settings_that_do_not_fit_are_refused(config, words):
+def test_invalid_settings_raise(config, words):
     with pytest.raises(ConfigError, match=words):
         check(config, "learner.")
 

@@ -1,4 +1,4 @@
-"""HAPPO: one agent after the other, each with the advantage that those before it leave."""
+"""HAPPO: agents are updated in sequence, with advantages scaled by the ratios of earlier agents."""
 
 import copy
 
@@ -65,7 +65,7 @@ def assert_equal_training(one, other):
 
 
 def watch(learner, look):
-    """Calls ``look(frames)`` at the beginning of each turn."""
+    """Calls ``look(frames)`` before the update of each agent."""
     run = learner.updates.run
 
     def watched(frames, epochs):
@@ -90,7 +90,7 @@ SINGLE_PROCESS = {
 
 @pytest.mark.parametrize("execution", ["eager", "trace"])
 @pytest.mark.parametrize("case", SINGLE_PROCESS)
-def test_one_agent_learns_as_by_mappo_to_the_bit(case, execution):
+def test_single_agent_matches_mappo_exactly(case, execution):
     make_env, settings = SINGLE_PROCESS[case]
     settings["execution"] = execution
     one = train(make_env, **settings)
@@ -107,8 +107,8 @@ def game_and_learner():
     return env, learner
 
 
-def test_it_learns_as_a_bare_script_does():
-    """Networks apart, an Adam for each, in plain torch: same weights after two batches."""
+def test_updates_match_plain_torch_script():
+    """Plain torch with a network and an Adam for each agent gives the same weights."""
     env, learner = game_and_learner()
     stacked = list(learner.actors["agents"].module.parameters())
     actors = [bare_actor([p[i] for p in stacked]) for i in range(3)]
@@ -126,8 +126,8 @@ def test_it_learns_as_a_bare_script_does():
             torch.testing.assert_close(p, q[i], rtol=1e-4, atol=1e-6)
 
 
-def test_it_learns_as_the_parts_do_in_a_program_of_ones_own():
-    """The loss of MAPPO and an Adam for each agent, as the page on HAPPO says."""
+def test_updates_match_documented_loop_with_mappo_loss():
+    """The loss of MAPPO and an Adam for each agent, as in the documentation of HAPPO."""
     env, learner = game_and_learner()
     group = TeamSpec.from_env(env).groups["agents"]
     parts = copy.deepcopy(learner.actors["agents"]), make_critic(group)
@@ -184,7 +184,7 @@ def bare_turns(rows, actors, optimizers, order):
 
 
 def shifted(batch, learner, ratios):
-    """A batch that a policy has collected after which the actions are so many times as likely."""
+    """A batch whose actions are ``ratios`` times as likely under the current policy."""
     batch = batch.clone()
     batch["agents", "action_log_prob"] -= torch.tensor(ratios).log()
     seen = []
@@ -192,8 +192,8 @@ def shifted(batch, learner, ratios):
     return batch, seen
 
 
-def test_the_factor_is_the_product_of_the_others_ratios():
-    """Nobody moves here, and the ratios are 2, 3 and 0.5."""
+def test_factor_is_product_of_ratios_of_earlier_agents():
+    """The learning rate is almost 0, and the ratios are 2, 3 and 0.5."""
     env = MatrixGame(FRAMES, payoff=torch.randn(2, 2, 2).tolist(), seed=0)
     learner = make(env, lr=1e-30)
     batch, seen = shifted(make_collector(env, learner).rollout(), learner, [2.0, 3.0, 0.5])
@@ -206,13 +206,13 @@ def test_the_factor_is_the_product_of_the_others_ratios():
     assert len(seen) == 3
     for advantage, factor in zip(seen, factors):
         torch.testing.assert_close(advantage, factor * seen[0])
-    # What the batch keeps is the advantage as it was estimated.
+    # The batch keeps the estimated advantage.
     torch.testing.assert_close(
         seen[0].reshape(batch["agents", "advantage"].shape), batch["agents", "advantage"]
     )
 
 
-def test_the_factor_of_the_dead_is_1():
+def test_factor_of_dead_agents_is_one():
     env = arena()
     learner = make(env, lr=1e-30)
     batch, seen = shifted(make_collector(env, learner).rollout(), learner, [2.0, 3.0, 0.5])
@@ -227,7 +227,7 @@ def test_the_factor_of_the_dead_is_1():
     torch.testing.assert_close(seen[2][:, third, 0], expected)
 
 
-def test_groups_leave_each_others_advantages_alone():
+def test_groups_do_not_change_each_others_advantages():
     env = make_meadow(8, "two")  # two cats and three mice, trained as one
     learner = make(env, lr=1e-30)
     batch = make_collector(env, learner).rollout()
@@ -246,7 +246,7 @@ def test_groups_leave_each_others_advantages_alone():
 
 
 @pytest.mark.parametrize("value", POISON)
-def test_what_stands_in_masked_slots_reaches_nothing(value):
+def test_values_in_masked_slots_have_no_effect(value):
     env = arena()
     batch = make_collector(env, make(env)).rollout()
     mask = batch["agents", "mask"]
@@ -261,11 +261,11 @@ def test_what_stands_in_masked_slots_reaches_nothing(value):
     assert_equal_training(*results)
 
 
-# ----------------------------------------------------------------------------------- the turns
+# -------------------------------------------------------------------------- updates in sequence
 
 
 def rows_of_agents(learner):
-    """What of the parameters serves each agent, and what serves several."""
+    """The parameters of each agent, and those of several agents."""
     [clip] = learner.updates.clips.values()
     owners = clip.row_groups.split(clip.sizes)
     return [
@@ -280,7 +280,7 @@ def rows_of_agents(learner):
 
 
 @pytest.mark.parametrize("execution", ["eager", "trace"])
-def test_each_moves_in_its_turn_alone_and_the_critic_in_the_first(execution):
+def test_each_update_changes_one_actor_and_the_first_the_critic(execution):
     env = arena()
     learner = make(env, execution=execution)
     collector = make_collector(env, learner)
@@ -302,18 +302,18 @@ def test_each_moves_in_its_turn_alone_and_the_critic_in_the_first(execution):
     assert len(set(orders)) > 2
 
 
-def test_the_order_follows_from_the_seed():
+def test_order_of_agents_depends_on_the_random_seed():
     one, other = (train(arena, n=4) for _ in range(2))
     assert_equal_training(one, other)
 
 
-def test_adam_counts_the_steps_of_each_agent():
+def test_adam_counts_steps_per_agent():
     learner, _ = train(arena, n=2)
     counted = {state["step"].item() for state in learner.optimizer.state.values()}
     assert counted == {8.0}  # 2 batches, 2 epochs of 2 minibatches
 
 
-def test_each_stops_by_its_own_divergence():
+def test_target_kl_stops_agents_separately():
     free, metrics = train(arena, num_epochs=6, lr=0.05, n=1)
     limit = metrics[0]["agents", "kl_approx"].item()
     stopped, metrics = train(arena, num_epochs=6, lr=0.05, n=1, target_kl=limit)
@@ -336,7 +336,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_graph_learns_as_eager_updates_do(case):
+def test_traced_updates_match_eager_updates(case):
     make_env, settings = CASES[case]
     one = train(make_env, **settings)
     number = torch.rand(1)
@@ -344,14 +344,14 @@ def test_a_graph_learns_as_eager_updates_do(case):
     assert torch.equal(torch.rand(1), number)
 
 
-def test_one_graph_serves_the_first_turn_and_one_all_others():
-    """A third has the ratios, by which the advantages of the next agent are multiplied."""
+def test_three_graphs_serve_all_agents():
+    """One for the first update, one for the others, and one for the ratios between them."""
     learner, _ = train(lambda: arena(n_agents=4), execution="trace")
     assert len(learner.updates.programs) == 3
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_turn_that_runs_its_own_agents_learns_as_one_that_runs_all(case, monkeypatch):
+def test_computing_only_updated_agents_matches_computing_all(case, monkeypatch):
     make_env, settings = CASES[case]
     learner, metrics = train(make_env, **settings)
     rows = _rows_that_ran(learner, make_env)
@@ -364,12 +364,12 @@ def test_a_turn_that_runs_its_own_agents_learns_as_one_that_runs_all(case, monke
         torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-6)
     for x, y in zip(metrics, found, strict=True):
         for key in x.keys(True, True):
-            if key[1] != "grad_norm":  # with the critic's in the first turn alone
+            if key[1] != "grad_norm":  # includes the critic only in the first update
                 torch.testing.assert_close(x[key], y[key], rtol=1e-4, atol=1e-5, msg=str(key))
 
 
 def _rows_that_ran(learner, make_env):
-    """Number of agents that the actors' updates compute."""
+    """Numbers of agents that the actors' updates compute."""
     batch, rows, run = make_collector(make_env(), learner).rollout(), set(), Perceptron.run
     own = {id(part.plan) for part in learner.actors.modules() if isinstance(part, Bucket)}
 
@@ -384,7 +384,7 @@ def _rows_that_ran(learner, make_env):
     return rows
 
 
-def test_a_learner_is_resumed_to_the_bit():
+def test_learner_resumes_exactly():
     env = arena()
     learner = make(env)
     collector = make_collector(env, learner)
@@ -410,16 +410,16 @@ def test_a_learner_is_resumed_to_the_bit():
         ("unshare_at=0.5", "learner.unshare_at is 0.5, which is read only where"),
     ],
 )
-def test_policies_that_are_shared_are_refused(text, error):
+def test_shared_policies_raise(text, error):
     with pytest.raises(ConfigError) as refusal:
         load_config("toy_arena_mappo", ["learner=happo", f"learner.{text}"])
     assert error in str(refusal.value)
 
 
-def test_networks_are_apart_by_default():
+def test_networks_are_not_shared_by_default():
     assert load_config("toy_arena_mappo", ["learner=happo"]).learner.actor.sharing == "none"
 
 
-def test_networks_stay_apart_when_only_their_size_is_given():
+def test_networks_stay_unshared_when_only_num_cells_is_set():
     config = load_config("vmas_balance_mappo", {"learner": "happo", "learner.actor.num_cells": [8]})
     assert (config.learner.actor.sharing, config.learner.actor.num_cells) == ("none", [8])

@@ -1,4 +1,4 @@
-"""HAPPO with memory: each agent's own recurrent policy, one learning after the other."""
+"""HAPPO with memory: a recurrent policy for each agent, updated in sequence."""
 
 import copy
 
@@ -49,19 +49,19 @@ def assert_same(one, other):
 
 
 @pytest.mark.parametrize("burn_in", [0, 2])
-def test_one_agent_learns_as_by_mappo_to_the_bit(burn_in):
+def test_single_agent_matches_mappo_exactly(burn_in):
     assert_same(*(trained(1, schema, burn_in=burn_in) for schema in (HAPPOConfig, OnPolicyConfig)))
 
 
 @pytest.mark.parametrize(
     "settings", [{"burn_in": 2}, *later("compiled", {}, {"n_agents": 4, "n_groups": 2})], ids=str
 )
-def test_a_graph_learns_as_eager_updates_do(settings):
+def test_traced_updates_match_eager_updates(settings):
     assert_same(*(trained(execution=how, **settings) for how in ("eager", "trace")))
 
 
-def test_each_moves_in_its_turn_alone_and_passes_its_ratio_on():
-    """Who has learned is no more what it was: the next one's advantage says how much."""
+def test_each_update_changes_one_actor_and_later_advantages():
+    """The ratio of an updated agent scales the advantage of the next one."""
     seen = []
 
     def look(learner):
@@ -104,7 +104,7 @@ class BareActor(nn.Module):
             p.data.copy_(value)
 
     def log_ratio(self, windows, i):
-        """How much likelier the actions of windows are than when they were taken, ``[W, L]``."""
+        """Log of the importance ratio of the actions of windows, ``[W, L]``."""
         state, found = windows["hidden"][:, 0, i], []
         for t in range(5):
             state = torch.where(windows["is_init"][:, t, i], 0.0, state)
@@ -132,8 +132,8 @@ def bare_turns(windows, actors, optimizers, order):
         factor = factor * torch.where(acts, moved, 1.0)
 
 
-def test_it_learns_as_a_bare_script_does():
-    """Each agent has its own cell and Adam, and its states are those of its newest weights."""
+def test_updates_match_plain_torch_script():
+    """Each agent has a cell and an Adam; its states are computed with its newest weights."""
     first = []
 
     def look(learner):
@@ -165,7 +165,7 @@ def test_it_learns_as_a_bare_script_does():
 
 
 @pytest.mark.parametrize("value", POISON)
-def test_what_masked_slots_hold_changes_no_bit(value):
+def test_values_in_masked_slots_have_no_effect(value):
     learner, collector = made()
     twin = copy.deepcopy(learner)
     batches, metrics = [collector.rollout() for _ in range(2)], ([], [])
@@ -185,7 +185,7 @@ def test_what_masked_slots_hold_changes_no_bit(value):
     assert_same((learner, metrics[0]), (twin, metrics[1]))
 
 
-def test_a_learner_is_resumed_to_the_bit():
+def test_learner_resumes_exactly():
     learner, collector = made()
     learner.learn(collector.rollout())
     batch = collector.rollout()

@@ -1,4 +1,4 @@
-"""Actors updated in sequence: by a plain loop, alone, as graphs, with masks, and resumed."""
+"""Actors updated in sequence: against a plain loop, single agents, graphs, masks, resuming."""
 
 import contextlib
 import copy
@@ -61,7 +61,7 @@ EXACT = {"rtol": 0, "atol": 0}
 
 @pytest.mark.parametrize("continuous", [True, False])
 @pytest.mark.parametrize("algorithm", SIMULTANEOUS)
-def test_one_agent_learns_as_by_simultaneous_updates(algorithm, continuous):
+def test_single_agent_matches_simultaneous_updates(algorithm, continuous):
     settings = {"n_agents": 1, "continuous_actions": continuous, "years": 2}
     one = trained(arena(**settings), algorithm=algorithm, max_grad_norm=0.1)
     other = trained(
@@ -76,8 +76,8 @@ def test_one_agent_learns_as_by_simultaneous_updates(algorithm, continuous):
 @pytest.mark.parametrize(
     ("algorithm", "groups"), [("hatd3", 2), ("hasac", 1), *later("compiled", ("haddpg", 1))]
 )
-def test_graphs_learn_as_eager_updates_do(algorithm, groups):
-    """Two graphs of one trace serve all orders of the agents."""
+def test_traced_updates_match_eager_updates(algorithm, groups):
+    """The same graphs serve all orders of the agents."""
     settings = {"algorithm": algorithm, "replay": ReplayConfig(capacity=400, alpha=0.6)}
     settings["updates_per_frame"] = 0.05
     env = {
@@ -95,14 +95,14 @@ def test_graphs_learn_as_eager_updates_do(algorithm, groups):
     ("algorithm", "value"),
     [*zip(["hatd3", "hasac"], POISON), *later("compiled", ("haddpg", POISON[0]))],
 )
-def test_what_masked_slots_hold_changes_no_bit(algorithm, value):
+def test_values_in_masked_slots_have_no_effect(algorithm, value):
     env = arena(max_steps=12, years=2, continuous_actions=algorithm != "hasac")
     one, other = (trained(env, 0, algorithm=algorithm)[0] for _ in range(2))
     assert_masked_slots_change_no_bit(one, other, env, value)
 
 
 @pytest.mark.parametrize("algorithm", ["hatd3", "hasac", *later("compiled", "haddpg")])
-def test_resumed_it_goes_on_the_same(algorithm):
+def test_learner_resumes_exactly(algorithm):
     env = arena()
     learner, _ = trained(env, algorithm=algorithm)
     other, _ = trained(env, 0, seed=1, algorithm=algorithm)
@@ -124,7 +124,7 @@ def make_batch(env, learner):
 
 
 def act(algorithm, loss, actor, data):
-    """The actions of all agents, and what their losses hold besides the value, ``[B, N]``."""
+    """The actions of all agents, and the terms of their losses besides the value, ``[B, N]``."""
     inputs = data.select(*actor.in_keys)
     if algorithm == "hasac":
         action, log_prob = actor.get_dist(inputs).rsample_and_log_prob()
@@ -137,7 +137,7 @@ def act(algorithm, loss, actor, data):
 
 
 def updated_in_sequence(algorithm, loss, data, seed, own_values, limit):
-    """The actors after one update: agents in random order, each after the new ones before it."""
+    """The actors after one update of the agents in random order."""
     actor = copy.deepcopy(loss.actor_network)
     torch.manual_seed(seed)
     loss.value_loss(data.clone())  # samples its actions, too
@@ -177,7 +177,7 @@ def updated_in_sequence(algorithm, loss, data, seed, own_values, limit):
 
 @pytest.mark.parametrize("gradient", ["team", "agent"])
 @pytest.mark.parametrize("algorithm", SIMULTANEOUS)
-def test_an_update_is_a_loop_over_the_agents(algorithm, gradient):
+def test_update_matches_loop_over_agents(algorithm, gradient):
     env, limit, orders = arena(years=2), 0.05, set()
     for seed in range(3):
         settings = {"actor_gradient": gradient, "max_grad_norm": limit}
@@ -204,7 +204,7 @@ def test_an_update_is_a_loop_over_the_agents(algorithm, gradient):
     assert len(orders) > 1
 
 
-# ---------------------------------------------------------------- agents that a turn computes
+# -------------------------------------------------------------- agents that an update computes
 
 TURNS = {
     "deaths": (lambda: arena(years=2), {"algorithm": "hatd3", "max_grad_norm": 0.1}),
@@ -219,7 +219,7 @@ ALIKE = {"rtol": 1e-4, "atol": 1e-5}
 
 
 @pytest.mark.parametrize("case", TURNS)
-def test_a_turn_that_computes_its_own_agents_learns_as_one_that_computes_all(case, monkeypatch):
+def test_computing_only_updated_agents_matches_computing_all(case, monkeypatch):
     make_env, settings = TURNS[case]
     one = trained(make_env(), **settings)
     n_agents, *others = agents_computed(one[0], make_env())
@@ -231,7 +231,7 @@ def test_a_turn_that_computes_its_own_agents_learns_as_one_that_computes_all(cas
 
 
 @pytest.mark.parametrize("case", ["deaths", "groups", "sizes and widths", "own values"])
-def test_kept_actions_are_those_of_the_newest_policies(case, monkeypatch):
+def test_cached_actions_are_those_of_the_newest_policies(case, monkeypatch):
     make_env, settings = TURNS[case]
     one, kept = trained(make_env(), **settings), OffPolicyLoss.current_actions
     monkeypatch.setattr(OffPolicyLoss, "current_actions", lambda loss, data, *_: kept(loss, data))
@@ -290,7 +290,7 @@ def test_groups_have_separate_orders():
         (["learner=hatd3", "learner.unshare_at=0.5"], "learner.unshare_at is 0.5"),
     ],
 )
-def test_what_does_not_fit_is_refused(texts, message):
+def test_invalid_settings_raise(texts, message):
     with pytest.raises(ConfigError) as refused:
         load_config("toy_arena_mappo", texts)
     assert message in str(refused.value)

@@ -1,4 +1,4 @@
-"""HADDPG, HATD3 and HASAC with memory: by a plain loop, alone, as graphs, masked, and resumed."""
+"""HADDPG, HATD3 and HASAC with memory: against a loop, single agents, graphs, masks, resuming."""
 
 import copy
 import math
@@ -41,7 +41,7 @@ def trained(*args, n=2, **settings):
 
 
 @pytest.mark.parametrize("algorithm", ["hasac", *later("compiled", "haddpg", "hatd3")])
-def test_one_agent_learns_as_by_simultaneous_updates(algorithm):
+def test_single_agent_matches_simultaneous_updates(algorithm):
     names = (algorithm, SIMULTANEOUS[algorithm])
     runs = [trained(name, n_agents=1, burn_in=1, max_grad_norm=0.1) for name in names]
     assert_same_learning(*runs, rtol=1e-4, atol=1e-6)
@@ -50,13 +50,13 @@ def test_one_agent_learns_as_by_simultaneous_updates(algorithm):
 @pytest.mark.compiled
 @pytest.mark.parametrize("algorithm", SIMULTANEOUS)
 @pytest.mark.parametrize("burn_in", [0, 2])
-def test_graphs_learn_as_eager_updates_do(algorithm, burn_in):
+def test_traced_updates_match_eager_updates(algorithm, burn_in):
     runs = [trained(algorithm, how, burn_in=burn_in) for how in ("eager", "trace")]
     assert_same_learning(*runs, equal_nan=True, **EXACT)
 
 
 def updated_in_sequence(loss, windows, order):
-    """The actor after one update: each agent's states follow from the weights that it has then."""
+    """The actor after one update; each agent's states are computed with its current weights."""
     actor, data = copy.deepcopy(loss.actor_network), loss.inputs(windows)
     parameters, mask, key = list(actor.parameters()), windows["agents", "mask"], loss.group.key
     alive = mask.sum(-1).clamp_min(1)
@@ -79,7 +79,7 @@ def updated_in_sequence(loss, windows, order):
 
 
 @pytest.mark.parametrize("algorithm", ["hatd3", *later("compiled", "haddpg")])
-def test_an_update_is_a_loop_over_the_agents(algorithm):
+def test_update_matches_loop_over_agents(algorithm):
     learner, collector = made(algorithm, max_grad_norm=LIMIT)
     learner._store(collector.rollout())
     [loss] = learner.losses.values()
@@ -104,7 +104,7 @@ def test_an_update_is_a_loop_over_the_agents(algorithm):
 @pytest.mark.parametrize(
     ("algorithm", "value"), [("hatd3", math.nan), *later("compiled", ("hasac", 1e9))]
 )
-def test_what_masked_slots_hold_changes_no_bit(algorithm, value):
+def test_values_in_masked_slots_have_no_effect(algorithm, value):
     learner, collector = made(algorithm, burn_in=1)
     twin, found = copy.deepcopy(learner), []
     batch = collector.rollout()
@@ -126,7 +126,7 @@ def test_what_masked_slots_hold_changes_no_bit(algorithm, value):
 
 
 @pytest.mark.parametrize("algorithm", ["hatd3", *later("compiled", "hasac")])
-def test_resumed_it_goes_on_the_same(algorithm):
+def test_learner_resumes_exactly(algorithm):
     learner, collector = made(algorithm)
     learner.learn(collector.rollout())
     batch = collector.rollout()

@@ -75,7 +75,7 @@ def by_rule(lr, kl, target=2e-3, low=1e-6, high=1e-2):
 # ------------------------------------------------------------------------------------- the rule
 
 
-def test_rates_by_hand():
+def test_rates_match_values_computed_by_hand():
     rate = KLRate(1, 0.004, 0.01, (0.002, 0.01), CPU)
     found = []
     for kl in (0.0, 0.0049, 0.004, 0.005, 0.02, 0.021, 0.03, 0.5, 9.0, 1.0, float("nan")):
@@ -86,19 +86,19 @@ def test_rates_by_hand():
     assert found == pytest.approx(expected, rel=1e-12)
 
 
-def test_only_groups_that_learned_change_theirs():
+def test_only_groups_that_learned_change_their_rates():
     rate = KLRate(3, 0.004, 0.01, (1e-6, 0.01), CPU)
     rate.adapt(torch.tensor([0.5, 0.5, 0.0]), torch.tensor([True, False, False]))
     assert rate.values.tolist() == pytest.approx([0.004 / 1.5, 0.004, 0.004])
 
 
-def test_a_group_without_living_agents_keeps_its_rate():
-    """Its divergence is 0, as that of a policy that has not moved."""
+def test_group_without_living_agents_keeps_its_rate():
+    """Its divergence is 0, as for a policy that has not changed."""
     clips = {"a": GradientClip([torch.nn.Parameter(torch.ones(1))])}
     rate = KLRate(1, 0.004, 0.01, (1e-6, 0.01), CPU)
     stop = KLStop(clips, None, CPU, rate=rate)
     rows = []
-    # Somebody lives in the second and third minibatch only: the mean of theirs is 0.005.
+    # Only the second and third minibatch have living agents: their mean is 0.005.
     for kl, ratio in ((0.0, 0.0), (0.004, 1.0), (0.006, 1.1)):
         metrics = {("a", "kl_approx"): torch.tensor(kl), ("a", "mean_ratio"): torch.tensor(ratio)}
         rows.append(stop.watched(metrics))
@@ -113,8 +113,8 @@ def test_a_group_without_living_agents_keeps_its_rate():
 # ---------------------------------------------------------------------------------- the learner
 
 
-def test_each_batch_learns_at_the_rate_of_those_before():
-    """As a constant rate that is set by hand, to the bit."""
+def test_rate_of_a_batch_follows_from_earlier_batches():
+    """Bitwise equal to a constant rate that is set by hand."""
     env = arena()
     learner, constant = make(env, num_epochs=1), make(env, num_epochs=1, lr_schedule="constant")
     lr, rates = 4e-3, []
@@ -131,8 +131,8 @@ def test_each_batch_learns_at_the_rate_of_those_before():
     assert len(set(rates)) > 2 and max(rates) > min(rates)
 
 
-def test_each_group_has_its_own_rate():
-    """Two groups trained as one: each learns as at its own constant rate."""
+def test_groups_have_separate_rates():
+    """Each of two joined groups learns as with a constant rate."""
     env = meadow()
     learner = make(env, num_epochs=1, lr_kl=4e-4)
     rates, apart = dict.fromkeys(("cats", "mice"), 4e-3), []
@@ -154,7 +154,7 @@ def test_each_group_has_its_own_rate():
 
 
 def rows(learner, name):
-    """The parameters that serve one group only."""
+    """The parameters of one group only."""
     [clip] = learner.updates.clips.values()
     [joined] = learner.block.joined.values()
     part = [group.name for group in joined.groups].index(name)
@@ -164,7 +164,7 @@ def rows(learner, name):
     return torch.cat(own)
 
 
-def test_rows_that_serve_both_groups_take_the_lower_rate():
+def test_rows_shared_by_groups_take_the_lower_rate():
     learner = make(meadow(), sharing="full")
     stop = learner.updates.stop
     stop.rate.values.copy_(torch.tensor([0.002, 0.008]))
@@ -189,7 +189,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", ["ippo, stops", "two groups, stop", "happo, stops"])
-def test_a_graph_learns_as_eager_updates_do(case):
+def test_traced_updates_match_eager_updates(case):
     make_env, settings = CASES[case]
     one = train(make_env, **settings)
     found = [m["lr"].item() for metrics in one[1] for m in metrics.values()]
@@ -199,7 +199,7 @@ def test_a_graph_learns_as_eager_updates_do(case):
 
 @pytest.mark.compiled
 @pytest.mark.parametrize("case", ["mappo", "two groups"])
-def test_compiled_graphs_learn_as_eager_updates_do(case):
+def test_compiled_updates_match_eager_updates(case):
     make_env, settings = CASES[case]
     (a, metrics), (b, found) = (
         train(make_env, execution=execution, **settings) for execution in ("eager", "compile")
@@ -211,7 +211,7 @@ def test_compiled_graphs_learn_as_eager_updates_do(case):
             torch.testing.assert_close(x[name, "lr"], y[name, "lr"])
 
 
-def test_a_batch_still_waits_for_the_device_once(monkeypatch):
+def test_update_synchronizes_with_device_once(monkeypatch):
     env = meadow()
     learner = make(env, "trace")
     first, second = batches_of(env, learner, 2)
@@ -223,7 +223,7 @@ def test_a_batch_still_waits_for_the_device_once(monkeypatch):
 
 
 @pytest.mark.parametrize("case", ["two groups", "happo, stops"])
-def test_a_learner_is_resumed_to_the_bit(case):
+def test_learner_resumes_exactly(case):
     make_env, settings = CASES[case]
     env = make_env()
     learner = make(env, **settings)
@@ -254,7 +254,7 @@ def test_unsharing_keeps_the_rates():
     assert not torch.equal(before, torch.full_like(before, 4e-3))
 
 
-def test_dead_agents_do_not_enter_the_divergence():
+def test_dead_agents_do_not_affect_the_divergence():
     def run(value):
         env = arena()
         learner, metrics = make(env), []
@@ -287,6 +287,6 @@ def test_dead_agents_do_not_enter_the_divergence():
         (["learner.entropy_coeff=0.1", "learner.entropy_schedule=kl"], "entropy_schedule is 'kl'"),
     ],
 )
-def test_refusals(settings, words):
+def test_invalid_settings_raise(settings, words):
     with pytest.raises(ConfigError, match=words):
         load_config("vmas_balance_mappo", ["learner.lr_schedule=kl", *settings]).check()

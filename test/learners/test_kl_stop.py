@@ -1,4 +1,4 @@
-"""Each group's epochs end by its own divergence."""
+"""Early stopping by the KL divergence of each group."""
 
 import pytest
 import torch
@@ -34,7 +34,7 @@ def learn(limit, num_epochs=3, layout="two", execution="eager", n=1, sharing="gr
 
 
 def rows(learner, name):
-    """What of the parameters serves one group only."""
+    """The parameters of one group only."""
     (clip,) = learner.updates.clips.values()
     (joined,) = learner.block.joined.values()
     part = [group.name for group in joined.groups].index(name)
@@ -56,8 +56,8 @@ def between(metrics):
 
 
 @pytest.mark.parametrize("execution", ["eager", "trace"])
-def test_one_group_stops_and_the_other_goes_on(execution):
-    # An epoch is one update here, and the first has no divergence: that policy collected.
+def test_one_group_stops_while_the_other_continues(execution):
+    # An epoch is one update here; the first has no divergence, as that policy collected.
     _, metrics = learn(None, num_epochs=2)
     limit, near, far = between(metrics)
     limit *= 2  # metrics are means of two epochs, the first of which has no divergence
@@ -72,7 +72,7 @@ def test_one_group_stops_and_the_other_goes_on(execution):
     assert not torch.equal(rows(two, far), rows(three, far))
 
 
-def test_metrics_are_of_the_epochs_that_counted():
+def test_metrics_leave_out_epochs_after_the_stop():
     _, unlimited = learn(None, num_epochs=2)
     limit, near, far = between(unlimited)
     _, metrics = learn(2 * limit, num_epochs=3)
@@ -80,7 +80,7 @@ def test_metrics_are_of_the_epochs_that_counted():
         torch.testing.assert_close(metrics[far, key], unlimited[far, key])
 
 
-def test_rows_that_serve_both_stop_with_the_first():
+def test_rows_shared_by_groups_stop_with_the_first_group():
     _, metrics = learn(None, num_epochs=2, sharing="full")
     limit, near, far = between(metrics)
     learner, metrics = learn(2 * limit, num_epochs=3, sharing="full")
@@ -91,7 +91,7 @@ def test_rows_that_serve_both_stop_with_the_first():
 
 
 @pytest.mark.parametrize("layout", ["two", "three"])
-def test_a_graph_stops_where_eager_updates_do(layout):
+def test_traced_updates_stop_with_eager_updates(layout):
     limit, *_ = between(learn(None, num_epochs=2, layout=layout)[1])
     runs = [
         learn(2 * limit, num_epochs=4, n=3, layout=layout, execution=execution)
@@ -105,14 +105,14 @@ def test_a_graph_stops_where_eager_updates_do(layout):
         assert torch.equal(a, b)
 
 
-def test_the_divergence_is_never_negative():
-    """The mean of -log ratio was: the sampled actions may have become likelier."""
+def test_divergence_is_never_negative():
+    """The mean of -log ratio can be negative: sampled actions may become more likely."""
     _, metrics = learn(None, num_epochs=4, n=4)
     for name in metrics.keys():
         assert metrics[name, "kl_approx"] >= 0
 
 
-def test_flags_by_hand():
+def test_stop_flags_match_values_computed_by_hand():
     learner, _ = learn(0.5)
     stop = learner.updates.stop
     stop.begin()
@@ -123,4 +123,4 @@ def test_flags_by_hand():
     stop.count()
     assert stop.epochs.tolist() == [2.0, 1.0]
     stop.check(tensor([[0.7, 0.0]]))
-    assert stop.all.item() == 1.0  # who has stopped does not start again
+    assert stop.all.item() == 1.0  # a stopped group does not start again

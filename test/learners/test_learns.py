@@ -1,4 +1,4 @@
-"""Steps that another policy played: whoever learns, learns nothing from them."""
+"""Steps of other policies, marked by ``learns``: they have no effect on learners."""
 
 import copy
 
@@ -47,7 +47,7 @@ def collected(world, **settings):
 
 
 def with_learns(batch, groups, rows):
-    """Returns a batch in which steps of some envs and groups are learned from."""
+    """Returns a batch in which only some envs and groups have steps to learn from."""
     batch = batch.clone()
     for group, own in zip(groups, rows):
         learns = torch.zeros(*batch.shape, group.n_agents, dtype=torch.bool)
@@ -79,7 +79,7 @@ def assert_same(one, other):
 
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("algorithm", ["mappo", "ippo"])
-def test_learning_from_some_envs_is_learning_from_a_batch_of_them(world, algorithm):
+def test_learning_from_some_envs_matches_a_batch_of_them(world, algorithm):
     learner, batch, groups = collected(world, algorithm=algorithm)
     some = with_learns(batch, groups, [slice(0, OWN)] * len(groups))
     assert_same(learned(learner, some), learned(learner, batch[:OWN].clone()))
@@ -88,7 +88,7 @@ def test_learning_from_some_envs_is_learning_from_a_batch_of_them(world, algorit
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_all_learn_is_as_without_the_word(world):
+def test_learns_true_everywhere_matches_no_learns_entry(world):
     learner, batch, groups = collected(world)
     everywhere = with_learns(batch, groups, [slice(None)] * len(groups))
     for found, expected in zip(learned(learner, everywhere), learned(learner, batch.clone())):
@@ -97,7 +97,7 @@ def test_all_learn_is_as_without_the_word(world):
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_what_others_did_and_earned_reaches_nobody(world):
+def test_actions_and_rewards_of_other_policies_have_no_effect(world):
     learner, batch, groups = collected(world)
     first, second = groups
     clean = with_learns(batch, groups, [slice(None), slice(0, OWN)])
@@ -105,17 +105,17 @@ def test_what_others_did_and_earned_reaches_nobody(world):
     poisoned["next", second.name, "reward"][OWN:] = torch.nan
     poisoned[second.name, "action_log_prob"][OWN:] = torch.nan
     assert_same(learned(learner, poisoned), learned(learner, clean))
-    # And it is felt where the word is not there.
+    # Without the entry, they do have an effect.
     without = poisoned.exclude((first.name, "learns"), (second.name, "learns"))
     with pytest.raises(Exception, match="NaN"):
         learned(learner, without)
 
 
-# ------------------------------------------------------------------- opponents in one's own group
+# ----------------------------------------------------------------- opponents in the same group
 
 
 def mixed_seats(seed=0):
-    """A batch of one group, of which some agents are opponents' in most envs; and who learns."""
+    """The groups, and a batch in which some agents of the group are opponents in most envs."""
     kind = AgentSpec("car", 4, Unbounded((3,)), Categorical(2))
     groups = TeamSpec([kind]).groups
     batch = Lives(8, 4, seed).batch(groups["car"], 20, features=3)
@@ -127,7 +127,7 @@ def mixed_seats(seed=0):
 
 
 def wild(batch, leaves):
-    """The same steps, in which opponents see and earn anything, NaN where they are masked."""
+    """The same steps with random values for opponents, and NaN where they are masked."""
     bad, own, then = batch.clone(), batch["car"], batch["next", "car"]
     others = ~own["learns"]
     cut = (then["truncated"] & ~then["terminated"]).squeeze(-1)
@@ -166,8 +166,8 @@ SINGLE_PROCESS = {"algorithm": "ippo", "normalize_observations": True}
     ],
     ids=["ippo", "centering", "vtrace", "mappo", "happo"],
 )
-def test_opponents_of_ones_own_group_reach_no_parameter(leaves, settings, bootstrap):
-    """The dead are credited with what those earn, and are worth, who learn."""
+def test_opponents_in_the_same_group_change_no_parameter(leaves, settings, bootstrap):
+    """Dead agents are credited with rewards and values of learning agents only."""
     groups, batch = mixed_seats()
     config = ALGORITHMS.schema(settings["algorithm"])(
         actor=NetworkConfig([8]),

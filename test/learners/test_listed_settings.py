@@ -1,4 +1,4 @@
-"""What is listed of an algorithm's settings is what it reads, no more and no less."""
+"""The listed settings of an algorithm are exactly those that it reads."""
 
 import pytest
 
@@ -45,7 +45,7 @@ def other_values(setting):
 
 
 def needs(config, key):
-    """What is to be set beside a setting, for it to be read."""
+    """The other settings that are required for a setting to be read."""
     *path, name = key.split(".")
     section = config
     for part in path:
@@ -62,7 +62,7 @@ def needs(config, key):
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS.names())
-def test_what_is_listed_is_read(algorithm):
+def test_listed_settings_are_read(algorithm):
     config = ALGORITHMS.schema(algorithm)(algorithm)
     idle = read_by_others(TrainConfig(learner=config))
     for key, setting in settings_of(config).items():
@@ -75,7 +75,7 @@ def test_what_is_listed_is_read(algorithm):
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS.names())
-def test_no_other_setting_exists(algorithm):
+def test_settings_of_other_algorithms_are_inapplicable(algorithm):
     known = {f"learner.{key}" for key in settings_of(ALGORITHMS.schema(algorithm))}
     reader = Reader(TrainConfig)
     reader.read({"learner": algorithm, **dict.fromkeys(EVERY - known, 1)})

@@ -1,4 +1,4 @@
-"""Every metric that a learner gives is explained on the page of its algorithm, and no other."""
+"""The page of each algorithm explains exactly the metrics that its learner logs."""
 
 import re
 from pathlib import Path
@@ -47,7 +47,7 @@ def logged(algorithm, **settings):
 
 
 @pytest.mark.parametrize("algorithm", [x for x in ALGORITHMS.names() if x != "random"])
-def test_the_page_explains_what_is_logged(algorithm):
+def test_page_explains_logged_metrics(algorithm):
     assert logged(algorithm) == explained(algorithm)
 
 
@@ -56,14 +56,14 @@ def test_actors_that_never_explore_log_no_epsilon(algorithm):
     assert "epsilon" not in logged(algorithm)
 
 
-def test_what_agents_say_is_explained():
+def test_communication_metrics_are_explained():
     [talk] = tables_of((PAGES.parent / "communication.md").read_text())
     actor = TeamNetworkConfig(communication=DrawnCommunicationConfig("commnet"))
     assert logged("mappo", actor=actor) - explained("mappo") == talk
 
 
 @pytest.mark.parametrize("algorithm", [x for x in ALGORITHMS.names() if x != "random"])
-def test_the_page_has_every_part(algorithm):
+def test_page_has_every_section(algorithm):
     page = (PAGES / f"{algorithm}.md").read_text()
     parts = re.findall(r"^## (.*)$", page, re.M)
     needed = ["How it works", "Usage", "Settings", "What is logged", "Pitfalls", "Results"]

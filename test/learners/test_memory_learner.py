@@ -1,4 +1,4 @@
-"""Learners with memory: windows, resets, critics that go on, graphs, poison, joined groups."""
+"""Learners with memory: windows, resets, critic states, graphs, masks, joined groups."""
 
 import pytest
 import torch
@@ -63,8 +63,8 @@ def trained(env, config, n=2, execution="eager", own=None):
 
 @pytest.mark.parametrize("critic", ["gru", "none"])
 @pytest.mark.parametrize("actor", KINDS)
-def test_what_was_acted_is_what_windows_say(actor, critic):
-    """The first ratio is 1, over ends of episodes, deaths and births, from states within one."""
+def test_recomputed_log_probabilities_match_those_of_acting(actor, critic):
+    """The first ratio is 1 across ends of episodes, deaths and births, also in mid-episode."""
     env = arena(late_spawn=2)
     [learner], collector = learners_of(env, config_of(actor, critic, minibatch_size=80))
     collector.rollout()
@@ -72,7 +72,7 @@ def test_what_was_acted_is_what_windows_say(actor, critic):
     assert batch["agents", "is_init"].any() and not batch["agents", "mask"].all()
     assert not batch["agents", "is_init"][:, ::5].all()
     metrics = learner.learn(batch)
-    assert metrics["agents", "max_ratio"] > 1.0  # later, not at first
+    assert metrics["agents", "max_ratio"] > 1.0  # after the first update
     env = arena(late_spawn=2)
     [learner], collector = learners_of(env, config_of(actor, critic))
     batch = collector.rollout()
@@ -89,11 +89,11 @@ def test_what_was_acted_is_what_windows_say(actor, critic):
     {"precision": "bf16"},
     {"normalize_observations": True},
 ], ids=str)  # fmt: skip
-def test_what_was_acted_is_what_windows_say_in_bfloat16_and_standardized(settings):
+def test_first_ratio_is_one_with_bf16_or_normalized_observations(settings):
     tolerance = 0.02 if "precision" in settings else 1e-6
     config = config_of(minibatch_size=80, num_epochs=1, **settings)
     [learner], collector = learners_of(arena(late_spawn=2), config)
-    for _ in range(2):  # by now statistics are not those of the start
+    for _ in range(2):  # the second batch is normalized with other statistics
         metrics = learner.learn(collector.rollout())
         assert metrics["agents", "max_ratio"] == pytest.approx(1.0, abs=tolerance)
     batch = collector.rollout()
@@ -101,15 +101,15 @@ def test_what_was_acted_is_what_windows_say_in_bfloat16_and_standardized(setting
     assert learner.critic_states["agents"].dtype == torch.float32
 
 
-def test_a_reset_one_step_late_is_seen():
-    """The test above would find it: another ``is_init`` gives other ratios."""
+def test_late_reset_changes_the_ratio():
+    """Shows that the tests above would fail with a wrong ``is_init``."""
     [learner], collector = learners_of(arena(), config_of(critic="none"))
     data = learner.block.gather(collector.rollout())
     init = data["agents", "is_init"]
     data["agents", "is_init"] = torch.cat([init[:, :1], init[:, :-1]], 1)
     learner.add_advantage(data)
     [loss] = learner.losses.values()
-    with torch.no_grad():  # an untrained head hardly looks at what it remembers
+    with torch.no_grad():  # an untrained head hardly depends on its state
         for parameter in loss.actor_network.parameters():
             parameter.mul_(3)
     late = loss.log_ratio(windows_of(data, loss.minibatch_keys, 20))
@@ -133,31 +133,31 @@ def test_a_reset_one_step_late_is_seen():
         {"actor": "lstm", "critic": "lstm", "precision": "bf16"},
     ),
 ], ids=str)  # fmt: skip
-def test_updates_as_graphs_are_eager_ones(settings):
+def test_traced_updates_match_eager_updates(settings):
     make = lambda: arena(late_spawn=1)  # noqa: E731
     runs = [trained(make(), config_of(**settings), execution=how) for how in ("eager", "trace")]
     assert_same_learning(*runs, **EXACT)
 
 
-def test_pqn_learns_from_windows_as_eager_ones_and_as_graphs():
+def test_traced_updates_of_pqn_match_eager_updates():
     actor = QNetworkConfig([8], memory=MemoryConfig("gru", size=6))
     config = ParallelQConfig(actor=actor, minibatch_size=20, num_epochs=2, window=5, burn_in=1)
     runs = [trained(arena(late_spawn=1), config, execution=how) for how in ("eager", "trace")]
     assert_same_learning(*runs, **EXACT)
 
 
-def test_targets_of_pqn_are_those_of_the_networks_over_the_whole_batch():
-    """What follows is worth what the next step of the batch is, where the episode goes on."""
+def test_targets_of_pqn_use_values_over_the_whole_batch():
+    """The next value is that of the next step in the batch, where the episode continues."""
     actor = QNetworkConfig([8], memory=MemoryConfig("gru", size=6))
     settings = {"lmbda": 0.0, "gamma": 0.5, "mixer": AnyTeamMixerConfig("none")}
     config = ParallelQConfig(actor=actor, minibatch_size=20, window=5, **settings)
     [learner], collector = learners_of(arena(late_spawn=1), config)
     [loss] = learner.losses.values()
-    same_weights(loss.qvalue_network)  # an untrained head hardly looks at what it remembers
+    same_weights(loss.qvalue_network)  # an untrained head hardly depends on its state
     collector.rollout()
     data = learner.block.gather(collector.rollout())
     learner.add_targets(data)
-    best = data["agents", "chosen_action_value"]  # as it was when it acted
+    best = data["agents", "chosen_action_value"]  # of acting
     goes_on = data["agents", "mask"][:, 1:] & ~data["next", "done"][:, :-1]
     goes_on &= data["agents", "mask"][:, :-1]
     expected = (data["next", "agents", "reward"][:, :-1] + 0.5 * best[:, 1:])[goes_on]
@@ -166,8 +166,8 @@ def test_targets_of_pqn_are_those_of_the_networks_over_the_whole_batch():
 
 
 @pytest.mark.parametrize("critic", ["gru", "none"])
-def test_a_burn_in_of_unchanged_networks_changes_nothing(critic):
-    """What is learned from are the steps behind it, from states that are those of acting."""
+def test_burn_in_with_unchanged_networks_has_no_effect(critic):
+    """Losses equal those of the later steps with the states of acting."""
     [learner], collector = learners_of(arena(late_spawn=2), config_of(critic=critic, burn_in=2))
     collector.rollout()
     data = learner.block.gather(collector.rollout())
@@ -191,7 +191,7 @@ def test_a_burn_in_of_unchanged_networks_changes_nothing(critic):
 
 @pytest.mark.parametrize("value", [float("nan"), 1e9])
 @pytest.mark.parametrize("actor", KINDS)
-def test_what_masked_slots_hold_changes_no_bit(actor, value):
+def test_values_in_masked_slots_have_no_effect(actor, value):
     runs = []
     for poison in (False, True):
         [learner], collector = learners_of(arena(late_spawn=1), config_of(actor))
@@ -217,7 +217,7 @@ def test_what_masked_slots_hold_changes_no_bit(actor, value):
     assert_same_learning(*runs, **EXACT)
 
 
-def test_who_waits_for_its_turn_remembers():
+def test_agents_waiting_for_their_turn_keep_their_state():
     [learner], collector = learners_of(Nim(4, seed=0), config_of(bootstrap="agent"))
     batch = collector.rollout()
     goes_on = ~batch["next", "done"][:, :-1]
@@ -231,8 +231,8 @@ def test_who_waits_for_its_turn_remembers():
     learner.learn(batch)
 
 
-def test_a_critic_goes_on_where_the_last_batch_ended():
-    """Two batches are valued as one of the same steps; a cut is one step of the critic more."""
+def test_critic_state_carries_over_between_batches():
+    """Two batches have the values of one batch of the same steps."""
     [learner], collector = learners_of(arena(max_steps=7), config_of(value_norm=False))
     batches = [learner.block.gather(collector.rollout()) for _ in range(2)]
     whole = torch.cat(batches, 1)
@@ -243,7 +243,7 @@ def test_a_critic_goes_on_where_the_last_batch_ended():
     apart = torch.cat([data["agents", "state_value"] for data in batches], 1)
     torch.testing.assert_close(apart, whole["agents", "state_value"], rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(state, learner.critic_states["agents"], rtol=1e-5, atol=1e-6)
-    # The value of what follows is that of the next step, where the episode goes on.
+    # The next value is the value of the next step, where the episode continues.
     [loss] = learner.losses.values()
     following = whole["next"].select(*loss.critic_network.in_keys, strict=False)
     following["agents", "critic_hidden"] = whole["next", "agents", "critic_hidden"]
@@ -262,7 +262,7 @@ def test_a_critic_goes_on_where_the_last_batch_ended():
 
 @pytest.mark.parametrize("kind", ["gru", "lru"])
 @pytest.mark.parametrize("algorithm", ["mappo", "ippo"])
-def test_joined_groups_learn_as_apart(algorithm, kind):
+def test_joined_groups_match_separate_learners(algorithm, kind):
     settings = {"algorithm": algorithm, "minibatch_size": 80, "max_grad_norm": 0.01}
     config = config_of(kind, kind, **settings)
     env = arena(n_agents=4, n_groups=2)
@@ -278,7 +278,7 @@ def test_joined_groups_learn_as_apart(algorithm, kind):
             torch.testing.assert_close(found[key], value, rtol=1e-4, atol=1e-5)
 
 
-def test_part_of_a_joined_actor_acts_alone():
+def test_actor_of_one_joined_group_acts_alone():
     [learner], collector = learners_of(arena(n_agents=4, n_groups=2), config_of(critic="none"))
     carry = collector.env.reset()
     torch.manual_seed(0)
@@ -296,20 +296,20 @@ def test_part_of_a_joined_actor_acts_alone():
     ({"network": {"sharing": "masks"}}, "sharing is 'masks', which cannot have it; use one of"),
     ({"network": {"num_cells": []}}, "use learner.actor.num_cells"),
 ], ids=str)  # fmt: skip
-def test_settings_that_do_not_fit_are_refused(settings, words):
+def test_invalid_settings_raise(settings, words):
     from torchrl_marl.settings import check
 
     with pytest.raises(ConfigError, match=words):
         check(config_of(**settings), "learner.")
 
 
-def test_a_batch_that_is_no_windows_is_refused():
+def test_batch_that_does_not_divide_into_windows_raises():
     [learner], collector = learners_of(arena(), config_of(window=8, minibatch_size=16))
     with pytest.raises(ConfigError, match="20 steps of 4 envs; use frames_per_batch=96"):
         learner.learn(collector.rollout())
 
 
-def test_an_environment_that_carries_nothing_is_refused():
+def test_environment_without_memory_raises():
     env = arena()
     [learner], collector = learners_of(env, config_of())
     with pytest.raises(SpecError, match="with_memory"):

@@ -1,4 +1,4 @@
-"""Learners with replay and memory: windows of the store, states, burn-in, graphs, poison."""
+"""Learners with replay and memory: sampled windows, states, burn-in, graphs, masks."""
 
 import pytest
 import torch
@@ -45,9 +45,9 @@ def learners_of(env, config, execution="eager", own=None):
 
 
 def stored(config, n=2, env=None, awake=False):
-    """A learner that has stored batches without learning from them, and these in a row."""
+    """A learner that has stored batches without learning from them, and the joined batches."""
     [learner], collector = learners_of(env or arena(late_spawn=2), config)
-    if awake:  # an untrained head hardly looks at what it remembers
+    if awake:  # an untrained head hardly depends on its state
         same_weights(*(x for loss in learner.losses.values() for x in loss.followed[0]))
     batches = [collector.rollout() for _ in range(n)]
     for batch in batches:
@@ -59,8 +59,8 @@ def stored(config, n=2, env=None, awake=False):
 
 
 @pytest.mark.parametrize("capacity", [400, 124])
-def test_windows_hold_steps_that_follow_on_each_other(capacity):
-    """They begin anywhere, go on over ends, and none goes over where new steps are written."""
+def test_windows_hold_consecutive_steps(capacity):
+    """They start anywhere and cross ends of episodes, but never the write head."""
     learner, whole = stored(config_of(replay=ReplayConfig(capacity=capacity)), 2)
     replay, steps = learner.replay, min(40, capacity // 4)
     whole = whole[:, -steps:]
@@ -85,7 +85,7 @@ def test_windows_hold_steps_that_follow_on_each_other(capacity):
     assert windows["agents", "is_init"][:, 1:].any()
 
 
-def test_no_window_goes_over_a_cut():
+def test_windows_do_not_cross_a_cut():
     learner, _ = stored(config_of(), 1)
     learner.cut()
     learner._store(learners_of(arena(), config_of())[1].rollout())
@@ -99,7 +99,7 @@ def test_no_window_goes_over_a_cut():
     assert torch.equal(loss.value_loss(one)[0], loss.value_loss(other)[0])
 
 
-def test_windows_wait_until_there_are_steps():
+def test_windows_need_enough_stored_steps():
     learner, _ = stored(config_of(), 1)
     with pytest.raises(RuntimeError, match="20 steps of each env are stored, .* at least 21"):
         learner.replay.rows(1, 3, 21)
@@ -114,8 +114,8 @@ def test_windows_wait_until_there_are_steps():
 
 @pytest.mark.parametrize("kind", ["gru", "lstm", "mingru", "lru"])
 @pytest.mark.parametrize("algorithm", ["qmix", "maddpg", "masac"])
-def test_what_is_remembered_is_what_was_when_it_acted(algorithm, kind):
-    """Over ends of episodes, deaths and births, from states within an episode."""
+def test_recomputed_states_match_those_of_acting(algorithm, kind):
+    """Across ends of episodes, deaths and births, also in mid-episode."""
     learner, _ = stored(config_of(algorithm, kind))
     [loss] = learner.losses.values()
     windows = learner.replay.windows(learner.replay.rows(1, 200, L)[0], L)
@@ -126,11 +126,11 @@ def test_what_is_remembered_is_what_was_when_it_acted(algorithm, kind):
     after = found["agents", "hidden"][:, :-1]
     assert goes_on.any() and not goes_on.all()
     torch.testing.assert_close(after[goes_on], stored_states[:, 1:][goes_on], rtol=1e-5, atol=1e-6)
-    for key, state in found.items():  # the target is still the network
+    for key, state in found.items():  # the target network still equals the network
         torch.testing.assert_close(state, found["agents", "hidden"], msg=str(key))
 
 
-def test_a_state_in_bfloat16_is_that_of_acting_but_for_rounding():
+def test_bfloat16_states_match_those_of_acting_up_to_rounding():
     learner, _ = stored(config_of("iql", precision="bf16"))
     [loss] = learner.losses.values()
     windows = learner.replay.windows(learner.replay.rows(1, 100, L)[0], L)
@@ -142,7 +142,7 @@ def test_a_state_in_bfloat16_is_that_of_acting_but_for_rounding():
     torch.testing.assert_close(after[:, :-1][still], expected, rtol=0.02, atol=0.02)
 
 
-def test_who_waits_for_its_turn_remembers():
+def test_agents_waiting_for_their_turn_keep_their_state():
     with pytest.warns(UserWarning, match="in turns"):
         learner, _ = stored(config_of("vdn"), 1, Nim(4, seed=0))
     [name] = learner.losses
@@ -155,8 +155,8 @@ def test_who_waits_for_its_turn_remembers():
 
 
 @pytest.mark.parametrize("double_q", [True, False])
-def test_what_follows_is_worth_what_the_next_step_of_the_window_says(double_q):
-    """By one step more from the state behind a step; where the episode goes on, it is the same."""
+def test_next_value_matches_value_of_next_step_in_window(double_q):
+    """The value after one more step from a state equals that of the window in mid-episode."""
     learner, _ = stored(config_of("iql", double_q=double_q), awake=True)
     [loss] = learner.losses.values()
     windows = learner.replay.windows(learner.replay.rows(1, 200, L)[0], L)
@@ -173,7 +173,7 @@ def test_what_follows_is_worth_what_the_next_step_of_the_window_says(double_q):
     best = values.amax(-1, keepdim=True)[:, 1:][goes_on]
     assert len(best) > 50
     torch.testing.assert_close(found[:, :-1][goes_on], best, rtol=1e-4, atol=1e-5)
-    # It is what is remembered that makes the difference.
+    # With states of zeros, values differ.
     following["agents", "hidden"] = following["agents", "target_hidden"] = torch.zeros_like(
         following["agents", "hidden"]
     )
@@ -186,8 +186,8 @@ def test_what_follows_is_worth_what_the_next_step_of_the_window_says(double_q):
 
 
 @pytest.mark.parametrize("algorithm", ["qmix", "maddpg", "masac"])
-def test_a_burn_in_of_unchanged_networks_changes_nothing(algorithm):
-    """Windows whose first steps are spent are those that begin behind them."""
+def test_burn_in_with_unchanged_networks_has_no_effect(algorithm):
+    """Windows after burn-in equal windows that start at the later steps."""
     learner, _ = stored(config_of(algorithm))
     [loss] = learner.losses.values()
     replay, recall = learner.replay, [loss.recall]
@@ -202,7 +202,7 @@ def test_a_burn_in_of_unchanged_networks_changes_nothing(algorithm):
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_a_burn_in_brings_states_up_to_date_for_network_and_target_apart():
+def test_burn_in_updates_states_of_network_and_target_separately():
     learner, _ = stored(config_of("qmix"))
     [loss] = learner.losses.values()
     windows = learner.replay.windows(learner.replay.rows(1, 50, L)[0], L)
@@ -216,7 +216,7 @@ def test_a_burn_in_brings_states_up_to_date_for_network_and_target_apart():
     first = learner.replay.windows(begins, 1).reshape(50, L)["agents", "hidden"][:, 2]
     still = ~windows["agents", "is_init"][:, 2, :, 0] & windows["agents", "mask"][:, 1]
     torch.testing.assert_close(target[:, 0][still], first[still], rtol=1e-5, atol=1e-6)
-    # Nothing of the spent steps is learned from.
+    # The burn-in steps have no effect on the loss.
     torch.manual_seed(0)
     windows["next", "agents", "team", "reward"][:, :2] += 100.0
     again = warmed_up(windows, 2, [loss.recall])
@@ -247,7 +247,7 @@ def trained(env, config, n=3, execution="eager", own=None):
         ("masac", {"precision": "bf16", "normalize_observations": True}),
     ),
 ], ids=str)  # fmt: skip
-def test_updates_as_graphs_are_eager_ones(algorithm, settings):
+def test_traced_updates_match_eager_updates(algorithm, settings):
     make = lambda: arena(late_spawn=1)  # noqa: E731
     config = config_of(algorithm, **settings)
     runs = [trained(make(), config, execution=how) for how in ("eager", "trace")]
@@ -256,7 +256,7 @@ def test_updates_as_graphs_are_eager_ones(algorithm, settings):
 
 @pytest.mark.parametrize("value", [float("nan"), 1e9])
 @pytest.mark.parametrize("algorithm", ["qmix", "iql", "matd3", "masac"])
-def test_what_masked_slots_hold_changes_no_bit(algorithm, value):
+def test_values_in_masked_slots_have_no_effect(algorithm, value):
     runs = []
     for poison in (False, True):
         [learner], collector = learners_of(arena(late_spawn=1), config_of(algorithm, burn_in=1))
@@ -285,7 +285,7 @@ def test_what_masked_slots_hold_changes_no_bit(algorithm, value):
 
 
 @pytest.mark.parametrize("algorithm", ["iql", "qmix"])
-def test_joined_groups_learn_as_apart(algorithm):
+def test_joined_groups_match_separate_learners(algorithm):
     settings = {"learning_starts": 0, "updates_per_frame": 0.0125, "minibatch_size": 80}
     config = config_of(algorithm, max_grad_norm=0.01, burn_in=1, **settings)
     env = arena(n_agents=4, n_groups=2)
@@ -315,7 +315,7 @@ def test_joined_groups_learn_as_apart(algorithm):
     ({"replay": ReplayConfig(capacity=20), "window": 10, "num_envs": 4},
      "window is 10, expected at most 5, the steps of each of 4 environments"),
 ], ids=str)  # fmt: skip
-def test_settings_that_do_not_fit_are_refused(settings, words):
+def test_invalid_settings_raise(settings, words):
     num_envs = settings.pop("num_envs", None)
     config = config_of(**settings)
     with pytest.raises(ConfigError, match=words):
@@ -323,7 +323,7 @@ def test_settings_that_do_not_fit_are_refused(settings, words):
         config.check_store(num_envs, 20, "learner.")
 
 
-def test_an_environment_that_carries_nothing_is_refused():
+def test_environment_without_memory_raises():
     env = arena()
     [learner], collector = learners_of(env, config_of())
     with pytest.raises(SpecError, match="with_memory"):

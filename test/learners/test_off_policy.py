@@ -1,4 +1,4 @@
-"""The off-policy learner: its clock, its graphs, several steps, masks, and groups as one."""
+"""The off-policy learner: update counts, graphs, n-step returns, masks, and joined groups."""
 
 import math
 
@@ -45,14 +45,14 @@ def trained(env, n_batches=4, execution="eager", seed=0, **settings):
     return learner_twins.trained(make, env, n_batches, seed)
 
 
-def test_it_is_a_learner_of_its_groups():
+def test_learner_has_an_actor_for_each_group():
     learner, _ = trained(make_arena(n_groups=2), 1)
     assert not lacks(learner, Learner) and list(learner.actors) == ["agents_0", "agents_1"]
     assert learner.actors["agents_0"].out_keys == [("agents_0", "action")]
 
 
-def test_its_clock():
-    """40 frames a batch, from 80 on 0.15 updates for each: 0, 6, 6; and a half is kept."""
+def test_number_of_updates_for_each_batch():
+    """0.15 updates per frame from 80 frames on, with 40 frames a batch; fractions carry over."""
     learner, metrics = trained(make_arena(), updates_per_frame=0.15)
     own = [m["agents"] for m in metrics]
     assert [int(m["updates"]) for m in own] == [0, 6, 6, 6]
@@ -64,8 +64,8 @@ def test_its_clock():
     assert [int(m["agents", "updates"]) for m in metrics] == [1, 2, 1, 2]
 
 
-def test_its_clock_is_resumed():
-    """40 frames at 0.0375 updates each are one and a half: the half and the frames are kept."""
+def test_fraction_of_owed_updates_is_resumed():
+    """40 frames at 0.0375 updates each are 1.5: the half and the frame count are saved."""
     settings = {"updates_per_frame": 0.0375, "learning_starts": 0}
     learner, _ = trained(make_arena(), 1, **settings)
     other, _ = trained(make_arena(), 0, seed=1, **settings)
@@ -87,7 +87,7 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize(("actor", "critic", "others"), SETTINGS.values(), ids=SETTINGS)
-def test_networks_of_every_kind_are_trained(actor, critic, others):
+def test_all_kinds_of_networks_are_trained(actor, critic, others):
     networks = {"actor": NetworkConfig([8], **actor), "critic": CriticConfig([8], **critic)}
     learner, metrics = trained(make_arena(n_groups=2), 3, **networks, **others)
     for name in learner.groups:
@@ -96,8 +96,8 @@ def test_networks_of_every_kind_are_trained(actor, critic, others):
     assert all(bool(p.isfinite().all()) for p in learner.parameters())
 
 
-def test_agents_that_differ_are_trained_padded(tmp_path):
-    """A recipe with two kinds of agents in one group, by two critics."""
+def test_heterogeneous_agents_are_trained_with_padding(tmp_path):
+    """A recipe with two kinds of agents in one group, and two critics."""
     run = torchrl_marl.train(
         "toy_arena_mappo_kinds",
         learner={"algorithm": "matd3", "learning_starts": 40, "minibatch_size": 16},
@@ -112,7 +112,7 @@ def test_agents_that_differ_are_trained_padded(tmp_path):
 
 
 @pytest.mark.learning
-def test_discrete_actions_learn_to_agree(tmp_path):
+def test_maddpg_solves_coordination_game(tmp_path):
     """The coordination game: 10 at best, 3.75 at random."""
     run = torchrl_marl.train(
         "toy_matrix_game_mappo",
@@ -127,8 +127,8 @@ def test_discrete_actions_learn_to_agree(tmp_path):
 
 
 @pytest.mark.learning
-def test_soft_actor_critic_learns_to_agree(tmp_path):
-    """The same game, valued choice by choice."""
+def test_masac_solves_coordination_game(tmp_path):
+    """The same game, with a value for each action."""
     run = torchrl_marl.train(
         "toy_matrix_game_mappo",
         learner={"algorithm": "masac", "learning_starts": 512, "minibatch_size": 64},
@@ -141,8 +141,8 @@ def test_soft_actor_critic_learns_to_agree(tmp_path):
     assert run.summary["return_after"] == 10.0
 
 
-def test_temperatures_are_learned_and_kept():
-    """Of each group its own; by an Adam of its own, which a state holds."""
+def test_temperatures_are_learned_and_saved():
+    """Each group has a temperature and an Adam for it, both in the state dict."""
     settings = {"algorithm": "masac", "alpha_init": 0.5, "alpha_lr": 0.01}
     learner, metrics = trained(make_arena(n_groups=2), **settings)
     alphas = [metrics[-1][name, "alpha"] for name in learner.groups]
@@ -191,7 +191,7 @@ def test_schedules_of_exploration():
         ),
     ],
 )
-def test_its_graphs_are_its_eager_updates(make, settings):
+def test_traced_updates_match_eager_updates(make, settings):
     eager, metrics = trained(make(), **settings)
     traced, others = trained(make(), execution="trace", **settings)
     assert len(traced.updates.programs) == (2 if "td3" in settings["algorithm"] else 1)
@@ -201,7 +201,7 @@ def test_its_graphs_are_its_eager_updates(make, settings):
         assert torch.equal(value, others[-1][key]), key
 
 
-def test_the_actor_moves_at_every_second_update_of_td3():
+def test_td3_updates_the_actor_every_second_update():
     learner, _ = trained(make_arena(), 2, algorithm="matd3", updates_per_frame=0.025)
     assert learner.updates.count == 1
     fresh, _ = trained(make_arena(), 1, algorithm="matd3")
@@ -213,7 +213,7 @@ def test_the_actor_moves_at_every_second_update_of_td3():
         assert torch.equal(one, other)
 
 
-def test_a_loss_that_is_not_finite_is_refused():
+def test_non_finite_loss_raises():
     learner, _ = trained(make_arena(), 2)
     for parameter in learner.critics.parameters():
         parameter.data.fill_(torch.nan)
@@ -223,8 +223,8 @@ def test_a_loss_that_is_not_finite_is_refused():
 
 
 @pytest.mark.parametrize("bootstrap", ["team", "agent"])
-def test_rewards_of_several_steps_go_on_after_a_death_where_the_teams_ends_count(bootstrap):
-    """Against a loop: the dead earn the mean of the living of their group, or nothing."""
+def test_n_step_rewards_after_a_death_depend_on_bootstrap(bootstrap):
+    """Against a loop: dead agents get the mean reward of living agents of their group, or 0."""
     env = Arena(4, n_groups=2, seed=0, max_steps=12)
     learner, _ = trained(env, 0, bootstrap=bootstrap, learning_starts=10**6)
     policy = TeamPolicy(learner.actors.values())
@@ -254,7 +254,7 @@ def test_rewards_of_several_steps_go_on_after_a_death_where_the_teams_ends_count
     assert died > 10
 
 
-def test_what_surprises_is_drawn_more_often():
+def test_rows_with_high_td_error_are_drawn_more_often():
     learner, _ = trained(make_arena(), 3, replay=ReplayConfig(200, alpha=1.0), learning_starts=0)
     priorities = learner.replay.priorities
     values = priorities.tree.values[: len(learner.replay)]
@@ -267,8 +267,8 @@ def test_what_surprises_is_drawn_more_often():
 
 @pytest.mark.parametrize("value", POISON)
 @pytest.mark.parametrize("bootstrap", ["team", "agent"])
-def test_what_masked_slots_of_a_batch_hold_changes_no_bit(bootstrap, value):
-    """Of the store, networks, optimizers, statistics and metrics."""
+def test_values_in_masked_slots_have_no_effect(bootstrap, value):
+    """On the replay buffer, networks, optimizers, statistics and metrics."""
     settings = {"learning_starts": 0, "bootstrap": bootstrap, "n_step": 2, "algorithm": "matd3"}
     env = Arena(4, n_groups=2, seed=0, max_steps=12)
     one, _ = trained(env, 0, normalize_observations=True, **settings)
@@ -276,15 +276,15 @@ def test_what_masked_slots_of_a_batch_hold_changes_no_bit(bootstrap, value):
     assert_masked_slots_change_no_bit(one, other, env, value)
 
 
-def test_turns_are_refused_by_own_ends():
+def test_turns_with_bootstrap_agent_raise():
     with pytest.raises(ConfigError, match="does not yet credit with bootstrap=agent"):
         trained(Paces(4, seed=0), 1, bootstrap="agent")
 
 
 @pytest.mark.parametrize("algorithm", ["iddpg", "maddpg"])
 @pytest.mark.parametrize("bootstrap", ["team", "agent"])
-def test_groups_as_one_learn_as_each_alone(algorithm, bootstrap):
-    """Two groups of one learner, and two learners of one group each, from the same rows."""
+def test_joined_groups_match_separate_learners(algorithm, bootstrap):
+    """One learner of two groups against two learners of one group each, with the same rows."""
     env = make_tag()
     team = TeamSpec.from_env(env)
     settings = {**SMALL, "learning_starts": 0, "bootstrap": bootstrap, "max_grad_norm": 0.05}
@@ -310,7 +310,7 @@ def test_groups_as_one_learn_as_each_alone(algorithm, bootstrap):
         ({"n_step": 2_001, "replay.capacity": 120_000}, "n_step is 2001, expected at most 2000"),
     ],
 )
-def test_a_store_that_does_not_hold_a_batch_or_n_steps_is_refused(settings, message):
+def test_too_small_replay_capacity_raises(settings, message):
     learner = {f"learner.{name}": value for name, value in settings.items()}
     with pytest.raises(ConfigError, match=message):
         load_config("vmas_balance_matd3", learner)

@@ -1,4 +1,4 @@
-"""Groups that learn from stored steps beside groups that do not: resumed, and as each alone."""
+"""Off-policy groups beside on-policy groups: resuming, and equality with separate training."""
 
 from functools import partial
 
@@ -42,7 +42,7 @@ def recipe(folder, store=(), **settings):
 @pytest.mark.parametrize(
     "store", [*later("runs", {}), {"alpha": 0.6}], ids=["uniform", "prioritized"]
 )
-def test_a_mixed_run_resumes_to_the_bit_within_the_warm_up_and_with_a_full_store(tmp_path, store):
+def test_mixed_run_resumes_exactly_in_warm_up_and_with_full_buffer(tmp_path, store):
     """256 rows of 8 envs: the ring of 32 steps is full after the fourth of six batches."""
     own = partial(recipe, store=store)
     rows = rows_of_a_run_that_resumes_to_the_bit(own, tmp_path, (1, 5))
@@ -52,8 +52,8 @@ def test_a_mixed_run_resumes_to_the_bit_within_the_warm_up_and_with_a_full_store
     assert "agents_0/clip_fraction" in rows[0] and "agents_1/clip_fraction" not in rows[0]
 
 
-def test_who_learns_on_policy_learns_as_it_would_alone():
-    """MAPPO predators beside MADDPG prey, and alone on the same batches: equal to the bit."""
+def test_on_policy_group_learns_as_without_off_policy_group():
+    """MAPPO predators beside MADDPG prey match those trained alone on the same batches."""
     from torchrl_marl.learners import OnPolicyConfig, build_learners
 
     env = make_tag()

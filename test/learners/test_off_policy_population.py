@@ -1,4 +1,4 @@
-"""A population of MADDPG, MATD3 or MASAC: each member as it would learn alone."""
+"""A population of MADDPG, MATD3 or MASAC: each member learns as in a run of one member."""
 
 import dataclasses
 
@@ -28,7 +28,7 @@ CONFIG = OffPolicyConfig(
     learning_starts=0,
     minibatch_size=12,
     max_grad_norm=0.5,
-    target_noise=0.0,  # drawn in one piece for all members, so not as for one alone
+    target_noise=0.0,  # one draw for all members differs from the draws of a single learner
     replay=ReplayConfig(capacity=60),
 )
 DIFFERENT = {
@@ -82,14 +82,14 @@ def assert_as_alone(env, config, settings, execution="eager", batches=3, rtol=0.
 
 @pytest.mark.parametrize("algorithm", ["maddpg", "iddpg", "matd3"])
 @pytest.mark.parametrize("execution", ["eager", "trace"])
-def test_a_member_learns_as_it_would_alone(algorithm, execution):
+def test_members_match_single_learners(algorithm, execution):
     config = dataclasses.replace(CONFIG, algorithm=algorithm)
     assert_as_alone(world(), config, DIFFERENT, execution)
 
 
 @pytest.mark.parametrize("kind", [*later("runs", "sum"), "monotonic"])
 @pytest.mark.parametrize("env", [{}, {"n_groups": 2, "n_agents": 4}], ids=["one", "groups"])
-def test_so_do_members_of_facmac(env, kind):
+def test_members_of_facmac_match_single_learners(env, kind):
     mixer = dataclasses.replace(CONFIG.mixer, kind=kind)
     for algorithm in ("maddpg", "matd3"):
         config = dataclasses.replace(CONFIG, algorithm=algorithm, mixer=mixer)
@@ -97,8 +97,8 @@ def test_so_do_members_of_facmac(env, kind):
 
 
 @pytest.mark.parametrize("algorithm", [*later("runs", "iddpg"), "maddpg"])
-def test_so_do_members_whose_agents_have_states_of_their_own(algorithm):
-    """A central critic reads the actions of its own member's agents."""
+def test_members_with_agent_states_match_single_learners(algorithm):
+    """A central critic reads the actions of agents of the same member."""
     env = make_meadow(MEMBERS * ENVS, "two", states="own")
     config = dataclasses.replace(CONFIG, algorithm=algorithm, central_input="agent_state")
     assert_as_alone(env, config, DIFFERENT, batches=2)
@@ -106,14 +106,14 @@ def test_so_do_members_whose_agents_have_states_of_their_own(algorithm):
 
 @pytest.mark.parametrize("env", [{}, {"n_groups": 2, "n_agents": 4}], ids=["one", "groups"])
 @pytest.mark.parametrize("mixer", ["none", "monotonic"])
-def test_so_do_members_whose_critics_read_the_state(env, mixer):
-    """A critic reads the state and the actions of its own member, or its mixer the state."""
+def test_members_with_state_critics_match_single_learners(env, mixer):
+    """A critic reads the state and actions of its member, or its mixer reads the state."""
     mixer = dataclasses.replace(CONFIG.mixer, kind=mixer)
     config = dataclasses.replace(CONFIG, algorithm="matd3", central_input="state", mixer=mixer)
     assert_as_alone(world(**env), config, DIFFERENT, batches=2, rtol=2e-6)
 
 
-def test_so_do_members_whose_critics_read_a_picture_and_unlike_actions():
+def test_members_with_image_states_match_single_learners():
     critic = CriticConfig(num_cells=[8], sharing="none")
     config = dataclasses.replace(CONFIG, central_input="state", critic=critic)
     env = PicturedArena(
@@ -123,8 +123,8 @@ def test_so_do_members_whose_critics_read_a_picture_and_unlike_actions():
 
 
 @pytest.mark.parametrize("algorithm", ["masac", "isac"])
-def test_so_it_does_where_actions_are_drawn(algorithm, monkeypatch):
-    """With noise of zeros: that of all members is drawn in one piece."""
+def test_members_with_sampled_actions_match_single_learners(algorithm, monkeypatch):
+    """The noise is set to zero, as one draw serves all members."""
     for module in (torch.distributions.normal, torch.distributions.utils):
         if hasattr(module, "_standard_normal"):
             monkeypatch.setattr(
@@ -138,15 +138,15 @@ def test_so_it_does_where_actions_are_drawn(algorithm, monkeypatch):
 
 @pytest.mark.parametrize("seen", ["observations", "team", "state"])
 @pytest.mark.parametrize("env", [{}, {"n_groups": 2, "n_agents": 4}], ids=["one", "groups"])
-def test_so_it_does_where_choices_are_drawn(env, seen, monkeypatch):
-    """Without the random part of the draws, which are those of all members in one piece."""
+def test_members_with_sampled_discrete_actions_match_single_learners(env, seen, monkeypatch):
+    """The random part of the draws is constant, as one draw serves all members."""
     monkeypatch.setattr(torch.Tensor, "exponential_", lambda x: x.fill_(1.0))
     config = dataclasses.replace(CONFIG, algorithm="masac", central_input=seen)
     assert_as_alone(world(continuous_actions=False, **env), config, DIFFERENT, batches=2)
 
 
 @pytest.mark.parametrize("whose", ["group", "agent"])
-def test_members_need_no_more_copies_of_a_step_than_one_alone(whose):
+def test_members_need_no_more_copies_of_a_step_than_one_learner(whose):
     env = world(n_groups=2, n_agents=4, continuous_actions=False)
     [team] = Block(TeamSpec.from_env(env).groups).joined.values()
     many = of_members(team, MEMBERS)
@@ -183,12 +183,12 @@ def test_members_need_no_more_copies_of_a_step_than_one_alone(whose):
     ],
     ids=["groups", "across", "apart", "simba", "ids"],
 )
-def test_so_do_members_of_other_teams_and_settings(env, config):
+def test_members_with_other_settings_match_single_learners(env, config):
     assert_as_alone(world(**env), dataclasses.replace(CONFIG, **config), DIFFERENT, batches=2)
 
 
 @pytest.mark.parametrize("algorithm", ["matd3", "masac"])
-def test_a_sick_member_is_frozen_and_reaches_nobody(algorithm):
+def test_diverged_member_is_frozen_without_effect_on_others(algorithm):
     config, found = dataclasses.replace(CONFIG, algorithm=algorithm), {}
     for diverged in (False, True):
         many, collector = population(world(), config, DIFFERENT)

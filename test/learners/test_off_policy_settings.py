@@ -1,4 +1,4 @@
-"""Settings of the algorithms that learn from stored steps."""
+"""Settings of off-policy algorithms."""
 
 import pytest
 from algorithms import algorithms_with
@@ -23,16 +23,16 @@ def refusal(*texts):
     return str(error.value)
 
 
-def test_a_group_of_another_family_takes_over_what_both_have():
+def test_group_with_other_algorithm_inherits_common_settings():
     config = load_config(TAG, ["groups.agent=maddpg", "learner.actor.num_cells=[32]"])
     learner = override(config, "groups", "agent")
     assert isinstance(learner, OffPolicyConfig)
-    assert learner.gamma == 0.95 and learner.actor.num_cells == [32]  # of the recipe, and given
-    assert learner.minibatch_size == 256 and learner.adam_eps == 1e-8  # its own family's
+    assert learner.gamma == 0.95 and learner.actor.num_cells == [32]  # of recipe and override
+    assert learner.minibatch_size == 256 and learner.adam_eps == 1e-8  # off-policy defaults
     assert config.learner.algorithm == "mappo" and config.learner.lmbda == 0.9
 
 
-def test_settings_of_another_family_do_not_exist():
+def test_settings_of_other_algorithms_raise():
     assert refusal("learner=maddpg", "learner.lmbda=0.5") == (
         "learner.lmbda is 0.5, which is read only where learner.algorithm is "
         "mappo, ippo, happo or pqn; "
@@ -90,7 +90,7 @@ def test_settings_of_another_family_do_not_exist():
         (["learner=maddpg", "learner.central_input=state"], "use env.state=observations"),
     ],
 )
-def test_refusals(texts, message):
+def test_invalid_settings_raise(texts, message):
     assert message in refusal(*texts)
 
 
@@ -111,13 +111,13 @@ def test_refusals(texts, message):
         (["learner=qmix", "learner.central_input=state"], "use env.state=observations"),
     ],
 )
-def test_refusals_of_values(texts, message):
+def test_invalid_settings_of_value_learners_raise(texts, message):
     assert message in refusal(*texts)
 
 
-def test_updates_may_be_few():
+def test_updates_per_frame_allows_a_single_update():
     few = {"total_frames": 60, "frames_per_batch": 20, "env.num_envs": 4, "learner": "maddpg"}
-    few |= {"learner.learning_starts": 21, "learner.minibatch_size": 8}  # after 40: 40 frames more
+    few |= {"learner.learning_starts": 21, "learner.minibatch_size": 8}  # at frame 40 of 80
     assert load_config(TAG, {**few, "learner.updates_per_frame": 1 / 40}).total_frames == 60
     with pytest.raises(ConfigError, match="updates_per_frame is 0.024, expected at least 0.025"):
         load_config(TAG, {**few, "learner.updates_per_frame": 0.024})
@@ -131,8 +131,8 @@ def test_updates_may_be_few():
          "of each of 10 environments in learner.replay.capacity, 400; use learner.n_step=5"),
     ],
 )  # fmt: skip
-def test_a_store_too_small_for_an_environment_of_ones_own(settings, message, tmp_path):
-    """Said before the first batch."""
+def test_too_small_capacity_for_custom_environment_raises(settings, message, tmp_path):
+    """The error comes before the first batch."""
     own = {f"learner.{name}": value for name, value in settings.items()}
     own |= {"learner.learning_starts": 800, "learner.minibatch_size": 32, "frames_per_batch": 400}
     with pytest.raises(ConfigError, match=message):
@@ -140,8 +140,8 @@ def test_a_store_too_small_for_an_environment_of_ones_own(settings, message, tmp
     assert not (tmp_path / "run" / "metrics.csv").exists()
 
 
-def test_a_store_too_small_for_the_first_batch():
-    """In a script, which knows no run."""
+def test_too_small_capacity_for_the_first_batch_raises():
+    """In a script, without a run."""
     env = Arena(10, continuous_actions=False)
     groups = TeamSpec.from_env(env).groups
     learner = ValueLearner(groups, ValueConfig(replay=ReplayConfig(300)))
@@ -149,7 +149,7 @@ def test_a_store_too_small_for_the_first_batch():
         learner.learn(RolloutCollector(env, learner.actors["agents"], frames_per_batch=400).next())
 
 
-def test_two_spellings_of_a_group():
+def test_misspelled_group_name_raises():
     text = refusal("groups.agnt.algorithm=masac", "groups.agent.alpha_init=0.1")
     assert text == (
         "groups.agent.alpha_init is 0.1, which is read only where groups.agent.algorithm is masac, "
@@ -158,7 +158,7 @@ def test_two_spellings_of_a_group():
     )
 
 
-def test_a_q_network_takes_over_the_actors_sizes():
+def test_q_network_inherits_size_of_the_actor():
     config = load_config(TAG, ["groups.agent=iql", "learner.actor.num_cells=[32]"])
     learner = override(config, "groups", "agent")
     assert learner.actor.num_cells == [32] and not learner.actor.dueling and learner.gamma == 0.95
@@ -167,7 +167,7 @@ def test_a_q_network_takes_over_the_actors_sizes():
     assert not {"critic.num_cells", "exploration.sigma", "actor_lr", "lmbda"} & set(known)
 
 
-def test_a_store_smaller_than_its_look_ahead():
+def test_capacity_smaller_than_n_step_raises():
     texts = ["learner=maddpg", "learner.n_step=300000"]
     assert "use learner.replay.capacity=300000." in refusal(*texts)
 
@@ -180,11 +180,11 @@ def test_a_store_smaller_than_its_look_ahead():
         ("vmas_simple_spread_pqn", ["learner.mixer=sum", "learner.mixer.over=team"], "sum"),
     ],
 )  # fmt: skip
-def test_a_mixer_is_a_plain_word(recipe, overrides, kind):
+def test_mixer_kind_may_be_given_as_a_word(recipe, overrides, kind):
     assert load_config(recipe, overrides).learner.mixer.kind == kind
 
 
-def test_a_group_s_mixer_is_a_plain_word():
+def test_mixer_kind_of_a_group_may_be_given_as_a_word():
     groups = {"agent": {"algorithm": "maddpg", "mixer": "sum"}}
     config = load_config("vmas_simple_tag_mappo", {"groups": groups})
     assert config.groups["agent"]["mixer"] == {"kind": "sum"}
@@ -200,7 +200,7 @@ def test_a_group_s_mixer_is_a_plain_word():
         ("vmas_balance_ippo", "critic.architecture critic.value_per"),
     ],
 )  # fmt: skip
-def test_only_what_the_algorithm_reads_is_listed(recipe, others, capsys):
+def test_list_settings_shows_only_those_that_are_read(recipe, others, capsys):
     config = read_config(recipe)
     assert read_by_others(config) == {f"learner.{name}" for name in others.split()}
     assert cli.main(["list", "settings", recipe]) == 0

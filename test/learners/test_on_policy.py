@@ -1,4 +1,4 @@
-"""The on-policy learner: parity with a bare script, masks, state, groups and errors."""
+"""The on-policy learner: parity with a plain torch script, masks, state, groups and errors."""
 
 import copy
 
@@ -20,8 +20,8 @@ from torchrl_marl.modules.config import CriticConfig
 @pytest.mark.parametrize("value_norm", [False, True])
 @pytest.mark.parametrize("normalize", ["pooled", "agent", "none"])
 @pytest.mark.parametrize("critic_loss", ["l2", "huber"])
-def test_learning_is_what_a_bare_script_does(value_norm, normalize, critic_loss):
-    """PPO in plain torch, no losses, estimators or norms of anyone: same weights afterwards."""
+def test_updates_match_plain_torch_script(value_norm, normalize, critic_loss):
+    """PPO in plain torch, without library losses or estimators, gives the same weights."""
     env = make_arena()
     learner = make_learner(
         env,
@@ -49,7 +49,7 @@ def test_learning_is_what_a_bare_script_does(value_norm, normalize, critic_loss)
         return net.network(features if net is actor_net else features.flatten(-2))[0]
 
     def shared_with_the_dead(value, living):
-        """Who is masked here is dead, and worth what the living are on average."""
+        """Masked agents are dead here; they get the mean of living agents."""
         living = living.unsqueeze(-1)
         mean = (value * living).sum(-2, keepdim=True) / living.sum(-2, keepdim=True).clamp_min(1)
         return torch.where(living, value, mean)
@@ -58,7 +58,7 @@ def test_learning_is_what_a_bare_script_does(value_norm, normalize, critic_loss)
         value = network(critic_net, group["observation"], mask)
         value = shared_with_the_dead(value, mask)
         following = batch["next", "agents"]
-        # Who was cut off by the time limit has a last observation; here nobody is.
+        # Agents truncated by a time limit would have a last observation; there are none.
         assert not following["truncated"].any()
         next_value = network(critic_net, following["observation"], following["mask"])
         next_value = shared_with_the_dead(next_value, following["mask"])
@@ -118,7 +118,7 @@ def test_learning_is_what_a_bare_script_does(value_norm, normalize, critic_loss)
     for a, b in zip(ours, parameters):
         torch.testing.assert_close(a.detach(), b.detach(), rtol=2e-3, atol=2e-4)
     moved = [(a - b).abs().max() for a, b in zip(before, weights(learner))]
-    assert min(moved) > 5e-3  # the tolerance is far below what was learned
+    assert min(moved) > 5e-3  # the tolerance is far below the change of the weights
 
 
 @pytest.mark.parametrize("algorithm", ["mappo", "ippo"])
@@ -128,8 +128,8 @@ def test_learning_is_what_a_bare_script_does(value_norm, normalize, critic_loss)
     [{}, {"value_norm": False}, {"value_centering": True}],
     ids=["norm", "raw", "centered"],
 )
-def test_groups_in_one_learner_learn_as_alone(algorithm, bootstrap, values):
-    """One loss and one optimizer, but means, statistics and limits of each group's own."""
+def test_joined_groups_match_separate_learners(algorithm, bootstrap, values):
+    """One loss and one optimizer, but separate means, statistics and limits for each group."""
     env = make_arena(n_groups=3, n_agents=6)
     settings = {
         "algorithm": algorithm,
@@ -170,7 +170,7 @@ def test_groups_in_one_learner_learn_as_alone(algorithm, bootstrap, values):
 @pytest.mark.parametrize("bootstrap", ["team", "agent"])
 @pytest.mark.parametrize("centering", [False, True])
 @pytest.mark.parametrize("value", POISON)
-def test_poison_through_a_whole_batch(algorithm, bootstrap, value, centering):
+def test_values_in_masked_slots_have_no_effect(algorithm, bootstrap, value, centering):
     def run(poison):
         env = make_arena(action_mask=True, n_agents=2, n_groups=1)
         learner = make_learner(
@@ -180,7 +180,7 @@ def test_poison_through_a_whole_batch(algorithm, bootstrap, value, centering):
             normalize_observations=True,
             value_centering=centering,
         )
-        for i in range(2):  # the second is seen through the statistics of the first
+        for i in range(2):  # the second is normalized with statistics of the first
             batch = make_batch(env, learner, seed=i)
             if poison is not None:
                 mask, following = batch["agents", "mask"], batch["next", "agents", "mask"]
@@ -255,7 +255,7 @@ def test_equal_settings_share_a_learner():
         build_learners(team, config, {"agents_1": {"lrr": 1e-3}})
 
 
-def test_the_only_actor():
+def test_actor_of_a_learner_with_one_group():
     learner = make_learner(make_arena())
     assert learner.actor is learner.actors["agents"]
     with pytest.raises(ValueError, match="agents_0.*agents_1.*actors"):
@@ -266,7 +266,7 @@ def test_the_only_actor():
 
 
 @pytest.mark.parametrize("leaf", ["reward", "observation"])
-def test_a_value_that_is_not_finite_stops(leaf):
+def test_non_finite_value_raises(leaf):
     env = make_arena(n_groups=3)
     learner = make_learner(env)
     batch = make_batch(env, learner)

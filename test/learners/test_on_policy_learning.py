@@ -31,13 +31,13 @@ def trained(env, frames_per_batch, iterations, **kwargs):
 
 
 def return_of(env, policy, steps):
-    """Mean return of the first episodes; the game ends within so many steps."""
+    """Mean return of the first episodes; the game ends within ``steps`` steps."""
     with torch.no_grad(), set_exploration_type(ExplorationType.DETERMINISTIC):
         rollout = env.rollout(steps, policy, break_when_any_done=False, auto_reset=True)
     done = rollout["next", "done"].squeeze(-1)
     first = torch.cat([torch.ones_like(done[:, :1]), ~done[:, :-1].cummax(1).values], 1)
     assert bool(done.any(1).all())
-    # The living share one reward; the dead earn nothing.
+    # Living agents share one reward; dead agents get none.
     living = torch.stack([~rollout[g, "done"] for g in env.group_map])
     rewards = torch.stack([rollout["next", g, "reward"] for g in env.group_map])
     rewards = (rewards * living).sum((0, -1, -2)) / living.sum((0, -1, -2)).clamp_min(1)
@@ -45,14 +45,14 @@ def return_of(env, policy, steps):
 
 
 @pytest.mark.parametrize("algorithm", ["mappo", "ippo"])
-def test_it_learns_a_matrix_game(algorithm):
+def test_learner_solves_matrix_game(algorithm):
     env = MatrixGame(64, payoff="coordination", seed=0)
     policy = trained(env, 64, 40, algorithm=algorithm)
     assert return_of(env, policy, 1) == env.optimal_return == 10.0
 
 
 @pytest.mark.parametrize("central_input", ["observations", "state"])
-def test_it_learns_the_two_step_game(central_input):
+def test_learner_solves_two_step_game(central_input):
     env = TwoStepGame(128, seed=0)
     policy = trained(
         env, 256, 80, central_input=central_input, entropy_coeff=0.1, entropy_schedule="constant"
@@ -69,7 +69,7 @@ def test_it_learns_the_two_step_game(central_input):
     ],
     ids=["mappo", "ippo with action masks", "two groups"],
 )
-def test_it_learns_the_arena_in_which_agents_die(world, settings):
+def test_learner_solves_arena_with_deaths(world, settings):
     settings = {"n_actions": 3, "years": 2, "lives": 2, "n_agents": 2, "seed": 0} | world, settings
     env = Arena(64, **settings[0])
     policy = trained(env, 64 * 8, 30, **settings[1])

@@ -1,4 +1,4 @@
-"""The on-policy learner's updates: how many, by which schedules and limits, and their metrics."""
+"""Updates of the on-policy learner: their number, schedules, limits and metrics."""
 
 import copy
 
@@ -35,7 +35,7 @@ def test_epochs_stop_at_the_target_kl(limit, epochs):
     assert metrics["agents", "epochs"].item() == epochs
 
 
-def test_schedules():
+def test_linear_and_constant_schedules():
     env = make_arena()
     linear = {"lr_schedule": "linear", "entropy_schedule": "linear", "lr": 0.1}
     learner = make_learner(env, **linear, entropy_coeff=0.2)
@@ -58,7 +58,7 @@ def test_schedules():
     )
 
 
-def test_gradients_are_clipped_or_not():
+def test_gradients_are_clipped_only_with_max_grad_norm():
     env = make_arena()
     for limit in (None, 1e-3):
         learner = make_learner(env, num_epochs=1, minibatch_size=80, max_grad_norm=limit)
@@ -70,7 +70,7 @@ def test_gradients_are_clipped_or_not():
         assert norm == pytest.approx(measured if limit is None else 1e-3, rel=1e-3)
 
 
-def test_the_observation_norm_changes_after_the_batch():
+def test_observation_norm_is_updated_after_the_batch():
     env = make_arena()
     learner = make_learner(env, normalize_observations=True)
     norm = learner.observation_norms["agents"]
@@ -85,13 +85,13 @@ def test_the_observation_norm_changes_after_the_batch():
     assert norm.count.item() == len(living) < 240
     torch.testing.assert_close(norm.mean, living.mean(0))
     torch.testing.assert_close(norm.variance, living.var(0, correction=0))
-    # Actor and critic see through the same one, and it is saved once for both.
+    # Actor and critic share the norm, which is saved once.
     assert learner.actors["agents"].module[0].module.features.norm is norm
     assert learner.critics["agents"].module.features.agents.norm is norm
 
 
-def test_the_first_ratio_is_one():
-    """The policy that collected is the policy that learns, statistics included."""
+def test_first_importance_ratio_is_one():
+    """The policy that collects equals the policy that learns, including its statistics."""
     env = make_arena()
     learner = make_learner(env, normalize_observations=True, num_epochs=1, minibatch_size=80)
     for i in range(2):
@@ -100,7 +100,7 @@ def test_the_first_ratio_is_one():
         assert metrics["agents", "kl_approx"].item() == pytest.approx(0.0, abs=1e-6)
 
 
-def test_metrics():
+def test_metrics_of_a_batch():
     env = make_arena()
     learner = make_learner(env)
     batch = make_batch(env, learner)

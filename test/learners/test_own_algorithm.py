@@ -1,6 +1,6 @@
-"""The seams, proved: REINFORCE with a mean baseline, which touches nothing but this file.
+"""A custom algorithm in one file: REINFORCE with a mean baseline.
 
-A new algorithm is its loss, its settings and its learner; then it is named in a recipe.
+It consists of a loss, settings and a learner, and is then named in a recipe.
 """
 
 import csv
@@ -121,7 +121,7 @@ def rows(path):
 
 
 @pytest.mark.usefixtures("registered")
-def test_it_learns_through_the_registry(tmp_path):
+def test_registered_algorithm_learns(tmp_path):
     env = {"library": "toy", "name": "matrix_game", "num_envs": 32}
     settings = recipe(tmp_path / "run", env=env | {"kwargs": {"payoff": "coordination"}})
     run = train(settings)
@@ -133,7 +133,7 @@ def test_it_learns_through_the_registry(tmp_path):
 
 
 @pytest.mark.usefixtures("registered")
-def test_it_resumes_to_the_bit(tmp_path):
+def test_run_resumes_exactly(tmp_path):
     short = {"total_frames": 128 * 4, "env": {"library": "toy", "name": "arena", "num_envs": 32}}
     train(recipe(tmp_path / "whole", **short))
     train(recipe(tmp_path / "half", **short | {"total_frames": 128 * 2}))
@@ -142,7 +142,7 @@ def test_it_resumes_to_the_bit(tmp_path):
     assert len(whole) == 4 and whole == rows(tmp_path / "half")
 
 
-def test_its_graph_is_its_eager_update():
+def test_traced_update_matches_eager_update():
     env = Arena(8, seed=0)
     groups = TeamSpec.from_env(env).groups
     found = []
@@ -157,7 +157,7 @@ def test_its_graph_is_its_eager_update():
 
 
 @pytest.mark.usefixtures("registered")
-def test_it_trains_where_there_are_no_masks(tmp_path):
+def test_trains_in_environment_without_masks(tmp_path):
     pytest.importorskip("vmas")
     env = {"library": "vmas", "name": "balance", "num_envs": 16, "max_steps": 8}
     train(recipe(tmp_path / "run", env=env, total_frames=128 * 2))
@@ -165,7 +165,7 @@ def test_it_trains_where_there_are_no_masks(tmp_path):
 
 
 @pytest.mark.usefixtures("registered")
-def test_it_trains_beside_another_algorithm(tmp_path):
+def test_trains_beside_another_algorithm(tmp_path):
     env = {"library": "toy", "name": "speaker_listener", "num_envs": 32}
     settings = recipe(tmp_path / "run", env=env, total_frames=128 * 2)
     settings["groups"] = {"speaker": {"algorithm": "mappo", "minibatch_size": 64}}
@@ -175,10 +175,10 @@ def test_it_trains_beside_another_algorithm(tmp_path):
     assert "speaker/loss_critic" in last
 
 
-# ---------------------------------------------------------------------------- the seams
+# ------------------------------------------------------------------- the learner protocol
 
 
-def test_learners_keep_the_protocol():
+def test_learners_follow_the_protocol():
     groups = TeamSpec.from_env(MatrixGame(2)).groups
     for learner in (
         OnPolicyLearner(groups, OnPolicyConfig()),
@@ -190,7 +190,7 @@ def test_learners_keep_the_protocol():
 
 
 class Fit(nn.Module):
-    """A loss with a target that follows what is trained."""
+    """A loss with a target that follows the trained weight."""
 
     in_keys = ["x"]
 
@@ -206,7 +206,7 @@ class Fit(nn.Module):
 
 @pytest.mark.parametrize("execution", ["eager", "trace"])
 def test_soft_targets_follow_after_each_update(execution):
-    """By hand: the target takes a half of the way to the weights after each of three updates."""
+    """The target moves half of the way to the weights after each of three updates."""
     loss = Fit()
     optimizer = torch.optim.Adam(loss.parameters(), lr=0.1, fused=True)
 
@@ -228,7 +228,7 @@ def test_soft_targets_follow_after_each_update(execution):
     assert not torch.equal(weights[0], weights[-1])
 
 
-def test_a_group_has_an_actor_of_its_own_though_it_is_trained_with_others():
+def test_joined_groups_have_separate_actors():
     env = Arena(4, n_agents=2, n_groups=2, seed=0)
     team = TeamSpec.from_env(env)
     learner = OnPolicyLearner(team.groups, OnPolicyConfig())
@@ -240,7 +240,7 @@ def test_a_group_has_an_actor_of_its_own_though_it_is_trained_with_others():
     both = learner.actor(td.clone())
     torch.manual_seed(0)
     policy = TeamPolicy(learner.actors.values())
-    assert len(policy.module) == 1  # its parts act in one call
+    assert len(policy.module) == 1  # the joined actor acts in one call
     together = policy(td.clone())
     for name in names:
         assert torch.equal(both[name, "action"], together[name, "action"])
@@ -257,7 +257,7 @@ def test_a_group_has_an_actor_of_its_own_though_it_is_trained_with_others():
     assert mixed(td.clone())[cat, "action"].shape == td[cat, "mask"].shape
 
 
-def test_a_learner_without_a_part_is_refused():
+def test_learner_without_required_methods_raises():
     class Bare(nn.Module):
         def __init__(self, groups, config, **others):
             super().__init__()
@@ -267,8 +267,8 @@ def test_a_learner_without_a_part_is_refused():
         check_learner(Bare({}, None))
 
 
-def test_a_learner_without_what_learner_cannot_give_is_refused():
-    """With Learner before nn.Module, its checkpoints held None, and a resumed run began again."""
+def test_learner_with_wrong_inheritance_raises():
+    """With Learner before nn.Module, checkpoints held None, and resumed runs started over."""
 
     class Idle(nn.Module, Learner):
         def __init__(self):
@@ -315,7 +315,7 @@ def test_a_learner_without_what_learner_cannot_give_is_refused():
         ),
     ],
 )
-def test_what_an_own_learner_returns_is_checked(tmp_path, monkeypatch, returned, error, message):
+def test_metrics_of_custom_learner_are_validated(tmp_path, monkeypatch, returned, error, message):
     monkeypatch.setattr(Reinforce, "learn", lambda self, batch: returned)
     with pytest.raises(error, match=message):
         train(recipe(tmp_path / "run", total_frames=128))

@@ -1,4 +1,4 @@
-"""The learner of PQN: its graphs, resuming, groups as one, another beside it, what it refuses."""
+"""The learner of PQN: graphs, resuming, joined groups, mixed runs, invalid settings."""
 
 from functools import partial
 
@@ -50,7 +50,7 @@ def trained(env, n_batches=2, execution="eager", **settings):
     return learner_twins.trained(make, env, n_batches)
 
 
-def test_it_is_a_learner_of_its_groups_and_its_schedules():
+def test_learner_has_actors_and_schedules_for_its_groups():
     learner, metrics = trained(make_arena(n_groups=2), exploration=EpsilonConfig(1, 0.2, 1.0))
     assert not lacks(learner, Learner) and list(learner.actors) == ["agents_0", "agents_1"]
     own = [m["agents_1"] for m in metrics]
@@ -69,11 +69,11 @@ def test_it_is_a_learner_of_its_groups_and_its_schedules():
         (
             lambda: make_arena(kinds=2, n_actions=6, action_mask=True, categorical_actions=False),
             {"actor": NORMED([8], sharing="none", dueling=True)},
-            1e-6,  # to the bit on an Intel; an AMD's kernels sum these seven rows in another order
+            1e-6,  # exact on Intel CPUs; AMD kernels sum these seven rows in another order
         ),
     ],
 )
-def test_its_graphs_are_its_eager_updates(make, settings, off):
+def test_traced_updates_match_eager_updates(make, settings, off):
     eager, metrics = trained(make(), **settings)
     traced, others = trained(make(), execution="trace", **settings)
     assert len(traced.updates.programs) == 1
@@ -86,8 +86,8 @@ def test_its_graphs_are_its_eager_updates(make, settings, off):
 
 @pytest.mark.parametrize("value", POISON)
 @pytest.mark.parametrize("mixer", [NONE, MONOTONIC], ids=["none", "monotonic"])
-def test_what_masked_slots_of_a_batch_hold_changes_no_bit(mixer, value):
-    """Of networks, optimizer, statistics and metrics."""
+def test_values_in_masked_slots_have_no_effect(mixer, value):
+    """On networks, optimizer, statistics and metrics."""
     env = make_arena(n_groups=2, max_steps=12)
     settings = {"mixer": mixer, "normalize_observations": True}
     (one, _), (other, _) = trained(env, 0, **settings), trained(env, 0, **settings)
@@ -95,8 +95,8 @@ def test_what_masked_slots_of_a_batch_hold_changes_no_bit(mixer, value):
 
 
 @pytest.mark.parametrize("mixer", [NONE, SUM], ids=["none", "sum"])
-def test_groups_as_one_learn_as_each_alone(mixer):
-    """So groups that compete have a mixer each, and are never mixed."""
+def test_joined_groups_match_separate_learners(mixer):
+    """Competing groups have a mixer each."""
     env = make_tag()
     team = TeamSpec.from_env(env)
     config = ParallelQConfig(**SMALL, mixer=mixer)
@@ -115,8 +115,8 @@ def test_groups_as_one_learn_as_each_alone(mixer):
 
 
 @pytest.mark.parametrize("kind", ["sum", "monotonic"])
-def test_a_mixer_over_two_groups_is_that_of_one_group_of_all(kind):
-    """Where one network serves all: the arena's four agents in one group, and in two."""
+def test_mixer_over_two_groups_matches_one_group_of_all_agents(kind):
+    """One network serves the four agents of the arena, in one group and in two."""
     found = []
     for n_groups, sharing in ((1, "group"), (2, "full")):
         mixer = AnyTeamMixerConfig(kind, 4, over="team")
@@ -135,7 +135,7 @@ def test_a_mixer_over_two_groups_is_that_of_one_group_of_all(kind):
             torch.testing.assert_close(parts[name, key], value, rtol=1e-4, atol=1e-6)
 
 
-def test_groups_that_compete_under_one_mixer_are_refused():
+def test_competing_groups_under_one_mixer_raise():
     shaped = {"shape_adversary_rew": True, "shape_agent_rew": True}
     with pytest.raises(ConfigError, match="'adversary' and 'agent' compete"):
         trained(make_tag(**shaped), 1, mixer=AnyTeamMixerConfig("sum", over="team"))
@@ -158,15 +158,15 @@ def recipe(folder):
     }
 
 
-def test_a_run_beside_mappo_resumes_to_the_bit(tmp_path):
+def test_run_with_pqn_and_mappo_resumes_exactly(tmp_path):
     rows = rows_of_a_run_that_resumes_to_the_bit(recipe, tmp_path, (2,))
-    # 1 to 0.1 in the first tenth of the run.
+    # Annealed from 1 to 0.1 in the first tenth of the run.
     assert [float(row["agents_1/epsilon"]) for row in rows] == pytest.approx([1.0] + [0.1] * 4)
     assert all(row["agents_1/loss_value"] for row in rows)
     assert "agents_0/clip_fraction" in rows[0] and "agents_1/clip_fraction" not in rows[0]
 
 
-def test_every_agent_may_go_on_with_a_network_of_its_own():
+def test_unsharing_gives_each_agent_a_network():
     learner, _ = trained(make_arena(), unshare_at=0.5, mixer=MONOTONIC)
     assert learner.unshared
     weights = [p for p in learner.actors.parameters() if p.ndim == 3]
@@ -178,8 +178,8 @@ def test_every_agent_may_go_on_with_a_network_of_its_own():
 
 
 @pytest.mark.learning
-def test_the_arena_is_learned(tmp_path):
-    """12.5 is the best; at random 0.97. Agents die, and the survivors play on."""
+def test_pqn_solves_the_arena(tmp_path):
+    """The optimal return is 12.5, the random one 0.97. Agents die in mid-episode."""
     run = torchrl_marl.train(
         "toy_arena_mappo",
         learner={"algorithm": "pqn", "minibatch_size": 160, "lr": 1e-3},
@@ -191,12 +191,12 @@ def test_the_arena_is_learned(tmp_path):
     assert run.summary["return_after"] == 12.5
 
 
-def test_turns_are_refused_by_own_ends():
+def test_turns_with_bootstrap_agent_raise():
     with pytest.raises(ConfigError, match="pqn does not yet credit with bootstrap=agent"):
         trained(Paces(4, seed=0), 1, bootstrap="agent", mixer=NONE)
 
 
-def test_a_continuous_world_is_refused_by_a_sentence():
+def test_continuous_actions_raise():
     with pytest.raises(ConfigError, match="its actions are continuous, expected discrete ones"):
         trained(VmasEnv("balance", num_envs=2, seed=0), 0)
 
@@ -212,6 +212,6 @@ def test_a_continuous_world_is_refused_by_a_sentence():
         ),
     ],
 )
-def test_settings_that_do_not_fit_are_refused(settings, message):
+def test_invalid_settings_raise(settings, message):
     with pytest.raises(ConfigError, match=message):
         load_config("toy_arena_mappo", {"learner": {"algorithm": "pqn", **settings}})

@@ -1,4 +1,4 @@
-"""A population's members: each learns as it would alone, and nothing reaches another."""
+"""Members of a population: each learns as in a run of one member, without mutual effects."""
 
 import copy
 import dataclasses
@@ -114,13 +114,13 @@ def assert_as_alone(env, config, settings, execution="eager", batches=3):
 
 @pytest.mark.parametrize("algorithm", ["mappo", "ippo"])
 @pytest.mark.parametrize("execution", ["eager", "trace"])
-def test_a_member_learns_as_it_would_alone(algorithm, execution):
+def test_members_match_single_learners(algorithm, execution):
     config = dataclasses.replace(CONFIG, algorithm=algorithm)
     assert set(DIFFERENT) == set(varying_of(config))
     assert_as_alone(world(), config, DIFFERENT, execution)
 
 
-def test_so_do_members_whose_agents_have_states_of_their_own():
+def test_members_with_agent_states_match_single_learners():
     env = make_meadow(MEMBERS * ENVS, "two", "categorical", states="own")
     config = dataclasses.replace(CONFIG, central_input="agent_state")
     assert_as_alone(env, config, DIFFERENT, batches=2)
@@ -137,29 +137,29 @@ def test_so_do_members_whose_agents_have_states_of_their_own():
     ],
     ids=["team", "apart", "groups", "groups apart"],
 )
-def test_so_do_members_whose_critics_read_the_state(env, critic, execution):
+def test_members_with_state_critics_match_single_learners(env, critic, execution):
     config = dataclasses.replace(
         CONFIG, central_input="state", critic=CriticConfig(**NETWORK, **critic)
     )
     assert_as_alone(world(**env), config, DIFFERENT, execution, batches=2)
 
 
-def test_so_do_members_whose_critics_read_the_state_and_remember():
+def test_members_with_recurrent_state_critics_match_single_learners():
     config = dataclasses.replace(MEMORY, central_input="state")
     assert_as_alone(world(), config, {"lr": DIFFERENT["lr"]}, batches=2)
 
 
-def test_so_do_members_whose_state_is_a_picture():
+def test_members_with_image_states_match_single_learners():
     critic = CriticConfig(**NETWORK, body="cnn", channels="last")
     config = dataclasses.replace(CONFIG, central_input="state", critic=critic)
     env = PicturedArena(MEMBERS * ENVS, n_agents=2, years=2, lives=2, seed=0)
-    # small rates, as convolutions of several members round otherwise than those of one
+    # small rates, as convolutions of several members round differently
     assert_as_alone(env, config, {"lr": [1e-4, 2e-4, 5e-5]}, batches=2)
 
 
 @pytest.mark.parametrize("ids", ["onehot", "embedding"])
 @pytest.mark.parametrize("memory", [False, True], ids=["", "memory"])
-def test_so_do_members_whose_agents_know_their_number(ids, memory):
+def test_members_with_agent_ids_match_single_learners(ids, memory):
     own = {"sharing": "agent_id", "agent_id": ids, "agent_id_size": 3}
     config = MEMORY if memory else CONFIG
     config = dataclasses.replace(
@@ -174,13 +174,13 @@ def test_so_do_members_whose_agents_know_their_number(ids, memory):
 
 
 @pytest.mark.parametrize("actions", ["multi_discrete", "hybrid"])
-def test_so_do_members_with_several_choices(actions):
+def test_members_with_composite_actions_match_single_learners(actions):
     env = make_meadow(MEMBERS * ENVS, "two", actions)
     assert_as_alone(env, CONFIG, DIFFERENT, batches=2)
 
 
 @pytest.mark.parametrize("sharing", ["group", "none", "agent_id"])
-def test_so_do_members_whose_scales_are_parameters(sharing):
+def test_members_with_scale_parameters_match_single_learners(sharing):
     actor = TeamNetworkConfig(**NETWORK, sharing=sharing, state_independent_scale=True)
     config = dataclasses.replace(CONFIG, actor=actor)
     layout = "one" if sharing == "agent_id" else "two"
@@ -204,7 +204,7 @@ def test_so_do_members_whose_scales_are_parameters(sharing):
     ],
     ids=["groups", "across", "kinds", "apart", "schedules", "centered", "simba"],
 )
-def test_so_do_members_of_other_teams_and_settings(env, config):
+def test_members_with_other_settings_match_single_learners(env, config):
     assert_as_alone(world(**env), dataclasses.replace(CONFIG, **config), DIFFERENT, batches=2)
 
 
@@ -214,24 +214,24 @@ PQN = ParallelQConfig(actor=RecurrentNetworkConfig(**NETWORK), minibatch_size=20
 @pytest.mark.parametrize("execution", ["eager", "trace"])
 @pytest.mark.parametrize("mixer", [*later("runs", "none", "sum"), "monotonic"])
 @pytest.mark.parametrize("env", [{}, {"n_groups": 2, "n_agents": 4}], ids=["one", "groups"])
-def test_so_do_members_of_pqn(env, mixer, execution):
+def test_members_of_pqn_match_single_learners(env, mixer, execution):
     config = dataclasses.replace(PQN, mixer=dataclasses.replace(PQN.mixer, kind=mixer))
     settings = {name: DIFFERENT[name] for name in varying_of(config)}
     assert set(settings) == {"lr", "gamma", "lmbda", "max_grad_norm"}
     assert_as_alone(world(continuous_actions=False, **env), config, settings, execution)
 
 
-def test_so_do_members_of_pqn_with_memory():
+def test_members_of_recurrent_pqn_match_single_learners():
     memory = dataclasses.replace(PQN.actor, memory=MemoryConfig("gru", size=6))
     config = dataclasses.replace(PQN, actor=memory, window=5)
     assert_as_alone(world(continuous_actions=False), config, {"lr": DIFFERENT["lr"]}, batches=2)
 
 
-def test_so_do_members_with_memory():
+def test_members_with_memory_match_single_learners():
     assert_as_alone(world(), MEMORY, {"lr": DIFFERENT["lr"]}, batches=2)
 
 
-def test_each_member_has_a_limit_of_divergence_of_its_own():
+def test_target_kl_stops_members_separately():
     config = dataclasses.replace(CONFIG, target_kl=1e-4, lr=1e-2, num_epochs=3)
     many, collector = population(world(), config, {"lr": [1e-2, 0.0, 1e-2]})
     epochs = many.learn(collector.rollout())["agents", "epochs"]
@@ -240,7 +240,7 @@ def test_each_member_has_a_limit_of_divergence_of_its_own():
 
 @pytest.mark.parametrize("execution", ["eager", "trace"])
 @pytest.mark.parametrize("where", ["reward", "observation", "state", "parameter"])
-def test_a_sick_member_is_frozen_and_reaches_nobody(where, execution):
+def test_diverged_member_is_frozen_without_effect_on_others(where, execution):
     found = {}
     seen = "state" if where == "state" else "observations"
     config = dataclasses.replace(CONFIG, central_input=seen)
@@ -285,7 +285,7 @@ def owners_of(many):
     return clip.row_groups.split(clip.sizes)
 
 
-def test_it_ends_when_all_are_sick():
+def test_raises_when_all_members_diverge():
     many, collector = population(world())
     batch = collector.rollout()
     batch["next", "agents", "reward"][:, 3] = torch.nan
@@ -293,7 +293,7 @@ def test_it_ends_when_all_are_sick():
         many.learn(batch)
 
 
-def test_settings_change_in_place_and_record_nothing_again():
+def test_changed_settings_take_effect_without_recapture():
     many, collector = population(world(), settings=DIFFERENT, execution="trace")
     many.learn(collector.rollout().clone())
     recorded = dict(many.updates.programs)
@@ -306,7 +306,7 @@ def test_settings_change_in_place_and_record_nothing_again():
         assert torch.equal(p, old)
 
 
-def test_it_resumes_to_the_bit():
+def test_population_resumes_exactly():
     many, collector = population(world(), settings=DIFFERENT)
     batch = collector.rollout()
     many.learn(batch.clone())
@@ -334,18 +334,18 @@ def test_it_resumes_to_the_bit():
         ),
     ],
 )
-def test_what_members_would_share_is_refused(settings, words):
+def test_settings_that_link_members_raise(settings, words):
     with pytest.raises(ConfigError, match=words):
         population(world(), OnPolicyConfig(**settings))
 
 
-def test_a_state_that_no_critic_reads_is_not_needed():
+def test_state_is_not_required_without_state_critic():
     many, collector = population(world())
     batch = collector.rollout().exclude("state", ("next", "state"))
     assert many.learn(batch)["agents", "loss_critic"].isfinite().all()
 
 
-def test_copies_take_all_of_their_parent_and_nothing_of_another():
+def test_copied_members_equal_their_parents():
     settings = {"lr": DIFFERENT["lr"]}
     many, collector = population(world(), MEMORY, settings)
     for _ in range(2):
@@ -364,7 +364,7 @@ def test_copies_take_all_of_their_parent_and_nothing_of_another():
     assert not many.diverged.any() and many.settings["lr"].tolist() == pytest.approx(settings["lr"])
 
 
-def test_wrong_calls_get_one_sentence():
+def test_invalid_arguments_raise():
     groups = TeamSpec.from_env(world()).groups
     with pytest.raises(ConfigError, match="n_members is 1"):
         learner_of_members(groups, CONFIG, n_members=1)

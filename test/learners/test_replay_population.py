@@ -1,4 +1,4 @@
-"""A population that learns from stored steps: each member as it would alone."""
+"""A population with replay: each member learns as in a run of one member."""
 
 import copy
 import dataclasses
@@ -77,7 +77,7 @@ def stored_of(replay):
 
 
 def assert_as_alone(env, config, settings, execution="eager", batches=4):
-    """After 16 updates, four of each batch, of which the store holds the last one and a half."""
+    """Checks 16 updates, four of each batch; the replay buffer holds the last 1.5 batches."""
     many, collector = population(env, config, settings, execution=execution)
     ones = [alone(env, config, settings, i) for i in range(MEMBERS)]
     for i, one in enumerate(ones):
@@ -105,7 +105,7 @@ def assert_as_alone(env, config, settings, execution="eager", batches=4):
 
 @pytest.mark.parametrize("algorithm", ["iql", "vdn", "qmix"])
 @pytest.mark.parametrize("execution", ["eager", "trace"])
-def test_a_member_learns_as_it_would_alone(algorithm, execution):
+def test_members_match_single_learners(algorithm, execution):
     config = dataclasses.replace(CONFIG, algorithm=algorithm)
     many = assert_as_alone(world(), config, DIFFERENT, execution)
     assert len(many.updates.programs) == (execution == "trace")
@@ -123,21 +123,21 @@ def test_a_member_learns_as_it_would_alone(algorithm, execution):
     ],
     ids=["groups", "across", "kinds", "own ends", "apart", "ids"],
 )
-def test_so_do_members_of_other_teams_and_settings(env, config):
+def test_members_with_other_settings_match_single_learners(env, config):
     config = dataclasses.replace(CONFIG, **config)
     assert_as_alone(world(**env), config, DIFFERENT, batches=2)
 
 
 @pytest.mark.parametrize("execution", ["eager", "trace"])
 @pytest.mark.parametrize("groups", [1, 2])
-def test_so_do_members_whose_mixers_read_the_state(groups, execution):
+def test_members_with_state_mixers_match_single_learners(groups, execution):
     config = dataclasses.replace(CONFIG, central_input="state")
     assert_as_alone(
         world(n_groups=groups, n_agents=2 * groups), config, DIFFERENT, execution, batches=2
     )
 
 
-def test_so_do_members_whose_state_is_a_picture():
+def test_members_with_image_states_match_single_learners():
     env = PicturedArena(MEMBERS * ENVS, n_agents=2, years=2, lives=2, seed=0)
     config = dataclasses.replace(CONFIG, central_input="state", n_step=2)
     many = assert_as_alone(env, config, DIFFERENT, batches=2)
@@ -147,7 +147,7 @@ def test_so_do_members_whose_state_is_a_picture():
 
 @pytest.mark.parametrize("execution", ["eager", "trace"])
 @pytest.mark.parametrize("where", ["reward", "observation", "state", "parameter"])
-def test_a_sick_member_is_frozen_and_reaches_nobody(where, execution):
+def test_diverged_member_is_frozen_without_effect_on_others(where, execution):
     found, seen = {}, "state" if where == "state" else "observations"
     for diverged in (False, True):
         config = dataclasses.replace(CONFIG, central_input=seen)
@@ -184,7 +184,7 @@ def numbers_of_networks(many, member):
     return [p.detach()[rows == member].clone() for p, rows in owners.items()]
 
 
-def test_it_ends_when_all_are_sick():
+def test_raises_when_all_members_diverge():
     many, collector = population(world())
     batch = collector.rollout()
     batch["next", "agents", "reward"].fill_(torch.nan)
@@ -192,7 +192,7 @@ def test_it_ends_when_all_are_sick():
         many.learn(batch)
 
 
-def test_settings_change_in_place_and_record_nothing_again():
+def test_changed_settings_take_effect_without_recapture():
     many, collector = population(world(), settings=DIFFERENT, execution="trace")
     many.learn(collector.rollout())
     recorded, before = dict(many.updates.programs), numbers_of_networks(many, 0)
@@ -204,7 +204,7 @@ def test_settings_change_in_place_and_record_nothing_again():
         assert torch.equal(x, y)
 
 
-def test_it_resumes_to_the_bit():
+def test_population_resumes_exactly():
     many, collector = population(world(), settings=DIFFERENT)
     batch = collector.rollout()
     many.learn(batch.clone())
@@ -219,7 +219,7 @@ def test_it_resumes_to_the_bit():
     assert torch.equal(many.diverged, other.diverged)
 
 
-def test_copies_take_all_of_their_parent_but_its_steps():
+def test_copied_members_equal_their_parents_except_replay():
     many, collector = population(world(), settings={"lr": DIFFERENT["lr"]})
     for _ in range(2):
         many.learn(collector.rollout())
@@ -242,8 +242,8 @@ def test_copies_take_all_of_their_parent_but_its_steps():
         many.copy_members(torch.tensor([0, 1, 3]))
 
 
-def test_members_that_share_learn_from_the_steps_of_all():
-    """As a learner alone does that sees all envs, and makes a third as many updates a frame."""
+def test_members_with_shared_replay_learn_from_all_steps():
+    """Each matches a single learner of all envs with a third of the updates per frame."""
     settings = {"lr": DIFFERENT["lr"]}
     plain = dataclasses.replace(CONFIG, normalize_observations=False)
     every = dataclasses.replace(
@@ -279,12 +279,12 @@ def test_members_that_share_learn_from_the_steps_of_all():
         ({"actor": QNetworkConfig(memory=MemoryConfig("gru"))}, "actor.memory.kind is 'gru'"),
     ],
 )
-def test_what_members_would_share_is_refused(settings, words):
+def test_settings_that_link_members_raise(settings, words):
     with pytest.raises(ConfigError, match=words):
         population(world(), dataclasses.replace(CONFIG, **settings))
 
 
-def test_an_error_names_the_group_of_the_environment():
+def test_error_names_the_group_of_the_environment():
     config = dataclasses.replace(CONFIG, central_input="agent_state")
     with pytest.raises(ConfigError) as error:
         population(world(), config)
@@ -292,7 +292,7 @@ def test_an_error_names_the_group_of_the_environment():
     assert "of member" not in str(error.value)
 
 
-def test_wrong_calls_get_one_sentence():
+def test_invalid_arguments_raise():
     with pytest.raises(ConfigError, match=r"settings\['lmbda'\] has 3 values"):
         population(world(), settings={"lmbda": [0.5] * MEMBERS})
     many, collector = population(world())

@@ -1,4 +1,4 @@
-"""Learners of agents that come back: separate lives, dead steps without effect, new memories."""
+"""Learners of agents that respawn: separate lives, dead steps without effect, fresh states."""
 
 from functools import partial
 
@@ -41,7 +41,7 @@ HALF = {"gamma": 0.5, "lmbda": 0.5}
 
 
 class FromAge(Echo):
-    """The value of an age a is 1 - a / 10: what an agent observes second."""
+    """The value of an age a is 1 - a / 10; the age is the second observed number."""
 
     def forward(self, x, mask):
         return super().forward(x[..., 1:], mask)
@@ -55,8 +55,8 @@ def estimated(env, n_steps, bootstrap):
 
 
 @pytest.mark.parametrize("poison", [0.0, float("nan")])
-def test_two_lives_of_an_agent_are_two_episodes(poison):
-    """Rewards 1, 2, 3 and values 1, 0.9, 0.8, by hand; nothing follows the last of them."""
+def test_lives_of_an_agent_are_separate_episodes(poison):
+    """Rewards 1, 2, 3 and values 1, 0.9, 0.8, by hand; the last step is terminal."""
     found = estimated(Cycles(1, lives=(3, 4), gap=2, poison=poison), 11, "agent")
     advantage = [(1 + 0.45 - 1) + 0.25 * (1.5 + 0.25 * 2.2), 1.5 + 0.25 * 2.2, 3 - 0.8]
     target = [advantage[0] + 1, advantage[1] + 0.9, 3.0]
@@ -67,8 +67,8 @@ def test_two_lives_of_an_agent_are_two_episodes(poison):
     assert found["loss_mask"][0, :, 0].int().tolist() == [1, 1, 1, 0, 0, 1, 1, 1, 0, 0, 1]
 
 
-def test_a_team_s_return_goes_on_through_steps_in_which_nobody_lives():
-    """Steps 2 to 4 have the value of step 5, discounted; nobody knows what follows step 6."""
+def test_team_return_continues_through_steps_without_living_agents():
+    """Steps 2 to 4 have the discounted value of step 5; step 6 has no next value."""
     found = estimated(Cycles(1, lives=(2, 2), gap=3), 7, "team")
     delta = [1 + 0.5 * 0.9 - 1, 2 + 0.5**4 * 1.0 - 0.9, 0, 0, 0, 1 + 0.5 * 0.9 - 1, 2 - 0.9]
     expected, later_ones = [], 0.0
@@ -80,10 +80,10 @@ def test_a_team_s_return_goes_on_through_steps_in_which_nobody_lives():
         torch.testing.assert_close(advantage, torch.tensor(expected))
 
 
-def test_a_team_s_return_is_the_discounted_sum_over_all_lives():
+def test_team_return_is_the_discounted_sum_over_all_lives():
     env = Cycles(1, lives=(2, 2), gap=3, max_steps=9)
     batch, group = env.rollout(9), TeamSpec.from_env(env).groups["cat"]
-    batch["next", "terminated"] = batch["next", "done"]  # nothing follows
+    batch["next", "terminated"] = batch["next", "done"]  # no bootstrap
     critic = make_critic(group, NetworkConfig([8]))
     estimator = TeamGAE(value_network=critic, group=group, gamma=0.5, lmbda=1.0)
     target = estimator(batch)["cat", "value_target"][0, :, :, 0]
@@ -112,7 +112,7 @@ def memory_policy(env):
 
 
 @pytest.mark.parametrize("poison", [0.0, float("nan")])
-def test_memories_restart_with_each_life(poison):
+def test_recurrent_states_restart_with_each_life(poison):
     env = Cycles(2, lives=(3, 4), gap=2, max_steps=10, poison=poison)
     [learner], policy = memory_policy(env)
     env = with_memory(env, hidden_sizes(policy))
@@ -138,7 +138,7 @@ def test_memories_restart_with_each_life(poison):
 
 
 def replayed(by_life):
-    """Four steps ahead from each of twelve steps, in which agents live 3 and 5 steps."""
+    """4-step returns from each of twelve steps, in which agents live 3 and 5 steps."""
     env = Cycles(1, max_steps=12)
     leaves = ("observation", "mask", "action")
     keys = [("cat", leaf) for leaf in leaves]
@@ -148,8 +148,8 @@ def replayed(by_life):
     return replay.look(torch.arange(12), n_step=4, gamma=0.5)
 
 
-def test_n_step_returns_do_not_reach_over_a_death():
-    """Agent 0 dies in steps 2 and 7, agent 1 in step 4: there all returns end."""
+def test_n_step_returns_end_at_a_death():
+    """Agent 0 dies in steps 2 and 7, agent 1 in step 4; all returns end there."""
     found = replayed(True)
     reward, terminated = (found["next", "cat", leaf][..., 0] for leaf in ("reward", "terminated"))
     assert found["discount"].flatten().log2().neg().int().tolist() == [
@@ -163,14 +163,14 @@ def test_n_step_returns_do_not_reach_over_a_death():
     assert reward[3].tolist() == [0, 4 + 5 / 2] and terminated[3].tolist() == [False, True]
 
 
-def test_without_lives_they_do():
+def test_n_step_returns_continue_after_a_death_without_by_life():
     found = replayed(False)
     assert found["discount"].flatten()[:3].tolist() == [0.5**4] * 3
-    assert not found["next", "cat", "terminated"][2, 0]  # agent 0 is back
+    assert not found["next", "cat", "terminated"][2, 0]  # agent 0 has respawned
 
 
 @pytest.mark.parametrize("bootstrap", ["agent", "team"])
-def test_learners_end_returns_at_deaths_if_agents_are_their_own(bootstrap):
+def test_returns_end_at_deaths_with_bootstrap_agent(bootstrap):
     [learner] = build_learners(
         TeamSpec.from_env(Arena(4, respawn=2)),
         OffPolicyConfig(actor=NetworkConfig([8]), bootstrap=bootstrap, learning_starts=0),
@@ -192,7 +192,7 @@ CASES = [(name, "team") for name in ALGORITHMS] + [("mappo", "agent"), ("maddpg"
 
 
 @pytest.mark.parametrize(("algorithm", "bootstrap"), CASES)
-def test_what_stands_between_lives_reaches_nobody(algorithm, bootstrap):
+def test_values_between_lives_have_no_effect(algorithm, bootstrap):
     env = Arena(8, n_agents=3, lives=1, respawn=2, seed=0)
     config = ALGORITHMS[algorithm](bootstrap=bootstrap)
     twins = []
@@ -214,7 +214,7 @@ def trained(env, execution="eager"):
     return batches, (learners, metrics)
 
 
-def test_an_environment_may_show_anything_between_lives():
+def test_observations_between_lives_have_no_effect():
     _, one = trained(Cycles(4, max_steps=13))
     _, other = trained(Cycles(4, max_steps=13, poison=float("nan")))
     assert_same_learning(one, other, **EXACT)
@@ -223,7 +223,7 @@ def test_an_environment_may_show_anything_between_lives():
 # ----------------------------------------------------------------------------------- runs
 
 
-def test_a_trace_is_the_eager_run():
+def test_traced_run_matches_eager_run():
     eager, one = trained(Cycles(4, max_steps=13))
     traced, other = trained(Cycles(4, max_steps=13), "trace")
     for batch, found in zip(eager, traced):
@@ -245,12 +245,12 @@ def recipe(folder, algorithm):
 
 
 @pytest.mark.parametrize("algorithm", ["mappo", *later("runs", "qmix")])
-def test_a_run_resumes_to_the_bit(algorithm, tmp_path):
+def test_run_resumes_exactly(algorithm, tmp_path):
     make = partial(recipe, algorithm=algorithm)
     assert len(rows_of_a_run_that_resumes_to_the_bit(make, tmp_path, (2,))) == 4
 
 
-def test_the_command_line_trains_agents_that_come_back(tmp_path, capsys):
+def test_command_line_trains_with_respawn(tmp_path, capsys):
     words = ["env.kwargs.respawn=3", "env.num_envs=8", "total_frames=160", "frames_per_batch=80"]
     words += ["learner.minibatch_size=40", "evaluation.episodes=4", f"folder={tmp_path / 'run'}"]
     assert cli.main(["train", "toy_arena_mappo", *words]) == 0

@@ -1,4 +1,4 @@
-"""Minibatches of shards: the same frames meet, in one process and in several."""
+"""Minibatches of shards hold the same frames in one process and in several."""
 
 import copy
 
@@ -26,7 +26,7 @@ def drawn(own, n_frames, batches=2, total=4, seed=3, first=0):
     ]
 
 
-def test_the_same_frames_meet_wherever_they_are():
+def test_minibatches_do_not_depend_on_the_split_of_shards():
     whole = drawn(range(4), 20)
     parts = [drawn(range(2), 10), drawn(range(2, 3), 5), drawn(range(3, 4), 5)]
     for batch, *of_parts in zip(whole, *parts):
@@ -36,7 +36,7 @@ def test_the_same_frames_meet_wherever_they_are():
             assert [len(part) for part in epoch] == [8, 8, 4]
 
 
-def test_every_order_is_another():
+def test_orders_differ_between_epochs_batches_and_seeds():
     (batch, later), other = drawn(range(4), 20), drawn(range(4), 20, seed=4)
     orders = [str(epoch) for epoch in (*batch, *later, *other[0])]
     assert len(set(orders)) == len(orders)
@@ -45,7 +45,7 @@ def test_every_order_is_another():
     assert first != second
 
 
-def test_it_goes_on_where_it_was():
+def test_order_resumes_exactly():
     assert drawn(range(4), 20)[1:] == drawn(range(4), 20, batches=1, first=1)
 
 
@@ -56,12 +56,12 @@ def test_it_goes_on_where_it_was():
         (18, 8, "a batch has 18 frames"),
     ],
 )
-def test_what_cannot_be_shared(n_frames, size, message):
+def test_sizes_that_shards_do_not_divide_raise(n_frames, size, message):
     with pytest.raises(ConfigError, match=message):
         next(ShardOrder(range(4), 4, 0).epochs(n_frames, size, n_epochs=1))
 
 
-def test_a_learner_of_shards_draws_nothing_and_resumes_to_the_bit():
+def test_learner_of_shards_resumes_exactly_without_global_draws():
     case = Case(iterations=2, actions="unbounded")
     ones = [learners_of(case, range(SHARDS))[0] for _ in range(2)]
     env = make_meadow(E, "two", actions="unbounded")
@@ -70,7 +70,7 @@ def test_a_learner_of_shards_draws_nothing_and_resumes_to_the_bit():
     state = torch.get_rng_state()
     ones[0].learn(batches[0].clone())
     assert torch.equal(state, torch.get_rng_state())
-    saved = copy.deepcopy(ones[0].state_dict())  # an optimizer takes the tensors themselves
+    saved = copy.deepcopy(ones[0].state_dict())  # an optimizer keeps the given tensors
     ones[1].load_state_dict(saved)
     for one in ones:
         one.learn(batches[1].clone())

@@ -1,4 +1,4 @@
-"""Learners of teams whose agents differ, are born late and die early: as each would learn alone."""
+"""Learners of heterogeneous teams with late spawns and early deaths match separate learners."""
 
 import pytest
 import torch
@@ -16,11 +16,11 @@ from torchrl_marl.modules import NetworkConfig, make_actor, make_critic
 from torchrl_marl.objectives import MAPPOLoss
 from torchrl_marl.training.metrics import count_agent_frames
 
-# --------------------------------------------------------------------- as each would learn alone
+# ------------------------------------------------------------------ parity with separate learners
 
 
 def share_of(joined, part, index, whole, own):
-    """What of a joined learner's parameter is a part's: its kinds' rows, cut to its widths.
+    """The rows and columns of a joined learner's parameter that belong to one part.
 
     ``index``: 0 to 3 of the actor, 4 to 7 of the critic; weight and bias of two layers.
     """
@@ -43,15 +43,17 @@ def share_of(joined, part, index, whole, own):
     ("sees", "bootstrap", "normalize"),
     [("observations", "team", "pooled"), ("own", "agent", "agent"), ("team", "agent", "none")],
 )
-def test_groups_of_other_shapes_learn_as_alone(layout, actions, sees, bootstrap, normalize):
-    """Padded side by side: each group's figures and weights are as if it were by itself."""
+def test_joined_groups_of_other_shapes_match_separate_learners(
+    layout, actions, sees, bootstrap, normalize
+):
+    """Metrics and weights of each padded group equal those of a separate learner."""
     config = config_of(
         algorithm="ippo" if sees == "own" else "mappo",
         central_input="team" if sees == "team" else "observations",
         bootstrap=bootstrap,
         normalize_advantage=normalize,
         normalize_observations=True,
-        entropy_coeff=0.01 if actions == "one_hot" else 0.0,  # no draws of its own
+        entropy_coeff=0.01 if actions == "one_hot" else 0.0,  # no random draws
         max_grad_norm=0.01,
         num_epochs=1,
         minibatch_size=E * T,
@@ -106,8 +108,8 @@ def test_groups_of_other_shapes_learn_as_alone(layout, actions, sees, bootstrap,
 
 @pytest.mark.parametrize("layout", ["one", "two", "three"])
 @pytest.mark.parametrize("lazy", [True, False])
-def test_death_and_birth_cut_no_trajectory(layout, lazy):
-    """Trajectories are the root's; who lives is counted."""
+def test_deaths_and_spawns_do_not_split_trajectories(layout, lazy):
+    """Trajectories follow the root's done flag; living agents are counted."""
     env = make_meadow(E, layout)
     team = TeamSpec.from_env(env)
     if lazy:
@@ -129,8 +131,8 @@ def test_death_and_birth_cut_no_trajectory(layout, lazy):
             for name in team.groups
         ]
         died_inside = torch.stack(deaths).any(0) & ~done[-1]
-        assert bool(died_inside.any())  # somebody dies, and the episode goes on
-        assert any(bool((~mask[:, :-1] & mask[:, 1:]).any()) for mask in masks)  # late births
+        assert bool(died_inside.any())  # an agent dies, and the episode continues
+        assert any(bool((~mask[:, :-1] & mask[:, 1:]).any()) for mask in masks)  # late spawns
     ids, done = torch.cat(ids, 1), torch.cat(done, 1)
     assert torch.equal(ids[:, 1:] != ids[:, :-1], done[:, :-1])
     firsts = [row[0].item() for env_ids in ids for row in env_ids.unique_consecutive().split(1)]
@@ -138,8 +140,8 @@ def test_death_and_birth_cut_no_trajectory(layout, lazy):
     assert counted == living < 3 * E * T * team.n_agents
 
 
-def test_a_critic_across_groups_sees_who_was_cut_off():
-    """A time limit: the last observation is bootstrapped, whoever shares the learner."""
+def test_team_critic_sees_truncated_agents():
+    """At a time limit, the value is bootstrapped from the last observation, joined or not."""
 
     def values_with(apart):
         env = make_meadow(E, "two")
@@ -162,7 +164,7 @@ def test_a_critic_across_groups_sees_who_was_cut_off():
             together.losses["cats+mice"].value_estimator._discount = (0.9, 0.9)
         torch.manual_seed(1)
         batch = RolloutCollector(env, policy_of([together]), frames_per_batch=E * T).next()
-        # As environments do that know no masks at the end: nobody acts after a time limit.
+        # As in environments where no agent acts after a time limit.
         for name in team.groups:
             cut = batch["next", name, "truncated"].squeeze(-1) & batch[name, "mask"]
             assert bool(cut.any())
@@ -181,11 +183,11 @@ def test_a_critic_across_groups_sees_who_was_cut_off():
             )
 
 
-# ------------------------------------------------------------------------- in a script of one's own
+# ----------------------------------------------------------------------------- in a custom script
 
 
-def test_the_loss_alone_with_a_padded_group():
-    """As a TorchRL script would: estimator, loss, optimizer; the objective by hand."""
+def test_loss_of_padded_group_matches_objective_by_hand():
+    """As in a TorchRL script, with an estimator, a loss and an optimizer."""
     env = make_meadow(E, "one")
     (group,) = TeamSpec.from_env(env).groups.values()
     torch.manual_seed(0)
@@ -215,7 +217,7 @@ def test_the_loss_alone_with_a_padded_group():
 
 
 @pytest.mark.parametrize("layout", ["one", "two"])
-def test_padded_batches_go_through_a_buffer(layout):
+def test_padded_batches_are_stored_in_torchrl_buffers(layout):
     env = make_meadow(E, layout)
     learners = learners_of(TeamSpec.from_env(env), config_of())
     buffer = ReplayBuffer(
@@ -235,5 +237,5 @@ def test_padded_batches_go_through_a_buffer(layout):
         assert_same(stored[key], flat[key], key)
     sample = buffer.sample()
     assert sample.shape == (E * T,)
-    # A batch that went through a buffer is learned from as any other.
+    # A learner accepts a batch from a buffer.
     learners[0].learn(stored.reshape(E, T))

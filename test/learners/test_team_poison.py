@@ -1,4 +1,4 @@
-"""Whole iterations of teams with poison in masked and padded slots."""
+"""Whole iterations of teams with extreme values in masked and padded slots."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from torchrl_marl.training.metrics import EpisodeTracker, count_agent_frames
 
 
 def poison_leaf(td, group, leaf, where):
-    """Replaces what stands at ``where``, ``[*B, N]`` or the leaf's shape: each poison in turn."""
+    """Replaces values at ``where``, ``[*B, N]`` or the leaf's shape, by each poison in turn."""
     x = td.get((group, leaf), None)
     if x is None:
         return
@@ -39,7 +39,7 @@ def padding_of(group, leaf, shape):
 
 
 class Poison(Transform):
-    """Masked and padded slots of what an environment gives hold anything."""
+    """Fills masked and padded slots of an environment's output with extreme values."""
 
     def __init__(self, team):
         super().__init__()
@@ -136,7 +136,7 @@ CASES = {
         "critic": {"architecture": "set"},
         "world": {"actions": "one_hot", "mask_actions": True},
     },
-    # Two learn together, and the one between them apart; all critics see all.
+    # Two groups are joined, and the group between them is separate; critics see all.
     "many": {"layout": "many", "central_input": "team", "apart": ["herd"]},
     "many, attention": {
         "layout": "many",
@@ -156,7 +156,7 @@ CASES = {
 
 
 def iterations_of(case, poison=False, seed=0, n=2):
-    """Two iterations, the second with the statistics of the first; all that comes out of them."""
+    """States, metrics and batch of two iterations, the second with statistics of the first."""
     case = dict(case)
     world, layout = case.pop("world", {}), case.pop("layout", "one")
     apart = case.pop("apart", ())
@@ -183,8 +183,8 @@ def iterations_of(case, poison=False, seed=0, n=2):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_poison_through_whole_iterations(case):
-    """Whatever stands in masked and padded slots: weights, statistics, metrics to the bit."""
+def test_values_in_masked_and_padded_slots_have_no_effect(case):
+    """Weights, statistics and metrics are bitwise equal."""
     clean, metrics, batch, team = iterations_of(CASES[case])
     poisoned, after, other, _ = iterations_of(CASES[case], poison=True)
     assert set(metrics) == set(after)
@@ -203,7 +203,7 @@ def test_poison_through_whole_iterations(case):
 
 
 @pytest.mark.parametrize("case", ["one", "two, one sees all", "three, set"])
-def test_twice_the_same(case):
+def test_iterations_are_reproducible(case):
     runs = [iterations_of(CASES[case], seed=3) for _ in range(2)]
     for a, b in zip(runs[0][0], runs[1][0], strict=True):
         assert_same(a, b)
@@ -224,8 +224,8 @@ def test_metrics_of_every_group(case):
         assert batch[name, "state_value"].shape == (*mask.shape, 1)
 
 
-def test_joined_groups_are_scattered_into_the_batch():
-    """Each group's advantage stands under its own name; nothing else is added."""
+def test_results_of_joined_groups_are_written_to_each_group():
+    """Each group's advantage is stored under its name; no other entry is added."""
     _, _, batch, team = iterations_of(CASES["two, one sees all"], n=1)
     assert set(batch.keys()) == {
         *team.groups,

@@ -1,4 +1,4 @@
-"""Policies, masks and settings that do not fit a team."""
+"""Policies, masks and settings that are invalid for a team."""
 
 import pytest
 from meadow import make_meadow, make_team
@@ -15,7 +15,7 @@ from torchrl_marl.modules import NetworkConfig, RandomActor, make_actor
 
 
 @pytest.mark.parametrize("layout", ["two", "three"])
-def test_a_policy_that_leaves_out_a_group(layout):
+def test_policy_without_action_of_a_group_raises(layout):
     env = make_meadow(E, layout)
     team = TeamSpec.from_env(env)
     first, group = team.groups.values()
@@ -34,7 +34,7 @@ def test_a_policy_that_leaves_out_a_group(layout):
     assert RolloutCollector(env, whole, frames_per_batch=E).next().shape == (E, 1)
 
 
-def test_a_policy_that_leaves_out_a_group_of_vmas():
+def test_policy_without_action_of_a_vmas_group_raises():
     env = VmasEnv("simple_tag", num_envs=3, seed=0)
     policy = TeamPolicy([RandomActor(TeamSpec.from_env(env).groups["adversary"])])
     with pytest.raises(SpecError, match=r"group 'agent' has no action.*\('agent', 'action'\)"):
@@ -42,7 +42,7 @@ def test_a_policy_that_leaves_out_a_group_of_vmas():
 
 
 class Wrong(Transform):
-    """Another mask than the specs say."""
+    """Changes the mask so that it does not match its spec."""
 
     def __init__(self, change):
         super().__init__()
@@ -65,7 +65,7 @@ class Wrong(Transform):
     ids=["type", "shape"],
 )
 @pytest.mark.parametrize("joined", [True, False])
-def test_a_mask_of_wrong_shape_or_type(change, message, joined):
+def test_mask_of_wrong_shape_or_dtype_raises(change, message, joined):
     env = make_meadow(E, "two")
     learners = learners_of(TeamSpec.from_env(env), config_of(), () if joined else ["mice"])
     collector = RolloutCollector(
@@ -106,7 +106,7 @@ MISFITS = {
 
 
 @pytest.mark.parametrize("name", MISFITS)
-def test_settings_that_do_not_fit_the_team(name):
+def test_settings_invalid_for_the_team_raise(name):
     settings, message = MISFITS[name]
     team = make_team("two", state=None)
     with pytest.raises(ConfigError, match=message):
@@ -115,7 +115,7 @@ def test_settings_that_do_not_fit_the_team(name):
 
 @pytest.mark.parametrize("n_groups", [1, 2])
 @pytest.mark.parametrize("leaf", ["done", "terminated"])
-def test_a_batch_without_the_ends_of_its_agents_is_one_sentence(n_groups, leaf):
+def test_batch_without_done_flags_of_agents_raises(n_groups, leaf):
     env = Arena(4, n_agents=4, n_groups=n_groups, seed=0)
     [learner] = build_learners(TeamSpec.from_env(env), OnPolicyConfig(minibatch_size=20))
     policy = TeamPolicy(learner.actors.values())

@@ -1,6 +1,6 @@
-"""The team's reward where agents are born late, wait and die: numbers by hand, and plain sums.
+"""The team reward with late spawns, turns and deaths, against values by hand and plain sums.
 
-It is the mean over those who are born and alive in the step, for every algorithm alike.
+It is the mean over agents that are spawned and alive in the step, for every algorithm.
 """
 
 import copy
@@ -50,7 +50,7 @@ def make(groups, config):
 
 
 def script(mask, reward, over=None, terminates=False):
-    """One env's steps; the last is the episode's, cut off unless it terminates."""
+    """Steps of one env; the last one ends the episode, by truncation unless it terminates."""
     steps, n = len(reward), len(reward[0])
     mask = torch.tensor(mask + [mask[-1]]).view(1, steps + 1, n).bool()
     over = torch.tensor(over or [[0] * n] * (steps + 1)).view(1, steps + 1, n, 1).bool()
@@ -77,11 +77,11 @@ def stored_rewards(algorithm, batch, n_step, gamma=0.5):
     return loss.rewards(data, data["car", "mask"].float()).squeeze(-1)
 
 
-# Agent 0 earns 2 a step, agent 1 is born behind step 0 and earns 1.
+# Agent 0 earns 2 a step, agent 1 spawns after step 0 and earns 1.
 LATE = script([[1, 0], [1, 1], [1, 1], [1, 1]], [[2, 0], [2, 1], [2, 1], [2, 1]])
-# Agent 1 acts in every second step, and both are paid in all.
+# Agent 1 acts in every second step, and both are rewarded in all steps.
 WAITS = script([[1, 1], [1, 0], [1, 1], [1, 0]], [[2, 1]] * 4)
-# Agent 0 earns 1 a step, agent 1 dies in step 0, agent 2 is not born for five steps.
+# Agent 0 earns 1 a step, agent 1 dies in step 0, agent 2 spawns after five steps.
 DIES = script(
     [[1, 1, 0]] + [[1, 0, 0]] * 4 + [[1, 0, 1]],
     [[1, 1, 0]] + [[1, 0, 0]] * 4 + [[1, 0, 1]],
@@ -90,14 +90,14 @@ DIES = script(
 
 
 class TestByHand:
-    def test_the_unborn_count_in_no_step_of_a_return(self):
+    def test_unspawned_agents_do_not_count_in_n_step_rewards(self):
         assert stored_rewards("vdn", LATE, 1)[:3, 0].tolist() == [2.0, 1.5, 1.5]
         # 2 + 1.5 / 2 + 1.5 / 4 + 1.5 / 8
         assert stored_rewards("vdn", LATE, 4)[0].tolist() == [3.3125, 3.3125]
         assert stored_rewards("qmix", LATE, 4)[0, 0] == 3.3125
 
     @pytest.mark.parametrize("kind", ["sum", "monotonic"])
-    def test_nor_in_a_rollouts(self, kind):
+    def test_unspawned_agents_do_not_count_in_rewards_of_rollouts(self, kind):
         config = ParallelQConfig(mixer=AnyTeamMixerConfig(kind=kind), lmbda=1.0, gamma=0.5, **SMALL)
         learner = make(groups_of({"car": 2}), config)
         data = learner.block.gather(LATE.clone())
@@ -109,11 +109,11 @@ class TestByHand:
             1.5,
         ]
 
-    def test_who_waits_is_paid(self):
+    def test_waiting_agents_count_in_team_reward(self):
         assert stored_rewards("vdn", WAITS, 1)[:, 0].tolist() == [1.5] * 4
         assert stored_rewards("vdn", WAITS, 3)[0, 0] == 1.5 * 1.75
 
-    def test_a_death_is_credited_with_what_the_living_earn_however_it_is_estimated(self):
+    def test_dead_agents_are_credited_with_later_team_rewards(self):
         assert stored_rewards("iql", DIES, 5, gamma=1.0)[0, :2].tolist() == [5.0, 5.0]
         config = OnPolicyConfig("ippo", gamma=1.0, lmbda=1.0, actor=NetworkConfig([8]))
         learner = make(groups_of({"car": 3}), config)
@@ -134,7 +134,7 @@ SEEDS = range(3)
 
 
 def lives(layout, seed, n_envs=ENVS, action=TWO, **kwargs):
-    """A batch of groups in the same envs, what was played in plain lists, and the groups."""
+    """A batch of groups in the same envs, its steps in plain lists, and the groups."""
     groups = groups_of(LAYOUTS[layout], action)
     world = Lives(n_envs, sum(LAYOUTS[layout].values()), seed, **kwargs)
     whole = world.batch(groups["car"], STEPS)
@@ -171,7 +171,7 @@ def best_values(loss, data):
 
 
 def mixed_values(loss, data, values, follows):
-    """The mixture of the values of those that are seen next, ``[E, T, N]``."""
+    """The mixture of the values of agents in the next step, ``[E, T, N]``."""
     following = data["next"].select(loss.group.observation_key).clone()
     seen = follows.unsqueeze(-1)
     observation = torch.where(seen, following[loss.group.observation_key], 0.0)
@@ -182,7 +182,7 @@ def mixed_values(loss, data, values, follows):
 
 
 def worth_of_next(loss, data, plain, bootstrap):
-    """Returns each agent's value of what follows each step, ``[E][T][N]``; 0 at an end."""
+    """Returns each agent's next value of each step, ``[E][T][N]``; 0 at a termination."""
     values = best_values(loss, data)
     if loss.mixed:
         values = mixed_values(loss, data, values, everywhere(plain, plain.follows)).tolist()
@@ -194,7 +194,7 @@ def worth_of_next(loss, data, plain, bootstrap):
 
 
 def store(learner, batch):
-    """In several batches, the learner's state being taken and given between."""
+    """Stores several batches, with the learner's state saved and loaded between them."""
     for part in batch.split(list(PARTS), 1):
         learner.learn(part)
         learner.load_state_dict(copy.deepcopy(learner.state_dict()))
@@ -213,9 +213,11 @@ def store(learner, batch):
         ("vdn", "team", "team"),
     ],
 )
-def test_targets_of_stored_steps_are_plain_sums(algorithm, bootstrap, over, layout, n_step, seed):
+def test_targets_of_replayed_steps_match_plain_sums(
+    algorithm, bootstrap, over, layout, n_step, seed
+):
     batch, plain, groups = lives(layout, seed, waits=bootstrap == "team")
-    if over == "team":  # all earn together
+    if over == "team":  # one team of all agents
         plain.teams = [list(range(plain.n_agents))]
     torch.manual_seed(seed)
     mixer = TeamMixerConfig(init_scale=1.0, over=over)
@@ -256,7 +258,7 @@ def test_targets_of_stored_steps_are_plain_sums(algorithm, bootstrap, over, layo
         ("iddpg", "agent"),
     ],
 )
-def test_actor_critics_store_the_same_rewards(algorithm, bootstrap, n_step):
+def test_rewards_of_actor_critics_match_plain_sums(algorithm, bootstrap, n_step):
     action = Bounded(-1, 1, (2,))
     batch, plain, groups = lives("joined", 5, waits=bootstrap == "team", action=action)
     settings = STORED | {"actor": RecurrentNetworkConfig([8]), "bootstrap": bootstrap}
@@ -274,14 +276,14 @@ def test_actor_critics_store_the_same_rewards(algorithm, bootstrap, n_step):
     expected = torch.where(learned, as_rows(everywhere(plain, earned)), 0.0)
     found = torch.where(learned, reward.squeeze(-1), 0.0)
     torch.testing.assert_close(found, expected, **TOLERANCE)
-    if bootstrap == "team":  # in steps of their own, what follows is read of the same agents
+    if bootstrap == "team":  # next masks of single steps have the same agents
         data = learner.replay.look(torch.arange(ENVS * STEPS), 1, GAMMA)
         follows = as_rows(everywhere(plain, plain.follows))
         assert torch.equal(data[("next", *loss.group.mask_key)], follows)
 
 
 @pytest.mark.parametrize("algorithm", ["iql", "vdn"])
-def test_members_of_a_population_store_what_they_would_alone(algorithm):
+def test_members_of_a_population_store_rewards_of_single_learners(algorithm):
     members = 2
     batch, plain, groups = lives("joined", 3, n_envs=members * ENVS)
     many = learner_of_members(groups, ValueConfig(algorithm, **STORED), n_members=members)
@@ -308,7 +310,7 @@ def test_members_of_a_population_store_what_they_would_alone(algorithm):
 @pytest.mark.parametrize(
     "kind, bootstrap", [("none", "team"), ("none", "agent"), ("sum", "team"), ("monotonic", "team")]
 )
-def test_lambda_returns_are_plain_sums(kind, bootstrap, layout, lmbda, seed):
+def test_lambda_returns_match_plain_sums(kind, bootstrap, layout, lmbda, seed):
     batch, plain, groups = lives(layout, seed, waits=bootstrap == "team")
     torch.manual_seed(seed)
     mixer = AnyTeamMixerConfig(kind=kind, init_scale=1.0)
@@ -346,10 +348,8 @@ def test_lambda_returns_are_plain_sums(kind, bootstrap, layout, lmbda, seed):
     [(name, "team") for name in ("iql", "vdn", "qmix", "pqn", "pqn sum")]
     + [("iql", "agent"), ("pqn", "agent")],
 )
-def test_what_stands_in_slots_of_the_unborn_and_the_dead_reaches_nobody(
-    algorithm, bootstrap, value
-):
-    """Also where the episode is cut off before they are born."""
+def test_values_of_unspawned_and_dead_agents_have_no_effect(algorithm, bootstrap, value):
+    """Also where the episode is truncated before agents spawn."""
     batch, plain, groups = lives("joined", 2, waits=bootstrap == "team")
     bad, first = batch.clone(), 0
     alive, follows = torch.tensor(plain.alive), everywhere(plain, plain.follows)
@@ -381,8 +381,8 @@ def test_what_stands_in_slots_of_the_unborn_and_the_dead_reaches_nobody(
 
 @pytest.mark.parametrize("many", [False, True])
 @pytest.mark.parametrize("algorithm", ["iql", "vdn"])
-def test_a_checkpoint_with_each_agents_rewards_loads(algorithm, many):
-    """As older versions stored them: a step earns the mean over those that acted in it."""
+def test_checkpoint_with_rewards_of_each_agent_loads(algorithm, many):
+    """Older versions stored them; the reward of a step is the mean over agents that acted."""
     members = 2 if many else 1
     batch, plain, groups = lives("joined", 4, n_envs=members * ENVS)
     config = ValueConfig(algorithm, **STORED)

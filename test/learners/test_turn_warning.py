@@ -1,4 +1,4 @@
-"""A team's bootstrap in an environment of turns is told once."""
+"""Bootstrap "team" in a turn-based environment warns once."""
 
 import warnings
 from pathlib import Path
@@ -40,21 +40,21 @@ def told_of_turns(env, config, n):
 
 
 @pytest.mark.parametrize("world", [Nim, lambda n, **kw: Paces(n, max_steps=20, **kw)])
-def test_a_world_of_turns_with_a_teams_bootstrap_is_told_once(world):
+def test_team_bootstrap_in_turn_based_environment_warns_once(world):
     torch.manual_seed(0)
     (text,) = learn(world(4, seed=0), "team")
     assert "use learner.bootstrap=agent" in text
     assert not learn(world(4, seed=0), "agent")
 
 
-def test_copied_actions_need_no_credit_in_turns():
+def test_behavior_cloning_in_turns_does_not_warn():
     """Behavior cloning reads no rewards and has no setting ``bootstrap`` to suggest."""
     config = ImitationConfig(minibatch_size=16)
     assert not told_of_turns(Nim(4, seed=0), config, n=1)
 
 
-def test_the_tutorial_says_what_turns_need():
-    """The game of its section on turns, by the default setting and by the one that it names."""
+def test_tutorial_names_the_bootstrap_setting_for_turns():
+    """The game of its section on turns, with the default setting and with the named one."""
     pytest.importorskip("pettingzoo")
     text = (Path(__file__).parents[2] / "tutorials" / "05_your_environment.ipynb").read_text(
         "utf-8"
@@ -66,6 +66,6 @@ def test_the_tutorial_says_what_turns_need():
     assert not learn(make_env("pettingzoo/classic/connect_four_v3", num_envs=4, seed=0), "agent")
 
 
-def test_deaths_and_late_births_are_no_turns():
+def test_deaths_and_late_spawns_do_not_warn():
     torch.manual_seed(0)
     assert not learn(Arena(4, n_agents=3, years=2, late_spawn=2, seed=0), "team", n=3)

@@ -1,4 +1,4 @@
-"""Un-sharing in the middle of training: same outputs, own parameters, the optimizer goes on."""
+"""Un-sharing during training keeps outputs and optimizer state; parameters are separate."""
 
 import copy
 
@@ -14,7 +14,7 @@ from torchrl_marl.modules import NetworkConfig
 from torchrl_marl.recipes import load_config
 from torchrl_marl.settings import parse_overrides
 
-# Parameters of one agent's network, 6 inputs, 8 hidden units: of an actor of 4 and a critic.
+# Parameters of one agent: an actor with 4 outputs and a critic, 6 inputs, 8 hidden units.
 OWN = (6 * 8 + 8 + 8 * 4 + 4) + (6 * 8 + 8 + 8 + 1)
 
 
@@ -41,7 +41,7 @@ def outputs(learner, batch):
 
 @pytest.mark.parametrize("n_groups", [1, 3])
 @pytest.mark.parametrize("sharing", ["none", "full", "group", "trunk", "agent_id", "masks"])
-def test_outputs_stay_and_parameters_part(sharing, n_groups):
+def test_unsharing_keeps_outputs_and_separates_parameters(sharing, n_groups):
     env = Arena(8, n_agents=6, n_groups=n_groups, seed=0)
     learner = make(env, sharing)
     batch = batch_of(env, learner)
@@ -51,19 +51,19 @@ def test_outputs_stay_and_parameters_part(sharing, n_groups):
     learner.unshare()
     for one, other in zip(before, outputs(learner, batch)):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
-    if sharing != "agent_id":  # its networks have six inputs more
+    if sharing != "agent_id":  # its networks have six more inputs
         assert sum(p.numel() for p in learner.parameters()) == 6 * OWN
     assert len(learner.optimizer.state) == moments
     assert len({id(p) for group in learner.optimizer.param_groups for p in group["params"]}) == len(
         list(learner.parameters())
     )
     learner.learn(batch.clone())
-    # From now on the agents differ.
+    # Now the parameters of agents differ.
     weight = max(learner.parameters(), key=lambda p: p.ndim)
     assert not torch.equal(weight[0], weight[1])
 
 
-def test_one_agents_gradient_stays_with_it():
+def test_gradient_of_one_agent_changes_no_other_agent():
     env = Arena(8, n_agents=6, seed=0)
     learner = make(env, "full")
     learner.unshare()
@@ -76,7 +76,7 @@ def test_one_agents_gradient_stays_with_it():
 
 
 @pytest.mark.parametrize("sharing", ["group", "trunk"])
-def test_an_unshared_learner_is_resumed_to_the_bit(sharing):
+def test_unshared_learner_resumes_exactly(sharing):
     env = Arena(8, n_agents=6, n_groups=3, seed=0)
     learner = make(env, sharing)
     batch = batch_of(env, learner)
@@ -92,8 +92,8 @@ def test_an_unshared_learner_is_resumed_to_the_bit(sharing):
         assert torch.equal(a, b)
 
 
-def test_a_copy_moves_at_first_as_the_shared_network_would():
-    """Equal gradients in all copies: they stay equal, with the moments of what they came from."""
+def test_unshared_copies_keep_optimizer_moments():
+    """Each copy has the moments of the shared network."""
     env = Arena(8, n_agents=2, seed=0)
     learner = make(env, "full")
     learner.learn(batch_of(env, learner))
@@ -106,7 +106,7 @@ def test_a_copy_moves_at_first_as_the_shared_network_would():
         assert torch.equal(row, average)
 
 
-def test_a_critic_of_the_whole_team_stays_one():
+def test_central_critic_stays_shared():
     env = Arena(8, n_agents=3, seed=0)
     learner = make(env, "group", algorithm="mappo")
     before = list(learner.critics["agents"].parameters())
@@ -114,7 +114,7 @@ def test_a_critic_of_the_whole_team_stays_one():
     assert all(a is b for a, b in zip(before, learner.critics["agents"].parameters(), strict=True))
 
 
-def test_the_schedule_unshares():
+def test_unshare_at_takes_effect_at_its_progress():
     env = Arena(8, n_agents=3, seed=0)
     learner = make(env, "group", unshare_at=0.5)
     learner.set_progress(0.4)
@@ -127,13 +127,13 @@ def test_the_schedule_unshares():
     *((algorithm, ()) for algorithm in ("mappo", "qmix", "pqn", "masac")),
     ("ippo", ("learner.critic.sharing=none",)),
 ])  # fmt: skip
-def test_where_nothing_is_shared_there_is_nothing_to_unshare(algorithm, given):
+def test_unsharing_unshared_networks_raises(algorithm, given):
     texts = [f"learner={algorithm}", "learner.unshare_at=0.5", "learner.actor.sharing=none", *given]
     with pytest.raises(ConfigError, match="nothing to un-share; use learner.actor.sharing=group"):
         load_config("toy_arena_mappo", parse_overrides(texts))
 
 
-def test_a_critic_of_each_agent_is_unshared_too():
+def test_unshare_at_with_shared_critic_only_is_valid():
     texts = ["learner=ippo", "learner.unshare_at=0.5", "learner.actor.sharing=none"]
     config = load_config("toy_arena_mappo", parse_overrides(texts))
     assert config.learner.unshare_at == 0.5

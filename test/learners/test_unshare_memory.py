@@ -1,4 +1,4 @@
-"""Un-sharing networks with memory: outputs and states stay, parameters part, runs go on."""
+"""Un-sharing networks with memory keeps outputs and states; parameters are separate."""
 
 import copy
 
@@ -50,7 +50,7 @@ def make(config, execution="eager"):
     ("group", "gru"), ("group", "lstm"), ("full", "lru"), ("trunk", "mingru"), ("agent_id", "gru"),
     ("index", "lru"), ("none", "gru"),
 ])  # fmt: skip
-def test_outputs_stay_and_parameters_part(sharing, kind):
+def test_unsharing_keeps_outputs_and_separates_parameters(sharing, kind):
     learner, collector = make(config_of("ippo", sharing, kind, layers=2))
     learner.learn(collector.rollout())
     batch = collector.rollout()[:, -1].exclude("next")
@@ -73,7 +73,7 @@ def test_outputs_stay_and_parameters_part(sharing, kind):
 
 @pytest.mark.parametrize("execution", ["eager", "trace"])
 @pytest.mark.parametrize("algorithm", ["mappo", *later("runs", "vdn", "matd3")])
-def test_an_unshared_learner_is_resumed_to_the_bit(algorithm, execution):
+def test_unshared_learner_resumes_exactly(algorithm, execution):
     learner, collector = make(config_of(algorithm), execution)
     learner.learn(collector.rollout())
     learner.set_progress(0.5)
@@ -89,7 +89,7 @@ def test_an_unshared_learner_is_resumed_to_the_bit(algorithm, execution):
         assert torch.equal(a, b)
 
 
-def test_the_first_ratio_after_it_is_one():
+def test_first_ratio_after_unsharing_is_one():
     learner, collector = make(config_of("mappo"))
     learner.learn(collector.rollout())
     batch = collector.rollout()

@@ -1,4 +1,4 @@
-"""Networks that are un-shared while learning from stored steps: targets, optimizers and graphs."""
+"""Un-sharing networks of off-policy learners: targets, optimizers and graphs."""
 
 import copy
 
@@ -37,7 +37,7 @@ def weights(learner):
 
 
 @pytest.mark.parametrize("algorithm", ["itd3", "isac", "maddpg", "qmix"])
-def test_each_agent_goes_on_with_a_copy(algorithm):
+def test_each_agent_gets_a_copy(algorithm):
     learner = trained(algorithm, unshare_at=None)
     before, moments = learner.updates, list(learner.updates.optimizers.values())
     shared, steps = (
@@ -50,10 +50,10 @@ def test_each_agent_goes_on_with_a_copy(algorithm):
     grown = 0
     for target, old in zip(learner.updates.targets, shared, strict=True):
         assert not target.requires_grad
-        if target.shape != old.shape:  # 4 agents of 2 groups: a row each, of its group's network
+        if target.shape != old.shape:  # 4 agents of 2 groups: each has a copy of its group's row
             grown += 1
             assert torch.equal(target, old.repeat_interleave(2, 0))
-    alone = algorithm in ("itd3", "isac")  # others have a network that sees the whole team
+    alone = algorithm in ("itd3", "isac")  # others have a network over the whole team
     assert grown == len(shared) if alone else 0 < grown < len(shared)
     now = [moments_of(x, x.parameters) for x in learner.updates.optimizers.values()]
     assert [own[0] for _, _, own in now] == steps
@@ -63,7 +63,7 @@ def test_each_agent_goes_on_with_a_copy(algorithm):
 
 
 @pytest.mark.parametrize("algorithm", ["itd3", "iql"])
-def test_a_graph_goes_on_as_eager_updates_do(algorithm):
+def test_traced_updates_match_eager_updates(algorithm):
     eager, traced = (trained(algorithm, execution) for execution in ("eager", "trace"))
     assert eager.unshared and traced.unshared
     found, expected = weights(traced), weights(eager)
@@ -71,7 +71,7 @@ def test_a_graph_goes_on_as_eager_updates_do(algorithm):
     assert all(torch.equal(found[name], value) for name, value in expected.items())
 
 
-def test_it_is_resumed_to_the_bit():
+def test_unshared_learner_resumes_exactly():
     learner, resumed = trained("isac"), trained("isac", n_batches=0)
     resumed.load_state_dict(copy.deepcopy(learner.state_dict()))
     assert resumed.unshared

@@ -1,4 +1,4 @@
-"""The learner of IQL, VDN and QMIX: what it equals, its graphs, resuming, groups as one, masks."""
+"""The learner of IQL, VDN and QMIX: equivalences, graphs, resuming, joined groups, masks."""
 
 import math
 
@@ -44,7 +44,7 @@ def trained(env, n_batches=4, execution="eager", seed=0, **settings):
     return learner_twins.trained(make, env, n_batches, seed)
 
 
-def test_it_is_a_learner_of_its_groups_and_explores_by_epsilon_alone():
+def test_learner_explores_by_epsilon_only():
     learner, metrics = trained(make_arena(n_groups=2), 3, exploration=EpsilonConfig(1, 0.2, 0.5))
     assert not lacks(learner, Learner) and list(learner.actors) == ["agents_0", "agents_1"]
     own = [m["agents_1"] for m in metrics]
@@ -54,7 +54,7 @@ def test_it_is_a_learner_of_its_groups_and_explores_by_epsilon_alone():
     assert math.isnan(own[0]["loss_value"]) and float(own[-1]["grad_norm"]) > 0
 
 
-def test_targets_follow_every_update():
+def test_target_networks_follow_every_update():
     learner, _ = trained(make_arena(), 0, algorithm="qmix", learning_starts=0, tau=0.25)
     before = [p.clone() for p in learner.targets.parameters()]
     env = make_arena()
@@ -82,7 +82,7 @@ def test_targets_follow_every_update():
         ),
     ],
 )
-def test_its_graphs_are_its_eager_updates(make, settings):
+def test_traced_updates_match_eager_updates(make, settings):
     eager, metrics = trained(make(), **settings)
     traced, others = trained(make(), execution="trace", **settings)
     assert len(traced.updates.programs) == 1
@@ -92,8 +92,8 @@ def test_its_graphs_are_its_eager_updates(make, settings):
         assert math.isfinite(value) and torch.equal(value, others[-1][key]), key
 
 
-def test_an_update_does_not_wait_for_the_device(monkeypatch):
-    """Neither eagerly nor as a graph, priorities included."""
+def test_update_does_not_synchronize_with_device(monkeypatch):
+    """Neither eagerly nor as a graph, including priorities."""
     inputs, plain = {}, Program.flat
     monkeypatch.setattr(Program, "flat", lambda p, x: inputs.update({p: list(x)}) or plain(p, x))
     for execution in ("eager", "trace"):
@@ -109,8 +109,8 @@ def test_an_update_does_not_wait_for_the_device(monkeypatch):
 
 @pytest.mark.parametrize("value", POISON)
 @pytest.mark.parametrize("algorithm", ["iql", "vdn", "qmix"])
-def test_what_masked_slots_of_a_batch_hold_changes_no_bit(algorithm, value):
-    """Of the store, networks, optimizer, statistics and metrics."""
+def test_values_in_masked_slots_have_no_effect(algorithm, value):
+    """On the replay buffer, networks, optimizer, statistics and metrics."""
     settings = {"learning_starts": 0, "n_step": 2, "algorithm": algorithm}
     env = Arena(4, n_groups=2, seed=0, max_steps=12)
     one, _ = trained(env, 0, normalize_observations=True, **settings)
@@ -118,19 +118,19 @@ def test_what_masked_slots_of_a_batch_hold_changes_no_bit(algorithm, value):
     assert_masked_slots_change_no_bit(one, other, env, value)
 
 
-# ------------------------------------------------------------------------------ what it equals
+# -------------------------------------------------------------------------------- equivalences
 
 
 def same_weights(learner):
-    """By a column's number, so that a group's are those that it has beside others."""
+    """Sets weights by their column, so that they do not depend on the other groups."""
     for name, parameter in learner.named_parameters():
         value = torch.arange(parameter.shape[-1]) if name.endswith("weight") else torch.ones(1)
         parameter.data.copy_(0.3 * torch.cos(3.0 * value).expand_as(parameter))
 
 
 @pytest.mark.parametrize("algorithm", ["iql", "vdn", "qmix"])
-def test_groups_as_one_learn_as_each_alone(algorithm):
-    """So groups that compete have a mixer each, and are never mixed."""
+def test_joined_groups_match_separate_learners(algorithm):
+    """Competing groups have a mixer each."""
     env = make_tag()
     team = TeamSpec.from_env(env)
     config = ValueConfig(algorithm, **SMALL, learning_starts=0, max_grad_norm=0.05)
@@ -150,8 +150,8 @@ def test_groups_as_one_learn_as_each_alone(algorithm):
 
 @pytest.mark.parametrize("algorithm", ["vdn", "qmix"])
 @pytest.mark.parametrize("central_input", ["observations", "state"])
-def test_a_mixer_over_two_groups_is_that_of_one_group_of_all(algorithm, central_input):
-    """Where one network serves all: the arena's four agents in one group, and in two."""
+def test_mixer_over_two_groups_matches_one_group_of_all_agents(algorithm, central_input):
+    """One network serves the four agents of the arena, in one group and in two."""
     found = []
     for n_groups, sharing in ((1, "group"), (2, "full")):
         learner, _ = trained(
@@ -179,7 +179,7 @@ def test_a_mixer_over_two_groups_is_that_of_one_group_of_all(algorithm, central_
 
 
 def identity(mixer, above=100.0):
-    """Makes a monotonic mixer of one agent give back its value."""
+    """Makes a monotonic mixer of one agent return its input."""
     for parameter in mixer.parameters():
         parameter.data.zero_()
     made = mixer.module.weights.bias.data.view(-1, mixer.module.hidden)
@@ -188,8 +188,8 @@ def identity(mixer, above=100.0):
 
 
 @pytest.mark.parametrize("algorithm", ["vdn", "qmix"])
-def test_a_mixer_of_one_agent_leaves_double_dqn(algorithm):
-    """The first update of a Q network is IQL's, whose loss is TorchRL's DQNLoss."""
+def test_mixer_of_one_agent_matches_double_dqn(algorithm):
+    """The first update equals that of IQL, which uses TorchRL's DQNLoss."""
     env = make_arena(n_agents=1)
     learned = []
     for word in ("iql", algorithm):
@@ -213,9 +213,8 @@ def test_a_mixer_of_one_agent_leaves_double_dqn(algorithm):
         torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-6)
 
 
-def test_vdn_finds_what_each_action_adds():
-    """Where the reward is a sum over agents, so are the values: 2 for the first's, 1 for the
-    second's better action."""
+def test_vdn_decomposes_an_additive_reward():
+    """The better action adds 2 for the first agent and 1 for the second."""
     env = MatrixGame(8, payoff=[[0.0, 1.0], [2.0, 3.0]], seed=0)
     settings = {"learning_starts": 0, "lr": 0.02, "updates_per_frame": 1.0, "tau": 1.0}
     learner, metrics = trained(env, 8, algorithm="vdn", exploration=EpsilonConfig(1, 1), **settings)
@@ -248,7 +247,7 @@ def recipe(folder, **settings):
     } | settings
 
 
-def test_a_mixed_run_resumes_to_the_bit_within_the_warm_up_and_with_a_full_store(tmp_path):
+def test_mixed_run_resumes_exactly_in_warm_up_and_with_full_buffer(tmp_path):
     """256 rows of 8 envs: the ring of 32 steps is full after the fourth of six batches."""
     rows = rows_of_a_run_that_resumes_to_the_bit(recipe, tmp_path, (1, 5))
     assert [row["agents_1/updates"] for row in rows] == ["0", "0", "8", "8", "8", "8"]
@@ -256,8 +255,8 @@ def test_a_mixed_run_resumes_to_the_bit_within_the_warm_up_and_with_a_full_store
     assert "agents_0/clip_fraction" in rows[0] and "agents_1/clip_fraction" not in rows[0]
 
 
-def test_who_learns_on_policy_learns_as_it_would_alone():
-    """MAPPO predators beside IQL prey, and alone on the same batches: equal to the bit."""
+def test_on_policy_group_learns_as_without_off_policy_group():
+    """MAPPO predators beside IQL prey match those trained alone on the same batches."""
     from torchrl_marl.learners import OnPolicyConfig, build_learners
     from torchrl_marl.modules import CriticConfig, NetworkConfig
 
@@ -288,8 +287,8 @@ def test_who_learns_on_policy_learns_as_it_would_alone():
         assert torch.equal(one, other)
 
 
-def test_agents_that_differ_are_trained_padded(tmp_path):
-    """A recipe with two kinds of agents in one group, whose units are clusters."""
+def test_heterogeneous_agents_are_trained_with_padding(tmp_path):
+    """A recipe with two kinds of agents in one group, and clustered sharing."""
     run = torchrl_marl.train(
         "toy_arena_mappo_kinds",
         learner={"algorithm": "qmix", "learning_starts": 40, "minibatch_size": 16}
@@ -307,13 +306,13 @@ def test_agents_that_differ_are_trained_padded(tmp_path):
 # ------------------------------------------------------------------------------ bad input
 
 
-def test_groups_that_compete_under_one_mixer_are_refused():
+def test_competing_groups_under_one_mixer_raise():
     settings = {"algorithm": "vdn", "mixer": TeamMixerConfig(over="team")}
     shaped = {"shape_adversary_rew": True, "shape_agent_rew": True}
     with pytest.raises(ConfigError, match="'adversary' and 'agent' compete: .* correlation of -"):
         trained(make_tag(**shaped), 1, **settings)
 
 
-def test_continuous_actions_are_refused():
+def test_continuous_actions_raise():
     with pytest.raises(ConfigError, match="'agents': its actions are continuous, .* for qmix; use"):
         trained(make_arena(continuous_actions=True), 0)

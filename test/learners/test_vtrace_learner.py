@@ -1,4 +1,4 @@
-"""Learners with V-trace: on policy as with GAE, alone, side by side, with memory and a channel."""
+"""Learners with V-trace: equality with GAE on policy, older policies, and joined groups."""
 
 from dataclasses import replace
 
@@ -26,7 +26,7 @@ LEAVES = ("advantage", "value_target", "state_value")
 
 
 def targets_of(config, **settings):
-    """What a learner writes into the second batch that its policy has played."""
+    """The second batch of a learner's policy, with its advantages."""
     torch.manual_seed(0)
     env = Arena(4, n_agents=3, years=3, lives=2, late_spawn=1, seed=0, **settings)
     [learner] = build_learners(TeamSpec.from_env(env), config)
@@ -48,7 +48,7 @@ TALKING = replace(
 
 @pytest.mark.parametrize("bootstrap", ["team", "agent"])
 @pytest.mark.parametrize("actor", [TeamNetworkConfig(num_cells=[8]), REMEMBERING, TALKING])
-def test_on_policy_the_targets_are_those_of_gae(actor, bootstrap):
+def test_on_policy_targets_match_gae(actor, bootstrap):
     memory = MemoryConfig("gru", size=4) if actor.memory.kind != "none" else MemoryConfig()
     config = OnPolicyConfig(
         actor=actor,
@@ -67,7 +67,7 @@ def test_on_policy_the_targets_are_those_of_gae(actor, bootstrap):
         )
 
 
-def test_happo_has_it_too():
+def test_on_policy_targets_of_happo_match_gae():
     config = HAPPOConfig(actor=TeamNetworkConfig([8], sharing="none"), minibatch_size=20)
     expected, found = targets_of(config), targets_of(replace(config, estimator="vtrace"))
     for leaf in LEAVES:
@@ -76,8 +76,8 @@ def test_happo_has_it_too():
         )
 
 
-def test_a_batch_of_an_older_policy_is_corrected():
-    """Its second look at a batch: GAE's targets move with the critic only, these with the ratio."""
+def test_batch_of_an_older_policy_is_corrected():
+    """After an update, targets of V-trace depend on the ratio, those of GAE on the critic only."""
     env = make_arena()
     corrected = make_learner(env, estimator="vtrace", lr=0.03)
     batch = make_batch(env, corrected)
@@ -94,8 +94,8 @@ def test_a_batch_of_an_older_policy_is_corrected():
     assert ((targets[0] - targets[1])[acts].abs() > 1e-4).double().mean() > 0.5
 
 
-def test_groups_side_by_side_have_ratios_of_their_own():
-    """A group of which nobody has changed is as on policy, whatever the group beside it did."""
+def test_joined_groups_have_separate_ratios():
+    """Targets of an unchanged group do not depend on the ratios of the other group."""
     env = make_meadow(4, "two")
     config = config_of(estimator="vtrace", ratio="joint", normalize_advantage="none")
     targets, batch = [], None

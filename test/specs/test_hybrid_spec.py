@@ -1,4 +1,4 @@
-"""Spec of hybrid actions: choices and numbers in one vector."""
+"""Spec of hybrid actions: discrete choices and continuous numbers in one vector."""
 
 import copy
 import pickle
@@ -22,7 +22,7 @@ def team_of(*actions):
     return TeamSpec(kinds)
 
 
-def test_an_action_is_in_its_spec_if_all_parts_are():
+def test_action_is_in_spec_if_all_parts_are():
     spec = make_spec()
     rows = {
         (2.0, 1.0, 0.5, -1.0): True,
@@ -38,7 +38,7 @@ def test_an_action_is_in_its_spec_if_all_parts_are():
     assert spec.project(torch.tensor([7.0, -2.0, 0.5, 3.0])).tolist() == [2.0, 0.0, 0.5, 1.0]
 
 
-def test_each_option_is_drawn():
+def test_rand_draws_all_options_equally_often():
     drawn = make_spec().rand([3000])
     for choice, n in enumerate((3, 2)):
         share = drawn[:, choice].long().bincount(minlength=n) / 3000
@@ -46,7 +46,7 @@ def test_each_option_is_drawn():
     assert bool((drawn[:, 2:].abs() <= 1).all()) and drawn[:, 2].std() > 0.5
 
 
-def test_shapes():
+def test_shape_operations_keep_the_spec():
     spec = torch.stack([make_spec()] * 3, 0).expand(5, 3, 4)
     assert isinstance(spec, Hybrid) and spec.shape == (5, 3, 4)
     shapes = {
@@ -73,7 +73,7 @@ def test_shapes():
 @pytest.mark.parametrize(
     "take", [lambda spec: spec[..., 0], lambda spec: spec.unbind(-1), lambda spec: spec.expand(5)]
 )
-def test_an_action_is_not_taken_apart(take):
+def test_splitting_the_action_dim_raises(take):
     with pytest.raises((ValueError, IndexError), match="action|last dim|must end with 4"):
         take(make_spec())
 
@@ -91,12 +91,12 @@ def test_an_action_is_not_taken_apart(take):
         ([3], Unbounded(()), r"UnboundedContinuous \[\]"),
     ],
 )
-def test_other_parts_are_refused(branches, numbers, message):
+def test_invalid_parts_raise(branches, numbers, message):
     with pytest.raises(ValueError, match=message):
         Hybrid(branches, numbers)
 
 
-def test_a_group_knows_its_parts():
+def test_group_exposes_branches_and_bounds():
     group = team_of(make_spec(high=2.0)).groups["car_0"]
     assert group.hybrid and group.branches == (3, 2) and not group.discrete
     assert group.action_dim == 4 and group.action_dims == (4, 4) and group.action_padding is None
@@ -117,7 +117,7 @@ def test_groups_with_equal_parts_are_joined():
     assert joined.hybrid and joined.action_bounds[0].shape == (4, 2)
 
 
-def test_agents_of_one_group_have_equal_parts():
+def test_different_hybrid_specs_in_one_group_raise():
     kinds = [AgentSpec("a", 1, Unbounded((4,)), make_spec())]
     kinds += [AgentSpec("b", 1, Unbounded((4,)), make_spec(4, 2))]
     with pytest.raises((ValueError, SpecError), match="Hybrid of torch.float32.*its own group"):

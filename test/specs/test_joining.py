@@ -1,4 +1,4 @@
-"""Several groups as one: what goes in, what comes back, and which groups can be joined."""
+"""Joined groups: gathering, scattering, and which groups can be joined."""
 
 from dataclasses import replace
 
@@ -26,7 +26,7 @@ def joined_of(*kinds, **kwargs):
 
 
 def filled(team, *batch):
-    """Every leaf of every group another number; padding is 0."""
+    """Random values for each leaf of each group; padding is 0."""
     td = TensorDict({}, batch)
     for name, group in team.groups.items():
         n = group.n_agents
@@ -56,7 +56,7 @@ def lazily(team, td):
 # --------------------------------------------------------------------------- gather, scatter
 
 
-def test_by_hand():
+def test_gather_matches_values_by_hand():
     joined = joined_of(kind("cat", 1, 2), kind("mouse", 2, 3))
     ones = torch.ones(1, 1)
     td = TensorDict(
@@ -81,7 +81,7 @@ def test_by_hand():
 @pytest.mark.parametrize("layout", ["two", "three"])
 @pytest.mark.parametrize("batch", [(), (4,), (2, 3)])
 @pytest.mark.parametrize("lazy", [True, False])
-def test_what_is_gathered_and_scattered_is_what_was(layout, batch, lazy):
+def test_gather_and_scatter_round_trip(layout, batch, lazy):
     team = make_team(layout)
     joined = join(tuple(team.groups.values()))
     td = filled(team, *batch)
@@ -108,8 +108,8 @@ def test_what_is_gathered_and_scattered_is_what_was(layout, batch, lazy):
             assert_same(member["action_log_prob"], td[name, "action_log_prob"][..., i])
 
 
-def test_states_of_the_agents_are_joined_as_observations_are():
-    """Flat and padded behind each agent's own; not at all, if one group has none."""
+def test_states_of_agents_are_joined_like_observations():
+    """States are flattened and padded; they are left out if one group has none."""
     image = AgentSpec("eye", 1, Unbounded((2,)), Bounded(-1, 1, (1,)), state_spec=Unbounded((2, 2)))
     line = AgentSpec("ear", 2, Unbounded((1,)), Bounded(-1, 1, (1,)), state_spec=Unbounded((3,)))
     groups = TeamSpec([image, line]).groups
@@ -129,8 +129,8 @@ def test_states_of_the_agents_are_joined_as_observations_are():
     assert join(tuple(TeamSpec([image, deaf]).groups.values())).agent_state_key is None
 
 
-def test_a_copy_is_gathered():
-    """What is written to the joined group changes nothing in its parts."""
+def test_gather_returns_a_copy():
+    """Writes to the joined group do not change its parts."""
     team = make_team("two")
     td = filled(team, 3)
     before = td.clone()
@@ -140,8 +140,8 @@ def test_a_copy_is_gathered():
         assert_same(td[key], before[key], key)
 
 
-def test_dict_observations_of_keys_of_their_own_and_images():
-    """Each agent's own features first, whichever leaves it has."""
+def test_dict_observations_with_different_keys_and_images():
+    """Features of each agent come first, whichever leaves it has."""
     fast = Composite({"speed": Unbounded((2,)), "image": Unbounded((2, 2))})
     slow = Composite({"smell": Unbounded((3,)), "speed": Unbounded((2,))})
     action = Bounded(-1, 1, (2,))
@@ -175,7 +175,7 @@ def test_dict_observations_of_keys_of_their_own_and_images():
     assert_same(flat, wanted[:2])
 
 
-def test_numbers_and_images_become_features():
+def test_discrete_and_image_observations_become_features():
     numbers = AgentSpec("counter", 2, Categorical(9), Bounded(-1, 1, (1,)))
     images = AgentSpec("camera", 1, Unbounded((2, 3)), Bounded(-1, 1, (1,)))
     joined = joined_of(numbers, images)
@@ -197,7 +197,7 @@ def test_numbers_and_images_become_features():
 # ------------------------------------------------------------------------------ masks, flags
 
 
-def test_a_part_without_masks_lives():
+def test_agents_of_a_part_without_masks_count_as_alive():
     team = make_team("two")
     cats, mice = team.groups.values()
     td = filled(team, 5)
@@ -237,7 +237,7 @@ def test_action_masks_of_one_part():
 
 
 @pytest.mark.parametrize("truncated", [True, False])
-def test_flags_of_a_part_that_has_the_roots_only(truncated):
+def test_done_flags_of_a_part_with_root_flags_only(truncated):
     team = make_team("two")
     cats, mice = team.groups.values()
     flags = {"done_key": "done", "terminated_key": "terminated", "agent_done": False}
@@ -301,8 +301,8 @@ def test_branches_of_joined_groups():
     assert joined.branches == (2, 3) and joined.action_dims == (2, 2, 2)
 
 
-def test_kinds_are_those_of_each_part():
-    """Equal kinds of two groups are two kinds: groups learn as they would alone."""
+def test_kinds_of_joined_groups_stay_separate():
+    """Equal kinds of two groups are two kinds, so that groups learn as separate ones."""
     team = make_team("three")
     joined = join(tuple(team.groups.values()))
     assert joined.kinds == (0, 0, 1, 1, 1, 2, 2, 2)
@@ -313,7 +313,7 @@ def test_kinds_are_those_of_each_part():
     assert same.action_padding is None
 
 
-def test_a_group_alone_stays_as_it_is():
+def test_join_of_one_group_returns_it():
     (group,) = TeamSpec([kind("cat")]).groups.values()
     assert join((group,)) is group
     assert group.groups == (group,)
@@ -330,7 +330,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("actions", REFUSED.values(), ids=REFUSED)
-def test_groups_that_cannot_be_joined(actions):
+def test_joining_groups_with_different_actions_raises(actions):
     groups = tuple(
         TeamSpec([kind(name, action=action)]).groups[name] for name, action in zip("ab", actions)
     )
@@ -340,7 +340,7 @@ def test_groups_that_cannot_be_joined(actions):
 
 
 @pytest.mark.parametrize("actions", REFUSED.values(), ids=REFUSED)
-def test_what_they_see_can_be_joined(actions):
+def test_observations_of_groups_with_different_actions_are_joined(actions):
     """For a critic across groups."""
     groups = tuple(
         TeamSpec([kind(name, 2, o, action=action)]).groups[name]
@@ -358,10 +358,10 @@ def test_what_they_see_can_be_joined(actions):
 
 
 @pytest.mark.parametrize("action", [Bounded(-1, 1, (2,)), Unbounded((2,)), Categorical(3)])
-def test_groups_that_can_be_joined(action):
+def test_can_join_needs_rewards_per_agent(action):
     groups = TeamSpec([kind("a", 1, 3, action), kind("b", 4, 7, action)]).groups.values()
     assert can_join(*groups)
-    # A team's reward is no agent's.
+    # A team reward does not belong to agents.
     one, other = groups
     assert not can_join(replace(one, reward_key="reward"), other)
     assert not can_join(*(replace(g, reward_key="reward") for g in groups))
@@ -370,7 +370,7 @@ def test_groups_that_can_be_joined(action):
 # ---------------------------------------------------------------------------------- bad input
 
 
-def test_wrong_data_name_group_and_key():
+def test_error_of_wrong_data_names_group_and_key():
     team = make_team("two")
     joined = join(tuple(team.groups.values()))
     td = filled(team, 4)
@@ -391,7 +391,7 @@ def test_wrong_data_name_group_and_key():
         joined.gather(td.exclude("mice"))
 
 
-def test_wrong_lazy_data_name_the_agent():
+def test_error_of_wrong_lazy_data_names_the_agent():
     team = make_team("one")
     (group,) = team.groups.values()
     lazy = lazily(team, filled(team, 4))["herd"]

@@ -1,4 +1,4 @@
-"""What is read of an environment, and what is refused."""
+"""Specs of teams that are read from environments, and invalid specs."""
 
 from functools import partial
 
@@ -28,7 +28,7 @@ ROVER = AgentSpec("rover", 3, Unbounded((9,)), Bounded(-2, 1, (2,)))
 DRONE = AgentSpec("drone", 2, Unbounded((4,)), Categorical(5), action_mask=True)
 
 
-def test_a_team_of_two_groups():
+def test_team_of_two_groups():
     team = TeamSpec([ROVER, DRONE], state_spec=Unbounded((7,)))
     rover, drone = team.groups["rover"], team.groups["drone"]
     assert team.n_agents == 5
@@ -55,7 +55,7 @@ def test_a_team_of_two_groups():
     assert repr(team) == "TeamSpec(rover: 3, drone: 2, state)"
 
 
-def test_a_group_of_two_kinds_is_heterogeneous():
+def test_group_of_two_kinds_is_heterogeneous():
     team = TeamSpec({"all": [ROVER, AgentSpec("car", 1, Unbounded((4,)), Bounded(-2, 1, (2,)))]})
     group = team.groups["all"]
     assert group.heterogeneous
@@ -69,7 +69,7 @@ def test_a_group_of_two_kinds_is_heterogeneous():
     assert [member["observation"].shape[-1] for member in group.members] == [9, 9, 9, 4]
 
 
-def test_kinds_of_equal_shape_make_no_heterogeneous_group():
+def test_kinds_of_equal_shape_are_not_heterogeneous():
     twin = AgentSpec("twin", 1, Unbounded((9,)), Bounded(-2, 1, (2,)))
     group = TeamSpec({"all": [ROVER, twin]}).groups["all"]
     assert not group.heterogeneous
@@ -77,14 +77,14 @@ def test_kinds_of_equal_shape_make_no_heterogeneous_group():
     assert group.observation_mask is None
 
 
-def test_the_stacked_view_has_each_agent_of_a_heterogeneous_group_as_it_is():
+def test_stacked_spec_of_heterogeneous_group_is_not_padded():
     car = AgentSpec("car", 1, Unbounded((4,)), Bounded(-2, 1, (1,)))
     stacked = TeamSpec({"all": [ROVER, car]}).stacked_spec()
     sizes = [(x["observation"].shape, x["action"].shape) for x in stacked.unbind(0)]
     assert sizes == [((9,), (2,))] * 3 + [((4,), (1,))]
 
 
-def test_the_stacked_view_has_all_agents():
+def test_stacked_spec_has_all_agents():
     stacked = TeamSpec([ROVER, DRONE]).stacked_spec()
     assert stacked.shape == (5,)
     assert stacked[0]["observation"].shape == (9,)
@@ -111,7 +111,7 @@ def test_unbounded_actions_have_no_bounds():
 
 
 @pytest.mark.parametrize("kwargs", [{}, {"action_mask": True}, {"continuous_actions": True}])
-def test_what_was_declared_is_what_is_read(kwargs):
+def test_specs_read_from_env_match_declared_ones(kwargs):
     env = Arena(3, n_groups=2, **kwargs)
     read = TeamSpec.from_env(env)
     assert read.groups == env.team.groups
@@ -134,7 +134,7 @@ def wrong_numbers():
 
 @pytest.mark.parametrize("n_agents", [2, 6])
 @pytest.mark.parametrize("case", wrong_numbers())
-def test_a_policy_for_another_number_of_agents_says_so(case, n_agents):
+def test_policy_for_another_number_of_agents_raises(case, n_agents):
     make, settings = wrong_numbers()[case]
     group = TeamSpec.from_env(Arena(2, n_agents=4, **settings)).groups["agents"]
     other = Arena(2, n_agents=n_agents, **settings)
@@ -148,13 +148,13 @@ def test_a_policy_for_another_number_of_agents_says_so(case, n_agents):
         with_memory(other, policy).rollout(2, policy)
 
 
-def test_transforms_do_not_get_in_the_way():
+def test_transforms_do_not_change_the_groups():
     env = TransformedEnv(MatrixGame(3), RewardSum())
     env.append_transform(StepCounter())
     assert TeamSpec.from_env(env).groups == TeamSpec.from_env(MatrixGame(3)).groups
 
 
-def test_vmas_is_read():
+def test_specs_of_vmas_env():
     pytest.importorskip("vmas")
     from torchrl.envs.utils import MarlGroupMapType
 
@@ -180,7 +180,7 @@ def test_vmas_is_read():
     assert mixed.groups["all"].heterogeneous
 
 
-def test_torchrls_own_env_is_read():
+def test_specs_of_torchrl_vmas_env():
     pytest.importorskip("vmas")
     import torchrl.envs
 
@@ -189,12 +189,12 @@ def test_torchrls_own_env_is_read():
     assert group.terminated_key == "terminated"
 
 
-def test_an_env_without_groups_is_refused():
+def test_env_without_groups_raises():
     with pytest.raises(ValueError, match="has no groups: its action keys are"):
         TeamSpec.from_env(ContinuousActionVecMockEnv())
 
 
-def test_an_env_without_observations_is_refused():
+def test_env_without_observations_raises():
     env = TransformedEnv(
         MatrixGame(2), RenameTransform([("agents", "observation")], [("agents", "seen")])
     )
@@ -202,7 +202,7 @@ def test_an_env_without_observations_is_refused():
         TeamSpec.from_env(env)
 
 
-def test_groups_without_a_group_map():
+def test_groups_of_env_without_group_map():
     class Bare(MarlEnv):
         def __init__(self):
             super().__init__(2)
@@ -223,7 +223,7 @@ def refused(message, make):
         make()
 
 
-def test_what_cannot_be_is_refused():
+def test_invalid_specs_raise():
     unbounded = Unbounded((1,))
     refused("n_agents is 0", lambda: AgentSpec("a", 0, unbounded, unbounded))
     refused("name is empty", lambda: AgentSpec("", 1, unbounded, unbounded))
@@ -257,7 +257,7 @@ def test_what_cannot_be_is_refused():
         ),
     ],
 )
-def test_masks_of_other_shapes_or_types_are_refused(leaf, spec, expected):
+def test_mask_spec_of_wrong_shape_or_dtype_raises(leaf, spec, expected):
     env = MatrixGame(2, payoff="coordination")
     specs = env.full_observation_spec.clone()
     specs["agents", leaf] = spec
@@ -268,13 +268,13 @@ def test_masks_of_other_shapes_or_types_are_refused(leaf, spec, expected):
     )
 
 
-def test_a_group_without_members_is_refused():
+def test_group_without_members_raises():
     env = MatrixGame(2)
     env.group_map = {"agents": env.group_map["agents"], "nobody": []}
     refused("group 'nobody' of MatrixGame has no agents", lambda: TeamSpec.from_env(env))
 
 
-# ------------------------------------------------------------------- kinds of one group, as read
+# ------------------------------------------------------- kinds of one group, read from an env
 
 
 class TwoKinds(MarlEnv):
@@ -294,7 +294,7 @@ class TwoKinds(MarlEnv):
 
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("one_hot", [False, True])
-def test_fewer_choices_in_a_dense_group_are_read(one_hot, padded):
+def test_numbers_of_actions_in_a_dense_group_are_read(one_hot, padded):
     """TorchRL stacks such actions densely, with a mask in the spec."""
     kind = OneHot if one_hot else Categorical
     env = TwoKinds(kind(2), kind(4), check=True)
@@ -303,11 +303,11 @@ def test_fewer_choices_in_a_dense_group_are_read(one_hot, padded):
     assert group.action_dims == (2, 2, 4)
     assert group.kinds == (0, 0, 1)
     assert group.action_padding.tolist() == [[True] * 2 + [False] * 2] * 2 + [[True] * 4]
-    # An illegal action would be refused by the env.
+    # The env would raise for an illegal action.
     env.rollout(30, make_actor(group), break_when_any_done=False)
 
 
-def test_kinds_of_equal_shape_are_known():
+def test_kinds_of_equal_shape_are_read():
     bounds = Bounded(-1, 1, (2,)), Bounded(-3, 3, (2,))
     for second in bounds:
         group = TeamSpec.from_env(TwoKinds(bounds[0], second)).groups["g"]
@@ -327,11 +327,11 @@ def test_kinds_of_equal_shape_are_known():
         ),
     ],
 )
-def test_an_agents_specs_are_checked(arguments, message):
+def test_invalid_specs_of_an_agent_raise(arguments, message):
     refused(message, lambda: AgentSpec("a", *arguments))
 
 
-def test_a_mask_that_torchrl_cannot_index():
+def test_binary_mask_spec_raises():
     env = Arena(num_envs=2)
     env.set_spec_lock_(False)
     env.observation_spec["agents", "mask"] = Binary(4, shape=(2, 4), dtype=torch.bool)

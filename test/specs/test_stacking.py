@@ -1,4 +1,4 @@
-"""Lazy stacks and their padded form, there and back."""
+"""Conversion of lazy stacks to their padded form and back."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ BATCHES = [(), (4,), (4, 5)]
 
 @st.composite
 def shapes(draw):
-    """Shapes of some agents' leaves, of one number of dims; an agent may have none."""
+    """Shapes of some agents' leaves with equal ndim; an agent may have no leaf."""
     ndim = draw(st.integers(0, 3))
     one = st.tuples(*[st.integers(1, 4)] * ndim)
     own = draw(st.lists(st.one_of(one, st.none()), min_size=1, max_size=5))
@@ -69,7 +69,7 @@ def test_gradients_go_to_own_entries_only():
     assert torch.equal(padded.grad[0] > 0, padding.mask())
 
 
-def test_what_no_padding_can_hold():
+def test_values_that_do_not_match_the_padding_raise():
     with pytest.raises(ValueError, match=r"shapes \[\(2,\), \(3, 1\)\], expected one number of"):
         Padding(((2,), (3, 1)))
     with pytest.raises(ValueError, match=r"agent 1 has shape \(2,\), expected \(3,\)"):
@@ -82,7 +82,7 @@ def test_what_no_padding_can_hold():
 
 
 def make_member(batch, o, image=None, extra=False):
-    """An agent that sees o numbers and an image, and may have a leaf that others have not."""
+    """An agent that observes o numbers and an image, with an optional extra leaf."""
     seen = {"vector": torch.randn(*batch, o)}
     if image is not None:
         seen["image"] = torch.randint(9, (*batch, 3, *image))
@@ -124,7 +124,7 @@ def assert_same_members(one, other):
 
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize("known", [True, False])
-def test_a_group_there_and_back(batch, known):
+def test_pad_and_unpad_group_round_trip(batch, known):
     group = make_group(batch)
     dense = pad_group(group, paddings(group) if known else None)
     assert not is_lazy(dense)
@@ -141,8 +141,8 @@ def test_a_group_there_and_back(batch, known):
     assert_same_members(group, back)
 
 
-def test_stacks_in_time():
-    """What a rollout gives: lazy groups, stacked in a dim before the agents."""
+def test_pad_group_of_lazy_stacks_over_time():
+    """As from a rollout: lazy groups, stacked in a dim before the agents."""
     steps = [make_group((4,)) for _ in range(5)]
     for rollout in (torch.stack(steps, 1), LazyStackedTensorDict.lazy_stack(steps, 1)):
         dense = pad_group(rollout)
@@ -152,7 +152,7 @@ def test_stacks_in_time():
         assert_same_members(rollout, unpad_group(dense, paddings(steps[0])))
 
 
-def test_names_of_dims_stay():
+def test_dim_names_are_kept():
     parent = TensorDict({"team": make_group((4, 5))}, [4, 5], names=[None, "time"])
     dense = pad_group(parent["team"])
     assert dense.names == parent["team"].names
@@ -161,7 +161,7 @@ def test_names_of_dims_stay():
     assert unpad_group(parent["team"], {}).names == [None, "time", None]
 
 
-def test_a_dense_group_stays_as_it_is():
+def test_dense_group_is_returned_unchanged():
     dense = TensorDict({"observation": torch.zeros(4, 2, 3)}, [4, 2])
     assert pad_group(dense) is dense
     members = unpad_group(dense, {}).unbind(1)
@@ -195,7 +195,7 @@ SPECS = {
 
 
 @pytest.mark.parametrize("specs", SPECS.values(), ids=SPECS)
-def test_specs_there_and_back(specs):
+def test_pad_and_unpad_specs_round_trip(specs):
     members = [Composite(x=spec, nested=Composite(y=spec)) for spec in specs]
     dense = pad_specs(members)
     assert dense.shape == (len(specs),)
@@ -204,7 +204,7 @@ def test_specs_there_and_back(specs):
         for key in ("x", ("nested", "y")):
             assert own[key] == member[key]
             assert own[key].dtype == member[key].dtype
-    # What the agents draw is in the padded spec, and what the padded spec draws in theirs.
+    # Samples of the agents are in the padded spec, and samples of the padded spec in theirs.
     drawn = LazyStackedTensorDict(*[member.rand() for member in members], stack_dim=0)
     assert dense.is_in(pad_group(drawn, paddings_of(members)))
     for _ in range(20):
@@ -222,7 +222,7 @@ def test_padded_entries_have_one_value():
     assert index.is_in(torch.tensor([1, 3]))
 
 
-def test_specs_of_leaves_that_not_all_have():
+def test_pad_specs_with_missing_leaves():
     members = [
         Composite(x=Unbounded((2,)), y=Bounded(-1, 1, (3,)), z=Categorical(4)),
         Composite(x=Unbounded((2,))),
@@ -249,12 +249,12 @@ def test_specs_of_leaves_that_not_all_have():
         (MultiCategorical([2, 3]), MultiCategorical([2, 4]), "expected one type"),
     ],
 )
-def test_specs_that_no_dense_spec_can_hold(one, other, message):
+def test_pad_specs_of_incompatible_specs_raises(one, other, message):
     with pytest.raises(ValueError, match=message) as error:
         pad_specs([Composite(a=one), Composite(a=other)], "group 'team'")
     assert "group 'team': 'a' is" in str(error.value)
 
 
-def test_specs_of_another_number_of_dims():
+def test_pad_specs_of_different_ndim_raises():
     with pytest.raises(ValueError, match="expected one number of dims"):
         pad_specs([Composite(a=Unbounded((2,))), Composite(a=Unbounded((2, 1)))])

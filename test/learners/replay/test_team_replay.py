@@ -1,4 +1,4 @@
-"""The store of team steps: look-aheads against a loop in Python, ends, and masks."""
+"""The team replay buffer: n-step returns against a loop in Python, done flags, and masks."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from torchrl_marl.learners import Priority, TeamReplay
 
 
 def time_of(replay, row):
-    """Env and time, counted from the oldest step, of a row of a full store."""
+    """Env and time, counted from the oldest step, of a row of a full buffer."""
     slot, env = divmod(row, E)
     return env, (slot - replay.ring.head) % S
 
@@ -20,7 +20,7 @@ def time_of(replay, row):
 
 
 @pytest.mark.parametrize("n_step", [1, 3, 5, S])
-def test_returns_are_those_of_a_loop_in_python(n_step):
+def test_n_step_returns_match_loop_in_python(n_step):
     replay, whole = wrapped()
     rows = replay.rows(4, 128).flatten()
     got = replay.look(rows, n_step, GAMMA)
@@ -43,7 +43,7 @@ def test_returns_are_those_of_a_loop_in_python(n_step):
         assert torch.equal(got["agents", "action"][i], whole["agents", "action"][env, t] * acts)
 
 
-def test_the_write_head_cuts_as_a_truncation():
+def test_write_head_ends_n_step_returns_without_termination():
     replay = TeamReplay(5, 1, [("next", "reward"), ("next", "terminated")])
 
     def steps(*rewards):
@@ -63,7 +63,7 @@ def test_the_write_head_cuts_as_a_truncation():
     assert look["discount"].flatten().tolist() == [0.5, 0.125, 0.125, 0.125, 0.25]
 
 
-def test_a_cut_stops_the_look_ahead():
+def test_cut_ends_n_step_returns():
     replay = TeamReplay(10, 1, [("next", "reward")])
     flag = torch.zeros(1, 4, 1, dtype=torch.bool)
     then = {"reward": torch.ones(1, 4, 1), "done": flag, "terminated": flag}
@@ -72,7 +72,7 @@ def test_a_cut_stops_the_look_ahead():
     assert replay.look(torch.arange(4), 4, 1.0)["next", "reward"].flatten().tolist() == [2, 1, 2, 1]
 
 
-def test_what_is_stored_next_may_not_follow():
+def test_cut_separates_consecutive_batches():
     flag = torch.zeros(1, 2, 1, dtype=torch.bool)
     then = {"reward": torch.ones(1, 2, 1), "done": flag, "terminated": flag}
     for cut, first in ((False, [4, 3, 2, 1]), (True, [2, 1, 2, 1])):
@@ -86,8 +86,8 @@ def test_what_is_stored_next_may_not_follow():
         assert returns.flatten().tolist() == first
 
 
-def test_who_is_cut_off_alone_ends_the_look_ahead():
-    """Its last observation is in that step, and in none later."""
+def test_truncation_of_one_agent_ends_n_step_returns():
+    """Only that step has the last observation of the truncated agent."""
     group = make_group()
     batch = make_trajectory(group, 1, 6)
     for key in ("done", "terminated", "truncated"):
@@ -103,13 +103,13 @@ def test_who_is_cut_off_alone_ends_the_look_ahead():
     look = replay.look(torch.arange(6), 6, 0.5)
     lengths = (look["discount"].log() / torch.tensor(0.5).log()).flatten()
     assert lengths.round().tolist() == [4, 3, 2, 1, 2, 1]
-    assert look["next", "car", "mask"].all()  # it is seen once more
+    assert look["next", "car", "mask"].all()  # the truncated agent is in the next mask
     assert torch.equal(
         look["next", "car", "observation"][0], batch["next", "car", "observation"][0, 3]
     )
 
 
-def test_windows_are_the_look_ahead_as_it_is():
+def test_windows_hold_the_steps_of_the_look_ahead():
     replay, whole = wrapped()
     rows = torch.arange(S * E)
     got = replay.windows(rows, 6)
@@ -124,15 +124,15 @@ def test_windows_are_the_look_ahead_as_it_is():
         assert torch.equal(got["agents", "action"][i], whole["agents", "action"][env, times] * acts)
 
 
-def test_windows_begin_where_all_their_steps_follow():
-    """Of 40 steps in order of time, a window of 6 begins at 0 to 34, wherever the head is."""
+def test_windows_start_only_where_enough_steps_follow():
+    """Of 40 steps in order of time, a window of 6 starts at 0 to 34, wherever the head is."""
     replay, _ = wrapped()
     assert replay.ring.head
     rows = replay.rows(50, 32, length=6).flatten().tolist()
     assert {time_of(replay, row)[1] for row in rows} == set(range(S - 5))
 
 
-def test_a_batch_longer_than_the_store():
+def test_batch_longer_than_the_buffer_keeps_newest_steps():
     replay, batch = TeamReplay(5, E, KEYS), some_batch(13)
     replay.extend(some_batch(3))
     replay.extend(batch)
@@ -141,7 +141,7 @@ def test_a_batch_longer_than_the_store():
     assert torch.equal(got, batch["next", "terminated"][:, -5:, 0].T)
 
 
-def test_a_store_that_is_being_filled():
+def test_length_and_rows_of_partly_filled_buffer():
     replay = TeamReplay(S, E, KEYS)
     assert len(replay) == 0 and replay.capacity == S * E
     replay.extend(some_batch(7))
@@ -154,8 +154,8 @@ def test_a_store_that_is_being_filled():
 # -------------------------------------------------------------------------------- masks
 
 
-def test_masks_are_settled():
-    """Who is cut off by a time limit is seen once more; who dies is not."""
+def test_next_mask_includes_truncated_but_not_dead_agents():
+    """The next mask has agents truncated by a time limit, but not agents that died."""
     group = make_group()
     batch = make_trajectory(group, 1, 3)
     alive = torch.tensor([[[True, True, False]] * 3])
@@ -179,8 +179,8 @@ def test_masks_are_settled():
     assert (look["next", "car", "reward"][:, 2] == 0).all()
 
 
-def test_rewards_under_another_key():
-    """The last reward of who dies is kept, and n-step returns add them, whatever the name."""
+def test_rewards_under_custom_key():
+    """The last reward of a dying agent is kept, and n-step returns add it, whatever the key."""
     group = make_group()
     batch = make_trajectory(group, 1, 6, alive=1.0)
     batch["next", "car", "scaled_reward"] = batch["next", "car", "reward"].clone()
@@ -205,7 +205,7 @@ def test_rewards_under_another_key():
 
 @pytest.mark.parametrize("value", POISON)
 @pytest.mark.parametrize("priority", [None, Priority()], ids=["uniform", "prioritized"])
-def test_poison_in_masked_slots_changes_no_bit(value, priority):
+def test_values_in_masked_slots_have_no_effect(value, priority):
     def minibatches(poison):
         torch.manual_seed(0)
         replay = TeamReplay(S, E, KEYS, priority)

@@ -1,4 +1,4 @@
-"""The store of team steps: draws, memory, state, what is refused, and graphs."""
+"""The team replay buffer: sampling, memory, state, invalid arguments, and graphs."""
 
 import io
 
@@ -15,13 +15,13 @@ from torchrl_marl.runtime import memory
 # -------------------------------------------------------------------------------- draws
 
 
-def test_uniform_rows_come_equally_often():
+def test_uniform_sampling_draws_rows_equally_often():
     replay, _ = wrapped()
     counts = torch.bincount(replay.rows(500, 160).flatten(), minlength=S * E)
     assert ((counts - 500).double().square() / 500).mean() < 1.3
 
 
-def test_rows_are_drawn_by_their_errors():
+def test_rows_are_drawn_in_proportion_to_td_errors():
     replay, _ = wrapped(Priority(alpha=0.5, beta=1.0, eps=0.0))
     error = torch.rand(S * E, 3, 1) * 10
     mask = torch.rand(S * E, 3) < 0.6
@@ -32,13 +32,13 @@ def test_rows_are_drawn_by_their_errors():
     counts = torch.bincount(torch.cat([x["index"] for x in looks]), minlength=S * E)
     assert counts[worst == 0].sum() == 0
     n = expected * 100_000
-    # One number of each of 100 equal parts: no further from the mean than drawn at will.
+    # Stratified sampling: counts are closer to the mean than those of independent draws.
     assert ((counts - n).square() / n.clamp_min(1e-9))[worst > 0].mean() < 1.2
     weight, own = looks[0]["priority_weight"], expected[looks[0]["index"]]
     torch.testing.assert_close(weight.double(), own.min() / own, rtol=1e-6, atol=0)
 
 
-def test_new_rows_have_the_highest_priority():
+def test_new_rows_get_the_highest_priority():
     replay, _ = wrapped(Priority(alpha=1.0, eps=0.0), n_batches=2)
     replay.update_priority(torch.tensor([3, 5]), torch.tensor([7.0, 0.5]))
     replay.update_priority(torch.tensor([4]), torch.tensor([0.25]))  # 7 is still the highest
@@ -49,7 +49,7 @@ def test_new_rows_have_the_highest_priority():
     assert values[15 * E :].sum() == 0
 
 
-def test_the_highest_priority_is_saved_although_its_row_has_another_one_now():
+def test_highest_priority_is_saved_after_its_row_was_updated():
     replay, _ = wrapped(Priority(alpha=1.0, eps=0.0), n_batches=2)
     for error in (7.0, 0.5):
         replay.update_priority(torch.tensor([3]), torch.tensor([error]))
@@ -59,7 +59,7 @@ def test_the_highest_priority_is_saved_although_its_row_has_another_one_now():
     assert other.priorities.tree.values[[3, 14 * E]].tolist() == [0.5, 7.0]
 
 
-def test_the_host_does_not_wait():
+def test_replay_buffer_does_not_synchronize_with_device():
     for priority in (None, Priority()):
         replay, _ = wrapped(priority)
         batch = some_batch(7)
@@ -72,7 +72,7 @@ def test_the_host_does_not_wait():
         assert not syncs, syncs
 
 
-def test_memory_is_never_replaced():
+def test_tensors_are_never_reallocated():
     replay, _ = wrapped(Priority())
     places = [x.data_ptr() for x in replay.tensors]
     replay.extend(some_batch(7))
@@ -85,7 +85,7 @@ def test_memory_is_never_replaced():
 
 @pytest.mark.parametrize("n_batches", [0, 3, 9])
 @pytest.mark.parametrize("priority", [None, Priority()], ids=["uniform", "prioritized"])
-def test_a_saved_store_goes_on_to_the_bit(n_batches, priority):
+def test_saved_buffer_resumes_exactly(n_batches, priority):
     replay, _ = wrapped(priority, n_batches) if n_batches else (TeamReplay(S, E, KEYS, priority), 0)
     if n_batches:
         error = torch.rand(20, 3)
@@ -93,7 +93,7 @@ def test_a_saved_store_goes_on_to_the_bit(n_batches, priority):
     file = io.BytesIO()
     torch.save(replay.state_dict(), file)
     rows = min(n_batches * 7, S) * E
-    assert file.tell() < 10_000 + rows * 230  # bytes of a row, and nothing of empty slots
+    assert file.tell() < 10_000 + rows * 230  # bytes of a row; empty slots are not saved
     file.seek(0)
     other = TeamReplay(S, E, KEYS, priority)
     other.load_state_dict(torch.load(file, weights_only=True))
@@ -111,7 +111,7 @@ def test_a_saved_store_goes_on_to_the_bit(n_batches, priority):
         assert_same(one, result)
 
 
-def test_a_smaller_state_in_a_fuller_store():
+def test_loading_smaller_state_into_fuller_buffer():
     small, full = wrapped(Priority(), 2)[0], wrapped(Priority())[0]
     full.load_state_dict(small.state_dict())
     assert len(full) == len(small) == 14 * E
@@ -122,7 +122,7 @@ def test_a_smaller_state_in_a_fuller_store():
 # ---------------------------------------------------------------------------- bad input
 
 
-def test_refusals():
+def test_invalid_arguments_raise():
     replay = TeamReplay(S, E, KEYS)
     with pytest.raises(RuntimeError, match="nothing is stored yet; call extend"):
         replay.rows(1, 8)
@@ -156,16 +156,16 @@ def test_refusals():
 
 
 @pytest.mark.parametrize("error", [float("nan"), float("inf")])
-def test_an_error_that_is_no_number_is_the_highest_so_far(error):
+def test_non_finite_error_gets_highest_priority(error):
     replay, _ = wrapped(Priority(alpha=1, eps=0))
     replay.update_priority(torch.arange(3), torch.tensor([5.0, error, 0.5]))
-    assert replay.priorities.tree.values[:3].tolist() == [5, 1, 0.5]  # 1: of new rows, until then
+    assert replay.priorities.tree.values[:3].tolist() == [5, 1, 0.5]  # 1: that of new rows
     replay.update_priority(torch.arange(2), torch.tensor([error, 0.25]))
     assert replay.priorities.tree.values[:3].tolist() == [5, 0.25, 0.5]
     assert replay.priorities.highest == 5
 
 
-def test_a_store_that_does_not_fit_is_refused_before_it_is_made():
+def test_buffer_larger_than_memory_raises_before_allocation():
     replay = TeamReplay(10**12, E, KEYS, Priority())
     with pytest.raises(ConfigError) as error:
         replay.extend(some_batch(7))
@@ -175,7 +175,7 @@ def test_a_store_that_does_not_fit_is_refused_before_it_is_made():
     assert text.endswith("; keep fewer rows.") and "'cpu' has " in text
 
 
-def test_a_store_that_just_fits(monkeypatch):
+def test_buffer_that_just_fits_in_memory_is_allocated(monkeypatch):
     needed = S * E * (2 * (60 + 3) + 24 + 12 + 1 + 1)
     monkeypatch.setattr(memory, "memory_of", lambda device: needed)
     replay, _ = wrapped()
@@ -193,11 +193,11 @@ def test_a_store_that_just_fits(monkeypatch):
     [
         pytest.param("trace", None, id="uniform-trace"),
         pytest.param("trace", Priority(), id="prioritized-trace"),
-        pytest.param("compile", Priority(), id="prioritized-compile"),  # all that uniform has
+        pytest.param("compile", Priority(), id="prioritized-compile"),  # includes uniform
     ],
 )
-def test_a_graph_equals_eager_calls(execution, priority):
-    """Rows, n-step returns and priorities of a graph, while the store goes on between replays."""
+def test_captured_graph_matches_eager_calls(execution, priority):
+    """Rows, n-step returns and priorities match, while the buffer is extended between replays."""
     torch.manual_seed(0)
     eager, _ = wrapped(priority)
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""The sampler for TorchRL's buffers: as TorchRL's own on segment trees written in Python."""
+"""The sampler for TorchRL's buffers, compared to TorchRL's on segment trees written in Python."""
 
 import io
 
@@ -15,7 +15,7 @@ C = 60
 
 
 class Segments:
-    """What TorchRL's compiled segment trees do, one number after the other."""
+    """A Python version of TorchRL's compiled segment trees."""
 
     def __init__(self, capacity):
         self.values = torch.full((capacity,), self.neutral, dtype=torch.float64)
@@ -52,7 +52,7 @@ def _segment_trees(monkeypatch):
 
 
 def make_buffer(sampler, storage=None, **kwargs):
-    storage = LazyTensorStorage(C) if storage is None else storage  # an empty one is false
+    storage = LazyTensorStorage(C) if storage is None else storage  # an empty storage is falsy
     return TensorDictReplayBuffer(
         storage=storage, sampler=sampler, priority_key="td_error", **kwargs
     )
@@ -82,7 +82,7 @@ def assert_alike(own, theirs):
 
 @pytest.mark.parametrize("within", [False, True])
 @pytest.mark.parametrize(("alpha", "beta"), [(0.0, 0.4), (0.6, 0.4), (1.0, 1.0)])
-def test_it_is_torchrls(alpha, beta, within):
+def test_sampler_matches_prioritized_sampler_of_torchrl(alpha, beta, within):
     own, theirs = both(alpha, beta, eps=1e-6, max_priority_within_buffer=within)
     for step in range(6):
         rows = some_rows(25)
@@ -98,7 +98,7 @@ def test_it_is_torchrls(alpha, beta, within):
 
 
 @pytest.mark.parametrize("reduction", ["max", "min", "mean", "median"])
-def test_priorities_of_trajectories_are_reduced_as_torchrls(reduction):
+def test_trajectory_priorities_are_reduced_as_in_torchrl(reduction):
     own, theirs = both(0.7, 0.5, reduction=reduction)
     rows, error = TensorDict({"x": torch.randn(20, 5, 2)}, [20, 5]), torch.rand(20, 5)
     for buffer in (own, theirs):
@@ -111,7 +111,7 @@ def test_priorities_of_trajectories_are_reduced_as_torchrls(reduction):
 
 
 @pytest.mark.parametrize("capacity", [1, 128, 129, 20_000])
-def test_the_least_priority_is_followed(capacity):
+def test_least_priority_is_tracked(capacity):
     sampler = TreeSampler(capacity, 1.0, 0.4, eps=0.0)
     for _ in range(20):
         index = torch.randint(capacity, (min(capacity, 64),))  # some come twice
@@ -123,7 +123,7 @@ def test_the_least_priority_is_followed(capacity):
     assert all(map(torch.equal, sampler._min_tree._levels, other._min_tree._levels))
 
 
-def test_a_priority_of_0_is_refused():
+def test_priority_of_zero_raises():
     buffer = make_buffer(TreeSampler(C, 1.0, 0.4, eps=0.0))
     buffer.extend(some_rows(5))
     buffer.update_priority(torch.arange(2), torch.zeros(2))
@@ -131,7 +131,7 @@ def test_a_priority_of_0_is_refused():
         buffer.sample(4)
 
 
-def test_the_keys_of_a_sample_are_torchrls():
+def test_keys_of_a_sample_match_torchrl():
     own, theirs = both(0.7, 0.5, eps=1e-6)
     rows = some_rows(30)
     for buffer in (own, theirs):
@@ -143,7 +143,7 @@ def test_the_keys_of_a_sample_are_torchrls():
     assert torch.equal(rows["x"][ours["index"]], ours["x"])
 
 
-def test_rows_are_drawn_by_their_priorities():
+def test_rows_are_drawn_in_proportion_to_priorities():
     own, _ = both(0.5, 1.0, eps=0.0)
     own.extend(some_rows(C))
     error = torch.rand(C) + 0.01
@@ -154,7 +154,7 @@ def test_rows_are_drawn_by_their_priorities():
     assert ((counts - expected).square() / expected).mean() < 1.6
 
 
-def test_the_buffers_generator_is_used():
+def test_generator_of_the_buffer_is_used():
     def draw():
         buffer = make_buffer(TreeSampler(C, 0.6, 0.4), generator=torch.Generator().manual_seed(5))
         buffer.extend(some_rows(30))
@@ -174,7 +174,7 @@ def test_storages_of_two_dims():
     assert torch.isfinite(sample["priority_weight"]).all()
 
 
-def test_a_saved_sampler_goes_on_to_the_bit(tmp_path):
+def test_saved_sampler_resumes_exactly(tmp_path):
     def filled(alpha=0.6, beta=0.4):
         torch.manual_seed(0)
         buffer = make_buffer(TreeSampler(C, alpha, beta))
@@ -215,7 +215,7 @@ def test_plain_buffers():
     torch.testing.assert_close(info["priority_weight"], torch.full((10,), 1e-11))
 
 
-def test_refusals():
+def test_invalid_arguments_raise():
     with pytest.raises(ValueError, match="alpha is -1, expected 0 or more"):
         TreeSampler(C, -1, 0.4)
     with pytest.raises(ValueError, match="beta is -1, expected 0 or more"):
